@@ -1,0 +1,157 @@
+//! The job task id: which task of which life of which job a message belongs to.
+//!
+//! ```text
+//! jobTaskId   = [ partition ":" ] job [ "!" incarnation ] *( "." number [ "*" ] )
+//! ```
+//!
+//! A split numbers its subtasks from 1 in publish order. Its own final answer has the number after the last one and
+//! carries `*`, so a `*` anywhere in an id tells how many children its parent has. The incarnation is written from the
+//! second life of a job id on; a first life has CAF's plain form.
+
+use std::fmt;
+
+/// The number of a task among its siblings, from 1; `last` when the id carries `*` after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Step {
+    pub number: u32,
+    pub last: bool,
+}
+
+/// A job task id, taken apart.
+///
+/// ```
+/// use contract::JobTaskId;
+///
+/// let id = JobTaskId::parse("acme:reindex!42.3.7*").unwrap();
+/// assert_eq!((id.partition.as_str(), id.job.as_str(), id.incarnation), ("acme", "reindex", Some(42)));
+/// assert_eq!(id.to_string(), "acme:reindex!42.3.7*");
+/// assert!(id.steps[1].last); // task 3 has seven children
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct JobTaskId {
+    pub partition: String,
+    pub job: String,
+    /// `None` in the first life of a job id.
+    pub incarnation: Option<i64>,
+    /// The way from the job to the task; empty for the job itself.
+    pub steps: Vec<Step>,
+}
+
+/// Why a text is no job task id.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum JobTaskIdError {
+    #[error("the job task id {0:?} names no job")]
+    NoJob(String),
+    #[error("the job task id {id:?} has {part:?} where a number from 1 to 2147483647 belongs")]
+    BadNumber { id: String, part: String },
+    #[error("the job task id is nested deeper than {} levels", JobTaskId::MAX_DEPTH)]
+    TooDeep,
+}
+
+impl JobTaskId {
+    /// The partition of an id without one, as in messages from before there were partitions.
+    pub const DEFAULT_PARTITION: &'static str = "default";
+    /// The deepest nesting that is understood.
+    pub const MAX_DEPTH: usize = 64;
+
+    pub fn parse(text: &str) -> Result<Self, JobTaskIdError> {
+        let (partition, rest) = text.split_once(':').unwrap_or((Self::DEFAULT_PARTITION, text));
+        let (head, tail) = match rest.split_once('.') {
+            Some((head, tail)) => (head, Some(tail)),
+            None => (rest, None),
+        };
+        let bad = |part: &str| JobTaskIdError::BadNumber { id: text.to_owned(), part: part.to_owned() };
+        let (job, incarnation) = match head.split_once('!') {
+            Some((job, n)) => (job, Some(n.parse::<i64>().ok().filter(|n| *n > 0).ok_or_else(|| bad(n))?)),
+            None => (head, None),
+        };
+        if job.is_empty() || partition.is_empty() {
+            return Err(JobTaskIdError::NoJob(text.to_owned()));
+        }
+        let mut steps = Vec::new();
+        for part in tail.into_iter().flat_map(|tail| tail.split('.')) {
+            let (digits, last) = match part.strip_suffix('*') {
+                Some(digits) => (digits, true),
+                None => (part, false),
+            };
+            // i32::MAX, because the number of a task is an `integer` in the task table.
+            let number = digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse::<i32>().ok()).flatten();
+            let number = number.and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).ok_or_else(|| bad(part))?;
+            if steps.len() == Self::MAX_DEPTH {
+                return Err(JobTaskIdError::TooDeep);
+            }
+            steps.push(Step { number, last });
+        }
+        Ok(Self { partition: partition.to_owned(), job: job.to_owned(), incarnation, steps })
+    }
+}
+
+impl fmt::Display for JobTaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.partition, self.job)?;
+        if let Some(n) = self.incarnation {
+            write!(f, "!{n}")?;
+        }
+        for step in &self.steps {
+            write!(f, ".{}{}", step.number, if step.last { "*" } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// The id of a subtask: works for task ids and job task ids alike.
+///
+/// ```
+/// assert_eq!(contract::subtask_id("acme:reindex.2*", 3, true), "acme:reindex.2*.3*");
+/// ```
+pub fn subtask_id(parent: &str, number: u32, last: bool) -> String {
+    format!("{parent}.{number}{}", if last { "*" } else { "" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_id_without_partition_is_of_the_default_partition() {
+        let id = JobTaskId::parse("job1.2").unwrap();
+        assert_eq!((id.partition.as_str(), id.job.as_str()), ("default", "job1"));
+    }
+
+    #[test]
+    fn what_is_no_number_is_refused_by_name() {
+        for (text, part) in [
+            ("p:j.", ""),
+            ("p:j.0", "0"),
+            ("p:j.1.x", "x"),
+            ("p:j.+1", "+1"),
+            ("p:j.2147483648", "2147483648"),
+            ("p:j!0", "0"),
+            ("p:j!x.1", "x"),
+        ] {
+            let error = JobTaskId::parse(text).unwrap_err();
+            assert_eq!(error, JobTaskIdError::BadNumber { id: text.into(), part: part.into() });
+        }
+        assert!(matches!(JobTaskId::parse(":j"), Err(JobTaskIdError::NoJob(_))));
+        assert!(matches!(JobTaskId::parse("p:.1"), Err(JobTaskIdError::NoJob(_))));
+        assert_eq!(JobTaskId::parse(&format!("p:j{}", ".1".repeat(65))), Err(JobTaskIdError::TooDeep));
+    }
+
+    proptest! {
+        #[test]
+        fn parsing_undoes_writing(
+            partition in "[a-z0-9-]{1,40}", job in "[A-Za-z0-9_-]{1,48}", incarnation in proptest::option::of(1i64..),
+            steps in proptest::collection::vec((1u32..=i32::MAX as u32, any::<bool>()), 0..8),
+        ) {
+            let steps = steps.into_iter().map(|(number, last)| Step { number, last }).collect();
+            let id = JobTaskId { partition, job, incarnation, steps };
+            prop_assert_eq!(JobTaskId::parse(&id.to_string()), Ok(id));
+        }
+
+        #[test]
+        fn no_text_panics(text in ".*") {
+            let _ = JobTaskId::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The bodies of the REST API. Times are milliseconds since 1970, UTC.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ReportFailure;
+
+/// What a client sends to create a job.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct NewJob {
+    /// A name for people, at most 255 characters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// Anything the client wants to find again with the job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub external_data: Option<String>,
+    /// The first task of the job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task: Option<JobTask>,
+    /// Keys match `[A-Za-z0-9_:-]+`; keys and values have at most 255 characters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub labels: Option<BTreeMap<String, Option<String>>>,
+    /// What a failed task means for the job.
+    pub on_failure: OnFailure,
+    /// The id of a job type. This service has none, so a request with one is refused.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub job_type: Option<String>,
+    /// Jobs to wait for. This service starts every job at once, so a request with one is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prerequisite_job_ids: Option<Vec<Option<String>>>,
+    /// Seconds to wait before the start. This service starts every job at once, so only 0 is accepted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delay: Option<i32>,
+}
+
+/// The first task of a job, sent to `taskPipe`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct JobTask {
+    /// Names the type of the task data, e.g. `BatchWorker`.
+    pub task_classifier: Option<String>,
+    /// The version of the type of the task data, from 1.
+    pub task_api_version: Option<i32>,
+    /// The payload: text, or an object that is sent as its JSON.
+    #[cfg_attr(feature = "utoipa", schema(value_type = Object))]
+    pub task_data: Option<serde_json::Value>,
+    /// How a payload given as text is encoded (`utf8` when left out).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task_data_encoding: Option<TaskDataEncoding>,
+    /// The pipe of the worker that does the first task.
+    pub task_pipe: Option<String>,
+    /// The pipe at which tracking ends. Without one the job completes by workers that send no output.
+    pub target_pipe: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum TaskDataEncoding {
+    Utf8,
+    Base64,
+}
+
+/// What a failed task means for its job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum OnFailure {
+    /// The first failed task fails the job.
+    #[default]
+    Stop,
+    /// The job goes on; its outcome is decided when every task is done or has failed.
+    Continue,
+}
+
+impl OnFailure {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Continue => "continue",
+        }
+    }
+}
+
+/// A job as the API shows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Job {
+    pub id: String,
+    pub name: Option<String>,
+    pub description: Option<String>,
+    pub external_data: Option<String>,
+    pub create_time: i64,
+    pub last_update_time: i64,
+    pub status: JobStatus,
+    /// 0 to 100, two decimals. Never falls; 100 exactly when the job is Completed.
+    pub percentage_complete: f64,
+    /// The first failures in full; `failureCounts` has them all.
+    pub failures: Vec<Failure>,
+    pub labels: BTreeMap<String, Option<String>>,
+    #[serde(default)]
+    pub on_failure: OnFailure,
+    /// Tasks done by a worker; splits do not count.
+    #[serde(default)]
+    pub completed_items: i64,
+    /// Tasks that have failed and are not tried again.
+    #[serde(default)]
+    pub failed_tasks: i64,
+    /// How often each kind of failure was reported, by `failureId`.
+    #[serde(default)]
+    pub failure_counts: BTreeMap<String, i64>,
+    /// The number of this life of the job id.
+    #[serde(default)]
+    pub incarnation: i64,
+}
+
+/// The status of a job. Spelled like this everywhere: JSON, SQL, logs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+pub enum JobStatus {
+    Active,
+    /// In recovery: waits for a condition outside the system to clear.
+    Blocked,
+    Cancelled,
+    Completed,
+    Failed,
+    Paused,
+    Waiting,
+}
+
+impl JobStatus {
+    pub const ALL: [Self; 7] = [Self::Active, Self::Blocked, Self::Cancelled, Self::Completed, Self::Failed, Self::Paused, Self::Waiting];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Active => "Active",
+            Self::Blocked => "Blocked",
+            Self::Cancelled => "Cancelled",
+            Self::Completed => "Completed",
+            Self::Failed => "Failed",
+            Self::Paused => "Paused",
+            Self::Waiting => "Waiting",
+        }
+    }
+
+    /// The status with exactly this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.name() == name)
+    }
+
+    /// Whether the outcome is decided: messages of the job are discarded.
+    pub const fn is_finished(self) -> bool {
+        matches!(self, Self::Cancelled | Self::Completed | Self::Failed)
+    }
+}
+
+impl std::fmt::Display for JobStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a task of a job failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Failure {
+    pub failure_id: Option<String>,
+    pub failure_time: Option<i64>,
+    pub failure_source: Option<String>,
+    pub failure_message: Option<String>,
+    /// The task that failed, e.g. `3.17`; empty for the job's own first task.
+    #[serde(default)]
+    pub task_id: String,
+}
+
+impl Failure {
+    pub fn of_task(task_id: impl Into<String>, failure: ReportFailure) -> Self {
+        let ReportFailure { failure_id, failure_time, failure_source, failure_message } = failure;
+        Self { failure_id, failure_time, failure_source, failure_message, task_id: task_id.into() }
+    }
+}
+
+/// What is known about one task of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Task {
+    /// The way from the job to the task, e.g. `3.17`.
+    pub id: String,
+    pub status: TaskState,
+    /// When the task came into this status; null where only the status itself is kept.
+    pub since: Option<i64>,
+    /// How often a worker has tried it, where a retry or failure was reported.
+    pub attempts: Option<i32>,
+    pub failure: Option<Failure>,
+    /// How many subtasks it was split into, its own final answer included; null when it is no open split.
+    pub subtasks: Option<i64>,
+    /// How many of its subtasks are done; null when it is no open split.
+    pub completed_subtasks: Option<i64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+pub enum TaskState {
+    /// Nothing has been reported yet.
+    Waiting,
+    /// Under way, or split and not done.
+    Active,
+    /// Failed and to be tried again.
+    Retrying,
+    Completed,
+    Failed,
+}
+
+/// Every error of the API.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+pub struct ErrorBody {
+    /// What is wrong, and where it can be told, the remedy.
+    pub message: String,
+}
