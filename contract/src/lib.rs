@@ -21,7 +21,7 @@ pub use ids::{IdError, JobId, PartitionId};
 pub use job_task_id::{JobTaskId, JobTaskIdError, Step, subtask_id};
 pub use report::{ReportFailure, ReportStatus, TrackingReport, TrackingReportTask};
 pub use rest::{JobStatus, OnFailure};
-pub use task_message::{DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking, same_pipe};
+pub use task_message::{ContextData, DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking, same_pipe};
 
 /// A typed payload: what stands, as JSON, in the `taskData` of a task message.
 ///
