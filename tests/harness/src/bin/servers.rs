@@ -9,7 +9,14 @@ use anyhow::Context;
 use harness::{PostgresServer, RabbitServer};
 
 #[tokio::main]
-async fn main() -> anyhow::Result<ExitCode> {
+async fn main() -> ExitCode {
+    run().await.unwrap_or_else(|error| {
+        eprintln!("servers: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+async fn run() -> anyhow::Result<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     let program = arguments.next().context("usage: servers COMMAND [ARGUMENT…]")?;
     let mut command = Command::new(&program);
@@ -27,7 +34,7 @@ async fn main() -> anyhow::Result<ExitCode> {
 
     let status = tokio::task::spawn_blocking(move || command.status()).await?;
     let status = status.with_context(|| format!("cannot run {}", program.display()))?;
-    // 1 also stands for a command that a signal has ended.
+    // A command that a signal has ended has no code.
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
