@@ -15,7 +15,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::{TaskMessage, patch_tracking};
+use contract::{TaskMessage, patch_tracking, same_pipe};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio::sync::OwnedSemaphorePermit;
@@ -71,7 +71,8 @@ impl<C: Collector> Process<C> {
     /// Carries deliveries from arrival to settlement. The slot is free again when the collector has decided.
     pub async fn process(&self, deliveries: Vec<Delivery>, slot: OwnedSemaphorePermit) {
         let count = deliveries.len();
-        let arrivals: Vec<Arrival> = join_all(deliveries.into_iter().map(|delivery| self.arrive(delivery))).await.into_iter().flatten().collect();
+        let arrivals: Vec<Arrival> =
+            join_all(deliveries.into_iter().map(|delivery| self.arrive(delivery))).await.into_iter().flatten().collect();
         if !arrivals.is_empty() {
             let verdicts = self.collect(&arrivals).await;
             drop(slot);
@@ -86,24 +87,26 @@ impl<C: Collector> Process<C> {
         let mut message = match self.decode(&delivery) {
             Ok(message) => message,
             Err(reason) => {
-                self.end(delivery, |delivery| self.to_invalid(delivery, &reason)).await;
+                let caused = self.to_invalid(&delivery, &reason).await;
+                self.settle(delivery, caused).await;
                 return None;
             }
         };
         let job = self.status.check(message.tracking.as_mut()).await;
-        match admit(job, message.to.as_deref(), &self.pipes.input, self.pipes.paused.is_some()) {
+        let caused = match admit(job, message.to.as_deref(), &self.pipes.input, self.pipes.paused.is_some()) {
             Admission::Execute => return Some(Arrival { delivery, message, is_diverted: false }),
             Admission::Divert => return Some(Arrival { delivery, message, is_diverted: true }),
-            Admission::Discard => self.discard(delivery, &message),
-            Admission::Pause => {
-                let paused = self.pipes.paused.as_deref().unwrap_or_default();
-                self.end(delivery, |delivery| self.hand_over(delivery, paused, &message)).await;
+            Admission::Discard => {
+                self.discard(delivery, &message);
+                return None;
             }
-            Admission::Stray => match tracking_pipe(&message).filter(|pipe| !contract::same_pipe(pipe, &self.pipes.input)) {
-                Some(pipe) => self.end(delivery, |delivery| self.hand_over(delivery, &pipe, &message)).await,
-                None => self.end(delivery, |delivery| self.to_invalid(delivery, "the message names no pipe (`to`) and is not tracked")).await,
+            Admission::Pause => self.hand_over(&delivery, self.pipes.paused.as_deref().unwrap_or_default(), &message).await,
+            Admission::Stray => match tracking_pipe(&message).filter(|pipe| !same_pipe(pipe, &self.pipes.input)) {
+                Some(pipe) => self.hand_over(&delivery, &pipe, &message).await,
+                None => self.to_invalid(&delivery, "the message names no pipe (`to`) and is not tracked").await,
             },
-        }
+        };
+        self.settle(delivery, caused).await;
         None
     }
 
@@ -128,21 +131,23 @@ impl<C: Collector> Process<C> {
     }
 
     async fn carry_out(&self, arrival: Arrival, verdict: Verdict) {
-        match verdict {
+        let caused = match verdict {
             Verdict::Done(effects) => {
                 self.metrics.done.increment(1);
-                let Arrival { delivery, message, .. } = arrival;
-                self.end(delivery, |_| self.cause(&message, effects)).await;
+                self.cause(&arrival.message, effects).await
             }
             Verdict::PassOn => {
                 self.metrics.passed_on.increment(1);
-                let onward = arrival.onward();
-                self.end(arrival.delivery, |_| self.publish(onward)).await;
+                match arrival.onward() {
+                    Some(message) => self.publish(message).await,
+                    None => Ok(()),
+                }
             }
-            Verdict::Invalid(reason) => self.end(arrival.delivery, |delivery| self.to_invalid(delivery, &reason)).await,
-            Verdict::Again(reason) => self.end(arrival.delivery, |_| async { Err(Unsettled::Again(reason)) }).await,
-            Verdict::Discard => self.discard(arrival.delivery, &arrival.message),
-        }
+            Verdict::Invalid(reason) => self.to_invalid(&arrival.delivery, &reason).await,
+            Verdict::Again(reason) => Err(Unsettled::Again(reason)),
+            Verdict::Discard => return self.discard(arrival.delivery, &arrival.message),
+        };
+        self.settle(arrival.delivery, caused).await;
     }
 
     /// Everything that a delivery causes, in order: outputs, then reports.
@@ -158,12 +163,9 @@ impl<C: Collector> Process<C> {
         Ok(())
     }
 
-    /// Acknowledges a delivery once `last` has come about; otherwise gives it back after a pause.
-    async fn end<'a, F>(&'a self, delivery: Delivery, last: impl FnOnce(&Delivery) -> F)
-    where
-        F: Future<Output = Result<(), Unsettled>> + 'a,
-    {
-        match last(&delivery).await {
+    /// Acknowledges a delivery whose consequences are safe; gives any other back after a pause.
+    async fn settle(&self, delivery: Delivery, caused: Result<(), Unsettled>) {
+        match caused {
             Ok(()) => delivery.ack(),
             Err(Unsettled::NotTaken(PublishError::Closed)) => delivery.requeue(),
             Err(reason) => {
@@ -184,27 +186,21 @@ impl<C: Collector> Process<C> {
     }
 
     /// The message as it came, with the refreshed time of its status check.
-    fn hand_over(&self, delivery: &Delivery, pipe: &str, message: &TaskMessage) -> impl Future<Output = Result<(), Unsettled>> {
+    async fn hand_over(&self, delivery: &Delivery, pipe: &str, message: &TaskMessage) -> Result<(), Unsettled> {
         let body = patch_tracking(&delivery.body, message.tracking.as_ref()).unwrap_or_else(|_| delivery.body.to_vec());
-        self.publish(Some(Outgoing { headers: delivery.headers.clone(), ..Outgoing::new(pipe, body) }))
+        self.publish(Outgoing { headers: delivery.headers.clone(), ..Outgoing::new(pipe, body) }).await
     }
 
-    fn to_invalid(&self, delivery: &Delivery, reason: &str) -> impl Future<Output = Result<(), Unsettled>> {
+    async fn to_invalid(&self, delivery: &Delivery, reason: &str) -> Result<(), Unsettled> {
         warn!(pipe = %delivery.pipe, reason, "a message could not be understood; it goes to {}", self.pipes.invalid);
         self.metrics.invalid.increment(1);
         let mut headers = delivery.headers.clone();
         headers.set(REASON_HEADER, HeaderValue::Text(reason.to_owned()));
         headers.set(ORIGIN_HEADER, HeaderValue::Text(delivery.pipe.to_string()));
-        self.publish(Some(Outgoing { headers, ..Outgoing::new(self.pipes.invalid.as_str(), delivery.body.clone()) }))
+        self.publish(Outgoing { headers, ..Outgoing::new(self.pipes.invalid.as_str(), delivery.body.clone()) }).await
     }
 
-    fn publish(&self, message: Option<Outgoing>) -> impl Future<Output = Result<(), Unsettled>> + use<C> {
-        let confirm = message.map(|message| self.broker.publish(message));
-        async move {
-            match confirm {
-                Some(confirm) => Ok(confirm.await?),
-                None => Ok(()),
-            }
-        }
+    async fn publish(&self, message: Outgoing) -> Result<(), Unsettled> {
+        Ok(self.broker.publish(message).await?)
     }
 }

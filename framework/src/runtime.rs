@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
+use crate::Worker;
 use crate::answer::Author;
 use crate::broker::{Broker, BrokerError, Consumer};
 use crate::collector::Collector;
@@ -20,7 +21,6 @@ use crate::process::{Process, ProcessPipes};
 use crate::reports::{OpenDeliveries, ReportBuffer};
 use crate::settings::{Settings, SettingsError};
 use crate::status::StatusChecker;
-use crate::Worker;
 
 /// Deliveries that are taken from the consumer at a time, beyond what a collector wants.
 const BURST: usize = 128;
@@ -74,7 +74,9 @@ impl Runtime {
         use crate::broker::amqp::{Amqp, AmqpOptions};
 
         let variables: Vec<(String, String)> = std::env::vars().collect();
-        let value = |name: &str| variables.iter().find(|(n, _)| *n == format!("{}{name}", crate::settings::PREFIX)).map(|(_, value)| value.as_str());
+        let value = |name: &str| {
+            variables.iter().find(|(n, _)| *n == format!("{}{name}", crate::settings::PREFIX)).map(|(_, value)| value.as_str())
+        };
         let filter = tracing_subscriber::EnvFilter::builder().parse_lossy(value("LOG").unwrap_or("info"));
         // An author who has set up logging already keeps it.
         let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
@@ -97,7 +99,8 @@ impl Runtime {
     /// Runs this worker, one delivery at a time and many beside each other.
     pub fn worker<W: Worker>(self, worker: W) -> Result<Ready<impl Collector>, RuntimeError> {
         let (unavailable, unavailable_now) = watch::channel(None);
-        let pipes = Pipes { input: self.settings.input.clone(), output: self.settings.output.clone(), reject: self.settings.reject.clone() };
+        let pipes =
+            Pipes { input: self.settings.input.clone(), output: self.settings.output.clone(), reject: self.settings.reject.clone() };
         let retry = self.settings.retry.clone();
         self.line(unavailable_now, |surroundings| OneByOne { worker, surroundings, pipes, retry, unavailable })
     }

@@ -85,7 +85,7 @@ impl StatusChecker {
     }
 
     async fn ask_once(&self, url: &str) -> Answer {
-        self.answers.get_with_by_ref(url, self.ask(url)).await
+        self.answers.get_with(Arc::from(url), self.ask(url)).await
     }
 
     async fn ask(&self, url: &str) -> Answer {

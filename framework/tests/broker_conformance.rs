@@ -58,8 +58,7 @@ impl Bench {
 
     /// Publishes numbered messages and waits for all confirms.
     async fn publish(&self, pipe: &Arc<str>, numbers: std::ops::Range<u32>) {
-        let confirms: Vec<_> =
-            numbers.map(|n| self.broker.publish(Outgoing::new(Arc::clone(pipe), n.to_string()))).collect();
+        let confirms: Vec<_> = numbers.map(|n| self.broker.publish(Outgoing::new(Arc::clone(pipe), n.to_string()))).collect();
         for confirm in join_all(confirms).await {
             confirm.unwrap();
         }
