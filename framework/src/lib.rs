@@ -1,1 +1,3 @@
-//! Placeholder.
+//! Placeholder: the lead has the real one.
+pub mod broker;
+mod settle;
