@@ -10,6 +10,8 @@
 //! - It never gives up on a report, except one that cannot be understood. A flush that the store refuses for a reason of
 //!   its own is halved until the guilty message stands alone.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_recursion::async_recursion;
@@ -30,6 +32,7 @@ const DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 #[derive(Debug, Clone)]
 pub struct TrackingWorker {
     store: Store,
+    reports: Arc<AtomicU64>,
 }
 
 /// What one arrival tells.
@@ -42,8 +45,13 @@ struct Told {
 }
 
 impl TrackingWorker {
-    pub const fn new(store: Store) -> Self {
-        Self { store }
+    pub fn new(store: Store) -> Self {
+        Self { store, reports: Arc::default() }
+    }
+
+    /// How many reports this worker has counted in, repeated ones included.
+    pub fn reports(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.reports)
     }
 }
 
@@ -115,6 +123,7 @@ impl TrackingWorker {
         loop {
             match self.store.record(events).await {
                 Ok(recorded) => {
+                    self.reports.fetch_add(events.len() as u64, Ordering::Relaxed);
                     for (life, status) in recorded.finished {
                         info!(partition = %life.partition, job = %life.job, incarnation = life.incarnation, %status, "a job has ended");
                     }
