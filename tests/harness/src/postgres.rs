@@ -1,0 +1,251 @@
+//! `PostgreSQL`: one server for a test process, a fresh database for every test.
+
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use anyhow::{Context, bail};
+use tokio::sync::OnceCell;
+
+use crate::supervisor::{Home, Order, Supervisor, program, run};
+use crate::{free_port, unique};
+
+const MISSING: &str = "PostgreSQL is not installed: `apt-get install postgresql` (its service is not needed and may stay \
+                       off), or set DATABASE_URL to a server on which databases may be created";
+
+/// The folder of the data is made under the supervisor's eyes, too: a test may be killed in the middle of that.
+const START: &str = r#"
+    initdb=$1 data=$4
+    shift
+    [ -e "$data" ] || "$initdb" -D "$data" --username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync || exit
+    exec "$@"
+"#;
+
+/// A fresh, empty database of the caller's own.
+#[derive(Debug, Clone)]
+pub struct Postgres {
+    /// `postgres://user@host:port/name`
+    pub url: String,
+}
+
+/// A new database on the server that all tests of this process share: the one of `DATABASE_URL`, else a private one.
+pub async fn postgres() -> anyhow::Result<Postgres> {
+    static SHARED: OnceCell<Shared> = OnceCell::const_new();
+    SHARED.get_or_try_init(Shared::find).await?.create_database().await
+}
+
+/// A server of a test's own, to stop and start. It ends with its owner.
+#[derive(Debug)]
+pub struct PostgresServer {
+    supervisor: Supervisor,
+    port: u16,
+}
+
+impl PostgresServer {
+    /// A server that does not wait for the disk: what it has committed survives its own death, not the machine's.
+    pub async fn start() -> anyhow::Result<Self> {
+        Self::start_with(&["-c", "fsync=off", "-c", "full_page_writes=off"]).await
+    }
+
+    /// A server with `PostgreSQL`'s own durability, to measure with.
+    pub async fn start_durable() -> anyhow::Result<Self> {
+        Self::start_with(&[]).await
+    }
+
+    async fn start_with(settings: &[&str]) -> anyhow::Result<Self> {
+        let (Some(initdb), Some(postgres)) = (postgres_program("initdb"), postgres_program("postgres")) else { bail!(MISSING) };
+        let home = Home::new(&["postgres", "nobody"])?;
+        let port = free_port();
+        let mut server = Command::new("sh");
+        server.args(["-c", START, "batchwright-postgresql"]).arg(initdb).arg(postgres);
+        server.arg("-D").arg(home.path().join("data")).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
+        server.args(["-c", "max_connections=200", "-c", "shared_buffers=64MB"]).args(settings);
+        let server = Self { supervisor: home.supervise("PostgreSQL", "INT", &server)?, port };
+        server.start_again().await?;
+        Ok(server)
+    }
+
+    /// Ends all sessions and shuts the server down properly. The data stay.
+    pub async fn stop(&self) -> anyhow::Result<()> {
+        self.supervisor.tell(Order::Stop).await.map(drop)
+    }
+
+    /// As `kill -9`: the server must recover from its log when it starts again.
+    pub async fn kill(&self) -> anyhow::Result<()> {
+        self.supervisor.tell(Order::Kill).await.map(drop)
+    }
+
+    /// Starts the stopped server: same port, same data. Returns when it answers.
+    pub async fn start_again(&self) -> anyhow::Result<()> {
+        let url = self.url("postgres");
+        self.supervisor
+            .start(async || {
+                // The port is asked first because it costs nothing.
+                TcpStream::connect(("127.0.0.1", self.port))?;
+                psql(&url, &["select 1"]).await.map(drop)
+            })
+            .await
+    }
+
+    /// The address of a database of this server; `postgres` is always there.
+    pub fn url(&self, database: &str) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
+    }
+
+    /// A new, empty database on this server.
+    pub async fn create_database(&self) -> anyhow::Result<Postgres> {
+        create_database(&self.url("postgres")).await
+    }
+}
+
+/// Runs statements with `psql` and returns what it printed, unaligned and without headers.
+async fn psql(url: &str, statements: &[&str]) -> anyhow::Result<String> {
+    let mut command = Command::new(postgres_program("psql").context(MISSING)?);
+    command.args(["-X", "-q", "-w", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", url]).stdin(Stdio::null());
+    for statement in statements {
+        command.args(["-c", statement]);
+    }
+    run(command).await
+}
+
+async fn create_database(server: &str) -> anyhow::Result<Postgres> {
+    let name = unique("batchwright-test");
+    psql(server, &[&format!("create database \"{name}\"")]).await?;
+    Ok(Postgres { url: with_database(server, &name) })
+}
+
+/// Where this process creates its databases.
+enum Shared {
+    Own(PostgresServer),
+    Given { url: String, leftovers: Leftovers },
+}
+
+impl Shared {
+    async fn find() -> anyhow::Result<Self> {
+        #[expect(clippy::disallowed_methods, reason = "a test has no `main` that could pass it")]
+        match std::env::var("DATABASE_URL") {
+            Ok(url) if !url.is_empty() => Ok(Self::Given { leftovers: Leftovers::of(&url)?, url }),
+            _ => Ok(Self::Own(PostgresServer::start().await?)),
+        }
+    }
+
+    async fn create_database(&self) -> anyhow::Result<Postgres> {
+        match self {
+            Self::Own(server) => server.create_database().await,
+            Self::Given { url, leftovers } => {
+                let database = create_database(url).await.context("DATABASE_URL is set, but no database can be created there")?;
+                leftovers.remember(&database)?;
+                Ok(database)
+            }
+        }
+    }
+}
+
+/// Somebody else's server is left as it was found: a shell drops our databases when this process has ended.
+struct Leftovers(Mutex<std::process::ChildStdin>);
+
+impl Leftovers {
+    fn of(server: &str) -> anyhow::Result<Self> {
+        use std::os::unix::process::CommandExt;
+
+        let psql = postgres_program("psql").context(MISSING)?;
+        let script = r#"trap : HUP INT TERM
+            psql=$1 server=$2
+            set --
+            while read -r name; do set -- "$@" -c "drop database if exists \"$name\" with (force)"; done
+            [ $# -eq 0 ] || exec "$psql" -X -q -w -d "$server" "$@""#;
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script, "batchwright-leftovers"]).arg(psql).arg(server).process_group(0);
+        let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        Ok(Self(Mutex::new(shell.stdin.take().context("the shell's input is a pipe")?)))
+    }
+
+    fn remember(&self, database: &Postgres) -> anyhow::Result<()> {
+        use std::io::Write;
+
+        let mut names = self.0.lock().map_err(|_| anyhow::anyhow!("an earlier test panicked while it took a database"))?;
+        writeln!(names, "{}", database_of(&database.url))?;
+        Ok(())
+    }
+}
+
+/// Debian keeps several versions side by side, outside the search path; the newest is taken.
+fn postgres_program(name: &str) -> Option<PathBuf> {
+    let installed = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut versions: Vec<(u32, PathBuf)> =
+        installed.filter_map(|version| Some((version.file_name().to_str()?.parse().ok()?, version.path().join("bin")))).collect();
+    versions.sort();
+    let folders: Vec<PathBuf> = versions.into_iter().rev().map(|(_, folder)| folder).collect();
+    program(name, &folders)
+}
+
+/// The same server, another database: what is between the authority and the query is replaced.
+fn with_database(url: &str, name: &str) -> String {
+    let (base, query) = url.split_once('?').map_or((url, None), |(base, query)| (base, Some(query)));
+    let authority = base.find("://").map_or(0, |at| at + 3);
+    let end = base[authority..].find('/').map_or(base.len(), |at| authority + at);
+    let query = query.map(|query| format!("?{query}")).unwrap_or_default();
+    format!("{}/{name}{query}", &base[..end])
+}
+
+fn database_of(url: &str) -> &str {
+    let base = url.split_once('?').map_or(url, |(base, _)| base);
+    base.rsplit_once('/').map_or("", |(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_database_keeps_the_user_the_port_and_the_options() {
+        for (given, expected) in [
+            ("postgres://u:p@h:5433/app", "postgres://u:p@h:5433/x"),
+            ("postgres://u:p@h:5433", "postgres://u:p@h:5433/x"),
+            ("postgresql://h/app?sslmode=require&host=/tmp", "postgresql://h/x?sslmode=require&host=/tmp"),
+        ] {
+            assert_eq!(with_database(given, "x"), expected);
+            assert_eq!(database_of(expected), "x");
+        }
+    }
+
+    #[tokio::test]
+    async fn every_call_gives_an_empty_database_of_its_own() -> anyhow::Result<()> {
+        let (one, other) = tokio::try_join!(postgres(), postgres())?;
+        assert_ne!(one.url, other.url);
+        psql(&one.url, &["create table t (n int)", "insert into t values (1)"]).await?;
+        assert_eq!(psql(&one.url, &["select count(*) from t"]).await?, "1");
+        assert_eq!(psql(&other.url, &["select count(*) from pg_tables where schemaname = 'public'"]).await?, "0");
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_server_that_was_stopped_or_killed_comes_back_with_its_data() -> anyhow::Result<()> {
+        let server = PostgresServer::start().await?;
+        let database = server.create_database().await?;
+        psql(&database.url, &["create table t (n int)"]).await?;
+
+        server.stop().await?;
+        assert!(psql(&database.url, &["select 1"]).await.is_err(), "stopped, yet it answers");
+        server.start_again().await?;
+        psql(&database.url, &["insert into t values (1)"]).await?;
+
+        server.kill().await?;
+        assert!(psql(&database.url, &["select 1"]).await.is_err(), "killed, yet it answers");
+        server.start_again().await?;
+        assert_eq!(psql(&database.url, &["select count(*) from t"]).await?, "1");
+
+        let folder = server.supervisor.folder.clone();
+        drop(server);
+        assert!(!folder.exists(), "{} is left", folder.display());
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_server_that_cannot_start_says_why_from_its_log() -> anyhow::Result<()> {
+        let error = PostgresServer::start_with(&["-c", "no_such_setting=1"]).await.unwrap_err().to_string();
+        assert!(error.contains("PostgreSQL did not start: it has ended") && error.contains("no_such_setting"), "{error}");
+        Ok(())
+    }
+}

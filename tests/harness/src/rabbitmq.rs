@@ -1,0 +1,141 @@
+//! `RabbitMQ`: one node for a test process. Tests keep apart by the names of their queues.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use tokio::sync::OnceCell;
+
+use crate::free_port;
+use crate::supervisor::{Home, Order, Supervisor, program};
+
+const MISSING: &str = "RabbitMQ is not installed: `apt-get install rabbitmq-server` (its service is not needed and may stay \
+                       off), or set AMQP_URL to a running node";
+
+/// The Erlang port mapper is a daemon that any node starts and none stops. Ours has a port of its own, is a child of the node's
+/// process group, and goes with it.
+const START: &str = r#"epmd -address 127.0.0.1 & exec "$1""#;
+
+/// A running node.
+#[derive(Debug, Clone)]
+pub struct Amqp {
+    /// `amqp://guest:guest@127.0.0.1:port/%2f`
+    pub url: String,
+}
+
+/// The node that all tests of this process share: the one of `AMQP_URL`, else a private one.
+pub async fn rabbitmq() -> anyhow::Result<Amqp> {
+    static SHARED: OnceCell<RabbitServer> = OnceCell::const_new();
+
+    #[expect(clippy::disallowed_methods, reason = "a test has no `main` that could pass it")]
+    match std::env::var("AMQP_URL") {
+        Ok(url) if !url.is_empty() => Ok(Amqp { url }),
+        _ => Ok(Amqp { url: SHARED.get_or_try_init(RabbitServer::start).await?.url() }),
+    }
+}
+
+/// A node of a test's own, to stop and start. It ends with its owner.
+#[derive(Debug)]
+pub struct RabbitServer {
+    supervisor: Supervisor,
+    port: u16,
+}
+
+impl RabbitServer {
+    /// Starts a node. It takes some ten seconds.
+    pub async fn start() -> anyhow::Result<Self> {
+        let script = program("rabbitmq-server", &[PathBuf::from("/usr/lib/rabbitmq/bin")]).context(MISSING)?;
+        let home = Home::new(&["rabbitmq", "nobody"])?;
+        let (port, distribution, mapper) = (free_port(), free_port(), free_port());
+        let inside = |name: &str| home.path().join(name);
+        std::fs::write(inside("rabbitmq.conf"), format!("listeners.tcp.default = 127.0.0.1:{port}\nloopback_users.guest = true\n"))?;
+        std::fs::write(inside("enabled_plugins"), "[].\n")?;
+
+        let mut node = Command::new("sh");
+        node.args(["-c", START, "batchwright-rabbitmq"]).arg(script);
+        node.env("HOME", home.path()) // for the cookie
+            .env("ERL_EPMD_PORT", mapper.to_string())
+            .env("RABBITMQ_NODENAME", format!("batchwright-{port}@localhost"))
+            .env("RABBITMQ_NODE_PORT", port.to_string())
+            .env("RABBITMQ_DIST_PORT", distribution.to_string())
+            .env("RABBITMQ_CONF_ENV_FILE", inside("none"))
+            .env("RABBITMQ_CONFIG_FILE", inside("rabbitmq"))
+            .env("RABBITMQ_CONFIG_FILES", inside("conf.d"))
+            .env("RABBITMQ_ADVANCED_CONFIG_FILE", inside("advanced.config"))
+            .env("RABBITMQ_ENABLED_PLUGINS_FILE", inside("enabled_plugins"))
+            .env("RABBITMQ_MNESIA_BASE", inside("mnesia"))
+            .env("RABBITMQ_LOG_BASE", inside("logs"))
+            .env("RABBITMQ_PID_FILE", inside("pid"))
+            // Makes the script replace itself by the node, so that signals and the end of the node are the node's own.
+            .env("RUNNING_UNDER_SYSTEMD", "true")
+            // Idle schedulers that spin take the processor from the tests.
+            .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "+sbwt none +sbwtdcpu none +sbwtdio none");
+        let server = Self { supervisor: home.supervise("RabbitMQ", "TERM", &node)?, port };
+        server.start_again().await?;
+        Ok(server)
+    }
+
+    /// Shuts the node down properly. Durable queues and their persistent messages stay.
+    pub async fn stop(&self) -> anyhow::Result<()> {
+        self.supervisor.tell(Order::Stop).await.map(drop)
+    }
+
+    /// As `kill -9`.
+    pub async fn kill(&self) -> anyhow::Result<()> {
+        self.supervisor.tell(Order::Kill).await.map(drop)
+    }
+
+    /// Starts the stopped node: same port, same data. Returns when it takes connections.
+    pub async fn start_again(&self) -> anyhow::Result<()> {
+        self.supervisor
+            .start(async || {
+                let port = self.port;
+                tokio::task::spawn_blocking(move || greet(port)).await?
+            })
+            .await
+    }
+
+    /// The address of the node's default virtual host.
+    pub fn url(&self) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.port)
+    }
+}
+
+/// A listening port is not enough: the node must answer AMQP's greeting with a method frame (`Connection.Start`).
+fn greet(port: u16) -> anyhow::Result<()> {
+    let mut node = TcpStream::connect(("127.0.0.1", port))?;
+    node.set_read_timeout(Some(Duration::from_secs(5)))?;
+    node.write_all(b"AMQP\x00\x00\x09\x01")?;
+    let mut frame = [0];
+    node.read_exact(&mut frame)?;
+    ensure!(frame == [1], "the node answers {frame:?} to AMQP's greeting");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_shared_node_greets_and_is_one_for_all() -> anyhow::Result<()> {
+        let (one, other) = tokio::try_join!(rabbitmq(), rabbitmq())?;
+        assert_eq!(one.url, other.url);
+        assert!(one.url.starts_with("amqp"), "{}", one.url);
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_node_that_was_stopped_or_killed_comes_back() -> anyhow::Result<()> {
+        let server = RabbitServer::start().await?;
+        server.stop().await?;
+        assert!(greet(server.port).is_err(), "stopped, yet it answers");
+        server.start_again().await?;
+        server.kill().await?;
+        assert!(greet(server.port).is_err(), "killed, yet it answers");
+        server.start_again().await?;
+        greet(server.port)
+    }
+}
