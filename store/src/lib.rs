@@ -1,236 +1,151 @@
 //! What is known about jobs and their tasks, kept in PostgreSQL, SQLite or memory.
 //!
 //! The only crate that spells SQL. It hides which database there is, the tables of each job's tasks, locks, notifications
-//! and the outbox behind operations of the domain.
+//! and the outbox behind operations of the domain. Each operation is written once (`jobs`, `record`, `outbox`, `sweep`)
+//! over the small steps of a transaction (`backend`), which three databases implement. What reports mean is pure: [`ledger`]
+//! and `state`.
+//!
+//! What must stay true:
+//! - Reads take no locks and write nothing.
+//! - Whoever writes a job's ledger, cancels or deletes it, holds the lock of its row in `job`.
+//! - Every change of a job's status is one function, one transaction, one row of history.
+//! - What must reach the broker is written in the transaction that causes it.
 
-use std::collections::BTreeMap;
+mod backend;
+mod error;
+mod jobs;
+mod ledger;
+mod memory;
+mod model;
+mod outbox;
+mod record;
+mod state;
+mod sweep;
 
-use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure, rest};
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend::Backend;
+use error::Fault;
+pub use error::StoreError;
+pub use model::{
+    Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
+};
 
 /// Everything that the system remembers. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Store {}
-
-/// What a job is created from.
-#[derive(Debug, Clone)]
-pub struct JobRequest {
-    pub partition: PartitionId,
-    pub job: JobId,
-    pub name: Option<String>,
-    pub description: Option<String>,
-    pub external_data: Option<String>,
-    pub labels: BTreeMap<String, Option<String>>,
-    pub on_failure: OnFailure,
-    /// Of the whole request: tells a request that is sent again from another one.
-    pub content_hash: [u8; 32],
+pub struct Store {
+    backend: Arc<dyn Backend>,
+    options: StoreOptions,
 }
 
-/// One life of a job id.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Life {
-    pub partition: PartitionId,
-    pub job: JobId,
-    pub incarnation: i64,
-    /// Whether the job id has lived before (within the memory of past lives).
-    pub first: bool,
+/// How long what is over is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// The table of tasks of a job that has failed.
+    pub failed_tables_kept: Duration,
+    /// That a job id has lived before: as long as messages of a deleted job may be on their way.
+    pub past_lives_kept: Duration,
 }
 
-impl Life {
-    /// The job task id of the whole job: `partition:job`, from the second life on `partition:job!incarnation`.
-    pub fn job_task_id(&self) -> String {
-        JobTaskId {
-            partition: self.partition.to_string(),
-            job: self.job.to_string(),
-            incarnation: (!self.first).then_some(self.incarnation),
-            steps: Vec::new(),
-        }
-        .to_string()
+impl Default for StoreOptions {
+    fn default() -> Self {
+        let day = Duration::from_secs(24 * 60 * 60);
+        Self { failed_tables_kept: day, past_lives_kept: 7 * day }
     }
 }
 
-/// A message that must reach the broker; it stays in the outbox until it is known to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OutboxMessage {
-    pub id: i64,
-    pub pipe: String,
-    pub body: Vec<u8>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Creation {
-    Created(Life),
-    /// The same request has created the job before.
-    AlreadyThere,
-    /// There is another job with this id.
-    Conflict,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cancellation {
-    Cancelled,
-    AlreadyCancelled,
-    NotFound,
-    /// The job has come to another end.
-    Finished(JobStatus),
-}
-
-/// Which jobs of a partition, in which order.
-#[derive(Debug, Clone, Default)]
-pub struct JobQuery {
-    /// A literal, case-sensitive prefix of the job id.
-    pub id_prefix: Option<String>,
-    /// Jobs with one of these statuses; empty = any.
-    pub statuses: Vec<JobStatus>,
-    pub limit: u32,
-    pub offset: u64,
-    /// By creation time: oldest first. Otherwise newest first. Ties are in creation order accordingly.
-    pub ascending: bool,
-}
-
-/// Something that was reported about one task.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TrackingEvent {
-    pub task: JobTaskId,
-    pub kind: EventKind,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub enum EventKind {
-    /// 0 to 100. 0 of a final task announces the size of its split and nothing else.
-    Progress(u8),
-    Complete,
-    Failed(ReportFailure),
-    Retry {
-        attempts: Option<i32>,
-        failure: Option<ReportFailure>,
-    },
-}
-
-/// What a flush of the ledger did.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Recorded {
-    /// Events of unknown, past or finished jobs.
-    pub ignored: u64,
-    /// Jobs whose outcome these events decided.
-    pub finished: Vec<(Life, JobStatus)>,
-}
-
-/// The size of all task tables together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TaskTableSize {
-    pub tables: u64,
-    pub rows: u64,
-    pub bytes: u64,
-}
-
-/// A step in the history of a job.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Transition {
-    /// Milliseconds since 1970.
-    pub time: i64,
-    pub from: Option<JobStatus>,
-    pub to: JobStatus,
-    /// Who made it: `client`, `tracking`, …
-    pub actor: String,
-    pub reason: String,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// The database URL or the database itself cannot be used; trying again does not help.
-    #[error("the database {place} cannot be used: {reason}")]
-    Unusable { place: String, reason: String },
-    /// The database did not answer, or asked to try again (deadlock, serialisation, connection).
-    #[error("the database is not available: {0}")]
-    Unavailable(String),
-    /// The database refused a statement for a reason of its own.
-    #[error("the database refused: {0}")]
-    Refused(String),
-}
-
-#[expect(unused_variables, clippy::unused_async, clippy::unimplemented, reason = "signatures first")]
 impl Store {
     /// `postgres://…`, `sqlite:/path/to/file` or `memory:`. Creates what is missing and applies migrations.
     pub async fn open(url: &str) -> Result<Self, StoreError> {
-        unimplemented!()
+        Self::open_with(url, StoreOptions::default()).await
     }
+
+    /// As [`Store::open`], with other times than the default ones.
+    pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
+        let scheme = url.split(':').next().unwrap_or_default();
+        let backend: Arc<dyn Backend> = match scheme {
+            "memory" => Arc::new(memory::Memory::new()),
+            _ => return Err(unknown_scheme(url)),
+        };
+        Ok(Self { backend, options })
+    }
+
+    /// `postgres`, `sqlite` or `memory`.
     pub fn kind(&self) -> &'static str {
-        unimplemented!()
+        self.backend.kind()
     }
+
     /// Answers when the database does.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        unimplemented!()
+        Ok(self.backend.ping().await?)
     }
+
+    /// Ends what runs in the background and closes the connections. Operations fail from then on.
     pub async fn close(&self) {
-        unimplemented!()
+        self.backend.close().await;
     }
-    /// Creates a job and, in the same transaction, puts its start message into the outbox. `start` is given the new life.
-    pub async fn create_job(
-        &self,
-        request: &JobRequest,
-        start: impl FnOnce(&Life) -> (String, Vec<u8>) + Send,
-    ) -> Result<Creation, StoreError> {
-        unimplemented!()
-    }
-    pub async fn job(&self, partition: &PartitionId, job: &JobId) -> Result<Option<rest::Job>, StoreError> {
-        unimplemented!()
-    }
-    /// The status alone; `None` for an unknown job and for a past incarnation.
-    pub async fn job_status(
-        &self,
-        partition: &PartitionId,
-        job: &JobId,
-        incarnation: Option<i64>,
-    ) -> Result<Option<JobStatus>, StoreError> {
-        unimplemented!()
-    }
-    pub async fn jobs(&self, partition: &PartitionId, query: &JobQuery) -> Result<Vec<rest::Job>, StoreError> {
-        unimplemented!()
-    }
-    /// Limit, offset and order do not count.
-    pub async fn count_jobs(&self, partition: &PartitionId, query: &JobQuery) -> Result<u64, StoreError> {
-        unimplemented!()
-    }
-    pub async fn cancel_job(&self, partition: &PartitionId, job: &JobId) -> Result<Cancellation, StoreError> {
-        unimplemented!()
-    }
-    /// False when there was no such job.
-    pub async fn delete_job(&self, partition: &PartitionId, job: &JobId) -> Result<bool, StoreError> {
-        unimplemented!()
-    }
-    pub async fn history(&self, partition: &PartitionId, job: &JobId) -> Result<Vec<Transition>, StoreError> {
-        unimplemented!()
-    }
-    /// What is known about one task, named by the way from the job to it; `None` when the job or the task is not there.
-    pub async fn task(&self, partition: &PartitionId, job: &JobId, path: &[u32]) -> Result<Option<rest::Task>, StoreError> {
-        unimplemented!()
-    }
-    /// Counts these events in, all or none.
-    pub async fn record(&self, events: &[TrackingEvent]) -> Result<Recorded, StoreError> {
-        unimplemented!()
-    }
-    /// The oldest messages of the outbox.
-    pub async fn outbox(&self, limit: u32) -> Result<Vec<OutboxMessage>, StoreError> {
-        unimplemented!()
-    }
-    /// These messages are with the broker.
-    pub async fn outbox_sent(&self, ids: &[i64]) -> Result<(), StoreError> {
-        unimplemented!()
-    }
-    /// Wakes whenever the outbox has got messages, in this process or another. A new receiver counts as woken.
-    pub fn outbox_signal(&self) -> tokio::sync::watch::Receiver<u64> {
-        unimplemented!()
-    }
-    /// Wakes whenever the sweeper has got something to do. A new receiver counts as woken.
-    pub fn sweep_signal(&self) -> tokio::sync::watch::Receiver<u64> {
-        unimplemented!()
-    }
-    /// Drops tables of finished and deleted jobs, a few per transaction, and forgets past lives that are old enough.
-    /// Answers how many tables went and when, in milliseconds from now, there is more to do.
-    pub async fn sweep(&self) -> Result<(u64, Option<u64>), StoreError> {
-        unimplemented!()
-    }
+
     pub async fn task_table_size(&self) -> Result<TaskTableSize, StoreError> {
-        unimplemented!()
+        Ok(self.backend.task_table_size().await?)
+    }
+
+    fn now(&self) -> i64 {
+        self.backend.clock().now()
+    }
+}
+
+fn unknown_scheme(url: &str) -> StoreError {
+    let reason = "its URL must begin with postgres:// (or postgresql://), sqlite: or memory:";
+    StoreError::Unusable { place: masked(url), reason: reason.to_owned() }
+}
+
+/// A database URL without its password.
+fn masked(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let authority = rest.find(['/', '?']).unwrap_or(rest.len());
+    // A password may itself contain an @ or a slash, wrongly; rather too much is hidden than too little.
+    let Some(at) = rest.rfind('@').or_else(|| rest[..authority].rfind('@')) else { return url.to_owned() };
+    let user = rest[..at].split(':').next().unwrap_or_default();
+    let hidden = if rest[..at].contains(':') { ":***" } else { "" };
+    format!("{scheme}://{user}{hidden}@{}", &rest[at + 1..])
+}
+
+/// How often a transaction that met another one is made again before that is a matter for the caller.
+const ATTEMPTS: u32 = 8;
+
+/// The attempts at one transaction.
+#[derive(Debug, Default)]
+struct Attempts(u32);
+
+impl Attempts {
+    /// Waits, longer each time, when the fault is one that another attempt may pass; false when it is to be reported.
+    async fn again(&mut self, fault: &Fault) -> bool {
+        self.0 += 1;
+        let Fault::Contention(reason) = fault else { return false };
+        if self.0 >= ATTEMPTS {
+            return false;
+        }
+        tracing::debug!(attempt = self.0, reason, "a transaction is made again");
+        tokio::time::sleep(Duration::from_millis(5 << self.0)).await;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_never_shown() {
+        for (url, shown) in [
+            ("postgres://ann:secret@db:5432/jobs", "postgres://ann:***@db:5432/jobs"),
+            ("postgres://ann:sec/r@et@db/jobs", "postgres://ann:***@db/jobs"),
+            ("postgres://ann@db/jobs", "postgres://ann@db/jobs"),
+            ("postgres:///jobs?host=/run/x", "postgres:///jobs?host=/run/x"),
+            ("sqlite:/a/b.db", "sqlite:/a/b.db"),
+        ] {
+            assert_eq!(masked(url), shown);
+        }
     }
 }

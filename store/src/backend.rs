@@ -1,0 +1,196 @@
+//! The seam below the store: what a database must be able to do, in the words of the domain.
+//!
+//! An operation of the store is written once, over [`Transaction`]; PostgreSQL, SQLite and memory each implement these
+//! small steps. Reads go through [`Backend`]: they take no locks and write nothing.
+//!
+//! What must stay true of every implementation:
+//! - A transaction that is dropped without a commit leaves nothing behind.
+//! - [`Transaction::lock_jobs`] takes the writer locks in (partition, job) order, and whoever writes a job holds its lock.
+//! - A signal is heard after the commit of what it is about, in every process, and at least once after trouble.
+
+use std::collections::{BTreeMap, HashMap};
+
+use contract::{JobId, JobStatus, PartitionId};
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::error::Fault;
+use crate::ledger::{Changes, Facts, KeptFailure, Key, Row};
+use crate::{JobQuery, Life, OutboxMessage, TaskTableSize, Transition};
+
+pub type Answer<'a, T> = BoxFuture<'a, Result<T, Fault>>;
+
+/// A job as it is stored.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobRow {
+    pub partition: PartitionId,
+    pub job: JobId,
+    pub incarnation: i64,
+    pub first_life: bool,
+    pub name: Option<String>,
+    pub description: Option<String>,
+    pub external_data: Option<String>,
+    pub content_hash: Vec<u8>,
+    pub status: JobStatus,
+    pub facts: Facts,
+    /// It has, or has had, a table of its tasks.
+    pub task_table: bool,
+    pub create_time: i64,
+    pub last_update_time: i64,
+    pub finish_time: Option<i64>,
+}
+
+impl JobRow {
+    pub fn life(&self) -> Life {
+        Life { partition: self.partition.clone(), job: self.job.clone(), incarnation: self.incarnation, first: self.first_life }
+    }
+}
+
+/// A label of the job with this incarnation.
+pub type Label = (i64, String, Option<String>);
+
+pub trait Backend: std::fmt::Debug + Send + Sync {
+    fn kind(&self) -> &'static str;
+    fn clock(&self) -> &Clock;
+    fn signals(&self) -> &Signals;
+    fn begin(&self) -> Answer<'_, Box<dyn Transaction>>;
+    fn ping(&self) -> Answer<'_, ()>;
+    fn close(&self) -> BoxFuture<'_, ()>;
+
+    fn job<'a>(&'a self, partition: &'a str, job: &'a str) -> Answer<'a, Option<JobRow>>;
+    fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>>;
+    fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64>;
+    fn labels<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<Label>>;
+    /// The failures of these jobs that are kept in full, oldest first.
+    fn failures<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<(i64, KeptFailure)>>;
+    fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>>;
+    /// None where the table of tasks is gone.
+    fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>>;
+    fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>>;
+    fn task_table_size(&self) -> Answer<'_, TaskTableSize>;
+}
+
+pub trait Transaction: Send {
+    /// Locks these jobs, in (partition, job) order, and answers those that exist.
+    fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> Answer<'a, Vec<JobRow>>;
+    /// Answers the number of the new life, or `None` when there is a job with this id.
+    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> Answer<'a, Option<i64>>;
+    /// Saves what may change of a job.
+    fn save_job<'a>(&'a mut self, job: &'a JobRow) -> Answer<'a, ()>;
+    /// Removes a job with its labels, failures, history and unsent messages.
+    fn delete_job(&mut self, incarnation: i64) -> Answer<'_, ()>;
+    fn insert_labels<'a>(&'a mut self, incarnation: i64, labels: &'a BTreeMap<String, Option<String>>) -> Answer<'a, ()>;
+    fn append_history<'a>(&'a mut self, incarnation: i64, transition: &'a Transition) -> Answer<'a, ()>;
+
+    fn has_lived<'a>(&'a mut self, partition: &'a str, job: &'a str) -> Answer<'a, bool>;
+    /// It has turned out that this is not the first life of its id.
+    fn mark_reborn(&mut self, incarnation: i64) -> Answer<'_, ()>;
+    fn remember_life<'a>(&'a mut self, partition: &'a str, job: &'a str, incarnation: i64) -> Answer<'a, ()>;
+    /// Forgets some of the lives that ended longer ago than this, in milliseconds.
+    fn forget_lives(&mut self, older_than: u64) -> Answer<'_, ()>;
+
+    fn push_outbox<'a>(&'a mut self, incarnation: i64, pipe: &'a str, body: &'a [u8]) -> Answer<'a, ()>;
+    fn drop_outbox_of(&mut self, incarnation: i64) -> Answer<'_, ()>;
+    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> Answer<'a, ()>;
+
+    fn create_task_table(&mut self, incarnation: i64) -> Answer<'_, ()>;
+    /// Locks and reads rows of a task table, in the order of their keys.
+    fn load_places<'a>(&'a mut self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>>;
+    fn change_places<'a>(&'a mut self, incarnation: i64, changes: &'a Changes) -> Answer<'a, ()>;
+    /// The failures that are kept in full, with their kinds.
+    fn kept_failures(&mut self, incarnation: i64) -> Answer<'_, HashMap<String, String>>;
+    fn change_failures<'a>(&'a mut self, incarnation: i64, new: &'a [KeptFailure], gone: &'a [String]) -> Answer<'a, ()>;
+
+    /// Lists a task table for dropping, this many milliseconds from now at the latest.
+    fn retire_table(&mut self, incarnation: i64, delay: u64) -> Answer<'_, ()>;
+    /// Some task tables that are to be dropped now. No other transaction is given them.
+    fn due_tables(&mut self, limit: u32) -> Answer<'_, Vec<i64>>;
+    /// Drops a task table and strikes it off the list. False when it was gone.
+    fn drop_table(&mut self, incarnation: i64) -> Answer<'_, bool>;
+    /// How many milliseconds from now there is something for the sweeper.
+    fn next_due(&mut self, lives_kept: u64) -> Answer<'_, Option<u64>>;
+
+    /// Wakes whoever waits for this, once the transaction is committed.
+    fn notify(&mut self, signal: Signal);
+    fn commit(self: Box<Self>) -> Answer<'static, ()>;
+    fn rollback(self: Box<Self>) -> Answer<'static, ()>;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    Outbox,
+    Sweep,
+}
+
+impl Signal {
+    pub const ALL: [Self; 2] = [Self::Outbox, Self::Sweep];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Outbox => "outbox",
+            Self::Sweep => "sweep",
+        }
+    }
+}
+
+/// Who waits in this process.
+#[derive(Debug)]
+pub struct Signals {
+    outbox: watch::Sender<u64>,
+    sweep: watch::Sender<u64>,
+}
+
+impl Default for Signals {
+    fn default() -> Self {
+        Self { outbox: watch::Sender::new(0), sweep: watch::Sender::new(0) }
+    }
+}
+
+impl Signals {
+    fn sender(&self, signal: Signal) -> &watch::Sender<u64> {
+        match signal {
+            Signal::Outbox => &self.outbox,
+            Signal::Sweep => &self.sweep,
+        }
+    }
+
+    pub fn wake(&self, signal: Signal) {
+        self.sender(signal).send_modify(|count| *count += 1);
+    }
+
+    pub fn receiver(&self, signal: Signal) -> watch::Receiver<u64> {
+        let mut receiver = self.sender(signal).subscribe();
+        receiver.mark_changed();
+        receiver
+    }
+}
+
+/// Milliseconds since 1970.
+#[derive(Debug)]
+pub enum Clock {
+    System,
+    /// Goes with tokio's clock, and so stands still where that is paused.
+    Tokio {
+        origin: i64,
+        start: Instant,
+    },
+}
+
+impl Clock {
+    pub fn tokio() -> Self {
+        Self::Tokio { origin: system_now(), start: Instant::now() }
+    }
+
+    pub fn now(&self) -> i64 {
+        match self {
+            Self::System => system_now(),
+            Self::Tokio { origin, start } => origin + i64::try_from(start.elapsed().as_millis()).unwrap_or(i64::MAX / 2),
+        }
+    }
+}
+
+fn system_now() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}

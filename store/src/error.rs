@@ -1,0 +1,39 @@
+//! What can go wrong with a database, as callers see it and as the operations inside need to tell it apart.
+
+/// What an operation of the store answers when it could not be done.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StoreError {
+    /// The database URL or the database itself cannot be used; trying again does not help.
+    #[error("the database {place} cannot be used: {reason}")]
+    Unusable { place: String, reason: String },
+    /// The database did not answer, or asked to try again (deadlock, serialisation, connection).
+    #[error("the database is not available: {0}")]
+    Unavailable(String),
+    /// The database refused a statement for a reason of its own.
+    #[error("the database refused: {0}")]
+    Refused(String),
+}
+
+/// The same inside the store, where a transaction that met another one is simply made again.
+#[derive(Debug, Clone)]
+pub(crate) enum Fault {
+    /// Deadlock or serialisation: the same transaction will pass when made again.
+    Contention(String),
+    Unavailable(String),
+    Refused(String),
+}
+
+impl From<Fault> for StoreError {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Contention(reason) | Fault::Unavailable(reason) => Self::Unavailable(reason),
+            Fault::Refused(reason) => Self::Refused(reason),
+        }
+    }
+}
+
+impl From<serde_json::Error> for Fault {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Refused(format!("a stored JSON text cannot be read: {error}"))
+    }
+}

@@ -1,0 +1,343 @@
+//! Jobs as clients see them: create, read, list, cancel, delete.
+
+use std::collections::HashMap;
+
+use contract::{JobId, JobStatus, PartitionId, rest};
+
+use crate::backend::{JobRow, Signal, Transaction};
+use crate::error::Fault;
+use crate::ledger::{Exception, Facts, KeptFailure, Row, extend, path_of, position};
+use crate::state::{self, Actor};
+use crate::{Attempts, Cancellation, Creation, JobQuery, JobRequest, Life, Store, StoreError, Transition};
+
+impl Store {
+    /// Creates a job and, in the same transaction, puts its start message into the outbox. `start` is given the new life.
+    pub async fn create_job(
+        &self,
+        request: &JobRequest,
+        start: impl FnOnce(&Life) -> (String, Vec<u8>) + Send,
+    ) -> Result<Creation, StoreError> {
+        let now = self.now();
+        let mut job = new_job(request, now);
+        loop {
+            let mut tx = self.backend.begin().await?;
+            let Some(incarnation) = tx.insert_job(&job).await? else {
+                tx.rollback().await?;
+                match self.backend.job(request.partition.as_str(), request.job.as_str()).await? {
+                    Some(there) if there.content_hash == request.content_hash => return Ok(Creation::AlreadyThere),
+                    Some(_) => return Ok(Creation::Conflict),
+                    // It was deleted in between.
+                    None => continue,
+                }
+            };
+            job.incarnation = incarnation;
+            // Only now: a deletion of the life before may have been waited for.
+            if tx.has_lived(request.partition.as_str(), request.job.as_str()).await? {
+                tx.mark_reborn(incarnation).await?;
+                job.first_life = false;
+            }
+            let life = job.life();
+            tx.insert_labels(incarnation, &request.labels).await?;
+            let created = Transition {
+                time: now,
+                from: None,
+                to: JobStatus::Waiting,
+                actor: Actor::Client.name().to_owned(),
+                reason: "created".to_owned(),
+            };
+            tx.append_history(incarnation, &created).await?;
+            let (pipe, body) = start(&life);
+            tx.push_outbox(incarnation, &pipe, &body).await?;
+            tx.notify(Signal::Outbox);
+            tx.commit().await?;
+            return Ok(Creation::Created(life));
+        }
+    }
+
+    pub async fn job(&self, partition: &PartitionId, job: &JobId) -> Result<Option<rest::Job>, StoreError> {
+        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        Ok(self.shown(row.into_iter().collect()).await?.pop())
+    }
+
+    /// The status alone; `None` for an unknown job and for a past incarnation.
+    pub async fn job_status(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+        incarnation: Option<i64>,
+    ) -> Result<Option<JobStatus>, StoreError> {
+        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        Ok(row.filter(|row| incarnation.is_none_or(|n| n == row.incarnation)).map(|row| row.status))
+    }
+
+    pub async fn jobs(&self, partition: &PartitionId, query: &JobQuery) -> Result<Vec<rest::Job>, StoreError> {
+        let rows = self.backend.jobs(partition.as_str(), query).await?;
+        Ok(self.shown(rows).await?)
+    }
+
+    /// Limit, offset and order do not count.
+    pub async fn count_jobs(&self, partition: &PartitionId, query: &JobQuery) -> Result<u64, StoreError> {
+        Ok(self.backend.count_jobs(partition.as_str(), query).await?)
+    }
+
+    pub async fn cancel_job(&self, partition: &PartitionId, job: &JobId) -> Result<Cancellation, StoreError> {
+        let mut attempts = Attempts::default();
+        loop {
+            match self.cancel_once(partition, job).await {
+                Err(fault) if attempts.again(&fault).await => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    async fn cancel_once(&self, partition: &PartitionId, job: &JobId) -> Result<Cancellation, Fault> {
+        let mut tx = self.backend.begin().await?;
+        let mut found = tx.lock_jobs(&[key(partition, job)]).await?;
+        let answer = match found.pop() {
+            None => Cancellation::NotFound,
+            Some(job) if job.status == JobStatus::Cancelled => Cancellation::AlreadyCancelled,
+            Some(job) if job.status.is_finished() => Cancellation::Finished(job.status),
+            Some(mut job) => {
+                tx.drop_outbox_of(job.incarnation).await?;
+                if job.task_table {
+                    tx.retire_table(job.incarnation, 0).await?;
+                    tx.notify(Signal::Sweep);
+                }
+                move_job(&mut *tx, &mut job, JobStatus::Cancelled, Actor::Client, "cancelled", self.now()).await?;
+                tx.save_job(&job).await?;
+                tx.commit().await?;
+                return Ok(Cancellation::Cancelled);
+            }
+        };
+        tx.rollback().await?;
+        Ok(answer)
+    }
+
+    /// False when there was no such job.
+    pub async fn delete_job(&self, partition: &PartitionId, job: &JobId) -> Result<bool, StoreError> {
+        let mut attempts = Attempts::default();
+        loop {
+            match self.delete_once(partition, job).await {
+                Err(fault) if attempts.again(&fault).await => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    async fn delete_once(&self, partition: &PartitionId, job: &JobId) -> Result<bool, Fault> {
+        let mut tx = self.backend.begin().await?;
+        let Some(row) = tx.lock_jobs(&[key(partition, job)]).await?.pop() else {
+            tx.rollback().await?;
+            return Ok(false);
+        };
+        tx.remember_life(partition.as_str(), job.as_str(), row.incarnation).await?;
+        tx.delete_job(row.incarnation).await?;
+        if row.task_table {
+            tx.retire_table(row.incarnation, 0).await?;
+        }
+        tx.notify(Signal::Sweep);
+        tx.commit().await?;
+        Ok(true)
+    }
+
+    /// Oldest first; empty for an unknown job.
+    pub async fn history(&self, partition: &PartitionId, job: &JobId) -> Result<Vec<Transition>, StoreError> {
+        match self.backend.job(partition.as_str(), job.as_str()).await? {
+            Some(row) => Ok(self.backend.history(row.incarnation).await?),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// What is known about one task, named by the way from the job to it; `None` when the job or the task is not there.
+    pub async fn task(&self, partition: &PartitionId, job: &JobId, path: &[u32]) -> Result<Option<rest::Task>, StoreError> {
+        let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else { return Ok(None) };
+        let mut keys = vec![];
+        let mut way = String::new();
+        for number in path {
+            keys.extend([(way.clone(), 0), (way.clone(), position(*number).0)]);
+            extend(&mut way, *number);
+        }
+        keys.extend([(way.clone(), 0), (way.clone(), -1)]);
+        keys.dedup();
+        let places = if row.task_table { self.backend.places(row.incarnation, &keys).await? } else { Vec::new() };
+        let mut failures = Vec::new();
+        if row.facts.failed_tasks > 0 {
+            failures = self.backend.failures(&[row.incarnation]).await?;
+        }
+        let failure = failures.into_iter().map(|(_, failure)| failure).find(|failure| failure.path == way);
+        Ok(what_is_known(&row, path, way, &places, failure))
+    }
+
+    /// Jobs as the API shows them, in this order.
+    async fn shown(&self, rows: Vec<JobRow>) -> Result<Vec<rest::Job>, Fault> {
+        let all: Vec<i64> = rows.iter().map(|row| row.incarnation).collect();
+        let failed: Vec<i64> = rows.iter().filter(|row| row.facts.failed_tasks > 0).map(|row| row.incarnation).collect();
+        let mut jobs: Vec<rest::Job> = rows.into_iter().map(shown_alone).collect();
+        let at: HashMap<i64, usize> = all.iter().enumerate().map(|(at, n)| (*n, at)).collect();
+        if !all.is_empty() {
+            for (n, name, value) in self.backend.labels(&all).await? {
+                jobs[at[&n]].labels.insert(name, value);
+            }
+        }
+        if !failed.is_empty() {
+            for (n, kept) in self.backend.failures(&failed).await? {
+                jobs[at[&n]].failures.push(rest::Failure::of_task(kept.path, kept.failure));
+            }
+        }
+        Ok(jobs)
+    }
+}
+
+/// Moves a locked job to another status and writes its history. Every transition after the creation passes here.
+pub(crate) async fn move_job(
+    tx: &mut dyn Transaction,
+    job: &mut JobRow,
+    to: JobStatus,
+    actor: Actor,
+    reason: &str,
+    now: i64,
+) -> Result<(), Fault> {
+    let from = job.status;
+    if !state::is_legal(from, to, actor) {
+        return Err(Fault::Refused(format!("a job that is {from} cannot become {to} by {}", actor.name())));
+    }
+    job.status = to;
+    job.last_update_time = now;
+    if to.is_finished() {
+        job.finish_time = Some(now);
+    }
+    let step = Transition { time: now, from: Some(from), to, actor: actor.name().to_owned(), reason: reason.to_owned() };
+    tx.append_history(job.incarnation, &step).await
+}
+
+pub(crate) fn key(partition: &PartitionId, job: &JobId) -> (String, String) {
+    (partition.to_string(), job.to_string())
+}
+
+fn new_job(request: &JobRequest, now: i64) -> JobRow {
+    JobRow {
+        partition: request.partition.clone(),
+        job: request.job.clone(),
+        incarnation: 0,
+        first_life: true,
+        name: request.name.clone(),
+        description: request.description.clone(),
+        external_data: request.external_data.clone(),
+        content_hash: request.content_hash.to_vec(),
+        status: JobStatus::Waiting,
+        facts: Facts::new(request.on_failure),
+        task_table: false,
+        create_time: now,
+        last_update_time: now,
+        finish_time: None,
+    }
+}
+
+fn shown_alone(row: JobRow) -> rest::Job {
+    rest::Job {
+        id: row.job.into(),
+        name: row.name,
+        description: row.description,
+        external_data: row.external_data,
+        create_time: row.create_time,
+        last_update_time: row.last_update_time,
+        status: row.status,
+        percentage_complete: f64::from(row.facts.percentage) / 100.0,
+        failures: Vec::new(),
+        labels: std::collections::BTreeMap::new(),
+        on_failure: row.facts.on_failure,
+        completed_items: row.facts.completed_items,
+        failed_tasks: row.facts.failed_tasks,
+        failure_counts: row.facts.failure_counts,
+        incarnation: row.incarnation,
+    }
+}
+
+/// Reads the places on the way to a task, and of the task itself, from the top down.
+fn what_is_known(job: &JobRow, path: &[u32], way: String, places: &[Row], failure: Option<KeptFailure>) -> Option<rest::Task> {
+    let find = |path: &str, chunk: i32| places.iter().find(|row| row.path == path && row.chunk == chunk);
+    let mut task = rest::Task {
+        id: way,
+        status: rest::TaskState::Waiting,
+        since: None,
+        attempts: None,
+        failure: None,
+        subtasks: None,
+        completed_subtasks: None,
+    };
+    if path.is_empty() {
+        return Some(own_task(job, task, find("", 0), failure));
+    }
+    if job.status == JobStatus::Completed {
+        task.status = rest::TaskState::Completed;
+        return Some(task);
+    }
+    let failed = |mut task: rest::Task| {
+        task.status = rest::TaskState::Failed;
+        if let Some(kept) = failure.clone() {
+            task.since = Some(kept.since);
+            task.attempts = kept.attempts;
+            task.failure = Some(rest::Failure::of_task(kept.path, kept.failure));
+        }
+        task
+    };
+    let mut has_failed = false;
+    for (depth, number) in path.iter().enumerate() {
+        let above = path_of(path[..depth].iter().copied());
+        let (chunk, bit) = position(*number);
+        let Some(header) = find(&above, 0) else { return failure.is_some().then(|| failed(task)) };
+        if header.size.is_some_and(|size| i64::from(*number) > i64::from(size)) {
+            return None;
+        }
+        let bits = find(&above, chunk);
+        if bits.is_some_and(|row| row.bits().get(bit)) {
+            task.status = rest::TaskState::Completed;
+            return Some(task);
+        }
+        has_failed = bits.is_some_and(|row| row.failed_bits().get(bit));
+    }
+    if let Some(split) = find(&task.id, 0) {
+        describe_split(&mut task, split);
+    }
+    if has_failed {
+        return Some(failed(task));
+    }
+    if let Some(exception) = find(&task.id, -1).map(Exception::of_row) {
+        describe_exception(&mut task, exception);
+    }
+    Some(task)
+}
+
+/// The job's own task: what the job says, and its split.
+fn own_task(job: &JobRow, mut task: rest::Task, split: Option<&Row>, failure: Option<KeptFailure>) -> rest::Task {
+    if let Some(split) = split {
+        describe_split(&mut task, split);
+    }
+    task.since = job.finish_time;
+    task.status = match job.status {
+        JobStatus::Completed => rest::TaskState::Completed,
+        JobStatus::Failed => rest::TaskState::Failed,
+        JobStatus::Waiting => rest::TaskState::Waiting,
+        JobStatus::Active | JobStatus::Blocked | JobStatus::Cancelled | JobStatus::Paused => rest::TaskState::Active,
+    };
+    if let Some(kept) = failure {
+        task.attempts = kept.attempts;
+        task.failure = Some(rest::Failure::of_task(kept.path, kept.failure));
+    } else if let Some(own) = job.facts.own_task.clone().filter(|_| !job.status.is_finished()) {
+        describe_exception(&mut task, own);
+    }
+    task
+}
+
+fn describe_split(task: &mut rest::Task, split: &Row) {
+    task.status = rest::TaskState::Active;
+    task.subtasks = split.size.map(i64::from);
+    task.completed_subtasks = Some(i64::from(split.done_count));
+}
+
+fn describe_exception(task: &mut rest::Task, exception: Exception) {
+    task.status = if exception.retrying { rest::TaskState::Retrying } else { rest::TaskState::Active };
+    task.since = Some(exception.since);
+    task.attempts = exception.attempts;
+    task.failure = exception.failure.map(|failure| rest::Failure::of_task(task.id.clone(), failure));
+}

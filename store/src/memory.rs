@@ -1,0 +1,384 @@
+//! The store in memory, for tests and for the simulation under a paused clock: no threads, no files, no waiting but for the
+//! one lock. A transaction holds the lock and notes how to undo each of its steps.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use contract::JobStatus;
+use futures_util::future::BoxFuture;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
+use crate::error::Fault;
+use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
+use crate::{JobQuery, OutboxMessage, TaskTableSize, Transition};
+
+#[derive(Debug)]
+pub struct Memory {
+    state: Arc<Mutex<State>>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    clock: Clock,
+    signals: Signals,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    jobs: BTreeMap<(String, String), JobRow>,
+    ids: BTreeMap<i64, (String, String)>,
+    labels: BTreeMap<(i64, String), Option<String>>,
+    failures: BTreeMap<(i64, String), KeptFailure>,
+    history: BTreeMap<(i64, i64), Transition>,
+    outbox: BTreeMap<i64, (i64, OutboxMessage)>,
+    lives: BTreeMap<(String, String, i64), i64>,
+    tables: BTreeMap<i64, ()>,
+    rows: BTreeMap<(i64, String, i32), Row>,
+    retired: BTreeMap<i64, i64>,
+    last_number: i64,
+}
+
+impl State {
+    /// A number that was never given before, in no transaction's way.
+    fn number(&mut self) -> i64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    fn rows_of(&self, incarnation: i64, keys: &[Key]) -> Vec<Row> {
+        let mut rows: Vec<Row> =
+            keys.iter().filter_map(|(path, chunk)| self.rows.get(&(incarnation, path.clone(), *chunk)).cloned()).collect();
+        rows.sort_by(|a, b| (&a.path, a.chunk).cmp(&(&b.path, b.chunk)));
+        rows
+    }
+
+    fn matching(&self, partition: &str, query: &JobQuery) -> Vec<JobRow> {
+        let first = (partition.to_owned(), String::new());
+        let prefix = query.id_prefix.as_deref().unwrap_or_default();
+        let wanted = |status: JobStatus| query.statuses.is_empty() || query.statuses.contains(&status);
+        let jobs = self.jobs.range(first..).take_while(|((p, _), _)| p == partition).map(|(_, job)| job);
+        jobs.filter(|job| job.job.as_str().starts_with(prefix) && wanted(job.status)).cloned().collect()
+    }
+}
+
+impl Memory {
+    pub fn new() -> Self {
+        Self { state: Arc::default(), shared: Arc::new(Shared { clock: Clock::tokio(), signals: Signals::default() }) }
+    }
+}
+
+impl Backend for Memory {
+    fn kind(&self) -> &'static str {
+        "memory"
+    }
+    fn clock(&self) -> &Clock {
+        &self.shared.clock
+    }
+    fn signals(&self) -> &Signals {
+        &self.shared.signals
+    }
+    fn begin(&self) -> Answer<'_, Box<dyn Transaction>> {
+        Box::pin(async move {
+            let state = self.state.clone().lock_owned().await;
+            let undo = Vec::new();
+            let transaction = MemoryTransaction { state, shared: self.shared.clone(), undo, wake: Vec::new() };
+            Ok(Box::new(transaction) as Box<dyn Transaction>)
+        })
+    }
+    fn ping(&self) -> Answer<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
+    fn job<'a>(&'a self, partition: &'a str, job: &'a str) -> Answer<'a, Option<JobRow>> {
+        Box::pin(async move { Ok(self.state.lock().await.jobs.get(&(partition.to_owned(), job.to_owned())).cloned()) })
+    }
+    fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
+        Box::pin(async move {
+            let mut jobs = self.state.lock().await.matching(partition, query);
+            jobs.sort_by_key(|job| (job.create_time, job.incarnation));
+            if !query.ascending {
+                jobs.reverse();
+            }
+            let offset = usize::try_from(query.offset).unwrap_or(usize::MAX);
+            Ok(jobs.into_iter().skip(offset).take(query.limit as usize).collect())
+        })
+    }
+    fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
+        Box::pin(async move { Ok(self.state.lock().await.matching(partition, query).len() as u64) })
+    }
+    fn labels<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<Label>> {
+        Box::pin(async move {
+            let state = self.state.lock().await;
+            let of = |n: i64| state.labels.range((n, String::new())..(n + 1, String::new()));
+            Ok(incarnations.iter().flat_map(|n| of(*n)).map(|((n, key), value)| (*n, key.clone(), value.clone())).collect())
+        })
+    }
+    fn failures<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<(i64, KeptFailure)>> {
+        Box::pin(async move {
+            let state = self.state.lock().await;
+            let of = |n: i64| state.failures.range((n, String::new())..(n + 1, String::new()));
+            let mut failures: Vec<_> = incarnations.iter().flat_map(|n| of(*n)).map(|((n, _), f)| (*n, f.clone())).collect();
+            failures.sort_by(|(a, f), (b, g)| (a, f.since, &f.path).cmp(&(b, g.since, &g.path)));
+            Ok(failures)
+        })
+    }
+    fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>> {
+        Box::pin(async move {
+            let state = self.state.lock().await;
+            Ok(state.history.range((incarnation, 0)..(incarnation + 1, 0)).map(|(_, step)| step.clone()).collect())
+        })
+    }
+    fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
+        Box::pin(async move { Ok(self.state.lock().await.rows_of(incarnation, keys)) })
+    }
+    fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>> {
+        Box::pin(async move {
+            let state = self.state.lock().await;
+            Ok(state.outbox.values().take(limit as usize).map(|(_, message)| message.clone()).collect())
+        })
+    }
+    fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
+        Box::pin(async move {
+            let state = self.state.lock().await;
+            let bytes = |row: &Row| {
+                let texts = row.path.len() + row.done.len() + row.failed.as_ref().map_or(0, Vec::len);
+                (size_of::<Row>() + texts + row.detail.as_ref().map_or(0, String::len)) as u64
+            };
+            Ok(TaskTableSize {
+                tables: state.tables.len() as u64,
+                rows: state.rows.len() as u64,
+                bytes: state.rows.values().map(bytes).sum(),
+            })
+        })
+    }
+}
+
+type Undo = Box<dyn FnOnce(&mut State) + Send>;
+
+struct MemoryTransaction {
+    state: OwnedMutexGuard<State>,
+    shared: Arc<Shared>,
+    undo: Vec<Undo>,
+    wake: Vec<Signal>,
+}
+
+impl Drop for MemoryTransaction {
+    fn drop(&mut self) {
+        while let Some(undo) = self.undo.pop() {
+            undo(&mut self.state);
+        }
+    }
+}
+
+impl MemoryTransaction {
+    /// Puts a value into one of the maps, or takes it out, and notes what was there.
+    fn put<K, V>(&mut self, map: fn(&mut State) -> &mut BTreeMap<K, V>, key: K, value: Option<V>)
+    where
+        K: Ord + Clone + Send + 'static,
+        V: Send + 'static,
+    {
+        let place = |map: &mut BTreeMap<K, V>, key: K, value: Option<V>| match value {
+            Some(value) => map.insert(key, value),
+            None => map.remove(&key),
+        };
+        let before = place(map(&mut self.state), key.clone(), value);
+        self.undo.push(Box::new(move |state| {
+            place(map(state), key, before);
+        }));
+    }
+
+    fn remove_all<K, V>(&mut self, map: fn(&mut State) -> &mut BTreeMap<K, V>, which: impl Fn(&K, &V) -> bool)
+    where
+        K: Ord + Clone + Send + 'static,
+        V: Send + 'static,
+    {
+        let keys: Vec<K> = map(&mut self.state).iter().filter(|(key, value)| which(key, value)).map(|(key, _)| key.clone()).collect();
+        for key in keys {
+            self.put(map, key, None);
+        }
+    }
+
+    fn change_job(&mut self, incarnation: i64, change: impl FnOnce(&mut JobRow)) {
+        if let Some(id) = self.state.ids.get(&incarnation).cloned()
+            && let Some(mut job) = self.state.jobs.get(&id).cloned()
+        {
+            change(&mut job);
+            self.put(|s| &mut s.jobs, id, Some(job));
+        }
+    }
+
+    fn paths(&self, incarnation: i64, which: impl Fn(&str, i32) -> bool) -> Vec<(i64, String, i32)> {
+        let rows = self.state.rows.range((incarnation, String::new(), i32::MIN)..(incarnation + 1, String::new(), i32::MIN));
+        rows.map(|(key, _)| key).filter(|(_, path, chunk)| which(path, *chunk)).cloned().collect()
+    }
+}
+
+/// The steps of a memory transaction are done when they are called.
+fn done<'a, T: Send + 'a>(value: T) -> Answer<'a, T> {
+    Box::pin(std::future::ready(Ok::<T, Fault>(value)))
+}
+
+impl Transaction for MemoryTransaction {
+    fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> Answer<'a, Vec<JobRow>> {
+        done(keys.iter().filter_map(|key| self.state.jobs.get(key).cloned()).collect())
+    }
+    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> Answer<'a, Option<i64>> {
+        let id = (job.partition.to_string(), job.job.to_string());
+        if self.state.jobs.contains_key(&id) {
+            return done(None);
+        }
+        let incarnation = self.state.number();
+        self.put(|s| &mut s.jobs, id.clone(), Some(JobRow { incarnation, ..job.clone() }));
+        self.put(|s| &mut s.ids, incarnation, Some(id));
+        done(Some(incarnation))
+    }
+    fn save_job<'a>(&'a mut self, job: &'a JobRow) -> Answer<'a, ()> {
+        self.change_job(job.incarnation, |stored| *stored = job.clone());
+        done(())
+    }
+    fn delete_job(&mut self, incarnation: i64) -> Answer<'_, ()> {
+        if let Some(id) = self.state.ids.get(&incarnation).cloned() {
+            self.put(|s| &mut s.jobs, id, None);
+        }
+        self.put(|s| &mut s.ids, incarnation, None);
+        self.remove_all(|s| &mut s.labels, |(n, _), _| *n == incarnation);
+        self.remove_all(|s| &mut s.failures, |(n, _), _| *n == incarnation);
+        self.remove_all(|s| &mut s.history, |(n, _), _| *n == incarnation);
+        self.drop_outbox_of(incarnation)
+    }
+    fn insert_labels<'a>(&'a mut self, incarnation: i64, labels: &'a BTreeMap<String, Option<String>>) -> Answer<'a, ()> {
+        for (key, value) in labels {
+            self.put(|s| &mut s.labels, (incarnation, key.clone()), Some(value.clone()));
+        }
+        done(())
+    }
+    fn append_history<'a>(&'a mut self, incarnation: i64, transition: &'a Transition) -> Answer<'a, ()> {
+        let number = self.state.number();
+        self.put(|s| &mut s.history, (incarnation, number), Some(transition.clone()));
+        done(())
+    }
+
+    fn has_lived<'a>(&'a mut self, partition: &'a str, job: &'a str) -> Answer<'a, bool> {
+        let first = (partition.to_owned(), job.to_owned(), i64::MIN);
+        done(self.state.lives.range(first..).next().is_some_and(|((p, j, _), _)| p == partition && j == job))
+    }
+    fn mark_reborn(&mut self, incarnation: i64) -> Answer<'_, ()> {
+        self.change_job(incarnation, |job| job.first_life = false);
+        done(())
+    }
+    fn remember_life<'a>(&'a mut self, partition: &'a str, job: &'a str, incarnation: i64) -> Answer<'a, ()> {
+        let now = self.shared.clock.now();
+        self.put(|s| &mut s.lives, (partition.to_owned(), job.to_owned(), incarnation), Some(now));
+        done(())
+    }
+    fn forget_lives(&mut self, older_than: u64) -> Answer<'_, ()> {
+        let limit = self.shared.clock.now().saturating_sub_unsigned(older_than);
+        self.remove_all(|s| &mut s.lives, |_, ended| *ended <= limit);
+        done(())
+    }
+
+    fn push_outbox<'a>(&'a mut self, incarnation: i64, pipe: &'a str, body: &'a [u8]) -> Answer<'a, ()> {
+        let id = self.state.number();
+        let message = OutboxMessage { id, pipe: pipe.to_owned(), body: body.to_vec() };
+        self.put(|s| &mut s.outbox, id, Some((incarnation, message)));
+        done(())
+    }
+    fn drop_outbox_of(&mut self, incarnation: i64) -> Answer<'_, ()> {
+        self.remove_all(|s| &mut s.outbox, |_, (n, _)| *n == incarnation);
+        done(())
+    }
+    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> Answer<'a, ()> {
+        for id in ids {
+            self.put(|s| &mut s.outbox, *id, None);
+        }
+        done(())
+    }
+
+    fn create_task_table(&mut self, incarnation: i64) -> Answer<'_, ()> {
+        self.put(|s| &mut s.tables, incarnation, Some(()));
+        done(())
+    }
+    fn load_places<'a>(&'a mut self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
+        done(self.state.rows_of(incarnation, keys))
+    }
+    fn change_places<'a>(&'a mut self, incarnation: i64, changes: &'a Changes) -> Answer<'a, ()> {
+        let mut gone = Vec::new();
+        for path in &changes.pruned {
+            let below = format!("{path}.");
+            gone.extend(self.paths(incarnation, |other, _| other == path || other.starts_with(&below)));
+        }
+        for path in &changes.gone {
+            gone.extend(self.paths(incarnation, |other, _| other == path));
+        }
+        gone.extend(changes.settled.iter().map(|path| (incarnation, path.clone(), -1)));
+        for key in gone {
+            self.put(|s| &mut s.rows, key, None);
+        }
+        for row in &changes.rows {
+            self.put(|s| &mut s.rows, (incarnation, row.path.clone(), row.chunk), Some(row.clone()));
+        }
+        done(())
+    }
+    fn kept_failures(&mut self, incarnation: i64) -> Answer<'_, HashMap<String, String>> {
+        let failures = self.state.failures.range((incarnation, String::new())..(incarnation + 1, String::new()));
+        let kind = |f: &KeptFailure| f.failure.failure_id.clone().unwrap_or_else(|| UNNAMED_FAILURE.to_owned());
+        done(failures.map(|((_, path), failure)| (path.clone(), kind(failure))).collect())
+    }
+    fn change_failures<'a>(&'a mut self, incarnation: i64, new: &'a [KeptFailure], gone: &'a [String]) -> Answer<'a, ()> {
+        for path in gone {
+            self.put(|s| &mut s.failures, (incarnation, path.clone()), None);
+        }
+        for failure in new {
+            self.put(|s| &mut s.failures, (incarnation, failure.path.clone()), Some(failure.clone()));
+        }
+        done(())
+    }
+
+    fn retire_table(&mut self, incarnation: i64, delay: u64) -> Answer<'_, ()> {
+        let due = self.shared.clock.now().saturating_add_unsigned(delay);
+        let due = self.state.retired.get(&incarnation).map_or(due, |before| due.min(*before));
+        self.put(|s| &mut s.retired, incarnation, Some(due));
+        done(())
+    }
+    fn due_tables(&mut self, limit: u32) -> Answer<'_, Vec<i64>> {
+        let now = self.shared.clock.now();
+        let due = self.state.retired.iter().filter(|(_, due)| **due <= now).map(|(n, _)| *n);
+        done(due.take(limit as usize).collect())
+    }
+    fn drop_table(&mut self, incarnation: i64) -> Answer<'_, bool> {
+        let there = self.state.tables.contains_key(&incarnation);
+        self.put(|s| &mut s.tables, incarnation, None);
+        self.put(|s| &mut s.retired, incarnation, None);
+        for key in self.paths(incarnation, |_, _| true) {
+            self.put(|s| &mut s.rows, key, None);
+        }
+        done(there)
+    }
+    fn next_due(&mut self, lives_kept: u64) -> Answer<'_, Option<u64>> {
+        let tables = self.state.retired.values().copied();
+        let lives = self.state.lives.values().map(|ended| ended.saturating_add_unsigned(lives_kept));
+        let now = self.shared.clock.now();
+        done(tables.chain(lives).min().map(|due| u64::try_from(due - now).unwrap_or(0)))
+    }
+
+    fn notify(&mut self, signal: Signal) {
+        self.wake.push(signal);
+    }
+    fn commit(mut self: Box<Self>) -> Answer<'static, ()> {
+        self.undo.clear();
+        let (shared, wake) = (self.shared.clone(), std::mem::take(&mut self.wake));
+        // The lock first: whoever is woken finds what was committed.
+        drop(self);
+        wake.into_iter().for_each(|signal| shared.signals.wake(signal));
+        done(())
+    }
+    fn rollback(self: Box<Self>) -> Answer<'static, ()> {
+        drop(self);
+        done(())
+    }
+}

@@ -1,0 +1,129 @@
+//! The domain's words of the store's interface: what goes in and what comes out, none of it known to SQL.
+
+use std::collections::BTreeMap;
+
+use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
+
+/// What a job is created from.
+#[derive(Debug, Clone)]
+pub struct JobRequest {
+    pub partition: PartitionId,
+    pub job: JobId,
+    pub name: Option<String>,
+    pub description: Option<String>,
+    pub external_data: Option<String>,
+    pub labels: BTreeMap<String, Option<String>>,
+    pub on_failure: OnFailure,
+    /// Of the whole request: tells a request that is sent again from another one.
+    pub content_hash: [u8; 32],
+}
+
+/// One life of a job id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Life {
+    pub partition: PartitionId,
+    pub job: JobId,
+    pub incarnation: i64,
+    /// Whether the job id has lived before (within the memory of past lives).
+    pub first: bool,
+}
+
+impl Life {
+    /// The job task id of the whole job: `partition:job`, from the second life on `partition:job!incarnation`.
+    pub fn job_task_id(&self) -> String {
+        JobTaskId {
+            partition: self.partition.to_string(),
+            job: self.job.to_string(),
+            incarnation: (!self.first).then_some(self.incarnation),
+            steps: Vec::new(),
+        }
+        .to_string()
+    }
+}
+
+/// A message that must reach the broker; it stays in the outbox until it is known to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutboxMessage {
+    pub id: i64,
+    pub pipe: String,
+    pub body: Vec<u8>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Creation {
+    Created(Life),
+    /// The same request has created the job before.
+    AlreadyThere,
+    /// There is another job with this id.
+    Conflict,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cancellation {
+    Cancelled,
+    AlreadyCancelled,
+    NotFound,
+    /// The job has come to another end.
+    Finished(JobStatus),
+}
+
+/// Which jobs of a partition, in which order.
+#[derive(Debug, Clone, Default)]
+pub struct JobQuery {
+    /// A literal, case-sensitive prefix of the job id.
+    pub id_prefix: Option<String>,
+    /// Jobs with one of these statuses; empty = any.
+    pub statuses: Vec<JobStatus>,
+    pub limit: u32,
+    pub offset: u64,
+    /// By creation time: oldest first. Otherwise newest first. Ties are in creation order accordingly.
+    pub ascending: bool,
+}
+
+/// Something that was reported about one task.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrackingEvent {
+    pub task: JobTaskId,
+    pub kind: EventKind,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum EventKind {
+    /// 0 to 100. 0 of a final task announces the size of its split and nothing else.
+    Progress(u8),
+    Complete,
+    Failed(ReportFailure),
+    Retry {
+        attempts: Option<i32>,
+        failure: Option<ReportFailure>,
+    },
+}
+
+/// What a flush of the ledger did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Recorded {
+    /// Events of unknown, past or finished jobs.
+    pub ignored: u64,
+    /// Jobs whose outcome these events decided.
+    pub finished: Vec<(Life, JobStatus)>,
+}
+
+/// The size of all task tables together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TaskTableSize {
+    pub tables: u64,
+    pub rows: u64,
+    pub bytes: u64,
+}
+
+/// A step in the history of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transition {
+    /// Milliseconds since 1970.
+    pub time: i64,
+    pub from: Option<JobStatus>,
+    pub to: JobStatus,
+    /// Who made it: `client`, `tracking`, …
+    pub actor: String,
+    pub reason: String,
+}
