@@ -248,8 +248,7 @@ mod tests {
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        let settlement =
-            prop_oneof![8 => Just(Settlement::Ack), 1 => Just(Settlement::Requeue), 1 => Just(Settlement::Reject)];
+        let settlement = prop_oneof![8 => Just(Settlement::Ack), 1 => Just(Settlement::Requeue), 1 => Just(Settlement::Reject)];
         prop_oneof![
             4 => Just(Step::Deliver),
             4 => (any::<prop::sample::Index>(), settlement).prop_map(|(index, settlement)| Step::Settle(index, settlement)),

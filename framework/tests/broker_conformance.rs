@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use framework::broker::embedded::Embedded;
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, Consumer, Delivery, HeaderValue, Headers, Outgoing};
 use futures_util::future::join_all;
+use tempfile::TempDir;
 use tokio::time::{Instant, timeout};
 
 /// How long a test waits for what must come.
@@ -24,6 +26,8 @@ struct Bench {
 
 enum Keeper {
     Memory(Memory),
+    /// The folders that this broker has lived in, the latest last.
+    Embedded(Vec<TempDir>),
 }
 
 impl Bench {
@@ -32,18 +36,39 @@ impl Bench {
         Self { broker: Arc::new(memory.process()), keeper: Keeper::Memory(memory) }
     }
 
+    async fn embedded() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let broker = Embedded::open(folder.path()).await.unwrap();
+        Self { broker: Arc::new(broker), keeper: Keeper::Embedded(vec![folder]) }
+    }
+
     /// Closes the broker in good order and opens it as the next process would.
     async fn reopen(&mut self) {
         self.broker.close().await;
         self.broker = match &self.keeper {
             Keeper::Memory(memory) => Arc::new(memory.process()),
+            Keeper::Embedded(folders) => Arc::new(Embedded::open(folders.last().unwrap().path()).await.unwrap()),
         };
     }
 
     /// The end of the process without any order, and the next one.
     async fn crash(&mut self) {
-        match &self.keeper {
-            Keeper::Memory(_) => self.reopen().await,
+        match &mut self.keeper {
+            Keeper::Memory(memory) => {
+                // Closing is no better than dying here.
+                self.broker.close().await;
+                self.broker = Arc::new(memory.process());
+            }
+            Keeper::Embedded(folders) => {
+                // What a killed process leaves behind is its files as they are in that moment.
+                let folder = tempfile::tempdir().unwrap();
+                for file in std::fs::read_dir(folders.last().unwrap().path()).unwrap() {
+                    let file = file.unwrap();
+                    std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+                }
+                self.broker = Arc::new(Embedded::open(folder.path()).await.unwrap());
+                folders.push(folder);
+            }
         }
     }
 
@@ -58,8 +83,7 @@ impl Bench {
 
     /// Publishes numbered messages and waits for all confirms.
     async fn publish(&self, pipe: &Arc<str>, numbers: std::ops::Range<u32>) {
-        let confirms: Vec<_> =
-            numbers.map(|n| self.broker.publish(Outgoing::new(Arc::clone(pipe), n.to_string()))).collect();
+        let confirms: Vec<_> = numbers.map(|n| self.broker.publish(Outgoing::new(Arc::clone(pipe), n.to_string()))).collect();
         for confirm in join_all(confirms).await {
             confirm.unwrap();
         }
@@ -351,6 +375,7 @@ async fn a_closed_broker_says_so(bench: Bench) {
 macro_rules! laws {
     ($($law:ident),+ $(,)?) => {
         laws!(@ memory, Bench::memory(), $($law),+);
+        laws!(@ embedded, Bench::embedded(), $($law),+);
     };
     (@ $broker:ident, $open:expr, $($law:ident),+) => {
         mod $broker {

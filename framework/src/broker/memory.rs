@@ -20,9 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use super::{
-    Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Headers, Outgoing, PublishError, Settlement, Settler,
-};
+use super::{Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Headers, Outgoing, PublishError, Settlement, Settler};
 
 /// One process's hold on the messages. Clones are the same process; [`Memory::process`] is another one.
 #[derive(Clone)]
@@ -276,8 +274,7 @@ impl State {
             pipe.consumers = others;
             self.ended.extend::<VecDeque<_>>(ended);
         }
-        let mut tags: Vec<u64> =
-            self.unsettled.iter().filter(|(_, unsettled)| unsettled.process == process).map(|(tag, _)| *tag).collect();
+        let mut tags: Vec<u64> = self.unsettled.iter().filter(|(_, unsettled)| unsettled.process == process).map(|(tag, _)| *tag).collect();
         tags.sort_unstable();
         for tag in tags {
             self.settle(tag, Settlement::Requeue);
