@@ -40,6 +40,7 @@ suite![
     what_was_left_in_the_outbox_is_sent_when_a_service_starts,
     every_one_of_many_jobs_is_started,
     a_message_that_is_refused_does_not_hold_up_the_others,
+    what_a_closed_broker_did_not_take_is_sent_by_the_next_service,
     a_service_that_is_stopped_ends,
 ];
 
@@ -173,6 +174,23 @@ async fn a_message_that_is_refused_does_not_hold_up_the_others(backend: Backend)
     assert_eq!((memory.depth("full").await.unwrap(), memory.depth("in").await.unwrap()), (2, 1));
     assert_eq!(broker.refused.load(Ordering::Relaxed), 6);
     background.stop().await;
+}
+
+async fn what_a_closed_broker_did_not_take_is_sent_by_the_next_service(backend: Backend) {
+    let database = Database::new(backend).await;
+    let store = Store::open(&database.url).await.unwrap();
+    let closed = Arc::new(Memory::new());
+    closed.close().await;
+    let background = Background::start(&store, closed);
+    create(&store, 0, "in").await;
+    background.stop().await;
+    assert_eq!(store.outbox(10).await.unwrap().len(), 1);
+
+    let broker = Memory::new();
+    let background = Background::start(&store, Arc::new(broker.clone()));
+    outbox_is_empty(&store).await;
+    background.stop().await;
+    assert_eq!(broker.depth("in").await.unwrap(), 1);
 }
 
 async fn a_service_that_is_stopped_ends(backend: Backend) {
