@@ -513,7 +513,7 @@ async fn bad_parameters_are_refused_by_name() {
 #[tokio::test]
 async fn an_unknown_url_and_a_wrong_method_are_told_apart() {
     let service = without_jobs().await;
-    for path in ["/", "/job-service/v1", "/job-service/v1/partitions/p/jobs/j/unknown"] {
+    for path in ["/", "/job-service/v1", "/job-service/v1/partitions/p/jobs/j/unknown", "/job-service-ui/unknown"] {
         let text = format!("There is nothing at {path}. The API is described at /job-service-ui/.");
         service.call(Method::GET, path, None).await.refuses(404, &text);
     }

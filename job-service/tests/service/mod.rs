@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::OnceLock;
 
-use contract::{JobId, JobTaskId, PartitionId};
+use contract::JobTaskId;
 use framework::broker::Broker;
 use framework::broker::memory::Memory;
 use job_service::{BASE_PATH, JobService, ServiceOptions};
@@ -133,10 +133,6 @@ impl Service {
     pub async fn report(&self, job: &str, steps: &str, kind: EventKind) {
         let task = JobTaskId::parse(&format!("{}:{job}{steps}", self.partition)).unwrap();
         self.store.record(&[TrackingEvent { task, kind }]).await.unwrap();
-    }
-
-    pub fn ids(&self, job: &str) -> (PartitionId, JobId) {
-        (PartitionId::parse(&self.partition).unwrap(), JobId::parse(job).unwrap())
     }
 }
 
