@@ -259,7 +259,11 @@ impl Broker for Refusing {
 }
 
 async fn create(store: &Store, n: u32, pipe: &str) {
-    let request = JobRequest {
+    store.create_job(&request(n), |_| (pipe.to_owned(), n.to_string().into_bytes())).await.unwrap();
+}
+
+fn request(n: u32) -> JobRequest {
+    JobRequest {
         partition: PartitionId::parse("p").unwrap(),
         job: JobId::parse(&format!("j{n}")).unwrap(),
         name: None,
@@ -268,8 +272,7 @@ async fn create(store: &Store, n: u32, pipe: &str) {
         labels: [].into(),
         on_failure: OnFailure::Stop,
         content_hash: [0; 32],
-    };
-    store.create_job(&request, |_| (pipe.to_owned(), n.to_string().into_bytes())).await.unwrap();
+    }
 }
 
 async fn first_message(broker: &Memory, pipe: &str) -> TaskMessage {
@@ -292,4 +295,24 @@ async fn outbox_is_empty(store: &Store) {
 
 fn now() -> i64 {
     i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap()
+}
+
+#[tokio::test]
+async fn a_relay_outlives_its_database() {
+    let server = harness::PostgresServer::start().await.unwrap();
+    let store = Store::open(&server.create_database().await.unwrap().url).await.unwrap();
+    let broker = Memory::new();
+    let background = Background::start(&store, Arc::new(broker.clone()));
+    create(&store, 0, "in").await;
+    outbox_is_empty(&store).await;
+
+    server.kill().await.unwrap();
+    server.start_again().await.unwrap();
+    wait_for("the store to take a job again", async || {
+        store.create_job(&request(1), |_| ("in".to_owned(), b"1".to_vec())).await.map_err(|error| error.to_string())
+    })
+    .await;
+    outbox_is_empty(&store).await;
+    background.stop().await;
+    assert!(broker.depth("in").await.unwrap() >= 2);
 }
