@@ -19,6 +19,8 @@ mod memory;
 mod model;
 mod outbox;
 mod record;
+mod sql;
+mod sqlite;
 mod state;
 mod sweep;
 
@@ -65,6 +67,7 @@ impl Store {
     pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
         let scheme = url.split(':').next().unwrap_or_default();
         let backend: Arc<dyn Backend> = match scheme {
+            "sqlite" => Arc::new(sqlite::SqliteBackend::open(url).await?),
             "memory" => Arc::new(memory::Memory::new()),
             _ => return Err(unknown_scheme(url)),
         };
