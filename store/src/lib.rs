@@ -18,6 +18,7 @@ mod ledger;
 mod memory;
 mod model;
 mod outbox;
+mod postgres;
 mod record;
 mod sql;
 mod sqlite;
@@ -67,6 +68,7 @@ impl Store {
     pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
         let scheme = url.split(':').next().unwrap_or_default();
         let backend: Arc<dyn Backend> = match scheme {
+            "postgres" | "postgresql" => Arc::new(postgres::PostgresBackend::open(url).await?),
             "sqlite" => Arc::new(sqlite::SqliteBackend::open(url).await?),
             "memory" => Arc::new(memory::Memory::new()),
             _ => return Err(unknown_scheme(url)),

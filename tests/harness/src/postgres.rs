@@ -14,6 +14,14 @@ use crate::{free_port, unique};
 const MISSING: &str = "PostgreSQL is not installed: `apt-get install postgresql` (its service is not needed and may stay \
                        off), or set DATABASE_URL to a server on which databases may be created";
 
+/// The folder of the data is made under the supervisor's eyes, too: a test may be killed in the middle of that.
+const START: &str = r#"
+    initdb=$1 data=$4
+    shift
+    [ -e "$data" ] || "$initdb" -D "$data" --username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync || exit
+    exec "$@"
+"#;
+
 /// A fresh, empty database of the caller's own.
 #[derive(Debug, Clone)]
 pub struct Postgres {
@@ -48,18 +56,10 @@ impl PostgresServer {
     async fn start_with(settings: &[&str]) -> anyhow::Result<Self> {
         let (Some(initdb), Some(postgres)) = (postgres_program("initdb"), postgres_program("postgres")) else { bail!(MISSING) };
         let home = Home::new(&["postgres", "nobody"])?;
-        let data = home.path().join("data");
-        let mut create = home.command(initdb);
-        create.args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync", "--no-instructions"]);
-        run({
-            create.arg("--pgdata").arg(&data);
-            create
-        })
-        .await?;
-
         let port = free_port();
-        let mut server = Command::new(postgres);
-        server.arg("-D").arg(&data).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
+        let mut server = Command::new("sh");
+        server.args(["-c", START, "batchwright-postgresql"]).arg(initdb).arg(postgres);
+        server.arg("-D").arg(home.path().join("data")).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
         server.args(["-c", "max_connections=200", "-c", "shared_buffers=64MB"]).args(settings);
         let server = Self { supervisor: home.supervise("PostgreSQL", "INT", &server)?, port };
         server.start_again().await?;

@@ -91,6 +91,8 @@ impl Home {
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // Ours may be a pipe whose reader waits for its end.
+            .stderr(Stdio::null())
             .spawn()
             .with_context(|| format!("cannot start the shell that looks after {name}"))?;
         let orders = process.stdin.take();

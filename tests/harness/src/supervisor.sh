@@ -15,8 +15,8 @@ end() {
     pid=
 }
 
-# Not ignored but handled: what is ignored here would be ignored by the server, too.
-trap : HUP INT TERM
+# Not ignored but handled: what is ignored here would be ignored by the server, too. PIPE comes when nobody is left to be answered.
+trap : HUP INT TERM PIPE
 
 while read -r order; do
     answer=yes
@@ -36,8 +36,15 @@ while read -r order; do
     echo "$answer"
 done
 
-# QUIT lets PostgreSQL take its processes along; who does not know it is killed.
-[ "$gently" = INT ] && end QUIT
+# PostgreSQL takes its processes along on QUIT. One signal is not enough: a server that has only just been started still ignores it,
+# as every background process of a shell does. What does not end by itself is killed.
+if [ "$gently" = INT ]; then
+    rounds=100
+    while [ -n "$pid" ] && [ $rounds -gt 0 ] && jobs >/dev/null && kill -s QUIT "$pid" 2>/dev/null; do
+        sleep 0.1
+        rounds=$((rounds - 1))
+    done
+fi
 end KILL
 cd /
 rm -rf "$folder"

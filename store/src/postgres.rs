@@ -1,0 +1,461 @@
+//! The store in PostgreSQL, for any number of processes.
+//!
+//! Whoever writes a job holds the lock of its row, and then locks the rows of its task table in the order of their keys by a
+//! statement of its own: an update alone does not keep an order, and two of them deadlock.
+//! Times that something is due at are the database's, because the clocks of its clients differ.
+
+mod listen;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow};
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row as _};
+use tokio::time::{Instant, timeout_at};
+
+use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
+use crate::error::{Fault, StoreError};
+use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
+use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
+use crate::{JobQuery, OutboxMessage, TaskTableSize, Transition, masked};
+use listen::{CHANNEL, Listener};
+
+const CONNECTIONS: u32 = 8;
+/// How long a connection is waited for.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// How long one transaction or read may take before its connection is dropped.
+const TRANSACTION_LIMIT: Duration = Duration::from_secs(90);
+/// What the server itself enforces, in milliseconds: shorter, so that it speaks first where it can.
+const SESSION: [(&str, &str); 4] = [
+    ("lock_timeout", "20000"),
+    ("statement_timeout", "60000"),
+    ("idle_in_transaction_session_timeout", "60000"),
+    ("tcp_user_timeout", "30000"),
+];
+
+#[derive(Debug)]
+pub struct PostgresBackend {
+    pool: PgPool,
+    signals: Arc<Signals>,
+    clock: Clock,
+    listener: Listener,
+}
+
+impl PostgresBackend {
+    pub async fn open(url: &str) -> Result<Self, StoreError> {
+        let place = masked(url);
+        let unusable = |reason: String| StoreError::Unusable { place: place.clone(), reason };
+        let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| {
+            unusable(format!("{error}; its URL must look like postgres://user:password@host:5432/database"))
+        })?;
+        let options = options.application_name("batchwright").options(SESSION);
+        let pool = PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(CONNECT_LIMIT).connect_lazy_with(options.clone());
+        first_connection(&options, &place).await?;
+        sqlx::migrate!("../migrations/postgres").run(&pool).await.map_err(|error| match error {
+            sqlx::migrate::MigrateError::Execute(error) => opening(error, &place),
+            error => unusable(error.to_string()),
+        })?;
+        let signals = Arc::new(Signals::default());
+        let listener = Listener::start(options, pool.clone(), signals.clone());
+        Ok(Self { pool, signals, clock: Clock::System, listener })
+    }
+
+    async fn session(&self) -> Result<Session, Fault> {
+        let connection = self.pool.acquire().await?;
+        Ok(Session { connection, deadline: Instant::now() + TRANSACTION_LIMIT, settled: false })
+    }
+
+    /// One statement that reads.
+    async fn fetch(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, Fault> {
+        let mut session = self.session().await?;
+        let rows = session.fetch(query).await?;
+        session.settled = true;
+        Ok(rows)
+    }
+}
+
+/// Connects once, so that what is wrong is told as it is and not as a pool that has no connection.
+async fn first_connection(options: &PgConnectOptions, place: &str) -> Result<(), StoreError> {
+    use sqlx::{ConnectOptions as _, Connection as _};
+    let connecting = tokio::time::timeout(CONNECT_LIMIT, options.connect()).await;
+    let Ok(connected) = connecting else {
+        return Err(StoreError::Unavailable(format!("{place}: no answer within {} s", CONNECT_LIMIT.as_secs())));
+    };
+    let connection = connected.map_err(|error| opening(error, place))?;
+    connection.close().await.map_err(|error| opening(error, place))
+}
+
+fn opening(error: sqlx::Error, place: &str) -> StoreError {
+    match Fault::from(error) {
+        Fault::Refused(reason) => StoreError::Unusable { place: place.to_owned(), reason },
+        Fault::Contention(reason) | Fault::Unavailable(reason) => StoreError::Unavailable(format!("{place}: {reason}")),
+    }
+}
+
+/// A connection that goes back to the pool only when what it was taken for has ended in order.
+struct Session {
+    connection: PoolConnection<Postgres>,
+    deadline: Instant,
+    settled: bool,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.settled {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+impl Session {
+    async fn execute(&mut self, query: Query<'_, Postgres, PgArguments>) -> Result<u64, Fault> {
+        let answer = timeout_at(self.deadline, query.execute(&mut *self.connection)).await.map_err(|_| too_slow())?;
+        Ok(answer?.rows_affected())
+    }
+
+    async fn fetch(&mut self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, Fault> {
+        Ok(timeout_at(self.deadline, query.fetch_all(&mut *self.connection)).await.map_err(|_| too_slow())??)
+    }
+
+    /// Statements without parameters, any number of them.
+    async fn run(&mut self, text: String) -> Result<(), Fault> {
+        let script = sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *self.connection);
+        timeout_at(self.deadline, script).await.map_err(|_| too_slow())??;
+        Ok(())
+    }
+}
+
+fn too_slow() -> Fault {
+    Fault::Unavailable(format!("a transaction took longer than {} s", TRANSACTION_LIMIT.as_secs()))
+}
+
+fn push_filter(query: &mut QueryBuilder<Postgres>, partition: &str, filter: &JobQuery) {
+    query.push(" from job where partition_id = ").push_bind(partition.to_owned());
+    if let Some(prefix) = &filter.id_prefix {
+        query.push(" and starts_with(job_id, ").push_bind(prefix.clone()).push(")");
+    }
+    if !filter.statuses.is_empty() {
+        let names: Vec<&'static str> = filter.statuses.iter().map(|status| status.name()).collect();
+        query.push(" and status = any(").push_bind(names).push(")");
+    }
+}
+
+fn select_places(incarnation: i64, keys: &[Key], lock: &str) -> Query<'static, Postgres, PgArguments> {
+    let text = format!(
+        "select {PLACE_COLUMNS} from task_{incarnation} where (path, chunk) in (select * from unnest($1::text[], $2::int4[])) \
+         order by path, chunk {lock}"
+    );
+    let (paths, chunks): (Vec<String>, Vec<i32>) = keys.iter().cloned().unzip();
+    sqlx::query(AssertSqlSafe(text)).bind(paths).bind(chunks)
+}
+
+/// A table that the sweeper has dropped has no rows.
+fn none_if_gone(fault: Fault) -> Result<Vec<PgRow>, Fault> {
+    match fault {
+        Fault::Refused(reason) if reason.contains("relation \"task_") && reason.contains("does not exist") => Ok(Vec::new()),
+        fault => Err(fault),
+    }
+}
+
+impl Backend for PostgresBackend {
+    fn kind(&self) -> &'static str {
+        "postgres"
+    }
+    fn clock(&self) -> &Clock {
+        &self.clock
+    }
+    fn signals(&self) -> &Signals {
+        &self.signals
+    }
+    fn begin(&self) -> Answer<'_, Box<dyn Transaction>> {
+        Box::pin(async move {
+            let mut session = self.session().await?;
+            session.execute(sqlx::query("begin")).await?;
+            Ok(Box::new(PostgresTransaction { session, wake: Vec::new() }) as Box<dyn Transaction>)
+        })
+    }
+    fn ping(&self) -> Answer<'_, ()> {
+        Box::pin(async move { self.fetch(sqlx::query("select 1")).await.map(drop) })
+    }
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.listener.stop().await;
+            self.pool.close().await;
+        })
+    }
+
+    fn job<'a>(&'a self, partition: &'a str, job: &'a str) -> Answer<'a, Option<JobRow>> {
+        Box::pin(async move {
+            let query = sqlx::query(concat!("select ", job_columns!(), " from job where partition_id = $1 and job_id = $2"));
+            let rows = self.fetch(query.bind(partition).bind(job)).await?;
+            let Some(row) = rows.first() else { return Ok(None) };
+            Ok(Some(read_job!(row)))
+        })
+    }
+    fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
+        Box::pin(async move {
+            let mut select = QueryBuilder::<Postgres>::new(concat!("select ", job_columns!()));
+            push_filter(&mut select, partition, query);
+            let order = if query.ascending { "create_time, incarnation" } else { "create_time desc, incarnation desc" };
+            select.push(format!(" order by {order} limit ")).push_bind(i64::from(query.limit));
+            select.push(" offset ").push_bind(i64::try_from(query.offset).unwrap_or(i64::MAX));
+            let mut jobs = Vec::new();
+            for row in &self.fetch(select.build()).await? {
+                jobs.push(read_job!(row));
+            }
+            Ok(jobs)
+        })
+    }
+    fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
+        Box::pin(async move {
+            let mut select = QueryBuilder::<Postgres>::new("select count(*)");
+            push_filter(&mut select, partition, query);
+            let rows = self.fetch(select.build()).await?;
+            let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
+            Ok(u64::try_from(count).unwrap_or_default())
+        })
+    }
+    fn labels<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<Label>> {
+        Box::pin(async move {
+            let query = sqlx::query("select incarnation, name, value from label where incarnation = any($1)");
+            let mut labels = Vec::new();
+            for row in &self.fetch(query.bind(incarnations)).await? {
+                labels.push((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
+            }
+            Ok(labels)
+        })
+    }
+    fn failures<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<(i64, KeptFailure)>> {
+        Box::pin(async move {
+            let query = sqlx::query(
+                "select incarnation, path, since, attempts, failure from failure where incarnation = any($1) \
+                 order by incarnation, since, path",
+            );
+            let mut failures = Vec::new();
+            for row in &self.fetch(query.bind(incarnations)).await? {
+                failures.push((row.try_get("incarnation")?, read_failure!(row)));
+            }
+            Ok(failures)
+        })
+    }
+    fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>> {
+        Box::pin(async move {
+            let query = sqlx::query("select time, from_status, to_status, actor, reason from history where incarnation = $1 order by id");
+            let mut history = Vec::new();
+            for row in &self.fetch(query.bind(incarnation)).await? {
+                history.push(read_transition!(row));
+            }
+            Ok(history)
+        })
+    }
+    fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
+        Box::pin(async move {
+            let rows = self.fetch(select_places(incarnation, keys, "")).await.or_else(none_if_gone)?;
+            let mut places = Vec::with_capacity(rows.len());
+            for row in &rows {
+                places.push(read_place!(row));
+            }
+            Ok(places)
+        })
+    }
+    fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>> {
+        Box::pin(async move {
+            let query = sqlx::query(
+                "select id, pipe, body from outbox where due_time <= (extract(epoch from clock_timestamp()) * 1000)::bigint \
+                 order by id limit $1",
+            );
+            let mut messages = Vec::new();
+            for row in &self.fetch(query.bind(i64::from(limit))).await? {
+                messages.push(OutboxMessage { id: row.try_get(0)?, pipe: row.try_get(1)?, body: row.try_get(2)? });
+            }
+            Ok(messages)
+        })
+    }
+    fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
+        Box::pin(async move {
+            let mut size = TaskTableSize::default();
+            let tables = sqlx::query(
+                "select relname::text, pg_total_relation_size(oid) from pg_class \
+                 where relkind = 'r' and relname ~ '^task_[0-9]+$' and relnamespace = current_schema()::regnamespace",
+            );
+            for table in &self.fetch(tables).await? {
+                let (name, bytes): (String, Option<i64>) = (table.try_get(0)?, table.try_get(1)?);
+                let count = sqlx::query(AssertSqlSafe(format!("select count(*) from {name}")));
+                for row in &self.fetch(count).await.or_else(none_if_gone)? {
+                    size.tables += 1;
+                    size.rows += u64::try_from(row.try_get::<i64, _>(0)?).unwrap_or_default();
+                    size.bytes += u64::try_from(bytes.unwrap_or_default()).unwrap_or_default();
+                }
+            }
+            Ok(size)
+        })
+    }
+}
+
+struct PostgresTransaction {
+    session: Session,
+    wake: Vec<Signal>,
+}
+
+impl PostgresTransaction {
+    async fn execute(&mut self, query: Query<'_, Postgres, PgArguments>) -> Result<u64, Fault> {
+        self.session.execute(query).await
+    }
+
+    async fn fetch(&mut self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, Fault> {
+        self.session.fetch(query).await
+    }
+}
+
+impl Transaction for PostgresTransaction {
+    common_steps!("(extract(epoch from clock_timestamp()) * 1000)::bigint");
+
+    fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> Answer<'a, Vec<JobRow>> {
+        Box::pin(async move {
+            let query = sqlx::query(concat!(
+                "select ",
+                job_columns!(),
+                " from job where (partition_id, job_id) in (select * from unnest($1::text[], $2::text[])) \
+                 order by partition_id, job_id for update"
+            ));
+            let (partitions, ids): (Vec<&str>, Vec<&str>) = keys.iter().map(|(p, j)| (p.as_str(), j.as_str())).unzip();
+            let mut jobs = Vec::new();
+            for row in &self.fetch(query.bind(partitions).bind(ids)).await? {
+                jobs.push(read_job!(row));
+            }
+            Ok(jobs)
+        })
+    }
+    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> Answer<'a, ()> {
+        Box::pin(async move { self.execute(sqlx::query("delete from outbox where id = any($1)").bind(ids)).await.map(drop) })
+    }
+
+    fn create_task_table(&mut self, incarnation: i64) -> Answer<'_, ()> {
+        // Half of every page stays free and only the key is indexed, so that an update finds room beside its row. Bitmaps change
+        // all the time: they are neither compressed nor stored elsewhere.
+        let table = format!("task_{incarnation}");
+        let text = format!(
+            "create table {table} (items bigint not null, open_sum bigint not null, since bigint, chunk integer not null, \
+             size integer, top integer not null, done_count integer not null, failed_count integer not null, \
+             kept integer not null, counted integer not null, percent integer not null, flags integer not null, attempts integer, \
+             path text collate \"C\" not null, done bytea not null, failed bytea, detail text) with (fillfactor = 50); \
+             alter table {table} alter path set storage plain, alter done set storage plain, alter failed set storage plain, \
+             add primary key (path, chunk)"
+        );
+        Box::pin(async move { self.session.run(text).await })
+    }
+    fn load_places<'a>(&'a mut self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
+        Box::pin(async move {
+            let mut places = Vec::new();
+            for row in &self.fetch(select_places(incarnation, keys, "for update")).await? {
+                places.push(read_place!(row));
+            }
+            Ok(places)
+        })
+    }
+    fn change_places<'a>(&'a mut self, incarnation: i64, changes: &'a Changes) -> Answer<'a, ()> {
+        Box::pin(async move {
+            for path in &changes.pruned {
+                // '/' follows '.', so this is everything below.
+                let text = format!("delete from task_{incarnation} where path = $1 or (path >= $1 || '.' and path < $1 || '/')");
+                self.execute(sqlx::query(AssertSqlSafe(text)).bind(path.as_str())).await?;
+            }
+            for (paths, chunk) in [(&changes.gone, ""), (&changes.settled, " and chunk = -1")] {
+                if !paths.is_empty() {
+                    let text = format!("delete from task_{incarnation} where path = any($1){chunk}");
+                    self.execute(sqlx::query(AssertSqlSafe(text)).bind(&paths[..])).await?;
+                }
+            }
+            if !changes.rows.is_empty() {
+                self.execute(upsert(incarnation, &changes.rows)).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn due_tables(&mut self, limit: u32) -> Answer<'_, Vec<i64>> {
+        Box::pin(async move {
+            let query = sqlx::query(
+                "select incarnation from retired_table where droppable_at <= (extract(epoch from clock_timestamp()) * 1000)::bigint \
+                 order by droppable_at limit $1 for update skip locked",
+            );
+            let mut due = Vec::new();
+            for row in &self.fetch(query.bind(i64::from(limit))).await? {
+                due.push(row.try_get(0)?);
+            }
+            Ok(due)
+        })
+    }
+    fn drop_table(&mut self, incarnation: i64) -> Answer<'_, bool> {
+        Box::pin(async move {
+            let name = format!("task_{incarnation}");
+            let find = sqlx::query("select to_regclass($1) is not null").bind(name.as_str());
+            let there = self.fetch(find).await?.first().map(|row| row.try_get(0)).transpose()?.unwrap_or(false);
+            if there {
+                self.execute(sqlx::query(AssertSqlSafe(format!("drop table {name}")))).await?;
+            }
+            self.execute(sqlx::query("delete from retired_table where incarnation = $1").bind(incarnation)).await?;
+            Ok(there)
+        })
+    }
+
+    fn notify(&mut self, signal: Signal) {
+        if !self.wake.contains(&signal) {
+            self.wake.push(signal);
+        }
+    }
+    fn commit(mut self: Box<Self>) -> Answer<'static, ()> {
+        Box::pin(async move {
+            if !self.wake.is_empty() {
+                let payload = self.wake.iter().map(|signal| signal.name()).collect::<Vec<_>>().join(" ");
+                self.execute(sqlx::query("select pg_notify($1, $2)").bind(CHANNEL).bind(payload)).await?;
+            }
+            self.execute(sqlx::query("commit")).await?;
+            self.session.settled = true;
+            Ok(())
+        })
+    }
+    fn rollback(mut self: Box<Self>) -> Answer<'static, ()> {
+        Box::pin(async move {
+            self.execute(sqlx::query("rollback")).await?;
+            self.session.settled = true;
+            Ok(())
+        })
+    }
+}
+
+/// All rows in one statement, a column an array.
+fn upsert(incarnation: i64, rows: &[Row]) -> Query<'static, Postgres, PgArguments> {
+    let text = format!(
+        "insert into task_{incarnation} ({PLACE_COLUMNS}) select * from unnest($1::text[], $2::int4[], $3::int4[], $4::int4[], \
+         $5::int4[], $6::int4[], $7::int4[], $8::int4[], $9::int4[], $10::int4[], $11::int8[], $12::int8[], $13::bytea[], \
+         $14::bytea[], $15::int4[], $16::int8[], $17::text[]) {PLACE_UPDATE}"
+    );
+    macro_rules! column {
+        ($name:ident) => {
+            rows.iter().map(|row| row.$name.clone()).collect::<Vec<_>>()
+        };
+    }
+    sqlx::query(AssertSqlSafe(text))
+        .bind(column!(path))
+        .bind(column!(chunk))
+        .bind(column!(size))
+        .bind(column!(top))
+        .bind(column!(done_count))
+        .bind(column!(failed_count))
+        .bind(column!(kept))
+        .bind(column!(counted))
+        .bind(column!(percent))
+        .bind(column!(flags))
+        .bind(column!(items))
+        .bind(column!(open_sum))
+        .bind(column!(done))
+        .bind(column!(failed))
+        .bind(column!(attempts))
+        .bind(column!(since))
+        .bind(column!(detail))
+}
