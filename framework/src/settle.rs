@@ -40,7 +40,8 @@ pub struct AckRuns {
     slots: VecDeque<Slot>,
     /// Acknowledged tags in the order of their settling; some may have been sent meanwhile.
     waiting: VecDeque<(u64, Instant)>,
-    /// How many slots are [`Slot::Acked`].
+    /// How many slots are [`Slot::Open`], and how many [`Slot::Acked`].
+    open: usize,
     acked: usize,
     /// Requeued and rejected tags, to be sent as they are.
     returned: Vec<Send>,
@@ -63,6 +64,7 @@ impl AckRuns {
             oldest: 1,
             slots: VecDeque::new(),
             waiting: VecDeque::new(),
+            open: 0,
             acked: 0,
             returned: Vec::new(),
             window: usize::try_from(window).unwrap_or(usize::MAX).max(1),
@@ -78,6 +80,7 @@ impl AckRuns {
             self.slots.push_back(Slot::Told);
         }
         self.slots.push_back(Slot::Open);
+        self.open += 1;
     }
 
     /// A delivery was settled. Unknown and repeated tags are ignored.
@@ -98,6 +101,7 @@ impl AckRuns {
                 self.returned.push(Send::Reject(tag));
             }
         }
+        self.open -= 1;
     }
 
     /// What to send now, in this order.
@@ -126,7 +130,7 @@ impl AckRuns {
 
     /// How many deliveries are neither settled nor on their way to be.
     pub fn open(&self) -> usize {
-        self.slots.iter().filter(|slot| **slot == Slot::Open).count()
+        self.open
     }
 
     /// The settled run at the front. It is named by its last tag that the broker still waits for.
@@ -174,7 +178,9 @@ mod tests {
     }
 
     fn ack(runs: &mut AckRuns, tags: &[u64], now: Instant) {
-        tags.iter().for_each(|tag| runs.settled(*tag, Settlement::Ack, now));
+        for tag in tags {
+            runs.settled(*tag, Settlement::Ack, now);
+        }
     }
 
     #[test]

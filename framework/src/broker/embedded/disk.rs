@@ -173,7 +173,7 @@ impl Disk {
         for (rows, statement) in &self.statements.deletes {
             while alone.len() >= *rows {
                 let (now, later) = alone.split_at(*rows);
-                let delete = now.iter().fold(statement.query(), |delete, id| delete.bind(id));
+                let delete = now.iter().fold(statement.query(), sqlx::query::Query::bind);
                 delete.execute(&mut self.connection).await?;
                 alone = later;
             }

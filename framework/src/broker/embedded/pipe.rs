@@ -100,9 +100,9 @@ struct Seat {
 }
 
 impl Pipe {
-    pub fn new(name: Arc<str>, number: i64, bounds: Bounds) -> Self {
+    pub fn new(name: &str, number: i64, bounds: Bounds) -> Self {
         let first = rows_of(number).0;
-        Self::found(Found { number, name: name.to_string(), last: first, stored: 0 }, bounds)
+        Self::found(Found { number, name: name.to_owned(), last: first, stored: 0 }, bounds)
     }
 
     pub fn found(found: Found, bounds: Bounds) -> Self {
@@ -280,7 +280,7 @@ mod tests {
     const BOUNDS: Bounds = Bounds { messages: 4, bytes: 1 << 20 };
 
     fn pipe() -> Pipe {
-        Pipe::new("p".into(), 3, BOUNDS)
+        Pipe::new("p", 3, BOUNDS)
     }
 
     fn message(id: Id) -> Message {
@@ -296,7 +296,9 @@ mod tests {
         let ids: Vec<Id> = (0..count).map(|_| pipe.assign()).collect();
         pipe.raise_watermark();
         commit(pipe);
-        ids.into_iter().for_each(|id| pipe.stored(message(id)));
+        for id in ids {
+            pipe.stored(message(id));
+        }
     }
 
     fn commit(pipe: &mut Pipe) {

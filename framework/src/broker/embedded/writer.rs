@@ -40,7 +40,7 @@ const ACK_PATIENCE: Duration = Duration::from_millis(5);
 /// How long a refused batch waits to be tried again.
 const RETRY: Duration = Duration::from_millis(500);
 /// A wall clock may jump, so a long sleep looks at it now and then.
-const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+const LONGEST_SLEEP: Duration = Duration::from_mins(1);
 
 pub struct Writer {
     state: watch::Sender<BrokerState>,
@@ -237,7 +237,7 @@ impl Writer {
             return *index;
         }
         let index = self.pipes.len();
-        let pipe = Pipe::new(Arc::clone(&name), number_of(index), self.bounds);
+        let pipe = Pipe::new(&name, number_of(index), self.bounds);
         self.next.batch.pipes.push((pipe.number(), Arc::clone(&name)));
         self.pipes.push(pipe);
         self.names.insert(name, index);
