@@ -97,3 +97,22 @@ impl From<IdError> for ApiError {
         Self::BadRequest(error.to_string())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_the_database_and_panics_say_stays_in_the_log() {
+        let refused = ApiError::Store(StoreError::Refused("secret".into())).into_response();
+        let panic = ApiError::panic_response(Box::new("secret"));
+        for response in [refused, panic] {
+            assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+            let body = axum::body::to_bytes(response.into_body(), 1000).await.unwrap();
+            assert!(!body.is_empty() && !String::from_utf8_lossy(&body).contains("secret"));
+        }
+        let unavailable = ApiError::Store(StoreError::Unavailable("secret".into()));
+        assert_eq!(unavailable.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(!unavailable.message().contains("secret"));
+    }
+}

@@ -11,9 +11,10 @@ mod put_job;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
-use axum::http::{Method, Uri};
-use axum::middleware;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
 use contract::rest::ErrorBody;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
@@ -44,10 +45,11 @@ struct Document;
 
 pub fn router(parts: Arc<Parts>) -> Router {
     let (router, document) = routes().split_for_parts();
+    let ui = SwaggerUi::new("/job-service-ui").url("/job-service-ui/api-docs/openapi.json", document);
     let body_limit = DefaultBodyLimit::max(parts.options.max_body_bytes);
     router
         .with_state(parts)
-        .merge(SwaggerUi::new("/job-service-ui").url("/job-service-ui/api-docs/openapi.json", document))
+        .merge(Router::from(ui).layer(middleware::from_fn(not_found_as_json)))
         .fallback(unknown_url)
         .method_not_allowed_fallback(wrong_method)
         .layer(body_limit)
@@ -77,6 +79,12 @@ fn routes() -> OpenApiRouter<Arc<Parts>> {
 
 async fn unknown_url(uri: Uri) -> ApiError {
     ApiError::NotFound(format!("There is nothing at {}. The API is described at /job-service-ui/.", uri.path()))
+}
+
+/// The UI has a refusal of its own, which is not JSON.
+async fn not_found_as_json(uri: Uri, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    if response.status() == StatusCode::NOT_FOUND { unknown_url(uri).await.into_response() } else { response }
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {

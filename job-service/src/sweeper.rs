@@ -9,6 +9,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::relay::{pause_after, wait};
 
+/// The shortest time between two steps of which the first has done nothing.
+const IDLE: Duration = Duration::from_secs(1);
+
 /// Runs until `shutdown`. Never stops within a step: each is short, and a transaction.
 pub async fn run(store: &Store, shutdown: &CancellationToken) {
     let mut signal = store.sweep_signal();
@@ -21,7 +24,9 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
                 if tables > 0 {
                     tracing::debug!(tables, "task tables were dropped");
                 }
-                next.and_then(|millis| Instant::now().checked_add(Duration::from_millis(millis)))
+                // What is due now and was not done now is not done by asking at once.
+                let least = if tables == 0 { IDLE } else { Duration::ZERO };
+                next.and_then(|millis| Instant::now().checked_add(Duration::from_millis(millis).max(least)))
             }
             Err(error) => {
                 let pause = pause_after(failures);

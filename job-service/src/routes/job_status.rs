@@ -79,7 +79,7 @@ pub async fn status(
         ("jobId" = String, Path, description = "1 to 48 characters", example = "reindex-7")
     ),
     responses(
-        (status = 200, description = "Whether it is", body = bool, headers(
+        (status = 200, description = "Whether it is", body = bool, content_type = "application/json", headers(
             ("CacheableJobStatus" = bool, description = "true"),
             ("Cache-Control" = String, description = "`no-transform, max-age=…`: for how many seconds the answer may be relied on")
         ), example = json!(true)),

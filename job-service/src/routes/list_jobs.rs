@@ -89,7 +89,7 @@ pub async fn list(
     tag = "jobs",
     params(("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"), WhichJobs),
     responses(
-        (status = 200, description = "How many there are", body = u64, example = json!(3)),
+        (status = 200, description = "How many there are", body = u64, content_type = "application/json", example = json!(3)),
         (status = 400, description = "The partition id or a parameter is not well-formed", body = ErrorBody,
             example = json!({"message": "The partition ID is longer than 40 characters."})),
         StoreTrouble
