@@ -71,7 +71,7 @@ impl Runtime {
     /// A runtime on RabbitMQ, set up by variables that begin with `BATCHWRIGHT_`; also sets up logging to standard error.
     #[cfg(feature = "amqp")]
     pub fn from_env() -> Result<Self, RuntimeError> {
-        use crate::broker::amqp::{Amqp, AmqpOptions};
+        use crate::broker::amqp::{Amqp, AmqpOptions, QueueType};
 
         let variables: Vec<(String, String)> = std::env::vars().collect();
         let value = |name: &str| {
@@ -81,10 +81,12 @@ impl Runtime {
         // An author who has set up logging already keeps it.
         let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
         let url = value("BROKER").unwrap_or("amqp://guest:guest@127.0.0.1:5672/%2f");
-        let mut options = AmqpOptions::new(url);
-        if let Some(queue_type) = value("QUEUE_TYPE") {
-            options = options.queue_type(queue_type)?;
-        }
+        let queue_type = match value("QUEUE_TYPE") {
+            None | Some("quorum") => QueueType::Quorum,
+            Some("classic") => QueueType::Classic,
+            Some(other) => return Err(SettingsError::new("QUEUE_TYPE", format!("is {other:?}; write quorum or classic")).into()),
+        };
+        let options = AmqpOptions { queue_type, ..AmqpOptions::new(url) };
         let broker = Arc::new(Amqp::connect(options)?);
         Ok(Self { settings: Settings::from_variables(variables)?, broker, owns_broker: true })
     }

@@ -92,7 +92,7 @@ impl Settings {
         }
         match left.into_keys().next() {
             None => Ok(settings),
-            Some(name) => Err(SettingsError { name: format!("{PREFIX}{name}"), flaw: "is no setting of a worker".to_owned() }),
+            Some(name) => Err(SettingsError::new(&name, "is no setting of a worker")),
         }
     }
 }
@@ -105,6 +105,13 @@ pub struct SettingsError {
     flaw: String,
 }
 
+impl SettingsError {
+    /// A flaw of the variable with this name, the prefix left out.
+    pub(crate) fn new(name: &str, flaw: impl Into<String>) -> Self {
+        Self { name: format!("{PREFIX}{name}"), flaw: flaw.into() }
+    }
+}
+
 pub(crate) const PREFIX: &str = "BATCHWRIGHT_";
 
 fn set<T: FromStr<Err: std::fmt::Display>>(left: &mut BTreeMap<String, String>, name: &str, field: &mut T) -> Result<(), SettingsError> {
@@ -115,7 +122,7 @@ fn set<T: FromStr<Err: std::fmt::Display>>(left: &mut BTreeMap<String, String>, 
 }
 
 fn parse<T: FromStr<Err: std::fmt::Display>>(name: &str, value: &str) -> Result<T, SettingsError> {
-    value.parse().map_err(|error| SettingsError { name: format!("{PREFIX}{name}"), flaw: format!("is {value:?}: {error}") })
+    value.parse().map_err(|error| SettingsError::new(name, format!("is {value:?}: {error}")))
 }
 
 #[cfg(test)]
