@@ -5,13 +5,14 @@
 //!
 //! What must stay true:
 //! - A request never talks to the broker. What must reach it is written to the outbox with the job, in one transaction;
-//!   the [relay](mod@relay) takes it from there, so a job that was accepted is started, whatever is down right now.
-//! - A start message may be sent twice (a crash between publishing and noting it), never not at all.
+//!   the relay takes it from there, so a job that was accepted is started, whatever is down right now.
+//! - A start message may be sent twice (a crash between publishing and noting it; two services that relay for one store),
+//!   never not at all.
 //! - Every error that a client sees has the body `{"message": …}`, is described in the API document, and tells
 //!   nothing of the database. A failure of ours is logged once, where it becomes an answer.
 //! - Paths, statuses, texts and headers are CAF's. Where CAF answers 500 to bad input, this answers 400.
 //!
-//! One file a route below `routes/`; [`request`] decides what is a job, [`start`] what its first worker gets.
+//! One file a route below `routes/`; `request` decides what is a job, `start` what its first worker gets.
 
 mod correlation;
 mod error;
