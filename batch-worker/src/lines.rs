@@ -260,6 +260,11 @@ mod tests {
         items
     }
 
+    fn part_of<'a>(text: &'a str, item: &LineRange) -> &'a str {
+        let from = usize::try_from(item.offset).unwrap();
+        &text[from..from + usize::try_from(item.length).unwrap()]
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
         #[test]
@@ -276,10 +281,10 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             let items = runtime.block_on(items(folder.path(), definition, max_parts));
             let of_a: Vec<_> = items.iter().filter(|item| item.path == "a").collect();
-            let joined: String = of_a.iter().map(|item| &text[item.offset as usize..(item.offset + item.length) as usize]).collect();
+            let joined: String = of_a.iter().map(|item| part_of(&text, item)).collect();
             prop_assert_eq!(&joined, &text);
             for item in &of_a {
-                let part = &text[item.offset as usize..(item.offset + item.length) as usize];
+                let part = part_of(&text, item);
                 prop_assert_eq!(part.lines().count() as u64, item.lines);
                 prop_assert!(item.lines <= lines_per_item);
             }

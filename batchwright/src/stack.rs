@@ -92,8 +92,19 @@ impl StackOptions {
         }
     }
 
+    fn serves_jobs(&self) -> bool {
+        self.roles.contains(&Role::JobService)
+    }
+
     fn settings(&self, name: &str) -> Settings {
-        Settings { route: self.route, concurrency: self.concurrency, prefetch: self.prefetch, ..Settings::new(name) }
+        let alone = self.roles.len() == 1 && !self.serves_jobs();
+        Settings {
+            listen: alone.then_some(self.listen),
+            route: self.route,
+            concurrency: self.concurrency,
+            prefetch: self.prefetch,
+            ..Settings::new(name)
+        }
     }
 }
 
@@ -107,8 +118,10 @@ pub struct Stack {
 /// A worker that waits for the broker.
 struct NewWorker {
     name: String,
-    start: Box<dyn FnOnce(Arc<dyn Broker>, CancellationToken) -> Result<RunningRole, RuntimeError> + Send>,
+    start: Start,
 }
+
+type Start = Box<dyn FnOnce(Arc<dyn Broker>, CancellationToken) -> Result<RunningRole, RuntimeError> + Send>;
 
 type RunningRole = std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
 
@@ -195,12 +208,16 @@ pub struct Running {
 }
 
 impl Running {
-    fn start_roles(&mut self, options: &StackOptions, workers: Vec<NewWorker>, listener: TcpListener) -> Result<(), StackError> {
+    fn start_roles(
+        &mut self,
+        options: &StackOptions,
+        workers: Vec<NewWorker>,
+        mut listener: Option<TcpListener>,
+    ) -> Result<(), StackError> {
         for worker in workers {
             let role = (worker.start)(Arc::clone(&self.broker), self.workers.stop.clone())?;
             self.workers.run(worker.name, role);
         }
-        let mut listener = Some(listener);
         for role in &options.roles {
             match role {
                 Role::JobService => self.start_job_service(options, listener.take()),

@@ -178,7 +178,7 @@ impl Context {
     fn tell(&self, report: Option<TrackingReport>) {
         let Inner { input, surroundings, .. } = &*self.0;
         if let (Some(report), Some(pipe)) = (report, tracking_pipe(input)) {
-            surroundings.reports.announce(Reports { pipe, correlation_id: input.correlation_id.clone(), reports: vec![report] });
+            surroundings.reports.announce(Reports { pipe, correlation_id: input.correlation_id.clone(), list: vec![report] });
         }
     }
 }

@@ -63,7 +63,7 @@ impl<W: Worker> OneByOne<W> {
         let answered = self.run(arrival.message(), &ctx).await;
         let dispatched = ctx.finish().await;
         match answered {
-            Ok(reply) => self.answered(arrival.message(), reply.0, dispatched),
+            Ok(reply) => self.answered(arrival.message(), &reply.0, dispatched),
             Err(error) => self.erred(arrival, &error, attempts, dispatched),
         }
     }
@@ -99,9 +99,9 @@ impl<W: Worker> OneByOne<W> {
         }
     }
 
-    fn answered(&self, input: &TaskMessage, answer: Answer<W::Output>, dispatched: Dispatched) -> Verdict {
+    fn answered(&self, input: &TaskMessage, answer: &Answer<W::Output>, dispatched: Dispatched) -> Verdict {
         let part = Part::Final(dispatched.count);
-        let draft = match &answer {
+        let draft = match answer {
             Answer::PassOn => return Verdict::Done(effects(dispatched, Produced::default())),
             Answer::None => Draft { ends_tracking: true, ..success::<W::Output>(part, None, Vec::new(), None) },
             Answer::Send { output, to, is_failure, context } => {

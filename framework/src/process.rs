@@ -158,7 +158,7 @@ impl<C: Collector> Process<C> {
             confirm.await?;
         }
         if let (false, Some(pipe)) = (reports.is_empty(), tracking_pipe(message)) {
-            self.reports.send(Reports { pipe, correlation_id: message.correlation_id.clone(), reports }).await?;
+            self.reports.send(Reports { pipe, correlation_id: message.correlation_id.clone(), list: reports }).await?;
         }
         Ok(())
     }

@@ -48,7 +48,7 @@ impl OpenDeliveries {
 pub(crate) struct Reports {
     pub pipe: Arc<str>,
     pub correlation_id: Option<String>,
-    pub reports: Vec<TrackingReport>,
+    pub list: Vec<TrackingReport>,
 }
 
 /// The way into the buffer. Cheap to clone.
@@ -104,7 +104,7 @@ impl Buffer {
 
     async fn gather(&mut self, first: Entry) -> Vec<Entry> {
         let deadline = Instant::now() + PATIENCE;
-        let mut size = first.reports.reports.len();
+        let mut size = first.reports.list.len();
         let mut batch = vec![first];
         // Whoever is about to report gets a turn first: deliveries come in bursts.
         tokio::task::yield_now().await;
@@ -112,7 +112,7 @@ impl Buffer {
             while size < FULL
                 && let Ok(entry) = self.entries.try_recv()
             {
-                size += entry.reports.reports.len();
+                size += entry.reports.list.len();
                 batch.push(entry);
             }
             let waiting = batch.iter().filter(|entry| entry.waiting.is_some()).count();
@@ -122,7 +122,7 @@ impl Buffer {
             tokio::select! {
                 entry = self.entries.recv() => match entry {
                     Some(entry) => {
-                        size += entry.reports.reports.len();
+                        size += entry.reports.list.len();
                         batch.push(entry);
                     }
                     None => return batch,
@@ -159,7 +159,7 @@ impl Buffer {
 fn report_message(pipe: &str, entries: &mut [Entry]) -> TaskMessage {
     let correlation_id = entries.first().and_then(|entry| entry.reports.correlation_id.clone());
     let same = entries.iter().all(|entry| entry.reports.correlation_id == correlation_id);
-    let tracking_reports = entries.iter_mut().flat_map(|entry| std::mem::take(&mut entry.reports.reports)).collect();
+    let tracking_reports = entries.iter_mut().flat_map(|entry| std::mem::take(&mut entry.reports.list)).collect();
     let task = TrackingReportTask { tracking_reports };
     let id = uuid::Uuid::new_v4().to_string();
     TaskMessage {

@@ -91,14 +91,14 @@ impl RetryPolicy {
     }
 
     const fn with(delays: Delays) -> Self {
-        Self { delays, max_attempts: 10, max_total: Duration::from_secs(24 * 60 * 60) }
+        Self { delays, max_attempts: 10, max_total: Duration::from_hours(24) }
     }
 }
 
 impl Default for RetryPolicy {
     /// From one second, doubling up to five minutes, ten attempts in a day at most.
     fn default() -> Self {
-        Self::exponential(Duration::from_secs(1), 2.0, Duration::from_secs(300))
+        Self::exponential(Duration::from_secs(1), 2.0, Duration::from_mins(5))
     }
 }
 

@@ -23,7 +23,7 @@ use crate::clock::now_millis;
 use crate::routing::JobKnowledge;
 
 /// For answers that do not say how long they hold.
-const DEFAULT_INTERVAL: Duration = Duration::from_secs(120);
+const DEFAULT_INTERVAL: Duration = Duration::from_mins(2);
 /// How long a check that could not be made is not made again.
 const AFTER_TROUBLE: Duration = Duration::from_secs(5);
 /// How many jobs' answers are kept.
