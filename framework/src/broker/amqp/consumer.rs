@@ -30,6 +30,8 @@ use crate::settle::{AckRuns, PATIENCE, Send};
 /// How many settlements are looked at together.
 const SETTLEMENTS: usize = 4096;
 
+/// How long nothing comes before the queue is looked at.
+const IDLE: Duration = Duration::from_secs(5);
 /// A channel that lived so long was no failure.
 const LONG: Duration = Duration::from_secs(10);
 
@@ -128,6 +130,7 @@ impl Session {
     async fn consume(&mut self, subscription: &Subscription, mut stream: lapin::Consumer) -> Result<(), Lost> {
         let mut settled = Vec::new();
         let (mut cancelled, mut ended) = (false, false);
+        let mut look = Instant::now() + IDLE;
         while !cancelled || self.runs.open() > 0 || self.runs.due().is_some() {
             let due = self.runs.due();
             tokio::select! {
@@ -152,14 +155,32 @@ impl Session {
                     }
                 }
                 received = stream.next(), if !ended => {
+                    look = Instant::now() + IDLE;
                     ended = self.receive_all(subscription, received, &mut stream)?;
                     if ended && !cancelled {
                         return Err(Lost("the broker has cancelled the consumer".into()));
                     }
                 }
+                () = sleep_until(look), if !cancelled => {
+                    if self.is_forgotten(subscription).await? {
+                        return Err(Lost("the broker has forgotten the consumer".into()));
+                    }
+                    look = Instant::now() + IDLE;
+                }
             }
         }
         self.finish(&mut settled).await
+    }
+
+    /// Whether the queue is another one than it was. `RabbitMQ` does not cancel the consumers of a quorum queue that is
+    /// deleted and declared again at once; they would wait for ever.
+    async fn is_forgotten(&self, subscription: &Subscription) -> Result<bool, Lost> {
+        match subscription.queues.look(&self.live, &subscription.pipe).await {
+            Ok(Some(seen)) => Ok(seen.consumers == 0 || seen.ready > 0 && self.runs.open() == 0),
+            Ok(None) => Ok(true),
+            Err(Undeclared::Lost(lost)) => Err(lost),
+            Err(Undeclared::Refused(reason)) => Err(Lost(reason)),
+        }
     }
 
     /// Tells what has been settled; the rest goes back with the channel.
