@@ -55,20 +55,10 @@ impl Queues {
     /// How many messages are ready in the queue; none when there is no such queue.
     pub async fn depth(&self, live: &Live, pipe: &str) -> Result<u64, String> {
         match passive(live, pipe).await {
-            Ok(seen) => Ok(seen.ready),
+            Ok(ready) => Ok(ready),
             Err(Refusal::NotFound) => Ok(0),
             Err(Refusal::Other(reason)) => Err(reason),
             Err(Refusal::Lost(lost)) => Err(lost.to_string()),
-        }
-    }
-
-    /// What a consumer can see of its queue; nothing when there is no such queue.
-    pub async fn look(&self, live: &Live, pipe: &str) -> Result<Option<Seen>, Undeclared> {
-        match passive(live, pipe).await {
-            Ok(seen) => Ok(Some(seen)),
-            Err(Refusal::NotFound) => Ok(None),
-            Err(Refusal::Other(reason)) => Err(Undeclared::Refused(reason)),
-            Err(Refusal::Lost(lost)) => Err(lost.into()),
         }
     }
 
@@ -203,22 +193,15 @@ fn is_soft(error: &lapin::Error, soft: AMQPSoftError) -> bool {
     matches!(error.kind(), ErrorKind::ProtocolError(error) if *error.kind() == AMQPErrorKind::Soft(soft))
 }
 
-/// What a queue says of itself.
-pub struct Seen {
-    /// Messages that wait for a consumer.
-    pub ready: u64,
-    pub consumers: u32,
-}
-
-/// Looks at a queue without changing anything.
-async fn passive(live: &Live, queue: &str) -> Result<Seen, Refusal> {
+/// Looks at a queue without changing anything: how many messages are ready.
+async fn passive(live: &Live, queue: &str) -> Result<u64, Refusal> {
     let name = ShortString::try_new(queue).map_err(|error| Refusal::Other(error.to_string()))?;
     let channel = live.channel().await.map_err(Refusal::Lost)?;
     let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::durable() };
     let declared = live.within_limit("a queue's depth", channel.queue_declare(name, options, FieldTable::default())).await;
     let queue = declared.map_err(Refusal::Lost)?.map_err(|error| refusal(&error))?;
     drop(channel.close(200, "looked".into()).await);
-    Ok(Seen { ready: queue.message_count().into(), consumers: queue.consumer_count() })
+    Ok(queue.message_count().into())
 }
 
 fn text(text: &str) -> AMQPValue {
