@@ -33,7 +33,7 @@ enum Keeper {
 }
 
 impl Bench {
-    async fn memory() -> Self {
+    fn memory() -> Self {
         let memory = Memory::new();
         Self { broker: Arc::new(memory.process()), keeper: Keeper::Memory(memory) }
     }
@@ -83,11 +83,6 @@ impl Bench {
         }
     }
 
-    /// A pipe of the test's own.
-    fn pipe(&self) -> Arc<str> {
-        harness::unique("conformance").into()
-    }
-
     async fn consume(&self, pipe: &str, prefetch: u32) -> Consumer {
         self.broker.consume(pipe, prefetch).await.unwrap()
     }
@@ -107,6 +102,11 @@ impl Bench {
         })
         .await;
     }
+}
+
+/// A pipe of the test's own.
+fn pipe() -> Arc<str> {
+    harness::unique("conformance").into()
 }
 
 async fn connect(options: &AmqpOptions) -> Arc<dyn Broker> {
@@ -139,7 +139,7 @@ async fn is_quiet(consumer: &mut Consumer) -> bool {
 }
 
 async fn confirmed_messages_arrive_once_each_and_in_order(bench: Bench) {
-    let pipe = bench.pipe();
+    let pipe = pipe();
     bench.publish(&pipe, 0..300).await;
     let mut consumer = bench.consume(&pipe, 10).await;
     bench.publish(&pipe, 300..500).await;
@@ -149,7 +149,7 @@ async fn confirmed_messages_arrive_once_each_and_in_order(bench: Bench) {
 }
 
 async fn no_more_than_the_prefetch_is_unsettled(bench: Bench) {
-    let pipe = bench.pipe();
+    let pipe = pipe();
     bench.publish(&pipe, 0..10).await;
     let mut consumer = bench.consume(&pipe, 3).await;
     let mut held = vec![next(&mut consumer).await, next(&mut consumer).await, next(&mut consumer).await];
@@ -160,7 +160,7 @@ async fn no_more_than_the_prefetch_is_unsettled(bench: Bench) {
 }
 
 async fn a_requeued_delivery_comes_back_counted_and_no_other_is(bench: Bench) {
-    let pipe = bench.pipe();
+    let pipe = pipe();
     bench.publish(&pipe, 0..3).await;
     let mut consumer = bench.consume(&pipe, 1).await;
     let first = next(&mut consumer).await;
@@ -177,7 +177,7 @@ async fn a_requeued_delivery_comes_back_counted_and_no_other_is(bench: Bench) {
 }
 
 async fn the_count_does_not_fall(bench: Bench) {
-    let pipe = bench.pipe();
+    let pipe = pipe();
     bench.publish(&pipe, 0..1).await;
     let mut consumer = bench.consume(&pipe, 1).await;
     next(&mut consumer).await.requeue();
@@ -192,7 +192,7 @@ async fn the_count_does_not_fall(bench: Bench) {
 }
 
 async fn a_dropped_delivery_comes_back(bench: Bench) {
-    let pipe = bench.pipe();
+    let pipe = pipe();
     bench.publish(&pipe, 0..1).await;
     let mut consumer = bench.consume(&pipe, 1).await;
     drop(next(&mut consumer).await);
@@ -202,7 +202,7 @@ async fn a_dropped_delivery_comes_back(bench: Bench) {
 
 async fn acked_and_rejected_deliveries_do_not_come_back(bench: Bench) {
     let mut bench = bench;
-    let pipe = bench.pipe();
+    let pipe = pipe();
     bench.publish(&pipe, 0..4).await;
     let mut consumer = bench.consume(&pipe, 4).await;
     next(&mut consumer).await.ack();
@@ -218,7 +218,7 @@ async fn acked_and_rejected_deliveries_do_not_come_back(bench: Bench) {
 }
 
 async fn two_consumers_share_a_pipe(bench: Bench) {
-    let pipe = bench.pipe();
+    let pipe = pipe();
     let mut one = bench.consume(&pipe, 5).await;
     let mut other = bench.consume(&pipe, 5).await;
     bench.publish(&pipe, 0..10).await;
@@ -235,7 +235,7 @@ async fn two_consumers_share_a_pipe(bench: Bench) {
 }
 
 async fn a_dropped_consumer_gives_back_what_it_had_not_handed_out(bench: Bench) {
-    let pipe = bench.pipe();
+    let pipe = pipe();
     bench.publish(&pipe, 0..10).await;
     let mut consumer = bench.consume(&pipe, 5).await;
     let held = next(&mut consumer).await;
@@ -251,7 +251,7 @@ async fn a_dropped_consumer_gives_back_what_it_had_not_handed_out(bench: Bench) 
 
 async fn confirmed_messages_survive_the_process(bench: Bench) {
     let mut bench = bench;
-    let pipe = bench.pipe();
+    let pipe = pipe();
     bench.publish(&pipe, 0..100).await;
     bench.crash().await;
     bench.wait_for_depth(&pipe, 100).await;
@@ -261,7 +261,7 @@ async fn confirmed_messages_survive_the_process(bench: Bench) {
 
 async fn unsettled_deliveries_come_again_after_a_crash_and_only_they_are_counted(bench: Bench) {
     let mut bench = bench;
-    let pipe = bench.pipe();
+    let pipe = pipe();
     bench.publish(&pipe, 0..10).await;
     let mut consumer = bench.consume(&pipe, 4).await;
     let mut held = Vec::new();
@@ -281,7 +281,7 @@ async fn unsettled_deliveries_come_again_after_a_crash_and_only_they_are_counted
 
 async fn the_count_rises_once_when_the_broker_is_closed(bench: Bench) {
     let mut bench = bench;
-    let pipe = bench.pipe();
+    let pipe = pipe();
     bench.publish(&pipe, 0..4).await;
     let mut consumer = bench.consume(&pipe, 2).await;
     let _held = (next(&mut consumer).await, next(&mut consumer).await);
@@ -296,7 +296,7 @@ async fn the_count_rises_once_when_the_broker_is_closed(bench: Bench) {
 }
 
 async fn a_delayed_message_arrives_later_and_not_before(bench: Bench) {
-    let pipe = bench.pipe();
+    let pipe = pipe();
     let mut consumer = bench.consume(&pipe, 10).await;
     let started = Instant::now();
     for (n, delay) in [("300", 300), ("100", 100)] {
@@ -313,7 +313,7 @@ async fn a_delayed_message_arrives_later_and_not_before(bench: Bench) {
 
 async fn a_delayed_message_survives_the_process(bench: Bench) {
     let mut bench = bench;
-    let pipe = bench.pipe();
+    let pipe = pipe();
     let message = Outgoing { delay: Some(Duration::from_millis(400)), ..Outgoing::new(Arc::clone(&pipe), "7") };
     bench.broker.publish(message).await.unwrap();
     bench.crash().await;
@@ -323,11 +323,11 @@ async fn a_delayed_message_survives_the_process(bench: Bench) {
 }
 
 async fn bodies_of_all_sizes_and_headers_arrive_as_they_were_sent(bench: Bench) {
-    let pipe = bench.pipe();
+    let pipe = pipe();
     let mut headers = Headers::default();
     headers.set("x-text", HeaderValue::Text("grüße\n\"\u{1F600}".into()));
     headers.set("x-number", HeaderValue::Integer(-9_007_199_254_740_993));
-    let bodies = [0, 1, 500, 70_000, 1 << 20].map(|size| (0..size).map(|n| (n % 251) as u8).collect::<Bytes>());
+    let bodies = [0, 1, 500, 70_000, 1 << 20].map(|size| (0..size).map(|n| u8::try_from(n % 251).unwrap()).collect::<Bytes>());
     for body in &bodies {
         let message = Outgoing { headers: headers.clone(), ..Outgoing::new(Arc::clone(&pipe), body.clone()) };
         bench.broker.publish(message).await.unwrap();
@@ -344,7 +344,7 @@ async fn bodies_of_all_sizes_and_headers_arrive_as_they_were_sent(bench: Bench) 
 }
 
 async fn a_pipe_that_does_not_exist_is_empty_and_is_declared_on_first_use(bench: Bench) {
-    let pipe = bench.pipe();
+    let pipe = pipe();
     assert_eq!(bench.broker.depth(&pipe).await.unwrap(), 0);
     bench.publish(&pipe, 0..3).await;
     bench.wait_for_depth(&pipe, 3).await;
@@ -355,7 +355,7 @@ async fn a_pipe_that_does_not_exist_is_empty_and_is_declared_on_first_use(bench:
 
 async fn twenty_thousand_messages_pass_in_windows(bench: Bench) {
     const COUNT: u32 = 20_000;
-    let pipe = bench.pipe();
+    let pipe = pipe();
     let mut consumer = bench.consume(&pipe, 1000).await;
     let publishing = async {
         for start in (0..COUNT).step_by(1000) {
@@ -379,7 +379,7 @@ async fn twenty_thousand_messages_pass_in_windows(bench: Bench) {
 }
 
 async fn one_open_delivery_does_not_stall_its_neighbours(bench: Bench) {
-    let pipe = bench.pipe();
+    let pipe = pipe();
     bench.publish(&pipe, 0..100).await;
     let mut consumer = bench.consume(&pipe, 10).await;
     let open = next(&mut consumer).await;
@@ -388,7 +388,7 @@ async fn one_open_delivery_does_not_stall_its_neighbours(bench: Bench) {
 }
 
 async fn a_closed_broker_says_so(bench: Bench) {
-    let pipe = bench.pipe();
+    let pipe = pipe();
     let mut consumer = bench.consume(&pipe, 10).await;
     bench.broker.close().await;
     assert_eq!(bench.broker.state(), BrokerState::Closed);
@@ -400,7 +400,7 @@ async fn a_closed_broker_says_so(bench: Bench) {
 /// Every broker against every law.
 macro_rules! laws {
     ($($law:ident),+ $(,)?) => {
-        laws!(@ memory, Bench::memory(), $($law),+);
+        laws!(@ memory, std::future::ready(Bench::memory()), $($law),+);
         laws!(@ embedded, Bench::embedded(), $($law),+);
         laws!(@ amqp_quorum, Bench::amqp(super::QueueType::Quorum), $($law),+);
         laws!(@ amqp_classic, Bench::amqp(super::QueueType::Classic), $($law),+);
@@ -453,7 +453,7 @@ async fn a_folder_belongs_to_one_process_which_is_named() {
 async fn more_messages_than_memory_holds_stay_in_order_and_are_counted() {
     const COUNT: u32 = 50_000;
     let mut bench = Bench::embedded().await;
-    let pipe = bench.pipe();
+    let pipe = pipe();
     bench.publish(&pipe, 0..COUNT).await;
     assert_eq!(bench.broker.depth(&pipe).await.unwrap(), 50_000);
     let mut consumer = bench.consume(&pipe, 1000).await;
