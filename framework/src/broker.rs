@@ -1,4 +1,4 @@
-//! The seam to whatever holds the messages: RabbitMQ (`amqp`), a file on this machine (`embedded`), or this process
+//! The seam to whatever holds the messages: `RabbitMQ` (`amqp`), a file on this machine (`embedded`), or this process
 //! (`memory`).
 //!
 //! Everything above this module speaks of pipes and deliveries; only the implementations know queues, channels, tags

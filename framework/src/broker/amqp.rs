@@ -14,6 +14,8 @@ mod connection;
 mod consumer;
 mod publisher;
 mod queues;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::sync::Arc;

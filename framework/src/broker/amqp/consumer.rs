@@ -30,6 +30,10 @@ use crate::settle::{AckRuns, PATIENCE, Send};
 /// How many settlements are looked at together.
 const SETTLEMENTS: usize = 4096;
 
+/// How long nothing comes before a channel is made anew. `RabbitMQ` neither cancels the consumers of a quorum queue that is
+/// deleted and declared again at once, nor do they receive anything from the new one, though it counts them: they would wait
+/// for ever.
+const IDLE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
 /// A channel that lived so long was no failure.
 const LONG: Duration = Duration::from_secs(10);
 
@@ -42,6 +46,14 @@ pub struct Subscription {
     pub deliveries: mpsc::Sender<Delivery>,
     /// The broker is being closed.
     pub closing: CancellationToken,
+}
+
+/// How a channel ended in good order.
+enum End {
+    /// The consumer or the broker is done.
+    Done,
+    /// Nothing has come for long, and nothing is unsettled.
+    Idle,
 }
 
 /// A consuming channel.
@@ -81,7 +93,8 @@ impl Subscription {
             };
             let started = Instant::now();
             match self.session(live).await {
-                Ok(()) => return,
+                Ok(End::Done) => return,
+                Ok(End::Idle) => continue,
                 Err(reason) => tracing::warn!(pipe = %self.pipe, %reason, "consuming was interrupted; going on"),
             }
             if started.elapsed() > LONG {
@@ -101,7 +114,7 @@ impl Subscription {
         }
     }
 
-    async fn session(&self, live: Live) -> Result<(), Undeclared> {
+    async fn session(&self, live: Live) -> Result<End, Undeclared> {
         self.queues.declare(&live, &self.pipe, None).await?;
         let queue = ShortString::try_new(&*self.pipe).map_err(|error| Undeclared::Refused(error.to_string()))?;
         let channel = live.channel().await?;
@@ -118,16 +131,16 @@ impl Subscription {
             settlements,
             waiting: VecDeque::new(),
         };
-        session.consume(self, stream).await?;
-        Ok(())
+        Ok(session.consume(self, stream).await?)
     }
 }
 
 impl Session {
     /// Until the channel is lost (an error), the broker is closed, or the consumer is gone and everything settled.
-    async fn consume(&mut self, subscription: &Subscription, mut stream: lapin::Consumer) -> Result<(), Lost> {
+    async fn consume(&mut self, subscription: &Subscription, mut stream: lapin::Consumer) -> Result<End, Lost> {
         let mut settled = Vec::new();
         let (mut cancelled, mut ended) = (false, false);
+        let mut renewal = Instant::now() + IDLE;
         while !cancelled || self.runs.open() > 0 || self.runs.due().is_some() {
             let due = self.runs.due();
             tokio::select! {
@@ -152,14 +165,23 @@ impl Session {
                     }
                 }
                 received = stream.next(), if !ended => {
+                    renewal = Instant::now() + IDLE;
                     ended = self.receive_all(subscription, received, &mut stream)?;
                     if ended && !cancelled {
                         return Err(Lost("the broker has cancelled the consumer".into()));
                     }
                 }
+                () = sleep_until(renewal), if !cancelled => {
+                    if self.runs.open() == 0 && self.runs.due().is_none() {
+                        self.finish(&mut settled).await?;
+                        return Ok(End::Idle);
+                    }
+                    renewal = Instant::now() + IDLE;
+                }
             }
         }
-        self.finish(&mut settled).await
+        self.finish(&mut settled).await?;
+        Ok(End::Done)
     }
 
     /// Tells what has been settled; the rest goes back with the channel.

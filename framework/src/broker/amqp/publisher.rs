@@ -33,7 +33,10 @@ const WINDOW: usize = 4096;
 const CONFIRM_LIMIT: Duration = Duration::from_secs(30);
 /// How many channels a message may see die before it is taken for the cause.
 const CHANNELS: u32 = 5;
-/// How long a new channel waits after one has died.
+/// How often a message is published that the broker refuses: a quorum queue does so while it has no leader, which is also
+/// when it has just been declared.
+const REFUSALS: u32 = 5;
+/// How long a refused message waits, and a new channel after one has died.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// A message on its way, and whom to answer.
@@ -42,13 +45,14 @@ pub struct Publication {
     confirmer: Confirmer,
     /// It came back once, because there was no queue.
     returned: bool,
-    /// How many channels have died under it.
+    /// How often the broker has refused it, and how many channels have died under it.
+    refusals: u32,
     channels: u32,
 }
 
 impl Publication {
     pub fn new(message: Outgoing, confirmer: Confirmer) -> Self {
-        Self { message, confirmer, returned: false, channels: 0 }
+        Self { message, confirmer, returned: false, refusals: 0, channels: 0 }
     }
 
     /// The queue where it physically goes.
@@ -88,8 +92,16 @@ pub struct Publisher {
 struct Answered {
     number: u64,
     publications: Vec<Publication>,
-    /// For each publication what the broker said; none when it said nothing in time.
-    answers: Option<Vec<lapin::Result<Confirmation>>>,
+    answers: Answers,
+}
+
+enum Answers {
+    /// For each publication.
+    Given(Vec<lapin::Result<Confirmation>>),
+    /// The broker said nothing in time.
+    Missing,
+    /// These had been refused and have waited; they are to be published again.
+    Again,
 }
 
 /// One channel and what is unconfirmed on it.
@@ -225,12 +237,18 @@ impl Publisher {
     fn answered(&mut self, session: &mut Session, answered: Answered) -> Result<(), Lost> {
         let Answered { number, publications, answers } = answered;
         session.unconfirmed -= publications.len();
-        let Some(answers) = answers else {
-            session.left.push((number, publications));
-            return Err(session.live.give_up("confirms", CONFIRM_LIMIT));
+        let answers = match answers {
+            Answers::Given(answers) => answers,
+            Answers::Missing => {
+                session.left.push((number, publications));
+                return Err(session.live.give_up("confirms", CONFIRM_LIMIT));
+            }
+            Answers::Again => {
+                self.first.extend(publications);
+                return Ok(());
+            }
         };
-        let mut trouble = None;
-        let mut left = Vec::new();
+        let (mut trouble, mut left, mut refused) = (None, Vec::new(), Vec::new());
         for (mut publication, answer) in publications.into_iter().zip(answers) {
             match answer {
                 Ok(Confirmation::Ack(None) | Confirmation::NotRequested) => publication.answer(Ok(())),
@@ -243,7 +261,14 @@ impl Publisher {
                         self.first.push_back(publication);
                     }
                 }
-                Ok(Confirmation::Nack(None)) => publication.refused("not taken (the queue may be full)".into()),
+                Ok(Confirmation::Nack(None)) => {
+                    publication.refusals += 1;
+                    if publication.refusals < REFUSALS {
+                        refused.push(publication);
+                    } else {
+                        publication.refused("it was not taken; the queue may be full".into());
+                    }
+                }
                 Err(error) => {
                     if error.is_amqp_soft_error() {
                         publication.channels += 1;
@@ -256,6 +281,9 @@ impl Publisher {
                     }
                 }
             }
+        }
+        if !refused.is_empty() {
+            session.publish_later(refused);
         }
         let Some(trouble) = trouble else { return Ok(()) };
         session.left.push((number, left));
@@ -297,6 +325,17 @@ impl Session {
         Ok((name, properties))
     }
 
+    fn publish_later(&mut self, publications: Vec<Publication>) {
+        self.unconfirmed += publications.len();
+        let (number, lost) = (self.number, self.live.lost.clone());
+        self.number += 1;
+        let waiting = async move {
+            lost.run_until_cancelled(sleep(PAUSE)).await;
+            Answered { number, publications, answers: Answers::Again }
+        };
+        self.groups.push(waiting.boxed());
+    }
+
     fn live_is_up(&self) -> bool {
         !self.live.lost.is_cancelled()
     }
@@ -317,8 +356,8 @@ async fn await_group(
 ) -> Answered {
     let confirms = join_all(written.into_iter().map(|written| async { written?.await }));
     let answers = tokio::select! {
-        answers = timeout(CONFIRM_LIMIT, confirms) => answers.ok(),
-        () = lost.cancelled() => None,
+        answers = timeout(CONFIRM_LIMIT, confirms) => answers.map_or(Answers::Missing, Answers::Given),
+        () = lost.cancelled() => Answers::Missing,
     };
     Answered { number, publications, answers }
 }

@@ -55,7 +55,7 @@ impl Queues {
     /// How many messages are ready in the queue; none when there is no such queue.
     pub async fn depth(&self, live: &Live, pipe: &str) -> Result<u64, String> {
         match passive(live, pipe).await {
-            Ok(count) => Ok(count),
+            Ok(ready) => Ok(ready),
             Err(Refusal::NotFound) => Ok(0),
             Err(Refusal::Other(reason)) => Err(reason),
             Err(Refusal::Lost(lost)) => Err(lost.to_string()),

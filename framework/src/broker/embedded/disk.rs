@@ -352,3 +352,37 @@ enum Value {
 fn body(row: &SqliteRow, column: usize) -> Result<Bytes, Error> {
     row.try_get::<&[u8], _>(column).map(Bytes::copy_from_slice)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_full_disk_takes_all_of_a_batch_later_and_nothing_of_it_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("broker.db");
+        let (mut disk, recovered) = Disk::open(&file).await.unwrap();
+        assert!(recovered.pipes.is_empty());
+        disk.limit_pages(20).await;
+        let first = rows_of(1).0;
+        let messages = (1..=100)
+            .map(|place| Message { id: first + place, delivery_count: 0, headers: Headers::default(), body: vec![0; 4000].into() })
+            .collect();
+        let marks = vec![Mark { number: 1, handed_out: first + 2, stored: 100 }];
+        let mut batch = Batch { pipes: vec![(1, "p".into())], messages, marks, ..Batch::default() };
+        for _ in 0..2 {
+            disk.commit(&mut batch).await.unwrap_err();
+            assert!(disk.page(1, first, 1000, usize::MAX).await.unwrap().is_empty());
+        }
+        disk.limit_pages(10_000).await;
+        disk.commit(&mut batch).await.unwrap();
+        disk.close().await;
+
+        let (mut disk, recovered) = Disk::open(&file).await.unwrap();
+        let [Found { stored: 100, last, .. }] = recovered.pipes[..] else { panic!("{recovered:?}") };
+        assert_eq!(last, first + 100);
+        let counts: Vec<u32> =
+            disk.page(1, first, 4, usize::MAX).await.unwrap().into_iter().map(|message| message.delivery_count).collect();
+        assert_eq!(counts, [1, 1, 0, 0]);
+    }
+}
