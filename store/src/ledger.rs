@@ -13,6 +13,8 @@
 //! - **Monotone.** The percentage never falls and is 100 exactly when the job is Completed. The first outcome stays.
 
 mod place;
+#[cfg(test)]
+mod properties;
 mod report;
 
 use std::collections::{BTreeMap, HashMap, HashSet};

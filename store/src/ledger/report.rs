@@ -149,9 +149,8 @@ impl Ledger {
             conflict = true;
             split.size = Some(split.top);
         }
-        if learned && split.counted == number {
+        if learned && std::mem::take(&mut split.counted) == number {
             // The final answer of a split is no item of its own, and it was counted before that was known.
-            split.counted = 0;
             self.add_items(at, -1);
         }
         if conflict && self.splits[at].flags & CONFLICT == 0 {
@@ -211,7 +210,7 @@ impl Ledger {
         split.open_sum -= contributed;
         split.set_done(number);
         let is_final = split.size == Some(number);
-        if !is_final {
+        if split.size.is_none() {
             split.counted = split.counted.max(number);
         }
         if was_failed {
