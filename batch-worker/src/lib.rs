@@ -1,1 +1,164 @@
-//! Placeholder.
+//! Splits batches: one message that stands for many items becomes sub-batches and items, recursively.
+//!
+//! [`BatchWorker`] is an ordinary worker. What a definition means is up to its batch plugin ([`BatchPlugin`]); a plugin
+//! is one file and one trait. A batch too large for one split goes back to the batch worker's own input as sub-batches,
+//! so that millions of items are split in a tree, in parallel, in bounded memory.
+//!
+//! What must stay true:
+//! - Splitting is a function of the definition: a split that is done again names the same parts again.
+//! - What a plugin reads outside is pinned in the definitions it sends on; a part whose source no longer matches fails.
+//! - A split has at most `max_parts` parts, and announces their number before the first one.
+
+mod lines;
+mod plugin;
+mod range;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use contract::BatchTask;
+use framework::{Context, NoOutput, Reply, TaskError, Worker};
+
+pub use lines::Lines;
+pub use plugin::{Batch, BatchPlugin, Part, SplitError};
+pub use range::Range;
+
+use plugin::AnyPlugin;
+
+/// The largest batch definition, in bytes.
+pub const MAX_DEFINITION: usize = 4 * 1024 * 1024;
+
+/// The worker that splits batches, with its plugins by name.
+#[derive(Debug)]
+pub struct BatchWorker {
+    plugins: BTreeMap<&'static str, Box<dyn AnyPlugin>>,
+    max_parts: usize,
+    splits: Arc<AtomicU64>,
+}
+
+impl BatchWorker {
+    /// The fewest parts that a split may be limited to: with fewer the tree would hardly branch.
+    pub const MIN_PARTS: usize = 10;
+    /// The parts of a split, at most, unless configured otherwise.
+    pub const DEFAULT_PARTS: usize = 1000;
+
+    /// A batch worker without plugins. A `max_parts` below [`Self::MIN_PARTS`] counts as that.
+    pub fn new(max_parts: usize) -> Self {
+        Self { plugins: BTreeMap::new(), max_parts: max_parts.max(Self::MIN_PARTS), splits: Arc::default() }
+    }
+
+    /// Adds a plugin. One of the same name is replaced.
+    #[must_use]
+    pub fn with(mut self, plugin: impl BatchPlugin) -> Self {
+        let plugin: Box<dyn AnyPlugin> = Box::new(plugin);
+        self.plugins.insert(plugin.name(), plugin);
+        self
+    }
+
+    /// How many splits this worker has done, repeated ones included.
+    pub fn splits(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.splits)
+    }
+
+    async fn split(&self, task: &BatchTask) -> Result<Vec<Part>, TaskError> {
+        let batch_type = task.batch_type.as_deref().unwrap_or_default();
+        let plugin = self.plugins.get(batch_type).ok_or_else(|| {
+            let known = self.plugins.keys().copied().collect::<Vec<_>>().join(", ");
+            TaskError::failed(format!("Invalid batch type  {batch_type:?}; this batch worker knows {known}"))
+        })?;
+        let definition = task.batch_definition.as_deref().ok_or_else(|| TaskError::failed("the batch has no batchDefinition"))?;
+        if definition.len() > MAX_DEFINITION {
+            let size = definition.len();
+            return Err(TaskError::failed(format!("the batch definition has {size} bytes; the limit is {MAX_DEFINITION}")));
+        }
+        let no_params = BTreeMap::new();
+        let batch = Batch {
+            definition,
+            item_type: task.task_message_type.as_deref(),
+            params: task.task_message_params.as_ref().unwrap_or(&no_params),
+            max_parts: self.max_parts,
+        };
+        plugin.split(batch).await.map_err(|error| match error {
+            SplitError::Definition(flaw) => TaskError::failed(format!("batch definition of {batch_type}: {flaw}")),
+            SplitError::Trouble(trouble) => TaskError::retry(trouble),
+        })
+    }
+}
+
+impl Worker for BatchWorker {
+    type Input = BatchTask;
+    type Output = NoOutput;
+
+    async fn run(&self, task: BatchTask, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+        let target = task.target_pipe.clone().filter(|pipe| !pipe.is_empty());
+        let target = target.ok_or_else(|| TaskError::failed("the batch has no targetPipe for its items"))?;
+        let parts = self.split(&task).await?;
+        if !parts.is_empty() {
+            ctx.announce(u32::try_from(parts.len()).map_err(TaskError::failed)?);
+            self.splits.fetch_add(1, Ordering::Relaxed);
+        }
+        let own_input = ctx.input_pipe().to_owned();
+        for part in parts {
+            ctx.check_cancelled()?;
+            match part {
+                Part::Batch(definition) => {
+                    ctx.dispatch(&own_input, &BatchTask { batch_definition: Some(definition), ..task.clone() }).await?;
+                }
+                Part::Item(payload) => ctx.dispatch_payload(&target, payload).await?,
+            }
+        }
+        Ok(Reply::none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use contract::RangeItem;
+    use framework::testing;
+
+    fn batch(batch_type: &str, definition: &str) -> BatchTask {
+        BatchTask {
+            batch_type: Some(batch_type.into()),
+            batch_definition: Some(definition.into()),
+            target_pipe: Some("items".into()),
+            ..BatchTask::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_small_batch_becomes_items_on_the_target_pipe() {
+        let run = testing::run(&BatchWorker::new(1000).with(Range), batch("range", "3-5")).await;
+        let items = run.dispatched::<RangeItem>();
+        assert_eq!(
+            items.iter().map(|(pipe, item)| (pipe.as_str(), item.number)).collect::<Vec<_>>(),
+            [("items", 3), ("items", 4), ("items", 5)]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_large_batch_becomes_sub_batches_on_the_own_input() {
+        let run = testing::run(&BatchWorker::new(10).with(Range), batch("range", "1-100")).await;
+        let parts = run.dispatched::<BatchTask>();
+        assert_eq!(parts.len(), 10);
+        assert_eq!(parts[0], ("test-in".to_owned(), batch("range", "1-10")));
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_split_fails_and_says_why() {
+        let worker = BatchWorker::new(1000).with(Range).with(Lines::new("."));
+        let no_target = BatchTask { target_pipe: None, ..batch("range", "1-2") };
+        let no_definition = BatchTask { batch_definition: None, ..batch("range", "1-2") };
+        let too_large = batch("range", &" ".repeat(MAX_DEFINITION + 1));
+        for (task, text) in [
+            (batch("rnage", "1-2"), "Invalid batch type  \"rnage\"; this batch worker knows lines, range"),
+            (batch("range", "1-x"), "batch definition of range: at character 3: \"x\" is no number"),
+            (no_target, "the batch has no targetPipe for its items"),
+            (no_definition, "the batch has no batchDefinition"),
+            (too_large, "the batch definition has 4194305 bytes; the limit is 4194304"),
+        ] {
+            assert_eq!(testing::run(&worker, task).await.failure().as_deref(), Some(text));
+        }
+    }
+}

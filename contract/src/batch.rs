@@ -39,3 +39,42 @@ impl TaskData for BatchResult {
     const CLASSIFIER: &'static str = "BatchWorker";
     const API_VERSION: i32 = 1;
 }
+
+/// An item of the `range` plugin: one number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RangeItem {
+    pub number: u64,
+    /// What every item of the batch carries.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub params: BTreeMap<String, String>,
+}
+
+impl TaskData for RangeItem {
+    const CLASSIFIER: &'static str = "RangeItem";
+    const API_VERSION: i32 = 1;
+}
+
+/// An item of the `lines` plugin: whole lines of a text file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LineRange {
+    /// The file, relative to the root folder that the workers share.
+    pub path: String,
+    /// Where the first line begins, in bytes.
+    pub offset: u64,
+    /// To the end of the last line, its line break included, in bytes.
+    pub length: u64,
+    /// How many lines.
+    pub lines: u64,
+    /// The size of the whole file when the batch was made, in bytes.
+    pub size: u64,
+    /// The time of the last change of the file when the batch was made, nanoseconds since 1970.
+    pub modified: i64,
+    /// What every item of the batch carries.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub params: BTreeMap<String, String>,
+}
+
+impl TaskData for LineRange {
+    const CLASSIFIER: &'static str = "LineRange";
+    const API_VERSION: i32 = 1;
+}

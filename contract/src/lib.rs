@@ -16,12 +16,12 @@ mod report;
 pub mod rest;
 mod task_message;
 
-pub use batch::{BatchResult, BatchTask};
+pub use batch::{BatchResult, BatchTask, LineRange, RangeItem};
 pub use ids::{IdError, JobId, PartitionId};
 pub use job_task_id::{JobTaskId, JobTaskIdError, Step, subtask_id};
-pub use report::{ReportFailure, ReportStatus, TrackingReport, TrackingReportTask};
+pub use report::{JobTrackingEvent, ReportFailure, ReportStatus, TrackingReport, TrackingReportTask};
 pub use rest::{JobStatus, OnFailure};
-pub use task_message::{DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking, same_pipe};
+pub use task_message::{ContextData, DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking, same_pipe};
 
 /// A typed payload: what stands, as JSON, in the `taskData` of a task message.
 ///

@@ -73,3 +73,18 @@ pub struct ReportFailure {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_message: Option<String>,
 }
+
+/// The older way to tell the progress of a task: one event, not a list of reports.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobTrackingEvent {
+    pub job_task_id: String,
+    /// 0 to 100.
+    #[serde(default)]
+    pub estimated_percentage_completed: i32,
+}
+
+impl TaskData for JobTrackingEvent {
+    const CLASSIFIER: &'static str = "JobTrackingWorker";
+    const API_VERSION: i32 = 1;
+}

@@ -48,7 +48,7 @@ pub struct JobTask {
     /// The version of the type of the task data, from 1.
     pub task_api_version: Option<i32>,
     /// The payload: text, or an object that is sent as its JSON.
-    #[cfg_attr(feature = "utoipa", schema(value_type = Object))]
+    #[cfg_attr(feature = "utoipa", schema(schema_with = text_or_object))]
     pub task_data: Option<serde_json::Value>,
     /// How a payload given as text is encoded (`utf8` when left out).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,6 +57,18 @@ pub struct JobTask {
     pub task_pipe: Option<String>,
     /// The pipe at which tracking ends. Without one the job completes by workers that send no output.
     pub target_pipe: Option<String>,
+}
+
+#[cfg(feature = "utoipa")]
+fn text_or_object() -> utoipa::openapi::Schema {
+    use utoipa::openapi::{ObjectBuilder, OneOfBuilder, Type};
+    let of_type = |of: Type| ObjectBuilder::new().schema_type(of);
+    OneOfBuilder::new()
+        .description(Some("The payload: text, or an object that is sent as its JSON."))
+        .item(of_type(Type::String))
+        .item(of_type(Type::Object))
+        .build()
+        .into()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -256,6 +256,7 @@ pub(crate) mod base64_bytes {
         STANDARD.decode(text)
     }
 
+    #[expect(clippy::ref_option, reason = "serde's `with` hands the field over like this")]
     pub fn serialize<S: Serializer>(bytes: &Option<Vec<u8>>, serializer: S) -> Result<S::Ok, S::Error> {
         match bytes {
             Some(bytes) => serializer.serialize_str(&encode(bytes)),

@@ -1,1 +1,87 @@
+//! A worker to copy: counts the words of some lines of a text file.
 
+use std::collections::BTreeMap;
+use std::io::SeekFrom;
+use std::path::PathBuf;
+
+use contract::LineRange;
+use framework::{Context, OrFail, Reply, TaskData, TaskError, Worker};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
+
+/// Counts words in files below a folder.
+#[derive(Debug, Clone)]
+pub struct WordCounter {
+    pub root: PathBuf,
+}
+
+/// How often each word stands in some lines.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WordCount {
+    pub path: String,
+    pub lines: u64,
+    pub words: BTreeMap<String, u64>,
+}
+
+impl TaskData for WordCount {
+    const CLASSIFIER: &'static str = "WordCount";
+    const API_VERSION: i32 = 1;
+}
+
+impl Worker for WordCounter {
+    type Input = LineRange;
+    type Output = WordCount;
+
+    async fn run(&self, task: LineRange, ctx: Context) -> Result<Reply<WordCount>, TaskError> {
+        let mut file = tokio::fs::File::open(self.root.join(&task.path)).await?; // trouble: tried again
+        if file.metadata().await?.len() != task.size {
+            return Err(TaskError::failed(format!("{} has changed since the batch was made", task.path)));
+        }
+        file.seek(SeekFrom::Start(task.offset)).await?;
+        let mut text = Vec::new();
+        file.take(task.length).read_to_end(&mut text).await?;
+        let text = String::from_utf8(text).or_fail()?; // never text: failed, with details
+        let mut words = BTreeMap::new();
+        for line in text.lines() {
+            ctx.check_cancelled()?;
+            count_words(line, &mut words);
+        }
+        Ok(Reply::send(WordCount { path: task.path, lines: task.lines, words }))
+    }
+}
+
+/// Adds the words of a line: runs of letters and digits, in lower case.
+pub fn count_words(line: &str, counts: &mut BTreeMap<String, u64>) {
+    for word in line.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()) {
+        *counts.entry(word.to_lowercase()).or_default() += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use framework::testing;
+
+    fn lines(path: &str, offset: u64, length: u64, size: u64) -> LineRange {
+        LineRange { path: path.into(), offset, length, lines: 1, size, modified: 0, params: BTreeMap::new() }
+    }
+
+    #[tokio::test]
+    async fn words_are_counted_in_the_lines_of_the_task_only() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.txt"), "one\nTwo two, drei!\nthree\n").unwrap();
+        let worker = WordCounter { root: folder.path().into() };
+        let run = testing::run(&worker, lines("a.txt", 4, 15, 25)).await;
+        assert_eq!(run.sent().unwrap().words, BTreeMap::from([("two".into(), 2), ("drei".into(), 1)]));
+    }
+
+    #[tokio::test]
+    async fn a_missing_file_is_tried_again_and_what_is_no_text_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("bytes"), b"\xff\xfe").unwrap();
+        let worker = WordCounter { root: folder.path().into() };
+        assert!(testing::run(&worker, lines("nowhere", 0, 1, 1)).await.retry().unwrap().contains("No such file"));
+        assert!(testing::run(&worker, lines("bytes", 0, 2, 2)).await.failure().unwrap().contains("invalid utf-8"));
+        assert!(testing::run(&worker, lines("bytes", 0, 2, 3)).await.failure().unwrap().contains("has changed"));
+    }
+}

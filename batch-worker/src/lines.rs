@@ -1,0 +1,335 @@
+//! The plugin `lines`: text files, split by ranges of whole lines.
+//!
+//! ```json
+//! {"files": ["logs/a.txt", "logs/b.txt"], "linesPerItem": 100}
+//! ```
+//!
+//! The first split looks up each file's size and time of last change and pins them: from there on the definitions name
+//! *segments*, byte ranges of pinned files. A line belongs to the segment in which it begins, so that a file can be cut
+//! anywhere without reading it; only a split that is small enough to make items reads its segments, and looks for line
+//! breaks there without keeping what it reads.
+
+use std::io::{BufRead, BufReader, Seek, SeekFrom};
+use std::path::{Component, Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use contract::{LineRange, TaskData};
+use serde::{Deserialize, Serialize};
+
+use crate::{Batch, BatchPlugin, Part, SplitError};
+
+/// A split of at most this many bytes reads them and makes items.
+const LEAF_BYTES: u64 = 1024 * 1024;
+
+/// Splits text files below a root folder by lines.
+#[derive(Debug, Clone)]
+pub struct Lines {
+    root: PathBuf,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Definition {
+    /// What a user names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    files: Vec<String>,
+    /// What a split has pinned.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    segments: Vec<Segment>,
+    #[serde(default = "default_lines_per_item")]
+    lines_per_item: u64,
+}
+
+/// The lines of a file that begin in `from..to`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Segment {
+    path: String,
+    /// Of the file, in bytes.
+    size: u64,
+    /// Of the file, nanoseconds since 1970.
+    modified: i64,
+    from: u64,
+    to: u64,
+}
+
+const fn default_lines_per_item() -> u64 {
+    1000
+}
+
+impl Lines {
+    /// Paths in definitions are relative to this folder, and do not leave it.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+}
+
+impl BatchPlugin for Lines {
+    const NAME: &'static str = "lines";
+
+    async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
+        let definition: Definition = serde_json::from_str(batch.definition).map_err(|error| SplitError::Definition(error.to_string()))?;
+        if definition.lines_per_item == 0 {
+            return Err(SplitError::Definition("linesPerItem must be at least 1".to_owned()));
+        }
+        let (root, max_parts) = (self.root.clone(), batch.max_parts);
+        // Files are read on a thread that may wait for them.
+        let (segments, ranges) = tokio::task::spawn_blocking(move || -> Result<_, SplitError> {
+            let lines_per_item = definition.lines_per_item;
+            let segments = pin(&root, definition)?;
+            let is_leaf = total(&segments) <= LEAF_BYTES && segments.len() <= max_parts;
+            let ranges = if is_leaf { find_lines(&root, &segments, lines_per_item, max_parts)? } else { None };
+            Ok(((segments, lines_per_item), ranges))
+        })
+        .await??;
+        match ranges {
+            Some(ranges) => ranges
+                .into_iter()
+                .map(|range| batch.item(LineRange::CLASSIFIER, &LineRange { params: batch.params.clone(), ..range }))
+                .collect(),
+            None => partition(segments.0, max_parts)
+                .into_iter()
+                .map(|segments_of_part| {
+                    let definition = Definition { files: Vec::new(), segments: segments_of_part, lines_per_item: segments.1 };
+                    Ok(Part::Batch(serde_json::to_string(&definition)?))
+                })
+                .collect(),
+        }
+    }
+}
+
+/// The segments of a definition: those that it names, and the whole of each file that it names, as the file is now.
+fn pin(root: &Path, definition: Definition) -> Result<Vec<Segment>, SplitError> {
+    let mut segments = definition.segments;
+    for path in definition.files {
+        let Stamp { size, modified } = stamp(root, &path)?;
+        if size > 0 {
+            segments.push(Segment { path, size, modified, from: 0, to: size });
+        }
+    }
+    Ok(segments)
+}
+
+struct Stamp {
+    size: u64,
+    modified: i64,
+}
+
+fn stamp(root: &Path, path: &str) -> Result<Stamp, SplitError> {
+    let metadata = std::fs::metadata(within(root, path)?).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => SplitError::Definition(format!("there is no file {path:?}")),
+        _ => SplitError::from(error),
+    })?;
+    if !metadata.is_file() {
+        return Err(SplitError::Definition(format!("{path:?} is not a file")));
+    }
+    let modified = metadata.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    Ok(Stamp { size: metadata.len(), modified: i64::try_from(modified).unwrap_or(i64::MAX) })
+}
+
+/// The path below the root; one that would leave it is refused.
+fn within(root: &Path, path: &str) -> Result<PathBuf, SplitError> {
+    let stays = Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if stays && !path.is_empty() {
+        Ok(root.join(path))
+    } else {
+        Err(SplitError::Definition(format!("{path:?} is no path below the root folder")))
+    }
+}
+
+fn total(segments: &[Segment]) -> u64 {
+    segments.iter().map(|segment| segment.to.saturating_sub(segment.from)).sum()
+}
+
+/// The items of some segments; `None` when they are more than `max_parts`.
+fn find_lines(root: &Path, segments: &[Segment], lines_per_item: u64, max_parts: usize) -> Result<Option<Vec<LineRange>>, SplitError> {
+    let mut ranges = Vec::new();
+    for segment in segments {
+        let now = stamp(root, &segment.path)?;
+        if (now.size, now.modified) != (segment.size, segment.modified) {
+            let (path, pinned) = (&segment.path, segment.size);
+            return Err(SplitError::Definition(format!(
+                "the file {path:?} has changed since the batch was made (it had {pinned} bytes, now it has {})",
+                now.size
+            )));
+        }
+        let mut reader = BufReader::with_capacity(64 * 1024, std::fs::File::open(within(root, &segment.path)?)?);
+        let mut at = first_line_start(&mut reader, segment)?;
+        while at < segment.to {
+            if ranges.len() == max_parts {
+                return Ok(None);
+            }
+            let (offset, mut lines) = (at, 0);
+            while at < segment.to && lines < lines_per_item {
+                at += skip_line(&mut reader)?;
+                lines += 1;
+            }
+            let Segment { path, size, modified, .. } = segment.clone();
+            ranges.push(LineRange { path, offset, length: at - offset, lines, size, modified, params: std::collections::BTreeMap::new() });
+        }
+    }
+    Ok(Some(ranges))
+}
+
+/// Where the first line of the segment begins; the reader stands there.
+fn first_line_start<R: BufRead + Seek>(reader: &mut R, segment: &Segment) -> Result<u64, SplitError> {
+    if segment.from == 0 {
+        return Ok(0);
+    }
+    // The byte before tells whether a line begins right here.
+    reader.seek(SeekFrom::Start(segment.from - 1))?;
+    Ok(segment.from - 1 + skip_line(reader)?)
+}
+
+/// Reads past the next line break or to the end; answers how many bytes that were.
+fn skip_line(reader: &mut impl BufRead) -> std::io::Result<u64> {
+    let mut skipped = 0;
+    loop {
+        let buffer = reader.fill_buf()?;
+        if buffer.is_empty() {
+            return Ok(skipped);
+        }
+        let (length, found) = match buffer.iter().position(|byte| *byte == b'\n') {
+            Some(place) => (place + 1, true),
+            None => (buffer.len(), false),
+        };
+        reader.consume(length);
+        skipped += length as u64;
+        if found {
+            return Ok(skipped);
+        }
+    }
+}
+
+/// Cuts segments into at most `max_parts` groups of about the same number of bytes and of segments.
+fn partition(segments: Vec<Segment>, max_parts: usize) -> Vec<Vec<Segment>> {
+    let (bytes, count) = (total(&segments), segments.len());
+    // A group is closed by its bytes or by its number of segments; each may close half of them.
+    let half = (max_parts - 1) / 2;
+    let is_small = bytes <= LEAF_BYTES;
+    // Small, and here all the same: the lines are too many for one split.
+    let (least_bytes, least_count) = if is_small { (1, 1) } else { (LEAF_BYTES, max_parts / 2) };
+    let group_bytes = bytes.div_ceil(half as u64).max(least_bytes);
+    let group_count = count.div_ceil(half).max(least_count);
+    let mut groups = vec![Vec::new()];
+    let mut room = group_bytes;
+    for mut segment in segments {
+        while segment.from < segment.to {
+            let last = groups.len() - 1;
+            if room == 0 || groups[last].len() == group_count {
+                groups.push(Vec::new());
+                room = group_bytes;
+                continue;
+            }
+            let cut = segment.to.min(segment.from + room);
+            room -= cut - segment.from;
+            groups[last].push(Segment { to: cut, ..segment.clone() });
+            segment.from = cut;
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    async fn split(root: &Path, definition: &str, max_parts: usize) -> Result<Vec<Part>, SplitError> {
+        Lines::new(root).split(Batch { definition, item_type: None, params: &BTreeMap::new(), max_parts }).await
+    }
+
+    /// All items of a batch, split to the end.
+    async fn items(root: &Path, definition: String, max_parts: usize) -> Vec<LineRange> {
+        let (mut items, mut open) = (Vec::new(), vec![definition]);
+        while let Some(definition) = open.pop() {
+            let parts = split(root, &definition, max_parts).await.unwrap();
+            assert!(parts.len() <= max_parts, "{} parts", parts.len());
+            for part in parts {
+                match part {
+                    Part::Batch(part) => {
+                        assert_ne!(part, definition, "a split must make its batch smaller");
+                        open.push(part);
+                    }
+                    Part::Item(item) => items.push(serde_json::from_slice(&item.data).unwrap()),
+                }
+            }
+        }
+        items.sort_by(|a: &LineRange, b| (&a.path, a.offset).cmp(&(&b.path, b.offset)));
+        items
+    }
+
+    fn part_of<'a>(text: &'a str, item: &LineRange) -> &'a str {
+        let from = usize::try_from(item.offset).unwrap();
+        &text[from..from + usize::try_from(item.length).unwrap()]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        #[test]
+        fn the_items_of_a_file_are_its_lines_each_once(
+            lines in proptest::collection::vec("[a-z]{0,12}", 0..400), ends_with_break in any::<bool>(),
+            lines_per_item in 1u64..20, max_parts in 10usize..40,
+        ) {
+            let folder = tempfile::tempdir().unwrap();
+            let mut text = lines.join("\n");
+            if ends_with_break { text.push('\n'); }
+            std::fs::write(folder.path().join("a"), &text).unwrap();
+            std::fs::write(folder.path().join("b"), "one\ntwo\n").unwrap();
+            let definition = format!(r#"{{"files":["a","b"],"linesPerItem":{lines_per_item}}}"#);
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let items = runtime.block_on(items(folder.path(), definition, max_parts));
+            let of_a: Vec<_> = items.iter().filter(|item| item.path == "a").collect();
+            let joined: String = of_a.iter().map(|item| part_of(&text, item)).collect();
+            prop_assert_eq!(&joined, &text);
+            for item in &of_a {
+                let part = part_of(&text, item);
+                prop_assert_eq!(part.lines().count() as u64, item.lines);
+                prop_assert!(item.lines <= lines_per_item);
+            }
+        }
+
+        #[test]
+        fn a_partition_keeps_every_byte_and_never_has_too_many_groups(
+            sizes in proptest::collection::vec(1u64..50_000_000, 1..3000), max_parts in 10usize..1000,
+        ) {
+            let segments: Vec<_> = sizes.iter().enumerate()
+                .map(|(n, size)| Segment { path: n.to_string(), size: *size, modified: 0, from: 0, to: *size }).collect();
+            let groups = partition(segments.clone(), max_parts);
+            prop_assert!(groups.len() <= max_parts, "{} groups", groups.len());
+            prop_assert!(groups.iter().all(|group| !group.is_empty()));
+            let all: Vec<Segment> = groups.into_iter().flatten().collect();
+            prop_assert_eq!(total(&all), total(&segments));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_that_changes_after_the_first_split_fails_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.txt");
+        std::fs::write(&file, "x\n".repeat(1_000_000)).unwrap();
+        let parts = split(folder.path(), r#"{"files":["a.txt"]}"#, 10).await.unwrap();
+        let Part::Batch(part) = &parts[0] else { panic!("{parts:?}") };
+        std::fs::write(&file, "y\n").unwrap();
+        let error = split(folder.path(), part, 10).await.unwrap_err();
+        assert!(matches!(&error, SplitError::Definition(text) if text.contains("\"a.txt\" has changed")), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn a_bad_definition_is_named_with_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        for (definition, text) in [
+            ("{\"files\":[\n1]}", "line 2 column 1"),
+            (r#"{"flies":[]}"#, "unknown field `flies`"),
+            (r#"{"files":["nowhere"]}"#, "there is no file \"nowhere\""),
+            (r#"{"files":["../etc/passwd"]}"#, "no path below the root folder"),
+            (r#"{"files":["/etc/passwd"]}"#, "no path below the root folder"),
+            (r#"{"files":["."]}"#, "is not a file"),
+            (r#"{"files":[],"linesPerItem":0}"#, "linesPerItem must be at least 1"),
+        ] {
+            let error = split(folder.path(), definition, 10).await.unwrap_err();
+            assert!(matches!(&error, SplitError::Definition(found) if found.contains(text)), "{definition}: {error:?}");
+        }
+    }
+}

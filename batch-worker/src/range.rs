@@ -1,0 +1,101 @@
+//! The plugin `range`: `1-1000000` is an item for each number, both ends included.
+
+use contract::{RangeItem, TaskData};
+
+use crate::{Batch, BatchPlugin, Part, SplitError};
+
+/// Splits a range of whole numbers.
+#[derive(Debug, Clone, Copy)]
+pub struct Range;
+
+impl BatchPlugin for Range {
+    const NAME: &'static str = "range";
+
+    async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
+        let (first, last) = parse(batch.definition)?;
+        let size = part_size(last - first, batch.max_parts as u64);
+        if size == 1 {
+            let item = |number| batch.item(RangeItem::CLASSIFIER, &RangeItem { number, params: batch.params.clone() });
+            return (first..=last).map(item).collect();
+        }
+        let starts = std::iter::successors(Some(first), |start| start.checked_add(size).filter(|next| *next <= last));
+        Ok(starts.map(|start| Part::Batch(format!("{start}-{}", start.saturating_add(size - 1).min(last)))).collect())
+    }
+}
+
+/// How many numbers a part has when `span` + 1 numbers are split: a power of `max_parts`, so that the tree is even.
+fn part_size(span: u64, max_parts: u64) -> u64 {
+    let mut size = 1_u64;
+    while span / size >= max_parts {
+        size = size.saturating_mul(max_parts);
+    }
+    size
+}
+
+fn parse(definition: &str) -> Result<(u64, u64), SplitError> {
+    let Some((first, last)) = definition.split_once('-') else {
+        return Err(SplitError::Definition(format!("{definition:?} is no range; write FIRST-LAST, e.g. 1-1000")));
+    };
+    let number = |text: &str, place: usize| {
+        text.trim().parse::<u64>().map_err(|_| SplitError::Definition(format!("at character {place}: {text:?} is no number")))
+    };
+    let (first_number, last_number) = (number(first, 1)?, number(last, first.chars().count() + 2)?);
+    if first_number > last_number {
+        return Err(SplitError::Definition(format!("the range begins with {first_number} but ends with {last_number}, before it")));
+    }
+    Ok((first_number, last_number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    async fn split(definition: &str, max_parts: usize) -> Result<Vec<Part>, SplitError> {
+        Range.split(Batch { definition, item_type: None, params: &BTreeMap::new(), max_parts }).await
+    }
+
+    /// All numbers in order, and the number of splits.
+    async fn numbers(definition: &str, max_parts: usize) -> (Vec<u64>, usize) {
+        let (mut numbers, mut splits, mut open) = (Vec::new(), 0, vec![definition.to_owned()]);
+        while let Some(definition) = open.pop() {
+            splits += 1;
+            let parts = split(&definition, max_parts).await.unwrap();
+            assert!(!parts.is_empty() && parts.len() <= max_parts, "{definition} has {} parts", parts.len());
+            for part in parts.into_iter().rev() {
+                match part {
+                    Part::Batch(definition) => open.push(definition),
+                    Part::Item(item) => numbers.push(serde_json::from_slice::<RangeItem>(&item.data).unwrap().number),
+                }
+            }
+        }
+        numbers.sort_unstable();
+        (numbers, splits)
+    }
+
+    #[tokio::test]
+    async fn ten_million_numbers_are_split_in_a_tree() {
+        let parts = split("1-10000000", 1000).await.unwrap();
+        assert_eq!(parts.first(), Some(&Part::Batch("1-1000000".into())));
+        assert_eq!(parts.len(), 10);
+    }
+
+    #[tokio::test]
+    async fn the_largest_numbers_do_not_overflow() {
+        let parts = split("0-18446744073709551615", 10).await.unwrap();
+        assert!(parts.len() <= 10);
+        assert!(matches!(parts.last(), Some(Part::Batch(last)) if last.ends_with("-18446744073709551615")));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+        #[test]
+        fn every_number_of_the_range_becomes_one_item(first in 0u64..1_000_000, count in 1u64..3000, max_parts in 10usize..200) {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let (numbers, splits) = runtime.block_on(numbers(&format!("{first}-{}", first + count - 1), max_parts));
+            prop_assert_eq!(numbers, (first..first + count).collect::<Vec<_>>());
+            prop_assert!(splits as u64 <= 1 + 2 * count / max_parts as u64 + 200);
+        }
+    }
+}

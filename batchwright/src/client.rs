@@ -1,0 +1,89 @@
+//! A client of the REST API, for the command line and for tests.
+
+use std::time::Duration;
+
+use contract::rest::{ErrorBody, Job, NewJob};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::{Method, StatusCode};
+
+/// Speaks to a job service.
+#[derive(Debug, Clone)]
+pub struct Client {
+    http: reqwest::Client,
+    base: String,
+    partition: String,
+}
+
+/// What a request came to.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("cannot reach the job service at {url}: {reason}; is it running, and is the URL right?")]
+    Unreachable { url: String, reason: String },
+    /// The service said no.
+    #[error("{message} (HTTP {status})")]
+    Refused { status: u16, message: String },
+    #[error("the answer of {url} was not understood: {reason}")]
+    NotUnderstood { url: String, reason: String },
+}
+
+impl Client {
+    /// A client for the jobs of a partition; `base` ends in `/job-service/v1`.
+    pub fn new(base: &str, partition: &str) -> Result<Self, ClientError> {
+        // Whoever comes first wins; either way there is one.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let base = base.trim_end_matches('/').to_owned();
+        let http = reqwest::Client::builder()
+            .timeout(Duration::from_secs(30))
+            .build()
+            .map_err(|error| ClientError::Unreachable { url: base.clone(), reason: error.to_string() })?;
+        Ok(Self { http, base, partition: partition.to_owned() })
+    }
+
+    /// Creates a job; false when the same request had created it before.
+    pub async fn put(&self, job: &str, new_job: &NewJob) -> Result<bool, ClientError> {
+        let body = serde_json::to_vec(new_job).unwrap_or_default();
+        let (status, _) = self.send(Method::PUT, &self.job_url(job), body).await?;
+        Ok(status == StatusCode::CREATED)
+    }
+
+    pub async fn get(&self, job: &str) -> Result<Job, ClientError> {
+        let url = self.job_url(job);
+        let (_, body) = self.send(Method::GET, &url, Vec::new()).await?;
+        serde_json::from_str(&body).map_err(|error| ClientError::NotUnderstood { url, reason: error.to_string() })
+    }
+
+    pub async fn cancel(&self, job: &str) -> Result<(), ClientError> {
+        self.send(Method::POST, &format!("{}/cancel", self.job_url(job)), Vec::new()).await.map(drop)
+    }
+
+    pub async fn delete(&self, job: &str) -> Result<(), ClientError> {
+        self.send(Method::DELETE, &self.job_url(job), Vec::new()).await.map(drop)
+    }
+
+    fn job_url(&self, job: &str) -> String {
+        let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+        format!("{}/partitions/{}/jobs/{}", self.base, encode(&self.partition), encode(job))
+    }
+
+    async fn send(&self, method: Method, url: &str, body: Vec<u8>) -> Result<(StatusCode, String), ClientError> {
+        let unreachable = |error: reqwest::Error| ClientError::Unreachable { url: self.base.clone(), reason: innermost(&error) };
+        let request = self.http.request(method, url).header("content-type", "application/json").body(body);
+        let response = request.send().await.map_err(unreachable)?;
+        let status = response.status();
+        let body = response.text().await.map_err(unreachable)?;
+        if status.is_success() {
+            return Ok((status, body));
+        }
+        let message =
+            serde_json::from_str::<ErrorBody>(&body).map_or_else(|_| format!("unexpected answer of {url}"), |error| error.message);
+        Err(ClientError::Refused { status: status.as_u16(), message })
+    }
+}
+
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}

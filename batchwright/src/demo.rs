@@ -1,0 +1,211 @@
+//! The demonstration: counts the words of real files through the whole system, and once more in the plainest way.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use contract::rest::{JobTask, NewJob};
+use contract::{BatchTask, JobStatus, TaskData, TaskMessage};
+use example_worker::{WordCount, count_words};
+use framework::broker::Broker;
+use serde_json::json;
+
+use crate::client::Client;
+use crate::watch::{self, Show};
+use crate::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, Stack, StackOptions};
+
+const JOB: &str = "demo";
+
+/// What to count.
+#[derive(Debug, Clone)]
+pub struct DemoOptions {
+    /// Files and folders.
+    pub paths: Vec<PathBuf>,
+    pub lines_per_item: u64,
+}
+
+/// The words of some files.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Words {
+    lines: u64,
+    counts: BTreeMap<String, u64>,
+}
+
+impl Words {
+    fn total(&self) -> u64 {
+        self.counts.values().sum()
+    }
+
+    fn add(&mut self, count: WordCount) {
+        self.lines += count.lines;
+        for (word, n) in count.words {
+            *self.counts.entry(word).or_default() += n;
+        }
+    }
+}
+
+/// The files to count, found and counted in one plain pass.
+struct Texts {
+    root: PathBuf,
+    /// Relative to the root.
+    files: Vec<String>,
+    bytes: u64,
+    /// Files that are no text.
+    skipped: usize,
+    words: Words,
+}
+
+/// Runs the demonstration; true when both counts agree.
+pub async fn run(options: DemoOptions) -> anyhow::Result<bool> {
+    let DemoOptions { paths, lines_per_item } = options;
+    let texts = tokio::task::spawn_blocking(move || read_texts(&paths)).await??;
+    println!("{} text files, {} lines, {} bytes below {}", texts.files.len(), texts.words.lines, texts.bytes, texts.root.display());
+    if texts.skipped > 0 {
+        println!("{} files are no text and are left out", texts.skipped);
+    }
+    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let roles = vec![Role::JobService, Role::BatchWorker, Role::TrackingWorker, Role::ExampleWorker];
+    let running = Stack::new(StackOptions { roles, root: texts.root.clone(), ..StackOptions::embedded(folder.path()) }).start().await?;
+    let counted = count(&running, &texts, lines_per_item).await;
+    running.stop().await;
+    let counted = counted?;
+    let agree = counted == texts.words;
+    if agree {
+        println!("the totals agree with a plain single-pass count");
+    } else {
+        println!("the totals DIFFER from a plain single-pass count: {} words in {} lines", texts.words.total(), texts.words.lines);
+    }
+    Ok(agree)
+}
+
+/// Counts through the whole system.
+async fn count(running: &Running, texts: &Texts, lines_per_item: u64) -> anyhow::Result<Words> {
+    println!("the API is at {}, Swagger UI at {}/job-service-ui/", running.api_url(), running.url());
+    let client = Client::new(&running.api_url(), "demo")?;
+    let began = Instant::now();
+    client.put(JOB, &new_job(texts, lines_per_item)?).await?;
+    let job = watch::follow(&client, JOB, Show::Progress, |_| {}).await?;
+    let seconds = began.elapsed().as_secs_f64();
+    if job.status != JobStatus::Completed {
+        let reasons: Vec<_> = job.failures.iter().filter_map(|failure| failure.failure_message.as_deref()).collect();
+        bail!("the job is {}: {}", job.status, reasons.join("; "));
+    }
+    let words = collect(&**running.broker(), usize::try_from(job.completed_items)?).await?;
+    show(&words, job.completed_items, seconds);
+    Ok(words)
+}
+
+fn new_job(texts: &Texts, lines_per_item: u64) -> anyhow::Result<NewJob> {
+    let definition = json!({ "files": texts.files, "linesPerItem": lines_per_item }).to_string();
+    ensure!(
+        definition.len() <= batch_worker::MAX_DEFINITION,
+        "these are too many files for one batch ({} bytes of names; the limit is {}): name fewer folders",
+        definition.len(),
+        batch_worker::MAX_DEFINITION
+    );
+    let batch = BatchTask {
+        batch_definition: Some(definition),
+        batch_type: Some("lines".to_owned()),
+        target_pipe: Some(EXAMPLE_PIPE.to_owned()),
+        ..BatchTask::default()
+    };
+    Ok(NewJob {
+        name: Some("count words".to_owned()),
+        task: Some(JobTask {
+            task_classifier: Some(BatchTask::CLASSIFIER.to_owned()),
+            task_api_version: Some(BatchTask::API_VERSION),
+            task_data: Some(serde_json::to_value(batch)?),
+            task_pipe: Some(BATCH_PIPE.to_owned()),
+            target_pipe: Some(EXAMPLE_OUT_PIPE.to_owned()),
+            ..JobTask::default()
+        }),
+        ..NewJob::default()
+    })
+}
+
+/// Adds up the results in the output pipe. A result may be there twice; its task id tells.
+async fn collect(broker: &dyn Broker, items: usize) -> anyhow::Result<Words> {
+    let mut consumer = broker.consume(EXAMPLE_OUT_PIPE, 1000).await?;
+    let (mut words, mut seen) = (Words::default(), HashSet::new());
+    while seen.len() < items {
+        let next = tokio::time::timeout(Duration::from_secs(30), consumer.next()).await;
+        let Ok(Some(delivery)) = next else { bail!("only {} of {items} results are in the output pipe", seen.len()) };
+        let message = TaskMessage::decode(&delivery.body)?;
+        if seen.insert(message.task_id) {
+            words.add(serde_json::from_slice(message.task_data.as_deref().unwrap_or_default())?);
+        }
+        delivery.ack();
+    }
+    Ok(words)
+}
+
+fn show(words: &Words, items: i64, seconds: f64) {
+    let mut by_count: Vec<_> = words.counts.iter().collect();
+    by_count.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+    println!("\nthe ten most frequent words:");
+    for (word, count) in by_count.iter().take(10) {
+        println!("{count:>10}  {word}");
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    let rate = items as f64 / seconds;
+    println!("\n{} words, {} of them different, in {} lines", words.total(), words.counts.len(), words.lines);
+    println!("{items} tracked items in {seconds:.2} s: {rate:.0} items/s");
+}
+
+/// Finds all text files and counts their words in one plain pass.
+fn read_texts(paths: &[PathBuf]) -> anyhow::Result<Texts> {
+    let mut files = Vec::new();
+    for path in paths {
+        let path = path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
+        find_files(&path, &mut files)?;
+    }
+    files.sort();
+    files.dedup();
+    let root = common_folder(&files);
+    let mut texts = Texts { root, files: Vec::new(), bytes: 0, skipped: 0, words: Words::default() };
+    for file in files {
+        let name = file.strip_prefix(&texts.root).unwrap_or(&file).to_str().map(str::to_owned);
+        let text = std::fs::read(&file).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        match name.zip(text) {
+            Some((name, text)) => {
+                texts.bytes += text.len() as u64;
+                for line in text.lines() {
+                    texts.words.lines += 1;
+                    count_words(line, &mut texts.words.counts);
+                }
+                texts.files.push(name);
+            }
+            None => texts.skipped += 1,
+        }
+    }
+    ensure!(texts.bytes > 0, "there is no text in {}", paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "));
+    Ok(texts)
+}
+
+/// All files below a folder, hidden ones and build results left out.
+fn find_files(path: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+    if path.is_file() {
+        found.push(path.to_owned());
+        return Ok(());
+    }
+    for entry in std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let is_left_out = name.to_string_lossy().starts_with('.') || name == "target";
+        // Links are not followed: they may lead in circles.
+        if !is_left_out && !entry.file_type()?.is_symlink() {
+            find_files(&entry.path(), found)?;
+        }
+    }
+    Ok(())
+}
+
+fn common_folder(files: &[PathBuf]) -> PathBuf {
+    let folders = files.iter().filter_map(|file| file.parent());
+    let common = folders.fold(None::<PathBuf>, |common, folder| match common {
+        None => Some(folder.to_owned()),
+        Some(common) => Some(common.ancestors().find(|ancestor| folder.starts_with(ancestor)).unwrap_or(Path::new("/")).to_owned()),
+    });
+    common.unwrap_or_else(|| PathBuf::from("/"))
+}

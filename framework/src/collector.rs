@@ -1,0 +1,94 @@
+//! Below the worker: somebody who takes many deliveries at a time and decides about each.
+
+use std::sync::Arc;
+
+use contract::{TaskMessage, TrackingReport, patch_tracking};
+
+use crate::broker::{Broker, Confirm, Delivery, Headers, Outgoing};
+use crate::routing::{diverted_report, tracking_ends};
+
+/// Takes what waits, up to [`Collector::limit`] deliveries at a time, and returns a verdict for each.
+///
+/// A [`crate::Worker`] is run by one that takes one delivery at a time; the tracking worker is one that takes thousands.
+pub trait Collector: Send + Sync + 'static {
+    /// The most deliveries at a time; it also takes fewer.
+    fn limit(&self) -> usize;
+
+    /// Decides about these deliveries: as many verdicts, in the same order.
+    fn collect(&self, arrivals: &[Arrival], courier: &Courier) -> impl Future<Output = Vec<Verdict>> + Send;
+}
+
+/// A delivery that was understood and whose job, as far as is known, still wants it.
+#[derive(Debug)]
+pub struct Arrival {
+    pub(crate) delivery: Delivery,
+    pub(crate) message: TaskMessage,
+    pub(crate) is_diverted: bool,
+}
+
+impl Arrival {
+    pub const fn message(&self) -> &TaskMessage {
+        &self.message
+    }
+
+    /// The message is for somebody else and came past here.
+    pub const fn is_diverted(&self) -> bool {
+        self.is_diverted
+    }
+
+    pub const fn headers(&self) -> &Headers {
+        &self.delivery.headers
+    }
+
+    /// What a diverted message tells about its task, if it tells any.
+    pub fn report(&self) -> Option<contract::ReportStatus> {
+        diverted_report(&self.message)
+    }
+
+    /// The message on its way to `to`, byte for byte but for its tracking, which is gone when it ends there.
+    /// `None` when the message is for nobody.
+    pub fn onward(&self) -> Option<Outgoing> {
+        let to = self.message.to.as_deref()?;
+        let tracking = self.message.tracking.as_ref().filter(|tracking| !tracking_ends(Some(to), tracking));
+        // It has been decoded, so it is an object.
+        let body = patch_tracking(&self.delivery.body, tracking).unwrap_or_else(|_| self.delivery.body.to_vec());
+        Some(Outgoing { headers: self.delivery.headers.clone(), ..Outgoing::new(to, body) })
+    }
+}
+
+/// Publishes on behalf of a collector.
+#[derive(Debug, Clone)]
+pub struct Courier(pub(crate) Arc<dyn Broker>);
+
+impl Courier {
+    /// Publishes now; the delivery must not be settled before the confirm.
+    pub fn publish(&self, message: Outgoing) -> Confirm {
+        self.0.publish(message)
+    }
+}
+
+/// What becomes of a delivery.
+#[derive(Debug)]
+pub enum Verdict {
+    /// It has been dealt with: once everything it caused is confirmed and reported, it is acknowledged.
+    Done(Effects),
+    /// It goes on to whom it is for.
+    PassOn,
+    /// It could not be understood: it goes to the invalid pipe, with this reason.
+    Invalid(String),
+    /// It goes back where it came from, after a pause, with this reason in the log.
+    Again(String),
+    /// Nobody wants it any more.
+    Discard,
+}
+
+/// What a delivery causes besides its end.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// Already published, not yet confirmed.
+    pub unconfirmed: Vec<Confirm>,
+    /// To be published.
+    pub messages: Vec<Outgoing>,
+    /// To be reported when all of that is confirmed.
+    pub reports: Vec<TrackingReport>,
+}

@@ -1,0 +1,206 @@
+//! The journey of deliveries through a process, from arrival to settlement. Read this first.
+//!
+//! ```text
+//! decode → status check → admit → collect (run) → publish, confirmed → report, confirmed → acknowledge
+//! ```
+//!
+//! What must stay true:
+//! - Nothing is acknowledged before everything it caused is confirmed, dead ends included. Work may repeat; it may not
+//!   vanish.
+//! - A report is the last thing that a delivery causes: from the moment it is counted the job may be finished, and
+//!   whatever of a finished job comes again is discarded.
+//! - No delivery can kill the loop: what cannot be understood goes to the invalid pipe, once, with the reason.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::{TaskMessage, patch_tracking, same_pipe};
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, debug, debug_span, warn};
+
+use crate::answer::tracking_pipe;
+use crate::broker::{Broker, Delivery, HeaderValue, Outgoing, PublishError};
+use crate::collector::{Arrival, Collector, Courier, Effects, Verdict};
+use crate::metrics::Metrics;
+use crate::reports::{OpenDeliveries, ReportBuffer, Reports};
+use crate::routing::{Admission, admit};
+use crate::status::StatusChecker;
+
+/// Says on a message in the invalid pipe why it is there.
+pub const REASON_HEADER: &str = "x-batchwright-reason";
+/// Says on a message in the invalid pipe from which pipe it came.
+pub const ORIGIN_HEADER: &str = "x-batchwright-origin";
+/// Before a delivery that could not be dealt with goes back.
+const BEFORE_AGAIN: Duration = Duration::from_secs(1);
+
+/// What carries deliveries through this process.
+#[derive(Debug)]
+pub(crate) struct Process<C> {
+    pub collector: C,
+    pub pipes: ProcessPipes,
+    pub max_body: usize,
+    pub broker: Arc<dyn Broker>,
+    pub status: StatusChecker,
+    pub reports: ReportBuffer,
+    pub open: Arc<OpenDeliveries>,
+    pub metrics: Metrics,
+    pub shutdown: CancellationToken,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct ProcessPipes {
+    pub input: String,
+    pub invalid: String,
+    pub paused: Option<String>,
+}
+
+/// Why a delivery is not settled: it goes back.
+#[derive(Debug, thiserror::Error)]
+enum Unsettled {
+    #[error(transparent)]
+    NotTaken(#[from] PublishError),
+    #[error("{0}")]
+    Again(String),
+}
+
+impl<C: Collector> Process<C> {
+    /// Carries deliveries from arrival to settlement. The slot is free again when the collector has decided.
+    pub async fn process(&self, deliveries: Vec<Delivery>, slot: OwnedSemaphorePermit) {
+        let count = deliveries.len();
+        let arrivals: Vec<Arrival> =
+            join_all(deliveries.into_iter().map(|delivery| self.arrive(delivery))).await.into_iter().flatten().collect();
+        if !arrivals.is_empty() {
+            let verdicts = self.collect(&arrivals).await;
+            drop(slot);
+            join_all(arrivals.into_iter().zip(verdicts).map(|(arrival, verdict)| self.carry_out(arrival, verdict))).await;
+        }
+        self.open.remove(count);
+    }
+
+    /// Decodes, checks and admits one delivery. What does not come through is settled here.
+    async fn arrive(&self, delivery: Delivery) -> Option<Arrival> {
+        self.metrics.received.increment(1);
+        let mut message = match self.decode(&delivery) {
+            Ok(message) => message,
+            Err(reason) => {
+                let caused = self.to_invalid(&delivery, &reason).await;
+                self.settle(delivery, caused).await;
+                return None;
+            }
+        };
+        let job = self.status.check(message.tracking.as_mut()).await;
+        let caused = match admit(job, message.to.as_deref(), &self.pipes.input, self.pipes.paused.is_some()) {
+            Admission::Execute => return Some(Arrival { delivery, message, is_diverted: false }),
+            Admission::Divert => return Some(Arrival { delivery, message, is_diverted: true }),
+            Admission::Discard => {
+                self.discard(delivery, &message);
+                return None;
+            }
+            Admission::Pause => self.hand_over(&delivery, self.pipes.paused.as_deref().unwrap_or_default(), &message).await,
+            Admission::Stray => match tracking_pipe(&message).filter(|pipe| !same_pipe(pipe, &self.pipes.input)) {
+                Some(pipe) => self.hand_over(&delivery, &pipe, &message).await,
+                None => self.to_invalid(&delivery, "the message names no pipe (`to`) and is not tracked").await,
+            },
+        };
+        self.settle(delivery, caused).await;
+        None
+    }
+
+    fn decode(&self, delivery: &Delivery) -> Result<TaskMessage, String> {
+        if delivery.body.len() > self.max_body {
+            return Err(format!("the body has {} bytes; the limit is {}", delivery.body.len(), self.max_body));
+        }
+        TaskMessage::decode(&delivery.body).map_err(|error| error.to_string())
+    }
+
+    /// The collector decides; when it panics, the deliveries come again.
+    async fn collect(&self, arrivals: &[Arrival]) -> Vec<Verdict> {
+        let span = match arrivals {
+            [one] => debug_span!("delivery", pipe = %one.delivery.pipe, task = %one.message.task_id, job = one.message.job_task_id()),
+            many => debug_span!("deliveries", pipe = %self.pipes.input, count = many.len()),
+        };
+        let courier = Courier(Arc::clone(&self.broker));
+        let collected = AssertUnwindSafe(self.collector.collect(arrivals, &courier)).catch_unwind().instrument(span).await;
+        let mut verdicts = collected.unwrap_or_else(|_| Vec::new());
+        verdicts.resize_with(arrivals.len(), || Verdict::Again("the collector did not decide".to_owned()));
+        verdicts
+    }
+
+    async fn carry_out(&self, arrival: Arrival, verdict: Verdict) {
+        let caused = match verdict {
+            Verdict::Done(effects) => {
+                self.metrics.done.increment(1);
+                self.cause(&arrival.message, effects).await
+            }
+            Verdict::PassOn => {
+                self.metrics.passed_on.increment(1);
+                match arrival.onward() {
+                    Some(message) => self.publish(message).await,
+                    None => Ok(()),
+                }
+            }
+            Verdict::Invalid(reason) => self.to_invalid(&arrival.delivery, &reason).await,
+            Verdict::Again(reason) => Err(Unsettled::Again(reason)),
+            Verdict::Discard => return self.discard(arrival.delivery, &arrival.message),
+        };
+        self.settle(arrival.delivery, caused).await;
+    }
+
+    /// Everything that a delivery causes, in order: outputs, then reports.
+    async fn cause(&self, message: &TaskMessage, effects: Effects) -> Result<(), Unsettled> {
+        let Effects { unconfirmed, messages, reports } = effects;
+        let published: Vec<_> = messages.into_iter().map(|message| self.broker.publish(message)).collect();
+        for confirm in unconfirmed.into_iter().chain(published) {
+            confirm.await?;
+        }
+        if let (false, Some(pipe)) = (reports.is_empty(), tracking_pipe(message)) {
+            self.reports.send(Reports { pipe, correlation_id: message.correlation_id.clone(), list: reports }).await?;
+        }
+        Ok(())
+    }
+
+    /// Acknowledges a delivery whose consequences are safe; gives any other back after a pause.
+    async fn settle(&self, delivery: Delivery, caused: Result<(), Unsettled>) {
+        match caused {
+            Ok(()) => delivery.ack(),
+            Err(Unsettled::NotTaken(PublishError::Closed)) => delivery.requeue(),
+            Err(reason) => {
+                warn!(pipe = %delivery.pipe, %reason, "a delivery goes back and comes again");
+                tokio::select! {
+                    () = tokio::time::sleep(BEFORE_AGAIN) => {}
+                    () = self.shutdown.cancelled() => {}
+                }
+                delivery.requeue();
+            }
+        }
+    }
+
+    fn discard(&self, delivery: Delivery, message: &TaskMessage) {
+        debug!(task = %message.task_id, job = message.job_task_id(), "discarded: the job has ended");
+        self.metrics.discarded.increment(1);
+        delivery.reject();
+    }
+
+    /// The message as it came, with the refreshed time of its status check.
+    async fn hand_over(&self, delivery: &Delivery, pipe: &str, message: &TaskMessage) -> Result<(), Unsettled> {
+        let body = patch_tracking(&delivery.body, message.tracking.as_ref()).unwrap_or_else(|_| delivery.body.to_vec());
+        self.publish(Outgoing { headers: delivery.headers.clone(), ..Outgoing::new(pipe, body) }).await
+    }
+
+    async fn to_invalid(&self, delivery: &Delivery, reason: &str) -> Result<(), Unsettled> {
+        warn!(pipe = %delivery.pipe, reason, "a message could not be understood; it goes to {}", self.pipes.invalid);
+        self.metrics.invalid.increment(1);
+        let mut headers = delivery.headers.clone();
+        headers.set(REASON_HEADER, HeaderValue::Text(reason.to_owned()));
+        headers.set(ORIGIN_HEADER, HeaderValue::Text(delivery.pipe.to_string()));
+        self.publish(Outgoing { headers, ..Outgoing::new(self.pipes.invalid.as_str(), delivery.body.clone()) }).await
+    }
+
+    async fn publish(&self, message: Outgoing) -> Result<(), Unsettled> {
+        Ok(self.broker.publish(message).await?)
+    }
+}

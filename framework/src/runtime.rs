@@ -1,0 +1,268 @@
+//! Runs a worker: takes deliveries, bounds what is under way, stops in two steps.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{info, warn};
+
+use crate::Worker;
+use crate::answer::Author;
+use crate::broker::{Broker, BrokerError, Consumer};
+use crate::collector::Collector;
+use crate::context::Surroundings;
+use crate::health::{self, Health};
+use crate::metrics::Metrics;
+use crate::one_by_one::{OneByOne, Pipes};
+use crate::process::{Process, ProcessPipes};
+use crate::reports::{OpenDeliveries, ReportBuffer};
+use crate::settings::{Settings, SettingsError};
+use crate::status::StatusChecker;
+
+/// Deliveries that are taken from the consumer at a time, beyond what a collector wants.
+const BURST: usize = 128;
+
+/// A worker process to be: settings and a broker. Give it a worker, then run it.
+#[derive(Debug)]
+pub struct Runtime {
+    settings: Settings,
+    broker: Arc<dyn Broker>,
+    /// The broker was opened for this runtime alone, and is closed with it.
+    owns_broker: bool,
+}
+
+/// A runtime with its worker.
+pub struct Ready<C> {
+    runtime: Runtime,
+    line: Line<C>,
+}
+
+/// What runs.
+struct Line<C> {
+    collector: C,
+    surroundings: Surroundings,
+    unavailable: watch::Receiver<Option<String>>,
+    open: Arc<OpenDeliveries>,
+    tasks: TaskTracker,
+}
+
+/// Why a runtime does not start, or has ended.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+    #[error("{0}")]
+    Listen(String),
+    #[error("the HTTP client for status checks cannot be made: {0}")]
+    StatusChecks(String),
+}
+
+impl Runtime {
+    /// A runtime on a broker that is shared with others.
+    pub fn new(settings: Settings, broker: Arc<dyn Broker>) -> Self {
+        Self { settings, broker, owns_broker: false }
+    }
+
+    /// A runtime on RabbitMQ, set up by variables that begin with `BATCHWRIGHT_`; also sets up logging to standard error.
+    #[cfg(feature = "amqp")]
+    pub fn from_env() -> Result<Self, RuntimeError> {
+        use crate::broker::amqp::{Amqp, AmqpOptions, QueueType};
+
+        let variables: Vec<(String, String)> = std::env::vars().collect();
+        let value = |name: &str| {
+            variables.iter().find(|(n, _)| *n == format!("{}{name}", crate::settings::PREFIX)).map(|(_, value)| value.as_str())
+        };
+        let filter = tracing_subscriber::EnvFilter::builder().parse_lossy(value("LOG").unwrap_or("info"));
+        // An author who has set up logging already keeps it.
+        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+        let url = value("BROKER").unwrap_or("amqp://guest:guest@127.0.0.1:5672/%2f");
+        let queue_type = match value("QUEUE_TYPE") {
+            None | Some("quorum") => QueueType::Quorum,
+            Some("classic") => QueueType::Classic,
+            Some(other) => return Err(SettingsError::new("QUEUE_TYPE", format!("is {other:?}; write quorum or classic")).into()),
+        };
+        let options = AmqpOptions { queue_type, ..AmqpOptions::new(url) };
+        let broker = Arc::new(Amqp::connect(options)?);
+        Ok(Self { settings: Settings::from_variables(variables)?, broker, owns_broker: true })
+    }
+
+    /// Changes a setting.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(&mut self.settings);
+        self
+    }
+
+    /// Runs this worker, one delivery at a time and many beside each other.
+    pub fn worker<W: Worker>(self, worker: W) -> Result<Ready<impl Collector>, RuntimeError> {
+        let (unavailable, unavailable_now) = watch::channel(None);
+        let pipes =
+            Pipes { input: self.settings.input.clone(), output: self.settings.output.clone(), reject: self.settings.reject.clone() };
+        let retry = self.settings.retry.clone();
+        self.line(unavailable_now, |surroundings| OneByOne { worker, surroundings, pipes, retry, unavailable })
+    }
+
+    /// Runs this collector.
+    pub fn collector<C: Collector>(self, collector: C) -> Result<Ready<C>, RuntimeError> {
+        let (_, never_unavailable) = watch::channel(None);
+        self.line(never_unavailable, |_| collector)
+    }
+
+    fn line<C: Collector>(
+        self,
+        unavailable: watch::Receiver<Option<String>>,
+        collector: impl FnOnce(Surroundings) -> C,
+    ) -> Result<Ready<C>, RuntimeError> {
+        let (tasks, open) = (TaskTracker::new(), Arc::<OpenDeliveries>::default());
+        let Settings { name, version, service_path, route, status_check_limit, .. } = self.settings.clone();
+        let status = StatusChecker::new(status_check_limit, &tasks).map_err(|error| RuntimeError::StatusChecks(error.to_string()))?;
+        let surroundings = Surroundings {
+            author: Arc::new(Author { name, version, service_path, route }),
+            broker: Arc::clone(&self.broker),
+            reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(&open), &tasks),
+            status,
+            shutdown: CancellationToken::new(),
+        };
+        let line = Line { collector: collector(surroundings.clone()), surroundings, unavailable, open, tasks };
+        Ok(Ready { runtime: self, line })
+    }
+}
+
+impl<C: Collector> Ready<C> {
+    /// Runs until the process is asked to stop (`SIGTERM`, Ctrl-C).
+    pub async fn run(self) -> Result<(), RuntimeError> {
+        let stop = CancellationToken::new();
+        let asked = stop.clone();
+        self.line.tasks.spawn(async move {
+            stop_signal().await;
+            asked.cancel();
+        });
+        self.run_until(stop).await
+    }
+
+    /// Runs until the token trips, then stops in two steps: no new deliveries and running tasks go on; then they are
+    /// cancelled, and what has not ended by then is given back.
+    pub async fn run_until(self, stop: CancellationToken) -> Result<(), RuntimeError> {
+        let Self { runtime: Runtime { settings, broker, owns_broker }, line } = self;
+        let Line { collector, surroundings, unavailable, open, tasks } = line;
+        let shutdown = surroundings.shutdown.clone();
+        let (consuming, consuming_now) = watch::channel(true);
+        let endpoint = CancellationToken::new();
+        if let Some(address) = settings.listen {
+            let listener = health::bind(address).await.map_err(RuntimeError::Listen)?;
+            let health = Health { broker: Arc::clone(&broker), unavailable: unavailable.clone(), consuming: consuming_now };
+            tasks.spawn(health::serve(listener, health, health::install_recorder(), endpoint.clone()));
+        }
+        let consumer = broker.consume(&settings.input, settings.prefetch).await?;
+        info!(worker = settings.name, input = settings.input, output = settings.output, broker = broker.kind(), "taking deliveries");
+        let process = Arc::new(Process {
+            collector,
+            pipes: ProcessPipes { input: settings.input.clone(), invalid: settings.invalid.clone(), paused: settings.paused.clone() },
+            max_body: settings.max_body,
+            broker: Arc::clone(&broker),
+            status: surroundings.status.clone(),
+            reports: surroundings.reports.clone(),
+            open,
+            metrics: Metrics::of(&settings.name),
+            shutdown: shutdown.clone(),
+        });
+        drop(surroundings);
+        let under_way = UnderWay { tasks: TaskTracker::new(), abort: CancellationToken::new() };
+        under_way.take_deliveries(&process, consumer, settings.concurrency, unavailable, &stop).await;
+        consuming.send_replace(false);
+        drop(process);
+        under_way.wind_up(&settings, &shutdown).await;
+        endpoint.cancel();
+        tasks.close();
+        let _ = tokio::time::timeout(settings.abort, tasks.wait()).await;
+        if owns_broker {
+            broker.close().await;
+        }
+        Ok(())
+    }
+}
+
+/// Deliveries that are being processed.
+struct UnderWay {
+    tasks: TaskTracker,
+    /// Trips when there is no more waiting: what is under way is dropped, and comes again.
+    abort: CancellationToken,
+}
+
+impl UnderWay {
+    /// Takes deliveries as slots become free, until asked to stop or the broker is closed.
+    async fn take_deliveries<C: Collector>(
+        &self,
+        process: &Arc<Process<C>>,
+        mut consumer: Consumer,
+        concurrency: usize,
+        mut unavailable: watch::Receiver<Option<String>>,
+        stop: &CancellationToken,
+    ) {
+        let slots = Arc::new(Semaphore::new(concurrency));
+        let limit = process.collector.limit();
+        let mut taken = Vec::with_capacity(limit.max(BURST));
+        let take = async {
+            loop {
+                // The sender is gone when nothing can become unavailable.
+                let _ = unavailable.wait_for(Option::is_none).await;
+                let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
+                if taken.is_empty() {
+                    let count = consumer.next_many(&mut taken, limit.max(BURST)).await;
+                    if count == 0 {
+                        return;
+                    }
+                    process.open.add(count);
+                }
+                let deliveries: Vec<_> = taken.drain(..limit.min(taken.len())).collect();
+                let (process, abort) = (Arc::clone(process), self.abort.clone());
+                self.tasks.spawn(async move { abort.run_until_cancelled(process.process(deliveries, slot)).await });
+            }
+        };
+        stop.run_until_cancelled(take).await;
+    }
+
+    async fn wind_up(&self, settings: &Settings, shutdown: &CancellationToken) {
+        self.tasks.close();
+        if self.ended_within(settings.drain).await {
+            return;
+        }
+        warn!(worker = settings.name, tasks = self.tasks.len(), "tasks still run; they are cancelled");
+        shutdown.cancel();
+        if !self.ended_within(settings.abort).await {
+            warn!(worker = settings.name, tasks = self.tasks.len(), "tasks do not end; their deliveries are given back");
+            self.abort.cancel();
+            self.tasks.wait().await;
+        }
+    }
+
+    async fn ended_within(&self, limit: Duration) -> bool {
+        tokio::time::timeout(limit, self.tasks.wait()).await.is_ok()
+    }
+}
+
+/// Resolves when the process is asked to stop.
+pub async fn stop_signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let terminate = async {
+        match signal(SignalKind::terminate()) {
+            Ok(mut signal) => signal.recv().await,
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = terminate => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}
+
+impl<C> fmt::Debug for Ready<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ready").field("runtime", &self.runtime).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,234 @@
+//! Whether a job is still wanted: the status check.
+//!
+//! A tracked message carries the time of its last check and the interval between checks. When a check is due, the job
+//! service is asked by the URL in the message; one answer serves all waiting messages of the job, and is kept as long as
+//! its `max-age` says.
+//!
+//! What must stay true:
+//! - A check that cannot be made never stops work: a warning names the URL, and the job is presumed active.
+//! - Only a definite answer discards: a finished status, or a 404 with the job service's error body.
+//! - The check has a time limit and runs off the consume loop.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use contract::rest::ErrorBody;
+use contract::{JobStatus, Tracking};
+use moka::Expiry;
+use moka::future::Cache;
+use tokio_util::task::TaskTracker;
+use tracing::warn;
+
+use crate::clock::now_millis;
+use crate::routing::JobKnowledge;
+
+/// For answers that do not say how long they hold.
+const DEFAULT_INTERVAL: Duration = Duration::from_mins(2);
+/// How long a check that could not be made is not made again.
+const AFTER_TROUBLE: Duration = Duration::from_secs(5);
+/// How many jobs' answers are kept.
+const CAPACITY: u64 = 10_000;
+
+/// Asks the job service, seldom. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct StatusChecker {
+    client: reqwest::Client,
+    answers: Cache<Arc<str>, Answer>,
+    tasks: TaskTracker,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Answer {
+    job: JobKnowledge,
+    /// When it was given, milliseconds since 1970.
+    at: i64,
+    /// How long it holds.
+    holds: Duration,
+}
+
+impl StatusChecker {
+    pub fn new(time_limit: Duration, tasks: &TaskTracker) -> Result<Self, reqwest::Error> {
+        // Whoever comes first wins; either way there is one, which is all that the client needs.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder().timeout(time_limit).build()?;
+        Ok(Self { client, answers: Cache::builder().max_capacity(CAPACITY).expire_after(AsLongAsItHolds).build(), tasks: tasks.clone() })
+    }
+
+    /// What is known about the job of a message. Stamps the tracking when a check was made.
+    pub async fn check(&self, tracking: Option<&mut Tracking>) -> JobKnowledge {
+        let Some(tracking) = tracking.filter(|tracking| is_due(tracking, now_millis())) else {
+            return JobKnowledge::Presumed;
+        };
+        let Some(url) = tracking.status_check_url.as_deref() else {
+            return JobKnowledge::Presumed;
+        };
+        let answer = self.ask_once(url).await;
+        tracking.last_status_check_time = Some(answer.at);
+        if answer.job != JobKnowledge::Presumed {
+            tracking.status_check_interval_millis = i64::try_from(answer.holds.as_millis()).unwrap_or(i64::MAX);
+        }
+        answer.job
+    }
+
+    /// Whether the job is known to have ended; asks when the last answer no longer holds.
+    pub async fn has_ended(&self, url: &str) -> bool {
+        match self.ask_once(url).await.job {
+            JobKnowledge::Gone => true,
+            JobKnowledge::Is(status) => status.is_finished(),
+            JobKnowledge::Presumed => false,
+        }
+    }
+
+    /// Runs a check beside the task that wants to know.
+    pub fn in_background(&self, check: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(check);
+    }
+
+    async fn ask_once(&self, url: &str) -> Answer {
+        self.answers.get_with(Arc::from(url), self.ask(url)).await
+    }
+
+    async fn ask(&self, url: &str) -> Answer {
+        let (job, holds) = match self.request(url).await {
+            Ok(answered) => answered,
+            Err(trouble) => {
+                warn!(url, %trouble, "the status of a job could not be checked; its work goes on");
+                (JobKnowledge::Presumed, AFTER_TROUBLE)
+            }
+        };
+        Answer { job, at: now_millis(), holds }
+    }
+
+    async fn request(&self, url: &str) -> Result<(JobKnowledge, Duration), String> {
+        let response = self.client.get(url).send().await.map_err(|error| chain(&error))?;
+        let code = response.status();
+        let holds = response.headers().get("cache-control").and_then(|value| max_age(value.to_str().ok()?)).unwrap_or(DEFAULT_INTERVAL);
+        let body = response.text().await.map_err(|error| chain(&error))?;
+        if code == reqwest::StatusCode::NOT_FOUND {
+            // Any proxy can say 404; the job service says so in its own words.
+            return match serde_json::from_str::<ErrorBody>(&body) {
+                Ok(_) => Ok((JobKnowledge::Gone, holds)),
+                Err(_) => Err("a 404 that is not the job service's".to_owned()),
+            };
+        }
+        if !code.is_success() {
+            return Err(format!("the answer was {code}"));
+        }
+        let word = body.lines().next().unwrap_or_default().replace('"', "");
+        match JobStatus::from_name(word.trim()) {
+            Some(status) => Ok((JobKnowledge::Is(status), holds)),
+            None => Err(format!("{word:?} is no status")),
+        }
+    }
+}
+
+/// Whether the message is due for a check. A stamp from the future by more than the interval comes from a wrong clock.
+fn is_due(tracking: &Tracking, now: i64) -> bool {
+    let Some(last) = tracking.last_status_check_time else {
+        return true;
+    };
+    let interval = tracking.status_check_interval_millis.max(0);
+    last.saturating_add(interval) <= now || last > now.saturating_add(interval)
+}
+
+fn max_age(cache_control: &str) -> Option<Duration> {
+    let seconds = cache_control.split(',').find_map(|directive| directive.trim().strip_prefix("max-age="))?;
+    seconds.parse().ok().map(Duration::from_secs)
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+struct AsLongAsItHolds;
+
+impl Expiry<Arc<str>, Answer> for AsLongAsItHolds {
+    fn expire_after_create(&self, _: &Arc<str>, answer: &Answer, _: Instant) -> Option<Duration> {
+        Some(answer.holds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wiremock::matchers::{method, path};
+    use wiremock::{Mock, MockServer, ResponseTemplate};
+
+    fn due_at(url: String) -> Tracking {
+        Tracking { status_check_url: Some(url), ..Tracking::default() }
+    }
+
+    async fn ask(response: ResponseTemplate) -> (JobKnowledge, Tracking) {
+        let server = MockServer::start().await;
+        Mock::given(method("GET")).and(path("/status")).respond_with(response).mount(&server).await;
+        let mut tracking = due_at(format!("{}/status", server.uri()));
+        let checker = StatusChecker::new(Duration::from_millis(300), &TaskTracker::new()).unwrap();
+        (checker.check(Some(&mut tracking)).await, tracking)
+    }
+
+    #[test]
+    fn a_check_is_due_after_the_interval_and_for_stamps_from_the_future() {
+        let at = |last, interval| Tracking { last_status_check_time: last, status_check_interval_millis: interval, ..Tracking::default() };
+        for (last, interval, due) in [
+            (None, 1000, true),
+            (Some(9_001), 1000, false),
+            (Some(9_000), 1000, true),
+            (Some(10_500), 1000, false),
+            (Some(11_001), 1000, true),
+            (Some(10_000), 0, true),
+            (Some(i64::MAX), i64::MAX, false),
+        ] {
+            assert_eq!(is_due(&at(last, interval), 10_000), due, "{last:?} {interval}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_status_is_read_with_or_without_quotes_and_holds_for_its_max_age() {
+        let quoted = ResponseTemplate::new(200).set_body_string("\"Cancelled\"").insert_header("Cache-Control", "no-transform, max-age=7");
+        let (job, tracking) = ask(quoted).await;
+        assert_eq!(job, JobKnowledge::Is(JobStatus::Cancelled));
+        assert_eq!(tracking.status_check_interval_millis, 7000);
+        assert!(tracking.last_status_check_time.is_some());
+        let (job, tracking) = ask(ResponseTemplate::new(200).set_body_string("Active\nmore")).await;
+        assert_eq!(job, JobKnowledge::Is(JobStatus::Active));
+        assert_eq!(tracking.status_check_interval_millis, 120_000);
+    }
+
+    #[tokio::test]
+    async fn only_the_job_services_own_404_means_that_the_job_is_gone() {
+        let own = ResponseTemplate::new(404).set_body_string(r#"{"message":"ERROR: job_id {j} not found"}"#);
+        assert_eq!(ask(own).await.0, JobKnowledge::Gone);
+        assert_eq!(ask(ResponseTemplate::new(404).set_body_string("<html>no such page</html>")).await.0, JobKnowledge::Presumed);
+    }
+
+    #[tokio::test]
+    async fn a_check_that_cannot_be_made_does_not_stop_work() {
+        assert_eq!(ask(ResponseTemplate::new(500)).await.0, JobKnowledge::Presumed);
+        assert_eq!(ask(ResponseTemplate::new(200).set_body_string("Bored")).await.0, JobKnowledge::Presumed);
+        assert_eq!(ask(ResponseTemplate::new(200).set_delay(Duration::from_secs(5))).await.0, JobKnowledge::Presumed);
+        let checker = StatusChecker::new(Duration::from_secs(1), &TaskTracker::new()).unwrap();
+        for url in ["http://127.0.0.1:1/status", "no url at all"] {
+            assert_eq!(checker.check(Some(&mut due_at(url.into()))).await, JobKnowledge::Presumed, "{url}");
+        }
+    }
+
+    #[tokio::test]
+    async fn one_request_serves_all_waiting_messages_of_a_job() {
+        let server = MockServer::start().await;
+        let answer = ResponseTemplate::new(200).set_body_string("Active").insert_header("Cache-Control", "max-age=60");
+        Mock::given(method("GET")).respond_with(answer.set_delay(Duration::from_millis(50))).expect(1).mount(&server).await;
+        let checker = StatusChecker::new(Duration::from_secs(5), &TaskTracker::new()).unwrap();
+        let checks = (0..50).map(|_| async {
+            let mut tracking = due_at(format!("{}/status?n=7", server.uri()));
+            checker.check(Some(&mut tracking)).await
+        });
+        let answers = futures_util::future::join_all(checks).await;
+        assert!(answers.iter().all(|job| *job == JobKnowledge::Is(JobStatus::Active)));
+    }
+}

@@ -1,0 +1,116 @@
+//! Runs one worker without a broker, for its author's tests.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use contract::{TaskData, TaskMessage};
+use futures_util::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::answer::{Author, new_message};
+use crate::broker::{Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing};
+use crate::context::Surroundings;
+use crate::reports::ReportBuffer;
+use crate::status::StatusChecker;
+use crate::worker::{Answer, TaskErrorKind};
+use crate::{Context, Reply, Route, TaskError, Worker};
+
+/// What a worker did with a task.
+#[derive(Debug)]
+pub struct Run<O> {
+    pub result: Result<Reply<O>, TaskError>,
+    dispatched: Vec<TaskMessage>,
+}
+
+impl<O> Run<O> {
+    /// The output, if the worker sent one.
+    pub fn sent(&self) -> Option<&O> {
+        match &self.result {
+            Ok(Reply(Answer::Send { output, .. })) => Some(output),
+            _ => None,
+        }
+    }
+
+    /// Why the task failed for good (`or_fail`, `or_invalid`).
+    pub fn failure(&self) -> Option<String> {
+        let error = self.result.as_ref().err()?;
+        matches!(error.kind, TaskErrorKind::Failed | TaskErrorKind::Invalid).then(|| error.chain())
+    }
+
+    /// Why the task would be tried again (`?`).
+    pub fn retry(&self) -> Option<String> {
+        let error = self.result.as_ref().err()?;
+        (error.kind == TaskErrorKind::Retry).then(|| error.chain())
+    }
+
+    /// The subtasks of this type that were dispatched, in order, with their pipes.
+    pub fn dispatched<T: TaskData>(&self) -> Vec<(String, T)> {
+        let of_type = |message: &&TaskMessage| message.task_classifier.as_deref() == Some(T::CLASSIFIER);
+        let decoded = |message: &TaskMessage| {
+            let data = serde_json::from_slice(message.task_data.as_deref()?).ok()?;
+            Some((message.to.clone()?, data))
+        };
+        self.dispatched.iter().filter(of_type).filter_map(decoded).collect()
+    }
+
+    /// How many subtasks were dispatched.
+    pub fn dispatched_count(&self) -> usize {
+        self.dispatched.len()
+    }
+}
+
+/// Gives a worker one task and tells what it did. A panic of the worker is a panic of the test.
+pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
+    let recorder = Arc::new(Recorder::default());
+    let tasks = TaskTracker::new();
+    let data = serde_json::to_vec(&input).unwrap_or_default();
+    let ctx = match StatusChecker::new(Duration::from_secs(1), &tasks) {
+        Err(error) => return Run { result: Err(TaskError::retry(error)), dispatched: Vec::new() },
+        Ok(status) => {
+            let broker: Arc<dyn Broker> = recorder.clone();
+            let reports = ReportBuffer::start(Arc::clone(&broker), Arc::default(), &tasks);
+            let author = Author { name: "test".into(), version: "1".into(), service_path: "batchwright/test".into(), route: Route::Direct };
+            let surroundings = Surroundings { author: Arc::new(author), broker, reports, status, shutdown: CancellationToken::new() };
+            Context::new(new_message::<W::Input>("test".into(), "test-in", data), 1, surroundings)
+        }
+    };
+    let result = worker.run(input, ctx).await;
+    let published = recorder.published.lock().unwrap_or_else(PoisonError::into_inner);
+    Run { result, dispatched: published.iter().filter_map(|message| TaskMessage::decode(&message.body).ok()).collect() }
+}
+
+/// Takes what is published and hands nothing out.
+#[derive(Debug, Default)]
+struct Recorder {
+    published: Mutex<Vec<Outgoing>>,
+}
+
+impl Broker for Recorder {
+    fn publish(&self, message: Outgoing) -> Confirm {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+        let (confirmer, confirm) = Confirm::pair();
+        let _ = confirmer.send(Ok(()));
+        confirm
+    }
+
+    fn consume<'a>(&'a self, _: &'a str, _: u32) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
+        Box::pin(async { Err(BrokerError::Closed) })
+    }
+
+    fn depth<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
+        Box::pin(async { Ok(0) })
+    }
+
+    fn state(&self) -> BrokerState {
+        BrokerState::Connected
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
+    fn kind(&self) -> &'static str {
+        "recorder"
+    }
+}

@@ -1,0 +1,409 @@
+//! The laws of the broker seam, and every broker against them.
+//!
+//! One law is one function. A broker that cannot be started fails its tests; none is skipped.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use framework::broker::embedded::Embedded;
+use framework::broker::memory::Memory;
+use framework::broker::{Broker, Consumer, Delivery, HeaderValue, Headers, Outgoing};
+use futures_util::future::join_all;
+use tempfile::TempDir;
+use tokio::time::{Instant, timeout};
+
+/// How long a test waits for what must come.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// One broker with its keeper, so that it can be opened again.
+struct Bench {
+    broker: Arc<dyn Broker>,
+    keeper: Keeper,
+}
+
+enum Keeper {
+    Memory(Memory),
+    /// The folders that this broker has lived in, the latest last.
+    Embedded(Vec<TempDir>),
+}
+
+impl Bench {
+    async fn memory() -> Self {
+        let memory = Memory::new();
+        Self { broker: Arc::new(memory.process()), keeper: Keeper::Memory(memory) }
+    }
+
+    async fn embedded() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let broker = Embedded::open(folder.path()).await.unwrap();
+        Self { broker: Arc::new(broker), keeper: Keeper::Embedded(vec![folder]) }
+    }
+
+    /// Closes the broker in good order and opens it as the next process would.
+    async fn reopen(&mut self) {
+        self.broker.close().await;
+        self.broker = match &self.keeper {
+            Keeper::Memory(memory) => Arc::new(memory.process()),
+            Keeper::Embedded(folders) => Arc::new(Embedded::open(folders.last().unwrap().path()).await.unwrap()),
+        };
+    }
+
+    /// The end of the process without any order, and the next one.
+    async fn crash(&mut self) {
+        match &mut self.keeper {
+            Keeper::Memory(memory) => {
+                // Closing is no better than dying here.
+                self.broker.close().await;
+                self.broker = Arc::new(memory.process());
+            }
+            Keeper::Embedded(folders) => {
+                // What a killed process leaves behind is its files as they are in that moment.
+                let folder = tempfile::tempdir().unwrap();
+                for file in std::fs::read_dir(folders.last().unwrap().path()).unwrap() {
+                    let file = file.unwrap();
+                    std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+                }
+                self.broker = Arc::new(Embedded::open(folder.path()).await.unwrap());
+                folders.push(folder);
+            }
+        }
+    }
+
+    /// A pipe of the test's own.
+    fn pipe(&self) -> Arc<str> {
+        format!("conformance-{}", uuid::Uuid::new_v4().simple()).into()
+    }
+
+    async fn consume(&self, pipe: &str, prefetch: u32) -> Consumer {
+        self.broker.consume(pipe, prefetch).await.unwrap()
+    }
+
+    /// Publishes numbered messages and waits for all confirms.
+    async fn publish(&self, pipe: &Arc<str>, numbers: std::ops::Range<u32>) {
+        let confirms: Vec<_> = numbers.map(|n| self.broker.publish(Outgoing::new(Arc::clone(pipe), n.to_string()))).collect();
+        for confirm in join_all(confirms).await {
+            confirm.unwrap();
+        }
+    }
+
+    async fn wait_for_depth(&self, pipe: &str, depth: u64) {
+        let started = Instant::now();
+        loop {
+            let seen = self.broker.depth(pipe).await.unwrap();
+            if seen == depth {
+                return;
+            }
+            assert!(started.elapsed() < LIMIT, "the depth of {pipe} is {seen}, not {depth}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+async fn next(consumer: &mut Consumer) -> Delivery {
+    timeout(LIMIT, consumer.next()).await.expect("a delivery did not come in time").expect("the consumer has ended")
+}
+
+fn number(delivery: &Delivery) -> u32 {
+    std::str::from_utf8(&delivery.body).unwrap().parse().unwrap()
+}
+
+async fn next_numbers(consumer: &mut Consumer, count: usize) -> Vec<u32> {
+    let mut numbers = Vec::with_capacity(count);
+    while numbers.len() < count {
+        let delivery = next(consumer).await;
+        numbers.push(number(&delivery));
+        delivery.ack();
+    }
+    numbers
+}
+
+/// True when nothing more comes for a while. Only ever used to see that a bound holds, never to wait for progress.
+async fn is_quiet(consumer: &mut Consumer) -> bool {
+    timeout(Duration::from_millis(200), consumer.next()).await.is_err()
+}
+
+async fn confirmed_messages_arrive_once_each_and_in_order(bench: Bench) {
+    let pipe = bench.pipe();
+    bench.publish(&pipe, 0..300).await;
+    let mut consumer = bench.consume(&pipe, 10).await;
+    bench.publish(&pipe, 300..500).await;
+    assert_eq!(next_numbers(&mut consumer, 500).await, (0..500).collect::<Vec<_>>());
+    assert!(is_quiet(&mut consumer).await);
+    bench.wait_for_depth(&pipe, 0).await;
+}
+
+async fn no_more_than_the_prefetch_is_unsettled(bench: Bench) {
+    let pipe = bench.pipe();
+    bench.publish(&pipe, 0..10).await;
+    let mut consumer = bench.consume(&pipe, 3).await;
+    let mut held = vec![next(&mut consumer).await, next(&mut consumer).await, next(&mut consumer).await];
+    assert!(is_quiet(&mut consumer).await);
+    assert_eq!(bench.broker.depth(&pipe).await.unwrap(), 7);
+    held.remove(0).ack();
+    assert_eq!(number(&next(&mut consumer).await), 3);
+}
+
+async fn a_requeued_delivery_comes_back_first_and_counted(bench: Bench) {
+    let pipe = bench.pipe();
+    bench.publish(&pipe, 0..1).await;
+    let mut consumer = bench.consume(&pipe, 1).await;
+    let first = next(&mut consumer).await;
+    assert_eq!(first.delivery_count, 0);
+    bench.publish(&pipe, 1..2).await;
+    first.requeue();
+    let again = next(&mut consumer).await;
+    assert_eq!((number(&again), again.delivery_count), (0, 1));
+    again.requeue();
+    let again = next(&mut consumer).await;
+    assert_eq!(number(&again), 0);
+    // A classic queue says only that it is not the first time.
+    assert!(again.delivery_count >= 1);
+    again.ack();
+    let other = next(&mut consumer).await;
+    assert_eq!((number(&other), other.delivery_count), (1, 0));
+}
+
+async fn a_dropped_delivery_comes_back(bench: Bench) {
+    let pipe = bench.pipe();
+    bench.publish(&pipe, 0..1).await;
+    let mut consumer = bench.consume(&pipe, 1).await;
+    drop(next(&mut consumer).await);
+    let again = next(&mut consumer).await;
+    assert_eq!((number(&again), again.delivery_count), (0, 1));
+}
+
+async fn acked_and_rejected_deliveries_do_not_come_back(bench: Bench) {
+    let mut bench = bench;
+    let pipe = bench.pipe();
+    bench.publish(&pipe, 0..4).await;
+    let mut consumer = bench.consume(&pipe, 4).await;
+    next(&mut consumer).await.ack();
+    next(&mut consumer).await.reject();
+    let kept = next(&mut consumer).await;
+    next(&mut consumer).await.ack();
+    bench.reopen().await;
+    drop((kept, consumer));
+    let mut consumer = bench.consume(&pipe, 4).await;
+    let again = next(&mut consumer).await;
+    assert_eq!((number(&again), again.delivery_count), (2, 1));
+    assert!(is_quiet(&mut consumer).await);
+}
+
+async fn two_consumers_share_a_pipe(bench: Bench) {
+    let pipe = bench.pipe();
+    let mut one = bench.consume(&pipe, 5).await;
+    let mut other = bench.consume(&pipe, 5).await;
+    bench.publish(&pipe, 0..10).await;
+    let mut seen = BTreeSet::new();
+    for _ in 0..5 {
+        for consumer in [&mut one, &mut other] {
+            let delivery = next(consumer).await;
+            seen.insert(number(&delivery));
+            // Kept: nobody may receive more than five.
+            std::mem::forget(delivery);
+        }
+    }
+    assert_eq!(seen.len(), 10);
+}
+
+async fn a_dropped_consumer_gives_back_what_it_had_not_handed_out(bench: Bench) {
+    let pipe = bench.pipe();
+    bench.publish(&pipe, 0..10).await;
+    let mut consumer = bench.consume(&pipe, 5).await;
+    let held = next(&mut consumer).await;
+    drop(consumer);
+    bench.wait_for_depth(&pipe, 9).await;
+    held.ack();
+    let mut consumer = bench.consume(&pipe, 20).await;
+    let mut seen = next_numbers(&mut consumer, 9).await;
+    seen.sort_unstable();
+    assert_eq!(seen, (1..10).collect::<Vec<_>>());
+    assert!(is_quiet(&mut consumer).await);
+}
+
+async fn confirmed_messages_survive_the_process(bench: Bench) {
+    let mut bench = bench;
+    let pipe = bench.pipe();
+    bench.publish(&pipe, 0..100).await;
+    bench.crash().await;
+    bench.wait_for_depth(&pipe, 100).await;
+    let mut consumer = bench.consume(&pipe, 10).await;
+    assert_eq!(next_numbers(&mut consumer, 100).await, (0..100).collect::<Vec<_>>());
+}
+
+async fn unsettled_deliveries_come_again_after_a_crash_and_only_they_are_counted(bench: Bench) {
+    let mut bench = bench;
+    let pipe = bench.pipe();
+    bench.publish(&pipe, 0..10).await;
+    let mut consumer = bench.consume(&pipe, 4).await;
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(next(&mut consumer).await);
+    }
+    bench.crash().await;
+    // Nothing that is done with them now counts.
+    held.into_iter().for_each(Delivery::ack);
+    let mut consumer = bench.consume(&pipe, 10).await;
+    for n in 0..10 {
+        let delivery = next(&mut consumer).await;
+        assert_eq!((number(&delivery), delivery.delivery_count), (n, u32::from(n < 4)));
+        delivery.ack();
+    }
+}
+
+async fn the_count_rises_once_when_the_broker_is_closed(bench: Bench) {
+    let mut bench = bench;
+    let pipe = bench.pipe();
+    bench.publish(&pipe, 0..4).await;
+    let mut consumer = bench.consume(&pipe, 2).await;
+    let _held = (next(&mut consumer).await, next(&mut consumer).await);
+    bench.reopen().await;
+    assert!(timeout(LIMIT, consumer.next()).await.unwrap().is_none());
+    let mut consumer = bench.consume(&pipe, 10).await;
+    for n in 0..4 {
+        let delivery = next(&mut consumer).await;
+        assert_eq!((number(&delivery), delivery.delivery_count), (n, u32::from(n < 2)));
+        delivery.ack();
+    }
+}
+
+async fn a_delayed_message_arrives_later_and_not_before(bench: Bench) {
+    let pipe = bench.pipe();
+    let mut consumer = bench.consume(&pipe, 10).await;
+    let started = Instant::now();
+    for (n, delay) in [("300", 300), ("100", 100)] {
+        let message = Outgoing { delay: Some(Duration::from_millis(delay)), ..Outgoing::new(Arc::clone(&pipe), n) };
+        bench.broker.publish(message).await.unwrap();
+    }
+    for expected in [100, 300] {
+        let delivery = next(&mut consumer).await;
+        assert_eq!(number(&delivery), expected);
+        assert!(started.elapsed() >= Duration::from_millis(expected.into()), "{delivery:?} came after {:?}", started.elapsed());
+        delivery.ack();
+    }
+}
+
+async fn a_delayed_message_survives_the_process(bench: Bench) {
+    let mut bench = bench;
+    let pipe = bench.pipe();
+    let message = Outgoing { delay: Some(Duration::from_millis(400)), ..Outgoing::new(Arc::clone(&pipe), "7") };
+    bench.broker.publish(message).await.unwrap();
+    bench.crash().await;
+    let mut consumer = bench.consume(&pipe, 10).await;
+    let delivery = next(&mut consumer).await;
+    assert_eq!((number(&delivery), delivery.delivery_count), (7, 0));
+}
+
+async fn bodies_of_all_sizes_and_headers_arrive_as_they_were_sent(bench: Bench) {
+    let pipe = bench.pipe();
+    let mut headers = Headers::default();
+    headers.set("x-text", HeaderValue::Text("grüße\n\"\u{1F600}".into()));
+    headers.set("x-number", HeaderValue::Integer(-9_007_199_254_740_993));
+    let bodies = [0, 1, 500, 70_000, 1 << 20].map(|size| (0..size).map(|n| (n % 251) as u8).collect::<Bytes>());
+    for body in &bodies {
+        let message = Outgoing { headers: headers.clone(), ..Outgoing::new(Arc::clone(&pipe), body.clone()) };
+        bench.broker.publish(message).await.unwrap();
+    }
+    let mut consumer = bench.consume(&pipe, 2).await;
+    for body in &bodies {
+        let delivery = next(&mut consumer).await;
+        assert!(delivery.body == *body, "a body of {} bytes came as {}", body.len(), delivery.body.len());
+        assert_eq!(delivery.headers, headers);
+        assert_eq!(&*delivery.pipe, &*pipe);
+        delivery.ack();
+    }
+}
+
+async fn a_pipe_that_does_not_exist_is_empty_and_is_declared_on_first_use(bench: Bench) {
+    let pipe = bench.pipe();
+    assert_eq!(bench.broker.depth(&pipe).await.unwrap(), 0);
+    bench.publish(&pipe, 0..3).await;
+    bench.wait_for_depth(&pipe, 3).await;
+    let mut consumer = bench.consume(&pipe, 10).await;
+    assert_eq!(next_numbers(&mut consumer, 3).await, [0, 1, 2]);
+    bench.wait_for_depth(&pipe, 0).await;
+}
+
+async fn twenty_thousand_messages_pass_in_windows(bench: Bench) {
+    const COUNT: u32 = 20_000;
+    let pipe = bench.pipe();
+    let mut consumer = bench.consume(&pipe, 1000).await;
+    let publishing = async {
+        for start in (0..COUNT).step_by(1000) {
+            bench.publish(&pipe, start..start + 1000).await;
+        }
+    };
+    let consuming = async {
+        let mut batch = Vec::new();
+        let mut expected = 0;
+        while expected < COUNT {
+            timeout(LIMIT, consumer.next_many(&mut batch, 500)).await.unwrap();
+            for delivery in batch.drain(..) {
+                assert_eq!(number(&delivery), expected);
+                expected += 1;
+                delivery.ack();
+            }
+        }
+    };
+    tokio::join!(publishing, consuming);
+    bench.wait_for_depth(&pipe, 0).await;
+}
+
+async fn one_open_delivery_does_not_stall_its_neighbours(bench: Bench) {
+    let pipe = bench.pipe();
+    bench.publish(&pipe, 0..100).await;
+    let mut consumer = bench.consume(&pipe, 10).await;
+    let open = next(&mut consumer).await;
+    assert_eq!(next_numbers(&mut consumer, 99).await, (1..100).collect::<Vec<_>>());
+    open.ack();
+}
+
+async fn a_closed_broker_says_so(bench: Bench) {
+    let pipe = bench.pipe();
+    let mut consumer = bench.consume(&pipe, 10).await;
+    bench.broker.close().await;
+    assert_eq!(bench.broker.state(), framework::broker::BrokerState::Closed);
+    assert!(consumer.next().await.is_none());
+    assert!(bench.broker.publish(Outgoing::new(pipe.clone(), "1")).await.is_err());
+    assert!(bench.broker.consume(&pipe, 1).await.is_err());
+}
+
+/// Every broker against every law.
+macro_rules! laws {
+    ($($law:ident),+ $(,)?) => {
+        laws!(@ memory, Bench::memory(), $($law),+);
+        laws!(@ embedded, Bench::embedded(), $($law),+);
+    };
+    (@ $broker:ident, $open:expr, $($law:ident),+) => {
+        mod $broker {
+            use super::Bench;
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $law() {
+                super::$law($open.await).await;
+            })+
+        }
+    };
+}
+
+laws!(
+    confirmed_messages_arrive_once_each_and_in_order,
+    no_more_than_the_prefetch_is_unsettled,
+    a_requeued_delivery_comes_back_first_and_counted,
+    a_dropped_delivery_comes_back,
+    acked_and_rejected_deliveries_do_not_come_back,
+    two_consumers_share_a_pipe,
+    a_dropped_consumer_gives_back_what_it_had_not_handed_out,
+    confirmed_messages_survive_the_process,
+    unsettled_deliveries_come_again_after_a_crash_and_only_they_are_counted,
+    the_count_rises_once_when_the_broker_is_closed,
+    a_delayed_message_arrives_later_and_not_before,
+    a_delayed_message_survives_the_process,
+    bodies_of_all_sizes_and_headers_arrive_as_they_were_sent,
+    a_pipe_that_does_not_exist_is_empty_and_is_declared_on_first_use,
+    twenty_thousand_messages_pass_in_windows,
+    one_open_delivery_does_not_stall_its_neighbours,
+    a_closed_broker_says_so,
+);

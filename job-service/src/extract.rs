@@ -1,0 +1,76 @@
+//! What routes take from a request, parsed at the edge. Hides axum's own refusals, which are not JSON.
+
+use std::str::FromStr;
+
+use axum::extract::{FromRequestParts, Path, Query};
+use axum::http::request::Parts;
+use contract::{JobId, PartitionId};
+use serde::de::DeserializeOwned;
+
+use crate::error::{ApiError, ApiResult};
+
+/// `/partitions/{partitionId}/…`
+#[derive(Debug)]
+pub struct InPartition(pub PartitionId);
+
+/// `/partitions/{partitionId}/jobs/{jobId}…`. The partition is looked at first.
+#[derive(Debug)]
+pub struct OfJob(pub PartitionId, pub JobId);
+
+/// `/partitions/{partitionId}/jobs/{jobId}/tasks/{taskId}`
+#[derive(Debug)]
+pub struct OfTask(pub PartitionId, pub JobId, pub String);
+
+/// The query of the URL.
+#[derive(Debug)]
+pub struct Params<T>(pub T);
+
+impl<S: Send + Sync> FromRequestParts<S> for InPartition {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
+        let partition: String = path(parts, state).await?;
+        Ok(Self(PartitionId::parse(&partition)?))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for OfJob {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
+        let (partition, job): (String, String) = path(parts, state).await?;
+        Ok(Self(PartitionId::parse(&partition)?, JobId::parse(&job)?))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for OfTask {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
+        let (partition, job, task): (String, String, String) = path(parts, state).await?;
+        Ok(Self(PartitionId::parse(&partition)?, JobId::parse(&job)?, task))
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
+        let read = Query::<T>::from_request_parts(parts, state).await;
+        read.map(|Query(params)| Self(params)).map_err(|refusal| ApiError::bad_request(refusal.body_text()))
+    }
+}
+
+/// The decoded parts of the path.
+async fn path<S: Send + Sync, T: DeserializeOwned + Send>(parts: &mut Parts, state: &S) -> ApiResult<T> {
+    let read = Path::<T>::from_request_parts(parts, state).await;
+    read.map(|Path(value)| value).map_err(|refusal| ApiError::bad_request(refusal.body_text()))
+}
+
+/// A whole number in the query. Nothing at all counts as absent, as in `?limit=`.
+pub fn whole_number<N: FromStr>(name: &str, text: Option<&str>) -> ApiResult<Option<N>> {
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let number =
+        text.parse().map_err(|_| ApiError::bad_request(format!("The parameter '{name}' must be a whole number, but is '{text}'.")))?;
+    Ok(Some(number))
+}

@@ -1,0 +1,102 @@
+//! The URLs: which there are, what lies around them all, and the API document made from them.
+
+mod end_job;
+mod get_job;
+mod get_task;
+mod health;
+mod job_status;
+mod list_jobs;
+mod put_job;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use contract::rest::ErrorBody;
+use tower_http::catch_panic::CatchPanicLayer;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use utoipa_swagger_ui::SwaggerUi;
+
+use crate::error::ApiError;
+use crate::{BASE_PATH, Parts, correlation};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Batchwright job service",
+        description = "Create, watch, cancel and delete jobs.\n\n\
+            A job belongs to a partition, which needs no creation. Ids are case-sensitive and contain none of `. , : ; * ? ! | ( )`. \
+            Times are milliseconds since 1970, UTC.\n\n\
+            Every response carries `CAF-Correlation-Id`: that of the request, or a new one. Every error has the body \
+            `{\"message\": \"…\"}`. Whatever its content type, a body is read as JSON.",
+        license(name = "MIT OR Apache-2.0")
+    ),
+    tags(
+        (name = "jobs", description = "Jobs and their tasks"),
+        (name = "service", description = "The service itself")
+    )
+)]
+struct Document;
+
+pub fn router(parts: Arc<Parts>) -> Router {
+    let (router, document) = routes().split_for_parts();
+    let ui = SwaggerUi::new("/job-service-ui").url("/job-service-ui/api-docs/openapi.json", document);
+    let body_limit = DefaultBodyLimit::max(parts.options.max_body_bytes);
+    router
+        .with_state(parts)
+        .merge(Router::from(ui).layer(middleware::from_fn(not_found_as_json)))
+        .fallback(unknown_url)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(body_limit)
+        .layer(CatchPanicLayer::custom(ApiError::panic_response))
+        .layer(middleware::from_fn(correlation::layer))
+}
+
+/// The document that describes the API (version 3.1 of that format).
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    routes().into_openapi()
+}
+
+fn routes() -> OpenApiRouter<Arc<Parts>> {
+    let api = OpenApiRouter::new()
+        .routes(routes!(health::ping))
+        .routes(routes!(list_jobs::list))
+        .routes(routes!(list_jobs::count))
+        .routes(routes!(put_job::put))
+        .routes(routes!(get_job::get))
+        .routes(routes!(end_job::delete))
+        .routes(routes!(end_job::cancel))
+        .routes(routes!(job_status::status))
+        .routes(routes!(job_status::is_active))
+        .routes(routes!(get_task::get));
+    OpenApiRouter::with_openapi(Document::openapi()).nest(BASE_PATH, api).routes(routes!(health::health_check))
+}
+
+async fn unknown_url(uri: Uri) -> ApiError {
+    ApiError::NotFound(format!("There is nothing at {}. The API is described at /job-service-ui/.", uri.path()))
+}
+
+/// The UI has a refusal of its own, which is not JSON.
+async fn not_found_as_json(uri: Uri, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    if response.status() == StatusCode::NOT_FOUND { unknown_url(uri).await.into_response() } else { response }
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::MethodNotAllowed(format!("{} does not take {method}.", uri.path()))
+}
+
+/// What every route that needs the store may answer besides.
+#[derive(utoipa::IntoResponses)]
+#[expect(dead_code, reason = "documentation only")]
+enum StoreTrouble {
+    #[response(status = 500, description = "The service has failed; its log tells why, under the correlation id")]
+    Failed(#[to_schema] ErrorBody),
+    #[response(status = 503, description = "The database is not available; try again later")]
+    Unavailable(#[to_schema] ErrorBody),
+}

@@ -1,0 +1,41 @@
+//! `GET /partitions/{partitionId}/jobs/{jobId}`: all about one job.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use contract::rest::{ErrorBody, Job};
+
+use super::StoreTrouble;
+use crate::Parts;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::OfJob;
+
+/// Get a job
+#[utoipa::path(
+    get,
+    path = "/partitions/{partitionId}/jobs/{jobId}",
+    operation_id = "getJob",
+    tag = "jobs",
+    params(
+        ("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"),
+        ("jobId" = String, Path, description = "1 to 48 characters", example = "reindex-7")
+    ),
+    responses(
+        (status = 200, description = "The job", body = Job, example = json!({
+            "id": "reindex-7", "name": "Reindex", "description": null, "externalData": null,
+            "createTime": 1_767_225_600_000_i64, "lastUpdateTime": 1_767_225_605_123_i64,
+            "status": "Active", "percentageComplete": 46.67, "failures": [], "labels": {"team": "search"},
+            "onFailure": "stop", "completedItems": 1400, "failedTasks": 0, "failureCounts": {}, "incarnation": 42
+        })),
+        (status = 400, description = "An id is not well-formed", body = ErrorBody,
+            example = json!({"message": "The job identifier contains one or more invalid characters."})),
+        (status = 404, description = "There is no such job", body = ErrorBody,
+            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
+        StoreTrouble
+    )
+)]
+pub async fn get(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJob) -> ApiResult<Json<Job>> {
+    let found = parts.store.job(&partition, &job).await?;
+    found.map(Json).ok_or_else(|| ApiError::job_not_found(&job))
+}

@@ -1,0 +1,99 @@
+//! `PUT /partitions/{partitionId}/jobs/{jobId}`: creates a job. Sent again, it changes nothing.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Extension;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{OriginalUri, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use contract::rest::{ErrorBody, NewJob};
+use store::Creation;
+use uuid::Uuid;
+
+use super::StoreTrouble;
+use crate::Parts;
+use crate::correlation::CorrelationId;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::OfJob;
+use crate::request::{Accepted, accept};
+use crate::start::{self, Moment};
+
+/// Create a job
+///
+/// The job is kept and its first task is sent to `taskPipe` as soon as the broker takes it. The same request again changes
+/// nothing, whatever has become of the job; to run a job again, delete it and create it anew.
+#[utoipa::path(
+    put,
+    path = "/partitions/{partitionId}/jobs/{jobId}",
+    operation_id = "createJob",
+    tag = "jobs",
+    params(
+        ("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"),
+        ("jobId" = String, Path, description = "1 to 48 characters", example = "reindex-7"),
+        ("CAF-Correlation-Id" = Option<String>, Header, description = "Copied to every message that the job causes")
+    ),
+    request_body(content = NewJob, description = "The job", content_type = "application/json", example = json!({
+        "name": "Reindex",
+        "labels": {"team": "search"},
+        "task": {
+            "taskClassifier": "BatchWorker",
+            "taskApiVersion": 1,
+            "taskData": {
+                "batchDefinition": "[1-100]",
+                "batchType": "RangePlugin",
+                "taskMessageType": "OrderBuilder",
+                "taskMessageParams": {"region": "eu"},
+                "targetPipe": "orders-in"
+            },
+            "taskPipe": "batch-in",
+            "targetPipe": "orders-out"
+        }
+    })),
+    responses(
+        (status = 201, description = "Created", headers(("Location" = String, description = "The path of the job"))),
+        (status = 204, description = "The same request has created the job before"),
+        (status = 400, description = "The request is no job; the message says why", body = ErrorBody,
+            example = json!({"message": "The task queue name has not been specified."})),
+        (status = 403, description = "There is another job with this id", body = ErrorBody,
+            example = json!({"message": "Job already exists"})),
+        (status = 413, description = "The body is too large", body = ErrorBody,
+            example = json!({"message": "The body is larger than 16777216 bytes."})),
+        StoreTrouble
+    )
+)]
+pub async fn put(
+    State(parts): State<Arc<Parts>>,
+    OfJob(partition, job): OfJob,
+    Extension(CorrelationId(correlation_id)): Extension<CorrelationId>,
+    OriginalUri(uri): OriginalUri,
+    body: Result<Bytes, BytesRejection>,
+) -> ApiResult<Response> {
+    let options = &parts.options;
+    let body = body.map_err(|refusal| match refusal.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge(options.max_body_bytes),
+        _ => ApiError::bad_request(format!("The body could not be read: {}", refusal.body_text())),
+    })?;
+    let Accepted { request, task } = accept(partition, job, &body)?;
+    let moment = Moment { task_id: Uuid::new_v4(), now: now(), correlation_id };
+    let start = move |life: &store::Life| {
+        let pipe = task.pipe.clone();
+        (pipe, start::message(task, life, moment, options).encode())
+    };
+    match parts.store.create_job(&request, start).await? {
+        Creation::Created(life) => {
+            tracing::info!(job = life.job_task_id(), incarnation = life.incarnation, "a job was created");
+            Ok((StatusCode::CREATED, [(header::LOCATION, uri.path().to_owned())]).into_response())
+        }
+        Creation::AlreadyThere => Ok(StatusCode::NO_CONTENT.into_response()),
+        Creation::Conflict => Err(ApiError::Forbidden("Job already exists".to_owned())),
+    }
+}
+
+/// Milliseconds since 1970.
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}

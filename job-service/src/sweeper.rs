@@ -1,0 +1,39 @@
+//! The sweeper: has the store clear away what finished and deleted jobs leave behind, when there is something and when
+//! its time has come.
+
+use std::time::Duration;
+
+use store::Store;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::relay::{pause_after, wait};
+
+/// The shortest time between two steps of which the first has done nothing.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Runs until `shutdown`. Never stops within a step: each is short, and a transaction.
+pub async fn run(store: &Store, shutdown: &CancellationToken) {
+    let mut signal = store.sweep_signal();
+    let mut failures = 0;
+    let mut due = None;
+    while wait(&mut signal, due, shutdown).await {
+        due = match store.sweep().await {
+            Ok((tables, next)) => {
+                failures = 0;
+                if tables > 0 {
+                    tracing::debug!(tables, "task tables were dropped");
+                }
+                // What is due now and was not done now is not done by asking at once.
+                let least = if tables == 0 { IDLE } else { Duration::ZERO };
+                next.and_then(|millis| Instant::now().checked_add(Duration::from_millis(millis).max(least)))
+            }
+            Err(error) => {
+                let pause = pause_after(failures);
+                failures += 1;
+                tracing::warn!(%error, ?pause, "the store could not be swept");
+                Some(Instant::now() + pause)
+            }
+        };
+    }
+}

@@ -1,0 +1,318 @@
+//! Start messages on their way: what reaches the broker, and what happens when it cannot.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
+
+mod service;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use contract::{JobId, OnFailure, PartitionId, TaskMessage, TaskStatus, Tracking};
+use framework::broker::memory::Memory;
+use framework::broker::{Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError};
+use futures_util::future::{BoxFuture, join_all};
+use harness::wait_for;
+use job_service::JobService;
+use reqwest::Method;
+use serde_json::{Value, json};
+use service::{Answer, Backend, Database, Service, new_job, options};
+use store::{JobRequest, Store};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+macro_rules! suite {
+    ($($test:ident),+ $(,)?) => {
+        mod on_sqlite {
+            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Sqlite).await; })+
+        }
+        mod on_postgres {
+            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Postgres).await; })+
+        }
+    };
+}
+
+suite![
+    the_first_worker_gets_the_start_message_of_the_job,
+    a_job_in_its_second_life_starts_under_a_new_job_task_id,
+    task_data_reaches_the_worker_byte_for_byte,
+    a_start_message_leaves_the_outbox_when_the_broker_has_it,
+    what_was_left_in_the_outbox_is_sent_when_a_service_starts,
+    every_one_of_many_jobs_is_started,
+    a_message_that_is_refused_does_not_hold_up_the_others,
+    what_a_closed_broker_did_not_take_is_sent_by_the_next_service,
+    a_service_that_is_stopped_ends,
+];
+
+async fn the_first_worker_gets_the_start_message_of_the_job(backend: Backend) {
+    let service = Service::start(backend).await;
+    let before = now();
+    let request = service.request(Method::PUT, &service.path("/jobs/reindex%207")).header("CAF-Correlation-Id", "corr-42");
+    Answer::of(request.body(new_job().to_string())).await.is(201);
+
+    let message = first_message(&service.broker, "batch-in").await;
+    let (sent, task_id) = (message.tracking.as_ref().unwrap().last_status_check_time.unwrap(), message.task_id.clone());
+    assert!((before..=now()).contains(&sent));
+    assert!(uuid::Uuid::parse_str(&task_id).is_ok());
+    let life = service.get("/jobs/reindex%207").await.json()["incarnation"].as_i64().unwrap();
+    let url = format!("{}{}?n={life}", service.root, service.path("/jobs/reindex%207/status"));
+    let expected = TaskMessage {
+        version: 3,
+        task_id,
+        task_classifier: Some("BatchWorker".into()),
+        task_api_version: 1,
+        task_data: Some(br#"{"batchDefinition":"[1-100]","batchType":"RangePlugin"}"#.to_vec()),
+        task_status: Some(TaskStatus::NewTask),
+        context: [].into(),
+        to: Some("batch-in".into()),
+        tracking: Some(Tracking {
+            job_task_id: Some(format!("{}:reindex 7", service.partition)),
+            last_status_check_time: Some(sent),
+            status_check_interval_millis: 10_000,
+            status_check_url: Some(url.clone()),
+            tracking_pipe: Some("tracking-in".into()),
+            track_to: Some("orders-out".into()),
+        }),
+        source_info: None,
+        priority: None,
+        correlation_id: Some("corr-42".into()),
+    };
+    assert_eq!(message, expected);
+    let status = service.call(Method::GET, url.strip_prefix(&service.root).unwrap(), None).await.is(200);
+    assert_eq!(status.json(), "Waiting");
+}
+
+async fn a_job_in_its_second_life_starts_under_a_new_job_task_id(backend: Backend) {
+    let service = Service::start(backend).await;
+    service.put("j", &new_job()).await.is(201);
+    first_message(&service.broker, "batch-in").await;
+    service.delete("j").await.is(204);
+    service.put("j", &new_job()).await.is(201);
+    let message = first_message(&service.broker, "batch-in").await;
+    let life = service.get("/jobs/j").await.json()["incarnation"].as_i64().unwrap();
+    assert_eq!(message.job_task_id(), Some(format!("{}:j!{life}", service.partition).as_str()));
+    assert!(message.tracking.unwrap().status_check_url.unwrap().ends_with(&format!("/jobs/j/status?n={life}")));
+}
+
+async fn task_data_reaches_the_worker_byte_for_byte(backend: Backend) {
+    let service = Service::start(backend).await;
+    for (n, (data, encoding, bytes)) in [
+        (json!("AP/+gA=="), json!("base64"), vec![0, 0xff, 0xfe, 0x80]),
+        (json!("grün"), json!("utf8"), "grün".as_bytes().to_vec()),
+        (json!({"b": "ü", "a": [1.0, null]}), Value::Null, br#"{"a":[1.0,null],"b":"#.iter().copied().chain("\"ü\"}".bytes()).collect()),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut job = new_job();
+        (job["task"]["taskData"], job["task"]["taskDataEncoding"]) = (data, encoding);
+        (job["task"]["taskPipe"], job["task"]["targetPipe"]) = (json!(format!("in-{n}")), Value::Null);
+        service.put(&format!("j{n}"), &job).await.is(201);
+        let message = first_message(&service.broker, &format!("in-{n}")).await;
+        assert_eq!(String::from_utf8_lossy(&message.task_data.unwrap()), String::from_utf8_lossy(&bytes));
+        assert_eq!(message.tracking.unwrap().track_to, None);
+    }
+}
+
+async fn a_start_message_leaves_the_outbox_when_the_broker_has_it(backend: Backend) {
+    let service = Service::start(backend).await;
+    service.put("j", &new_job()).await.is(201);
+    outbox_is_empty(&service.store).await;
+    assert_eq!(service.broker.depth("batch-in").await.unwrap(), 1);
+}
+
+async fn what_was_left_in_the_outbox_is_sent_when_a_service_starts(backend: Backend) {
+    let database = Database::new(backend).await;
+    let store = Store::open(&database.url).await.unwrap();
+    for n in 0..3 {
+        create(&store, n, "in").await;
+    }
+    assert_eq!(store.outbox(10).await.unwrap().len(), 3);
+    let broker = Memory::new();
+    let background = Background::start(&store, Arc::new(broker.clone()));
+    outbox_is_empty(&store).await;
+    background.stop().await;
+    // In the order in which the jobs were created.
+    let mut consumer = broker.consume("in", 10).await.unwrap();
+    for n in 0..3 {
+        let delivery = consumer.next().await.unwrap();
+        assert_eq!(delivery.body, n.to_string());
+        delivery.ack();
+    }
+}
+
+async fn every_one_of_many_jobs_is_started(backend: Backend) {
+    let database = Database::new(backend).await;
+    let store = Store::open(&database.url).await.unwrap();
+    let broker = Memory::new();
+    let background = Background::start(&store, Arc::new(broker.clone()));
+    for chunk in (0..1200_u32).collect::<Vec<_>>().chunks(100) {
+        join_all(chunk.iter().map(|n| create(&store, *n, "in"))).await;
+    }
+    outbox_is_empty(&store).await;
+    background.stop().await;
+    assert_eq!(broker.depth("in").await.unwrap(), 1200);
+}
+
+async fn a_message_that_is_refused_does_not_hold_up_the_others(backend: Backend) {
+    let database = Database::new(backend).await;
+    let store = Store::open(&database.url).await.unwrap();
+    for n in 0..2 {
+        create(&store, n, "full").await;
+    }
+    let memory = Memory::new();
+    let broker = Arc::new(Refusing { memory: memory.clone(), refusals_left: AtomicU32::new(6), refused: AtomicU32::new(0) });
+    let background = Background::start(&store, Arc::clone(&broker) as Arc<dyn Broker>);
+    create(&store, 2, "in").await;
+    wait_for("the message behind the refused ones", async || match memory.depth("in").await {
+        Ok(1) => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    // And the refused ones are tried until they are taken.
+    outbox_is_empty(&store).await;
+    assert_eq!((memory.depth("full").await.unwrap(), memory.depth("in").await.unwrap()), (2, 1));
+    assert_eq!(broker.refused.load(Ordering::Relaxed), 6);
+    background.stop().await;
+}
+
+async fn what_a_closed_broker_did_not_take_is_sent_by_the_next_service(backend: Backend) {
+    let database = Database::new(backend).await;
+    let store = Store::open(&database.url).await.unwrap();
+    let closed = Arc::new(Memory::new());
+    closed.close().await;
+    let background = Background::start(&store, closed);
+    create(&store, 0, "in").await;
+    background.stop().await;
+    assert_eq!(store.outbox(10).await.unwrap().len(), 1);
+
+    let broker = Memory::new();
+    let background = Background::start(&store, Arc::new(broker.clone()));
+    outbox_is_empty(&store).await;
+    background.stop().await;
+    assert_eq!(broker.depth("in").await.unwrap(), 1);
+}
+
+async fn a_service_that_is_stopped_ends(backend: Backend) {
+    let service = Service::start(backend).await;
+    service.put("j", &new_job()).await.is(201);
+    service.stop().await;
+    assert!(service.request(Method::GET, "/job-service/v1/ping").send().await.is_err());
+}
+
+/// A relay and a sweeper without HTTP.
+struct Background {
+    tracker: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Background {
+    fn start(store: &Store, broker: Arc<dyn Broker>) -> Self {
+        let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
+        let service = JobService::new(store.clone(), broker, options("http://127.0.0.1"));
+        let token = stop.clone();
+        tracker.spawn(async move { service.run_background(token).await });
+        tracker.close();
+        Self { tracker, stop }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.tracker.wait().await;
+    }
+}
+
+/// Refuses so many messages for the pipe `full` before it takes one.
+#[derive(Debug)]
+struct Refusing {
+    memory: Memory,
+    refusals_left: AtomicU32,
+    refused: AtomicU32,
+}
+
+impl Broker for Refusing {
+    fn publish(&self, message: Outgoing) -> Confirm {
+        let left = |left: u32| left.checked_sub(1);
+        if &*message.pipe == "full" && self.refusals_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            let (confirmer, confirm) = Confirm::pair();
+            drop(confirmer.send(Err(PublishError::Refused { pipe: "full".into(), reason: "it is full".into() })));
+            return confirm;
+        }
+        self.memory.publish(message)
+    }
+    fn consume<'a>(&'a self, pipe: &'a str, prefetch: u32) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
+        self.memory.consume(pipe, prefetch)
+    }
+    fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
+        self.memory.depth(pipe)
+    }
+    fn state(&self) -> BrokerState {
+        self.memory.state()
+    }
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.memory.close()
+    }
+    fn kind(&self) -> &'static str {
+        "refusing"
+    }
+}
+
+async fn create(store: &Store, n: u32, pipe: &str) {
+    store.create_job(&request(n), |_| (pipe.to_owned(), n.to_string().into_bytes())).await.unwrap();
+}
+
+fn request(n: u32) -> JobRequest {
+    JobRequest {
+        partition: PartitionId::parse("p").unwrap(),
+        job: JobId::parse(&format!("j{n}")).unwrap(),
+        name: None,
+        description: None,
+        external_data: None,
+        labels: [].into(),
+        on_failure: OnFailure::Stop,
+        content_hash: [0; 32],
+    }
+}
+
+async fn first_message(broker: &Memory, pipe: &str) -> TaskMessage {
+    let mut consumer = broker.consume(pipe, 1).await.unwrap();
+    let delivery = consumer.next().await.unwrap();
+    let message = TaskMessage::decode(&delivery.body).unwrap();
+    // What is read is what was written: nothing is left out, nothing is spelled in another way.
+    assert_eq!(String::from_utf8(message.encode()).unwrap(), String::from_utf8(delivery.body.to_vec()).unwrap());
+    delivery.ack();
+    message
+}
+
+async fn outbox_is_empty(store: &Store) {
+    wait_for("the outbox to be empty", async || match store.outbox(10).await {
+        Ok(messages) if messages.is_empty() => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+}
+
+fn now() -> i64 {
+    i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap()
+}
+
+#[tokio::test]
+async fn a_relay_outlives_its_database() {
+    let server = harness::PostgresServer::start().await.unwrap();
+    let store = Store::open(&server.create_database().await.unwrap().url).await.unwrap();
+    let broker = Memory::new();
+    let background = Background::start(&store, Arc::new(broker.clone()));
+    create(&store, 0, "in").await;
+    outbox_is_empty(&store).await;
+
+    server.kill().await.unwrap();
+    server.start_again().await.unwrap();
+    wait_for("the store to take a job again", async || {
+        store.create_job(&request(1), |_| ("in".to_owned(), b"1".to_vec())).await.map_err(|error| error.to_string())
+    })
+    .await;
+    outbox_is_empty(&store).await;
+    background.stop().await;
+    assert!(broker.depth("in").await.unwrap() >= 2);
+}

@@ -1,0 +1,211 @@
+//! A job service of a test's own, on a port of its own, and a client for it.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+
+use contract::JobTaskId;
+use framework::broker::Broker;
+use framework::broker::memory::Memory;
+use job_service::{BASE_PATH, JobService, ServiceOptions};
+use reqwest::header::HeaderMap;
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use store::{EventKind, Store, TrackingEvent};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+/// Which database keeps the jobs of a test.
+#[derive(Debug, Clone, Copy)]
+pub enum Backend {
+    Memory,
+    Sqlite,
+    Postgres,
+}
+
+/// A database of the test's own.
+pub struct Database {
+    pub url: String,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Database {
+    pub async fn new(backend: Backend) -> Self {
+        match backend {
+            Backend::Memory => Self { url: "memory:".into(), _folder: None },
+            Backend::Sqlite => {
+                let folder = tempfile::tempdir().unwrap();
+                Self { url: format!("sqlite:{}", folder.path().join("jobs.db").display()), _folder: Some(folder) }
+            }
+            Backend::Postgres => Self { url: harness::postgres().await.unwrap().url, _folder: None },
+        }
+    }
+}
+
+/// A served job service.
+pub struct Service {
+    pub store: Store,
+    pub broker: Memory,
+    pub root: String,
+    /// A partition of the test's own.
+    pub partition: String,
+    client: reqwest::Client,
+    database: Database,
+    tracker: TaskTracker,
+    stop: CancellationToken,
+    _stop_on_drop: DropGuard,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: String,
+}
+
+impl Service {
+    pub async fn start(backend: Backend) -> Self {
+        let broker = Memory::new();
+        Self::start_with(backend, broker.clone(), Arc::new(broker)).await
+    }
+
+    /// `memory` is what lies behind `broker`.
+    pub async fn start_with(backend: Backend, memory: Memory, broker: Arc<dyn Broker>) -> Self {
+        let database = Database::new(backend).await;
+        let store = Store::open(&database.url).await.unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let root = format!("http://{}", listener.local_addr().unwrap());
+        let service = JobService::new(store.clone(), broker, options(&root));
+        let stop = CancellationToken::new();
+        let tracker = TaskTracker::new();
+        let token = stop.clone();
+        tracker.spawn(async move { service.serve(listener, token).await.unwrap() });
+        tracker.close();
+        let partition = harness::unique("p");
+        Self { store, broker: memory, root, partition, client: client(), database, tracker, _stop_on_drop: stop.clone().drop_guard(), stop }
+    }
+
+    /// Stops the service and waits until it has ended.
+    pub async fn stop(&self) {
+        self.stop.cancel();
+        self.tracker.wait().await;
+    }
+
+    /// A request to any URL of the server.
+    pub async fn call(&self, method: Method, path: &str, body: Option<String>) -> Answer {
+        let request = self.client.request(method, format!("{}{path}", self.root));
+        let request = match body {
+            Some(body) => request.header("Content-Type", "application/json").body(body),
+            None => request,
+        };
+        Answer::of(request).await
+    }
+
+    pub fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
+        self.client.request(method, format!("{}{path}", self.root))
+    }
+
+    /// `GET` below the partition of the test.
+    pub async fn get(&self, path: &str) -> Answer {
+        self.call(Method::GET, &self.path(path), None).await
+    }
+
+    pub async fn put(&self, job: &str, body: &Value) -> Answer {
+        self.call(Method::PUT, &self.path(&format!("/jobs/{job}")), Some(body.to_string())).await
+    }
+
+    pub async fn cancel(&self, job: &str) -> Answer {
+        self.call(Method::POST, &self.path(&format!("/jobs/{job}/cancel")), None).await
+    }
+
+    pub async fn delete(&self, job: &str) -> Answer {
+        self.call(Method::DELETE, &self.path(&format!("/jobs/{job}")), None).await
+    }
+
+    /// The URL path of something in the partition of the test.
+    pub fn path(&self, path: &str) -> String {
+        format!("{BASE_PATH}/partitions/{}{path}", self.partition)
+    }
+
+    /// Reports something about the job (`steps` empty) or a task of its first life.
+    pub async fn report(&self, job: &str, steps: &str, kind: EventKind) {
+        let task = JobTaskId::parse(&format!("{}:{job}{steps}", self.partition)).unwrap();
+        self.store.record(&[TrackingEvent { task, kind }]).await.unwrap();
+    }
+}
+
+impl Answer {
+    pub async fn of(request: reqwest::RequestBuilder) -> Self {
+        let response = request.send().await.unwrap();
+        let (status, headers) = (response.status(), response.headers().clone());
+        Self { status, headers, body: response.text().await.unwrap() }
+    }
+
+    #[track_caller]
+    pub fn is(self, status: u16) -> Self {
+        assert_eq!(self.status, status, "{}", self.body);
+        self
+    }
+
+    /// An error with exactly this text, as every error is sent.
+    #[track_caller]
+    pub fn refuses(&self, status: u16, message: &str) {
+        assert_eq!((self.status.as_u16(), self.error().as_str()), (status, message));
+    }
+
+    /// The text of an error.
+    #[track_caller]
+    pub fn error(&self) -> String {
+        assert!(!self.status.is_success(), "{self:?}");
+        assert_eq!(self.header("content-type"), "application/json", "{self:?}");
+        let body = self.json();
+        assert_eq!(body.as_object().unwrap().len(), 1, "{body}");
+        body["message"].as_str().unwrap().to_owned()
+    }
+
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    #[track_caller]
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).unwrap_or_else(|| panic!("no {name}: {self:?}")).to_str().unwrap()
+    }
+
+    /// The ids of a list of jobs.
+    #[track_caller]
+    pub fn job_ids(&self) -> Vec<String> {
+        self.json().as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+/// Options of a service at this address.
+pub fn options(root: &str) -> ServiceOptions {
+    ServiceOptions { webservice_url: format!("{root}{BASE_PATH}"), tracking_pipe: "tracking-in".into(), ..ServiceOptions::default() }
+}
+
+/// A job that a batch worker would take.
+pub fn new_job() -> Value {
+    json!({
+        "name": "Reindex",
+        "description": "All of them",
+        "externalData": "ticket 7",
+        "labels": {"team": "search", "empty": null},
+        "task": {
+            "taskClassifier": "BatchWorker",
+            "taskApiVersion": 1,
+            "taskData": {"batchDefinition": "[1-100]", "batchType": "RangePlugin"},
+            "taskPipe": "batch-in",
+            "targetPipe": "orders-out"
+        }
+    })
+}
+
+fn client() -> reqwest::Client {
+    static PROVIDER: OnceLock<()> = OnceLock::new();
+    PROVIDER.get_or_init(|| drop(rustls::crypto::ring::default_provider().install_default()));
+    reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap()
+}
