@@ -1,5 +1,7 @@
 //! One suite for the three databases: what every store must do. Memory, a SQLite file, PostgreSQL.
 
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says so when something is not as it must be")]
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

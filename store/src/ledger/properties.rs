@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use contract::{JobStatus, OnFailure, ReportFailure, Step};
 use proptest::prelude::*;
 
-use super::{EXCEPTION, Facts, Key, Ledger, Row, keys_of};
+use super::{COMPLETE, EXCEPTION, Facts, Key, Ledger, Row, keys_of};
 use crate::EventKind;
 
 type Event = (Vec<Step>, EventKind);
@@ -105,7 +105,7 @@ impl Job {
         Self { facts: Facts::new(on_failure), rows: BTreeMap::new(), failures: HashMap::new(), active: false, decision: None }
     }
 
-    fn load(&self, keys: Vec<Key>) -> Vec<Row> {
+    fn load(&self, keys: &[Key]) -> Vec<Row> {
         keys.iter().filter_map(|key| self.rows.get(key).cloned()).collect()
     }
 
@@ -115,9 +115,9 @@ impl Job {
         }
         let steps = || events.iter().map(|(steps, _)| steps.as_slice());
         let mut ledger = Ledger::new(self.facts.clone(), self.failures.clone(), 0);
-        ledger.load(self.load(keys_of(steps())));
+        ledger.load(self.load(&keys_of(steps())));
         let more = ledger.also_needed(steps());
-        ledger.load(self.load(more));
+        ledger.load(self.load(&more));
         for (steps, kind) in events {
             ledger.apply(steps, kind);
         }
@@ -144,8 +144,8 @@ impl Job {
 
     fn check_percentage(&self, now: i32) {
         assert!(now >= self.facts.percentage, "the percentage fell from {} to {now}", self.facts.percentage);
-        assert!((0..=100_00).contains(&now));
-        assert_eq!(now == 100_00, self.decision == Some(JobStatus::Completed));
+        assert!((0..=COMPLETE).contains(&now));
+        assert_eq!(now == COMPLETE, self.decision == Some(JobStatus::Completed));
     }
 
     fn run(on_failure: OnFailure, events: &[Event], chance: &mut Chance, largest_batch: usize) -> Self {

@@ -57,7 +57,9 @@ async fn listen_for_ever(first: Result<PgListener, String>, options: PgConnectOp
                 pause = Duration::from_millis(100);
                 if missed {
                     // Whatever was committed while nobody listened.
-                    Signal::ALL.into_iter().for_each(|signal| signals.wake(signal));
+                    for signal in Signal::ALL {
+                        signals.wake(signal);
+                    }
                 }
                 missed = true;
                 let reason = listen(listener, &pool, &signals).await;
