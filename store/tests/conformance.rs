@@ -255,7 +255,7 @@ async fn a_job_is_done_when_all_its_tasks_are_in_whatever_order_and_however_ofte
     let task = world.store.task(&life.partition, &life.job, &[3]).await.unwrap().unwrap();
     assert_eq!((task.status, task.since.is_some()), (TaskState::Active, true));
     world.complete(&life, &["2.2"]).await;
-    assert_eq!(world.job(&life).await.percentage_complete, 87.5);
+    assert_eq!(world.job(&life).await.percentage_complete.to_string(), "87.5");
     let recorded = world.store.record(&[event(&life, "3", EventKind::Complete), event(&life, "3", EventKind::Complete)]).await.unwrap();
     assert_eq!(recorded.finished, [(life.clone(), JobStatus::Completed)]);
     assert_eq!(recorded.ignored, 1);
@@ -288,7 +288,7 @@ async fn the_first_failure_stops_a_job_that_says_so(world: World) {
 
 async fn a_job_that_continues_is_decided_when_nothing_is_left_and_keeps_a_hundred_failures(mut world: World) {
     let life = world.create("acme", "continue", OnFailure::Continue).await;
-    let fail = |number: u32| event(&life, &format!("1.{number}"), failed(if number % 2 == 0 { "EVEN" } else { "ODD" }));
+    let fail = |number: u32| event(&life, &format!("1.{number}"), failed(if number.is_multiple_of(2) { "EVEN" } else { "ODD" }));
     for batch in (1..=150).map(fail).collect::<Vec<_>>().chunks(40) {
         world.store.record(batch).await.unwrap();
         world.store.record(batch).await.unwrap();

@@ -299,7 +299,7 @@ fn policies() -> impl Strategy<Value = OnFailure> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4000))]
+    #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
     fn the_facts_are_the_models_in_any_order_repetition_and_batching(
