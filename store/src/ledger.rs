@@ -13,6 +13,8 @@
 //! - **Monotone.** The percentage never falls and is 100 exactly when the job is Completed. The first outcome stays.
 
 mod place;
+#[cfg(test)]
+mod properties;
 mod report;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -23,6 +25,9 @@ use contract::{JobStatus, OnFailure, ReportFailure, Step};
 use place::{CONFLICT, EXCEPTION, REPORTED_FAILED, Split};
 pub use place::{Exception, Key, PERCENT, Row, position};
 
+/// The published percentage, in hundredths: of a job that is Completed, and the most of any other.
+pub const COMPLETE: i32 = 10_000;
+const ALMOST: i32 = 9_990;
 /// How many failures of a job are kept in full.
 pub const FAILURES_KEPT: usize = 100;
 /// What the failure of a split with contradicting parts is called.
@@ -260,7 +265,7 @@ impl Ledger {
             }
         }
         match self.decision {
-            Some((JobStatus::Completed, _)) => self.facts.percentage = 100_00,
+            Some((JobStatus::Completed, _)) => self.facts.percentage = COMPLETE,
             _ => {
                 if let Some(root) = self.by_path.get("") {
                     let value = self.splits[*root].percent;
@@ -272,7 +277,7 @@ impl Ledger {
 
     fn publish(&mut self, percent: i64) {
         let hundredths = (percent + PERCENT / 200) * 100 / PERCENT;
-        let hundredths = i32::try_from(hundredths).unwrap_or(0).min(99_90);
+        let hundredths = i32::try_from(hundredths).unwrap_or(0).min(ALMOST);
         self.facts.percentage = self.facts.percentage.max(hundredths);
     }
 

@@ -53,7 +53,7 @@ pub struct StoreOptions {
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        let day = Duration::from_secs(24 * 60 * 60);
+        let day = Duration::from_hours(24);
         Self { failed_tables_kept: day, past_lives_kept: 7 * day }
     }
 }

@@ -34,7 +34,8 @@ struct State {
     history: BTreeMap<(i64, i64), Transition>,
     outbox: BTreeMap<i64, (i64, OutboxMessage)>,
     lives: BTreeMap<(String, String, i64), i64>,
-    tables: BTreeMap<i64, ()>,
+    /// With the time of creation.
+    tables: BTreeMap<i64, i64>,
     rows: BTreeMap<(i64, String, i32), Row>,
     retired: BTreeMap<i64, i64>,
     last_number: i64,
@@ -300,7 +301,8 @@ impl Transaction for MemoryTransaction {
     }
 
     fn create_task_table(&mut self, incarnation: i64) -> Answer<'_, ()> {
-        self.put(|s| &mut s.tables, incarnation, Some(()));
+        let now = self.shared.clock.now();
+        self.put(|s| &mut s.tables, incarnation, Some(now));
         done(())
     }
     fn load_places<'a>(&'a mut self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
@@ -374,7 +376,9 @@ impl Transaction for MemoryTransaction {
         let (shared, wake) = (self.shared.clone(), std::mem::take(&mut self.wake));
         // The lock first: whoever is woken finds what was committed.
         drop(self);
-        wake.into_iter().for_each(|signal| shared.signals.wake(signal));
+        for signal in wake {
+            shared.signals.wake(signal);
+        }
         done(())
     }
     fn rollback(self: Box<Self>) -> Answer<'static, ()> {

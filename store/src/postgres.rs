@@ -60,7 +60,7 @@ impl PostgresBackend {
             error => unusable(error.to_string()),
         })?;
         let signals = Arc::new(Signals::default());
-        let listener = Listener::start(options, pool.clone(), signals.clone());
+        let listener = Listener::start(options, pool.clone(), signals.clone()).await;
         Ok(Self { pool, signals, clock: Clock::System, listener })
     }
 

@@ -364,7 +364,9 @@ impl Transaction for SqliteTransaction {
             self.ended = true;
             let (signals, wake) = (self.signals.clone(), std::mem::take(&mut self.wake));
             drop(self);
-            wake.into_iter().for_each(|signal| signals.wake(signal));
+            for signal in wake {
+                signals.wake(signal);
+            }
             Ok(())
         })
     }

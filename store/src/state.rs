@@ -14,8 +14,6 @@ pub enum Actor {
 }
 
 impl Actor {
-    pub const ALL: [Self; 3] = [Self::Client, Self::Tracking, Self::Service];
-
     pub const fn name(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -75,14 +73,14 @@ mod tests {
             let mut words = line.split_whitespace();
             let from = JobStatus::from_name(words.next().unwrap()).unwrap();
             for (to, letters) in columns.iter().zip(words) {
-                for actor in Actor::ALL {
+                for actor in [Actor::Client, Actor::Tracking, Actor::Service] {
                     let expected = letters.contains(&actor.name()[..1]);
                     assert_eq!(is_legal(from, *to, actor), expected, "{from} -> {to} by {}", actor.name());
                     pairs += 1;
                 }
             }
         }
-        assert_eq!(pairs, JobStatus::ALL.len() * JobStatus::ALL.len() * Actor::ALL.len());
+        assert_eq!(pairs, JobStatus::ALL.len() * JobStatus::ALL.len() * 3);
     }
 
     #[test]

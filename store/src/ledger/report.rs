@@ -73,7 +73,9 @@ impl Ledger {
     fn open(&mut self, steps: &[Step]) -> Option<usize> {
         let mut path = std::mem::take(&mut self.path);
         path.clear();
-        steps.iter().for_each(|step| extend(&mut path, step.number));
+        for step in steps {
+            extend(&mut path, step.number);
+        }
         let again = match &self.latest {
             Some((latest, at)) if *latest == path && steps.iter().all(|step| !step.last) => Some(*at),
             _ => None,
@@ -90,12 +92,11 @@ impl Ledger {
     }
 
     fn go_down(&mut self, steps: &[Step]) -> Option<usize> {
-        let mut at = match self.by_path.get("") {
-            Some(at) => *at,
-            None => {
-                self.facts.own_task = None;
-                self.add_split("")
-            }
+        let mut at = if let Some(at) = self.by_path.get("") {
+            *at
+        } else {
+            self.facts.own_task = None;
+            self.add_split("")
         };
         for step in steps {
             self.see_child(at, *step);
@@ -149,9 +150,8 @@ impl Ledger {
             conflict = true;
             split.size = Some(split.top);
         }
-        if learned && split.counted == number {
+        if learned && std::mem::take(&mut split.counted) == number {
             // The final answer of a split is no item of its own, and it was counted before that was known.
-            split.counted = 0;
             self.add_items(at, -1);
         }
         if conflict && self.splits[at].flags & CONFLICT == 0 {
@@ -173,12 +173,12 @@ impl Ledger {
             failure_source: Some("ledger".to_owned()),
             failure_message: Some(format!("the split was reported with different numbers of subtasks; {size} is the largest")),
         };
-        match (split.parent, split.number) {
-            (Some(parent), number) => self.fail(parent, number, &failure, CONFLICT),
-            (None, _) => {
-                self.count_failure(String::new(), &failure, None);
-                self.decide(JobStatus::Failed, told("the job's own split", &failure));
-            }
+        let number = split.number;
+        if let Some(parent) = split.parent {
+            self.fail(parent, number, &failure, CONFLICT);
+        } else {
+            self.count_failure(String::new(), &failure, None);
+            self.decide(JobStatus::Failed, told("the job's own split", &failure));
         }
     }
 
@@ -211,7 +211,7 @@ impl Ledger {
         split.open_sum -= contributed;
         split.set_done(number);
         let is_final = split.size == Some(number);
-        if !is_final {
+        if split.size.is_none() {
             split.counted = split.counted.max(number);
         }
         if was_failed {

@@ -30,10 +30,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    pub fn start(options: PgConnectOptions, pool: PgPool, signals: Arc<Signals>) -> Self {
+    /// Listens by the time it answers, if the database lets it.
+    pub async fn start(options: PgConnectOptions, pool: PgPool, signals: Arc<Signals>) -> Self {
         let (tasks, token) = (TaskTracker::new(), CancellationToken::new());
         let stop = token.clone();
-        tasks.spawn(async move { stop.run_until_cancelled(listen_for_ever(options, pool, signals)).await });
+        let first = connect(&options).await;
+        tasks.spawn(async move { stop.run_until_cancelled(listen_for_ever(first, options, pool, signals)).await });
         tasks.close();
         Self { tasks, _guard: token.clone().drop_guard(), token }
     }
@@ -44,14 +46,22 @@ impl Listener {
     }
 }
 
-async fn listen_for_ever(options: PgConnectOptions, pool: PgPool, signals: Arc<Signals>) {
+async fn listen_for_ever(first: Result<PgListener, String>, options: PgConnectOptions, pool: PgPool, signals: Arc<Signals>) {
     let mut pause = Duration::from_millis(100);
+    // Nobody can have waited before the first connect, and whoever begins to wait looks first.
+    let mut missed = first.is_err();
+    let mut connected = first;
     loop {
-        match connect(&options).await {
+        match connected {
             Ok(listener) => {
                 pause = Duration::from_millis(100);
-                // Whatever was committed while nobody listened.
-                Signal::ALL.into_iter().for_each(|signal| signals.wake(signal));
+                if missed {
+                    // Whatever was committed while nobody listened.
+                    for signal in Signal::ALL {
+                        signals.wake(signal);
+                    }
+                }
+                missed = true;
                 let reason = listen(listener, &pool, &signals).await;
                 tracing::warn!(reason, "the connection that listens to the database is made anew");
             }
@@ -59,6 +69,7 @@ async fn listen_for_ever(options: PgConnectOptions, pool: PgPool, signals: Arc<S
         }
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
+        connected = connect(&options).await;
     }
 }
 

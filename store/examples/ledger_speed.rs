@@ -1,0 +1,81 @@
+//! How fast the ledger takes reports in: `cargo run --release -p store --example ledger_speed -- URL [items] [batch] [window]`.
+//!
+//! One job, splits of 1000, every task reported done once, shuffled within windows of so many reports. Prints one line.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use contract::{JobId, JobTaskId, OnFailure, PartitionId, Step};
+use store::{Creation, EventKind, JobRequest, Store, TrackingEvent};
+
+const PARTS: u32 = 1000;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut words = std::env::args().skip(1);
+    let url = words.next().unwrap_or_else(|| "memory:".to_owned());
+    let items: u32 = words.next().map_or(Ok(1_000_000), |word| word.parse())?;
+    let batch_size: usize = words.next().map_or(Ok(2000), |word| word.parse())?;
+    let window: usize = words.next().map_or(Ok(20_000), |word| word.parse())?;
+    let store = Store::open(&url).await?;
+    let life = start(&store).await?;
+
+    let splits = items / PARTS;
+    let step = |number, of| Step { number, last: number == of };
+    let mut events: Vec<TrackingEvent> = (1..=splits)
+        .flat_map(|split| (1..=PARTS).map(move |part| vec![Step { number: split, last: false }, step(part, PARTS)]))
+        .map(|steps| TrackingEvent { task: JobTaskId { steps, ..life.clone() }, kind: EventKind::Complete })
+        .collect();
+    let last = vec![Step { number: splits + 1, last: true }];
+    events.push(TrackingEvent { task: JobTaskId { steps: last, ..life }, kind: EventKind::Complete });
+
+    for window in events.chunks_mut(window.max(1)) {
+        shuffle(window);
+    }
+
+    let begun = Instant::now();
+    let (mut rows, mut bytes) = (0, 0);
+    for (at, batch) in events.chunks(batch_size).enumerate() {
+        store.record(batch).await?;
+        if at % 50 == 20 {
+            let size = store.task_table_size().await?;
+            (rows, bytes) = (rows.max(size.rows), bytes.max(size.bytes));
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let rate = f64::from(splits * PARTS) / seconds;
+    println!(
+        "{}: window {window}, batches of {batch_size}: {} tasks in {seconds:.2} s = {rate:.0}/s; {rows} rows, {bytes} bytes at most",
+        store.kind(),
+        splits * PARTS
+    );
+    Ok(())
+}
+
+/// The same every time.
+fn shuffle<T>(items: &mut [T]) {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    for at in (1..items.len()).rev() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        items.swap(at, usize::try_from(state >> 16).unwrap_or_default() % (at + 1));
+    }
+}
+
+async fn start(store: &Store) -> Result<JobTaskId, Box<dyn std::error::Error>> {
+    let request = JobRequest {
+        partition: PartitionId::parse("speed")?,
+        job: JobId::parse(&format!("job-{}", std::process::id()))?,
+        name: None,
+        description: None,
+        external_data: None,
+        labels: BTreeMap::new(),
+        on_failure: OnFailure::Stop,
+        content_hash: [0; 32],
+    };
+    match store.create_job(&request, |_| ("start".to_owned(), Vec::new())).await? {
+        Creation::Created(life) => Ok(JobTaskId::parse(&life.job_task_id())?),
+        other => Err(format!("the job is there already: {other:?}").into()),
+    }
+}

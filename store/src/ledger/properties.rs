@@ -1,0 +1,319 @@
+//! Properties of the ledger: whatever the tree, the order, the repetitions and the batches, its facts are those of a model
+//! that keeps every task in a map.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use contract::{JobStatus, OnFailure, ReportFailure, Step};
+use proptest::prelude::*;
+
+use super::{COMPLETE, EXCEPTION, Facts, Key, Ledger, Row, keys_of};
+use crate::EventKind;
+
+type Event = (Vec<Step>, EventKind);
+
+/// A task as it is in truth. The last child of a split is its final answer.
+#[derive(Debug, Clone)]
+enum Task {
+    Leaf { fails: bool },
+    Split(Vec<Task>),
+}
+
+fn tasks() -> impl Strategy<Value = Task> {
+    let leaf = prop::bool::weighted(0.15).prop_map(|fails| Task::Leaf { fails });
+    leaf.prop_recursive(4, 40, 6, |inner| prop::collection::vec(inner, 1..=6).prop_map(Task::Split))
+}
+
+/// Splits at the top that are wide enough to need several rows.
+fn wide_tasks() -> impl Strategy<Value = Task> {
+    (4000usize..9000, prop::bool::ANY).prop_map(|(width, nested)| {
+        let wide = Task::Split(vec![Task::Leaf { fails: false }; width]);
+        if nested { Task::Split(vec![wide, Task::Leaf { fails: false }]) } else { wide }
+    })
+}
+
+/// A source of chance that a seed repeats.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 16).unwrap() % n.max(1)
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.below(at + 1));
+        }
+    }
+}
+
+fn failure() -> ReportFailure {
+    ReportFailure { failure_id: Some("BROKEN".to_owned()), ..ReportFailure::default() }
+}
+
+/// Everything that workers report of a tree, some of it more than once.
+fn report(task: &Task, way: &mut Vec<Step>, chance: &mut Chance, events: &mut Vec<Event>) {
+    if chance.one_in(4) {
+        events.push((way.clone(), EventKind::Progress(u8::try_from(chance.below(101)).unwrap())));
+    }
+    if chance.one_in(5) {
+        let attempts = Some(i32::try_from(chance.below(4)).unwrap());
+        events.push((way.clone(), EventKind::Retry { attempts, failure: chance.one_in(2).then(failure) }));
+    }
+    match task {
+        Task::Leaf { fails } => {
+            let kind = if *fails { EventKind::Failed(failure()) } else { EventKind::Complete };
+            for _ in 0..=chance.below(3) / 2 {
+                events.push((way.clone(), kind.clone()));
+            }
+            // The same task, named without its star.
+            if chance.one_in(4) {
+                let plain = way.iter().map(|step| Step { last: false, ..*step }).collect();
+                events.push((plain, kind));
+            }
+        }
+        Task::Split(children) => {
+            for (at, child) in children.iter().enumerate() {
+                way.push(Step { number: u32::try_from(at + 1).unwrap(), last: at + 1 == children.len() });
+                if at + 1 == children.len() && chance.one_in(2) {
+                    events.push((way.clone(), EventKind::Progress(0)));
+                }
+                report(child, way, chance, events);
+                way.pop();
+            }
+        }
+    }
+}
+
+/// The ledger with a table as simple as can be.
+struct Job {
+    facts: Facts,
+    rows: BTreeMap<Key, Row>,
+    failures: HashMap<String, String>,
+    active: bool,
+    decision: Option<JobStatus>,
+}
+
+impl Job {
+    fn new(on_failure: OnFailure) -> Self {
+        Self { facts: Facts::new(on_failure), rows: BTreeMap::new(), failures: HashMap::new(), active: false, decision: None }
+    }
+
+    fn load(&self, keys: &[Key]) -> Vec<Row> {
+        keys.iter().filter_map(|key| self.rows.get(key).cloned()).collect()
+    }
+
+    fn flush(&mut self, events: &[Event]) {
+        if self.decision.is_some() {
+            return;
+        }
+        let steps = || events.iter().map(|(steps, _)| steps.as_slice());
+        let mut ledger = Ledger::new(self.facts.clone(), self.failures.clone(), 0);
+        ledger.load(self.load(&keys_of(steps())));
+        let more = ledger.also_needed(steps());
+        ledger.load(self.load(&more));
+        for (steps, kind) in events {
+            ledger.apply(steps, kind);
+        }
+        let outcome = ledger.finish();
+        for path in &outcome.places.pruned {
+            let below = format!("{path}.");
+            self.rows.retain(|(other, _), _| other != path && !other.starts_with(&below));
+        }
+        self.rows.retain(|(path, _), _| !outcome.places.gone.contains(path));
+        for path in outcome.places.settled {
+            self.rows.remove(&(path, EXCEPTION));
+        }
+        self.rows.extend(outcome.places.rows.into_iter().map(|row| ((row.path.clone(), row.chunk), row)));
+        for path in outcome.gone_failures {
+            self.failures.remove(&path);
+        }
+        let kind = |failure: ReportFailure| failure.failure_id.unwrap_or_default();
+        self.failures.extend(outcome.new_failures.into_iter().map(|kept| (kept.path, kind(kept.failure))));
+        self.active |= outcome.active;
+        self.decision = outcome.decision.map(|(status, _)| status);
+        self.check_percentage(outcome.facts.percentage);
+        self.facts = outcome.facts;
+    }
+
+    fn check_percentage(&self, now: i32) {
+        assert!(now >= self.facts.percentage, "the percentage fell from {} to {now}", self.facts.percentage);
+        assert!((0..=COMPLETE).contains(&now));
+        assert_eq!(now == COMPLETE, self.decision == Some(JobStatus::Completed));
+    }
+
+    fn run(on_failure: OnFailure, events: &[Event], chance: &mut Chance, largest_batch: usize) -> Self {
+        let mut job = Self::new(on_failure);
+        let mut rest = events;
+        while !rest.is_empty() {
+            let (batch, later) = rest.split_at((1 + chance.below(largest_batch)).min(rest.len()));
+            job.flush(batch);
+            rest = later;
+        }
+        job
+    }
+}
+
+/// Every task in a map, and the rules read off the design; it sees all events at once, so it knows no order.
+#[derive(Default)]
+struct Model {
+    done: BTreeSet<Vec<u32>>,
+    failed: BTreeSet<Vec<u32>>,
+    under_way: BTreeSet<Vec<u32>>,
+    sizes: BTreeMap<Vec<u32>, u32>,
+    splits: BTreeSet<Vec<u32>>,
+}
+
+#[derive(PartialEq, Clone, Copy)]
+enum Truth {
+    Open,
+    Done,
+    Failed,
+}
+
+impl Model {
+    fn of(events: &[Event]) -> Self {
+        let mut model = Self::default();
+        for (steps, kind) in events {
+            let path: Vec<u32> = steps.iter().map(|step| step.number).collect();
+            for (depth, step) in steps.iter().enumerate().filter(|(_, step)| step.last) {
+                model.sizes.insert(path[..depth].to_vec(), step.number);
+                model.splits.extend((0..=depth).map(|depth| path[..depth].to_vec()));
+            }
+            if *kind == EventKind::Progress(0) {
+                continue;
+            }
+            model.splits.extend((0..path.len()).map(|depth| path[..depth].to_vec()));
+            match kind {
+                EventKind::Complete => model.done.insert(path),
+                EventKind::Failed(_) => model.failed.insert(path),
+                EventKind::Progress(_) | EventKind::Retry { .. } => model.under_way.insert(path),
+            };
+        }
+        model
+    }
+
+    fn truth(&self, path: &[u32]) -> Truth {
+        if self.done.contains(path) {
+            return Truth::Done;
+        }
+        if self.failed.contains(path) {
+            return Truth::Failed;
+        }
+        let Some(size) = self.sizes.get(path) else { return Truth::Open };
+        let child = |number| self.truth(&[path, &[number]].concat());
+        let children: Vec<Truth> = (1..=*size).map(child).collect();
+        match () {
+            () if children.contains(&Truth::Open) => Truth::Open,
+            () if children.contains(&Truth::Failed) => Truth::Failed,
+            () => Truth::Done,
+        }
+    }
+
+    fn is_final(&self, path: &[u32]) -> bool {
+        let (own, parent) = path.split_last().unwrap();
+        self.sizes.get(parent) == Some(own)
+    }
+
+    fn items(&self) -> i64 {
+        i64::try_from(self.done.iter().filter(|path| path.is_empty() || !self.is_final(path)).count()).unwrap()
+    }
+
+    fn check(&self, job: &Job) {
+        let outcome = match (self.truth(&[]), job.facts.on_failure) {
+            (_, OnFailure::Stop) if !self.failed.is_empty() => Some(JobStatus::Failed),
+            (Truth::Open, _) => None,
+            (Truth::Done, _) => Some(JobStatus::Completed),
+            (Truth::Failed, _) => Some(JobStatus::Failed),
+        };
+        assert_eq!(job.decision, outcome);
+        if outcome == Some(JobStatus::Failed) && job.facts.on_failure == OnFailure::Stop {
+            return;
+        }
+        assert_eq!(job.facts.completed_items, self.items(), "items");
+        assert_eq!(job.facts.failed_tasks, i64::try_from(self.failed.len()).unwrap(), "failed tasks");
+        assert_eq!(job.facts.failure_counts.values().sum::<i64>(), job.facts.failed_tasks);
+        assert_eq!(job.active, !(self.done.is_empty() && self.failed.is_empty() && self.under_way.is_empty()));
+        if outcome != Some(JobStatus::Completed) {
+            self.check_rows(job);
+        }
+    }
+
+    /// There is a row for every open split and none for anything else but exceptional tasks and further chunks.
+    fn check_rows(&self, job: &Job) {
+        let numbers = |path: &str| -> Vec<u32> { path.split('.').filter(|n| !n.is_empty()).map(|n| n.parse().unwrap()).collect() };
+        let is_open = |path: &[u32]| (0..=path.len()).all(|depth| self.truth(&path[..depth]) != Truth::Done);
+        for (path, chunk) in job.rows.keys() {
+            let path = numbers(path);
+            assert!(is_open(&path), "a row of {path:?}, which is done");
+            if *chunk == EXCEPTION {
+                assert!(self.under_way.contains(&path) && !self.splits.contains(&path) && !self.failed.contains(&path), "{path:?}");
+            } else {
+                assert!(self.splits.contains(&path), "{path:?} is no split");
+            }
+        }
+        for split in self.splits.iter().filter(|path| is_open(path)) {
+            let row = &job.rows[&(super::path_of(split.iter().copied()), 0)];
+            let children = |of: &BTreeSet<Vec<u32>>| of.iter().filter(|path| path.split_last().is_some_and(|(_, p)| p == split)).count();
+            let done = row.done_count.unsigned_abs() as usize;
+            assert!(done >= children(&self.done), "{split:?}");
+            assert_eq!(row.size, self.sizes.get(split).map(|size| i32::try_from(*size).unwrap()));
+        }
+    }
+}
+
+/// Two runs over the same events in different orders and batches; both must agree with the model and with each other.
+fn check(task: &Task, seed: u64, on_failure: OnFailure, lost: usize, largest_batch: usize) {
+    let mut chance = Chance(seed | 1);
+    let mut events = Vec::new();
+    report(task, &mut Vec::new(), &mut chance, &mut events);
+    chance.shuffle(&mut events);
+    // Some have not arrived yet.
+    events.truncate(events.len() - events.len() * lost / 100);
+    let model = Model::of(&events);
+    let first = Job::run(on_failure, &events, &mut chance, largest_batch);
+    model.check(&first);
+    if chance.one_in(2) {
+        // Finals before parts.
+        events.sort_by_key(|(steps, _)| std::cmp::Reverse(steps.last().is_some_and(|step| step.last)));
+    } else {
+        chance.shuffle(&mut events);
+    }
+    let second = Job::run(on_failure, &events, &mut chance, largest_batch);
+    model.check(&second);
+    if first.decision.is_none() {
+        let rows = |job: &Job| job.rows.values().cloned().map(|row| Row { since: None, ..row }).collect::<Vec<_>>();
+        assert_eq!(rows(&first), rows(&second));
+        assert_eq!(first.failures, second.failures);
+    }
+}
+
+fn policies() -> impl Strategy<Value = OnFailure> {
+    prop_oneof![Just(OnFailure::Stop), Just(OnFailure::Continue)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn the_facts_are_the_models_in_any_order_repetition_and_batching(
+        task in tasks(), seed: u64, on_failure in policies(), lost in prop_oneof![Just(0usize), 0usize..60], largest_batch in 1usize..30,
+    ) {
+        check(&task, seed, on_failure, lost, largest_batch);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn splits_of_thousands_are_no_different(task in wide_tasks(), seed: u64, lost in prop_oneof![Just(0usize), 0usize..60]) {
+        check(&task, seed, OnFailure::Continue, lost, 3000);
+    }
+}
