@@ -173,8 +173,10 @@ impl Stack {
             Some(url) => Some(Store::open(url).await?),
             None => Some(Store::open(&format!("sqlite:{}", options.data.join("jobs.db").display())).await?),
         };
-        let listener = TcpListener::bind(options.listen).await.map_err(|reason| StackError::Listen { address: options.listen, reason })?;
-        let address = listener.local_addr().unwrap_or(options.listen);
+        // A worker that is alone serves its health there itself.
+        let listen = |reason| StackError::Listen { address: options.listen, reason };
+        let listener = if options.serves_jobs() { Some(TcpListener::bind(options.listen).await.map_err(listen)?) } else { None };
+        let address = listener.as_ref().and_then(|listener| listener.local_addr().ok()).unwrap_or(options.listen);
         let (ended, ends) = mpsc::channel(16);
         let mut running = Running {
             address,
