@@ -2,12 +2,12 @@
 //!
 //! `cargo run --release -p framework --example broker_speed -- [messages] [window] [folder]`
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::embedded::Embedded;
-use framework::broker::{Broker as _, Outgoing};
+use framework::broker::{Broker, Outgoing};
 use futures_util::future::{join_all, try_join};
 
 const BODY: usize = 500;
@@ -17,8 +17,14 @@ async fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let messages: u32 = arguments.first().map_or(Ok(1_000_000), |text| text.parse())?;
     let window: u32 = arguments.get(1).map_or(Ok(1000), |text| text.parse())?;
-    let folder = arguments.get(2).map_or_else(|| std::env::temp_dir().join(format!("broker-speed-{}", std::process::id())), PathBuf::from);
-    let broker = Embedded::open(&folder).await?;
+    let place = arguments.get(2).cloned().unwrap_or_else(|| format!("broker-speed-{}", std::process::id()));
+    let broker: Box<dyn Broker> = if place.starts_with("amqp") {
+        let amqp = Amqp::connect(AmqpOptions::new(&place))?;
+        amqp.connected(Duration::from_secs(10)).await?;
+        Box::new(amqp)
+    } else {
+        Box::new(Embedded::open(&std::env::temp_dir().join(&place)).await?)
+    };
     let pipe: Arc<str> = "speed".into();
     let body = bytes::Bytes::from(vec![b'x'; BODY]);
     let mut consumer = broker.consume(&pipe, window).await?;
@@ -51,8 +57,11 @@ async fn main() -> anyhow::Result<()> {
     let (published, ()) = try_join(publishing, consuming).await?;
     let elapsed = started.elapsed();
     broker.close().await;
-    std::fs::remove_dir_all(&folder)?;
+    if broker.kind() == "embedded" {
+        std::fs::remove_dir_all(std::env::temp_dir().join(&place))?;
+    }
     let rate = f64::from(published) / elapsed.as_secs_f64();
-    println!("{published} messages of {BODY} bytes, window {window}: {rate:.0} messages/s through ({elapsed:.2?})");
+    let kind = broker.kind();
+    println!("{kind}: {published} messages of {BODY} bytes, window {window}: {rate:.0} messages/s through ({elapsed:.2?})");
     Ok(())
 }
