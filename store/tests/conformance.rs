@@ -99,7 +99,7 @@ fn failed(kind: &str) -> EventKind {
 }
 
 fn failure(kind: &str) -> ReportFailure {
-    let message = Some(format!("a {kind} of a failure, 'quoted' and ünusual"));
+    let message = Some(format!("a {kind} of a failure\0, 'quoted' and ünusual"));
     ReportFailure { failure_id: Some(kind.to_owned()), failure_time: Some(7), failure_source: None, failure_message: message }
 }
 

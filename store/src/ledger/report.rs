@@ -393,8 +393,10 @@ impl Ledger {
 /// A failure in one sentence, for the history of a job.
 fn told(who: &str, failure: &ReportFailure) -> String {
     let kind = failure.failure_id.as_deref().unwrap_or(UNNAMED_FAILURE);
-    match &failure.failure_message {
-        Some(message) => format!("{who} has failed: {kind}: {}", message.chars().take(500).collect::<String>()),
+    let said = match &failure.failure_message {
+        Some(message) => format!("{who} has failed: {kind}: {message}"),
         None => format!("{who} has failed: {kind}"),
-    }
+    };
+    // PostgreSQL takes no text with a zero character, and a report must not be refused for one.
+    said.chars().filter(|c| *c != '\0').take(500).collect()
 }
