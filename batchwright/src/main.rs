@@ -17,7 +17,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use contract::rest::{Job, JobTask, NewJob};
 use contract::{BatchTask, OnFailure, TaskData};
 use framework::Route;
+use mimalloc::MiMalloc;
 use tracing_subscriber::EnvFilter;
+
+/// Messages are many small allocations, made on one thread and freed on another.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// Splits huge batches into items, has workers do them, and knows exactly how far each job is.
 #[derive(Debug, Parser)]

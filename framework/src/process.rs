@@ -71,12 +71,11 @@ impl<C: Collector> Process<C> {
     /// Carries deliveries from arrival to settlement. The slot is free again when the collector has decided.
     pub async fn process(&self, deliveries: Vec<Delivery>, slot: OwnedSemaphorePermit) {
         let count = deliveries.len();
-        let arrivals: Vec<Arrival> =
-            join_all(deliveries.into_iter().map(|delivery| self.arrive(delivery))).await.into_iter().flatten().collect();
+        let arrivals: Vec<Arrival> = each(deliveries, |delivery| self.arrive(delivery)).await.into_iter().flatten().collect();
         if !arrivals.is_empty() {
             let verdicts = self.collect(&arrivals).await;
             drop(slot);
-            join_all(arrivals.into_iter().zip(verdicts).map(|(arrival, verdict)| self.carry_out(arrival, verdict))).await;
+            each(arrivals.into_iter().zip(verdicts).collect(), |(arrival, verdict)| self.carry_out(arrival, verdict)).await;
         }
         self.open.remove(count);
     }
@@ -202,5 +201,13 @@ impl<C: Collector> Process<C> {
 
     async fn publish(&self, message: Outgoing) -> Result<(), Unsettled> {
         Ok(self.broker.publish(message).await?)
+    }
+}
+
+/// Does the same with each of these, all at once. Most often there is one only, and that one is not made to pay for others.
+async fn each<T, F: Future>(mut these: Vec<T>, mut act: impl FnMut(T) -> F) -> Vec<F::Output> {
+    match these.pop() {
+        Some(only) if these.is_empty() => vec![act(only).await],
+        last => join_all(these.into_iter().chain(last).map(act)).await,
     }
 }
