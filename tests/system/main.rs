@@ -43,5 +43,7 @@ macro_rules! stories {
 }
 
 mod counting;
+mod endings;
 mod place;
+mod tasks;
 mod workers;

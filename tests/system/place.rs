@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use batchwright::client::Client;
 use batchwright::{Running, Stack, StackOptions};
 use contract::rest::{Job, JobTask, NewJob};
-use contract::{BatchTask, JobId, JobStatus, PartitionId, RangeItem, TaskData, TaskMessage};
+use contract::{BatchTask, JobId, JobStatus, PartitionId, RangeItem, TaskData, TaskMessage, TrackingReport, TrackingReportTask};
 use framework::broker::{Delivery, Outgoing};
 use framework::{Route, Settings, Worker};
 use harness::{free_port, unique, wait_for};
@@ -140,8 +140,9 @@ impl Place {
         }
     }
 
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    /// The body of a message that tells the tracking worker of tasks.
+    pub fn reports(&self, tracking_reports: Vec<TrackingReport>) -> Vec<u8> {
+        TaskMessage::new(unique("report"), self.pipe("tracking"), &TrackingReportTask { tracking_reports }).unwrap().encode()
     }
 }
 
@@ -198,6 +199,25 @@ impl System {
             if state.status.is_finished() { Ok(state) } else { Err(format!("{state:?}")) }
         })
         .await
+    }
+
+    /// Reads the job again and again to its end, and checks what must be true of all that is read. Answers the last state and
+    /// how often the percentage rose.
+    pub async fn follow(&self, job: &str, mut seen: impl FnMut(&Job)) -> (Job, u32) {
+        let (mut last, mut steps, began) = (0.0, 0, Instant::now());
+        loop {
+            let state = self.job(job).await;
+            let percentage = state.percentage_complete;
+            assert!((last..=100.0).contains(&percentage), "{percentage} after {last}");
+            assert_eq!(percentage >= 100.0, state.status == JobStatus::Completed, "{state:?}");
+            steps += u32::from(percentage > last);
+            last = percentage;
+            seen(&state);
+            if state.status.is_finished() {
+                return (state, steps);
+            }
+            assert!(began.elapsed() < Duration::from_mins(1), "the job does not end: {state:?}");
+        }
     }
 
     /// Waits until the job is Completed, with exactly so many items.

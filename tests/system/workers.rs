@@ -7,25 +7,34 @@ use contract::RangeItem;
 use framework::{Context, Reply, TaskError, Worker};
 use tokio::sync::Semaphore;
 
-/// Does each item as a closure says.
-pub struct Each<F>(pub F);
+/// Does each item as a closure says, which is given a clone of what it needs.
+pub struct Each<S, F>(pub S, pub F);
 
-impl<F, A> Worker for Each<F>
+impl<S, F, A> Worker for Each<S, F>
 where
-    F: Fn(RangeItem, Context) -> A + Send + Sync + 'static,
+    S: Clone + Send + Sync + 'static,
+    F: Fn(S, RangeItem, Context) -> A + Send + Sync + 'static,
     A: Future<Output = Result<Reply<RangeItem>, TaskError>> + Send,
 {
     type Input = RangeItem;
     type Output = RangeItem;
 
     async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
-        (self.0)(item, ctx).await
+        (self.1)(self.0.clone(), item, ctx).await
     }
 }
 
 /// Answers each item with itself.
 pub fn echo() -> impl Worker {
-    Each(async |item, _| Ok(Reply::send(item)))
+    Each((), async |(), item, _| Ok(Reply::send(item)))
+}
+
+/// Answers each item with itself when the gate has let it through.
+pub fn gated(gate: &Gate) -> impl Worker + use<> {
+    Each(gate.clone(), async |gate: Gate, item, ctx| {
+        gate.pass(&ctx).await?;
+        Ok(Reply::send(item))
+    })
 }
 
 /// Holds items back. Cheap to clone.
@@ -52,7 +61,10 @@ impl Gate {
         loop {
             ctx.check_cancelled()?;
             match tokio::time::timeout(Duration::from_millis(50), self.0.acquire()).await {
-                Ok(Ok(permit)) => return Ok(permit.forget()),
+                Ok(Ok(permit)) => {
+                    permit.forget();
+                    return Ok(());
+                }
                 Ok(Err(_opened)) => return Ok(()),
                 Err(_) => {}
             }
