@@ -37,16 +37,9 @@ pub struct Runtime {
 /// A runtime with its worker.
 pub struct Ready<C> {
     runtime: Runtime,
-    line: Line<C>,
-}
-
-/// What runs.
-struct Line<C> {
-    collector: C,
-    surroundings: Surroundings,
+    make: Box<dyn FnOnce(Surroundings) -> C + Send>,
+    /// What is missing around the worker, while it is.
     unavailable: watch::Receiver<Option<String>>,
-    open: Arc<OpenDeliveries>,
-    tasks: TaskTracker,
 }
 
 /// Why a runtime does not start, or has ended.
@@ -99,37 +92,31 @@ impl Runtime {
     }
 
     /// Runs this worker, one delivery at a time and many beside each other.
-    pub fn worker<W: Worker>(self, worker: W) -> Result<Ready<impl Collector>, RuntimeError> {
+    pub fn worker<W: Worker>(self, worker: W) -> Ready<impl Collector> {
         let (unavailable, unavailable_now) = watch::channel(None);
         let pipes =
             Pipes { input: self.settings.input.clone(), output: self.settings.output.clone(), reject: self.settings.reject.clone() };
         let retry = self.settings.retry.clone();
-        self.line(unavailable_now, |surroundings| OneByOne { worker, surroundings, pipes, retry, unavailable })
+        let make = |surroundings| OneByOne { worker, surroundings, pipes, retry, unavailable };
+        Ready { runtime: self, make: Box::new(make), unavailable: unavailable_now }
     }
 
     /// Runs this collector.
-    pub fn collector<C: Collector>(self, collector: C) -> Result<Ready<C>, RuntimeError> {
+    pub fn collector<C: Collector>(self, collector: C) -> Ready<C> {
         let (_, never_unavailable) = watch::channel(None);
-        self.line(never_unavailable, |_| collector)
+        Ready { runtime: self, make: Box::new(|_| collector), unavailable: never_unavailable }
     }
 
-    fn line<C: Collector>(
-        self,
-        unavailable: watch::Receiver<Option<String>>,
-        collector: impl FnOnce(Surroundings) -> C,
-    ) -> Result<Ready<C>, RuntimeError> {
-        let (tasks, open) = (TaskTracker::new(), Arc::<OpenDeliveries>::default());
+    fn surroundings(&self, open: &Arc<OpenDeliveries>, tasks: &TaskTracker) -> Result<Surroundings, RuntimeError> {
         let Settings { name, version, service_path, route, status_check_limit, .. } = self.settings.clone();
-        let status = StatusChecker::new(status_check_limit, &tasks).map_err(|error| RuntimeError::StatusChecks(error.to_string()))?;
-        let surroundings = Surroundings {
+        let status = StatusChecker::new(status_check_limit, tasks).map_err(|error| RuntimeError::StatusChecks(error.to_string()))?;
+        Ok(Surroundings {
             author: Arc::new(Author { name, version, service_path, route }),
             broker: Arc::clone(&self.broker),
-            reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(&open), &tasks),
+            reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(open), tasks),
             status,
             shutdown: CancellationToken::new(),
-        };
-        let line = Line { collector: collector(surroundings.clone()), surroundings, unavailable, open, tasks };
-        Ok(Ready { runtime: self, line })
+        })
     }
 }
 
@@ -137,19 +124,24 @@ impl<C: Collector> Ready<C> {
     /// Runs until the process is asked to stop (`SIGTERM`, Ctrl-C).
     pub async fn run(self) -> Result<(), RuntimeError> {
         let stop = CancellationToken::new();
-        let asked = stop.clone();
-        self.line.tasks.spawn(async move {
+        let asked = async {
             stop_signal().await;
-            asked.cancel();
-        });
-        self.run_until(stop).await
+            stop.cancel();
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            ended = self.run_until(stop.clone()) => ended,
+            () = asked => Ok(()),
+        }
     }
 
     /// Runs until the token trips, then stops in two steps: no new deliveries and running tasks go on; then they are
     /// cancelled, and what has not ended by then is given back.
     pub async fn run_until(self, stop: CancellationToken) -> Result<(), RuntimeError> {
-        let Self { runtime: Runtime { settings, broker, owns_broker }, line } = self;
-        let Line { collector, surroundings, unavailable, open, tasks } = line;
+        let Self { runtime, make, unavailable } = self;
+        let (tasks, open) = (TaskTracker::new(), Arc::<OpenDeliveries>::default());
+        let surroundings = runtime.surroundings(&open, &tasks)?;
+        let Runtime { settings, broker, owns_broker } = runtime;
         let shutdown = surroundings.shutdown.clone();
         let (consuming, consuming_now) = watch::channel(true);
         let endpoint = CancellationToken::new();
@@ -161,7 +153,7 @@ impl<C: Collector> Ready<C> {
         let consumer = broker.consume(&settings.input, settings.prefetch).await?;
         info!(worker = settings.name, input = settings.input, output = settings.output, broker = broker.kind(), "taking deliveries");
         let process = Arc::new(Process {
-            collector,
+            collector: make(surroundings.clone()),
             pipes: ProcessPipes { input: settings.input.clone(), invalid: settings.invalid.clone(), paused: settings.paused.clone() },
             max_body: settings.max_body,
             broker: Arc::clone(&broker),
