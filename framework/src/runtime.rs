@@ -4,14 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::Worker;
 use crate::answer::Author;
-use crate::broker::{Broker, BrokerError, Consumer};
+use crate::broker::{Broker, BrokerError, Consumer, Delivery};
 use crate::collector::Collector;
 use crate::context::Surroundings;
 use crate::health::{self, Health};
@@ -154,7 +154,12 @@ impl<C: Collector> Ready<C> {
         info!(worker = settings.name, input = settings.input, output = settings.output, broker = broker.kind(), "taking deliveries");
         let process = Arc::new(Process {
             collector: make(surroundings.clone()),
-            pipes: ProcessPipes { input: settings.input.clone(), invalid: settings.invalid.clone(), paused: settings.paused.clone() },
+            pipes: ProcessPipes {
+                input: settings.input.clone(),
+                invalid: settings.invalid.clone(),
+                paused: settings.paused.clone(),
+                suspects: format!("{}.suspects", settings.input),
+            },
             max_body: settings.max_body,
             broker: Arc::clone(&broker),
             status: surroundings.status.clone(),
@@ -164,8 +169,15 @@ impl<C: Collector> Ready<C> {
             shutdown: shutdown.clone(),
         });
         drop(surroundings);
-        let under_way = UnderWay { tasks: TaskTracker::new(), abort: CancellationToken::new() };
-        under_way.take_deliveries(&process, consumer, settings.concurrency, unavailable, &stop).await;
+        let suspects = broker.consume(&process.pipes.suspects, 1).await?;
+        let under_way = UnderWay::new(settings.concurrency);
+        let taking = async {
+            tokio::select! {
+                () = under_way.take_deliveries(&process, consumer, unavailable) => {}
+                () = under_way.take_suspects(&process, suspects) => {}
+            }
+        };
+        stop.run_until_cancelled(taking).await;
         consuming.send_replace(false);
         drop(process);
         under_way.wind_up(&settings, &shutdown).await;
@@ -182,41 +194,58 @@ impl<C: Collector> Ready<C> {
 /// Deliveries that are being processed.
 struct UnderWay {
     tasks: TaskTracker,
+    /// Tasks that may run at the same time.
+    slots: Arc<Semaphore>,
+    concurrency: u32,
     /// Trips when there is no more waiting: what is under way is dropped, and comes again.
     abort: CancellationToken,
 }
 
 impl UnderWay {
-    /// Takes deliveries as slots become free, until asked to stop or the broker is closed.
+    fn new(concurrency: usize) -> Self {
+        let concurrency = u32::try_from(concurrency).unwrap_or(u32::MAX).max(1);
+        let slots = Arc::new(Semaphore::new(concurrency as usize));
+        Self { tasks: TaskTracker::new(), slots, concurrency, abort: CancellationToken::new() }
+    }
+
+    /// Takes deliveries as slots become free, until the broker is closed.
     async fn take_deliveries<C: Collector>(
         &self,
         process: &Arc<Process<C>>,
         mut consumer: Consumer,
-        concurrency: usize,
         mut unavailable: watch::Receiver<Option<String>>,
-        stop: &CancellationToken,
     ) {
-        let slots = Arc::new(Semaphore::new(concurrency));
         let limit = process.collector.limit();
         let mut taken = Vec::with_capacity(limit.max(BURST));
-        let take = async {
-            loop {
-                // The sender is gone when nothing can become unavailable.
-                let _ = unavailable.wait_for(Option::is_none).await;
-                let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
-                if taken.is_empty() {
-                    let count = consumer.next_many(&mut taken, limit.max(BURST)).await;
-                    if count == 0 {
-                        return;
-                    }
-                    process.open.add(count);
+        loop {
+            // The sender is gone when nothing can become unavailable.
+            let _ = unavailable.wait_for(Option::is_none).await;
+            if taken.is_empty() {
+                let count = consumer.next_many(&mut taken, limit.max(BURST)).await;
+                if count == 0 {
+                    return;
                 }
-                let deliveries: Vec<_> = taken.drain(..limit.min(taken.len())).collect();
-                let (process, abort) = (Arc::clone(process), self.abort.clone());
-                self.tasks.spawn(async move { abort.run_until_cancelled(process.process(deliveries, slot)).await });
+                process.open.add(count);
             }
-        };
-        stop.run_until_cancelled(take).await;
+            // Only now: a slot that is held while nothing comes would keep a suspect waiting.
+            let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else { return };
+            process.open.add(consumer.take_waiting(&mut taken, limit));
+            self.process(process, taken.drain(..limit.min(taken.len())).collect(), slot);
+        }
+    }
+
+    /// Takes suspects, one at a time, and lets nothing run beside them.
+    async fn take_suspects<C: Collector>(&self, process: &Arc<Process<C>>, mut consumer: Consumer) {
+        while let Some(suspect) = consumer.next().await {
+            let Ok(all) = Arc::clone(&self.slots).acquire_many_owned(self.concurrency).await else { return };
+            process.open.add(1);
+            self.process(process, vec![suspect], all);
+        }
+    }
+
+    fn process<C: Collector>(&self, process: &Arc<Process<C>>, deliveries: Vec<Delivery>, slots: OwnedSemaphorePermit) {
+        let (process, abort) = (Arc::clone(process), self.abort.clone());
+        self.tasks.spawn(async move { abort.run_until_cancelled(process.process(deliveries, slots)).await });
     }
 
     async fn wind_up(&self, settings: &Settings, shutdown: &CancellationToken) {
