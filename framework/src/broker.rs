@@ -151,6 +151,17 @@ impl Consumer {
     pub async fn next_many(&mut self, into: &mut Vec<Delivery>, limit: usize) -> usize {
         self.deliveries.recv_many(into, limit).await
     }
+
+    /// Takes what is there right now, until `into` holds `limit`; answers how many that were.
+    pub fn take_waiting(&mut self, into: &mut Vec<Delivery>, limit: usize) -> usize {
+        let before = into.len();
+        while into.len() < limit
+            && let Ok(delivery) = self.deliveries.try_recv()
+        {
+            into.push(delivery);
+        }
+        into.len() - before
+    }
 }
 
 /// One message, handed to this process. It must be settled; dropping it sends it back.

@@ -19,7 +19,7 @@
 //! }
 //!
 //! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! Runtime::from_env()?.worker(Greeter)?.run().await?;
+//! Runtime::from_env()?.worker(Greeter).run().await?;
 //! # Ok(()) }
 //! ```
 

@@ -31,6 +31,7 @@ use std::time::Duration;
 use backend::Backend;
 use error::Fault;
 pub use error::StoreError;
+pub use memory::FaultPoint;
 pub use model::{
     Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
 };
@@ -70,10 +71,15 @@ impl Store {
         let backend: Arc<dyn Backend> = match scheme {
             "postgres" | "postgresql" => Arc::new(postgres::PostgresBackend::open(url).await?),
             "sqlite" => Arc::new(sqlite::SqliteBackend::open(url).await?),
-            "memory" => Arc::new(memory::Memory::new()),
+            "memory" => Arc::new(memory::Memory::new(|_| false)),
             _ => return Err(unknown_scheme(url)),
         };
         Ok(Self { backend, options })
+    }
+
+    /// A store in memory that is not available wherever `fails` says so. For simulations.
+    pub fn memory_with_faults(fails: impl Fn(FaultPoint) -> bool + Send + Sync + 'static) -> Self {
+        Self { backend: Arc::new(memory::Memory::new(fails)), options: StoreOptions::default() }
     }
 
     /// `postgres`, `sqlite` or `memory`.

@@ -2,6 +2,7 @@
 //! one lock. A transaction holds the lock and notes how to undo each of its steps.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::sync::Arc;
 
 use contract::JobStatus;
@@ -19,10 +20,35 @@ pub struct Memory {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
 struct Shared {
     clock: Clock,
     signals: Signals,
+    fails: Box<dyn Fn(FaultPoint) -> bool + Send + Sync>,
+}
+
+/// Where the memory store can be made to fail, as a database would whose connection is lost there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FaultPoint {
+    /// Before something is read outside a transaction.
+    Read,
+    /// Before a transaction begins.
+    Begin,
+    /// Before a transaction is committed: nothing of it is left.
+    Commit,
+    /// After the commit: all of it is there, but whoever committed is not told.
+    Committed,
+}
+
+impl Shared {
+    fn pass(&self, point: FaultPoint) -> Result<(), Fault> {
+        if (self.fails)(point) { Err(Fault::Unavailable(format!("a fault was planned here: {point:?}"))) } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("clock", &self.clock).field("signals", &self.signals).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -65,8 +91,15 @@ impl State {
 }
 
 impl Memory {
-    pub fn new() -> Self {
-        Self { state: Arc::default(), shared: Arc::new(Shared { clock: Clock::tokio(), signals: Signals::default() }) }
+    /// A store that fails wherever `fails` says so.
+    pub fn new(fails: impl Fn(FaultPoint) -> bool + Send + Sync + 'static) -> Self {
+        let shared = Shared { clock: Clock::tokio(), signals: Signals::default(), fails: Box::new(fails) };
+        Self { state: Arc::default(), shared: Arc::new(shared) }
+    }
+
+    async fn read(&self) -> Result<OwnedMutexGuard<State>, Fault> {
+        self.shared.pass(FaultPoint::Read)?;
+        Ok(self.state.clone().lock_owned().await)
     }
 }
 
@@ -82,6 +115,7 @@ impl Backend for Memory {
     }
     fn begin(&self) -> Answer<'_, Box<dyn Transaction>> {
         Box::pin(async move {
+            self.shared.pass(FaultPoint::Begin)?;
             let state = self.state.clone().lock_owned().await;
             let undo = Vec::new();
             let transaction = MemoryTransaction { state, shared: self.shared.clone(), undo, wake: Vec::new() };
@@ -89,18 +123,18 @@ impl Backend for Memory {
         })
     }
     fn ping(&self) -> Answer<'_, ()> {
-        Box::pin(async { Ok(()) })
+        Box::pin(async { self.shared.pass(FaultPoint::Read) })
     }
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {})
     }
 
     fn job<'a>(&'a self, partition: &'a str, job: &'a str) -> Answer<'a, Option<JobRow>> {
-        Box::pin(async move { Ok(self.state.lock().await.jobs.get(&(partition.to_owned(), job.to_owned())).cloned()) })
+        Box::pin(async move { Ok(self.read().await?.jobs.get(&(partition.to_owned(), job.to_owned())).cloned()) })
     }
     fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {
-            let mut jobs = self.state.lock().await.matching(partition, query);
+            let mut jobs = self.read().await?.matching(partition, query);
             jobs.sort_by_key(|job| (job.create_time, job.incarnation));
             if !query.ascending {
                 jobs.reverse();
@@ -110,18 +144,18 @@ impl Backend for Memory {
         })
     }
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
-        Box::pin(async move { Ok(self.state.lock().await.matching(partition, query).len() as u64) })
+        Box::pin(async move { Ok(self.read().await?.matching(partition, query).len() as u64) })
     }
     fn labels<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<Label>> {
         Box::pin(async move {
-            let state = self.state.lock().await;
+            let state = self.read().await?;
             let of = |n: i64| state.labels.range((n, String::new())..(n + 1, String::new()));
             Ok(incarnations.iter().flat_map(|n| of(*n)).map(|((n, key), value)| (*n, key.clone(), value.clone())).collect())
         })
     }
     fn failures<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<(i64, KeptFailure)>> {
         Box::pin(async move {
-            let state = self.state.lock().await;
+            let state = self.read().await?;
             let of = |n: i64| state.failures.range((n, String::new())..(n + 1, String::new()));
             let mut failures: Vec<_> = incarnations.iter().flat_map(|n| of(*n)).map(|((n, _), f)| (*n, f.clone())).collect();
             failures.sort_by(|(a, f), (b, g)| (a, f.since, &f.path).cmp(&(b, g.since, &g.path)));
@@ -130,22 +164,22 @@ impl Backend for Memory {
     }
     fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>> {
         Box::pin(async move {
-            let state = self.state.lock().await;
+            let state = self.read().await?;
             Ok(state.history.range((incarnation, 0)..(incarnation + 1, 0)).map(|(_, step)| step.clone()).collect())
         })
     }
     fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
-        Box::pin(async move { Ok(self.state.lock().await.rows_of(incarnation, keys)) })
+        Box::pin(async move { Ok(self.read().await?.rows_of(incarnation, keys)) })
     }
     fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>> {
         Box::pin(async move {
-            let state = self.state.lock().await;
+            let state = self.read().await?;
             Ok(state.outbox.values().take(limit as usize).map(|(_, message)| message.clone()).collect())
         })
     }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
         Box::pin(async move {
-            let state = self.state.lock().await;
+            let state = self.read().await?;
             let bytes = |row: &Row| {
                 let texts = row.path.len() + row.done.len() + row.failed.as_ref().map_or(0, Vec::len);
                 (size_of::<Row>() + texts + row.detail.as_ref().map_or(0, String::len)) as u64
@@ -372,6 +406,9 @@ impl Transaction for MemoryTransaction {
         self.wake.push(signal);
     }
     fn commit(mut self: Box<Self>) -> Answer<'static, ()> {
+        if let Err(fault) = self.shared.pass(FaultPoint::Commit) {
+            return Box::pin(std::future::ready(Err(fault)));
+        }
         self.undo.clear();
         let (shared, wake) = (self.shared.clone(), std::mem::take(&mut self.wake));
         // The lock first: whoever is woken finds what was committed.

@@ -1,0 +1,313 @@
+//! Faults that happen at counted steps, and the broker that commits them.
+//!
+//! A crash of a process is the loss of its broker for good: its deliveries come again, what it publishes or settles from then
+//! on is nothing, and it is started again by itself. Futures that it leaves behind may run on, as those of a process do
+//! that has lost its connection and does not know yet; what they commit counts.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use framework::broker::memory::Memory;
+use framework::broker::{Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Outgoing, PublishError, Settlement, Settler};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use store::FaultPoint;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Whose step it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Who {
+    Service,
+    Batch,
+    Items,
+    Tracking,
+}
+
+/// Something that goes wrong, or that somebody does, once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// At the nth message that a role publishes, from 1.
+    Publish(Who, u32, PublishFault),
+    /// At the nth acknowledgement of a role, from 1.
+    Ack(Who, u32, AckFault),
+    /// At the nth time that the store passes this point, and so many times more.
+    Store(FaultPoint, u32, u32),
+    /// The tracking workers crash when the store passes this point for the nth time.
+    CrashTracking(FaultPoint, u32),
+    /// All processes of a role are asked to stop, this long after the start, and started again.
+    Restart(Who, Duration),
+    /// A client does something with the job, this long after the start.
+    Client(Action, Duration),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PublishFault {
+    CrashBefore,
+    /// Between the publish and the confirm.
+    CrashAfter,
+    Twice,
+    /// The message is overtaken by others.
+    Late(Duration),
+    ConfirmedLate(Duration),
+    Refused,
+    /// The broker has the message, but says that it has not.
+    TakenAndRefused,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AckFault {
+    CrashBefore,
+    CrashAfter,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    Cancel,
+    Delete,
+    /// Delete, and create again with so many items.
+    PutAgain(u64),
+}
+
+/// The faults of one run, and how often each step has been made.
+#[derive(Debug)]
+pub struct Faults {
+    ops: Vec<Op>,
+    steps: Mutex<Steps>,
+    trackers: Mutex<Vec<FaultyBroker>>,
+}
+
+#[derive(Debug, Default)]
+struct Steps {
+    published: BTreeMap<Who, u32>,
+    acknowledged: BTreeMap<Who, u32>,
+    passed: [u32; 4],
+}
+
+impl Faults {
+    pub fn new(ops: &[Op]) -> Arc<Self> {
+        Arc::new(Self { ops: ops.to_vec(), steps: Mutex::default(), trackers: Mutex::default() })
+    }
+
+    /// Whether the store fails at this point, now.
+    pub fn fails(&self, point: FaultPoint) -> bool {
+        let n = {
+            let passed = &mut lock(&self.steps).passed[point as usize];
+            *passed += 1;
+            *passed
+        };
+        let mut fails = false;
+        for op in &self.ops {
+            match *op {
+                Op::Store(at, nth, more) if at == point => fails |= (nth..=nth + more).contains(&n),
+                Op::CrashTracking(at, nth) if at == point && nth == n => {
+                    // What a dead process is told does not matter; that it tries again does no harm.
+                    fails = true;
+                    lock(&self.trackers).drain(..).for_each(|tracker| tracker.crash());
+                }
+                _ => {}
+            }
+        }
+        fails
+    }
+
+    fn publishes(&self, role: Who) -> Option<PublishFault> {
+        let n = count(&mut lock(&self.steps).published, role);
+        self.ops.iter().find_map(|op| match *op {
+            Op::Publish(who, nth, fault) if who == role && nth == n => Some(fault),
+            _ => None,
+        })
+    }
+
+    fn acknowledges(&self, role: Who) -> Option<AckFault> {
+        let n = count(&mut lock(&self.steps).acknowledged, role);
+        self.ops.iter().find_map(|op| match *op {
+            Op::Ack(who, nth, fault) if who == role && nth == n => Some(fault),
+            _ => None,
+        })
+    }
+}
+
+fn count(steps: &mut BTreeMap<Who, u32>, role: Who) -> u32 {
+    let n = steps.entry(role).or_default();
+    *n += 1;
+    *n
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The broker of one process, which fails as planned. Clones are the same process.
+#[derive(Clone)]
+pub struct FaultyBroker {
+    inner: Memory,
+    role: Who,
+    faults: Arc<Faults>,
+    tasks: TaskTracker,
+    crashed: CancellationToken,
+}
+
+impl FaultyBroker {
+    /// The broker of a new process of this role.
+    pub fn start(pipes: &Memory, role: Who, faults: &Arc<Faults>, tasks: &TaskTracker) -> Self {
+        let broker =
+            Self { inner: pipes.process(), role, faults: Arc::clone(faults), tasks: tasks.clone(), crashed: CancellationToken::new() };
+        if role == Who::Tracking {
+            lock(&faults.trackers).push(broker.clone());
+        }
+        broker
+    }
+
+    pub fn crash(&self) {
+        self.crashed.cancel();
+        self.inner.crash();
+    }
+
+    /// Trips when the process crashes.
+    pub fn crashed(&self) -> &CancellationToken {
+        &self.crashed
+    }
+
+    fn confirm_later(&self, confirm: Confirm, delay: Duration) -> Confirm {
+        let (confirmer, later) = Confirm::pair();
+        self.tasks.spawn(async move {
+            tokio::time::sleep(delay).await;
+            let _ = confirmer.send(confirm.await);
+        });
+        later
+    }
+}
+
+impl Broker for FaultyBroker {
+    fn publish(&self, message: Outgoing) -> Confirm {
+        let refused = |pipe: &str| {
+            let (confirmer, confirm) = Confirm::pair();
+            let _ = confirmer.send(Err(PublishError::Refused { pipe: pipe.to_owned(), reason: "as planned".to_owned() }));
+            confirm
+        };
+        match self.faults.publishes(self.role) {
+            None => self.inner.publish(message),
+            Some(PublishFault::CrashBefore) => {
+                self.crash();
+                self.inner.publish(message)
+            }
+            Some(PublishFault::CrashAfter) => {
+                drop(self.inner.publish(message.clone()));
+                self.crash();
+                // Nothing is taken from the dead.
+                self.inner.publish(message)
+            }
+            Some(PublishFault::Twice) => {
+                drop(self.inner.publish(message.clone()));
+                self.inner.publish(message)
+            }
+            Some(PublishFault::Late(delay)) => {
+                self.inner.publish(Outgoing { delay: Some(message.delay.unwrap_or_default() + delay), ..message })
+            }
+            Some(PublishFault::ConfirmedLate(delay)) => self.confirm_later(self.inner.publish(message), delay),
+            Some(PublishFault::Refused) => refused(&message.pipe),
+            Some(PublishFault::TakenAndRefused) => {
+                let confirm = refused(&message.pipe);
+                drop(self.inner.publish(message));
+                confirm
+            }
+        }
+    }
+
+    fn consume<'a>(&'a self, pipe: &'a str, prefetch: u32) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
+        async move {
+            let mut inner = self.inner.consume(pipe, prefetch).await?;
+            let (sender, receiver) = mpsc::channel(usize::try_from(prefetch).unwrap_or(1).max(1));
+            let settler = Arc::new(Settles { broker: self.clone(), held: Mutex::default() });
+            self.tasks.spawn(async move {
+                loop {
+                    let delivery = tokio::select! {
+                        biased;
+                        () = sender.closed() => return,
+                        () = settler.broker.crashed.cancelled() => return,
+                        delivery = inner.next() => delivery,
+                    };
+                    let Some(delivery) = delivery else { return };
+                    if sender.send(settler.wrap(delivery)).await.is_err() {
+                        return;
+                    }
+                }
+            });
+            Ok(Consumer::new(receiver))
+        }
+        .boxed()
+    }
+
+    fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
+        self.inner.depth(pipe)
+    }
+
+    fn state(&self) -> BrokerState {
+        self.inner.state()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.inner.close()
+    }
+
+    fn kind(&self) -> &'static str {
+        "faulty"
+    }
+}
+
+impl fmt::Debug for FaultyBroker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FaultyBroker({:?} of {:?})", self.inner, self.role)
+    }
+}
+
+/// Holds the deliveries of the broker behind while their doubles are with the process.
+struct Settles {
+    broker: FaultyBroker,
+    held: Mutex<(u64, HashMap<u64, Delivery>)>,
+}
+
+impl Settles {
+    fn wrap(self: &Arc<Self>, delivery: Delivery) -> Delivery {
+        let settler = Arc::clone(self) as Arc<dyn Settler>;
+        let mut held = lock(&self.held);
+        held.0 += 1;
+        let tag = held.0;
+        let double = Delivery::new(
+            Arc::clone(&delivery.pipe),
+            delivery.body.clone(),
+            delivery.headers.clone(),
+            delivery.delivery_count,
+            tag,
+            settler,
+        );
+        held.1.insert(tag, delivery);
+        double
+    }
+}
+
+impl Settler for Settles {
+    fn settle(&self, tag: u64, settlement: Settlement) {
+        let held = lock(&self.held).1.remove(&tag);
+        let Some(delivery) = held else { return };
+        match settlement {
+            Settlement::Requeue => delivery.requeue(),
+            Settlement::Reject => delivery.reject(),
+            Settlement::Ack => match self.broker.faults.acknowledges(self.broker.role) {
+                None => delivery.ack(),
+                Some(AckFault::CrashBefore) => {
+                    self.broker.crash();
+                    delivery.ack();
+                }
+                Some(AckFault::CrashAfter) => {
+                    delivery.ack();
+                    self.broker.crash();
+                }
+            },
+        }
+    }
+}

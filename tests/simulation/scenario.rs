@@ -1,0 +1,182 @@
+//! What is simulated: a system, a job, and what happens to both. Made from a seed, made smaller when it fails.
+
+use std::time::Duration;
+
+use contract::OnFailure;
+use framework::Route;
+use store::FaultPoint;
+
+use crate::faults::{AckFault, Action, Op, PublishFault, Who};
+
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    pub items: u64,
+    pub route: Route,
+    pub on_failure: OnFailure,
+    /// Items whose number is divisible by this fail.
+    pub failing: Option<u64>,
+    /// Items whose number is divisible by this are done at their third attempt.
+    pub retrying: Option<u64>,
+    /// Items whose number is divisible by this are given up after their last attempt.
+    pub hopeless: Option<u64>,
+    /// Items send output, and tracking ends where it goes.
+    pub output: bool,
+    /// What an item takes.
+    pub work: Duration,
+    /// Processes of each role.
+    pub processes: usize,
+    pub concurrency: usize,
+    pub prefetch: u32,
+    /// Messages that a tracking worker takes at a time.
+    pub flush: usize,
+    pub ops: Vec<Op>,
+}
+
+impl Default for Scenario {
+    /// A small job that nothing happens to.
+    fn default() -> Self {
+        Self {
+            items: 25,
+            route: Route::Direct,
+            on_failure: OnFailure::Stop,
+            failing: None,
+            retrying: None,
+            hopeless: None,
+            output: false,
+            work: Duration::from_millis(1),
+            processes: 1,
+            concurrency: 4,
+            prefetch: 100,
+            flush: 1000,
+            ops: Vec::new(),
+        }
+    }
+}
+
+impl Scenario {
+    pub fn from_seed(route: Route, seed: u64) -> Self {
+        let mut dice = Dice(seed);
+        let items = dice.pick(&[1, 7, 10, 11, 40, 100, 101, 150]);
+        let (failing, hopeless) = match dice.below(6) {
+            0 => (Some(dice.between(1, 30)), None),
+            1 => (None, Some(dice.between(1, 30))),
+            2 => (Some(dice.between(2, 30)), Some(dice.between(2, 30))),
+            _ => (None, None),
+        };
+        let mut scenario = Self {
+            items,
+            route,
+            on_failure: dice.pick(&[OnFailure::Stop, OnFailure::Continue]),
+            failing,
+            retrying: dice.chance(3).then(|| dice.between(1, 20)),
+            hopeless,
+            output: dice.chance(2),
+            work: Duration::from_millis(dice.below(4)),
+            processes: dice.pick(&[1, 1, 2, 3]),
+            concurrency: dice.pick(&[1, 2, 8]),
+            prefetch: dice.pick(&[1, 3, 10, 1000]),
+            flush: dice.pick(&[1, 5, 1000]),
+            ops: Vec::new(),
+        };
+        let count = dice.below(9);
+        scenario.ops = (0..count).map(|_| op(&mut dice, items)).collect();
+        scenario
+    }
+
+    /// Whether the item with this number is reported failed in the end.
+    pub fn fails(&self, number: u64) -> bool {
+        [self.failing, self.hopeless].into_iter().flatten().any(|n| number.is_multiple_of(n))
+    }
+
+    /// Whether the worker says at once that this item has failed.
+    pub fn fails_at_once(&self, number: u64) -> bool {
+        self.failing.is_some_and(|n| number.is_multiple_of(n))
+    }
+
+    /// The smallest scenario that still fails, as far as leaving things out leads there.
+    pub fn shrink(mut self, fails: impl Fn(&Self) -> bool) -> Self {
+        loop {
+            let mut smaller: Vec<Self> = (0..self.ops.len())
+                .map(|at| {
+                    let mut ops = self.ops.clone();
+                    ops.remove(at);
+                    Self { ops, ..self.clone() }
+                })
+                .collect();
+            smaller.extend([
+                Self { items: self.items / 2, ..self.clone() },
+                Self { processes: 1, ..self.clone() },
+                Self { failing: None, ..self.clone() },
+                Self { retrying: None, ..self.clone() },
+                Self { hopeless: None, ..self.clone() },
+                Self { output: false, ..self.clone() },
+                Self { on_failure: OnFailure::Stop, ..self.clone() },
+            ]);
+            let is_smaller = |other: &Self| other.items > 0 && format!("{other:?}") != format!("{self:?}");
+            match smaller.into_iter().filter(is_smaller).find(&fails) {
+                Some(found) => self = found,
+                None => return self,
+            }
+        }
+    }
+}
+
+fn op(dice: &mut Dice, items: u64) -> Op {
+    let role = dice.pick(&[Who::Service, Who::Batch, Who::Items, Who::Tracking]);
+    let steps = if role == Who::Service { 2 } else { items + items / 5 + 2 };
+    let nth = u32::try_from(dice.between(1, steps)).unwrap_or(1);
+    let point = dice.pick(&[FaultPoint::Read, FaultPoint::Begin, FaultPoint::Commit, FaultPoint::Committed]);
+    let early = u32::try_from(dice.between(1, 25)).unwrap_or(1);
+    let moment = Duration::from_millis(dice.between(0, 120));
+    match dice.below(12) {
+        0..=4 => Op::Publish(role, nth, publish_fault(dice)),
+        5..=6 => Op::Ack(role, if role == Who::Items { nth } else { early }, dice.pick(&[AckFault::CrashBefore, AckFault::CrashAfter])),
+        7 => Op::Store(point, early, u32::try_from(dice.below(12)).unwrap_or(1)),
+        8 => Op::CrashTracking(point, early),
+        9 => Op::Restart(role, moment),
+        10 => Op::Client(dice.pick(&[Action::Cancel, Action::Delete]), moment),
+        _ => Op::Client(Action::PutAgain(dice.between(1, 60)), moment),
+    }
+}
+
+fn publish_fault(dice: &mut Dice) -> PublishFault {
+    let delay = Duration::from_millis(dice.between(1, 300));
+    dice.pick(&[
+        PublishFault::CrashBefore,
+        PublishFault::CrashAfter,
+        PublishFault::Twice,
+        PublishFault::Late(delay),
+        PublishFault::ConfirmedLate(delay),
+        PublishFault::Refused,
+        PublishFault::TakenAndRefused,
+    ])
+}
+
+/// Random numbers that a seed decides (splitmix64).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.roll() % limit
+    }
+
+    fn between(&mut self, least: u64, most: u64) -> u64 {
+        least + self.below(most - least + 1)
+    }
+
+    fn chance(&mut self, one_in: u64) -> bool {
+        self.below(one_in) == 0
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[usize::try_from(self.below(from.len() as u64)).unwrap_or(0)]
+    }
+}

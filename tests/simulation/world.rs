@@ -1,0 +1,520 @@
+//! The system that is simulated: the real roles on the memory broker and the memory store, under a clock that stands still
+//! while anybody works. And what must hold when it has come to rest.
+//!
+//! Messages carry no status URL, so no worker ever hears that a job has ended: everything that is on its way is done, and what
+//! keeps it from counting is the ledger alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use batch_worker::{BatchWorker, Range};
+use contract::rest::Job;
+use contract::{BatchTask, JobId, JobStatus, OnFailure, PartitionId, RangeItem, TaskMessage, TaskStatus, Tracking};
+use framework::broker::Broker as _;
+use framework::broker::memory::Memory;
+use framework::{Arrival, Collector, Context, Courier, Reply, RetryPolicy, Runtime, RuntimeError, Settings, TaskError, Verdict, Worker};
+use job_service::{JobService, ServiceOptions};
+use store::{Cancellation, Creation, JobRequest, Life, Store, StoreError};
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracking_worker::TrackingWorker;
+
+use crate::faults::{Action, Faults, FaultyBroker, Op, Who};
+use crate::scenario::Scenario;
+
+const BATCH_IN: &str = "worker-batch-in";
+const ITEMS_IN: &str = "worker-items-in";
+const ITEMS_OUT: &str = "worker-items-out";
+const ITEMS_REJECT: &str = "worker-items-reject";
+const TRACKING_IN: &str = "worker-jobtracking-in";
+/// Where nothing may be left.
+const PIPES: [&str; 8] = [
+    BATCH_IN,
+    ITEMS_IN,
+    TRACKING_IN,
+    "worker-batch-invalid",
+    "worker-items-invalid",
+    "worker-jobtracking-invalid",
+    "worker-batch-reject",
+    "worker-jobtracking-reject",
+];
+/// Nothing has moved for so long: every delay in the system is shorter.
+const REST: u32 = 40;
+/// By then everything is over, whatever happened.
+const PATIENCE: u32 = 3600;
+
+/// Lives through a scenario; an error says which invariant was broken.
+pub fn run(scenario: &Scenario) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().map_err(|e| e.to_string())?;
+    runtime.block_on(async { World::new(scenario.clone()).live().await })
+}
+
+/// What the job must have come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Expected {
+    Outcome,
+    Cancelled,
+    Gone,
+}
+
+#[derive(Clone)]
+struct World(Arc<Parts>);
+
+struct Parts {
+    scenario: Scenario,
+    pipes: Memory,
+    store: Store,
+    faults: Arc<Faults>,
+    tasks: TaskTracker,
+    over: CancellationToken,
+    /// Trips what a process listens to; by role.
+    stops: Mutex<Vec<(Who, CancellationToken)>>,
+    observer: Observer,
+    /// How often each item was executed, by life and number.
+    executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
+}
+
+impl World {
+    fn new(scenario: Scenario) -> Self {
+        let faults = Faults::new(&scenario.ops);
+        let planned = Arc::clone(&faults);
+        let store = Store::memory_with_faults(move |point| planned.fails(point));
+        let observer = Observer { store: store.clone(), seen: Arc::default() };
+        Self(Arc::new(Parts {
+            scenario,
+            pipes: Memory::new(),
+            store,
+            faults,
+            tasks: TaskTracker::new(),
+            over: CancellationToken::new(),
+            stops: Mutex::default(),
+            observer,
+            executed: Arc::default(),
+        }))
+    }
+
+    async fn live(self) -> Result<(), String> {
+        let parts = &self.0;
+        let mut job = Put { number: 1, items: parts.scenario.items, expected: Expected::Outcome };
+        self.create(&job).await?;
+        let start = Instant::now();
+        let processes = TaskTracker::new();
+        for role in [Who::Service, Who::Batch, Who::Items, Who::Tracking] {
+            for _ in 0..parts.scenario.processes {
+                let world = self.clone();
+                processes.spawn(async move { world.keep_running(role).await });
+            }
+        }
+        let mut moments: Vec<(Duration, Op)> = parts.scenario.ops.iter().filter_map(|op| Some((moment(*op)?, *op))).collect();
+        moments.sort_by_key(|(at, _)| *at);
+        for (at, op) in moments {
+            sleep_until(start + at).await;
+            match op {
+                Op::Restart(role, _) => self.stop(|who| who == role),
+                Op::Client(action, _) => self.act(action, &mut job).await?,
+                _ => {}
+            }
+        }
+        self.come_to_rest(job.expected).await?;
+        let mut broken = self.check(&job).await;
+        // The tables of failed jobs are kept for a day.
+        sleep(Duration::from_hours(25)).await;
+        let size = parts.store.task_table_size().await.map_err(|e| e.to_string())?;
+        if (size.tables, size.rows) != (0, 0) {
+            broken.push(format!("task tables are left: {size:?}"));
+        }
+        parts.over.cancel();
+        self.stop(|_| true);
+        processes.close();
+        processes.wait().await;
+        broken.extend(self.left_in_pipes().await.map(|left| format!("after the stop there is left: {left}")));
+        broken.extend(parts.observer.broken().await);
+        if broken.is_empty() { Ok(()) } else { Err(broken.join("\n")) }
+    }
+
+    /// Waits until nothing has moved for a while.
+    async fn come_to_rest(&self, expected: Expected) -> Result<(), String> {
+        let parts = &self.0;
+        let (mut quiet, mut last) = (0, String::new());
+        for _ in 0..PATIENCE {
+            sleep(Duration::from_secs(1)).await;
+            let outbox =
+                parts.store.outbox(10).await.map_or_else(|error| format!("{error}"), |left| format!("{} in the outbox", left.len()));
+            let job = parts.observer.look().await;
+            let pipes = self.left_in_pipes().await;
+            let ended = match &job {
+                None => expected == Expected::Gone,
+                Some(job) => job.status.is_finished(),
+            };
+            quiet = if ended && pipes.is_none() && outbox == "0 in the outbox" { quiet + 1 } else { 0 };
+            if quiet == REST {
+                return Ok(());
+            }
+            last = format!("{outbox}; {}; {job:?}", pipes.unwrap_or_default());
+        }
+        let executed = self.executed_by_life();
+        Err(format!("no rest after {PATIENCE} s: {last}; executed: {executed:?}; {:?}", parts.faults))
+    }
+
+    async fn left_in_pipes(&self) -> Option<String> {
+        let mut left = Vec::new();
+        for pipe in PIPES {
+            let depth = self.0.pipes.depth(pipe).await.unwrap_or(u64::MAX);
+            if depth > 0 {
+                left.push(format!("{depth} in {pipe}"));
+            }
+        }
+        (!left.is_empty()).then(|| left.join(", "))
+    }
+
+    fn executed_by_life(&self) -> BTreeMap<String, usize> {
+        let mut lives = BTreeMap::new();
+        for (life, _) in lock(&self.0.executed).keys() {
+            *lives.entry(life.clone()).or_default() += 1;
+        }
+        lives
+    }
+}
+
+/// Processes and their ends.
+impl World {
+    async fn keep_running(&self, role: Who) {
+        let parts = &self.0;
+        while !parts.over.is_cancelled() {
+            let broker = FaultyBroker::start(&parts.pipes, role, &parts.faults, &parts.tasks);
+            let stop = CancellationToken::new();
+            lock(&parts.stops).push((role, stop.clone()));
+            let crashed = broker.crashed().clone();
+            // One that finds its broker gone ends by itself, and is started again.
+            let _ = crashed.run_until_cancelled(self.run_process(role, broker.clone(), stop)).await;
+            broker.crash();
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn run_process(&self, role: Who, broker: FaultyBroker, stop: CancellationToken) -> Result<(), RuntimeError> {
+        let Parts { scenario, store, observer, executed, .. } = &*self.0;
+        let broker = Arc::new(broker);
+        let settings = |name: &str| Settings {
+            route: scenario.route,
+            concurrency: scenario.concurrency,
+            prefetch: scenario.prefetch,
+            retry: RetryPolicy::constant(Duration::from_secs(1)).attempts(4),
+            ..Settings::new(name)
+        };
+        match role {
+            Who::Service => {
+                JobService::new(store.clone(), broker, ServiceOptions::default()).run_background(stop).await;
+                Ok(())
+            }
+            Who::Batch => {
+                let worker = BatchWorker::new(BatchWorker::MIN_PARTS).with(Range);
+                Runtime::new(settings("worker-batch"), broker).worker(worker).run_until(stop).await
+            }
+            Who::Items => {
+                let worker = ItemWorker { scenario: scenario.clone(), executed: Arc::clone(executed) };
+                let output = scenario.output.then(|| ITEMS_OUT.to_owned());
+                let settings = Settings { output, ..settings("worker-items") };
+                Runtime::new(settings, broker).worker(worker).run_until(stop).await
+            }
+            Who::Tracking => {
+                let worker = Watched { worker: TrackingWorker::new(store.clone()), limit: scenario.flush, observer: observer.clone() };
+                Runtime::new(settings("worker-jobtracking"), broker).collector(worker).run_until(stop).await
+            }
+        }
+    }
+
+    fn stop(&self, which: impl Fn(Who) -> bool) {
+        for (_, stop) in lock(&self.0.stops).extract_if(.., |(role, _)| which(*role)) {
+            stop.cancel();
+        }
+    }
+}
+
+/// The job as its client last put it.
+struct Put {
+    number: u32,
+    items: u64,
+    expected: Expected,
+}
+
+impl Put {
+    fn task_id(&self) -> String {
+        format!("life-{}", self.number)
+    }
+}
+
+/// What a client does, again and again until the store has answered.
+impl World {
+    async fn act(&self, action: Action, job: &mut Put) -> Result<(), String> {
+        match action {
+            Action::Cancel => match self.insist(|| self.0.store.cancel_job(partition(), job_id())).await? {
+                Cancellation::Cancelled | Cancellation::AlreadyCancelled => job.expected = Expected::Cancelled,
+                Cancellation::NotFound | Cancellation::Finished(_) => {}
+            },
+            Action::Delete => self.delete(job).await?,
+            Action::PutAgain(items) => {
+                self.delete(job).await?;
+                *job = Put { number: job.number + 1, items, expected: Expected::Outcome };
+                self.create(job).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn delete(&self, job: &mut Put) -> Result<(), String> {
+        self.insist(|| self.0.store.delete_job(partition(), job_id())).await?;
+        job.expected = Expected::Gone;
+        Ok(())
+    }
+
+    async fn create(&self, job: &Put) -> Result<(), String> {
+        let request = JobRequest {
+            partition: partition().clone(),
+            job: job_id().clone(),
+            name: None,
+            description: None,
+            external_data: None,
+            labels: BTreeMap::new(),
+            on_failure: self.0.scenario.on_failure,
+            content_hash: [u8::try_from(job.number).unwrap_or(u8::MAX); 32],
+        };
+        let start = |life: &Life| (BATCH_IN.to_owned(), self.start_message(job, life).encode());
+        match self.insist(|| self.0.store.create_job(&request, start)).await? {
+            Creation::Created(_) | Creation::AlreadyThere => Ok(()),
+            Creation::Conflict => Err("a job that was deleted is in the way".to_owned()),
+        }
+    }
+
+    fn start_message(&self, job: &Put, life: &Life) -> TaskMessage {
+        let batch = BatchTask {
+            batch_definition: Some(format!("1-{}", job.items)),
+            batch_type: Some("range".to_owned()),
+            task_message_type: None,
+            task_message_params: Some(BTreeMap::from([("life".to_owned(), job.task_id())])),
+            target_pipe: Some(ITEMS_IN.to_owned()),
+        };
+        let tracking = Tracking {
+            job_task_id: Some(life.job_task_id()),
+            tracking_pipe: Some(TRACKING_IN.to_owned()),
+            track_to: self.0.scenario.output.then(|| ITEMS_OUT.to_owned()),
+            ..Tracking::default()
+        };
+        TaskMessage { tracking: Some(tracking), ..TaskMessage::new(job.task_id(), BATCH_IN, &batch).unwrap() }
+    }
+
+    async fn insist<T, F: Future<Output = Result<T, StoreError>>>(&self, ask: impl Fn() -> F) -> Result<T, String> {
+        loop {
+            match ask().await {
+                Ok(answer) => return Ok(answer),
+                Err(StoreError::Unavailable(_)) => sleep(Duration::from_millis(10)).await,
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+}
+
+/// What must hold at rest.
+impl World {
+    /// What does not hold.
+    async fn check(&self, put: &Put) -> Vec<String> {
+        let scenario = &self.0.scenario;
+        let mut broken = Vec::new();
+        let Some(job) = self.0.observer.look().await else { return broken };
+        let failing = (1..=put.items).filter(|number| scenario.fails(*number)).count();
+        let status = match put.expected {
+            Expected::Cancelled => JobStatus::Cancelled,
+            _ if failing > 0 => JobStatus::Failed,
+            _ => JobStatus::Completed,
+        };
+        if job.status != status {
+            broken.push(format!("the job must be {status}: {job:?}"));
+        }
+        if put.expected == Expected::Outcome {
+            broken.extend(self.check_counts(&job, put.items, failing));
+            broken.extend(self.check_work(put));
+            if scenario.output {
+                broken.extend(self.check_output(put, failing).await);
+            }
+            let hopeless = (1..=put.items).filter(|number| !scenario.fails_at_once(*number) && scenario.fails(*number)).count() as u64;
+            let copies = self.0.pipes.depth(ITEMS_REJECT).await.unwrap_or(0);
+            if copies < hopeless {
+                broken.push(format!("{hopeless} tasks were given up, but {copies} copies are in the reject pipe"));
+            }
+        }
+        match self.0.store.history(partition(), job_id()).await {
+            Ok(history) if history.iter().filter(|step| step.to.is_finished()).count() == 1 => {}
+            other => broken.push(format!("the history has not one outcome: {other:?}")),
+        }
+        broken
+    }
+
+    fn check_counts(&self, job: &Job, items: u64, failing: usize) -> Option<String> {
+        let items = i64::try_from(items).unwrap_or(i64::MAX);
+        let failing = i64::try_from(failing).unwrap_or(i64::MAX);
+        let counted: i64 = job.failure_counts.values().sum();
+        let exact = match self.0.scenario.on_failure {
+            _ if failing == 0 => job.completed_items == items && job.failed_tasks == 0,
+            OnFailure::Stop => job.completed_items <= items - failing && job.failed_tasks == 1 && job.failures.len() == 1,
+            OnFailure::Continue => {
+                job.completed_items == items - failing
+                    && job.failed_tasks == failing
+                    && i64::try_from(job.failures.len()) == Ok(failing.min(100))
+            }
+        };
+        (!exact || counted != job.failed_tasks).then(|| format!("of {items} items {failing} fail, but the counts are {job:?}"))
+    }
+
+    fn check_work(&self, put: &Put) -> Option<String> {
+        let executed = lock(&self.0.executed);
+        let life = put.task_id();
+        let missed: Vec<u64> = (1..=put.items).filter(|number| !executed.contains_key(&(life.clone(), *number))).collect();
+        let strange: Vec<_> = executed.keys().filter(|(of, number)| *of == life && !(1..=put.items).contains(number)).collect();
+        (!missed.is_empty() || !strange.is_empty()).then(|| format!("never executed: {missed:?}; executed, but no items: {strange:?}"))
+    }
+
+    async fn check_output(&self, put: &Put, failing: usize) -> Vec<String> {
+        let (life, mut broken) = (put.task_id(), Vec::new());
+        let (mut done, mut failed) = (BTreeSet::new(), BTreeSet::new());
+        for message in self.outputs().await {
+            if message.tracking.is_some() {
+                broken.push(format!("tracking has ended, but a message in the output pipe has some: {message:?}"));
+            }
+            match message.task_status {
+                Some(TaskStatus::ResultSuccess) => {
+                    let item: RangeItem = serde_json::from_slice(&message.task_data.unwrap_or_default()).unwrap();
+                    done.extend((item.params.get("life") == Some(&life)).then_some(item.number));
+                }
+                _ => failed.extend(message.task_id.starts_with(&format!("{life}.")).then_some(message.task_id)),
+            }
+        }
+        let all: BTreeSet<u64> = (1..=put.items).filter(|number| !self.0.scenario.fails(*number)).collect();
+        if done != all || failed.len() != failing {
+            broken.push(format!("the output pipe has the results of {done:?}, not {all:?}; {failing} fail, and there are {failed:?}"));
+        }
+        broken
+    }
+
+    /// Takes everything out of the output pipe.
+    async fn outputs(&self) -> Vec<TaskMessage> {
+        let waiting = self.0.pipes.depth(ITEMS_OUT).await.unwrap_or(0);
+        let mut consumer = self.0.pipes.consume(ITEMS_OUT, u32::try_from(waiting).unwrap_or(u32::MAX)).await.unwrap();
+        let (mut deliveries, mut messages) = (Vec::new(), Vec::new());
+        if waiting > 0 {
+            consumer.next_many(&mut deliveries, usize::try_from(waiting).unwrap_or(usize::MAX)).await;
+        }
+        for delivery in deliveries {
+            messages.push(TaskMessage::decode(&delivery.body).unwrap());
+            delivery.ack();
+        }
+        messages
+    }
+}
+
+fn moment(op: Op) -> Option<Duration> {
+    match op {
+        Op::Restart(_, at) | Op::Client(_, at) => Some(at),
+        _ => None,
+    }
+}
+
+fn partition() -> &'static PartitionId {
+    static ID: std::sync::LazyLock<PartitionId> = std::sync::LazyLock::new(|| PartitionId::parse("sim").unwrap());
+    &ID
+}
+
+fn job_id() -> &'static JobId {
+    static ID: std::sync::LazyLock<JobId> = std::sync::LazyLock::new(|| JobId::parse("job").unwrap());
+    &ID
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does nothing with an item, or fails as the scenario says.
+struct ItemWorker {
+    scenario: Scenario,
+    executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
+}
+
+impl Worker for ItemWorker {
+    type Input = RangeItem;
+    type Output = RangeItem;
+
+    async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
+        sleep(self.scenario.work).await;
+        let life = item.params.get("life").cloned().unwrap_or_default();
+        *lock(&self.executed).entry((life, item.number)).or_default() += 1;
+        if self.scenario.fails_at_once(item.number) {
+            return Err(TaskError::failed(format!("item {} is bad", item.number)));
+        }
+        if self.scenario.fails(item.number) {
+            return Err(TaskError::retry(format!("item {} is hopeless", item.number)));
+        }
+        if ctx.attempt() < 3 && self.scenario.retrying.is_some_and(|n| item.number.is_multiple_of(n)) {
+            return Err(TaskError::retry(format!("item {} is not ready", item.number)));
+        }
+        Ok(if self.scenario.output { Reply::send(item) } else { Reply::none() })
+    }
+}
+
+/// The tracking worker, and a look at the job after each of its flushes.
+struct Watched {
+    worker: TrackingWorker,
+    limit: usize,
+    observer: Observer,
+}
+
+impl Collector for Watched {
+    fn limit(&self) -> usize {
+        self.limit
+    }
+
+    async fn collect(&self, arrivals: &[Arrival], courier: &Courier) -> Vec<Verdict> {
+        let verdicts = self.worker.collect(arrivals, courier).await;
+        self.observer.look().await;
+        verdicts
+    }
+}
+
+/// Looks at the job, and knows what it was before.
+#[derive(Clone)]
+struct Observer {
+    store: Store,
+    seen: Arc<tokio::sync::Mutex<Seen>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    job: Option<Job>,
+    broken: Vec<String>,
+}
+
+impl Observer {
+    /// The job now; `None` also when the store does not answer.
+    async fn look(&self) -> Option<Job> {
+        // One look at a time, so that what is seen later is later.
+        let mut seen = self.seen.lock().await;
+        let job = self.store.job(partition(), job_id()).await.ok().flatten()?;
+        if let Some(before) = seen.job.take().filter(|before| before.incarnation == job.incarnation) {
+            if job.percentage_complete < before.percentage_complete {
+                seen.broken.push(format!("the percentage fell: {before:?}, then {job:?}"));
+            }
+            if before.status.is_finished() && before != job {
+                seen.broken.push(format!("an outcome changed: {before:?}, then {job:?}"));
+            }
+        }
+        if (job.percentage_complete >= 100.0) != (job.status == JobStatus::Completed) {
+            seen.broken.push(format!("100 percent and Completed are not the same: {job:?}"));
+        }
+        seen.job = Some(job.clone());
+        Some(job)
+    }
+
+    async fn broken(&self) -> Vec<String> {
+        self.seen.lock().await.broken.clone()
+    }
+}
