@@ -48,9 +48,7 @@ async fn a_cancelled_job_stops_within_one_status_interval(place: Place) {
     system.stop().await;
     // Nothing of it was kept back by the worker either.
     let system = place.start(place.stack()).await;
-    for pipe in ["batch", "items", "tracking"] {
-        assert_eq!(system.running.broker().depth(&place.pipe(pipe)).await.unwrap(), 0, "{pipe}");
-    }
+    system.drained(&["batch", "items", "tracking"].map(|pipe| place.pipe(pipe))).await;
     system.stop().await;
 }
 
