@@ -50,4 +50,5 @@ pub use retry::RetryPolicy;
 pub use routing::Route;
 pub use runtime::{Ready, Runtime, RuntimeError, stop_signal};
 pub use settings::{Settings, SettingsError};
+pub use status::announce;
 pub use worker::{NoOutput, OrFail, Reply, TaskError, Worker};

@@ -168,6 +168,10 @@ impl<C: Collector> Ready<C> {
             metrics: Metrics::of(&settings.name),
             shutdown: shutdown.clone(),
         });
+        tasks.spawn({
+            let (status, broker, endpoint) = (surroundings.status.clone(), Arc::clone(&broker), endpoint.clone());
+            async move { status.listen(&*broker, &endpoint).await }
+        });
         drop(surroundings);
         let suspects = broker.consume(&process.pipes.suspects, 1).await?;
         let under_way = UnderWay::new(settings.concurrency);

@@ -3,13 +3,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use contract::{TaskData, TaskMessage};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::answer::{Author, new_message};
-use crate::broker::{Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing};
+use crate::broker::{Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing};
 use crate::context::Surroundings;
 use crate::reports::ReportBuffer;
 use crate::status::StatusChecker;
@@ -95,6 +96,16 @@ impl Broker for Recorder {
     }
 
     fn consume<'a>(&'a self, _: &'a str, _: u32) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
+        Box::pin(async { Err(BrokerError::Closed) })
+    }
+
+    fn announce(&self, _: Bytes) -> Confirm {
+        let (confirmer, confirm) = Confirm::pair();
+        let _ = confirmer.send(Ok(()));
+        confirm
+    }
+
+    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
         Box::pin(async { Err(BrokerError::Closed) })
     }
 
