@@ -1,8 +1,9 @@
 //! Every item is counted exactly once, whatever is reported how often and in which order.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use contract::{JobStatus, RangeItem, ReportFailure, ReportStatus, TaskMessage, Tracking, TrackingReport, TrackingReportTask, subtask_id};
+use contract::{JobStatus, RangeItem, ReportFailure, ReportStatus, TaskMessage, Tracking, TrackingReport, subtask_id};
 use framework::Route;
 use harness::wait_for;
 
@@ -45,7 +46,7 @@ async fn reports_that_come_thrice_and_in_any_order_count_once(place: Place) {
     const SPLITS: u32 = 8;
     const ITEMS: u32 = 50;
     let system = place.start(place.stack()).await;
-    system.client.put("j", &place.job("nobody", &RangeItem { number: 0, params: Default::default() })).await.unwrap();
+    system.client.put("j", &place.job("nobody", &RangeItem { number: 0, params: BTreeMap::new() })).await.unwrap();
     let (start, _) = system.take_one(&place.pipe("nobody")).await;
     let tracking = start.tracking.clone().unwrap();
     let job = tracking.job_task_id.clone().unwrap();
@@ -66,7 +67,7 @@ async fn reports_that_come_thrice_and_in_any_order_count_once(place: Place) {
 
     let mut bodies: Vec<Vec<u8>> = Vec::new();
     for (number, id) in (1..).zip(rerouted) {
-        let item = RangeItem { number, params: Default::default() };
+        let item = RangeItem { number, params: BTreeMap::new() };
         let message = TaskMessage {
             tracking: Some(Tracking { job_task_id: Some(id.clone()), status_check_url: None, ..tracking.clone() }),
             ..TaskMessage::new(id, place.pipe("output"), &item).unwrap()

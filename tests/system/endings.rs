@@ -94,9 +94,9 @@ async fn stops_in_the_middle(place: &Place, end: impl AsyncFnOnce(&System)) -> S
     let marker = RangeItem { number: 0, params: BTreeMap::from([("life".into(), "marker".into())]) };
     system.publish(&place.pipe("items"), TaskMessage::new("marker", place.pipe("items"), &marker).unwrap().encode()).await;
     gate.open();
-    wait_for("the marker", async || match starts.lock().unwrap().iter().any(|(life, _)| life == "marker") {
-        true => Ok(()),
-        false => Err("no marker".to_owned()),
+    wait_for("the marker", async || {
+        let is_there = starts.lock().unwrap().iter().any(|(life, _)| life == "marker");
+        is_there.then_some(()).ok_or("no marker".to_owned())
     })
     .await;
     system.drained(&["batch", "tracking"].map(|pipe| place.pipe(pipe))).await;
@@ -162,7 +162,7 @@ fn of_life(place: &Place, life: usize, items: u64) -> NewJob {
 /// Fails every item whose number can be divided by this one.
 fn fails_multiples_of(divisor: u64) -> impl Worker {
     Each(divisor, async |divisor: u64, item: RangeItem, _| {
-        if item.number % divisor == 0 {
+        if item.number.is_multiple_of(divisor) {
             let unlucky = std::io::Error::other(format!("{} is an unlucky number", item.number));
             Err::<(), _>(unlucky).or_fail()?;
         }

@@ -42,8 +42,12 @@ macro_rules! stories {
     };
 }
 
+mod chains;
 mod counting;
 mod endings;
+mod files;
+mod input;
 mod place;
+mod restarts;
 mod tasks;
 mod workers;
