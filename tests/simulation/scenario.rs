@@ -124,7 +124,9 @@ impl Scenario {
 fn op(dice: &mut Dice, items: u64) -> Op {
     let role = dice.pick(&[Who::Service, Who::Batch, Who::Items, Who::Tracking]);
     let steps = if role == Who::Service { 2 } else { items + items / 5 + 2 };
-    let nth = u32::try_from(dice.between(1, steps)).unwrap_or(1);
+    // Reports go together, so a role may publish far less than it does.
+    let most = if dice.chance(2) { steps } else { steps.min(8) };
+    let nth = u32::try_from(dice.between(1, most)).unwrap_or(1);
     let point = dice.pick(&[FaultPoint::Read, FaultPoint::Begin, FaultPoint::Commit, FaultPoint::Committed]);
     let early = u32::try_from(dice.between(1, 25)).unwrap_or(1);
     let moment = Duration::from_millis(dice.between(0, 120));
