@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::TaskError;
 use crate::answer::{Author, Draft, Part, Produced, tracking_pipe};
 use crate::broker::{Broker, Confirm, PublishError};
+use crate::depths::Depths;
 use crate::reports::{ReportBuffer, Reports};
 use crate::status::StatusChecker;
 
@@ -36,6 +37,7 @@ pub(crate) struct Surroundings {
     pub broker: Arc<dyn Broker>,
     pub reports: ReportBuffer,
     pub status: StatusChecker,
+    pub depths: Arc<Depths>,
     /// Trips when the process gives up on its running tasks.
     pub shutdown: CancellationToken,
 }
@@ -109,6 +111,7 @@ impl Context {
         let Produced { message, report } = surroundings.author.produce(input, draft);
         split.in_flight.extend(message.map(|message| surroundings.broker.publish(message)));
         split.reports.extend(report);
+        surroundings.depths.add(pipe);
         Ok(())
     }
 
@@ -136,6 +139,13 @@ impl Context {
             wanted.look_again(tracking, &surroundings.status);
         }
         if wanted.ended.is_cancelled() { Err(TaskError::cancelled()) } else { Ok(()) }
+    }
+
+    /// How many messages wait in a pipe, as of a second ago at most, and what this process has dispatched there since.
+    /// Whoever splits faster than others work looks here first, and answers with [`TaskError::later`].
+    pub async fn depth(&self, pipe: &str) -> Result<u64, TaskError> {
+        let Surroundings { broker, depths, .. } = &self.0.surroundings;
+        depths.of(pipe, &**broker).await.map_err(|error| TaskError::unavailable(error.to_string()))
     }
 
     /// Which attempt this is, from 1.

@@ -28,6 +28,7 @@ pub mod broker;
 mod clock;
 mod collector;
 mod context;
+mod depths;
 mod health;
 mod metrics;
 mod one_by_one;

@@ -115,6 +115,7 @@ impl Runtime {
             broker: Arc::clone(&self.broker),
             reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(open), tasks),
             status,
+            depths: Arc::default(),
             shutdown: CancellationToken::new(),
         })
     }

@@ -72,7 +72,14 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
             let broker: Arc<dyn Broker> = recorder.clone();
             let reports = ReportBuffer::start(Arc::clone(&broker), Arc::default(), &tasks);
             let author = Author { name: "test".into(), version: "1".into(), service_path: "batchwright/test".into(), route: Route::Direct };
-            let surroundings = Surroundings { author: Arc::new(author), broker, reports, status, shutdown: CancellationToken::new() };
+            let surroundings = Surroundings {
+                author: Arc::new(author),
+                broker,
+                reports,
+                status,
+                depths: Arc::default(),
+                shutdown: CancellationToken::new(),
+            };
             Context::new(new_message::<W::Input>("test".into(), "test-in", data), 1, surroundings)
         }
     };
