@@ -10,9 +10,12 @@
 //! - A batch waits as one message, not as its items: while its target pipe is too full it is not split.
 //! - A split has at most `max_parts` parts, and announces their number before the first one.
 
+mod glob;
 mod lines;
+mod list;
 mod plugin;
 mod range;
+mod source;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +25,9 @@ use std::time::Duration;
 use contract::BatchTask;
 use framework::{Context, NoOutput, Reply, TaskError, Worker};
 
+pub use glob::Glob;
 pub use lines::Lines;
+pub use list::List;
 pub use plugin::{Batch, BatchPlugin, Part, SplitError};
 pub use range::Range;
 
@@ -128,6 +133,15 @@ impl Worker for BatchWorker {
         }
         Ok(Reply::none())
     }
+}
+
+/// How many things a part has when `count` of them are split: a power of `max_parts`, so that the tree is even.
+fn even_size(count: u64, max_parts: u64) -> u64 {
+    let mut size = 1_u64;
+    while count.div_ceil(size) > max_parts {
+        size = size.saturating_mul(max_parts);
+    }
+    size
 }
 
 #[cfg(test)]
