@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use batch_worker::{BatchWorker, Lines, Range};
+use batch_worker::{BatchWorker, Glob, Lines, List, Range};
 use example_worker::WordCounter;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::embedded::Embedded;
@@ -50,6 +50,8 @@ pub struct StackOptions {
     pub status_interval: Duration,
     /// The parts of a split, at most.
     pub max_parts: usize,
+    /// Batches are not split while more than this waits in their target pipe.
+    pub max_depth: u64,
     /// The folder of the files that `lines` batches name.
     pub root: PathBuf,
     /// Tasks of a worker that run at the same time.
@@ -84,6 +86,7 @@ impl StackOptions {
             route: Route::Direct,
             status_interval: Duration::from_secs(5),
             max_parts: BatchWorker::DEFAULT_PARTS,
+            max_depth: BatchWorker::DEFAULT_DEPTH,
             root: PathBuf::from("."),
             concurrency: 8,
             prefetch: 1000,
@@ -238,7 +241,12 @@ impl Running {
     }
 
     fn start_batch_worker(&mut self, options: &StackOptions) {
-        let worker = BatchWorker::new(options.max_parts).with(Range).with(Lines::new(&options.root));
+        let worker = BatchWorker::new(options.max_parts)
+            .max_depth(options.max_depth)
+            .with(Range)
+            .with(List)
+            .with(Lines::new(&options.root))
+            .with(Glob::new(&options.root));
         self.splits = worker.splits();
         // A split is a long run of publishes; a few beside each other keep the broker busy.
         let settings = Settings { input: options.batch_pipe.clone(), concurrency: 2, prefetch: 8, ..options.settings("worker-batch") };

@@ -115,6 +115,7 @@ impl Runtime {
             broker: Arc::clone(&self.broker),
             reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(open), tasks),
             status,
+            depths: Arc::default(),
             shutdown: CancellationToken::new(),
         })
     }
@@ -167,6 +168,10 @@ impl<C: Collector> Ready<C> {
             open,
             metrics: Metrics::of(&settings.name),
             shutdown: shutdown.clone(),
+        });
+        tasks.spawn({
+            let (status, broker, endpoint) = (surroundings.status.clone(), Arc::clone(&broker), endpoint.clone());
+            async move { status.listen(&*broker, &endpoint).await }
         });
         drop(surroundings);
         let suspects = broker.consume(&process.pipes.suspects, 1).await?;

@@ -416,7 +416,7 @@ impl Transaction for MemoryTransaction {
         for signal in wake {
             shared.signals.wake(signal);
         }
-        done(())
+        Box::pin(std::future::ready(shared.pass(FaultPoint::Committed)))
     }
     fn rollback(self: Box<Self>) -> Answer<'static, ()> {
         drop(self);

@@ -9,8 +9,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
+use contract::TaskMessage;
 use framework::broker::memory::Memory;
-use framework::broker::{Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Outgoing, PublishError, Settlement, Settler};
+use framework::broker::{
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Outgoing, PublishError, Settlement, Settler,
+};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use store::FaultPoint;
@@ -148,14 +152,28 @@ pub struct FaultyBroker {
     role: Who,
     faults: Arc<Faults>,
     tasks: TaskTracker,
+    /// Knows which job has been completed, where that is heard.
+    completed: Option<Completed>,
     crashed: CancellationToken,
 }
 
+/// Answers whether the job of a message has been completed.
+pub type Completed = Arc<dyn Fn(TaskMessage) -> BoxFuture<'static, bool> + Send + Sync>;
+
 impl FaultyBroker {
     /// The broker of a new process of this role.
-    pub fn start(pipes: &Memory, role: Who, faults: &Arc<Faults>, tasks: &TaskTracker) -> Self {
-        let broker =
-            Self { inner: pipes.process(), role, faults: Arc::clone(faults), tasks: tasks.clone(), crashed: CancellationToken::new() };
+    ///
+    /// With `completed`, what comes of a completed job is discarded: the process behaves as if each of its status checks were made,
+    /// and answered, at the moment of the delivery.
+    pub fn start(pipes: &Memory, role: Who, faults: &Arc<Faults>, tasks: &TaskTracker, completed: Option<Completed>) -> Self {
+        let broker = Self {
+            inner: pipes.process(),
+            role,
+            faults: Arc::clone(faults),
+            tasks: tasks.clone(),
+            completed,
+            crashed: CancellationToken::new(),
+        };
         if role == Who::Tracking {
             lock(&faults.trackers).push(broker.clone());
         }
@@ -170,6 +188,13 @@ impl FaultyBroker {
     /// Trips when the process crashes.
     pub fn crashed(&self) -> &CancellationToken {
         &self.crashed
+    }
+
+    async fn is_unwanted(&self, delivery: &Delivery) -> bool {
+        match (&self.completed, TaskMessage::decode(&delivery.body)) {
+            (Some(completed), Ok(message)) if message.tracking.is_some() => completed(message).await,
+            _ => false,
+        }
     }
 
     fn confirm_later(&self, confirm: Confirm, delay: Duration) -> Confirm {
@@ -232,6 +257,10 @@ impl Broker for FaultyBroker {
                         delivery = inner.next() => delivery,
                     };
                     let Some(delivery) = delivery else { return };
+                    if settler.broker.is_unwanted(&delivery).await {
+                        delivery.reject();
+                        continue;
+                    }
                     if sender.send(settler.wrap(delivery)).await.is_err() {
                         return;
                     }
@@ -240,6 +269,14 @@ impl Broker for FaultyBroker {
             Ok(Consumer::new(receiver))
         }
         .boxed()
+    }
+
+    fn announce(&self, body: Bytes) -> Confirm {
+        self.inner.announce(body)
+    }
+
+    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
+        self.inner.announcements()
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {

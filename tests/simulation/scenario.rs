@@ -29,6 +29,8 @@ pub struct Scenario {
     pub prefetch: u32,
     /// Messages that a tracking worker takes at a time.
     pub flush: usize,
+    /// Workers hear at once that a job has been completed, and discard what comes of it. Otherwise they never do.
+    pub checked: bool,
     pub ops: Vec<Op>,
 }
 
@@ -48,6 +50,7 @@ impl Default for Scenario {
             concurrency: 4,
             prefetch: 100,
             flush: 1000,
+            checked: false,
             ops: Vec::new(),
         }
     }
@@ -76,6 +79,7 @@ impl Scenario {
             concurrency: dice.pick(&[1, 2, 8]),
             prefetch: dice.pick(&[1, 3, 10, 1000]),
             flush: dice.pick(&[1, 5, 1000]),
+            checked: dice.chance(2),
             ops: Vec::new(),
         };
         let count = dice.below(9);
@@ -110,6 +114,7 @@ impl Scenario {
                 Self { retrying: None, ..self.clone() },
                 Self { hopeless: None, ..self.clone() },
                 Self { output: false, ..self.clone() },
+                Self { checked: false, ..self.clone() },
                 Self { on_failure: OnFailure::Stop, ..self.clone() },
             ]);
             let is_smaller = |other: &Self| other.items > 0 && format!("{other:?}") != format!("{self:?}");
@@ -124,7 +129,9 @@ impl Scenario {
 fn op(dice: &mut Dice, items: u64) -> Op {
     let role = dice.pick(&[Who::Service, Who::Batch, Who::Items, Who::Tracking]);
     let steps = if role == Who::Service { 2 } else { items + items / 5 + 2 };
-    let nth = u32::try_from(dice.between(1, steps)).unwrap_or(1);
+    // Reports go together, so a role may publish far less than it does.
+    let most = if dice.chance(2) { steps } else { steps.min(8) };
+    let nth = u32::try_from(dice.between(1, most)).unwrap_or(1);
     let point = dice.pick(&[FaultPoint::Read, FaultPoint::Begin, FaultPoint::Commit, FaultPoint::Committed]);
     let early = u32::try_from(dice.between(1, 25)).unwrap_or(1);
     let moment = Duration::from_millis(dice.between(0, 120));

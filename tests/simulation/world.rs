@@ -1,8 +1,9 @@
 //! The system that is simulated: the real roles on the memory broker and the memory store, under a clock that stands still
 //! while anybody works. And what must hold when it has come to rest.
 //!
-//! Messages carry no status URL, so no worker ever hears that a job has ended: everything that is on its way is done, and what
-//! keeps it from counting is the ledger alone.
+//! Messages carry no status URL, for there is no HTTP under this clock. Either no worker ever hears that a job has ended: then
+//! everything that is on its way is done, and what keeps it from counting is the ledger alone. Or every worker hears at once that a
+//! job has been completed (`checked`): then everything that it caused must have been safe before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +15,7 @@ use contract::{BatchTask, JobId, JobStatus, OnFailure, PartitionId, RangeItem, T
 use framework::broker::Broker as _;
 use framework::broker::memory::Memory;
 use framework::{Arrival, Collector, Context, Courier, Reply, RetryPolicy, Runtime, RuntimeError, Settings, TaskError, Verdict, Worker};
+use futures_util::FutureExt as _;
 use job_service::{JobService, ServiceOptions};
 use store::{Cancellation, Creation, JobRequest, Life, Store, StoreError};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -21,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracking_worker::TrackingWorker;
 
-use crate::faults::{Action, Faults, FaultyBroker, Op, Who};
+use crate::faults::{Action, Completed, Faults, FaultyBroker, Op, Who};
 use crate::scenario::Scenario;
 
 const BATCH_IN: &str = "worker-batch-in";
@@ -183,7 +185,7 @@ impl World {
     async fn keep_running(&self, role: Who) {
         let parts = &self.0;
         while !parts.over.is_cancelled() {
-            let broker = FaultyBroker::start(&parts.pipes, role, &parts.faults, &parts.tasks);
+            let broker = FaultyBroker::start(&parts.pipes, role, &parts.faults, &parts.tasks, self.completed());
             let stop = CancellationToken::new();
             lock(&parts.stops).push((role, stop.clone()));
             let crashed = broker.crashed().clone();
@@ -192,6 +194,16 @@ impl World {
             broker.crash();
             sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// Whether the life that a message names by its correlation id has been completed.
+    fn completed(&self) -> Option<Completed> {
+        let store = self.0.store.clone();
+        let completed = move |message: TaskMessage| {
+            let (store, incarnation) = (store.clone(), message.correlation_id.and_then(|id| id.parse().ok()));
+            async move { matches!(store.job_status(partition(), job_id(), incarnation).await, Ok(Some(JobStatus::Completed))) }.boxed()
+        };
+        self.0.scenario.checked.then(|| Arc::new(completed) as Completed)
     }
 
     async fn run_process(&self, role: Who, broker: FaultyBroker, stop: CancellationToken) -> Result<(), RuntimeError> {
@@ -302,7 +314,8 @@ impl World {
             track_to: self.0.scenario.output.then(|| ITEMS_OUT.to_owned()),
             ..Tracking::default()
         };
-        TaskMessage { tracking: Some(tracking), ..TaskMessage::new(job.task_id(), BATCH_IN, &batch).unwrap() }
+        let new = TaskMessage::new(job.task_id(), BATCH_IN, &batch).unwrap();
+        TaskMessage { tracking: Some(tracking), correlation_id: Some(life.incarnation.to_string()), ..new }
     }
 
     async fn insist<T, F: Future<Output = Result<T, StoreError>>>(&self, ask: impl Fn() -> F) -> Result<T, String> {
