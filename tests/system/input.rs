@@ -61,7 +61,7 @@ async fn a_batch_that_cannot_be_split_fails_its_job_and_names_the_place(place: P
         new_job
     };
     let jobs: [(NewJob, &str); 8] = [
-        (place.batch("rnage", "1-5"), "Invalid batch type  \"rnage\"; this batch worker knows lines, range"),
+        (place.batch("rnage", "1-5"), "Invalid batch type  \"rnage\"; this batch worker knows "),
         (place.batch("range", "1-x"), "batch definition of range: at character 3: \"x\" is no number"),
         (place.batch("range", "5-1"), "the range begins with 5 but ends with 1, before it"),
         (place.batch("lines", "{\"files\":\n[1]}"), "line 2 column 2"),
