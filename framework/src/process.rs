@@ -29,7 +29,7 @@ use crate::broker::{Broker, Delivery, HeaderValue, Outgoing, PublishError};
 use crate::collector::{Arrival, Collector, Courier, Effects, Verdict};
 use crate::metrics::Metrics;
 use crate::reports::{OpenDeliveries, ReportBuffer, Reports};
-use crate::routing::{Admission, admit};
+use crate::routing::{Admission, admit, diverted_report};
 use crate::status::StatusChecker;
 
 /// Says on a message in the invalid pipe why it is there.
@@ -116,6 +116,8 @@ impl<C: Collector> Process<C> {
             Admission::Pause => self.hand_over(&delivery, self.pipes.paused.as_deref().unwrap_or_default(), &message).await,
             Admission::Stray => match tracking_pipe(&message).filter(|pipe| !same_pipe(pipe, &self.pipes.input)) {
                 Some(pipe) => self.hand_over(&delivery, &pipe, &message).await,
+                // It has come to the tracking worker to be counted, and has nowhere to go from here.
+                None if diverted_report(&message).is_some() => return Some(Arrival { delivery, message, is_diverted: true }),
                 None => self.to_invalid(&delivery, "the message names no pipe (`to`) and is not tracked").await,
             },
         };
