@@ -7,20 +7,27 @@
 //! What must stay true:
 //! - Splitting is a function of the definition: a split that is done again names the same parts again.
 //! - What a plugin reads outside is pinned in the definitions it sends on; a part whose source no longer matches fails.
+//! - A batch waits as one message, not as its items: while its target pipe is too full it is not split.
 //! - A split has at most `max_parts` parts, and announces their number before the first one.
 
+mod glob;
 mod lines;
+mod list;
 mod plugin;
 mod range;
+mod source;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use contract::BatchTask;
 use framework::{Context, NoOutput, Reply, TaskError, Worker};
 
+pub use glob::Glob;
 pub use lines::Lines;
+pub use list::List;
 pub use plugin::{Batch, BatchPlugin, Part, SplitError};
 pub use range::Range;
 
@@ -29,11 +36,15 @@ use plugin::AnyPlugin;
 /// The largest batch definition, in bytes.
 pub const MAX_DEFINITION: usize = 4 * 1024 * 1024;
 
+/// Before a split looks again at a target pipe that was too full.
+const WHILE_FULL: Duration = Duration::from_secs(1);
+
 /// The worker that splits batches, with its plugins by name.
 #[derive(Debug)]
 pub struct BatchWorker {
     plugins: BTreeMap<&'static str, Box<dyn AnyPlugin>>,
     max_parts: usize,
+    max_depth: u64,
     splits: Arc<AtomicU64>,
 }
 
@@ -42,10 +53,19 @@ impl BatchWorker {
     pub const MIN_PARTS: usize = 10;
     /// The parts of a split, at most, unless configured otherwise.
     pub const DEFAULT_PARTS: usize = 1000;
+    /// The messages that may wait in a target pipe before splits wait, unless configured otherwise.
+    pub const DEFAULT_DEPTH: u64 = 100_000;
 
     /// A batch worker without plugins. A `max_parts` below [`Self::MIN_PARTS`] counts as that.
     pub fn new(max_parts: usize) -> Self {
-        Self { plugins: BTreeMap::new(), max_parts: max_parts.max(Self::MIN_PARTS), splits: Arc::default() }
+        Self { plugins: BTreeMap::new(), max_parts: max_parts.max(Self::MIN_PARTS), max_depth: Self::DEFAULT_DEPTH, splits: Arc::default() }
+    }
+
+    /// A batch waits as one message, not as its items: no split while more than this waits in its target pipe.
+    #[must_use]
+    pub const fn max_depth(mut self, messages: u64) -> Self {
+        self.max_depth = messages;
+        self
     }
 
     /// Adds a plugin. One of the same name is replaced.
@@ -93,6 +113,9 @@ impl Worker for BatchWorker {
     async fn run(&self, task: BatchTask, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
         let target = task.target_pipe.clone().filter(|pipe| !pipe.is_empty());
         let target = target.ok_or_else(|| TaskError::failed("the batch has no targetPipe for its items"))?;
+        if ctx.depth(&target).await? > self.max_depth {
+            return Err(TaskError::later(WHILE_FULL));
+        }
         let parts = self.split(&task).await?;
         if !parts.is_empty() {
             ctx.announce(u32::try_from(parts.len()).map_err(TaskError::failed)?);
@@ -110,6 +133,15 @@ impl Worker for BatchWorker {
         }
         Ok(Reply::none())
     }
+}
+
+/// How many things a part has when `count` of them are split: a power of `max_parts`, so that the tree is even.
+fn even_size(count: u64, max_parts: u64) -> u64 {
+    let mut size = 1_u64;
+    while count.div_ceil(size) > max_parts {
+        size = size.saturating_mul(max_parts);
+    }
+    size
 }
 
 #[cfg(test)]

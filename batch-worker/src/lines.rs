@@ -10,12 +10,12 @@
 //! breaks there without keeping what it reads.
 
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
-use std::path::{Component, Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::path::{Path, PathBuf};
 
 use contract::{LineRange, TaskData};
 use serde::{Deserialize, Serialize};
 
+use crate::source::{Stamp, stamp, within};
 use crate::{Batch, BatchPlugin, Part, SplitError};
 
 /// A split of at most this many bytes reads them and makes items.
@@ -102,39 +102,15 @@ impl BatchPlugin for Lines {
 fn pin(root: &Path, definition: Definition) -> Result<Vec<Segment>, SplitError> {
     let mut segments = definition.segments;
     for path in definition.files {
-        let Stamp { size, modified } = stamp(root, &path)?;
+        let Stamp { is_folder, size, modified } = stamp(root, &path)?;
+        if is_folder {
+            return Err(SplitError::Definition(format!("{path:?} is not a file")));
+        }
         if size > 0 {
             segments.push(Segment { path, size, modified, from: 0, to: size });
         }
     }
     Ok(segments)
-}
-
-struct Stamp {
-    size: u64,
-    modified: i64,
-}
-
-fn stamp(root: &Path, path: &str) -> Result<Stamp, SplitError> {
-    let metadata = std::fs::metadata(within(root, path)?).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => SplitError::Definition(format!("there is no file {path:?}")),
-        _ => SplitError::from(error),
-    })?;
-    if !metadata.is_file() {
-        return Err(SplitError::Definition(format!("{path:?} is not a file")));
-    }
-    let modified = metadata.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    Ok(Stamp { size: metadata.len(), modified: i64::try_from(modified).unwrap_or(i64::MAX) })
-}
-
-/// The path below the root; one that would leave it is refused.
-fn within(root: &Path, path: &str) -> Result<PathBuf, SplitError> {
-    let stays = Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-    if stays && !path.is_empty() {
-        Ok(root.join(path))
-    } else {
-        Err(SplitError::Definition(format!("{path:?} is no path below the root folder")))
-    }
 }
 
 fn total(segments: &[Segment]) -> u64 {

@@ -2,7 +2,7 @@
 
 use contract::{RangeItem, TaskData};
 
-use crate::{Batch, BatchPlugin, Part, SplitError};
+use crate::{Batch, BatchPlugin, Part, SplitError, even_size};
 
 /// Splits a range of whole numbers.
 #[derive(Debug, Clone, Copy)]
@@ -13,7 +13,7 @@ impl BatchPlugin for Range {
 
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
         let (first, last) = parse(batch.definition)?;
-        let size = part_size(last - first, batch.max_parts as u64);
+        let size = even_size((last - first).saturating_add(1), batch.max_parts as u64);
         if size == 1 {
             let item = |number| batch.item(RangeItem::CLASSIFIER, &RangeItem { number, params: batch.params.clone() });
             return (first..=last).map(item).collect();
@@ -21,15 +21,6 @@ impl BatchPlugin for Range {
         let starts = std::iter::successors(Some(first), |start| start.checked_add(size).filter(|next| *next <= last));
         Ok(starts.map(|start| Part::Batch(format!("{start}-{}", start.saturating_add(size - 1).min(last)))).collect())
     }
-}
-
-/// How many numbers a part has when `span` + 1 numbers are split: a power of `max_parts`, so that the tree is even.
-fn part_size(span: u64, max_parts: u64) -> u64 {
-    let mut size = 1_u64;
-    while span / size >= max_parts {
-        size = size.saturating_mul(max_parts);
-    }
-    size
 }
 
 fn parse(definition: &str) -> Result<(u64, u64), SplitError> {

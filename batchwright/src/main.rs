@@ -1,7 +1,7 @@
 //! The command line: `batchwright demo`, `up`, `run ROLE`, `submit`, `get`, `watch`, `cancel`, `bench`.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{IsTerminal, Read, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,7 +17,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use contract::rest::{Job, JobTask, NewJob};
 use contract::{BatchTask, OnFailure, TaskData};
 use framework::Route;
+use mimalloc::MiMalloc;
 use tracing_subscriber::EnvFilter;
+
+/// Messages are many small allocations, made on one thread and freed on another.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// Splits huge batches into items, has workers do them, and knows exactly how far each job is.
 #[derive(Debug, Parser)]
@@ -91,6 +96,9 @@ struct StackArgs {
     /// Parts of a split, at most.
     #[arg(long, env = "BATCHWRIGHT_MAX_PARTS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     max_parts: u32,
+    /// Batches are not split while more messages than this wait in their target pipe.
+    #[arg(long, env = "BATCHWRIGHT_MAX_DEPTH", default_value_t = 100_000)]
+    max_depth: u64,
     /// Tasks of a worker that run at the same time.
     #[arg(long, env = "BATCHWRIGHT_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     concurrency: u32,
@@ -230,7 +238,7 @@ fn set_up_log(cli: &Cli) {
         _ => "error",
     };
     let filter = EnvFilter::builder().parse_lossy(cli.log.as_deref().unwrap_or(default));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
 }
 
 async fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
@@ -251,6 +259,7 @@ impl StackArgs {
             route: self.route,
             status_interval: Duration::from_secs(self.status_interval),
             max_parts: usize::try_from(self.max_parts)?,
+            max_depth: self.max_depth,
             root: self.root,
             concurrency: usize::try_from(self.concurrency)?,
             prefetch: self.prefetch,

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use batch_worker::{BatchWorker, Lines, Range};
+use batch_worker::{BatchWorker, Glob, Lines, List, Range};
 use example_worker::WordCounter;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::embedded::Embedded;
 use framework::broker::{Broker, BrokerError};
-use framework::{Collector, Ready, Route, Runtime, RuntimeError, Settings, Worker};
+use framework::{Collector, Ready, Route, Runtime, Settings, Worker};
 use job_service::{BASE_PATH, JobService, ServiceOptions};
 use store::{Store, StoreError};
 use tokio::net::TcpListener;
@@ -50,6 +50,8 @@ pub struct StackOptions {
     pub status_interval: Duration,
     /// The parts of a split, at most.
     pub max_parts: usize,
+    /// Batches are not split while more than this waits in their target pipe.
+    pub max_depth: u64,
     /// The folder of the files that `lines` batches name.
     pub root: PathBuf,
     /// Tasks of a worker that run at the same time.
@@ -84,6 +86,7 @@ impl StackOptions {
             route: Route::Direct,
             status_interval: Duration::from_secs(5),
             max_parts: BatchWorker::DEFAULT_PARTS,
+            max_depth: BatchWorker::DEFAULT_DEPTH,
             root: PathBuf::from("."),
             concurrency: 8,
             prefetch: 1000,
@@ -121,7 +124,7 @@ struct NewWorker {
     start: Start,
 }
 
-type Start = Box<dyn FnOnce(Arc<dyn Broker>, CancellationToken) -> Result<RunningRole, RuntimeError> + Send>;
+type Start = Box<dyn FnOnce(Arc<dyn Broker>, CancellationToken) -> RunningRole + Send>;
 
 type RunningRole = std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
 
@@ -136,8 +139,6 @@ pub enum StackError {
     Broker(#[from] BrokerError),
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error(transparent)]
-    Runtime(#[from] RuntimeError),
     #[error("{role} has ended: {reason}")]
     Ended { role: String, reason: String },
 }
@@ -151,7 +152,7 @@ impl Stack {
     #[must_use]
     pub fn worker<W: Worker>(mut self, settings: Settings, worker: W) -> Self {
         let name = settings.name.clone();
-        let start = |broker, stop| Runtime::new(settings, broker).worker(worker).map(|ready| role(ready, stop));
+        let start = |broker, stop| role(Runtime::new(settings, broker).worker(worker), stop);
         self.workers.push(NewWorker { name, start: Box::new(start) });
         self
     }
@@ -189,7 +190,7 @@ impl Stack {
             service: Group::new(ended),
             ends,
         };
-        running.start_roles(&options, workers, listener)?;
+        running.start_roles(&options, workers, listener);
         Ok(running)
     }
 }
@@ -210,25 +211,19 @@ pub struct Running {
 }
 
 impl Running {
-    fn start_roles(
-        &mut self,
-        options: &StackOptions,
-        workers: Vec<NewWorker>,
-        mut listener: Option<TcpListener>,
-    ) -> Result<(), StackError> {
+    fn start_roles(&mut self, options: &StackOptions, workers: Vec<NewWorker>, mut listener: Option<TcpListener>) {
         for worker in workers {
-            let role = (worker.start)(Arc::clone(&self.broker), self.workers.stop.clone())?;
+            let role = (worker.start)(Arc::clone(&self.broker), self.workers.stop.clone());
             self.workers.run(worker.name, role);
         }
         for role in &options.roles {
             match role {
                 Role::JobService => self.start_job_service(options, listener.take()),
-                Role::BatchWorker => self.start_batch_worker(options)?,
-                Role::TrackingWorker => self.start_tracking_worker(options)?,
-                Role::ExampleWorker => self.start_example_worker(options)?,
+                Role::BatchWorker => self.start_batch_worker(options),
+                Role::TrackingWorker => self.start_tracking_worker(options),
+                Role::ExampleWorker => self.start_example_worker(options),
             }
         }
-        Ok(())
     }
 
     fn start_job_service(&mut self, options: &StackOptions, listener: Option<TcpListener>) {
@@ -245,33 +240,35 @@ impl Running {
             .run("job-service".to_owned(), Box::pin(async move { service.serve(listener, stop).await.map_err(|error| error.to_string()) }));
     }
 
-    fn start_batch_worker(&mut self, options: &StackOptions) -> Result<(), RuntimeError> {
-        let worker = BatchWorker::new(options.max_parts).with(Range).with(Lines::new(&options.root));
+    fn start_batch_worker(&mut self, options: &StackOptions) {
+        let worker = BatchWorker::new(options.max_parts)
+            .max_depth(options.max_depth)
+            .with(Range)
+            .with(List)
+            .with(Lines::new(&options.root))
+            .with(Glob::new(&options.root));
         self.splits = worker.splits();
         // A split is a long run of publishes; a few beside each other keep the broker busy.
         let settings = Settings { input: options.batch_pipe.clone(), concurrency: 2, prefetch: 8, ..options.settings("worker-batch") };
-        let ready = Runtime::new(settings, Arc::clone(&self.broker)).worker(worker)?;
+        let ready = Runtime::new(settings, Arc::clone(&self.broker)).worker(worker);
         self.workers.run("worker-batch".to_owned(), role(ready, self.workers.stop.clone()));
-        Ok(())
     }
 
-    fn start_tracking_worker(&mut self, options: &StackOptions) -> Result<(), RuntimeError> {
-        let Some(store) = self.store.clone() else { return Ok(()) };
+    fn start_tracking_worker(&mut self, options: &StackOptions) {
+        let Some(store) = self.store.clone() else { return };
         let worker = TrackingWorker::new(store);
         self.reports = worker.reports();
         // One at a time: it takes everything that waits, and one writer per job is the fastest.
         let settings =
             Settings { input: options.tracking_pipe.clone(), concurrency: 1, prefetch: 4000, ..options.settings("worker-jobtracking") };
-        let ready = Runtime::new(settings, Arc::clone(&self.broker)).collector(worker)?;
+        let ready = Runtime::new(settings, Arc::clone(&self.broker)).collector(worker);
         self.tracking.run("worker-jobtracking".to_owned(), role(ready, self.tracking.stop.clone()));
-        Ok(())
     }
 
-    fn start_example_worker(&mut self, options: &StackOptions) -> Result<(), RuntimeError> {
+    fn start_example_worker(&mut self, options: &StackOptions) {
         let settings = Settings { output: Some(EXAMPLE_OUT_PIPE.to_owned()), ..options.settings("worker-example") };
-        let ready = Runtime::new(settings, Arc::clone(&self.broker)).worker(WordCounter { root: options.root.clone() })?;
+        let ready = Runtime::new(settings, Arc::clone(&self.broker)).worker(WordCounter { root: options.root.clone() });
         self.workers.run("worker-example".to_owned(), role(ready, self.workers.stop.clone()));
-        Ok(())
     }
 
     /// `http://…`, without a path.

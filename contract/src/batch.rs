@@ -78,3 +78,37 @@ impl TaskData for LineRange {
     const CLASSIFIER: &'static str = "LineRange";
     const API_VERSION: i32 = 1;
 }
+
+/// An item of the `list` plugin: one value of the list.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ListItem {
+    /// The value as it was written.
+    pub value: Box<serde_json::value::RawValue>,
+    /// What every item of the batch carries.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub params: BTreeMap<String, String>,
+}
+
+impl TaskData for ListItem {
+    const CLASSIFIER: &'static str = "ListItem";
+    const API_VERSION: i32 = 1;
+}
+
+/// An item of the `glob` plugin: one file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileItem {
+    /// The file, relative to the root folder that the workers share.
+    pub path: String,
+    /// The size of the file when the batch was made, in bytes.
+    pub size: u64,
+    /// The time of the last change of the file when the batch was made, nanoseconds since 1970.
+    pub modified: i64,
+    /// What every item of the batch carries.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub params: BTreeMap<String, String>,
+}
+
+impl TaskData for FileItem {
+    const CLASSIFIER: &'static str = "FileItem";
+    const API_VERSION: i32 = 1;
+}

@@ -16,7 +16,7 @@ mod report;
 pub mod rest;
 mod task_message;
 
-pub use batch::{BatchResult, BatchTask, LineRange, RangeItem};
+pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem};
 pub use ids::{IdError, JobId, PartitionId};
 pub use job_task_id::{JobTaskId, JobTaskIdError, Step, subtask_id};
 pub use report::{JobTrackingEvent, ReportFailure, ReportStatus, TrackingReport, TrackingReportTask};

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::SeekFrom;
 use std::path::PathBuf;
+use std::time::UNIX_EPOCH;
 
 use contract::LineRange;
 use framework::{Context, OrFail, Reply, TaskData, TaskError, Worker};
@@ -34,7 +35,9 @@ impl Worker for WordCounter {
 
     async fn run(&self, task: LineRange, ctx: Context) -> Result<Reply<WordCount>, TaskError> {
         let mut file = tokio::fs::File::open(self.root.join(&task.path)).await?; // trouble: tried again
-        if file.metadata().await?.len() != task.size {
+        let now = file.metadata().await?;
+        let modified = now.modified()?.duration_since(UNIX_EPOCH)?.as_nanos();
+        if now.len() != task.size || u128::try_from(task.modified) != Ok(modified) {
             return Err(TaskError::failed(format!("{} has changed since the batch was made", task.path)));
         }
         file.seek(SeekFrom::Start(task.offset)).await?;
@@ -59,11 +62,17 @@ pub fn count_words(line: &str, counts: &mut BTreeMap<String, u64>) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use framework::testing;
 
-    fn lines(path: &str, offset: u64, length: u64, size: u64) -> LineRange {
-        LineRange { path: path.into(), offset, length, lines: 1, size, modified: 0, params: BTreeMap::new() }
+    /// One line of a file, as it is now.
+    fn lines(folder: &Path, path: &str, offset: u64, length: u64) -> LineRange {
+        let now = std::fs::metadata(folder.join(path)).unwrap();
+        let modified = now.modified().unwrap().duration_since(UNIX_EPOCH).unwrap().as_nanos();
+        let modified = i64::try_from(modified).unwrap();
+        LineRange { path: path.into(), offset, length, lines: 1, size: now.len(), modified, params: BTreeMap::new() }
     }
 
     #[tokio::test]
@@ -71,7 +80,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.txt"), "one\nTwo two, drei!\nthree\n").unwrap();
         let worker = WordCounter { root: folder.path().into() };
-        let run = testing::run(&worker, lines("a.txt", 4, 15, 25)).await;
+        let run = testing::run(&worker, lines(folder.path(), "a.txt", 4, 15)).await;
         assert_eq!(run.sent().unwrap().words, BTreeMap::from([("two".into(), 2), ("drei".into(), 1)]));
     }
 
@@ -80,8 +89,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("bytes"), b"\xff\xfe").unwrap();
         let worker = WordCounter { root: folder.path().into() };
-        assert!(testing::run(&worker, lines("nowhere", 0, 1, 1)).await.retry().unwrap().contains("No such file"));
-        assert!(testing::run(&worker, lines("bytes", 0, 2, 2)).await.failure().unwrap().contains("invalid utf-8"));
-        assert!(testing::run(&worker, lines("bytes", 0, 2, 3)).await.failure().unwrap().contains("has changed"));
+        let bytes = lines(folder.path(), "bytes", 0, 2);
+        let nowhere = LineRange { path: "nowhere".into(), ..bytes.clone() };
+        assert!(testing::run(&worker, nowhere).await.retry().unwrap().contains("No such file"));
+        assert!(testing::run(&worker, bytes).await.failure().unwrap().contains("invalid utf-8"));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_has_changed_fails_by_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.txt"), "one\n").unwrap();
+        let worker = WordCounter { root: folder.path().into() };
+        let now = lines(folder.path(), "a.txt", 0, 4);
+        for before in [LineRange { size: 5, ..now.clone() }, LineRange { modified: now.modified - 1, ..now }] {
+            let failure = testing::run(&worker, before).await.failure();
+            assert_eq!(failure.as_deref(), Some("a.txt has changed since the batch was made"));
+        }
     }
 }

@@ -44,6 +44,13 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
     /// exist has none.
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>>;
 
+    /// Tells every process that listens right now; those that do not never hear of it.
+    fn announce(&self, body: Bytes) -> Confirm;
+
+    /// Begins to listen to announcements, those of this process included. The first that is heard is that all before was
+    /// missed; after that nothing is, until the same is heard again. Survives lost connections.
+    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>>;
+
     /// How the broker is right now, for health and metrics.
     fn state(&self) -> BrokerState;
 
@@ -150,6 +157,85 @@ impl Consumer {
     /// Waits for one delivery and takes what else is there, up to `limit`. Zero when the broker was closed.
     pub async fn next_many(&mut self, into: &mut Vec<Delivery>, limit: usize) -> usize {
         self.deliveries.recv_many(into, limit).await
+    }
+
+    /// Takes what is there right now, until `into` holds `limit`; answers how many that were.
+    pub fn take_waiting(&mut self, into: &mut Vec<Delivery>, limit: usize) -> usize {
+        let before = into.len();
+        while into.len() < limit
+            && let Ok(delivery) = self.deliveries.try_recv()
+        {
+            into.push(delivery);
+        }
+        into.len() - before
+    }
+}
+
+/// What is announced to every process.
+#[derive(Debug)]
+pub struct Announcements(mpsc::Receiver<Heard>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Heard {
+    Said(Bytes),
+    /// Nothing was heard for a while: anything may have been said.
+    Missed,
+}
+
+impl Announcements {
+    /// For implementations: dropping it closes the channel, which ends listening.
+    pub fn new(heard: mpsc::Receiver<Heard>) -> Self {
+        Self(heard)
+    }
+
+    /// The next announcement; `None` when the broker was closed.
+    pub async fn next(&mut self) -> Option<Heard> {
+        self.0.recv().await
+    }
+}
+
+/// Announcements within one process.
+#[derive(Debug, Clone)]
+pub(crate) struct Hall {
+    said: tokio::sync::broadcast::Sender<Bytes>,
+    tasks: tokio_util::task::TaskTracker,
+}
+
+impl Default for Hall {
+    fn default() -> Self {
+        Self { said: tokio::sync::broadcast::Sender::new(1024), tasks: tokio_util::task::TaskTracker::new() }
+    }
+}
+
+impl Hall {
+    pub fn announce(&self, body: Bytes) -> Confirm {
+        let (confirmer, confirm) = Confirm::pair();
+        // An error means that nobody listens.
+        let _ = self.said.send(body);
+        let _ = confirmer.send(Ok(()));
+        confirm
+    }
+
+    pub fn listen(&self) -> Announcements {
+        use tokio::sync::broadcast::error::RecvError;
+
+        let mut said = self.said.subscribe();
+        let (sender, receiver) = mpsc::channel(64);
+        self.tasks.spawn(async move {
+            let mut heard = Heard::Missed;
+            while sender.send(heard).await.is_ok() {
+                let next = tokio::select! {
+                    next = said.recv() => next,
+                    () = sender.closed() => return,
+                };
+                heard = match next {
+                    Ok(body) => Heard::Said(body),
+                    Err(RecvError::Lagged(_)) => Heard::Missed,
+                    Err(RecvError::Closed) => return,
+                };
+            }
+        });
+        Announcements::new(receiver)
     }
 }
 

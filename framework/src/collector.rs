@@ -16,6 +16,11 @@ pub trait Collector: Send + Sync + 'static {
 
     /// Decides about these deliveries: as many verdicts, in the same order.
     fn collect(&self, arrivals: &[Arrival], courier: &Courier) -> impl Future<Output = Vec<Verdict>> + Send;
+
+    /// Decides about a delivery that has killed its process time and again, alone. It must not be looked into.
+    fn condemn(&self, arrival: &Arrival) -> Verdict {
+        Verdict::Invalid(format!("the process died each time it was given this message ({})", arrival.message().task_id))
+    }
 }
 
 /// A delivery that was understood and whose job, as far as is known, still wants it.
@@ -76,8 +81,10 @@ pub enum Verdict {
     PassOn,
     /// It could not be understood: it goes to the invalid pipe, with this reason.
     Invalid(String),
-    /// It goes back where it came from, after a pause, with this reason in the log.
+    /// It comes again, after a pause, with this reason in the log. It is nobody's attempt.
     Again(String),
+    /// It comes again after this delay; nothing is wrong.
+    Later(std::time::Duration),
     /// Nobody wants it any more.
     Discard,
 }

@@ -5,12 +5,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use contract::{ReportStatus, TaskData, TaskMessage, TaskStatus, TrackingReport};
+use contract::{ReportStatus, TaskData, TaskMessage, TaskStatus, Tracking, TrackingReport};
 use tokio_util::sync::CancellationToken;
 
 use crate::TaskError;
 use crate::answer::{Author, Draft, Part, Produced, tracking_pipe};
 use crate::broker::{Broker, Confirm, PublishError};
+use crate::depths::Depths;
 use crate::reports::{ReportBuffer, Reports};
 use crate::status::StatusChecker;
 
@@ -36,6 +37,7 @@ pub(crate) struct Surroundings {
     pub broker: Arc<dyn Broker>,
     pub reports: ReportBuffer,
     pub status: StatusChecker,
+    pub depths: Arc<Depths>,
     /// Trips when the process gives up on its running tasks.
     pub shutdown: CancellationToken,
 }
@@ -109,6 +111,7 @@ impl Context {
         let Produced { message, report } = surroundings.author.produce(input, draft);
         split.in_flight.extend(message.map(|message| surroundings.broker.publish(message)));
         split.reports.extend(report);
+        surroundings.depths.add(pipe);
         Ok(())
     }
 
@@ -132,10 +135,17 @@ impl Context {
         if surroundings.shutdown.is_cancelled() {
             return Err(TaskError::unavailable("the process is shutting down"));
         }
-        if let Some(url) = input.tracking.as_ref().and_then(|tracking| tracking.status_check_url.as_deref()) {
-            wanted.look_again(url, &surroundings.status);
+        if let Some(tracking) = &input.tracking {
+            wanted.look_again(tracking, &surroundings.status);
         }
         if wanted.ended.is_cancelled() { Err(TaskError::cancelled()) } else { Ok(()) }
+    }
+
+    /// How many messages wait in a pipe, as of a second ago at most, and what this process has dispatched there since.
+    /// Whoever splits faster than others work looks here first, and answers with [`TaskError::later`].
+    pub async fn depth(&self, pipe: &str) -> Result<u64, TaskError> {
+        let Surroundings { broker, depths, .. } = &self.0.surroundings;
+        depths.of(pipe, &**broker).await.map_err(|error| TaskError::unavailable(error.to_string()))
     }
 
     /// Which attempt this is, from 1.
@@ -197,20 +207,29 @@ fn not_taken(error: &PublishError) -> TaskError {
 #[derive(Default)]
 struct Wanted {
     ended: CancellationToken,
-    looked: Mutex<Option<Instant>>,
+    looked: Mutex<Option<Look>>,
+}
+
+struct Look {
+    at: Instant,
+    /// How many announcements there had been.
+    announcements: u64,
 }
 
 impl Wanted {
-    /// Asks the job service in the background, at most once a second; its answers are cached beyond that.
-    fn look_again(&self, url: &str, status: &StatusChecker) {
+    /// Asks the job service in the background: when something was announced, and otherwise once a second, where an answer
+    /// that still holds costs nothing.
+    fn look_again(&self, tracking: &Tracking, status: &StatusChecker) {
         let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
-        if looked.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
+        let announcements = status.announcements();
+        let is_fresh = |look: &Look| look.announcements == announcements && look.at.elapsed() < Duration::from_secs(1);
+        if looked.as_ref().is_some_and(is_fresh) {
             return;
         }
-        *looked = Some(Instant::now());
-        let (url, status, ended) = (url.to_owned(), status.clone(), self.ended.clone());
-        status.clone().in_background(async move {
-            if status.has_ended(&url).await {
+        *looked = Some(Look { at: Instant::now(), announcements });
+        let (tracking, checker, ended) = (tracking.clone(), status.clone(), self.ended.clone());
+        status.in_background(async move {
+            if checker.has_ended(&tracking).await {
                 ended.cancel();
             }
         });

@@ -19,7 +19,7 @@
 //! }
 //!
 //! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! Runtime::from_env()?.worker(Greeter)?.run().await?;
+//! Runtime::from_env()?.worker(Greeter).run().await?;
 //! # Ok(()) }
 //! ```
 
@@ -28,6 +28,7 @@ pub mod broker;
 mod clock;
 mod collector;
 mod context;
+mod depths;
 mod health;
 mod metrics;
 mod one_by_one;
@@ -50,4 +51,5 @@ pub use retry::RetryPolicy;
 pub use routing::Route;
 pub use runtime::{Ready, Runtime, RuntimeError, stop_signal};
 pub use settings::{Settings, SettingsError};
+pub use status::announce;
 pub use worker::{NoOutput, OrFail, Reply, TaskError, Worker};

@@ -54,6 +54,11 @@ impl<W: Worker> Collector for OneByOne<W> {
         }
         verdicts
     }
+
+    fn condemn(&self, arrival: &Arrival) -> Verdict {
+        let reason = format!("{} could not process the item.", self.surroundings.author.name);
+        self.given_up(arrival, &reason, Dispatched::default())
+    }
 }
 
 impl<W: Worker> OneByOne<W> {
@@ -126,12 +131,16 @@ impl<W: Worker> OneByOne<W> {
         match error.kind {
             TaskErrorKind::Cancelled => Verdict::Discard,
             TaskErrorKind::Unavailable => Verdict::Again(error.chain()),
+            TaskErrorKind::Later(delay) => Verdict::Later(delay),
             TaskErrorKind::Invalid => self.invalid(input, &error.chain(), dispatched),
             TaskErrorKind::Failed => self.failed(input, &error.chain(), dispatched),
-            TaskErrorKind::Retry => match attempts.next(&self.retry) {
-                Some((delay, attempts)) => self.retried(arrival, &error.chain(), delay, attempts, dispatched),
-                None => self.given_up(arrival, &error.chain(), attempts.failed + 1, dispatched),
-            },
+            TaskErrorKind::Retry => {
+                if let Some((delay, attempts)) = attempts.next(&self.retry) {
+                    return self.retried(arrival, &error.chain(), delay, attempts, dispatched);
+                }
+                let reason = format!("{} (given up after {} attempts)", error.chain(), attempts.failed + 1);
+                self.given_up(arrival, &reason, dispatched)
+            }
         }
     }
 
@@ -153,8 +162,7 @@ impl<W: Worker> OneByOne<W> {
     }
 
     /// The last attempt has failed: a copy goes to the reject pipe, for people.
-    fn given_up(&self, arrival: &Arrival, reason: &str, attempts: u32, dispatched: Dispatched) -> Verdict {
-        let reason = format!("{reason} (given up after {attempts} attempts)");
+    fn given_up(&self, arrival: &Arrival, reason: &str, dispatched: Dispatched) -> Verdict {
         let copy = TaskMessage {
             task_id: uuid::Uuid::new_v4().to_string(),
             task_status: Some(TaskStatus::ResultException),
@@ -162,7 +170,7 @@ impl<W: Worker> OneByOne<W> {
             to: Some(self.pipes.reject.clone()),
             ..arrival.message().clone()
         };
-        match self.failed(arrival.message(), &reason, dispatched) {
+        match self.failed(arrival.message(), reason, dispatched) {
             Verdict::Done(mut effects) => {
                 effects.messages.push(Outgoing::new(self.pipes.reject.as_str(), copy.encode()));
                 Verdict::Done(effects)

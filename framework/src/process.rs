@@ -10,6 +10,8 @@
 //! - A report is the last thing that a delivery causes: from the moment it is counted the job may be finished, and
 //!   whatever of a finished job comes again is discarded.
 //! - No delivery can kill the loop: what cannot be understood goes to the invalid pipe, once, with the reason.
+//! - The broker's delivery count tells of processes, not of messages: it rises for every neighbour of a crash. It makes a
+//!   message a suspect, which is handed over to a pipe of its own and run alone. There, and only there, it condemns.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -34,8 +36,12 @@ use crate::status::StatusChecker;
 pub const REASON_HEADER: &str = "x-batchwright-reason";
 /// Says on a message in the invalid pipe from which pipe it came.
 pub const ORIGIN_HEADER: &str = "x-batchwright-origin";
-/// Before a delivery that could not be dealt with goes back.
+/// Before a delivery that could not be dealt with comes again.
 const BEFORE_AGAIN: Duration = Duration::from_secs(1);
+/// A delivery that came back this often is not run beside others any more.
+const SUSPECT_AT: u32 = 5;
+/// A suspect that came back this often, alone each time, is condemned.
+const CONDEMNED_AT: u32 = 3;
 
 /// What carries deliveries through this process.
 #[derive(Debug)]
@@ -56,6 +62,8 @@ pub(crate) struct ProcessPipes {
     pub input: String,
     pub invalid: String,
     pub paused: Option<String>,
+    /// Deliveries that may have killed a process, run one at a time.
+    pub suspects: String,
 }
 
 /// Why a delivery is not settled: it goes back.
@@ -65,18 +73,19 @@ enum Unsettled {
     NotTaken(#[from] PublishError),
     #[error("{0}")]
     Again(String),
+    #[error("it is not its time")]
+    Later(Duration),
 }
 
 impl<C: Collector> Process<C> {
     /// Carries deliveries from arrival to settlement. The slot is free again when the collector has decided.
     pub async fn process(&self, deliveries: Vec<Delivery>, slot: OwnedSemaphorePermit) {
         let count = deliveries.len();
-        let arrivals: Vec<Arrival> =
-            join_all(deliveries.into_iter().map(|delivery| self.arrive(delivery))).await.into_iter().flatten().collect();
+        let arrivals: Vec<Arrival> = each(deliveries, |delivery| self.arrive(delivery)).await.into_iter().flatten().collect();
         if !arrivals.is_empty() {
             let verdicts = self.collect(&arrivals).await;
             drop(slot);
-            join_all(arrivals.into_iter().zip(verdicts).map(|(arrival, verdict)| self.carry_out(arrival, verdict))).await;
+            each(arrivals.into_iter().zip(verdicts).collect(), |(arrival, verdict)| self.carry_out(arrival, verdict)).await;
         }
         self.open.remove(count);
     }
@@ -94,6 +103,10 @@ impl<C: Collector> Process<C> {
         };
         let job = self.status.check(message.tracking.as_mut()).await;
         let caused = match admit(job, message.to.as_deref(), &self.pipes.input, self.pipes.paused.is_some()) {
+            Admission::Execute if self.is_suspect(&delivery) => {
+                warn!(pipe = %delivery.pipe, task = %message.task_id, count = delivery.delivery_count, "a suspect: it is run alone");
+                self.hand_over(&delivery, &self.pipes.suspects, &message).await
+            }
             Admission::Execute => return Some(Arrival { delivery, message, is_diverted: false }),
             Admission::Divert => return Some(Arrival { delivery, message, is_diverted: true }),
             Admission::Discard => {
@@ -110,6 +123,14 @@ impl<C: Collector> Process<C> {
         None
     }
 
+    fn is_suspect(&self, delivery: &Delivery) -> bool {
+        delivery.delivery_count >= SUSPECT_AT && *delivery.pipe != *self.pipes.suspects
+    }
+
+    fn is_condemned(&self, delivery: &Delivery) -> bool {
+        delivery.delivery_count >= CONDEMNED_AT && *delivery.pipe == *self.pipes.suspects
+    }
+
     fn decode(&self, delivery: &Delivery) -> Result<TaskMessage, String> {
         if delivery.body.len() > self.max_body {
             return Err(format!("the body has {} bytes; the limit is {}", delivery.body.len(), self.max_body));
@@ -123,6 +144,11 @@ impl<C: Collector> Process<C> {
             [one] => debug_span!("delivery", pipe = %one.delivery.pipe, task = %one.message.task_id, job = one.message.job_task_id()),
             many => debug_span!("deliveries", pipe = %self.pipes.input, count = many.len()),
         };
+        if let [suspect] = arrivals
+            && self.is_condemned(&suspect.delivery)
+        {
+            return vec![self.collector.condemn(suspect)];
+        }
         let courier = Courier(Arc::clone(&self.broker));
         let collected = AssertUnwindSafe(self.collector.collect(arrivals, &courier)).catch_unwind().instrument(span).await;
         let mut verdicts = collected.unwrap_or_else(|_| Vec::new());
@@ -145,6 +171,7 @@ impl<C: Collector> Process<C> {
             }
             Verdict::Invalid(reason) => self.to_invalid(&arrival.delivery, &reason).await,
             Verdict::Again(reason) => Err(Unsettled::Again(reason)),
+            Verdict::Later(delay) => Err(Unsettled::Later(delay)),
             Verdict::Discard => return self.discard(arrival.delivery, &arrival.message),
         };
         self.settle(arrival.delivery, caused).await;
@@ -163,20 +190,25 @@ impl<C: Collector> Process<C> {
         Ok(())
     }
 
-    /// Acknowledges a delivery whose consequences are safe; gives any other back after a pause.
+    /// Acknowledges a delivery whose consequences are safe; lets any other come again later.
     async fn settle(&self, delivery: Delivery, caused: Result<(), Unsettled>) {
-        match caused {
-            Ok(()) => delivery.ack(),
-            Err(Unsettled::NotTaken(PublishError::Closed)) => delivery.requeue(),
+        let delay = match caused {
+            Ok(()) => return delivery.ack(),
+            Err(Unsettled::NotTaken(PublishError::Closed)) => return delivery.requeue(),
+            Err(Unsettled::Later(delay)) => delay,
             Err(reason) => {
-                warn!(pipe = %delivery.pipe, %reason, "a delivery goes back and comes again");
-                tokio::select! {
-                    () = tokio::time::sleep(BEFORE_AGAIN) => {}
-                    () = self.shutdown.cancelled() => {}
-                }
-                delivery.requeue();
+                warn!(pipe = %delivery.pipe, %reason, "a delivery was not dealt with and comes again");
+                BEFORE_AGAIN
             }
+        };
+        // Not requeued: that would count against it, and it has killed nobody.
+        let headers = delivery.headers.clone();
+        let again = Outgoing { headers, delay: Some(delay), ..Outgoing::new(self.pipes.input.as_str(), delivery.body.clone()) };
+        if self.publish(again).await.is_ok() {
+            return delivery.ack();
         }
+        self.shutdown.run_until_cancelled(tokio::time::sleep(BEFORE_AGAIN)).await;
+        delivery.requeue();
     }
 
     fn discard(&self, delivery: Delivery, message: &TaskMessage) {
@@ -202,5 +234,13 @@ impl<C: Collector> Process<C> {
 
     async fn publish(&self, message: Outgoing) -> Result<(), Unsettled> {
         Ok(self.broker.publish(message).await?)
+    }
+}
+
+/// Does the same with each of these, all at once. Most often there is one only, and that one is not made to pay for others.
+async fn each<T, F: Future>(mut these: Vec<T>, mut act: impl FnMut(T) -> F) -> Vec<F::Output> {
+    match these.pop() {
+        Some(only) if these.is_empty() => vec![act(only).await],
+        last => join_all(these.into_iter().chain(last).map(act)).await,
     }
 }

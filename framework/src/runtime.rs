@@ -4,14 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::Worker;
 use crate::answer::Author;
-use crate::broker::{Broker, BrokerError, Consumer};
+use crate::broker::{Broker, BrokerError, Consumer, Delivery};
 use crate::collector::Collector;
 use crate::context::Surroundings;
 use crate::health::{self, Health};
@@ -37,16 +37,9 @@ pub struct Runtime {
 /// A runtime with its worker.
 pub struct Ready<C> {
     runtime: Runtime,
-    line: Line<C>,
-}
-
-/// What runs.
-struct Line<C> {
-    collector: C,
-    surroundings: Surroundings,
+    make: Box<dyn FnOnce(Surroundings) -> C + Send>,
+    /// What is missing around the worker, while it is.
     unavailable: watch::Receiver<Option<String>>,
-    open: Arc<OpenDeliveries>,
-    tasks: TaskTracker,
 }
 
 /// Why a runtime does not start, or has ended.
@@ -99,37 +92,32 @@ impl Runtime {
     }
 
     /// Runs this worker, one delivery at a time and many beside each other.
-    pub fn worker<W: Worker>(self, worker: W) -> Result<Ready<impl Collector>, RuntimeError> {
+    pub fn worker<W: Worker>(self, worker: W) -> Ready<impl Collector> {
         let (unavailable, unavailable_now) = watch::channel(None);
         let pipes =
             Pipes { input: self.settings.input.clone(), output: self.settings.output.clone(), reject: self.settings.reject.clone() };
         let retry = self.settings.retry.clone();
-        self.line(unavailable_now, |surroundings| OneByOne { worker, surroundings, pipes, retry, unavailable })
+        let make = |surroundings| OneByOne { worker, surroundings, pipes, retry, unavailable };
+        Ready { runtime: self, make: Box::new(make), unavailable: unavailable_now }
     }
 
     /// Runs this collector.
-    pub fn collector<C: Collector>(self, collector: C) -> Result<Ready<C>, RuntimeError> {
+    pub fn collector<C: Collector>(self, collector: C) -> Ready<C> {
         let (_, never_unavailable) = watch::channel(None);
-        self.line(never_unavailable, |_| collector)
+        Ready { runtime: self, make: Box::new(|_| collector), unavailable: never_unavailable }
     }
 
-    fn line<C: Collector>(
-        self,
-        unavailable: watch::Receiver<Option<String>>,
-        collector: impl FnOnce(Surroundings) -> C,
-    ) -> Result<Ready<C>, RuntimeError> {
-        let (tasks, open) = (TaskTracker::new(), Arc::<OpenDeliveries>::default());
+    fn surroundings(&self, open: &Arc<OpenDeliveries>, tasks: &TaskTracker) -> Result<Surroundings, RuntimeError> {
         let Settings { name, version, service_path, route, status_check_limit, .. } = self.settings.clone();
-        let status = StatusChecker::new(status_check_limit, &tasks).map_err(|error| RuntimeError::StatusChecks(error.to_string()))?;
-        let surroundings = Surroundings {
+        let status = StatusChecker::new(status_check_limit, tasks).map_err(|error| RuntimeError::StatusChecks(error.to_string()))?;
+        Ok(Surroundings {
             author: Arc::new(Author { name, version, service_path, route }),
             broker: Arc::clone(&self.broker),
-            reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(&open), &tasks),
+            reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(open), tasks),
             status,
+            depths: Arc::default(),
             shutdown: CancellationToken::new(),
-        };
-        let line = Line { collector: collector(surroundings.clone()), surroundings, unavailable, open, tasks };
-        Ok(Ready { runtime: self, line })
+        })
     }
 }
 
@@ -137,19 +125,24 @@ impl<C: Collector> Ready<C> {
     /// Runs until the process is asked to stop (`SIGTERM`, Ctrl-C).
     pub async fn run(self) -> Result<(), RuntimeError> {
         let stop = CancellationToken::new();
-        let asked = stop.clone();
-        self.line.tasks.spawn(async move {
+        let asked = async {
             stop_signal().await;
-            asked.cancel();
-        });
-        self.run_until(stop).await
+            stop.cancel();
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            ended = self.run_until(stop.clone()) => ended,
+            () = asked => Ok(()),
+        }
     }
 
     /// Runs until the token trips, then stops in two steps: no new deliveries and running tasks go on; then they are
     /// cancelled, and what has not ended by then is given back.
     pub async fn run_until(self, stop: CancellationToken) -> Result<(), RuntimeError> {
-        let Self { runtime: Runtime { settings, broker, owns_broker }, line } = self;
-        let Line { collector, surroundings, unavailable, open, tasks } = line;
+        let Self { runtime, make, unavailable } = self;
+        let (tasks, open) = (TaskTracker::new(), Arc::<OpenDeliveries>::default());
+        let surroundings = runtime.surroundings(&open, &tasks)?;
+        let Runtime { settings, broker, owns_broker } = runtime;
         let shutdown = surroundings.shutdown.clone();
         let (consuming, consuming_now) = watch::channel(true);
         let endpoint = CancellationToken::new();
@@ -161,8 +154,13 @@ impl<C: Collector> Ready<C> {
         let consumer = broker.consume(&settings.input, settings.prefetch).await?;
         info!(worker = settings.name, input = settings.input, output = settings.output, broker = broker.kind(), "taking deliveries");
         let process = Arc::new(Process {
-            collector,
-            pipes: ProcessPipes { input: settings.input.clone(), invalid: settings.invalid.clone(), paused: settings.paused.clone() },
+            collector: make(surroundings.clone()),
+            pipes: ProcessPipes {
+                input: settings.input.clone(),
+                invalid: settings.invalid.clone(),
+                paused: settings.paused.clone(),
+                suspects: format!("{}.suspects", settings.input),
+            },
             max_body: settings.max_body,
             broker: Arc::clone(&broker),
             status: surroundings.status.clone(),
@@ -171,9 +169,20 @@ impl<C: Collector> Ready<C> {
             metrics: Metrics::of(&settings.name),
             shutdown: shutdown.clone(),
         });
+        tasks.spawn({
+            let (status, broker, endpoint) = (surroundings.status.clone(), Arc::clone(&broker), endpoint.clone());
+            async move { status.listen(&*broker, &endpoint).await }
+        });
         drop(surroundings);
-        let under_way = UnderWay { tasks: TaskTracker::new(), abort: CancellationToken::new() };
-        under_way.take_deliveries(&process, consumer, settings.concurrency, unavailable, &stop).await;
+        let suspects = broker.consume(&process.pipes.suspects, 1).await?;
+        let under_way = UnderWay::new(settings.concurrency);
+        let taking = async {
+            tokio::select! {
+                () = under_way.take_deliveries(&process, consumer, unavailable) => {}
+                () = under_way.take_suspects(&process, suspects) => {}
+            }
+        };
+        stop.run_until_cancelled(taking).await;
         consuming.send_replace(false);
         drop(process);
         under_way.wind_up(&settings, &shutdown).await;
@@ -190,41 +199,58 @@ impl<C: Collector> Ready<C> {
 /// Deliveries that are being processed.
 struct UnderWay {
     tasks: TaskTracker,
+    /// Tasks that may run at the same time.
+    slots: Arc<Semaphore>,
+    concurrency: u32,
     /// Trips when there is no more waiting: what is under way is dropped, and comes again.
     abort: CancellationToken,
 }
 
 impl UnderWay {
-    /// Takes deliveries as slots become free, until asked to stop or the broker is closed.
+    fn new(concurrency: usize) -> Self {
+        let concurrency = u32::try_from(concurrency).unwrap_or(u32::MAX).max(1);
+        let slots = Arc::new(Semaphore::new(concurrency as usize));
+        Self { tasks: TaskTracker::new(), slots, concurrency, abort: CancellationToken::new() }
+    }
+
+    /// Takes deliveries as slots become free, until the broker is closed.
     async fn take_deliveries<C: Collector>(
         &self,
         process: &Arc<Process<C>>,
         mut consumer: Consumer,
-        concurrency: usize,
         mut unavailable: watch::Receiver<Option<String>>,
-        stop: &CancellationToken,
     ) {
-        let slots = Arc::new(Semaphore::new(concurrency));
         let limit = process.collector.limit();
         let mut taken = Vec::with_capacity(limit.max(BURST));
-        let take = async {
-            loop {
-                // The sender is gone when nothing can become unavailable.
-                let _ = unavailable.wait_for(Option::is_none).await;
-                let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
-                if taken.is_empty() {
-                    let count = consumer.next_many(&mut taken, limit.max(BURST)).await;
-                    if count == 0 {
-                        return;
-                    }
-                    process.open.add(count);
+        loop {
+            // The sender is gone when nothing can become unavailable.
+            let _ = unavailable.wait_for(Option::is_none).await;
+            if taken.is_empty() {
+                let count = consumer.next_many(&mut taken, limit.max(BURST)).await;
+                if count == 0 {
+                    return;
                 }
-                let deliveries: Vec<_> = taken.drain(..limit.min(taken.len())).collect();
-                let (process, abort) = (Arc::clone(process), self.abort.clone());
-                self.tasks.spawn(async move { abort.run_until_cancelled(process.process(deliveries, slot)).await });
+                process.open.add(count);
             }
-        };
-        stop.run_until_cancelled(take).await;
+            // Only now: a slot that is held while nothing comes would keep a suspect waiting.
+            let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else { return };
+            process.open.add(consumer.take_waiting(&mut taken, limit));
+            self.process(process, taken.drain(..limit.min(taken.len())).collect(), slot);
+        }
+    }
+
+    /// Takes suspects, one at a time, and lets nothing run beside them.
+    async fn take_suspects<C: Collector>(&self, process: &Arc<Process<C>>, mut consumer: Consumer) {
+        while let Some(suspect) = consumer.next().await {
+            let Ok(all) = Arc::clone(&self.slots).acquire_many_owned(self.concurrency).await else { return };
+            process.open.add(1);
+            self.process(process, vec![suspect], all);
+        }
+    }
+
+    fn process<C: Collector>(&self, process: &Arc<Process<C>>, deliveries: Vec<Delivery>, slots: OwnedSemaphorePermit) {
+        let (process, abort) = (Arc::clone(process), self.abort.clone());
+        self.tasks.spawn(async move { abort.run_until_cancelled(process.process(deliveries, slots)).await });
     }
 
     async fn wind_up(&self, settings: &Settings, shutdown: &CancellationToken) {

@@ -4,21 +4,28 @@
 //! service is asked by the URL in the message; one answer serves all waiting messages of the job, and is kept as long as
 //! its `max-age` says.
 //!
+//! An *announcement* (a job was cancelled, deleted, …) decides nothing: it makes every message of that job due until a check
+//! has answered since, whatever is stamped on it. Whoever has missed announcements takes every job for announced once.
+//!
 //! What must stay true:
 //! - A check that cannot be made never stops work: a warning names the URL, and the job is presumed active.
 //! - Only a definite answer discards: a finished status, or a 404 with the job service's error body.
 //! - The check has a time limit and runs off the consume loop.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use contract::rest::ErrorBody;
 use contract::{JobStatus, Tracking};
 use moka::Expiry;
 use moka::future::Cache;
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
 
+use crate::broker::{Broker, Confirm, Heard};
 use crate::clock::now_millis;
 use crate::routing::JobKnowledge;
 
@@ -26,6 +33,8 @@ use crate::routing::JobKnowledge;
 const DEFAULT_INTERVAL: Duration = Duration::from_mins(2);
 /// How long a check that could not be made is not made again.
 const AFTER_TROUBLE: Duration = Duration::from_secs(5);
+/// How long an announcement is remembered: longer than any stamp from before it holds.
+const REMEMBERED: Duration = Duration::from_hours(1);
 /// How many jobs' answers are kept.
 const CAPACITY: u64 = 10_000;
 
@@ -34,7 +43,31 @@ const CAPACITY: u64 = 10_000;
 pub(crate) struct StatusChecker {
     client: reqwest::Client,
     answers: Cache<Arc<str>, Answer>,
+    announced: Arc<Announced>,
     tasks: TaskTracker,
+}
+
+/// What has been announced lately.
+#[derive(Debug)]
+struct Announced {
+    /// When each job was announced last.
+    jobs: Cache<String, Instant>,
+    /// Before this time anything may have been announced.
+    missed_until: Mutex<(Instant, i64)>,
+    /// How many announcements there were.
+    count: AtomicU64,
+}
+
+/// The body of an announcement.
+#[derive(Debug, Serialize, Deserialize)]
+struct Announcement {
+    /// `partition:job` each.
+    jobs: Vec<String>,
+}
+
+/// Tells every worker process that the status of these jobs (`partition:job`) has changed.
+pub fn announce(broker: &dyn Broker, jobs: Vec<String>) -> Confirm {
+    broker.announce(serde_json::to_vec(&Announcement { jobs }).unwrap_or_default().into())
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +75,8 @@ struct Answer {
     job: JobKnowledge,
     /// When it was given, milliseconds since 1970.
     at: i64,
+    /// When it was asked for.
+    asked: Instant,
     /// How long it holds.
     holds: Duration,
 }
@@ -51,18 +86,54 @@ impl StatusChecker {
         // Whoever comes first wins; either way there is one, which is all that the client needs.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().timeout(time_limit).build()?;
-        Ok(Self { client, answers: Cache::builder().max_capacity(CAPACITY).expire_after(AsLongAsItHolds).build(), tasks: tasks.clone() })
+        Ok(Self {
+            client,
+            answers: Cache::builder().max_capacity(CAPACITY).expire_after(AsLongAsItHolds).build(),
+            announced: Arc::default(),
+            tasks: tasks.clone(),
+        })
+    }
+
+    /// Hears announcements until the broker is closed or `until` trips.
+    pub async fn listen(&self, broker: &dyn Broker, until: &CancellationToken) {
+        let Ok(mut announcements) = broker.announcements().await else { return };
+        while let Some(Some(heard)) = until.run_until_cancelled(announcements.next()).await {
+            self.hear(heard).await;
+        }
+    }
+
+    async fn hear(&self, heard: Heard) {
+        match heard {
+            Heard::Missed => self.announced.miss(),
+            // What is no announcement is of a later version, which may mean anything.
+            Heard::Said(body) => match serde_json::from_slice::<Announcement>(&body) {
+                Ok(Announcement { jobs }) => {
+                    for job in jobs {
+                        self.announced.jobs.insert(job, Instant::now()).await;
+                    }
+                }
+                Err(_) => self.announced.miss(),
+            },
+        }
+        self.announced.count.fetch_add(1, Ordering::Release);
+    }
+
+    /// Grows with every announcement.
+    pub fn announcements(&self) -> u64 {
+        self.announced.count.load(Ordering::Acquire)
     }
 
     /// What is known about the job of a message. Stamps the tracking when a check was made.
     pub async fn check(&self, tracking: Option<&mut Tracking>) -> JobKnowledge {
-        let Some(tracking) = tracking.filter(|tracking| is_due(tracking, now_millis())) else {
+        let Some(tracking) = tracking else { return JobKnowledge::Presumed };
+        let announced = self.announced.since(tracking).await;
+        if announced.is_none() && !is_due(tracking, now_millis()) {
             return JobKnowledge::Presumed;
-        };
+        }
         let Some(url) = tracking.status_check_url.as_deref() else {
             return JobKnowledge::Presumed;
         };
-        let answer = self.ask_once(url).await;
+        let answer = self.ask_once(url, announced).await;
         tracking.last_status_check_time = Some(answer.at);
         if answer.job != JobKnowledge::Presumed {
             tracking.status_check_interval_millis = i64::try_from(answer.holds.as_millis()).unwrap_or(i64::MAX);
@@ -71,8 +142,9 @@ impl StatusChecker {
     }
 
     /// Whether the job is known to have ended; asks when the last answer no longer holds.
-    pub async fn has_ended(&self, url: &str) -> bool {
-        match self.ask_once(url).await.job {
+    pub async fn has_ended(&self, tracking: &Tracking) -> bool {
+        let Some(url) = tracking.status_check_url.as_deref() else { return false };
+        match self.ask_once(url, self.announced.since(tracking).await).await.job {
             JobKnowledge::Gone => true,
             JobKnowledge::Is(status) => status.is_finished(),
             JobKnowledge::Presumed => false,
@@ -84,11 +156,14 @@ impl StatusChecker {
         self.tasks.spawn(check);
     }
 
-    async fn ask_once(&self, url: &str) -> Answer {
-        self.answers.get_with(Arc::from(url), self.ask(url)).await
+    /// The answer that still holds, if it is not older than the announcement; otherwise a new one, one request for all.
+    async fn ask_once(&self, url: &str, announced: Option<Instant>) -> Answer {
+        let is_outdated = |answer: &Answer| announced.is_some_and(|announced| answer.asked < announced);
+        self.answers.entry(Arc::from(url)).or_insert_with_if(self.ask(url), is_outdated).await.into_value()
     }
 
     async fn ask(&self, url: &str) -> Answer {
+        let asked = Instant::now();
         let (job, holds) = match self.request(url).await {
             Ok(answered) => answered,
             Err(trouble) => {
@@ -96,7 +171,7 @@ impl StatusChecker {
                 (JobKnowledge::Presumed, AFTER_TROUBLE)
             }
         };
-        Answer { job, at: now_millis(), holds }
+        Answer { job, at: now_millis(), asked, holds }
     }
 
     async fn request(&self, url: &str) -> Result<(JobKnowledge, Duration), String> {
@@ -120,6 +195,42 @@ impl StatusChecker {
             None => Err(format!("{word:?} is no status")),
         }
     }
+}
+
+impl Default for Announced {
+    /// A process that starts has missed everything.
+    fn default() -> Self {
+        Self {
+            jobs: Cache::builder().max_capacity(CAPACITY).time_to_live(REMEMBERED).build(),
+            missed_until: Mutex::new((Instant::now(), now_millis())),
+            count: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Announced {
+    fn miss(&self) {
+        *self.missed_until.lock().unwrap_or_else(PoisonError::into_inner) = (Instant::now(), now_millis());
+    }
+
+    /// When the job of a message was announced; `None` when nothing says that the stamp on it is out of date.
+    async fn since(&self, tracking: &Tracking) -> Option<Instant> {
+        let (instant, millis) = *self.missed_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let missed = tracking.last_status_check_time.is_none_or(|last| last < millis).then_some(instant);
+        if self.jobs.entry_count() == 0 && self.count.load(Ordering::Acquire) == 0 {
+            return missed;
+        }
+        match tracking.job_task_id.as_deref() {
+            Some(id) => self.jobs.get(job_of(id)).await.max(missed),
+            None => missed,
+        }
+    }
+}
+
+/// `partition:job` of a job task id.
+fn job_of(job_task_id: &str) -> &str {
+    let end = job_task_id.find(['.', '!']).unwrap_or(job_task_id.len());
+    &job_task_id[..end]
 }
 
 /// Whether the message is due for a check. A stamp from the future by more than the interval comes from a wrong clock.
@@ -216,6 +327,46 @@ mod tests {
         for url in ["http://127.0.0.1:1/status", "no url at all"] {
             assert_eq!(checker.check(Some(&mut due_at(url.into()))).await, JobKnowledge::Presumed, "{url}");
         }
+    }
+
+    #[tokio::test]
+    async fn an_announcement_makes_every_message_of_its_job_due_until_a_check_has_answered() {
+        let server = MockServer::start().await;
+        let answer = |word: &str| ResponseTemplate::new(200).set_body_string(word).insert_header("Cache-Control", "max-age=60");
+        Mock::given(method("GET")).respond_with(answer("Active")).up_to_n_times(1).expect(1).mount(&server).await;
+        Mock::given(method("GET")).respond_with(answer("Cancelled")).expect(1).mount(&server).await;
+        let checker = StatusChecker::new(Duration::from_secs(5), &TaskTracker::new()).unwrap();
+        let fresh = |job: &str| Tracking {
+            job_task_id: Some(format!("{job}.1.2*")),
+            last_status_check_time: Some(now_millis() + 1000),
+            status_check_interval_millis: 60_000,
+            ..due_at(format!("{}/{job}", server.uri()))
+        };
+        let mut due = Tracking { last_status_check_time: None, ..fresh("p:j") };
+        assert_eq!(checker.check(Some(&mut due)).await, JobKnowledge::Is(JobStatus::Active));
+        assert_eq!(checker.check(Some(&mut fresh("p:j"))).await, JobKnowledge::Presumed);
+        let said = serde_json::to_vec(&Announcement { jobs: vec!["p:j".into()] }).unwrap();
+        checker.hear(Heard::Said(said.into())).await;
+        for _ in 0..3 {
+            assert_eq!(checker.check(Some(&mut fresh("p:j"))).await, JobKnowledge::Is(JobStatus::Cancelled));
+        }
+        assert_eq!(checker.check(Some(&mut fresh("p:j2"))).await, JobKnowledge::Presumed);
+    }
+
+    #[tokio::test]
+    async fn whoever_has_missed_announcements_takes_every_stamp_from_before_for_outdated() {
+        let server = MockServer::start().await;
+        Mock::given(method("GET")).respond_with(ResponseTemplate::new(200).set_body_string("Active")).expect(1).mount(&server).await;
+        let checker = StatusChecker::new(Duration::from_secs(5), &TaskTracker::new()).unwrap();
+        let stamped = |last| Tracking {
+            job_task_id: Some("p:j".into()),
+            last_status_check_time: Some(last),
+            status_check_interval_millis: 600_000,
+            ..due_at(server.uri())
+        };
+        checker.hear(Heard::Missed).await;
+        assert_eq!(checker.check(Some(&mut stamped(now_millis() - 5000))).await, JobKnowledge::Is(JobStatus::Active));
+        assert_eq!(checker.check(Some(&mut stamped(now_millis() + 5000))).await, JobKnowledge::Presumed);
     }
 
     #[tokio::test]

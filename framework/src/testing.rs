@@ -3,13 +3,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use contract::{TaskData, TaskMessage};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::answer::{Author, new_message};
-use crate::broker::{Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing};
+use crate::broker::{Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing};
 use crate::context::Surroundings;
 use crate::reports::ReportBuffer;
 use crate::status::StatusChecker;
@@ -71,7 +72,14 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
             let broker: Arc<dyn Broker> = recorder.clone();
             let reports = ReportBuffer::start(Arc::clone(&broker), Arc::default(), &tasks);
             let author = Author { name: "test".into(), version: "1".into(), service_path: "batchwright/test".into(), route: Route::Direct };
-            let surroundings = Surroundings { author: Arc::new(author), broker, reports, status, shutdown: CancellationToken::new() };
+            let surroundings = Surroundings {
+                author: Arc::new(author),
+                broker,
+                reports,
+                status,
+                depths: Arc::default(),
+                shutdown: CancellationToken::new(),
+            };
             Context::new(new_message::<W::Input>("test".into(), "test-in", data), 1, surroundings)
         }
     };
@@ -95,6 +103,16 @@ impl Broker for Recorder {
     }
 
     fn consume<'a>(&'a self, _: &'a str, _: u32) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
+        Box::pin(async { Err(BrokerError::Closed) })
+    }
+
+    fn announce(&self, _: Bytes) -> Confirm {
+        let (confirmer, confirm) = Confirm::pair();
+        let _ = confirmer.send(Ok(()));
+        confirm
+    }
+
+    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
         Box::pin(async { Err(BrokerError::Closed) })
     }
 

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
 
 use contract::TaskData;
 use serde::{Deserialize, Serialize};
@@ -124,6 +125,7 @@ pub(crate) enum TaskErrorKind {
     Failed,
     Invalid,
     Unavailable,
+    Later(Duration),
     Cancelled,
 }
 
@@ -147,6 +149,11 @@ impl TaskError {
     /// readiness, and runs this task again until it is not so any more. No attempt is spent.
     pub fn unavailable(what: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { kind: TaskErrorKind::Unavailable, source: what.into() }
+    }
+
+    /// It is not the task's time: it comes again after this delay. Nothing is wrong, and no attempt is spent.
+    pub fn later(delay: Duration) -> Self {
+        Self { kind: TaskErrorKind::Later(delay), source: "it is not the task's time".into() }
     }
 
     pub(crate) fn cancelled() -> Self {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use framework::broker::amqp::{Amqp, AmqpOptions, QueueType};
 use framework::broker::embedded::Embedded;
 use framework::broker::memory::Memory;
-use framework::broker::{Broker, BrokerError, BrokerState, Consumer, Delivery, HeaderValue, Headers, Outgoing};
+use framework::broker::{Broker, BrokerError, BrokerState, Consumer, Delivery, HeaderValue, Headers, Heard, Outgoing};
 use futures_util::future::join_all;
 use tempfile::TempDir;
 use tokio::time::{Instant, timeout};
@@ -398,6 +398,21 @@ async fn a_closed_broker_says_so(bench: Bench) {
 }
 
 /// Every broker against every law.
+async fn every_listener_hears_what_is_announced_after_it_has_begun_to_listen(bench: Bench) {
+    let mut listeners = Vec::new();
+    for _ in 0..2 {
+        let mut listener = bench.broker.announcements().await.unwrap();
+        assert_eq!(listener.next().await, Some(Heard::Missed));
+        listeners.push(listener);
+    }
+    let said = pipe();
+    bench.broker.announce(said.to_string().into()).await.unwrap();
+    for listener in &mut listeners {
+        // On a shared server others announce, too.
+        while listener.next().await.unwrap() != Heard::Said(said.to_string().into()) {}
+    }
+}
+
 macro_rules! laws {
     ($($law:ident),+ $(,)?) => {
         laws!(@ memory, std::future::ready(Bench::memory()), $($law),+);
@@ -435,6 +450,7 @@ laws!(
     twenty_thousand_messages_pass_in_windows,
     one_open_delivery_does_not_stall_its_neighbours,
     a_closed_broker_says_so,
+    every_listener_hears_what_is_announced_after_it_has_begun_to_listen,
 );
 
 #[tokio::test]

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use contract::{JobId, OnFailure, PartitionId, TaskMessage, TaskStatus, Tracking};
 use framework::broker::memory::Memory;
-use framework::broker::{Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError};
+use framework::broker::{Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError};
 use futures_util::future::{BoxFuture, join_all};
 use harness::wait_for;
 use job_service::JobService;
@@ -243,6 +244,12 @@ impl Broker for Refusing {
     }
     fn consume<'a>(&'a self, pipe: &'a str, prefetch: u32) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
         self.memory.consume(pipe, prefetch)
+    }
+    fn announce(&self, body: Bytes) -> Confirm {
+        self.memory.announce(body)
+    }
+    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
+        self.memory.announcements()
     }
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
         self.memory.depth(pipe)

@@ -9,9 +9,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use contract::TaskMessage;
 use framework::broker::memory::Memory;
-use framework::broker::{Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Outgoing, PublishError, Settlement, Settler};
+use framework::broker::{
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Outgoing, PublishError, Settlement, Settler,
+};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use store::FaultPoint;
@@ -285,6 +288,14 @@ impl Broker for FaultyBroker {
             Ok(Consumer::new(receiver))
         }
         .boxed()
+    }
+
+    fn announce(&self, body: Bytes) -> Confirm {
+        self.inner.announce(body)
+    }
+
+    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
+        self.inner.announcements()
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {

@@ -223,17 +223,17 @@ impl World {
             }
             Who::Batch => {
                 let worker = BatchWorker::new(BatchWorker::MIN_PARTS).with(Range);
-                Runtime::new(settings("worker-batch"), broker).worker(worker)?.run_until(stop).await
+                Runtime::new(settings("worker-batch"), broker).worker(worker).run_until(stop).await
             }
             Who::Items => {
                 let worker = ItemWorker { scenario: scenario.clone(), executed: Arc::clone(executed) };
                 let output = scenario.output.then(|| ITEMS_OUT.to_owned());
                 let settings = Settings { output, ..settings("worker-items") };
-                Runtime::new(settings, broker).worker(worker)?.run_until(stop).await
+                Runtime::new(settings, broker).worker(worker).run_until(stop).await
             }
             Who::Tracking => {
                 let worker = Watched { worker: TrackingWorker::new(store.clone()), limit: scenario.flush, observer: observer.clone() };
-                Runtime::new(settings("worker-jobtracking"), broker).collector(worker)?.run_until(stop).await
+                Runtime::new(settings("worker-jobtracking"), broker).collector(worker).run_until(stop).await
             }
         }
     }

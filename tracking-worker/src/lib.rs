@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_recursion::async_recursion;
 use contract::{JobTaskId, JobTrackingEvent, ReportFailure, ReportStatus, TaskData, TaskMessage, TrackingReport, TrackingReportTask};
@@ -209,13 +209,20 @@ fn diverted_event(message: &TaskMessage, status: ReportStatus) -> Option<Trackin
     let kind = match status {
         ReportStatus::Failed => EventKind::Failed(ReportFailure {
             failure_id: message.task_status.map(|status| status.name().to_owned()),
-            failure_time: None,
+            // The envelope does not tell when; it has just come.
+            failure_time: Some(now_millis()),
             failure_source: Some(source_of(message)),
             failure_message: message.task_data.as_deref().map(reason_of),
         }),
         _ => EventKind::Complete,
     };
     Some(TrackingEvent { task, kind })
+}
+
+/// Milliseconds since 1970, UTC.
+fn now_millis() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn source_of(message: &TaskMessage) -> String {

@@ -12,6 +12,7 @@
 
 mod connection;
 mod consumer;
+mod control;
 mod publisher;
 mod queues;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
 use lapin::uri::AMQPUri;
@@ -32,7 +34,7 @@ use self::connection::Line;
 use self::consumer::Subscription;
 use self::publisher::{Publication, Publisher};
 use self::queues::Queues;
-use super::{Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing};
+use super::{Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError};
 
 /// How long anything that the broker is asked may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -179,6 +181,32 @@ impl Broker for Amqp {
         };
         self.consumers.spawn(subscription.run(self.end.clone()));
         ready(Ok(Consumer::new(receiver))).boxed()
+    }
+
+    fn announce(&self, body: Bytes) -> Confirm {
+        let (confirmer, confirm) = Confirm::pair();
+        let (line, end) = (self.publishing.clone(), self.end.clone());
+        self.tasks.spawn(async move {
+            let said = end.run_until_cancelled(control::announce(&line, body)).await;
+            let answer = match said {
+                Some(Ok(())) => Ok(()),
+                Some(Err(lost)) => Err(PublishError::Refused { pipe: "control".into(), reason: lost.to_string() }),
+                None => Err(PublishError::Closed),
+            };
+            // Whoever does not wait for the answer does not want it.
+            drop(confirmer.send(answer));
+        });
+        confirm
+    }
+
+    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
+        if self.closing.is_cancelled() {
+            return ready(Err(BrokerError::Closed)).boxed();
+        }
+        let (sender, receiver) = mpsc::channel(64);
+        let (line, end) = (self.consuming.clone(), self.end.clone());
+        self.tasks.spawn(async move { end.run_until_cancelled(control::listen(line, sender)).await });
+        ready(Ok(Announcements::new(receiver))).boxed()
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {

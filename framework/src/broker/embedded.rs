@@ -18,8 +18,9 @@ use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, ready};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -27,7 +28,7 @@ use tokio_util::task::TaskTracker;
 use self::disk::Disk;
 use self::pipe::{Bounds, Id};
 use self::writer::Writer;
-use super::{Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Outgoing, Settlement, Settler};
+use super::{Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Hall, Outgoing, Settlement, Settler};
 
 /// The file with the messages, and the lock, in the broker's folder.
 const FILE: &str = "broker.db";
@@ -39,6 +40,7 @@ pub struct Embedded {
     commands: mpsc::UnboundedSender<Command>,
     state: watch::Receiver<BrokerState>,
     tasks: TaskTracker,
+    hall: Hall,
     _end: DropGuard,
 }
 
@@ -56,7 +58,7 @@ impl Embedded {
         let writer = Writer::new(commands.downgrade(), state_sender, recovered, Bounds::default());
         tasks.spawn(writer.run(disk, received, end.clone(), lock));
         tasks.close();
-        Ok(Self { folder: folder.to_owned(), commands, state, tasks, _end: end.drop_guard() })
+        Ok(Self { folder: folder.to_owned(), commands, state, tasks, hall: Hall::default(), _end: end.drop_guard() })
     }
 
     async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, BrokerError> {
@@ -77,6 +79,14 @@ impl Broker for Embedded {
     fn consume<'a>(&'a self, pipe: &'a str, prefetch: u32) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
         let prefetch = usize::try_from(prefetch).unwrap_or(usize::MAX).max(1);
         self.ask(move |answer| Command::Consume { pipe: pipe.into(), prefetch, answer }).boxed()
+    }
+
+    fn announce(&self, body: Bytes) -> Confirm {
+        self.hall.announce(body)
+    }
+
+    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
+        ready(Ok(self.hall.listen())).boxed()
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {

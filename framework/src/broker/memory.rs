@@ -20,7 +20,10 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use super::{Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Headers, Outgoing, PublishError, Settlement, Settler};
+use super::{
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Hall, Headers, Outgoing, PublishError, Settlement,
+    Settler,
+};
 
 /// One process's hold on the messages. Clones are the same process; [`Memory::process`] is another one.
 #[derive(Clone)]
@@ -38,7 +41,13 @@ impl Default for Memory {
 impl Memory {
     pub fn new() -> Self {
         let end = CancellationToken::new();
-        let shared = Shared { state: Mutex::default(), timers: TaskTracker::new(), end: end.clone(), _guard: end.drop_guard() };
+        let shared = Shared {
+            state: Mutex::default(),
+            hall: Hall::default(),
+            timers: TaskTracker::new(),
+            end: end.clone(),
+            _guard: end.drop_guard(),
+        };
         Self { shared: Arc::new(shared), process: 0 }
     }
 
@@ -92,6 +101,14 @@ impl Broker for Memory {
         ready(consumer).boxed()
     }
 
+    fn announce(&self, body: Bytes) -> Confirm {
+        self.shared.hall.announce(body)
+    }
+
+    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
+        ready(Ok(self.shared.hall.listen())).boxed()
+    }
+
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
         let depth = self.shared.with(|state| state.pipes.get(pipe).map_or(0, |pipe| pipe.ready.len() as u64));
         ready(Ok(depth)).boxed()
@@ -120,6 +137,7 @@ impl fmt::Debug for Memory {
 
 struct Shared {
     state: Mutex<State>,
+    hall: Hall,
     timers: TaskTracker,
     end: CancellationToken,
     _guard: DropGuard,

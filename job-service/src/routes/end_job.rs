@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use contract::rest::ErrorBody;
+use contract::{JobId, PartitionId};
 use store::Cancellation;
 
 use super::StoreTrouble;
@@ -38,6 +39,7 @@ pub async fn delete(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJo
         return Err(ApiError::job_not_found(&job));
     }
     tracing::info!(%partition, %job, "a job was deleted");
+    announce(&parts, &partition, &job);
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -66,6 +68,7 @@ pub async fn cancel(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJo
     match parts.store.cancel_job(&partition, &job).await? {
         Cancellation::Cancelled => {
             tracing::info!(%partition, %job, "a job was cancelled");
+            announce(&parts, &partition, &job);
             Ok(StatusCode::NO_CONTENT)
         }
         Cancellation::AlreadyCancelled => Ok(StatusCode::NO_CONTENT),
@@ -74,4 +77,9 @@ pub async fn cancel(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJo
             Err(ApiError::bad_request(format!("ERROR: job_id {{{job}}} cannot be cancelled as it has a status of {status}.")))
         }
     }
+}
+
+/// Has the workers ask for the job's status at once. One that does not hear it asks when its last answer no longer holds.
+fn announce(parts: &Parts, partition: &PartitionId, job: &JobId) {
+    drop(framework::announce(&*parts.broker, vec![format!("{partition}:{job}")]));
 }

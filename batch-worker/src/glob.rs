@@ -1,0 +1,208 @@
+//! The plugin `glob`: an item for each file of a directory tree that matches a pattern.
+//!
+//! ```json
+//! {"folder": "scans/2016", "pattern": "**/*.tif"}
+//! ```
+//!
+//! Each split lists one folder: its files become items, its folders become sub-batches, so that a tree of any size is walked
+//! in parallel. A folder's time of last change is pinned by the split before; one that has changed since then fails, because
+//! a split that is done again must find the same names.
+
+use std::path::{Path, PathBuf};
+
+use contract::{FileItem, TaskData};
+use glob::{MatchOptions, Pattern};
+use serde::{Deserialize, Serialize};
+
+use crate::source::{Stamp, stamp, stamp_of, within};
+use crate::{Batch, BatchPlugin, Part, SplitError, even_size};
+
+/// Splits directory trees below a root folder.
+#[derive(Debug, Clone)]
+pub struct Glob {
+    root: PathBuf,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Definition {
+    /// What a user names: below the root; `.` is the root itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    folder: Option<String>,
+    /// Of the path below that folder; `*` does not match `/`, `**` does.
+    #[serde(default = "everything")]
+    pattern: String,
+    /// What a split has pinned: each a file that matches, or a folder.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    entries: Vec<Entry>,
+    /// Where the pattern begins to count, when entries are pinned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    /// Below the root.
+    path: String,
+    modified: i64,
+    /// Of a file, in bytes; a folder has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    size: Option<u64>,
+}
+
+fn everything() -> String {
+    "**".to_owned()
+}
+
+impl Glob {
+    /// Folders in definitions are below this one, and do not leave it.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+}
+
+impl BatchPlugin for Glob {
+    const NAME: &'static str = "glob";
+
+    async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
+        let definition: Definition = serde_json::from_str(batch.definition).map_err(|error| SplitError::Definition(error.to_string()))?;
+        let pattern = Pattern::new(&definition.pattern).map_err(|error| SplitError::Definition(format!("pattern: {error}")))?;
+        let root = self.root.clone();
+        let (entries, base, pattern_text) = tokio::task::spawn_blocking(move || -> Result<_, SplitError> {
+            let Definition { folder, pattern: text, entries, base } = definition;
+            match (folder, base, entries.as_slice()) {
+                // The first split pins the folder, and nothing else.
+                (Some(folder), None, []) => Ok((vec![pin(&root, &folder)?], folder, text)),
+                (None, Some(base), [only]) if only.size.is_none() => Ok((list(&root, &base, &pattern, only)?, base, text)),
+                (None, Some(base), [_, ..]) => Ok((entries, base, text)),
+                _ => Err(SplitError::Definition("name a folder, e.g. {\"folder\": \"scans\", \"pattern\": \"**/*.tif\"}".to_owned())),
+            }
+        })
+        .await??;
+        let size = usize::try_from(even_size(entries.len() as u64, batch.max_parts as u64))?;
+        entries
+            .chunks(size)
+            .map(|entries| match entries {
+                [Entry { path, modified, size: Some(size) }] => {
+                    let (path, params) = (path.clone(), batch.params.clone());
+                    batch.item(FileItem::CLASSIFIER, &FileItem { path, size: *size, modified: *modified, params })
+                }
+                entries => {
+                    let (pattern, base) = (pattern_text.clone(), Some(base.clone()));
+                    let definition = Definition { folder: None, pattern, entries: entries.to_vec(), base };
+                    Ok(Part::Batch(serde_json::to_string(&definition)?))
+                }
+            })
+            .collect()
+    }
+}
+
+fn pin(root: &Path, folder: &str) -> Result<Entry, SplitError> {
+    let Stamp { is_folder, modified, .. } = stamp(root, folder)?;
+    if !is_folder {
+        return Err(SplitError::Definition(format!("{folder:?} is not a folder")));
+    }
+    Ok(Entry { path: folder.to_owned(), modified, size: None })
+}
+
+/// What is in a folder: files that match, and folders. Links are not followed: they may lead in circles.
+fn list(root: &Path, base: &str, pattern: &Pattern, folder: &Entry) -> Result<Vec<Entry>, SplitError> {
+    if pin(root, &folder.path)?.modified != folder.modified {
+        return Err(SplitError::Definition(format!("the folder {:?} has changed since the batch was made", folder.path)));
+    }
+    let options = MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: false };
+    let mut entries = Vec::new();
+    for entry in std::fs::read_dir(within(root, &folder.path)?)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        let Ok(name) = entry.file_name().into_string() else {
+            return Err(SplitError::Definition(format!("a name in the folder {:?} is not UTF-8", folder.path)));
+        };
+        let path = if folder.path == "." { name } else { format!("{}/{name}", folder.path) };
+        let below = if base == "." { path.as_str() } else { path.strip_prefix(base).unwrap_or(&path).trim_start_matches('/') };
+        let Stamp { is_folder, size, modified } = stamp_of(&metadata)?;
+        if is_folder {
+            entries.push(Entry { path, modified, size: None });
+        } else if metadata.is_file() && pattern.matches_with(below, options) {
+            entries.push(Entry { path, modified, size: Some(size) });
+        }
+    }
+    // The order of a listing is the file system's; a split must not depend on it.
+    entries.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    async fn split(root: &Path, definition: &str, max_parts: usize) -> Result<Vec<Part>, SplitError> {
+        Glob::new(root).split(Batch { definition, item_type: None, params: &BTreeMap::new(), max_parts }).await
+    }
+
+    async fn files(root: &Path, definition: &str) -> BTreeSet<String> {
+        let (mut files, mut open) = (BTreeSet::new(), vec![definition.to_owned()]);
+        while let Some(definition) = open.pop() {
+            let parts = split(root, &definition, 10).await.unwrap();
+            assert!(parts.len() <= 10);
+            for part in parts {
+                match part {
+                    Part::Batch(definition) => open.push(definition),
+                    Part::Item(item) => {
+                        let item: FileItem = serde_json::from_slice(&item.data).unwrap();
+                        assert!(files.insert(item.path.clone()), "{} twice", item.path);
+                    }
+                }
+            }
+        }
+        files
+    }
+
+    fn tree() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("a/b")).unwrap();
+        for n in 0..35 {
+            std::fs::write(root.path().join(format!("a/b/{n}.txt")), "x").unwrap();
+        }
+        for name in ["a/one.txt", "a/one.md", "top.txt", "a/b/.hidden.txt"] {
+            std::fs::write(root.path().join(name), "y").unwrap();
+        }
+        root
+    }
+
+    #[tokio::test]
+    async fn every_file_that_matches_becomes_one_item() {
+        let root = tree();
+        assert_eq!(files(root.path(), r#"{"folder":"."}"#).await.len(), 39);
+        assert_eq!(files(root.path(), r#"{"folder":".","pattern":"**/*.txt"}"#).await.len(), 38);
+        assert_eq!(files(root.path(), r#"{"folder":"a","pattern":"*.md"}"#).await, BTreeSet::from(["a/one.md".to_owned()]));
+        assert_eq!(files(root.path(), r#"{"folder":"a","pattern":"b/1?.txt"}"#).await.len(), 10);
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_changes_before_it_is_listed_fails_by_name() {
+        let root = tree();
+        let parts = split(root.path(), r#"{"folder":"a"}"#, 10).await.unwrap();
+        let [Part::Batch(pinned)] = parts.as_slice() else { panic!("{parts:?}") };
+        std::fs::write(root.path().join("a/new.txt"), "z").unwrap();
+        let error = split(root.path(), pinned, 10).await.unwrap_err();
+        assert!(matches!(&error, SplitError::Definition(text) if text.contains("\"a\" has changed")), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn a_bad_definition_is_named() {
+        let root = tree();
+        for (definition, text) in [
+            (r#"{"folder":"top.txt"}"#, "is not a folder"),
+            (r#"{"folder":"nowhere"}"#, "there is no file \"nowhere\""),
+            (r#"{"folder":".."}"#, "no path below the root folder"),
+            (r#"{"folder":".","pattern":"a**"}"#, "pattern: "),
+            (r"{}", "name a folder"),
+        ] {
+            let error = split(root.path(), definition, 10).await.unwrap_err();
+            assert!(matches!(&error, SplitError::Definition(found) if found.contains(text)), "{definition}: {error:?}");
+        }
+    }
+}

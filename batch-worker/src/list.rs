@@ -1,0 +1,65 @@
+//! The plugin `list`: `["a", {"b": 1}, 3]` is an item for each value of a JSON array.
+
+use contract::{ListItem, TaskData};
+use serde_json::value::RawValue;
+
+use crate::{Batch, BatchPlugin, Part, SplitError, even_size};
+
+/// Splits a JSON array.
+#[derive(Debug, Clone, Copy)]
+pub struct List;
+
+impl BatchPlugin for List {
+    const NAME: &'static str = "list";
+
+    async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
+        let values: Vec<&RawValue> = serde_json::from_str(batch.definition).map_err(|error| SplitError::Definition(error.to_string()))?;
+        let size = even_size(values.len() as u64, batch.max_parts as u64);
+        if size == 1 {
+            let item =
+                |value: &RawValue| batch.item(ListItem::CLASSIFIER, &ListItem { value: value.to_owned(), params: batch.params.clone() });
+            return values.into_iter().map(item).collect();
+        }
+        values.chunks(usize::try_from(size)?).map(|values| Ok(Part::Batch(serde_json::to_string(values)?))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    async fn split(definition: &str, max_parts: usize) -> Result<Vec<Part>, SplitError> {
+        List.split(Batch { definition, item_type: None, params: &BTreeMap::new(), max_parts }).await
+    }
+
+    #[tokio::test]
+    async fn every_value_becomes_an_item_byte_for_byte() {
+        let parts = split(r#"["a", {"b": 1.0}, null]"#, 10).await.unwrap();
+        let values: Vec<String> = parts
+            .iter()
+            .map(|part| match part {
+                Part::Item(item) => serde_json::from_slice::<ListItem>(&item.data).unwrap().value.get().to_owned(),
+                Part::Batch(_) => panic!("{part:?}"),
+            })
+            .collect();
+        assert_eq!(values, [r#""a""#, r#"{"b": 1.0}"#, "null"]);
+    }
+
+    #[tokio::test]
+    async fn a_long_list_becomes_lists() {
+        let numbers: Vec<u32> = (0..25).collect();
+        let parts = split(&serde_json::to_string(&numbers).unwrap(), 10).await.unwrap();
+        assert_eq!(parts.len(), 3);
+        assert_eq!(parts[2], Part::Batch("[20,21,22,23,24]".into()));
+    }
+
+    #[tokio::test]
+    async fn what_is_no_list_is_named_with_its_place() {
+        for (definition, text) in [("[1,", "line 1 column 3"), ("{}", "expected a sequence"), ("", "line 1 column 0")] {
+            let error = split(definition, 10).await.unwrap_err();
+            assert!(matches!(&error, SplitError::Definition(found) if found.contains(text)), "{definition}: {error:?}");
+        }
+        assert_eq!(split("[]", 10).await.unwrap(), []);
+    }
+}

@@ -1,0 +1,312 @@
+//! Where a story takes place: its servers, its pipes, the system that runs there, and what a story sees of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use batchwright::client::Client;
+use batchwright::{Running, Stack, StackOptions};
+use contract::rest::{Job, JobTask, NewJob};
+use contract::{BatchTask, JobId, JobStatus, PartitionId, RangeItem, TaskData, TaskMessage, TrackingReport, TrackingReportTask};
+use framework::broker::{Delivery, Outgoing};
+use framework::{Route, Settings, Worker};
+use harness::{free_port, unique, wait_for};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long a worker relies on a status that it has read: the shortest that there is.
+pub const STATUS_INTERVAL: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Servers {
+    /// The embedded broker and store.
+    None,
+    /// `RabbitMQ` and `PostgreSQL`.
+    Real,
+}
+
+/// A place of a story's own. A system may be started there more than once.
+#[derive(Debug)]
+pub struct Place {
+    pub route: Route,
+    /// Stands in the name of every pipe, and names the partition.
+    id: String,
+    folder: TempDir,
+    /// The same in every life of the system, because messages that are on their way know it.
+    listen: SocketAddr,
+    database: Option<String>,
+    broker: Option<String>,
+}
+
+impl Place {
+    pub async fn new(route: Route, servers: Servers) -> Self {
+        let (mut database, mut broker) = (None, None);
+        if servers == Servers::Real {
+            let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
+            (database, broker) = (Some(postgres.url), Some(rabbitmq.url));
+        }
+        let listen = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        Self { route, id: unique("story"), folder: tempfile::tempdir().unwrap(), listen, database, broker }
+    }
+
+    /// The full name of one of the story's pipes.
+    pub fn pipe(&self, name: &str) -> String {
+        format!("{}-{name}", self.id)
+    }
+
+    /// A folder of the story's own, for what jobs read.
+    pub fn files(&self) -> PathBuf {
+        let files = self.folder.path().join("files");
+        std::fs::create_dir_all(&files).unwrap();
+        files
+    }
+
+    /// The smallest splits that there are, so that a tree is deep, and statuses that are read often.
+    pub fn options(&self) -> StackOptions {
+        StackOptions {
+            database: self.database.clone(),
+            broker: self.broker.clone(),
+            listen: self.listen,
+            route: self.route,
+            status_interval: STATUS_INTERVAL,
+            max_parts: 10,
+            root: self.files(),
+            batch_pipe: self.pipe("batch"),
+            tracking_pipe: self.pipe("tracking"),
+            ..StackOptions::embedded(self.folder.path().join("data"))
+        }
+    }
+
+    /// A worker that serves the pipe of this name and answers to the pipe `output`.
+    pub fn settings(&self, name: &str) -> Settings {
+        Settings {
+            input: self.pipe(name),
+            output: Some(self.pipe("output")),
+            invalid: self.pipe(&format!("{name}-invalid")),
+            reject: self.pipe(&format!("{name}-reject")),
+            route: self.route,
+            prefetch: 500,
+            drain: Duration::from_secs(1),
+            abort: Duration::from_secs(2),
+            ..Settings::new(name)
+        }
+    }
+
+    /// The whole system without a worker.
+    pub fn stack(&self) -> Stack {
+        Stack::new(self.options())
+    }
+
+    /// The whole system with a worker for the pipe `items`.
+    pub async fn run(&self, worker: impl Worker) -> System {
+        self.start(self.stack().worker(self.settings("items"), worker)).await
+    }
+
+    pub async fn start(&self, stack: Stack) -> System {
+        let running = stack.start().await.unwrap();
+        let client = Client::new(&running.api_url(), &self.id).unwrap();
+        System { running, client, http: reqwest::Client::new(), partition: self.id.clone() }
+    }
+
+    /// A job of the items 1 to `items`, sent to the pipe `items`; they are done in the pipe `output`.
+    pub fn range(&self, items: u64) -> NewJob {
+        self.batch("range", &format!("1-{items}"))
+    }
+
+    pub fn batch(&self, batch_type: &str, definition: &str) -> NewJob {
+        let batch = BatchTask {
+            batch_type: Some(batch_type.to_owned()),
+            batch_definition: Some(definition.to_owned()),
+            target_pipe: Some(self.pipe("items")),
+            ..BatchTask::default()
+        };
+        self.job("batch", &batch)
+    }
+
+    /// A job whose first task is this one, for the pipe of this name.
+    pub fn job<T: TaskData>(&self, pipe: &str, task: &T) -> NewJob {
+        NewJob {
+            task: Some(JobTask {
+                task_classifier: Some(T::CLASSIFIER.to_owned()),
+                task_api_version: Some(T::API_VERSION),
+                task_data: Some(serde_json::to_value(task).unwrap()),
+                task_pipe: Some(self.pipe(pipe)),
+                target_pipe: Some(self.pipe("output")),
+                ..JobTask::default()
+            }),
+            ..NewJob::default()
+        }
+    }
+
+    /// The body of a message that tells the tracking worker of tasks.
+    pub fn reports(&self, tracking_reports: Vec<TrackingReport>) -> Vec<u8> {
+        TaskMessage::new(unique("report"), self.pipe("tracking"), &TrackingReportTask { tracking_reports }).unwrap().encode()
+    }
+}
+
+/// What an HTTP request was answered with.
+#[derive(Debug, PartialEq)]
+pub struct Answer {
+    pub code: u16,
+    /// Null when the body is empty.
+    pub body: Value,
+}
+
+/// A system that runs at a place.
+#[derive(Debug)]
+pub struct System {
+    pub running: Running,
+    pub client: Client,
+    http: reqwest::Client,
+    partition: String,
+}
+
+impl System {
+    /// Reads a path below the partition.
+    pub async fn read(&self, path: &str) -> Answer {
+        self.answer(self.http.get(self.url(path))).await
+    }
+
+    /// Sends a body to a path below the partition.
+    pub async fn put(&self, path: &str, body: impl Into<reqwest::Body>, headers: &[(&str, &str)]) -> Answer {
+        let request = self.http.put(self.url(path)).header("content-type", "application/json").body(body);
+        self.answer(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}/partitions/{}{path}", self.running.api_url(), self.partition)
+    }
+
+    async fn answer(&self, request: reqwest::RequestBuilder) -> Answer {
+        let response = request.send().await.unwrap();
+        let code = response.status().as_u16();
+        let text = response.text().await.unwrap();
+        let body = if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap() };
+        Answer { code, body }
+    }
+
+    /// The job as it is now.
+    pub async fn job(&self, job: &str) -> Job {
+        self.client.get(job).await.unwrap()
+    }
+
+    /// The job when it has come to its end.
+    pub async fn ended(&self, job: &str) -> Job {
+        wait_for("the job to end", async || {
+            let state = self.job(job).await;
+            if state.status.is_finished() { Ok(state) } else { Err(format!("{state:?}")) }
+        })
+        .await
+    }
+
+    /// Reads the job again and again to its end, and checks what must be true of all that is read. Answers the last state and
+    /// how often the percentage rose.
+    pub async fn follow(&self, job: &str, mut seen: impl FnMut(&Job)) -> (Job, u32) {
+        let (mut last, mut steps, began) = (0.0, 0, Instant::now());
+        loop {
+            let state = self.job(job).await;
+            let percentage = state.percentage_complete;
+            assert!((last..=100.0).contains(&percentage), "{percentage} after {last}");
+            assert_eq!(percentage >= 100.0, state.status == JobStatus::Completed, "{state:?}");
+            steps += u32::from(percentage > last);
+            last = percentage;
+            seen(&state);
+            if state.status.is_finished() {
+                return (state, steps);
+            }
+            assert!(began.elapsed() < Duration::from_mins(1), "the job does not end: {state:?}");
+        }
+    }
+
+    /// Waits until the job is Completed, with exactly so many items.
+    pub async fn completed(&self, job: &str, items: i64) {
+        let state = self.ended(job).await;
+        let seen = (state.status, state.completed_items, state.failed_tasks, state.percentage_complete);
+        assert_eq!(seen, (JobStatus::Completed, items, 0, 100.0), "{state:?}");
+    }
+
+    /// The statuses that the job has had, each with who brought it about.
+    pub async fn history(&self, job: &str) -> Vec<(JobStatus, String)> {
+        let (partition, job) = (PartitionId::parse(&self.partition).unwrap(), JobId::parse(job).unwrap());
+        let history = self.running.store().unwrap().history(&partition, &job).await.unwrap();
+        history.into_iter().map(|step| (step.to, step.actor)).collect()
+    }
+
+    pub async fn publish(&self, pipe: &str, body: impl Into<Vec<u8>>) {
+        self.running.broker().publish(Outgoing::new(pipe, body.into())).await.unwrap();
+    }
+
+    /// Waits until nothing waits in any of these pipes.
+    pub async fn drained(&self, pipes: &[String]) {
+        wait_for("the pipes to be empty", async || {
+            let mut depths = BTreeMap::new();
+            for pipe in pipes {
+                depths.insert(pipe, self.running.broker().depth(pipe).await.unwrap());
+            }
+            if depths.values().all(|depth| *depth == 0) { Ok(()) } else { Err(format!("{depths:?}")) }
+        })
+        .await;
+    }
+
+    /// Takes deliveries out of a pipe as long as `wanted` says so.
+    pub async fn take(&self, pipe: &str, mut wanted: impl FnMut(&Delivery) -> bool) {
+        let mut consumer = self.running.broker().consume(pipe, 500).await.unwrap();
+        let mut taken = 0;
+        loop {
+            let next = tokio::time::timeout(Duration::from_secs(20), consumer.next()).await;
+            let Ok(delivery) = next else { panic!("{pipe} is empty after {taken} messages, and more were wanted") };
+            let delivery = delivery.expect("the broker was closed");
+            taken += 1;
+            let go_on = wanted(&delivery);
+            delivery.ack();
+            if !go_on {
+                return;
+            }
+        }
+    }
+
+    /// Takes the next delivery out of a pipe.
+    pub async fn take_one(&self, pipe: &str) -> (TaskMessage, Vec<(String, framework::broker::HeaderValue)>) {
+        let mut found = None;
+        self.take(pipe, |delivery| {
+            let headers = delivery.headers.iter().map(|(name, value)| (name.to_owned(), value.clone())).collect();
+            found = Some((TaskMessage::decode(&delivery.body).unwrap(), headers));
+            false
+        })
+        .await;
+        found.unwrap()
+    }
+
+    /// Takes messages out of a pipe until so many different tasks have been seen, and reads their task data. What is there
+    /// twice is given once.
+    pub async fn take_different<T: DeserializeOwned>(&self, pipe: &str, tasks: usize) -> Vec<T> {
+        let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
+        if tasks == 0 {
+            return found;
+        }
+        self.take(pipe, |delivery| {
+            let message = TaskMessage::decode(&delivery.body).unwrap();
+            assert!(message.tracking.is_none(), "tracking ends in the output pipe: {message:?}");
+            if seen.insert(message.task_id.clone()) {
+                found.push(serde_json::from_slice(message.task_data.as_deref().unwrap_or_default()).unwrap());
+            }
+            seen.len() < tasks
+        })
+        .await;
+        found
+    }
+
+    /// Takes the outputs of a range out of a pipe and checks that each item's is there, and none but theirs.
+    pub async fn has_outputs(&self, pipe: &str, items: std::ops::RangeInclusive<u64>) {
+        let tasks = usize::try_from(items.end() + 1 - items.start()).unwrap();
+        let found: Vec<RangeItem> = self.take_different(pipe, tasks).await;
+        let numbers: BTreeSet<u64> = found.iter().map(|item| item.number).collect();
+        assert_eq!(numbers, items.collect());
+    }
+
+    pub async fn stop(self) {
+        self.running.stop().await;
+    }
+}
