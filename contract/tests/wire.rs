@@ -2,6 +2,8 @@
 //!
 //! The fixtures were not made by the code that they test: each is what CAF's own workers write, or expect, in this case.
 
+#![expect(clippy::unwrap_used, reason = "this is how a test fails")]
+
 use std::collections::BTreeMap;
 
 use contract::rest::{ErrorBody, Failure, Job, JobTask, NewJob};
@@ -46,8 +48,8 @@ fn tracking(job_task_id: &str, track_to: &str) -> Tracking {
     }
 }
 
-fn source(name: &str, version: &str) -> Option<SourceInfo> {
-    Some(SourceInfo { name: Some(name.into()), version: Some(version.into()) })
+fn source(name: &str, version: &str) -> SourceInfo {
+    SourceInfo { name: Some(name.into()), version: Some(version.into()) }
 }
 
 fn correlated(message: TaskMessage) -> TaskMessage {
@@ -58,7 +60,7 @@ fn correlated(message: TaskMessage) -> TaskMessage {
 fn item() -> TaskMessage {
     let id = |root: &str| subtask_id(&subtask_id(root, 3, false), 17, false);
     let new = TaskMessage::new(id(TASK), "pages-in", &ScanPage { page: 217 }).unwrap();
-    correlated(TaskMessage { tracking: Some(tracking(&id(JOB), "scans-done")), source_info: source("worker-batch", "0.1.0"), ..new })
+    correlated(TaskMessage { tracking: Some(tracking(&id(JOB), "scans-done")), source_info: Some(source("worker-batch", "0.1.0")), ..new })
 }
 
 /// An answer of the worker that scans pages to its task 3.`page`.
@@ -69,7 +71,7 @@ fn answer(page: u32, status: TaskStatus, data: impl Into<Vec<u8>>) -> TaskMessag
         task_status: Some(status),
         to: Some("scans-done".into()),
         tracking: None,
-        source_info: source("worker-pages", "2.0.1"),
+        source_info: Some(source("worker-pages", "2.0.1")),
         ..item()
     }
 }
@@ -133,7 +135,7 @@ fn a_result_at_the_end_of_its_tracking_carries_none_and_keeps_the_context() {
 fn the_final_answer_of_a_split_has_the_number_after_its_last_part_and_a_star() {
     let result = BatchResult { batch_task: JOB.into() };
     let new = TaskMessage::new(subtask_id(TASK, 4, true), "worker-batch-out", &result).unwrap();
-    let message = TaskMessage { task_status: Some(TaskStatus::ResultSuccess), source_info: source("worker-batch", "0.1.0"), ..new };
+    let message = TaskMessage { task_status: Some(TaskStatus::ResultSuccess), source_info: Some(source("worker-batch", "0.1.0")), ..new };
     assert_message(&correlated(message), fixture!("split_final"));
 }
 
@@ -184,7 +186,7 @@ fn the_copy_of_a_task_that_was_given_up_has_an_id_of_its_own_and_the_tracking_of
         task_id: "a90de1b2-6a55-4c1c-9d3b-1f2f7a0c6e31".into(),
         to: Some("worker-pages-reject".into()),
         tracking: Some(tracking("library:scan-12.3.19", "scans-done")),
-        source_info: source("worker-batch", "0.1.0"),
+        source_info: Some(source("worker-batch", "0.1.0")),
         ..answer(19, TaskStatus::ResultException, data)
     };
     assert_message(&copy, fixture!("reject_copy"));

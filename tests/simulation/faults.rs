@@ -68,6 +68,14 @@ pub enum AckFault {
     CrashAfter,
 }
 
+impl PublishFault {
+    /// All faults, with such a delay where there is one.
+    pub const fn all(delay: Duration) -> [Self; 7] {
+        use PublishFault::{ConfirmedLate, CrashAfter, CrashBefore, Late, Refused, TakenAndRefused, Twice};
+        [CrashBefore, CrashAfter, Twice, Late(delay), ConfirmedLate(delay), Refused, TakenAndRefused]
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     Cancel,
@@ -89,6 +97,7 @@ struct Steps {
     published: BTreeMap<Who, u32>,
     acknowledged: BTreeMap<Who, u32>,
     passed: [u32; 4],
+    happened: usize,
 }
 
 impl Faults {
@@ -115,23 +124,33 @@ impl Faults {
                 _ => {}
             }
         }
+        lock(&self.steps).happened += usize::from(fails);
         fails
+    }
+
+    /// How many faults have happened.
+    pub fn happened(&self) -> usize {
+        lock(&self.steps).happened
     }
 
     fn publishes(&self, role: Who) -> Option<PublishFault> {
         let n = count(&mut lock(&self.steps).published, role);
-        self.ops.iter().find_map(|op| match *op {
+        let planned = self.ops.iter().find_map(|op| match *op {
             Op::Publish(who, nth, fault) if who == role && nth == n => Some(fault),
             _ => None,
-        })
+        });
+        lock(&self.steps).happened += usize::from(planned.is_some());
+        planned
     }
 
     fn acknowledges(&self, role: Who) -> Option<AckFault> {
         let n = count(&mut lock(&self.steps).acknowledged, role);
-        self.ops.iter().find_map(|op| match *op {
+        let planned = self.ops.iter().find_map(|op| match *op {
             Op::Ack(who, nth, fault) if who == role && nth == n => Some(fault),
             _ => None,
-        })
+        });
+        lock(&self.steps).happened += usize::from(planned.is_some());
+        planned
     }
 }
 

@@ -148,15 +148,7 @@ fn op(dice: &mut Dice, items: u64) -> Op {
 
 fn publish_fault(dice: &mut Dice) -> PublishFault {
     let delay = Duration::from_millis(dice.between(1, 300));
-    dice.pick(&[
-        PublishFault::CrashBefore,
-        PublishFault::CrashAfter,
-        PublishFault::Twice,
-        PublishFault::Late(delay),
-        PublishFault::ConfirmedLate(delay),
-        PublishFault::Refused,
-        PublishFault::TakenAndRefused,
-    ])
+    dice.pick(&PublishFault::all(delay))
 }
 
 /// Random numbers that a seed decides (splitmix64).

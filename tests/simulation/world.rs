@@ -47,8 +47,8 @@ const REST: u32 = 40;
 /// By then everything is over, whatever happened.
 const PATIENCE: u32 = 3600;
 
-/// Lives through a scenario; an error says which invariant was broken.
-pub fn run(scenario: &Scenario) -> Result<(), String> {
+/// Lives through a scenario. Answers how many of its faults have happened; an error says which invariant was broken.
+pub fn run(scenario: &Scenario) -> Result<usize, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().map_err(|e| e.to_string())?;
     runtime.block_on(async { World::new(scenario.clone()).live().await })
 }
@@ -97,7 +97,7 @@ impl World {
         }))
     }
 
-    async fn live(self) -> Result<(), String> {
+    async fn live(self) -> Result<usize, String> {
         let parts = &self.0;
         let mut job = Put { number: 1, items: parts.scenario.items, expected: Expected::Outcome };
         self.create(&job).await?;
@@ -133,7 +133,7 @@ impl World {
         processes.wait().await;
         broken.extend(self.left_in_pipes().await.map(|left| format!("after the stop there is left: {left}")));
         broken.extend(parts.observer.broken().await);
-        if broken.is_empty() { Ok(()) } else { Err(broken.join("\n")) }
+        if broken.is_empty() { Ok(parts.faults.happened()) } else { Err(broken.join("\n")) }
     }
 
     /// Waits until nothing has moved for a while.
