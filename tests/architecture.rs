@@ -104,7 +104,9 @@ fn the_environment_is_read_only_where_a_program_begins() {
     let rule = "the environment is read once, in `main`: take the value as a parameter";
     let reads = |code: &str| ["env::var(", "env::var_os(", "env::vars(", "env::vars_os("].iter().any(|read| code.contains(read));
     let mut broken = Vec::new();
-    for source in sources().iter().filter(|source| !source.path.ends_with("/main.rs")) {
+    // `Runtime::from_env` is what an author's `main` calls, once.
+    let begins = |source: &&Source| source.path.ends_with("/main.rs") || source.path == "framework/src/runtime.rs";
+    for source in sources().iter().filter(|source| !begins(source)) {
         broken.extend(source.lines_where(reads, rule));
     }
     report(&broken);
