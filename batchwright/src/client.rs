@@ -52,6 +52,29 @@ impl Client {
         serde_json::from_str(&body).map_err(|error| ClientError::NotUnderstood { url, reason: error.to_string() })
     }
 
+    /// The jobs of the partition, newest first.
+    pub async fn list(&self, query: &[(&str, String)]) -> Result<Vec<Job>, ClientError> {
+        let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+        let query: Vec<String> = query.iter().map(|(name, value)| format!("{name}={}", encode(value))).collect();
+        let url = format!("{}/partitions/{}/jobs?{}", self.base, encode(&self.partition), query.join("&"));
+        let (_, body) = self.send(Method::GET, &url, Vec::new()).await?;
+        serde_json::from_str(&body).map_err(|error| ClientError::NotUnderstood { url, reason: error.to_string() })
+    }
+
+    /// Begins to watch a job: every state that it comes to, or the latest when there are many.
+    pub async fn watch(&self, job: &str) -> Result<Watch, ClientError> {
+        let url = format!("{}/events", self.job_url(job));
+        // It lasts as long as the job.
+        let request = self.http.get(&url).timeout(Duration::from_secs(u64::from(u32::MAX)));
+        let response = request.send().await.map_err(|error| self.unreachable(&error))?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(Watch { response, read: Vec::new() });
+        }
+        let body = response.text().await.map_err(|error| self.unreachable(&error))?;
+        Err(refused(status, &body, &url))
+    }
+
     pub async fn cancel(&self, job: &str) -> Result<(), ClientError> {
         self.send(Method::POST, &format!("{}/cancel", self.job_url(job)), Vec::new()).await.map(drop)
     }
@@ -66,18 +89,48 @@ impl Client {
     }
 
     async fn send(&self, method: Method, url: &str, body: Vec<u8>) -> Result<(StatusCode, String), ClientError> {
-        let unreachable = |error: reqwest::Error| ClientError::Unreachable { url: self.base.clone(), reason: innermost(&error) };
         let request = self.http.request(method, url).header("content-type", "application/json").body(body);
-        let response = request.send().await.map_err(unreachable)?;
+        let response = request.send().await.map_err(|error| self.unreachable(&error))?;
         let status = response.status();
-        let body = response.text().await.map_err(unreachable)?;
+        let body = response.text().await.map_err(|error| self.unreachable(&error))?;
         if status.is_success() {
             return Ok((status, body));
         }
-        let message =
-            serde_json::from_str::<ErrorBody>(&body).map_or_else(|_| format!("unexpected answer of {url}"), |error| error.message);
-        Err(ClientError::Refused { status: status.as_u16(), message })
+        Err(refused(status, &body, url))
     }
+
+    fn unreachable(&self, error: &reqwest::Error) -> ClientError {
+        ClientError::Unreachable { url: self.base.clone(), reason: innermost(error) }
+    }
+}
+
+/// A job that is watched.
+#[derive(Debug)]
+pub struct Watch {
+    response: reqwest::Response,
+    read: Vec<u8>,
+}
+
+impl Watch {
+    /// The next state of the job; `None` when the stream has ended, for whatever reason.
+    pub async fn next(&mut self) -> Option<Job> {
+        loop {
+            while let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.read.drain(..=end).collect();
+                // Of an event only the data matters; that of a deleted job is no job.
+                let job = line.strip_prefix(b"data:").and_then(|data| serde_json::from_slice(data).ok());
+                if job.is_some() {
+                    return job;
+                }
+            }
+            self.read.extend_from_slice(&self.response.chunk().await.ok()??);
+        }
+    }
+}
+
+fn refused(status: StatusCode, body: &str, url: &str) -> ClientError {
+    let message = serde_json::from_str::<ErrorBody>(body).map_or_else(|_| format!("unexpected answer of {url}"), |error| error.message);
+    ClientError::Refused { status: status.as_u16(), message }
 }
 
 fn innermost(error: &dyn std::error::Error) -> String {

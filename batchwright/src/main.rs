@@ -1,4 +1,4 @@
-//! The command line: `batchwright demo`, `up`, `run ROLE`, `submit`, `get`, `watch`, `cancel`, `bench`.
+//! The command line: `batchwright demo`, `up`, `run ROLE`, `submit`, `get`, `list`, `watch`, `cancel`, `bench`.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Read, Write};
@@ -47,6 +47,8 @@ enum Command {
     Submit(SubmitArgs),
     /// Shows a job.
     Get(JobArgs),
+    /// Lists the jobs of a partition, newest first.
+    List(ListArgs),
     /// Follows a job to its end; the exit code tells how it ended (0 Completed, 10 Failed, 11 Cancelled).
     Watch(JobArgs),
     /// Cancels a job.
@@ -149,6 +151,22 @@ struct JobArgs {
 }
 
 #[derive(Debug, Args)]
+struct ListArgs {
+    /// Jobs whose id begins with this.
+    #[arg(long)]
+    starts_with: Option<String>,
+    /// `NotCompleted`, `Completed`, `Inactive` or `NotFinished`.
+    #[arg(long)]
+    status_type: Option<String>,
+    #[arg(long, default_value_t = 25)]
+    limit: u32,
+    #[arg(long, default_value_t = 0)]
+    offset: u64,
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+#[derive(Debug, Args)]
 struct SubmitArgs {
     /// The id of the job.
     job: String,
@@ -222,6 +240,7 @@ async fn main() -> ExitCode {
         Command::Run(args) => run(args).await,
         Command::Submit(args) => submit(args).await,
         Command::Get(args) => get(args).await,
+        Command::List(args) => list(args).await,
         Command::Watch(args) => follow(&args.job, &args.service).await,
         Command::Cancel(args) => cancel(args).await,
         Command::Bench(args) => bench(args).await,
@@ -354,6 +373,22 @@ async fn get(args: JobArgs) -> anyhow::Result<ExitCode> {
     let job = Client::new(&args.service.url, &args.service.partition)?.get(&args.job).await?;
     show(&job, args.service.output)?;
     Ok(exit_code(job.status).into())
+}
+
+async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
+    let ListArgs { starts_with, status_type, limit, offset, service } = args;
+    let mut query = vec![("limit", limit.to_string()), ("offset", offset.to_string())];
+    query.extend(starts_with.map(|prefix| ("jobIdStartsWith", prefix)));
+    query.extend(status_type.map(|status| ("statusType", status)));
+    let jobs = Client::new(&service.url, &service.partition)?.list(&query).await?;
+    if service.output == Output::Json {
+        println!("{}", serde_json::to_string(&jobs)?);
+    } else {
+        for job in &jobs {
+            println!("{}", watch::line(job));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn follow(job: &str, service: &ServiceArgs) -> anyhow::Result<ExitCode> {

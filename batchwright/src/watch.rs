@@ -9,8 +9,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::client::{Client, ClientError};
 
-/// Between two looks at the job.
-const INTERVAL: Duration = Duration::from_millis(200);
+/// Before a stream that broke off is asked for again.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// How a job is shown while it is followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,14 +24,17 @@ pub enum Show {
 pub async fn follow(client: &Client, job: &str, show: Show, mut seen: impl FnMut(&Job)) -> Result<Job, ClientError> {
     let mut display = Display::new(show);
     loop {
-        let state = client.get(job).await?;
-        seen(&state);
-        display.update(&state);
-        if state.status.is_finished() {
-            display.end();
-            return Ok(state);
+        let mut watch = client.watch(job).await?;
+        while let Some(state) = watch.next().await {
+            seen(&state);
+            display.update(&state);
+            if state.status.is_finished() {
+                display.end();
+                return Ok(state);
+            }
         }
-        tokio::time::sleep(INTERVAL).await;
+        // The service has stopped, or the job is gone: the next request tells which.
+        tokio::time::sleep(PAUSE).await;
     }
 }
 

@@ -51,8 +51,6 @@ pub enum RuntimeError {
     Broker(#[from] BrokerError),
     #[error("{0}")]
     Listen(String),
-    #[error("the HTTP client for status checks cannot be made: {0}")]
-    StatusChecks(String),
 }
 
 impl Runtime {
@@ -107,17 +105,16 @@ impl Runtime {
         Ready { runtime: self, make: Box::new(|_| collector), unavailable: never_unavailable }
     }
 
-    fn surroundings(&self, open: &Arc<OpenDeliveries>, tasks: &TaskTracker) -> Result<Surroundings, RuntimeError> {
+    fn surroundings(&self, open: &Arc<OpenDeliveries>, tasks: &TaskTracker) -> Surroundings {
         let Settings { name, version, service_path, route, status_check_limit, .. } = self.settings.clone();
-        let status = StatusChecker::new(status_check_limit, tasks).map_err(|error| RuntimeError::StatusChecks(error.to_string()))?;
-        Ok(Surroundings {
+        Surroundings {
             author: Arc::new(Author { name, version, service_path, route }),
             broker: Arc::clone(&self.broker),
             reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(open), tasks),
-            status,
+            status: StatusChecker::new(status_check_limit, tasks),
             depths: Arc::default(),
             shutdown: CancellationToken::new(),
-        })
+        }
     }
 }
 
@@ -141,7 +138,7 @@ impl<C: Collector> Ready<C> {
     pub async fn run_until(self, stop: CancellationToken) -> Result<(), RuntimeError> {
         let Self { runtime, make, unavailable } = self;
         let (tasks, open) = (TaskTracker::new(), Arc::<OpenDeliveries>::default());
-        let surroundings = runtime.surroundings(&open, &tasks)?;
+        let surroundings = runtime.surroundings(&open, &tasks);
         let Runtime { settings, broker, owns_broker } = runtime;
         let shutdown = surroundings.shutdown.clone();
         let (consuming, consuming_now) = watch::channel(true);

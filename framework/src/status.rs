@@ -21,6 +21,7 @@ use contract::{JobStatus, Tracking};
 use moka::Expiry;
 use moka::future::Cache;
 use serde::{Deserialize, Serialize};
+use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
@@ -41,7 +42,9 @@ const CAPACITY: u64 = 10_000;
 /// Asks the job service, seldom. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct StatusChecker {
-    client: reqwest::Client,
+    time_limit: Duration,
+    /// Made for the first check: it reads the system's certificates.
+    client: Arc<OnceCell<reqwest::Client>>,
     answers: Cache<Arc<str>, Answer>,
     announced: Arc<Announced>,
     tasks: TaskTracker,
@@ -82,16 +85,14 @@ struct Answer {
 }
 
 impl StatusChecker {
-    pub fn new(time_limit: Duration, tasks: &TaskTracker) -> Result<Self, reqwest::Error> {
-        // Whoever comes first wins; either way there is one, which is all that the client needs.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = reqwest::Client::builder().timeout(time_limit).build()?;
-        Ok(Self {
-            client,
+    pub fn new(time_limit: Duration, tasks: &TaskTracker) -> Self {
+        Self {
+            time_limit,
+            client: Arc::default(),
             answers: Cache::builder().max_capacity(CAPACITY).expire_after(AsLongAsItHolds).build(),
             announced: Arc::default(),
             tasks: tasks.clone(),
-        })
+        }
     }
 
     /// Hears announcements until the broker is closed or `until` trips.
@@ -175,7 +176,9 @@ impl StatusChecker {
     }
 
     async fn request(&self, url: &str) -> Result<(JobKnowledge, Duration), String> {
-        let response = self.client.get(url).send().await.map_err(|error| chain(&error))?;
+        let make = || async { make_client(self.time_limit) };
+        let client = self.client.get_or_try_init(make).await.map_err(|error| chain(&error))?;
+        let response = client.get(url).send().await.map_err(|error| chain(&error))?;
         let code = response.status();
         let holds = response.headers().get("cache-control").and_then(|value| max_age(value.to_str().ok()?)).unwrap_or(DEFAULT_INTERVAL);
         let body = response.text().await.map_err(|error| chain(&error))?;
@@ -233,6 +236,12 @@ fn job_of(job_task_id: &str) -> &str {
     &job_task_id[..end]
 }
 
+fn make_client(time_limit: Duration) -> Result<reqwest::Client, reqwest::Error> {
+    // Whoever comes first wins; either way there is one, which is all that the client needs.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().timeout(time_limit).build()
+}
+
 /// Whether the message is due for a check. A stamp from the future by more than the interval comes from a wrong clock.
 fn is_due(tracking: &Tracking, now: i64) -> bool {
     let Some(last) = tracking.last_status_check_time else {
@@ -279,7 +288,7 @@ mod tests {
         let server = MockServer::start().await;
         Mock::given(method("GET")).and(path("/status")).respond_with(response).mount(&server).await;
         let mut tracking = due_at(format!("{}/status", server.uri()));
-        let checker = StatusChecker::new(Duration::from_millis(300), &TaskTracker::new()).unwrap();
+        let checker = StatusChecker::new(Duration::from_millis(300), &TaskTracker::new());
         (checker.check(Some(&mut tracking)).await, tracking)
     }
 
@@ -323,7 +332,7 @@ mod tests {
         assert_eq!(ask(ResponseTemplate::new(500)).await.0, JobKnowledge::Presumed);
         assert_eq!(ask(ResponseTemplate::new(200).set_body_string("Bored")).await.0, JobKnowledge::Presumed);
         assert_eq!(ask(ResponseTemplate::new(200).set_delay(Duration::from_secs(5))).await.0, JobKnowledge::Presumed);
-        let checker = StatusChecker::new(Duration::from_secs(1), &TaskTracker::new()).unwrap();
+        let checker = StatusChecker::new(Duration::from_secs(1), &TaskTracker::new());
         for url in ["http://127.0.0.1:1/status", "no url at all"] {
             assert_eq!(checker.check(Some(&mut due_at(url.into()))).await, JobKnowledge::Presumed, "{url}");
         }
@@ -335,7 +344,7 @@ mod tests {
         let answer = |word: &str| ResponseTemplate::new(200).set_body_string(word).insert_header("Cache-Control", "max-age=60");
         Mock::given(method("GET")).respond_with(answer("Active")).up_to_n_times(1).expect(1).mount(&server).await;
         Mock::given(method("GET")).respond_with(answer("Cancelled")).expect(1).mount(&server).await;
-        let checker = StatusChecker::new(Duration::from_secs(5), &TaskTracker::new()).unwrap();
+        let checker = StatusChecker::new(Duration::from_secs(5), &TaskTracker::new());
         let fresh = |job: &str| Tracking {
             job_task_id: Some(format!("{job}.1.2*")),
             last_status_check_time: Some(now_millis() + 1000),
@@ -357,7 +366,7 @@ mod tests {
     async fn whoever_has_missed_announcements_takes_every_stamp_from_before_for_outdated() {
         let server = MockServer::start().await;
         Mock::given(method("GET")).respond_with(ResponseTemplate::new(200).set_body_string("Active")).expect(1).mount(&server).await;
-        let checker = StatusChecker::new(Duration::from_secs(5), &TaskTracker::new()).unwrap();
+        let checker = StatusChecker::new(Duration::from_secs(5), &TaskTracker::new());
         let stamped = |last| Tracking {
             job_task_id: Some("p:j".into()),
             last_status_check_time: Some(last),
@@ -374,7 +383,7 @@ mod tests {
         let server = MockServer::start().await;
         let answer = ResponseTemplate::new(200).set_body_string("Active").insert_header("Cache-Control", "max-age=60");
         Mock::given(method("GET")).respond_with(answer.set_delay(Duration::from_millis(50))).expect(1).mount(&server).await;
-        let checker = StatusChecker::new(Duration::from_secs(5), &TaskTracker::new()).unwrap();
+        let checker = StatusChecker::new(Duration::from_secs(5), &TaskTracker::new());
         let checks = (0..50).map(|_| async {
             let mut tracking = due_at(format!("{}/status?n=7", server.uri()));
             checker.check(Some(&mut tracking)).await

@@ -66,23 +66,21 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
     let recorder = Arc::new(Recorder::default());
     let tasks = TaskTracker::new();
     let data = serde_json::to_vec(&input).unwrap_or_default();
-    let ctx = match StatusChecker::new(Duration::from_secs(1), &tasks) {
-        Err(error) => return Run { result: Err(TaskError::retry(error)), dispatched: Vec::new() },
-        Ok(status) => {
-            let broker: Arc<dyn Broker> = recorder.clone();
-            let reports = ReportBuffer::start(Arc::clone(&broker), Arc::default(), &tasks);
-            let author = Author { name: "test".into(), version: "1".into(), service_path: "batchwright/test".into(), route: Route::Direct };
-            let surroundings = Surroundings {
-                author: Arc::new(author),
-                broker,
-                reports,
-                status,
-                depths: Arc::default(),
-                shutdown: CancellationToken::new(),
-            };
-            Context::new(new_message::<W::Input>("test".into(), "test-in", data), 1, surroundings)
-        }
+    let broker: Arc<dyn Broker> = recorder.clone();
+    let surroundings = Surroundings {
+        author: Arc::new(Author {
+            name: "test".into(),
+            version: "1".into(),
+            service_path: "batchwright/test".into(),
+            route: Route::Direct,
+        }),
+        reports: ReportBuffer::start(Arc::clone(&broker), Arc::default(), &tasks),
+        broker,
+        status: StatusChecker::new(Duration::from_secs(1), &tasks),
+        depths: Arc::default(),
+        shutdown: CancellationToken::new(),
     };
+    let ctx = Context::new(new_message::<W::Input>("test".into(), "test-in", data), 1, surroundings);
     let result = worker.run(input, ctx).await;
     let published = recorder.published.lock().unwrap_or_else(PoisonError::into_inner);
     Run { result, dispatched: published.iter().filter_map(|message| TaskMessage::decode(&message.body).ok()).collect() }

@@ -77,11 +77,13 @@ pub(crate) struct Parts {
     pub store: Store,
     pub broker: Arc<dyn Broker>,
     pub options: ServiceOptions,
+    /// Cancelled when the service is to end: whoever watches a job is told to go.
+    pub ending: CancellationToken,
 }
 
 impl JobService {
     pub fn new(store: Store, broker: Arc<dyn Broker>, options: ServiceOptions) -> Self {
-        Self(Arc::new(Parts { store, broker, options }))
+        Self(Arc::new(Parts { store, broker, options, ending: CancellationToken::new() }))
     }
 
     /// Answers requests and runs what has to go on behind them ([`run_background`](Self::run_background)) until
@@ -97,7 +99,11 @@ impl JobService {
         tracker.spawn(async move { service.run_background(token).await });
         tracker.close();
 
-        let server = axum::serve(listener, self.router()).with_graceful_shutdown(shutdown.clone().cancelled_owned());
+        let (ending, asked) = (self.0.ending.clone(), shutdown.clone());
+        let server = axum::serve(listener, self.router()).with_graceful_shutdown(async move {
+            asked.cancelled().await;
+            ending.cancel();
+        });
         let outcome = tokio::select! {
             ended = server.into_future() => ended,
             () = async { shutdown.cancelled().await; tokio::time::sleep(DRAIN_LIMIT).await } => {

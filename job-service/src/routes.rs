@@ -4,6 +4,7 @@ mod end_job;
 mod get_job;
 mod get_task;
 mod health;
+mod job_events;
 mod job_status;
 mod list_jobs;
 mod put_job;
@@ -69,6 +70,7 @@ fn routes() -> OpenApiRouter<Arc<Parts>> {
         .routes(routes!(list_jobs::count))
         .routes(routes!(put_job::put))
         .routes(routes!(get_job::get))
+        .routes(routes!(job_events::events))
         .routes(routes!(end_job::delete))
         .routes(routes!(end_job::cancel))
         .routes(routes!(job_status::status))

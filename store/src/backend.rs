@@ -119,15 +119,18 @@ pub trait Transaction: Send {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
+    /// Jobs have changed.
+    Jobs,
     Outbox,
     Sweep,
 }
 
 impl Signal {
-    pub const ALL: [Self; 2] = [Self::Outbox, Self::Sweep];
+    pub const ALL: [Self; 3] = [Self::Jobs, Self::Outbox, Self::Sweep];
 
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Jobs => "jobs",
             Self::Outbox => "outbox",
             Self::Sweep => "sweep",
         }
@@ -137,19 +140,21 @@ impl Signal {
 /// Who waits in this process.
 #[derive(Debug)]
 pub struct Signals {
+    jobs: watch::Sender<u64>,
     outbox: watch::Sender<u64>,
     sweep: watch::Sender<u64>,
 }
 
 impl Default for Signals {
     fn default() -> Self {
-        Self { outbox: watch::Sender::new(0), sweep: watch::Sender::new(0) }
+        Self { jobs: watch::Sender::new(0), outbox: watch::Sender::new(0), sweep: watch::Sender::new(0) }
     }
 }
 
 impl Signals {
     fn sender(&self, signal: Signal) -> &watch::Sender<u64> {
         match signal {
+            Signal::Jobs => &self.jobs,
             Signal::Outbox => &self.outbox,
             Signal::Sweep => &self.sweep,
         }

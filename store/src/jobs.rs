@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 use contract::{JobId, JobStatus, PartitionId, rest};
 
+use tokio::sync::watch;
+
 use crate::backend::{JobRow, Signal, Transaction};
 use crate::error::Fault;
 use crate::ledger::{Exception, Facts, KeptFailure, Row, extend, path_of, position};
@@ -102,15 +104,22 @@ impl Store {
                 if job.task_table {
                     tx.retire_table(job.incarnation, 0).await?;
                     tx.notify(Signal::Sweep);
+                    tx.notify(Signal::Jobs);
                 }
                 move_job(&mut *tx, &mut job, JobStatus::Cancelled, Actor::Client, "cancelled", self.now()).await?;
                 tx.save_job(&job).await?;
+                tx.notify(Signal::Jobs);
                 tx.commit().await?;
                 return Ok(Cancellation::Cancelled);
             }
         };
         tx.rollback().await?;
         Ok(answer)
+    }
+
+    /// Wakes whenever a job has changed, in this process or another. A new receiver counts as woken.
+    pub fn job_signal(&self) -> watch::Receiver<u64> {
+        self.backend.signals().receiver(Signal::Jobs)
     }
 
     /// False when there was no such job.

@@ -403,7 +403,9 @@ impl Transaction for MemoryTransaction {
     }
 
     fn notify(&mut self, signal: Signal) {
-        self.wake.push(signal);
+        if !self.wake.contains(&signal) {
+            self.wake.push(signal);
+        }
     }
     fn commit(mut self: Box<Self>) -> Answer<'static, ()> {
         if let Err(fault) = self.shared.pass(FaultPoint::Commit) {

@@ -102,6 +102,7 @@ impl Store {
         if changed {
             job.last_update_time = now;
             tx.save_job(job).await?;
+            tx.notify(Signal::Jobs);
         }
         Ok(())
     }

@@ -356,7 +356,9 @@ impl Transaction for SqliteTransaction {
     }
 
     fn notify(&mut self, signal: Signal) {
-        self.wake.push(signal);
+        if !self.wake.contains(&signal) {
+            self.wake.push(signal);
+        }
     }
     fn commit(mut self: Box<Self>) -> Answer<'static, ()> {
         Box::pin(async move {
