@@ -47,6 +47,8 @@ suite![
     a_cancelled_job_stays_cancelled,
     a_finished_job_cannot_be_cancelled,
     a_failed_job_tells_why,
+    a_watcher_sees_the_states_of_a_job_to_its_end,
+    a_watcher_is_told_when_its_job_is_deleted_and_when_the_service_ends,
     jobs_are_listed_newest_first_a_page_at_a_time,
     jobs_are_found_by_the_beginning_of_their_id,
     jobs_are_found_by_what_has_become_of_them,
@@ -210,6 +212,64 @@ async fn a_finished_job_cannot_be_cancelled(service: Service) {
         service.report(job, "", event).await;
         let text = format!("ERROR: job_id {{{job}}} cannot be cancelled as it has a status of {status}.");
         service.cancel(job).await.refuses(400, &text);
+    }
+}
+
+async fn a_watcher_sees_the_states_of_a_job_to_its_end(service: Service) {
+    service.put("j", &new_job()).await.is(201);
+    let mut watcher = Watcher::of(&service, "j").await;
+    assert_eq!(watcher.next().await.unwrap()["status"], "Waiting");
+    service.report("j", ".1", EventKind::Complete).await;
+    let job = watcher.next().await.unwrap();
+    assert_eq!((&job["status"], &job["completedItems"]), (&json!("Active"), &json!(1)));
+    assert_eq!(job, service.get("/jobs/j").await.json());
+    service.report("j", ".2*", EventKind::Complete).await;
+    assert_eq!(watcher.next().await.unwrap()["status"], "Completed");
+    assert_eq!(watcher.next().await, None, "the stream ends with the job");
+    service.get("/jobs/unknown/events").await.refuses(404, "ERROR: job_id {unknown} not found");
+}
+
+async fn a_watcher_is_told_when_its_job_is_deleted_and_when_the_service_ends(service: Service) {
+    for job in ["deleted", "left"] {
+        service.put(job, &new_job()).await.is(201);
+    }
+    let (mut deleted, mut left) = (Watcher::of(&service, "deleted").await, Watcher::of(&service, "left").await);
+    deleted.next().await.unwrap();
+    left.next().await.unwrap();
+    service.delete("deleted").await.is(204);
+    assert_eq!(deleted.next().await, Some(json!({})));
+    assert_eq!(deleted.next().await, None);
+    service.stop().await;
+    assert_eq!(left.next().await, None);
+}
+
+/// Reads the events of a job.
+struct Watcher {
+    response: reqwest::Response,
+    read: String,
+}
+
+impl Watcher {
+    async fn of(service: &Service, job: &str) -> Self {
+        let response = service.request(Method::GET, &service.path(&format!("/jobs/{job}/events"))).send().await.unwrap();
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        Self { response, read: String::new() }
+    }
+
+    /// The data of the next event.
+    async fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some((event, rest)) = self.read.split_once("\n\n") {
+                let data = event.lines().find_map(|line| line.strip_prefix("data:")).map(|data| serde_json::from_str(data).unwrap());
+                self.read = rest.to_owned();
+                if data.is_some() {
+                    return data;
+                }
+                continue;
+            }
+            let chunk = self.response.chunk().await.unwrap()?;
+            self.read.push_str(std::str::from_utf8(&chunk).unwrap());
+        }
     }
 }
 

@@ -39,7 +39,7 @@ const PACE: Duration = Duration::from_millis(100);
     ),
     responses(
         (status = 200, description = "Events `job`, each with a job as JSON", body = String, content_type = "text/event-stream",
-            example = "event: job\ndata: {\"id\":\"reindex-7\",\"status\":\"Active\"}\n\n"),
+            example = json!("event: job\ndata: {\"id\":\"reindex-7\",\"status\":\"Active\"}\n\n")),
         (status = 400, description = "An id is not well-formed", body = ErrorBody,
             example = json!({"message": "The job identifier contains one or more invalid characters."})),
         (status = 404, description = "There is no such job", body = ErrorBody,
