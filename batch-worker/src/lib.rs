@@ -37,7 +37,7 @@ use plugin::AnyPlugin;
 pub const MAX_DEFINITION: usize = 4 * 1024 * 1024;
 
 /// Before a split looks again at a target pipe that was too full.
-const WHILE_FULL: Duration = Duration::from_secs(1);
+const WHILE_FULL: Duration = Duration::from_millis(400);
 
 /// The worker that splits batches, with its plugins by name.
 #[derive(Debug)]

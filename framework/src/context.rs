@@ -141,7 +141,7 @@ impl Context {
         if wanted.ended.is_cancelled() { Err(TaskError::cancelled()) } else { Ok(()) }
     }
 
-    /// How many messages wait in a pipe, as of a second ago at most, and what this process has dispatched there since.
+    /// How many messages wait in a pipe, as of a moment ago, and what this process has dispatched there since.
     /// Whoever splits faster than others work looks here first, and answers with [`TaskError::later`].
     pub async fn depth(&self, pipe: &str) -> Result<u64, TaskError> {
         let Surroundings { broker, depths, .. } = &self.0.surroundings;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::broker::{Broker, BrokerError};
 
 /// How long a reading holds.
-const HOLDS: Duration = Duration::from_secs(1);
+const HOLDS: Duration = Duration::from_millis(250);
 
 /// The depths of the pipes that somebody has asked for.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ struct Reading {
 }
 
 impl Depths {
-    /// How many messages wait in the pipe, as it was read within the last second, and what this process has added since.
+    /// How many messages wait in the pipe, as it was read a moment ago, and what this process has added since.
     pub async fn of(&self, pipe: &str, broker: &dyn Broker) -> Result<u64, BrokerError> {
         let recent = self.readings().get(pipe).filter(|reading| reading.at.elapsed() < HOLDS).copied();
         if let Some(Reading { depth, added, .. }) = recent {

@@ -261,7 +261,7 @@ impl Watcher {
         loop {
             if let Some((event, rest)) = self.read.split_once("\n\n") {
                 let data = event.lines().find_map(|line| line.strip_prefix("data:")).map(|data| serde_json::from_str(data).unwrap());
-                self.read = rest.to_owned();
+                self.read = rest.to_string();
                 if data.is_some() {
                     return data;
                 }
