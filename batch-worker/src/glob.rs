@@ -75,7 +75,10 @@ impl BatchPlugin for Glob {
                 // The first split pins the folder, and nothing else.
                 (Some(folder), None, []) => Ok((vec![pin(&root, &folder)?], folder, text)),
                 (None, Some(base), [only]) if only.size.is_none() => Ok((list(&root, &base, &pattern, only)?, base, text)),
-                (None, Some(base), [_, ..]) => Ok((entries, base, text)),
+                (None, Some(base), [_, ..]) => {
+                    entries.iter().try_for_each(|entry| within(&root, &entry.path).map(drop))?;
+                    Ok((entries, base, text))
+                }
                 _ => Err(SplitError::Definition("name a folder, e.g. {\"folder\": \"scans\", \"pattern\": \"**/*.tif\"}".to_owned())),
             }
         })
@@ -199,6 +202,7 @@ mod tests {
             (r#"{"folder":"nowhere"}"#, "there is no file \"nowhere\""),
             (r#"{"folder":".."}"#, "no path below the root folder"),
             (r#"{"folder":".","pattern":"a**"}"#, "pattern: "),
+            (r#"{"base":".","entries":[{"path":"../x","modified":0,"size":1}]}"#, "no path below the root folder"),
             (r"{}", "name a folder"),
         ] {
             let error = split(root.path(), definition, 10).await.unwrap_err();

@@ -104,7 +104,6 @@ impl Store {
                 if job.task_table {
                     tx.retire_table(job.incarnation, 0).await?;
                     tx.notify(Signal::Sweep);
-                    tx.notify(Signal::Jobs);
                 }
                 move_job(&mut *tx, &mut job, JobStatus::Cancelled, Actor::Client, "cancelled", self.now()).await?;
                 tx.save_job(&job).await?;
@@ -145,6 +144,7 @@ impl Store {
             tx.retire_table(row.incarnation, 0).await?;
         }
         tx.notify(Signal::Sweep);
+        tx.notify(Signal::Jobs);
         tx.commit().await?;
         Ok(true)
     }

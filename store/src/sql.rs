@@ -337,17 +337,18 @@ fn kind_of(code: &str) -> Kind {
     if code.len() == 5 {
         return match code {
             "40001" | "40P01" => Kind::Contention,
-            // Lock and statement timeouts; a database that starts, stops, is full, or cannot be reached.
-            "55P03" | "25P03" => Kind::Unavailable,
-            _ if ["08", "53", "55", "57", "58"].contains(&&code[..2]) => Kind::Unavailable,
+            // Lock and statement timeouts; a server that has become a standby.
+            "55P03" | "25P03" | "25006" => Kind::Unavailable,
+            // A database that starts, stops, is full, cannot be reached, or does not let this process in now.
+            _ if ["08", "28", "3D", "53", "55", "57", "58"].contains(&&code[..2]) => Kind::Unavailable,
             _ => Kind::Refused,
         };
     }
     match code.parse::<u32>().map(|code| code & 0xff) {
         // Busy and locked.
         Ok(5 | 6) => Kind::Contention,
-        // Input and output, disk full, cannot open.
-        Ok(10 | 13 | 14) => Kind::Unavailable,
+        // No memory, read-only, interrupted, input and output, disk full, cannot open.
+        Ok(7 | 8 | 9 | 10 | 13 | 14) => Kind::Unavailable,
         _ => Kind::Refused,
     }
 }
@@ -361,6 +362,8 @@ mod tests {
         for (codes, kind) in [
             (&["40001", "40P01", "5", "517", "6"][..], Kind::Contention),
             (&["08006", "53300", "55P03", "57014", "57P01", "25P03", "10", "13", "14", "522"], Kind::Unavailable),
+            // A server that is a standby now, another password than this one's, a database that is being made anew.
+            (&["25006", "28P01", "28000", "3D000", "7", "8", "1032", "9"], Kind::Unavailable),
             (&["23505", "42P01", "22021", "1", "19", "2067", ""], Kind::Refused),
         ] {
             for code in codes {

@@ -475,6 +475,14 @@ async fn whoever_waits_is_woken_by_a_commit(world: World) {
     tokio::time::timeout(limit, sweep.changed()).await.unwrap().unwrap();
 }
 
+async fn whoever_watches_jobs_is_woken_by_a_deletion(world: World) {
+    let life = world.create("acme", "gone", OnFailure::Stop).await;
+    let mut jobs = world.store.job_signal();
+    jobs.mark_unchanged();
+    assert!(world.store.delete_job(&life.partition, &life.job).await.unwrap());
+    tokio::time::timeout(Duration::from_secs(10), jobs.changed()).await.unwrap().unwrap();
+}
+
 async fn reports_of_nobody_are_ignored(world: World) {
     let nobody = |text: &str| TrackingEvent { task: JobTaskId::parse(text).unwrap(), kind: EventKind::Complete };
     let life = world.create("acme", "somebody", OnFailure::Stop).await;
@@ -525,6 +533,7 @@ suite! {
     the_sweeper_drops_the_tables_of_jobs_that_are_over,
     what_was_kept_for_a_time_goes_when_the_time_is_over,
     whoever_waits_is_woken_by_a_commit,
+    whoever_watches_jobs_is_woken_by_a_deletion,
     reports_of_nobody_are_ignored,
 }
 
