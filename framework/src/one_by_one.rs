@@ -337,4 +337,9 @@ mod tests {
     async fn a_split_that_fails_is_reported_by_its_own_name_and_not_by_that_of_a_subtask() {
         assert_eq!(report_of("splitter-in").await, ("p:j.1".to_owned(), ReportStatus::Failed));
     }
+
+    #[tokio::test]
+    async fn a_message_that_is_passed_on_to_where_its_tracking_ends_is_reported() {
+        assert_eq!(report_of("end").await, ("p:j.1".to_owned(), ReportStatus::Complete));
+    }
 }
