@@ -1,7 +1,7 @@
 //! What a worker's answer becomes on the wire: messages and reports. Pure.
 //!
 //! Subtasks are numbered from 1 in publish order. The final answer of a task that dispatched N subtasks is N+1 and
-//! carries `*`; a task that dispatched nothing keeps its id.
+//! carries `*`; a task that dispatched nothing keeps its id, and so does one that fails, however much it has dispatched.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -50,6 +50,13 @@ impl Arrival {
         diverted_report(&self.message)
     }
 
+    /// The report of a message that is passed on to where its tracking ends: nobody after this one can make it.
+    pub(crate) fn last_report(&self) -> Option<TrackingReport> {
+        let tracking = self.message.tracking.as_ref()?;
+        let ends = tracking_ends(self.message.to.as_deref(), tracking);
+        Some(TrackingReport::new(self.message.job_task_id()?, self.report().filter(|_| ends)?))
+    }
+
     /// The message on its way to `to`, byte for byte but for its tracking, which is gone when it ends there.
     /// `None` when the message is for nobody.
     pub fn onward(&self) -> Option<Outgoing> {

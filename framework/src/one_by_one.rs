@@ -192,7 +192,9 @@ impl<W: Worker> OneByOne<W> {
 
     fn negative(&self, input: &TaskMessage, status: TaskStatus, data: Vec<u8>, reason: &str, dispatched: Dispatched) -> Verdict {
         let draft = Draft {
-            part: Part::Final(dispatched.count),
+            // Its own name: where a split breaks off differs from attempt to attempt, and the number after the last subtask of
+            // this one may be that of a subtask of another, which is done.
+            part: Part::Final(0),
             to: self.pipes.output.as_deref(),
             status,
             classifier: input.task_classifier.as_deref().unwrap_or_default(),
@@ -275,5 +277,69 @@ impl Attempts {
         headers.set(ATTEMPTS_HEADER, HeaderValue::Integer(i64::from(self.failed)));
         headers.set(FIRST_ATTEMPT_HEADER, HeaderValue::Integer(self.first_began));
         headers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use contract::{BatchTask, ReportStatus, Tracking, TrackingReportTask};
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::broker::Broker;
+    use crate::broker::memory::Memory;
+    use crate::{NoOutput, Runtime, Settings, TaskError};
+
+    /// Splits, and fails before it is through.
+    struct Splitter;
+
+    impl Worker for Splitter {
+        type Input = BatchTask;
+        type Output = NoOutput;
+
+        async fn run(&self, task: BatchTask, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+            ctx.dispatch("items", &task).await?;
+            ctx.dispatch("items", &task).await?;
+            Err(TaskError::failed("the rest cannot be read"))
+        }
+    }
+
+    /// What is reported of a message for this pipe that arrives in the splitter's input.
+    async fn report_of(to: &str) -> (String, ReportStatus) {
+        let (broker, stop) = (Memory::new(), CancellationToken::new());
+        let tracking = Tracking {
+            job_task_id: Some("p:j.1".to_owned()),
+            last_status_check_time: Some(now_millis()),
+            tracking_pipe: Some("tracking".to_owned()),
+            track_to: Some("end".to_owned()),
+            ..Tracking::default()
+        };
+        let message = TaskMessage { tracking: Some(tracking), ..TaskMessage::new("t", to, &BatchTask::default()).unwrap() };
+        broker.publish(Outgoing::new("splitter-in", message.encode())).await.unwrap();
+        let mut reports = broker.consume("tracking", 1).await.unwrap();
+        let ready = Runtime::new(Settings::new("splitter"), Arc::new(broker.clone())).worker(Splitter);
+        let report = async {
+            let delivery = reports.next().await.unwrap();
+            let message = TaskMessage::decode(&delivery.body).unwrap();
+            delivery.ack();
+            stop.cancel();
+            let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
+            let [report] = task.tracking_reports.as_slice() else { panic!("{task:?}") };
+            (report.job_task_id.clone(), report.status)
+        };
+        let both = async { tokio::join!(ready.run_until(stop.clone()), report).1 };
+        tokio::time::timeout(Duration::from_secs(10), both).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_split_that_fails_is_reported_by_its_own_name_and_not_by_that_of_a_subtask() {
+        assert_eq!(report_of("splitter-in").await, ("p:j.1".to_owned(), ReportStatus::Failed));
+    }
+
+    #[tokio::test]
+    async fn a_message_that_is_passed_on_to_where_its_tracking_ends_is_reported() {
+        assert_eq!(report_of("end").await, ("p:j.1".to_owned(), ReportStatus::Complete));
     }
 }

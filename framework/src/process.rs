@@ -166,10 +166,9 @@ impl<C: Collector> Process<C> {
             }
             Verdict::PassOn => {
                 self.metrics.passed_on.increment(1);
-                match arrival.onward() {
-                    Some(message) => self.publish(message).await,
-                    None => Ok(()),
-                }
+                let messages = arrival.onward().into_iter().collect();
+                let effects = Effects { messages, reports: arrival.last_report().into_iter().collect(), ..Effects::default() };
+                self.cause(&arrival.message, effects).await
             }
             Verdict::Invalid(reason) => self.to_invalid(&arrival.delivery, &reason).await,
             Verdict::Again(reason) => Err(Unsettled::Again(reason)),
