@@ -17,6 +17,9 @@ use serde::{Deserialize, Serialize};
 use crate::source::{Stamp, stamp, stamp_of, within};
 use crate::{Batch, BatchPlugin, Part, SplitError, even_size};
 
+/// Entries in one definition, unless a folder has more than `max_parts` times as many.
+const LONGEST_LIST: usize = 10_000;
+
 /// Splits directory trees below a root folder.
 #[derive(Debug, Clone)]
 pub struct Glob {
@@ -83,7 +86,9 @@ impl BatchPlugin for Glob {
             }
         })
         .await??;
-        let size = usize::try_from(even_size(entries.len() as u64, batch.max_parts as u64))?;
+        let even = usize::try_from(even_size(entries.len() as u64, batch.max_parts as u64))?;
+        // An even tree is worth no definition that nobody takes.
+        let size = if even > LONGEST_LIST { entries.len().div_ceil(batch.max_parts) } else { even };
         entries
             .chunks(size)
             .map(|entries| match entries {

@@ -36,6 +36,8 @@ use plugin::AnyPlugin;
 /// The largest batch definition, in bytes.
 pub const MAX_DEFINITION: usize = 4 * 1024 * 1024;
 
+/// The longest name of a pipe that every broker takes, in bytes.
+const MAX_PIPE: usize = 255;
 /// Before a split looks again at a target pipe that was too full.
 const WHILE_FULL: Duration = Duration::from_millis(400);
 
@@ -113,14 +115,17 @@ impl Worker for BatchWorker {
     async fn run(&self, task: BatchTask, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
         let target = task.target_pipe.clone().filter(|pipe| !pipe.is_empty());
         let target = target.ok_or_else(|| TaskError::failed("the batch has no targetPipe for its items"))?;
-        if ctx.depth(&target).await? > self.max_depth {
+        if target.len() > MAX_PIPE {
+            let size = target.len();
+            return Err(TaskError::failed(format!("the targetPipe has {size} bytes; the limit is {MAX_PIPE}")));
+        }
+        // A depth that cannot be told stops nobody.
+        if ctx.depth(&target).await.is_ok_and(|depth| depth > self.max_depth) {
             return Err(TaskError::later(WHILE_FULL));
         }
         let parts = self.split(&task).await?;
-        if !parts.is_empty() {
-            ctx.announce(u32::try_from(parts.len()).map_err(TaskError::failed)?);
-            self.splits.fetch_add(1, Ordering::Relaxed);
-        }
+        ctx.announce(u32::try_from(parts.len()).map_err(TaskError::failed)?);
+        self.splits.fetch_add(1, Ordering::Relaxed);
         let own_input = ctx.input_pipe().to_owned();
         for part in parts {
             ctx.check_cancelled()?;

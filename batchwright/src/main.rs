@@ -86,7 +86,7 @@ struct StackArgs {
     /// Where workers find the job service, when that is elsewhere, e.g. behind a proxy.
     #[arg(long, env = "BATCHWRIGHT_PUBLIC_URL")]
     public_url: Option<String>,
-    /// The folder below which `lines` batches find their files.
+    /// The folder below which `lines` and `glob` batches find their files.
     #[arg(long, env = "BATCHWRIGHT_ROOT", default_value = ".")]
     root: PathBuf,
     /// How tracked outputs travel: direct or reroute.
@@ -101,7 +101,7 @@ struct StackArgs {
     /// Batches are not split while more messages than this wait in their target pipe.
     #[arg(long, env = "BATCHWRIGHT_MAX_DEPTH", default_value_t = 100_000)]
     max_depth: u64,
-    /// Tasks of a worker that run at the same time.
+    /// Tasks of a worker that run at the same time; batch and tracking worker have their own measure.
     #[arg(long, env = "BATCHWRIGHT_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     concurrency: u32,
     /// Deliveries that a worker has taken and not settled, at most.
@@ -173,7 +173,7 @@ struct SubmitArgs {
     /// The whole request as JSON; `-` reads standard input.
     #[arg(long, short, conflicts_with_all = ["batch_type", "definition"])]
     file: Option<PathBuf>,
-    /// The batch plugin: range or lines.
+    /// The batch plugin: range, list, lines or glob.
     #[arg(long, requires = "definition")]
     batch_type: Option<String>,
     /// What to split, as the plugin understands it, e.g. 1-1000.

@@ -52,9 +52,9 @@ pub struct StackOptions {
     pub max_parts: usize,
     /// Batches are not split while more than this waits in their target pipe.
     pub max_depth: u64,
-    /// The folder of the files that `lines` batches name.
+    /// The folder of the files that `lines` and `glob` batches name.
     pub root: PathBuf,
-    /// Tasks of a worker that run at the same time.
+    /// Tasks of a worker that run at the same time; batch and tracking worker have their own measure.
     pub concurrency: usize,
     /// Deliveries that a worker has taken and not settled, at most.
     pub prefetch: u32,

@@ -22,12 +22,17 @@ pub(crate) struct Author {
     pub route: Route,
 }
 
+/// The longest reason of a failure in a report, in bytes. The result in the output pipe has all of it.
+const LONGEST_REASON: usize = 8 * 1024;
+
 /// Which part of a task an output is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
+    /// All of it: nothing was split off. It keeps its id.
+    Whole,
     /// The subtask with this number.
     Subtask(u32),
-    /// The final answer after this many subtasks.
+    /// The final answer after this many subtasks, of which there may be none.
     Final(u32),
 }
 
@@ -96,17 +101,20 @@ impl Author {
     }
 
     pub fn failure(&self, kind: &str, reason: &str) -> ReportFailure {
+        // A page of HTML or a dump makes no failure clearer, and hundreds of them no message that anybody takes.
+        let end = reason.floor_char_boundary(LONGEST_REASON);
+        let reason = if end < reason.len() { format!("{} …", &reason[..end]) } else { reason.to_owned() };
         ReportFailure {
             failure_id: Some(kind.to_owned()),
             failure_time: Some(now_millis()),
             failure_source: Some(self.name.clone()),
-            failure_message: Some(reason.to_owned()),
+            failure_message: Some(reason),
         }
     }
 
     fn context(&self, input: &TaskMessage, draft: &Draft<'_>) -> BTreeMap<String, contract::ContextData> {
         let mut context = match draft.part {
-            Part::Final(_) => input.context.clone(),
+            Part::Whole | Part::Final(_) => input.context.clone(),
             Part::Subtask(_) => BTreeMap::new(),
         };
         if let Some(note) = &draft.note {
@@ -141,7 +149,7 @@ pub(crate) fn new_message<T: TaskData>(task_id: String, to: &str, data: Vec<u8>)
 
 fn part_id(id: &str, part: Part) -> String {
     match part {
-        Part::Final(0) => id.to_owned(),
+        Part::Whole => id.to_owned(),
         Part::Subtask(number) => subtask_id(id, number, false),
         Part::Final(subtasks) => subtask_id(id, subtasks + 1, true),
     }
@@ -185,9 +193,12 @@ mod tests {
 
     #[test]
     fn ids_number_the_parts_of_a_task() {
-        for (part, task_id, job_task_id) in
-            [(Part::Final(0), "T", "p:j.2*"), (Part::Subtask(1), "T.1", "p:j.2*.1"), (Part::Final(3), "T.4*", "p:j.2*.4*")]
-        {
+        for (part, task_id, job_task_id) in [
+            (Part::Whole, "T", "p:j.2*"),
+            (Part::Final(0), "T.1*", "p:j.2*.1*"),
+            (Part::Subtask(1), "T.1", "p:j.2*.1"),
+            (Part::Final(3), "T.4*", "p:j.2*.4*"),
+        ] {
             let produced = author(Route::Reroute).produce(&input(), draft(part, Some("next")));
             let message = TaskMessage::decode(&produced.message.unwrap().body).unwrap();
             assert_eq!((message.task_id.as_str(), message.job_task_id()), (task_id, Some(job_task_id)));
@@ -197,7 +208,7 @@ mod tests {
 
     #[test]
     fn an_output_that_reaches_the_end_of_tracking_is_reported_and_no_longer_tracked() {
-        let produced = author(Route::Direct).produce(&input(), draft(Part::Final(0), Some("out")));
+        let produced = author(Route::Direct).produce(&input(), draft(Part::Whole, Some("out")));
         assert_eq!(produced.report, Some(TrackingReport::new("p:j.2*", ReportStatus::Complete)));
         assert_eq!(TaskMessage::decode(&produced.message.unwrap().body).unwrap().tracking, None);
     }
@@ -209,8 +220,14 @@ mod tests {
             let message = author(Route::Direct).produce(&input(), note(part)).message.unwrap();
             TaskMessage::decode(&message.body).unwrap().context.into_keys().collect::<Vec<_>>()
         };
-        assert_eq!(services(Part::Final(0)), ["batchwright/worker", "other/service"]);
+        assert_eq!(services(Part::Whole), ["batchwright/worker", "other/service"]);
         assert_eq!(services(Part::Subtask(1)), ["batchwright/worker"]);
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_in_the_report() {
+        let failure = author(Route::Direct).failure("RESULT_EXCEPTION", &"ü".repeat(10_000));
+        assert_eq!(failure.failure_message.unwrap().len(), 8 * 1024 + " …".len());
     }
 
     #[test]

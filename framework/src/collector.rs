@@ -17,6 +17,11 @@ pub trait Collector: Send + Sync + 'static {
     /// Decides about these deliveries: as many verdicts, in the same order.
     fn collect(&self, arrivals: &[Arrival], courier: &Courier) -> impl Future<Output = Vec<Verdict>> + Send;
 
+    /// Decides about a delivery that has caused a message for a pipe that cannot be.
+    fn undeliverable(&self, _: &Arrival, reason: String) -> Verdict {
+        Verdict::Again(reason)
+    }
+
     /// Decides about a delivery that has killed its process time and again, alone. It must not be looked into.
     fn condemn(&self, arrival: &Arrival) -> Verdict {
         Verdict::Invalid(format!("the process died each time it was given this message ({})", arrival.message().task_id))

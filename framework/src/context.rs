@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,8 @@ struct Inner {
     surroundings: Surroundings,
     attempt: u32,
     split: tokio::sync::Mutex<Split>,
+    /// The task has said that it is a split, if only into nothing.
+    announced: AtomicBool,
     wanted: Wanted,
 }
 
@@ -48,12 +51,17 @@ struct Split {
     count: u32,
     in_flight: VecDeque<Confirm>,
     reports: Vec<TrackingReport>,
+    /// A subtask was not taken: whatever the author makes of it, the task is not done.
+    not_taken: Option<PublishError>,
 }
 
 /// What a task leaves behind when it has run: what must be confirmed and reported before it is settled.
 #[derive(Debug, Default)]
 pub(crate) struct Dispatched {
     pub count: u32,
+    pub is_split: bool,
+    /// Why a subtask was not taken.
+    pub not_taken: Option<PublishError>,
     pub unconfirmed: Vec<Confirm>,
     pub reports: Vec<TrackingReport>,
 }
@@ -78,7 +86,14 @@ impl Payload {
 impl Context {
     pub(crate) fn new(input: TaskMessage, attempt: u32, surroundings: Surroundings) -> Self {
         let wanted = Wanted::default();
-        Self(Arc::new(Inner { input, surroundings, attempt, split: tokio::sync::Mutex::default(), wanted }))
+        Self(Arc::new(Inner {
+            input,
+            surroundings,
+            attempt,
+            split: tokio::sync::Mutex::default(),
+            announced: AtomicBool::new(false),
+            wanted,
+        }))
     }
 
     /// Splits off a subtask and sends it to a pipe. Waits for room among the unconfirmed, not for the confirm: all are
@@ -92,8 +107,11 @@ impl Context {
         let Inner { input, surroundings, split, .. } = &*self.0;
         let mut split = split.lock().await;
         while split.in_flight.len() >= WINDOW {
-            if let Some(oldest) = split.in_flight.pop_front() {
-                oldest.await.map_err(|error| not_taken(&error))?;
+            if let Some(oldest) = split.in_flight.pop_front()
+                && let Err(error) = oldest.await
+            {
+                split.not_taken = Some(error.clone());
+                return Err(not_taken(&error));
             }
         }
         split.count += 1;
@@ -116,7 +134,10 @@ impl Context {
     }
 
     /// Announces how many subtasks are about to be dispatched, so that the progress of the job is exact from the start.
+    ///
+    /// With 0 it says that there is nothing to split: the task is done, and counts as no item.
     pub fn announce(&self, subtasks: u32) {
+        self.0.announced.store(true, Ordering::Relaxed);
         self.tell(Author::size(&self.0.input, subtasks));
     }
 
@@ -145,7 +166,7 @@ impl Context {
     /// Whoever splits faster than others work looks here first, and answers with [`TaskError::later`].
     pub async fn depth(&self, pipe: &str) -> Result<u64, TaskError> {
         let Surroundings { broker, depths, .. } = &self.0.surroundings;
-        depths.of(pipe, &**broker).await.map_err(|error| TaskError::unavailable(error.to_string()))
+        Ok(depths.of(pipe, &**broker).await?)
     }
 
     /// Which attempt this is, from 1.
@@ -181,8 +202,9 @@ impl Context {
     /// Ends dispatching and hands over what was dispatched.
     pub(crate) async fn finish(&self) -> Dispatched {
         let mut split = self.0.split.lock().await;
-        let Split { count, in_flight, reports } = std::mem::take(&mut *split);
-        Dispatched { count, unconfirmed: in_flight.into(), reports }
+        let Split { count, in_flight, reports, not_taken } = std::mem::take(&mut *split);
+        let is_split = count > 0 || self.0.announced.load(Ordering::Relaxed);
+        Dispatched { count, is_split, not_taken, unconfirmed: in_flight.into(), reports }
     }
 
     fn tell(&self, report: Option<TrackingReport>) {
@@ -199,8 +221,20 @@ impl fmt::Debug for Context {
     }
 }
 
-fn not_taken(error: &PublishError) -> TaskError {
-    TaskError::unavailable(error.to_string())
+impl Dispatched {
+    /// Which part of the task its answer is.
+    pub const fn answer(&self) -> Part {
+        if self.is_split { Part::Final(self.count) } else { Part::Whole }
+    }
+}
+
+/// A pipe that cannot be is the task's fault, one that is full is a matter of time, and a broker that is gone is nobody's.
+pub(crate) fn not_taken(error: &PublishError) -> TaskError {
+    match error {
+        PublishError::Closed => TaskError::unavailable(error.to_string()),
+        PublishError::Unroutable { .. } => TaskError::failed(error.to_string()),
+        PublishError::Refused { .. } => TaskError::retry(error.to_string()),
+    }
 }
 
 /// Whether somebody still wants the task.

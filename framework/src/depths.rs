@@ -29,7 +29,10 @@ impl Depths {
             return Ok(depth.saturating_add(added));
         }
         let depth = broker.depth(pipe).await?;
-        self.readings().insert(pipe.to_owned(), Reading { at: Instant::now(), depth, added: 0 });
+        let mut readings = self.readings();
+        // A reading that no longer holds is of no use to anybody.
+        readings.retain(|_, reading| reading.at.elapsed() < HOLDS);
+        readings.insert(pipe.to_owned(), Reading { at: Instant::now(), depth, added: 0 });
         Ok(depth)
     }
 

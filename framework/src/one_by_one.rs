@@ -14,7 +14,7 @@ use crate::answer::{Draft, Part, Produced};
 use crate::broker::{HeaderValue, Headers, Outgoing};
 use crate::clock::now_millis;
 use crate::collector::{Arrival, Collector, Courier, Effects, Verdict};
-use crate::context::{Context, Dispatched, Surroundings};
+use crate::context::{Context, Dispatched, Surroundings, not_taken};
 use crate::worker::{Answer, TaskErrorKind};
 use crate::{Reply, RetryPolicy, TaskError, Worker};
 
@@ -55,6 +55,10 @@ impl<W: Worker> Collector for OneByOne<W> {
         verdicts
     }
 
+    fn undeliverable(&self, arrival: &Arrival, reason: String) -> Verdict {
+        self.failed(arrival.message(), &reason, Dispatched::default())
+    }
+
     fn condemn(&self, arrival: &Arrival) -> Verdict {
         let reason = format!("{} could not process the item.", self.surroundings.author.name);
         self.given_up(arrival, &reason, Dispatched::default())
@@ -67,6 +71,10 @@ impl<W: Worker> OneByOne<W> {
         let ctx = Context::new(arrival.message.clone(), attempts.failed + 1, self.surroundings.clone());
         let answered = self.run(arrival.message(), &ctx).await;
         let dispatched = ctx.finish().await;
+        let answered = match &dispatched.not_taken {
+            Some(error) => answered.and(Err(not_taken(error))),
+            None => answered,
+        };
         match answered {
             Ok(reply) => self.answered(arrival.message(), &reply.0, dispatched),
             Err(error) => self.erred(arrival, &error, attempts, dispatched),
@@ -105,13 +113,13 @@ impl<W: Worker> OneByOne<W> {
     }
 
     fn answered(&self, input: &TaskMessage, answer: &Answer<W::Output>, dispatched: Dispatched) -> Verdict {
-        let part = Part::Final(dispatched.count);
+        let part = dispatched.answer();
         let draft = match answer {
             Answer::PassOn => return Verdict::Done(effects(dispatched, Produced::default())),
             Answer::None => Draft { ends_tracking: true, ..success::<W::Output>(part, None, Vec::new(), None) },
             Answer::Send { output, to, is_failure, context } => {
                 let Some(to) = to.as_deref().or(self.pipes.output.as_deref()) else {
-                    return Verdict::Again("the worker sends output, but no output pipe is configured".to_owned());
+                    return self.failed(input, "the worker sends output, but no output pipe is configured", dispatched);
                 };
                 let data = match serde_json::to_vec(output) {
                     Ok(data) => data,
@@ -194,7 +202,7 @@ impl<W: Worker> OneByOne<W> {
         let draft = Draft {
             // Its own name: where a split breaks off differs from attempt to attempt, and the number after the last subtask of
             // this one may be that of a subtask of another, which is done.
-            part: Part::Final(0),
+            part: Part::Whole,
             to: self.pipes.output.as_deref(),
             status,
             classifier: input.task_classifier.as_deref().unwrap_or_default(),

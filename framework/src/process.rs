@@ -162,7 +162,15 @@ impl<C: Collector> Process<C> {
         let caused = match verdict {
             Verdict::Done(effects) => {
                 self.metrics.done.increment(1);
-                self.cause(&arrival.message, effects).await
+                match self.cause(&arrival.message, effects).await {
+                    Err(Unsettled::NotTaken(error @ PublishError::Unroutable { .. })) => {
+                        match self.collector.undeliverable(&arrival, error.to_string()) {
+                            Verdict::Done(effects) => self.cause(&arrival.message, effects).await,
+                            _ => Err(error.into()),
+                        }
+                    }
+                    caused => caused,
+                }
             }
             Verdict::PassOn => {
                 self.metrics.passed_on.increment(1);

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use contract::{TaskMessage, TrackingReport, TrackingReportTask};
+use futures_util::future::try_join_all;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
@@ -140,12 +141,19 @@ impl Buffer {
             by_pipe.entry(Arc::clone(&entry.reports.pipe)).or_default().push(entry);
         }
         for (pipe, mut entries) in by_pipe {
-            let confirm = self.broker.publish(Outgoing::new(Arc::clone(&pipe), report_message(&pipe, &mut entries).encode()));
+            let (correlation_id, mut reports) = merge(&mut entries);
+            let mut confirms = Vec::with_capacity(1);
+            // A task may have caused more reports than one message should have.
+            while !reports.is_empty() {
+                let rest = reports.split_off(reports.len().min(FULL));
+                let message = report_message(&pipe, correlation_id.clone(), std::mem::replace(&mut reports, rest));
+                confirms.push(self.broker.publish(Outgoing::new(Arc::clone(&pipe), message.encode())));
+            }
             let waiting: Vec<_> = entries.into_iter().filter_map(|entry| entry.waiting).collect();
             let (in_flight, count) = (Arc::clone(&self.in_flight), waiting.len());
             in_flight.fetch_add(count, Ordering::Relaxed);
             self.tasks.spawn(async move {
-                let confirmed = confirm.await;
+                let confirmed = try_join_all(confirms).await.map(drop);
                 in_flight.fetch_sub(count, Ordering::Relaxed);
                 for waiting in waiting {
                     // One that no longer waits has been given up by the shutdown.
@@ -156,14 +164,17 @@ impl Buffer {
     }
 }
 
-fn report_message(pipe: &str, entries: &mut [Entry]) -> TaskMessage {
+/// All reports of these entries, and their correlation id where they have one in common.
+fn merge(entries: &mut [Entry]) -> (Option<String>, Vec<TrackingReport>) {
     let correlation_id = entries.first().and_then(|entry| entry.reports.correlation_id.clone());
     let same = entries.iter().all(|entry| entry.reports.correlation_id == correlation_id);
-    let tracking_reports = entries.iter_mut().flat_map(|entry| std::mem::take(&mut entry.reports.list)).collect();
+    let reports = entries.iter_mut().flat_map(|entry| std::mem::take(&mut entry.reports.list)).collect();
+    (correlation_id.filter(|_| same), reports)
+}
+
+fn report_message(pipe: &str, correlation_id: Option<String>, tracking_reports: Vec<TrackingReport>) -> TaskMessage {
     let task = TrackingReportTask { tracking_reports };
     let id = uuid::Uuid::new_v4().to_string();
-    TaskMessage {
-        correlation_id: correlation_id.filter(|_| same),
-        ..crate::answer::new_message::<TrackingReportTask>(id, pipe, serde_json::to_vec(&task).unwrap_or_default())
-    }
+    let data = serde_json::to_vec(&task).unwrap_or_default();
+    TaskMessage { correlation_id, ..crate::answer::new_message::<TrackingReportTask>(id, pipe, data) }
 }

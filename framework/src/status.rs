@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use contract::rest::ErrorBody;
-use contract::{JobStatus, Tracking};
+use contract::{JobStatus, JobTaskId, Tracking};
 use moka::Expiry;
 use moka::future::Cache;
 use serde::{Deserialize, Serialize};
@@ -224,7 +224,8 @@ impl Announced {
             return missed;
         }
         match tracking.job_task_id.as_deref() {
-            Some(id) => self.jobs.get(job_of(id)).await.max(missed),
+            Some(id) if id.contains(':') => self.jobs.get(job_of(id)).await.max(missed),
+            Some(id) => self.jobs.get(&format!("{}:{}", JobTaskId::DEFAULT_PARTITION, job_of(id))).await.max(missed),
             None => missed,
         }
     }

@@ -3,16 +3,20 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use contract::{JobStatus, LineRange};
+use contract::{FileItem, JobStatus, LineRange};
 use example_worker::{WordCount, WordCounter, count_words};
-use framework::{Context, Reply, TaskError, Worker};
+use framework::{Context, NoOutput, Reply, TaskError, Worker};
 use harness::wait_for;
 use serde_json::json;
 
 use crate::place::Place;
 use crate::workers::Gate;
 
-stories![the_words_of_files_are_counted_as_a_single_pass_counts_them, a_file_that_changes_in_between_fails_the_job_by_its_name];
+stories![
+    what_is_split_into_nothing_counts_as_no_item,
+    the_words_of_files_are_counted_as_a_single_pass_counts_them,
+    a_file_that_changes_in_between_fails_the_job_by_its_name
+];
 
 /// Numbered lines of words of several scripts, of growing lengths.
 fn text(lines: usize) -> String {
@@ -26,6 +30,38 @@ fn text(lines: usize) -> String {
         text.push('\n');
     }
     text
+}
+
+async fn what_is_split_into_nothing_counts_as_no_item(place: Place) {
+    let root = place.files();
+    std::fs::create_dir_all(root.join("tree/empty/deeper")).unwrap();
+    std::fs::create_dir_all(root.join("tree/full")).unwrap();
+    for name in ["a.txt", "b.txt", "c.md"] {
+        std::fs::write(root.join("tree/full").join(name), "x").unwrap();
+    }
+    let system = place.start(place.stack().worker(place.settings("items"), Silent)).await;
+    for (job, batch_type, definition, items) in [
+        ("list", "list", "[]", 0),
+        ("glob", "glob", r#"{"folder":"tree","pattern":"**/*.txt"}"#, 2),
+        ("lines", "lines", r#"{"files":[]}"#, 0),
+    ] {
+        system.client.put(job, &place.batch(batch_type, definition)).await.unwrap();
+        let state = system.ended(job).await;
+        assert_eq!((state.status, state.completed_items, state.failed_tasks), (JobStatus::Completed, items, 0), "{state:?}");
+    }
+    system.stop().await;
+}
+
+/// Looks at files, and says nothing.
+struct Silent;
+
+impl Worker for Silent {
+    type Input = FileItem;
+    type Output = NoOutput;
+
+    async fn run(&self, _: FileItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
+        Ok(Reply::none())
+    }
 }
 
 async fn the_words_of_files_are_counted_as_a_single_pass_counts_them(place: Place) {

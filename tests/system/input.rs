@@ -60,7 +60,7 @@ async fn a_batch_that_cannot_be_split_fails_its_job_and_names_the_place(place: P
         change(new_job.task.as_mut().and_then(|task| task.task_data.as_mut()).unwrap());
         new_job
     };
-    let jobs: [(NewJob, &str); 8] = [
+    let jobs: [(NewJob, &str); 9] = [
         (place.batch("rnage", "1-5"), "Invalid batch type  \"rnage\"; this batch worker knows "),
         (place.batch("range", "1-x"), "batch definition of range: at character 3: \"x\" is no number"),
         (place.batch("range", "5-1"), "the range begins with 5 but ends with 1, before it"),
@@ -69,6 +69,7 @@ async fn a_batch_that_cannot_be_split_fails_its_job_and_names_the_place(place: P
         (with_data(|data| data["targetPipe"] = json!(null)), "the batch has no targetPipe for its items"),
         (with_data(|data| data["batchDefinition"] = json!(null)), "the batch has no batchDefinition"),
         (with_data(|data| data["batchDefinition"] = json!(7)), "Invalid input message"),
+        (with_data(|data| data["targetPipe"] = json!("x".repeat(300))), "the targetPipe has 300 bytes; the limit is 255"),
     ];
     for (number, (new_job, _)) in jobs.iter().enumerate() {
         system.client.put(&format!("j{number}"), new_job).await.unwrap();

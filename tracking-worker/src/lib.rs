@@ -92,6 +92,11 @@ impl Collector for TrackingWorker {
         }
         verdicts
     }
+
+    /// A report is never given up, whatever died while it was there.
+    fn condemn(&self, arrival: &Arrival) -> Verdict {
+        Verdict::Again(format!("processes have died while they had {}", arrival.message().task_id))
+    }
 }
 
 impl TrackingWorker {
