@@ -253,3 +253,84 @@ async fn each<T, F: Future>(mut these: Vec<T>, mut act: impl FnMut(T) -> F) -> V
         last => join_all(these.into_iter().chain(last).map(act)).await,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use contract::{RangeItem, Tracking, TrackingReportTask};
+
+    use super::*;
+    use crate::broker::memory::Memory;
+    use crate::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
+
+    /// Notes which items it is given.
+    struct Noting(Arc<Mutex<Vec<u64>>>);
+
+    impl Worker for Noting {
+        type Input = RangeItem;
+        type Output = NoOutput;
+
+        async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
+            self.0.lock().unwrap().push(item.number);
+            Ok(Reply::none())
+        }
+    }
+
+    fn item() -> Vec<u8> {
+        let item = RangeItem { number: 7, params: std::collections::BTreeMap::new() };
+        let tracking = Tracking { job_task_id: Some("p:j.7".into()), tracking_pipe: Some("tracking".into()), ..Tracking::default() };
+        TaskMessage { tracking: Some(tracking), ..TaskMessage::new("t.7", "w-in", &item).unwrap() }.encode()
+    }
+
+    /// So many processes die while they have the message of this pipe.
+    async fn die(pipes: &Memory, pipe: &str, times: u32) {
+        for _ in 0..times {
+            let process = pipes.process();
+            let mut consumer = process.consume(pipe, 1).await.unwrap();
+            let _held = consumer.next().await.unwrap();
+            process.crash();
+        }
+    }
+
+    /// Runs the worker until there is a message for the tracking worker; answers what was run, and the report.
+    async fn run_until_reported(pipes: &Memory) -> (Vec<u64>, contract::TrackingReport) {
+        let ran = Arc::new(Mutex::new(Vec::new()));
+        let stop = CancellationToken::new();
+        let runtime = Runtime::new(Settings::new("w"), Arc::new(pipes.clone())).worker(Noting(Arc::clone(&ran)));
+        let reported = async {
+            let mut reports = pipes.consume("tracking", 1).await.unwrap();
+            let delivery = reports.next().await.unwrap();
+            let message = TaskMessage::decode(&delivery.body).unwrap();
+            delivery.ack();
+            stop.cancel();
+            serde_json::from_slice::<TrackingReportTask>(&message.task_data.unwrap()).unwrap().tracking_reports.remove(0)
+        };
+        let (ended, report) = tokio::join!(runtime.run_until(stop.clone()), reported);
+        ended.unwrap();
+        let ran = ran.lock().unwrap().clone();
+        (ran, report)
+    }
+
+    #[tokio::test]
+    async fn a_message_that_was_there_when_five_processes_died_is_run_alone_and_not_condemned() {
+        let pipes = Memory::new();
+        pipes.publish(Outgoing::new("w-in", item())).await.unwrap();
+        die(&pipes, "w-in", SUSPECT_AT).await;
+        let (ran, report) = run_until_reported(&pipes).await;
+        assert_eq!((ran, report.status), (vec![7], contract::ReportStatus::Complete));
+        assert_eq!(pipes.depth("w-reject").await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_suspect_that_was_alone_when_three_processes_died_is_rejected_without_being_run() {
+        let pipes = Memory::new();
+        pipes.publish(Outgoing::new("w-in.suspects", item())).await.unwrap();
+        die(&pipes, "w-in.suspects", CONDEMNED_AT).await;
+        let (ran, report) = run_until_reported(&pipes).await;
+        assert_eq!((ran, report.status), (Vec::new(), contract::ReportStatus::Failed));
+        assert_eq!(report.failure.unwrap().failure_message.as_deref(), Some("w could not process the item."));
+        assert_eq!(pipes.depth("w-reject").await.unwrap(), 1);
+        assert_eq!(pipes.depth("w-in.suspects").await.unwrap(), 0);
+    }
+}

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
+use batchwright::{Stack, StackOptions};
 use contract::{JobStatus, RangeItem, ReportFailure, ReportStatus, TaskMessage, Tracking, TrackingReport, subtask_id};
 use framework::Route;
 use harness::wait_for;
@@ -14,6 +15,7 @@ stories![
     a_job_of_many_items_is_counted_exactly,
     progress_never_falls_and_is_100_exactly_when_the_job_is_completed,
     reports_that_come_thrice_and_in_any_order_count_once,
+    a_batch_waits_as_one_message_while_its_pipe_is_full,
 ];
 
 async fn a_job_of_many_items_is_counted_exactly(place: Place) {
@@ -39,6 +41,33 @@ async fn progress_never_falls_and_is_100_exactly_when_the_job_is_completed(place
     let (state, steps) = system.follow("j", |_| gate.admit(10)).await;
     assert!(steps >= 10, "only {steps} different percentages were seen");
     assert_eq!((state.status, state.completed_items), (JobStatus::Completed, 2000));
+    system.stop().await;
+}
+
+async fn a_batch_waits_as_one_message_while_its_pipe_is_full(place: Place) {
+    // Two splits at a time, of ten parts each.
+    let (max_depth, bound) = (30, 30 + 2 * 10);
+    let system = place.start(Stack::new(StackOptions { max_depth, ..place.options() })).await;
+    let items = place.pipe("items");
+    system.client.put("j", &place.range(500)).await.unwrap();
+    let depth = async || system.running.broker().depth(&items).await.unwrap();
+    wait_for("the pipe to be full", async || match depth().await {
+        full if full > max_depth => Ok(()),
+        depth => Err(format!("{depth} items")),
+    })
+    .await;
+    // With nobody to take the items, it is the batches that wait: in a delay, which is no depth.
+    wait_for("the batches to be put off", async || match system.running.broker().depth(&place.pipe("batch")).await.unwrap() {
+        0 => Ok(()),
+        depth => Err(format!("{depth} batches")),
+    })
+    .await;
+    assert!(depth().await <= bound, "{} items wait", depth().await);
+    system.stop().await;
+
+    let options = StackOptions { max_depth, ..place.options() };
+    let system = place.start(Stack::new(options).worker(place.settings("items"), echo())).await;
+    system.completed("j", 500).await;
     system.stop().await;
 }
 
