@@ -253,8 +253,8 @@ async fn main() -> ExitCode {
 
 fn set_up_log(cli: &Cli) {
     let default = match cli.command {
-        Command::Up(_) | Command::Run(_) => "info,sqlx::postgres::notice=warn,lapin::channels=off",
-        _ => "error,lapin::channels=off",
+        Command::Up(_) | Command::Run(_) => "info,sqlx::postgres::notice=warn,lapin=off",
+        _ => "error,lapin=off",
     };
     let filter = EnvFilter::builder().parse_lossy(cli.log.as_deref().unwrap_or(default));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
@@ -272,6 +272,7 @@ impl StackArgs {
         Ok(StackOptions {
             database: self.servers.database,
             broker: self.servers.broker,
+            wait_for_database: true,
             listen: self.listen,
             public_url: self.public_url,
             roles,

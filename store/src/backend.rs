@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::error::Fault;
 use crate::ledger::{Changes, Facts, KeptFailure, Key, Row};
-use crate::{JobQuery, Life, OutboxMessage, TaskTableSize, Transition};
+use crate::{Condition, JobQuery, Life, OutboxMessage, TaskTableSize, Transition};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, Fault>>;
 
@@ -55,6 +55,10 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     fn clock(&self) -> &Clock;
     fn signals(&self) -> &Signals;
     fn begin(&self) -> Answer<'_, Box<dyn Transaction>>;
+    /// How the database is. What is in this process is always there.
+    fn condition(&self) -> watch::Receiver<Condition> {
+        watch::Sender::new(Condition::Available).subscribe()
+    }
     fn ping(&self) -> Answer<'_, ()>;
     fn close(&self) -> BoxFuture<'_, ()>;
 

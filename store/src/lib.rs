@@ -30,7 +30,9 @@ use std::time::Duration;
 
 use backend::Backend;
 use error::Fault;
-pub use error::StoreError;
+use tokio::sync::watch;
+
+pub use error::{Condition, StoreError};
 pub use memory::FaultPoint;
 pub use model::{
     Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
@@ -67,9 +69,19 @@ impl Store {
 
     /// As [`Store::open`], with other times than the default ones.
     pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
+        Self::make(url, options, false).await
+    }
+
+    /// As [`Store::open`], but a database that is not available is waited for, in the background: until then all operations
+    /// answer that it is not, and [`Store::condition`] says why. An error is about a database that can never be used.
+    pub async fn open_when_possible(url: &str) -> Result<Self, StoreError> {
+        Self::make(url, StoreOptions::default(), true).await
+    }
+
+    async fn make(url: &str, options: StoreOptions, patience: bool) -> Result<Self, StoreError> {
         let scheme = url.split(':').next().unwrap_or_default();
         let backend: Arc<dyn Backend> = match scheme {
-            "postgres" | "postgresql" => Arc::new(postgres::PostgresBackend::open(url).await?),
+            "postgres" | "postgresql" => Arc::new(postgres::PostgresBackend::open(url, patience).await?),
             "sqlite" => Arc::new(sqlite::SqliteBackend::open(url).await?),
             "memory" => Arc::new(memory::Memory::new(|_| false)),
             _ => return Err(unknown_scheme(url)),
@@ -85,6 +97,25 @@ impl Store {
     /// `postgres`, `sqlite` or `memory`.
     pub fn kind(&self) -> &'static str {
         self.backend.kind()
+    }
+
+    /// How the database is, as far as is known without asking; changes as it becomes known.
+    pub fn condition(&self) -> watch::Receiver<Condition> {
+        self.backend.condition()
+    }
+
+    /// Answers when a database that was waited for turns out to be one that can never be used.
+    pub async fn unusable(&self) -> StoreError {
+        let mut condition = self.condition();
+        loop {
+            if let Condition::Unusable(error) = &*condition.borrow_and_update() {
+                return error.clone();
+            }
+            if condition.changed().await.is_err() {
+                // It is in this process.
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Answers when the database does.

@@ -5,6 +5,7 @@
 //! Times that something is due at are the database's, because the clocks of its clients differ.
 
 mod listen;
+mod opening;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,17 +13,19 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row as _};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
 use crate::error::{Fault, StoreError};
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
-use crate::{JobQuery, OutboxMessage, TaskTableSize, Transition, masked};
+use crate::{Condition, JobQuery, OutboxMessage, TaskTableSize, Transition, masked};
 use listen::{CHANNEL, Listener};
+use opening::Database;
 
 const CONNECTIONS: u32 = 8;
 /// How long a connection is waited for.
@@ -39,33 +42,35 @@ const SESSION: [(&str, &str); 4] = [
 
 #[derive(Debug)]
 pub struct PostgresBackend {
-    pool: PgPool,
+    database: Arc<Database>,
     signals: Arc<Signals>,
     clock: Clock,
     listener: Listener,
 }
 
 impl PostgresBackend {
-    pub async fn open(url: &str) -> Result<Self, StoreError> {
-        let place = masked(url);
-        let unusable = |reason: String| StoreError::Unusable { place: place.clone(), reason };
-        let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| {
-            unusable(format!("{error}; its URL must look like postgres://user:password@host:5432/database"))
+    /// Opens the database now; with `patience` also later, when it is not available now.
+    pub async fn open(url: &str, patience: bool) -> Result<Self, StoreError> {
+        let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| StoreError::Unusable {
+            place: masked(url),
+            reason: format!("{error}; its URL must look like postgres://user:password@host:5432/database"),
         })?;
         let options = options.application_name("batchwright").options(SESSION);
         let pool = PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(CONNECT_LIMIT).connect_lazy_with(options.clone());
-        first_connection(&options, &place).await?;
-        sqlx::migrate!("../migrations/postgres").run(&pool).await.map_err(|error| match error {
-            sqlx::migrate::MigrateError::Execute(error) => opening(error, &place),
-            error => unusable(error.to_string()),
-        })?;
+        let database = Arc::new(Database::new(url, options, pool));
+        let not_yet = match database.open().await {
+            Ok(()) => None,
+            Err(error @ StoreError::Unavailable(_)) if patience => Some(error),
+            Err(error) => return Err(error),
+        };
         let signals = Arc::new(Signals::default());
-        let listener = Listener::start(options, pool.clone(), signals.clone()).await;
-        Ok(Self { pool, signals, clock: Clock::System, listener })
+        let listener = Listener::start(Arc::clone(&database), signals.clone(), not_yet).await;
+        Ok(Self { database, signals, clock: Clock::System, listener })
     }
 
     async fn session(&self) -> Result<Session, Fault> {
-        let connection = self.pool.acquire().await?;
+        self.database.check_open()?;
+        let connection = self.database.pool.acquire().await?;
         Ok(Session { connection, deadline: Instant::now() + TRANSACTION_LIMIT, settled: false })
     }
 
@@ -75,24 +80,6 @@ impl PostgresBackend {
         let rows = session.fetch(query).await?;
         session.settled = true;
         Ok(rows)
-    }
-}
-
-/// Connects once, so that what is wrong is told as it is and not as a pool that has no connection.
-async fn first_connection(options: &PgConnectOptions, place: &str) -> Result<(), StoreError> {
-    use sqlx::{ConnectOptions as _, Connection as _};
-    let connecting = tokio::time::timeout(CONNECT_LIMIT, options.connect()).await;
-    let Ok(connected) = connecting else {
-        return Err(StoreError::Unavailable(format!("{place}: no answer within {} s", CONNECT_LIMIT.as_secs())));
-    };
-    let connection = connected.map_err(|error| opening(error, place))?;
-    connection.close().await.map_err(|error| opening(error, place))
-}
-
-fn opening(error: sqlx::Error, place: &str) -> StoreError {
-    match Fault::from(error) {
-        Fault::Refused(reason) => StoreError::Unusable { place: place.to_owned(), reason },
-        Fault::Contention(reason) | Fault::Unavailable(reason) => StoreError::Unavailable(format!("{place}: {reason}")),
     }
 }
 
@@ -178,13 +165,16 @@ impl Backend for PostgresBackend {
             Ok(Box::new(PostgresTransaction { session, wake: Vec::new() }) as Box<dyn Transaction>)
         })
     }
+    fn condition(&self) -> watch::Receiver<Condition> {
+        self.database.condition()
+    }
     fn ping(&self) -> Answer<'_, ()> {
         Box::pin(async move { self.fetch(sqlx::query("select 1")).await.map(drop) })
     }
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.listener.stop().await;
-            self.pool.close().await;
+            self.database.pool.close().await;
         })
     }
 

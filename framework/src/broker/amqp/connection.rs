@@ -20,6 +20,8 @@ use crate::broker::BrokerState;
 
 /// How often the client library's own idea of the connection is looked at, should it forget to say what happened.
 const LOOK: Duration = Duration::from_secs(1);
+/// Between two attempts to connect, half of it by chance.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
 /// One supervised connection. Clones are the same one.
@@ -124,7 +126,7 @@ struct Supervisor {
 impl Supervisor {
     async fn run(self, end: CancellationToken) {
         let delays =
-            ExponentialBuilder::new().with_min_delay(Duration::from_millis(200)).with_max_delay(Duration::from_secs(10)).with_jitter();
+            ExponentialBuilder::new().with_min_delay(Duration::from_millis(200)).with_max_delay(LONGEST_PAUSE).with_jitter();
         let mut delay = delays.without_max_times().build();
         loop {
             let Some(connected) = end.run_until_cancelled(self.connect()).await else { return };
@@ -143,10 +145,18 @@ impl Supervisor {
             if end.is_cancelled() {
                 return;
             }
-            tracing::warn!(broker = %self.place, name = %self.name, %reason, "not connected to the broker; trying again");
-            self.link.send_replace(Link::Down(reason));
+            self.down(reason);
             end.run_until_cancelled(sleep(delay.next().unwrap_or(ANSWER_LIMIT))).await;
         }
+    }
+
+    /// Said once, however often it is tried again for the same reason.
+    fn down(&self, reason: String) {
+        let is_news = !matches!(&*self.link.borrow(), Link::Down(known) if *known == reason);
+        if is_news {
+            tracing::warn!(broker = %self.place, name = %self.name, %reason, "not connected to the broker; trying again until it is there");
+        }
+        self.link.send_replace(Link::Down(reason));
     }
 
     async fn connect(&self) -> Result<Live, String> {
