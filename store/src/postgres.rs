@@ -17,7 +17,7 @@ use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row as _};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
 use crate::error::{Fault, StoreError};
@@ -30,6 +30,8 @@ use opening::Database;
 const CONNECTIONS: u32 = 8;
 /// How long a connection is waited for.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// The same while the database is known to be away: whoever asks is told so, and not kept waiting.
+const CONNECT_LIMIT_WHILE_AWAY: Duration = Duration::from_secs(1);
 /// How long one transaction or read may take before its connection is dropped.
 const TRANSACTION_LIMIT: Duration = Duration::from_secs(90);
 /// What the server itself enforces, in milliseconds: shorter, so that it speaks first where it can.
@@ -70,7 +72,12 @@ impl PostgresBackend {
 
     async fn session(&self) -> Result<Session, Fault> {
         self.database.check_open()?;
-        let connection = self.database.pool.acquire().await?;
+        let acquiring = self.database.pool.acquire();
+        let connection = if self.database.is_away() {
+            timeout(CONNECT_LIMIT_WHILE_AWAY, acquiring).await.map_err(|_| self.database.away())??
+        } else {
+            acquiring.await?
+        };
         Ok(Session { connection, deadline: Instant::now() + TRANSACTION_LIMIT, settled: false })
     }
 

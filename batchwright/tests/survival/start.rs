@@ -38,8 +38,9 @@ async fn roles_that_are_started_before_their_servers_wait_and_say_so() {
             seen => Err(format!("{seen:?}\n{}", system.log(role))),
         })
         .await;
-        let said = system.log(role).matches("the database is not available").count();
-        assert!(said <= 2, "{role} has said so {said} times");
+        // A server that goes away says another word than one that is away.
+        let said = system.log(role).matches("the database is not available; trying again").count();
+        assert!(said <= 3, "{role} has said so {said} times:\n{}", system.log(role));
     }
     system.submit(SIZE.items).await;
     system.follow().await;

@@ -51,6 +51,8 @@ pub struct System {
     seen: watch::Sender<Option<Job>>,
     /// How long it took to go on after each fault.
     pauses: Mutex<Vec<String>>,
+    /// The longest time in which the job did not go on.
+    longest: Mutex<Duration>,
     turn: MutexGuard<'static, Option<Servers>>,
 }
 
@@ -103,8 +105,8 @@ impl System {
             (role, Process::new(role, listen, [&database, &broker], folder.path(), max_depth))
         });
         let client = Client::new(&format!("http://{service}/job-service/v1"), "default").unwrap();
-        let (seen, pauses) = (watch::Sender::new(None), Mutex::default());
-        Self { servers, to_postgres, to_rabbitmq, folder, processes: processes.into(), client, seen, pauses, turn }
+        let (seen, pauses, longest) = (watch::Sender::new(None), Mutex::default(), Mutex::default());
+        Self { servers, to_postgres, to_rabbitmq, folder, processes: processes.into(), client, seen, pauses, longest, turn }
     }
 
     pub fn start(&self, role: &str) {
@@ -162,13 +164,18 @@ impl System {
 
     /// Looks at the job until it has ended, and checks what must be true whenever it can be seen.
     pub async fn follow(&self) {
-        let mut last = 0.0;
+        let (mut last, mut items, mut since) = (0.0, 0, Instant::now());
         loop {
             // A service that is down, or has no database, shows nothing.
             if let Ok(job) = self.client.get("j").await {
                 let percentage = job.percentage_complete;
                 assert!(percentage >= last, "the percentage fell from {last}: {job:?}");
                 last = percentage;
+                if job.completed_items > items {
+                    let mut longest = self.longest.lock().unwrap();
+                    *longest = since.elapsed().max(*longest);
+                    (items, since) = (job.completed_items, Instant::now());
+                }
                 let has_ended = job.status.is_finished();
                 self.seen.send_replace(Some(job));
                 if has_ended {
@@ -229,11 +236,12 @@ impl System {
         broker.close().await;
         let rejected: u64 = given_up.values().sum();
         eprintln!(
-            "{name}: {items} items, {} counted, {} outputs of {} items, {rejected} rejected or invalid; {}",
+            "{name}: {items} items, {} counted, {} outputs of {} items, {rejected} rejected or invalid; went on after: {}; longest pause {:.1} s",
             job.completed_items,
             outputs.all,
             outputs.of.len(),
-            self.pauses.lock().unwrap().join(", ")
+            self.pauses.lock().unwrap().join(", "),
+            self.longest.lock().unwrap().as_secs_f64()
         );
         assert_eq!(
             (job.status, job.failed_tasks, job.percentage_complete),

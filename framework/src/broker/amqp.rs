@@ -15,6 +15,7 @@ mod consumer;
 mod control;
 mod publisher;
 mod queues;
+mod socket;
 #[cfg(test)]
 mod tests;
 

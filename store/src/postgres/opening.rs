@@ -43,11 +43,20 @@ impl Database {
         if self.is_open.load(Ordering::Acquire) {
             return Ok(());
         }
-        Err(match &*self.condition.borrow() {
+        Err(self.away())
+    }
+
+    pub fn is_away(&self) -> bool {
+        *self.condition.borrow() != Condition::Available
+    }
+
+    /// Why nothing can be read or written.
+    pub fn away(&self) -> Fault {
+        match &*self.condition.borrow() {
             Condition::Unusable(error) => Fault::Refused(error.to_string()),
             Condition::Unavailable(reason) => Fault::Unavailable(reason.clone()),
-            Condition::Available => Fault::Unavailable("it is being opened".to_owned()),
-        })
+            Condition::Available => Fault::Unavailable("no answer".to_owned()),
+        }
     }
 
     /// Connects once and applies migrations.
