@@ -35,7 +35,8 @@ use tokio::sync::watch;
 pub use error::{Condition, StoreError};
 pub use memory::FaultPoint;
 pub use model::{
-    Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
+    Cancellation, CatalogueSize, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent,
+    Transition,
 };
 
 /// Everything that the system remembers. Cheap to clone.
@@ -130,6 +131,10 @@ impl Store {
 
     pub async fn task_table_size(&self) -> Result<TaskTableSize, StoreError> {
         Ok(self.backend.task_table_size().await?)
+    }
+
+    pub async fn catalogue_size(&self) -> Result<CatalogueSize, StoreError> {
+        Ok(self.backend.catalogue_size().await?)
     }
 
     fn now(&self) -> i64 {
