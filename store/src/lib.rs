@@ -12,14 +12,19 @@
 //! - What must reach the broker is written in the transaction that causes it.
 
 mod backend;
+mod bulk;
+mod collation;
 mod error;
+mod filter;
 mod jobs;
 mod ledger;
 mod memory;
 mod model;
 mod outbox;
 mod postgres;
+mod query;
 mod record;
+mod select;
 mod sql;
 mod sqlite;
 mod state;
@@ -31,10 +36,10 @@ use std::time::Duration;
 use backend::Backend;
 use error::Fault;
 pub use error::StoreError;
+pub use filter::{Comparison, Filter, Pattern, TextField, TextTest};
 pub use memory::FaultPoint;
-pub use model::{
-    Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
-};
+pub use model::{Cancellation, Creation, EventKind, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition};
+pub use query::{JobQuery, Sort, SortBy};
 
 /// Everything that the system remembers. Cheap to clone.
 #[derive(Debug, Clone)]
