@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::error::Fault;
 use crate::ledger::{Changes, Facts, KeptFailure, Key, Row};
-use crate::{JobQuery, Life, OutboxMessage, TaskTableSize, Transition};
+use crate::{CatalogueSize, JobQuery, Life, OutboxMessage, TaskTableSize, Transition};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, Fault>>;
 
@@ -69,6 +69,7 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>>;
     fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>>;
     fn task_table_size(&self) -> Answer<'_, TaskTableSize>;
+    fn catalogue_size(&self) -> Answer<'_, CatalogueSize>;
 }
 
 pub trait Transaction: Send {
@@ -81,6 +82,8 @@ pub trait Transaction: Send {
     /// Removes a job with its labels, failures, history and unsent messages.
     fn delete_job(&mut self, incarnation: i64) -> Answer<'_, ()>;
     fn insert_labels<'a>(&'a mut self, incarnation: i64, labels: &'a BTreeMap<String, Option<String>>) -> Answer<'a, ()>;
+    /// Adds jobs as [`Store::add_sample_jobs`](crate::Store::add_sample_jobs) tells.
+    fn insert_samples<'a>(&'a mut self, partition: &'a str, count: u32) -> Answer<'a, ()>;
     fn append_history<'a>(&'a mut self, incarnation: i64, transition: &'a Transition) -> Answer<'a, ()>;
 
     fn has_lived<'a>(&'a mut self, partition: &'a str, job: &'a str) -> Answer<'a, bool>;

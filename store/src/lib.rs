@@ -24,6 +24,7 @@ mod outbox;
 mod postgres;
 mod query;
 mod record;
+mod samples;
 mod select;
 mod sql;
 mod sqlite;
@@ -38,7 +39,9 @@ use error::Fault;
 pub use error::StoreError;
 pub use filter::{Comparison, Filter, Pattern, TextField, TextTest};
 pub use memory::FaultPoint;
-pub use model::{Cancellation, Creation, EventKind, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition};
+pub use model::{
+    Cancellation, CatalogueSize, Creation, EventKind, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
+};
 pub use query::{JobQuery, Sort, SortBy};
 
 /// Everything that the system remembers. Cheap to clone.
@@ -104,6 +107,10 @@ impl Store {
 
     pub async fn task_table_size(&self) -> Result<TaskTableSize, StoreError> {
         Ok(self.backend.task_table_size().await?)
+    }
+
+    pub async fn catalogue_size(&self) -> Result<CatalogueSize, StoreError> {
+        Ok(self.backend.catalogue_size().await?)
     }
 
     fn now(&self) -> i64 {

@@ -12,7 +12,7 @@ use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Tra
 use crate::error::Fault;
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::query::Candidate;
-use crate::{JobQuery, OutboxMessage, TaskTableSize, Transition};
+use crate::{CatalogueSize, JobQuery, OutboxMessage, TaskTableSize, Transition};
 
 #[derive(Debug)]
 pub struct Memory {
@@ -178,6 +178,9 @@ impl Backend for Memory {
             Ok(state.outbox.values().take(limit as usize).map(|(_, message)| message.clone()).collect())
         })
     }
+    fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
+        Box::pin(async move { Ok(CatalogueSize { entries: self.read().await?.tables.len() as u64, bytes: 0 }) })
+    }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
         Box::pin(async move {
             let state = self.read().await?;
@@ -292,6 +295,17 @@ impl Transaction for MemoryTransaction {
             self.put(|s| &mut s.labels, (incarnation, key.clone()), Some(value.clone()));
         }
         done(())
+    }
+    fn insert_samples<'a>(&'a mut self, partition: &'a str, count: u32) -> Answer<'a, ()> {
+        Box::pin(async move {
+            for number in 1..=count {
+                let (job, labels) = crate::samples::sample(partition, number)?;
+                if let Some(incarnation) = self.insert_job(&job).await? {
+                    self.insert_labels(incarnation, &labels).await?;
+                }
+            }
+            Ok(())
+        })
     }
     fn append_history<'a>(&'a mut self, incarnation: i64, transition: &'a Transition) -> Answer<'a, ()> {
         let number = self.state.number();

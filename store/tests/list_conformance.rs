@@ -408,6 +408,22 @@ async fn many_at_once_end_each_job_once(world: World) {
     assert_eq!(a + b + c, 20);
 }
 
+async fn sample_jobs_are_as_they_are_said_to_be(world: World) {
+    world.create("mine", None, &[]).await;
+    world.store.add_sample_jobs(&world.partition, 200).await.unwrap();
+    assert_eq!(world.find(JobQuery { limit: 2, offset: 1, ..JobQuery::default() }).await, ["sample-200", "sample-199"]);
+    for (filter, count) in [
+        (Filter::Status(vec![Completed]), 140),
+        (Filter::Status(vec![Failed, Cancelled, Active]), 60),
+        (is(label("team"), Equal, "team-3"), 20),
+        (is(label("ticket"), Equal, "T-sample-7"), 1),
+        (is(TextField::Name, Equal, "Sample 919"), 1),
+    ] {
+        let query = JobQuery { filter: Some(filter), ..JobQuery::default() };
+        assert_eq!(world.store.count_jobs(&world.partition, &query).await.unwrap(), count, "{query:?}");
+    }
+}
+
 macro_rules! suite {
     ($($test:ident),* $(,)?) => {
         suite!(@ memory "memory", $($test),*);
@@ -440,6 +456,7 @@ suite! {
     many_jobs_are_cancelled_some_at_a_time_and_finished_ones_do_not_stand_in_the_way,
     many_jobs_are_deleted_some_at_a_time_whatever_their_status,
     many_at_once_end_each_job_once,
+    sample_jobs_are_as_they_are_said_to_be,
 }
 
 // The three stores against each other.
