@@ -27,9 +27,12 @@ pub struct NewJob {
     pub labels: Option<BTreeMap<String, Option<String>>>,
     /// What a failed task means for the job.
     pub on_failure: OnFailure,
-    /// The id of a job type. This service has none, so a request with one is refused.
+    /// The id of a job type, which makes the first task from `parameters`; instead of `task`.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub job_type: Option<String>,
+    /// What the job type asks for: any JSON that its schema allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<serde_json::Value>,
     /// Jobs to wait for. This service starts every job at once, so a request with one is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prerequisite_job_ids: Option<Vec<Option<String>>>,

@@ -17,6 +17,7 @@
 mod correlation;
 mod error;
 mod extract;
+mod job_types;
 mod relay;
 mod request;
 mod routes;
@@ -34,6 +35,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use correlation::HEADER as CORRELATION_ID;
+pub use job_types::{JobTypes, JobTypesError};
 pub use routes::openapi;
 
 /// Where the REST API begins.
@@ -54,6 +56,8 @@ pub struct ServiceOptions {
     pub page_size: u32,
     /// The largest body of a request.
     pub max_body_bytes: usize,
+    /// What jobs may be made from by parameters.
+    pub job_types: JobTypes,
 }
 
 impl Default for ServiceOptions {
@@ -64,6 +68,7 @@ impl Default for ServiceOptions {
             status_check_interval: Duration::from_secs(10),
             page_size: 25,
             max_body_bytes: 16 * 1024 * 1024,
+            job_types: JobTypes::default(),
         }
     }
 }
