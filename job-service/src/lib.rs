@@ -28,6 +28,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use contract::rest::Expiry;
 use framework::broker::Broker;
 use store::Store;
 use tokio::net::TcpListener;
@@ -58,6 +59,8 @@ pub struct ServiceOptions {
     pub max_body_bytes: usize,
     /// What jobs may be made from by parameters.
     pub job_types: JobTypes,
+    /// How long jobs are kept that do not say it themselves.
+    pub expiry: Expiry,
 }
 
 impl Default for ServiceOptions {
@@ -69,6 +72,7 @@ impl Default for ServiceOptions {
             page_size: 25,
             max_body_bytes: 16 * 1024 * 1024,
             job_types: JobTypes::default(),
+            expiry: Expiry::default(),
         }
     }
 }

@@ -13,12 +13,12 @@ use std::collections::{BTreeMap, HashMap};
 use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use contract::rest::{JobTask, NewJob, TaskDataEncoding};
+use contract::rest::{Expiry, ExpiryOperation, JobTask, NewJob, Policer, TaskDataEncoding};
 use contract::{JobId, PartitionId, same_pipe};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
-use store::JobRequest;
+use store::{JobRequest, KeptUntil};
 
 use crate::error::{ApiError, ApiResult};
 use crate::job_types::MadeTask;
@@ -76,10 +76,14 @@ pub fn accept(partition: PartitionId, job: JobId, given: Given, made: Option<Mad
     let task = check_pipes(&given, data).map_err(flaw)?;
     check_texts(&new)?;
     check_supported(&new)?;
+    let expiry = check_expiry(new.expiry.take().unwrap_or_default())?;
 
     let NewJob { name, description, external_data, labels, on_failure, .. } = new;
     let labels = labels.unwrap_or_default();
-    Ok(Accepted { request: JobRequest { partition, job, name, description, external_data, labels, on_failure, content_hash }, task })
+    Ok(Accepted {
+        request: JobRequest { partition, job, name, description, external_data, labels, on_failure, expiry, content_hash },
+        task,
+    })
 }
 
 /// The body as types.
@@ -249,6 +253,21 @@ fn check_texts(new: &NewJob) -> ApiResult<()> {
     Ok(())
 }
 
+fn check_expiry(mut expiry: Expiry) -> ApiResult<Expiry> {
+    for (status, policy) in expiry.policies() {
+        policy.policer = Some(Policer::User);
+        let until: Result<KeptUntil, String> = policy.expiry_time.parse();
+        until.map_err(|flaw| ApiError::bad_request(format!("The expiry of a {status} job is not valid: {flaw}.")))?;
+        if policy.operation == ExpiryOperation::Expire {
+            return Err(ApiError::bad_request(format!(
+                "The expiry of a {status} job is not supported: this service can delete a job, not mark it as expired. Write Delete as \
+                 the operation."
+            )));
+        }
+    }
+    Ok(expiry)
+}
+
 /// What CAF can and this service cannot do yet: refused, so that nobody waits for it.
 fn check_supported(new: &NewJob) -> ApiResult<()> {
     let blank = |id: &Option<String>| id.as_deref().is_none_or(|id| id.trim().is_empty());
@@ -267,6 +286,8 @@ fn content_hash(new: &mut NewJob) -> ApiResult<[u8; 32]> {
     // Absent, null and empty mean the same, so they count the same.
     new.labels = new.labels.take().filter(|labels| !labels.is_empty());
     new.parameters = new.parameters.take().filter(|parameters| new.job_type.is_some() && !parameters.is_null());
+    new.expiry = new.expiry.take().filter(|expiry| !expiry.is_empty());
+    new.expiry.iter_mut().flat_map(Expiry::policies).for_each(|(_, policy)| policy.policer = None);
     let not_counted = (new.prerequisite_job_ids.take(), new.delay.take());
     let value = serde_json::to_value(&*new).map_err(|error| ApiError::Bug(error.to_string()))?;
     (new.prerequisite_job_ids, new.delay) = not_counted;

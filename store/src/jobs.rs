@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use crate::backend::{JobRow, Signal, Transaction};
 use crate::error::Fault;
 use crate::ledger::{Exception, Facts, KeptFailure, Row, extend, path_of, position};
+use crate::retention;
 use crate::state::{self, Actor};
 use crate::{Attempts, Cancellation, Creation, JobQuery, JobRequest, Life, Store, StoreError, Transition};
 
@@ -138,15 +139,21 @@ impl Store {
             tx.rollback().await?;
             return Ok(false);
         };
-        tx.remember_life(partition.as_str(), job.as_str(), row.incarnation).await?;
-        tx.delete_job(row.incarnation).await?;
-        if row.task_table {
-            tx.retire_table(row.incarnation, 0).await?;
+        Self::delete_locked(&mut *tx, &row).await?;
+        tx.commit().await?;
+        Ok(true)
+    }
+
+    /// Deletes a locked job. Every deletion passes here.
+    pub(crate) async fn delete_locked(tx: &mut dyn Transaction, job: &JobRow) -> Result<(), Fault> {
+        tx.remember_life(job.partition.as_str(), job.job.as_str(), job.incarnation).await?;
+        tx.delete_job(job.incarnation).await?;
+        if job.task_table {
+            tx.retire_table(job.incarnation, 0).await?;
         }
         tx.notify(Signal::Sweep);
         tx.notify(Signal::Jobs);
-        tx.commit().await?;
-        Ok(true)
+        Ok(())
     }
 
     /// Oldest first; empty for an unknown job.
@@ -214,6 +221,10 @@ pub(crate) async fn move_job(
     job.last_update_time = now;
     if to.is_finished() {
         job.finish_time = Some(now);
+        job.expiry_time = retention::due(&job.expiry, to, job.create_time, now);
+        if job.expiry_time.is_some() {
+            tx.notify(Signal::Sweep);
+        }
     }
     let step = Transition { time: now, from: Some(from), to, actor: actor.name().to_owned(), reason: reason.to_owned() };
     tx.append_history(job.incarnation, &step).await
@@ -239,6 +250,8 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         create_time: now,
         last_update_time: now,
         finish_time: None,
+        expiry: request.expiry.clone(),
+        expiry_time: None,
     }
 }
 
@@ -259,6 +272,7 @@ fn shown_alone(row: JobRow) -> rest::Job {
         failed_tasks: row.facts.failed_tasks,
         failure_counts: row.facts.failure_counts,
         incarnation: row.incarnation,
+        expiry: row.expiry,
     }
 }
 

@@ -20,6 +20,7 @@ mod model;
 mod outbox;
 mod postgres;
 mod record;
+mod retention;
 mod sql;
 mod sqlite;
 mod state;
@@ -35,6 +36,9 @@ pub use memory::FaultPoint;
 pub use model::{
     Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
 };
+
+pub use retention::{KeptUntil, span};
+pub use sweep::Swept;
 
 /// Everything that the system remembers. Cheap to clone.
 #[derive(Debug, Clone)]

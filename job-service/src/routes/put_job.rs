@@ -81,7 +81,8 @@ pub async fn put(
         Some((id, parameters)) => Some(options.job_types.make_task(id, &partition, &job, parameters).await?),
         None => None,
     };
-    let Accepted { request, task } = accept(partition, job, given, made)?;
+    let Accepted { mut request, task } = accept(partition, job, given, made)?;
+    request.expiry = request.expiry.or(&options.expiry);
     let moment = Moment { task_id: Uuid::new_v4(), now: now(), correlation_id };
     let start = move |life: &store::Life| {
         let pipe = task.pipe.clone();
