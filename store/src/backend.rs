@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::error::Fault;
 use crate::ledger::{Changes, Facts, KeptFailure, Key, Row};
-use crate::{JobQuery, Life, OutboxMessage, TaskTableSize, Transition};
+use crate::{CatalogueSize, JobQuery, Life, OutboxMessage, TaskTableSize, Transition};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, Fault>>;
 
@@ -73,6 +73,7 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>>;
     fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>>;
     fn task_table_size(&self) -> Answer<'_, TaskTableSize>;
+    fn catalogue_size(&self) -> Answer<'_, CatalogueSize>;
 }
 
 pub trait Transaction: Send {

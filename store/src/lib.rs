@@ -34,7 +34,8 @@ use error::Fault;
 pub use error::StoreError;
 pub use memory::FaultPoint;
 pub use model::{
-    Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
+    Cancellation, CatalogueSize, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent,
+    Transition,
 };
 
 pub use retention::{KeptUntil, span};
@@ -103,6 +104,10 @@ impl Store {
 
     pub async fn task_table_size(&self) -> Result<TaskTableSize, StoreError> {
         Ok(self.backend.task_table_size().await?)
+    }
+
+    pub async fn catalogue_size(&self) -> Result<CatalogueSize, StoreError> {
+        Ok(self.backend.catalogue_size().await?)
     }
 
     fn now(&self) -> i64 {

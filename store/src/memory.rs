@@ -12,7 +12,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
 use crate::error::Fault;
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
-use crate::{JobQuery, OutboxMessage, TaskTableSize, Transition};
+use crate::{CatalogueSize, JobQuery, OutboxMessage, TaskTableSize, Transition};
 
 #[derive(Debug)]
 pub struct Memory {
@@ -176,6 +176,9 @@ impl Backend for Memory {
             let state = self.read().await?;
             Ok(state.outbox.values().take(limit as usize).map(|(_, message)| message.clone()).collect())
         })
+    }
+    fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
+        Box::pin(async move { Ok(CatalogueSize { entries: self.read().await?.tables.len() as u64, bytes: 0 }) })
     }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
         Box::pin(async move {

@@ -119,6 +119,15 @@ pub struct TaskTableSize {
     pub bytes: u64,
 }
 
+/// What the database keeps about its own tables. It must not grow with the jobs that have been.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct CatalogueSize {
+    /// Tables, indexes and the like.
+    pub entries: u64,
+    /// Of the catalogue, or of the whole file where it has no place of its own.
+    pub bytes: u64,
+}
+
 /// A step in the history of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transition {

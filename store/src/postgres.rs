@@ -21,7 +21,7 @@ use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Tra
 use crate::error::{Fault, StoreError};
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
-use crate::{JobQuery, OutboxMessage, TaskTableSize, Transition, masked};
+use crate::{CatalogueSize, JobQuery, OutboxMessage, TaskTableSize, Transition, masked};
 use listen::{CHANNEL, Listener};
 
 const CONNECTIONS: u32 = 8;
@@ -273,6 +273,18 @@ impl Backend for PostgresBackend {
                 messages.push(OutboxMessage { id: row.try_get(0)?, pipe: row.try_get(1)?, body: row.try_get(2)? });
             }
             Ok(messages)
+        })
+    }
+    fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
+        Box::pin(async move {
+            let query = sqlx::query(
+                "select (select count(*) from pg_class), (select sum(pg_total_relation_size(oid))::bigint from pg_class \
+                 where relkind = 'r' and relnamespace = 'pg_catalog'::regnamespace)",
+            );
+            let rows = self.fetch(query).await?;
+            let Some(row) = rows.first() else { return Ok(CatalogueSize::default()) };
+            let number = |column: usize| row.try_get::<i64, _>(column).map(|n| u64::try_from(n).unwrap_or_default());
+            Ok(CatalogueSize { entries: number(0)?, bytes: number(1)? })
         })
     }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {

@@ -16,7 +16,7 @@ use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Tra
 use crate::error::{Fault, StoreError};
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
-use crate::{JobQuery, OutboxMessage, TaskTableSize, Transition};
+use crate::{CatalogueSize, JobQuery, OutboxMessage, TaskTableSize, Transition};
 
 /// Connections that read beside the one that writes.
 const READERS: u32 = 4;
@@ -207,6 +207,17 @@ impl Backend for SqliteBackend {
                 messages.push(OutboxMessage { id: row.try_get(0)?, pipe: row.try_get(1)?, body: row.try_get(2)? });
             }
             Ok(messages)
+        })
+    }
+    fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
+        Box::pin(async move {
+            let query = sqlx::query(
+                "select (select count(*) from sqlite_schema), (select page_count from pragma_page_count) * (select page_size from pragma_page_size)",
+            );
+            let rows = self.fetch(query).await?;
+            let Some(row) = rows.first() else { return Ok(CatalogueSize::default()) };
+            let number = |column: usize| row.try_get::<i64, _>(column).map(|n| u64::try_from(n).unwrap_or_default());
+            Ok(CatalogueSize { entries: number(0)?, bytes: number(1)? })
         })
     }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
