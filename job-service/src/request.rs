@@ -18,9 +18,10 @@ use contract::{JobId, PartitionId, same_pipe};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
-use store::JobRequest;
+use store::{JobRequest, Start};
 
 use crate::error::{ApiError, ApiResult};
+use crate::prerequisites;
 use crate::start::FirstTask;
 
 /// The longest name, label name and label value, in characters.
@@ -42,14 +43,16 @@ pub fn accept(partition: PartitionId, job: JobId, body: &[u8]) -> ApiResult<Acce
     let data = task_data(&given, task_data_text)?;
     let task = check_pipes(&given, data)?;
     check_texts(&new)?;
-    check_supported(&new)?;
+    let start = start(&new)?;
 
     // Absent, null and empty mean the same, so they count the same.
-    (new.labels, new.prerequisite_job_ids, new.delay) = (new.labels.filter(|labels| !labels.is_empty()), None, None);
+    new.labels = new.labels.filter(|labels| !labels.is_empty());
+    new.prerequisite_job_ids = prerequisites::spell(&start.prerequisites);
+    new.delay = new.delay.filter(|delay| *delay > 0);
     let content_hash = content_hash(&new)?;
     let NewJob { name, description, external_data, labels, on_failure, .. } = new;
     let labels = labels.unwrap_or_default();
-    Ok(Accepted { request: JobRequest { partition, job, name, description, external_data, labels, on_failure, content_hash }, task })
+    Ok(Accepted { request: JobRequest { partition, job, name, description, external_data, labels, on_failure, start, content_hash }, task })
 }
 
 /// The body as types, and the text of the task data where that is an object.
@@ -226,18 +229,10 @@ fn check_texts(new: &NewJob) -> ApiResult<()> {
     Ok(())
 }
 
-/// What CAF can and this service cannot do yet: refused, so that nobody waits for it.
-fn check_supported(new: &NewJob) -> ApiResult<()> {
-    let blank = |id: &Option<String>| id.as_deref().is_none_or(|id| id.trim().is_empty());
-    if !new.prerequisite_job_ids.iter().flatten().all(blank) {
-        return Err(ApiError::bad_request(
-            "The field 'prerequisiteJobIds' is not supported: this service starts every job at once. Leave it out.",
-        ));
-    }
-    if new.delay.unwrap_or(0) != 0 {
-        return Err(ApiError::bad_request("The field 'delay' is not supported: this service starts every job at once. Leave it out."));
-    }
-    Ok(())
+/// When the job starts. CAF takes a negative delay for none, and so does this.
+fn start(new: &NewJob) -> ApiResult<Start> {
+    let prerequisites = prerequisites::parse(new.prerequisite_job_ids.as_deref().unwrap_or_default())?;
+    Ok(Start { delay: u32::try_from(new.delay.unwrap_or(0)).unwrap_or(0), prerequisites, suspended: false })
 }
 
 fn content_hash(new: &NewJob) -> ApiResult<[u8; 32]> {
@@ -340,11 +335,8 @@ mod tests {
             (with("labels", json!({"k": long})), "The value of the label 'k' is longer than 255 characters."),
             (with("description", json!("\u{0}")), "The field 'description' contains the character U+0000."),
             (with("labels", json!({"k": "\u{0}"})), "The field 'labels' contains the character U+0000."),
-            (
-                with("prerequisiteJobIds", json!(["a"])),
-                "The field 'prerequisiteJobIds' is not supported: this service starts every job at once. Leave it out.",
-            ),
-            (with("delay", json!(1)), "The field 'delay' is not supported: this service starts every job at once. Leave it out."),
+            (with("prerequisiteJobIds", json!(["a", "b*"])), "The prerequisite job id 'b*' is no job id: The job identifier contains"),
+            (with("delay", json!(2_147_483_648_i64)), "The body is not a job: invalid value: integer `2147483648`, expected i32"),
             (" ".into(), "The body has not been specified. Send the job as a JSON object."),
             ("{\"name\":\n x}".into(), "The body is not valid JSON: expected value at line 2 column 2"),
             ("{\"name\":".into(), "The body is not valid JSON: EOF while parsing a value at line 1 column 8"),
@@ -378,6 +370,7 @@ mod tests {
             ("prerequisiteJobIds", json!(null)),
             ("delay", json!(0)),
             ("delay", json!(null)),
+            ("delay", json!(-5)),
             ("somethingElse", json!({"a": 1})),
         ] {
             assert_eq!(hash(&with(member, value.clone())), hash(&job().to_string()), "{member} = {value}");
@@ -425,10 +418,19 @@ mod tests {
             ("task.taskData", json!("other")),
             ("task.taskData", json!({"a": 1})),
             ("task.taskPipe", json!("in2")),
+            ("delay", json!(5)),
+            ("prerequisiteJobIds", json!(["a"])),
             ("task.targetPipe", json!(null)),
         ] {
             assert_ne!(hash(&with(member, value.clone())), hash(&job().to_string()), "{member} = {value}");
         }
+    }
+
+    #[test]
+    fn prerequisites_count_by_what_they_mean() {
+        let with_ids = |ids: Value| hash(&with("prerequisiteJobIds", ids));
+        assert_eq!(with_ids(json!(["b", null, "a,pc", "a", " "])), with_ids(json!(["a,x,pc", "b,y"])));
+        assert_ne!(with_ids(json!(["a", "b"])), with_ids(json!(["a,pc", "b"])));
     }
 
     #[test]

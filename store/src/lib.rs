@@ -19,6 +19,7 @@ mod memory;
 mod model;
 mod outbox;
 mod postgres;
+mod prerequisites;
 mod record;
 mod sql;
 mod sqlite;
@@ -33,8 +34,10 @@ use error::Fault;
 pub use error::StoreError;
 pub use memory::FaultPoint;
 pub use model::{
-    Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
+    Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Prerequisite, Recorded, Refusal, Start, TaskTableSize,
+    TrackingEvent, Transition,
 };
+pub use outbox::Claim;
 
 /// Everything that the system remembers. Cheap to clone.
 #[derive(Debug, Clone)]
