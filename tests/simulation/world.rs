@@ -297,6 +297,7 @@ impl World {
         let start = |life: &Life| (BATCH_IN.to_owned(), self.start_message(job, life).encode());
         match self.insist(|| self.0.store.create_job(&request, start)).await? {
             Creation::Created(_) | Creation::AlreadyThere => Ok(()),
+            Creation::Refused(refusal) => Err(format!("refused: {refusal:?}")),
             Creation::Conflict => Err("a job that was deleted is in the way".to_owned()),
         }
     }
