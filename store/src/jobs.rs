@@ -106,6 +106,8 @@ impl Store {
         Ok(row.filter(|row| incarnation.is_none_or(|n| n == row.incarnation)).map(|row| row.status))
     }
 
+    /// A page of jobs. Each is as it is now: the ledger rolls up what is reported when it is counted, so nothing is left to do
+    /// for whoever reads, and what a query selects by is what it shows.
     pub async fn jobs(&self, partition: &PartitionId, query: &JobQuery) -> Result<Vec<rest::Job>, StoreError> {
         let rows = self.backend.jobs(partition.as_str(), query).await?;
         Ok(self.shown(rows).await?)
