@@ -2,6 +2,8 @@
 //!
 //! One connection writes (`begin immediate`), others read beside it (WAL). Whoever waits is woken in this process.
 
+mod starts;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +20,7 @@ use crate::error::{Fault, StoreError};
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::select;
 use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
-use crate::{CatalogueSize, JobQuery, OutboxMessage, TaskTableSize, Transition};
+use crate::{CatalogueSize, JobQuery, TaskTableSize, Transition};
 
 /// Connections that read beside the one that writes.
 const READERS: u32 = 4;
@@ -180,18 +182,6 @@ impl Backend for SqliteBackend {
             Ok(places)
         })
     }
-    fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>> {
-        Box::pin(async move {
-            let query = sqlx::query(
-                "select id, pipe, body from outbox where due_time <= cast(unixepoch('subsec') * 1000 as integer) order by id limit $1",
-            );
-            let mut messages = Vec::new();
-            for row in &self.fetch(query.bind(i64::from(limit))).await? {
-                messages.push(OutboxMessage { id: row.try_get(0)?, pipe: row.try_get(1)?, body: row.try_get(2)? });
-            }
-            Ok(messages)
-        })
-    }
     fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
         Box::pin(async move {
             let query = sqlx::query(
@@ -267,12 +257,6 @@ impl Transaction for SqliteTransaction {
                 jobs.push(read_job!(row));
             }
             Ok(jobs)
-        })
-    }
-    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> Answer<'a, ()> {
-        Box::pin(async move {
-            let query = sqlx::query("delete from outbox where id in (select value from json_each($1))");
-            self.execute(query.bind(json(ids)?)).await.map(drop)
         })
     }
 
