@@ -120,8 +120,8 @@ fn unknown_scheme(url: &str) -> StoreError {
     StoreError::Unusable { place: masked(url), reason: reason.to_owned() }
 }
 
-/// A database URL without its password.
-fn masked(url: &str) -> String {
+/// The URL of a server without its password.
+pub fn masked(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let authority = rest.find(['/', '?']).unwrap_or(rest.len());
     // A password may itself contain an @ or a slash, wrongly; rather too much is hidden than too little.
