@@ -146,7 +146,7 @@ fn with_defaults(command: Command, found: &BTreeMap<String, Found>, variables: &
         let arg = if variables.is_blank(&name) { arg.env(Resettable::Reset) } else { arg };
         match found.get(&name) {
             // A secret in a file is one for every command.
-            Some(found) if serving || found.from.ends_with("_FILE") && !found.from.ends_with('*') => {
+            Some(found) if serving || found.from.ends_with("_FILE") => {
                 let hidden = arg.is_hide_env_values_set();
                 arg.default_value(found.value.clone()).hide_default_value(hidden)
             }

@@ -205,7 +205,7 @@ async fn execute(command: Command, variables: &Variables, configuration: &Config
 
 fn set_up_log(cli: &Cli) {
     // What says nothing to whoever runs this.
-    const QUIET: &str = "sqlx::postgres::notice=warn,lapin::channels=off";
+    const QUIET: &str = "sqlx::postgres::notice=warn,lapin=off";
     let level = match cli.command {
         Command::Up(_) | Command::Run(_) => "info",
         _ => "error",

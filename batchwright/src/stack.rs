@@ -39,6 +39,8 @@ pub struct StackOptions {
     pub database: Option<String>,
     /// `amqp://…`; the embedded broker when left out.
     pub broker: Option<String>,
+    /// Whether a database that is not available is waited for, by the running system; otherwise the start fails.
+    pub wait_for_database: bool,
     /// Where the job service listens; with a role that is no job service, where its health is served.
     pub listen: SocketAddr,
     /// Where workers find the job service, when it is not at `listen`.
@@ -93,6 +95,7 @@ impl StackOptions {
             data: data.into(),
             database: None,
             broker: None,
+            wait_for_database: false,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             public_url: None,
             roles: vec![Role::JobService, Role::BatchWorker, Role::TrackingWorker],
@@ -191,6 +194,7 @@ impl Stack {
         let kept = StoreOptions { failed_tables_kept: options.failed_tasks_kept, ..StoreOptions::default() };
         let store = match &options.database {
             _ if !needs_store => None,
+            Some(url) if options.wait_for_database => Some(Store::open_when_possible(url, kept).await?),
             Some(url) => Some(Store::open_with(url, kept).await?),
             None => Some(Store::open_with(&format!("sqlite:{}", options.data.join("jobs.db").display()), kept).await?),
         };
@@ -232,6 +236,9 @@ pub struct Running {
 
 impl Running {
     fn start_roles(&mut self, options: &StackOptions, workers: Vec<NewWorker>, mut listener: Option<TcpListener>) {
+        if let Some(store) = self.store.clone() {
+            self.service.run("database".to_owned(), Box::pin(until_unusable(store, self.service.stop.clone())));
+        }
         for worker in workers {
             let role = (worker.start)(Arc::clone(&self.broker), self.workers.stop.clone());
             self.workers.run(worker.name, role);
@@ -349,6 +356,14 @@ impl Running {
         if let Some(store) = self.store {
             store.close().await;
         }
+    }
+}
+
+/// A database that was waited for and can never be used ends the system.
+async fn until_unusable(store: Store, stop: CancellationToken) -> Result<(), String> {
+    match stop.run_until_cancelled(store.unusable()).await {
+        Some(error) => Err(error.to_string()),
+        None => Ok(()),
     }
 }
 

@@ -290,7 +290,7 @@ async fn what_cannot_run_says_what_is_wrong_and_fails() {
     let with = |more: &[&'static str]| [&up[..], more].concat();
     let service = format!("http://127.0.0.1:{}/job-service/v1", free_port());
     for (arguments, code, texts) in [
-        ([&up[..], &["--database", &nobody]].concat(), 1, &[nobody.replace("secret", "***").as_str()][..]),
+        (vec!["bench", "--items", "1", "--database", &nobody], 1, &[nobody.replace("secret", "***").as_str()][..]),
         (with(&["--database", "mysql://db/jobs"]), 1, &["mysql://db/jobs", "postgres://"]),
         (with(&["--broker", "http://rabbit"]), 1, &["the broker at the given URL", "Invalid AMQP scheme: http"]),
         (vec!["up", "--data", &data, "--listen", &taken], 1, &[taken.as_str(), "choose another address"]),

@@ -12,15 +12,21 @@
 //! - What must reach the broker is written in the transaction that causes it.
 
 mod backend;
+mod bulk;
+mod collation;
 mod error;
+mod filter;
 mod jobs;
 mod ledger;
 mod memory;
 mod model;
 mod outbox;
 mod postgres;
+mod query;
 mod record;
 mod retention;
+mod samples;
+mod select;
 mod sql;
 mod sqlite;
 mod state;
@@ -31,13 +37,15 @@ use std::time::Duration;
 
 use backend::Backend;
 use error::Fault;
-pub use error::StoreError;
+use tokio::sync::watch;
+
+pub use error::{Condition, StoreError};
+pub use filter::{Comparison, Filter, Pattern, TextField, TextTest};
 pub use memory::FaultPoint;
 pub use model::{
-    Cancellation, CatalogueSize, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent,
-    Transition,
+    Cancellation, CatalogueSize, Creation, EventKind, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
 };
-
+pub use query::{JobQuery, Sort, SortBy};
 pub use retention::{KeptUntil, span};
 pub use sweep::Swept;
 
@@ -72,9 +80,19 @@ impl Store {
 
     /// As [`Store::open`], with other times than the default ones.
     pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
+        Self::make(url, options, false).await
+    }
+
+    /// As [`Store::open`], but a database that is not available is waited for, in the background: until then all operations
+    /// answer that it is not, and [`Store::condition`] says why. An error is about a database that can never be used.
+    pub async fn open_when_possible(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
+        Self::make(url, options, true).await
+    }
+
+    async fn make(url: &str, options: StoreOptions, patience: bool) -> Result<Self, StoreError> {
         let scheme = url.split(':').next().unwrap_or_default();
         let backend: Arc<dyn Backend> = match scheme {
-            "postgres" | "postgresql" => Arc::new(postgres::PostgresBackend::open(url).await?),
+            "postgres" | "postgresql" => Arc::new(postgres::PostgresBackend::open(url, patience).await?),
             "sqlite" => Arc::new(sqlite::SqliteBackend::open(url).await?),
             "memory" => Arc::new(memory::Memory::new(|_| false)),
             _ => return Err(unknown_scheme(url)),
@@ -90,6 +108,25 @@ impl Store {
     /// `postgres`, `sqlite` or `memory`.
     pub fn kind(&self) -> &'static str {
         self.backend.kind()
+    }
+
+    /// How the database is, as far as is known without asking; changes as it becomes known.
+    pub fn condition(&self) -> watch::Receiver<Condition> {
+        self.backend.condition()
+    }
+
+    /// Answers when a database that was waited for turns out to be one that can never be used.
+    pub async fn unusable(&self) -> StoreError {
+        let mut condition = self.condition();
+        loop {
+            if let Condition::Unusable(error) = &*condition.borrow_and_update() {
+                return error.clone();
+            }
+            if condition.changed().await.is_err() {
+                // It is in this process.
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Answers when the database does.

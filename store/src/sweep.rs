@@ -6,6 +6,7 @@ use tokio::sync::watch;
 
 use crate::backend::Signal;
 use crate::error::Fault;
+use crate::jobs::delete_locked;
 use crate::{Attempts, Store, StoreError};
 
 /// How many tables one transaction drops.
@@ -64,7 +65,7 @@ impl Store {
                 partition == job.partition.as_str() && id == job.job.as_str() && job.expiry_time == Some(*time)
             };
             if due.iter().any(is_due) {
-                Self::delete_locked(&mut *tx, &job).await?;
+                delete_locked(&mut *tx, &job).await?;
                 deleted += 1;
             }
         }

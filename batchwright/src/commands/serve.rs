@@ -108,6 +108,7 @@ impl StackArgs {
         Ok(StackOptions {
             database: self.servers.database,
             broker: self.servers.broker,
+            wait_for_database: true,
             listen: self.listen,
             public_url: self.public_url,
             roles,
