@@ -1,10 +1,10 @@
 //! The command line: `batchwright demo`, `up`, `run ROLE`, `submit`, `get`, `list`, `watch`, `cancel`, `bench`.
 
 mod commands;
+mod configuration;
 
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Read, Write};
-use std::net::SocketAddr;
+use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,12 +13,14 @@ use anyhow::{Context, bail};
 use batchwright::client::Client;
 use batchwright::demo::{self, DemoOptions};
 use batchwright::watch::{self, Show, exit_code};
-use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Stack, StackOptions};
+use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use commands::bench::{BenchArgs, BenchWorkerArgs};
+use commands::serve::{RunArgs, UpArgs};
+use configuration::Configuration;
 use contract::rest::{Job, JobTask, NewJob};
 use contract::{BatchTask, OnFailure, TaskData};
-use framework::Route;
+use framework::Variables;
 use mimalloc::MiMalloc;
 use tracing_subscriber::EnvFilter;
 
@@ -71,62 +73,13 @@ struct DemoArgs {
 }
 
 #[derive(Debug, Args)]
-struct ServerArgs {
+pub struct ServerArgs {
     /// `postgres://user:password@host/database`, or `sqlite:FILE`.
     #[arg(long, env = "BATCHWRIGHT_DATABASE", hide_env_values = true)]
-    database: Option<String>,
+    pub database: Option<String>,
     /// `amqp://user:password@host:5672/%2f`.
     #[arg(long, env = "BATCHWRIGHT_BROKER", hide_env_values = true)]
-    broker: Option<String>,
-}
-
-#[derive(Debug, Args)]
-struct StackArgs {
-    #[command(flatten)]
-    servers: ServerArgs,
-    /// Where the job service listens.
-    #[arg(long, env = "BATCHWRIGHT_LISTEN", default_value = "127.0.0.1:8080")]
-    listen: SocketAddr,
-    /// Where workers find the job service, when that is elsewhere, e.g. behind a proxy.
-    #[arg(long, env = "BATCHWRIGHT_PUBLIC_URL")]
-    public_url: Option<String>,
-    /// The folder below which `lines` and `glob` batches find their files.
-    #[arg(long, env = "BATCHWRIGHT_ROOT", default_value = ".")]
-    root: PathBuf,
-    /// How tracked outputs travel: direct or reroute.
-    #[arg(long, env = "BATCHWRIGHT_ROUTE", default_value = "direct")]
-    route: Route,
-    /// Seconds that a worker relies on a status it has read.
-    #[arg(long, env = "BATCHWRIGHT_STATUS_INTERVAL", default_value_t = 5)]
-    status_interval: u64,
-    /// Parts of a split, at most.
-    #[arg(long, env = "BATCHWRIGHT_MAX_PARTS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
-    max_parts: u32,
-    /// Batches are not split while more messages than this wait in their target pipe.
-    #[arg(long, env = "BATCHWRIGHT_MAX_DEPTH", default_value_t = 100_000)]
-    max_depth: u64,
-    /// Tasks of a worker that run at the same time; batch and tracking worker have their own measure.
-    #[arg(long, env = "BATCHWRIGHT_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
-    concurrency: u32,
-    /// Deliveries that a worker has taken and not settled, at most.
-    #[arg(long, env = "BATCHWRIGHT_PREFETCH", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=65535))]
-    prefetch: u32,
-}
-
-#[derive(Debug, Args)]
-struct UpArgs {
-    /// The folder of what is kept without servers.
-    #[arg(long, env = "BATCHWRIGHT_DATA", default_value = "batchwright-data")]
-    data: PathBuf,
-    #[command(flatten)]
-    stack: StackArgs,
-}
-
-#[derive(Debug, Args)]
-struct RunArgs {
-    role: Role,
-    #[command(flatten)]
-    stack: StackArgs,
+    pub broker: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -211,14 +164,35 @@ struct SubmitArgs {
     service: ServiceArgs,
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    let cli = Cli::parse();
+fn main() -> ExitCode {
+    let environment = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let variables = Variables::new(environment);
+    let (cli, configuration) = match configuration::read::<Cli>(std::env::args_os(), &variables) {
+        Ok(read) => read,
+        Err(refusal) => return refusal.tell(),
+    };
     set_up_log(&cli);
-    let outcome = match cli.command {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("batchwright: no threads can be started: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let outcome = runtime.block_on(execute(cli.command, &variables, &configuration));
+    // The script of a job type may never end.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    outcome.unwrap_or_else(|error| {
+        eprintln!("batchwright: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+async fn execute(command: Command, variables: &Variables, configuration: &Configuration) -> anyhow::Result<ExitCode> {
+    match command {
         Command::Demo(args) => demo(args).await,
-        Command::Up(args) => up(args).await,
-        Command::Run(args) => run(args).await,
+        Command::Up(args) => commands::serve::up(args, variables, configuration).await,
+        Command::Run(args) => commands::serve::run(args, variables, configuration).await,
         Command::Submit(args) => submit(args).await,
         Command::Get(args) => get(args).await,
         Command::List(args) => list(args).await,
@@ -226,19 +200,17 @@ async fn main() -> ExitCode {
         Command::Cancel(args) => cancel(args).await,
         Command::Bench(args) => commands::bench::bench(args).await,
         Command::BenchWorker(args) => commands::bench::bench_worker(args).await,
-    };
-    outcome.unwrap_or_else(|error| {
-        eprintln!("batchwright: {error:#}");
-        ExitCode::FAILURE
-    })
+    }
 }
 
 fn set_up_log(cli: &Cli) {
-    let default = match cli.command {
-        Command::Up(_) | Command::Run(_) => "info,sqlx::postgres::notice=warn,lapin=off",
-        _ => "error,lapin=off",
+    // What says nothing to whoever runs this.
+    const QUIET: &str = "sqlx::postgres::notice=warn,lapin=off";
+    let level = match cli.command {
+        Command::Up(_) | Command::Run(_) => "info",
+        _ => "error",
     };
-    let filter = EnvFilter::builder().parse_lossy(cli.log.as_deref().unwrap_or(default));
+    let filter = EnvFilter::builder().parse_lossy(format!("{QUIET},{}", cli.log.as_deref().unwrap_or(level)));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
 }
 
@@ -247,53 +219,6 @@ async fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
     let paths = if args.paths.is_empty() { own_files() } else { args.paths };
     let agree = demo::run(DemoOptions { paths, lines_per_item: args.lines_per_item }).await?;
     Ok(if agree { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-impl StackArgs {
-    fn options(self, data: PathBuf, roles: Vec<Role>) -> anyhow::Result<StackOptions> {
-        Ok(StackOptions {
-            database: self.servers.database,
-            broker: self.servers.broker,
-            wait_for_database: true,
-            listen: self.listen,
-            public_url: self.public_url,
-            roles,
-            route: self.route,
-            status_interval: Duration::from_secs(self.status_interval),
-            max_parts: usize::try_from(self.max_parts)?,
-            max_depth: self.max_depth,
-            root: self.root,
-            concurrency: usize::try_from(self.concurrency)?,
-            prefetch: self.prefetch,
-            ..StackOptions::embedded(data)
-        })
-    }
-}
-
-async fn up(args: UpArgs) -> anyhow::Result<ExitCode> {
-    let roles = vec![Role::JobService, Role::BatchWorker, Role::TrackingWorker, Role::ExampleWorker];
-    let running = Stack::new(args.stack.options(args.data, roles)?).start().await?;
-    println!("API         {}", running.api_url());
-    println!("Swagger UI  {}/job-service-ui/", running.url());
-    println!("health      {}/health-check?name=all&type=READY", running.url());
-    std::io::stdout().flush()?;
-    running.until_asked_to_stop().await?;
-    Ok(ExitCode::SUCCESS)
-}
-
-async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
-    let RunArgs { role, stack } = args;
-    if stack.servers.broker.is_none() {
-        bail!("a role by itself needs a broker that it shares with the others: --broker amqp://…");
-    }
-    if matches!(role, Role::JobService | Role::TrackingWorker) && stack.servers.database.is_none() {
-        bail!("this role needs a database that it shares with the others: --database postgres://…");
-    }
-    let running = Stack::new(stack.options(PathBuf::new(), vec![role])?).start().await?;
-    println!("listening at {}", running.url());
-    std::io::stdout().flush()?;
-    running.until_asked_to_stop().await?;
-    Ok(ExitCode::SUCCESS)
 }
 
 async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {

@@ -4,8 +4,11 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::variables::{Found, Variables};
+use crate::variables::{Caf, Found, Variables};
 use crate::{RetryPolicy, Route};
+
+/// Tasks of a worker that run at the same time, when nothing is said.
+const CONCURRENCY: u32 = 8;
 
 /// Everything about a worker that is not its code.
 #[derive(Debug, Clone)]
@@ -57,7 +60,7 @@ impl Settings {
             reject: format!("{name}-reject"),
             paused: None,
             route: Route::Direct,
-            concurrency: 8,
+            concurrency: CONCURRENCY as usize,
             prefetch: 1000,
             retry: RetryPolicy::default(),
             listen: None,
@@ -114,26 +117,9 @@ pub struct Variable {
     pub secret: bool,
 }
 
-/// What is made of the value of a variable of CAF's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Caf {
-    Same,
-    /// `-in` is appended.
-    In,
-    /// It is added to the tasks that run at the same time.
-    PlusConcurrency,
-    /// It counts what follows the first attempt.
-    PlusOne,
-    /// In small letters.
-    Lowercase,
-    /// Without the slash at its beginning.
-    NoSlash,
-    /// It is a part of a URL.
-    Part,
-}
-
 impl Variable {
-    fn own_names(&self) -> impl Iterator<Item = String> {
+    /// The variable itself and, for a secret, the one that names its file.
+    pub fn own_names(&self) -> impl Iterator<Item = String> {
         let own = format!("{PREFIX}{}", self.name);
         let file = self.secret.then(|| format!("{own}_FILE"));
         std::iter::once(own).chain(file)
@@ -201,30 +187,13 @@ impl Read<'_> {
         if found.is_some() {
             return Ok(found);
         }
-        for (caf, made) in variable.caf {
-            if *made == Caf::Part {
-                return self.0.caf_broker("rabbitmq");
-            }
-            if let Some(found) = self.0.first(&[caf]) {
-                return self.made(found, *made).map(Some);
-            }
+        if variable.caf.iter().any(|(_, made)| *made == Caf::Part) {
+            return self.0.caf_broker("rabbitmq");
         }
-        Ok(None)
-    }
-
-    fn made(&self, found: Found, made: Caf) -> Result<Found, SettingsError> {
-        let value = match made {
-            Caf::Same | Caf::Part => found.value,
-            Caf::In => format!("{}-in", found.value),
-            Caf::PlusOne => parse::<u32>(&found)?.saturating_add(1).to_string(),
-            Caf::Lowercase => found.value.to_lowercase(),
-            Caf::NoSlash => found.value.trim_start_matches('/').to_owned(),
-            Caf::PlusConcurrency => {
-                let concurrency = self.found("CONCURRENCY")?.map_or(Ok(1), |found| parse::<u32>(&found))?;
-                parse::<u32>(&found)?.saturating_add(concurrency).clamp(1, 65535).to_string()
-            }
-        };
-        Ok(Found { value, from: found.from })
+        // Asked for only where it is needed: this is how it is asked for.
+        let adds = variable.caf.iter().any(|(_, made)| *made == Caf::PlusConcurrency);
+        let concurrency = if adds { self.found("CONCURRENCY")?.map(|found| parse(&found)).transpose()? } else { None };
+        self.0.caf(variable.caf, concurrency.unwrap_or(CONCURRENCY))
     }
 
     fn set<T: FromStr<Err: std::fmt::Display>>(&self, name: &str, field: &mut T) -> Result<(), SettingsError> {
@@ -250,7 +219,8 @@ impl SettingsError {
     }
 }
 
-pub(crate) const PREFIX: &str = "BATCHWRIGHT_";
+/// What the variables of ours begin with.
+pub const PREFIX: &str = "BATCHWRIGHT_";
 
 fn parse<T: FromStr<Err: std::fmt::Display>>(found: &Found) -> Result<T, SettingsError> {
     found.value.parse().map_err(|error| SettingsError::of(&found.from, format!("is {:?}: {error}", found.value)))

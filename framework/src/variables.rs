@@ -23,11 +23,31 @@ pub struct Found {
     pub from: String,
 }
 
+/// What is made of the value of a variable of CAF's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caf {
+    Same,
+    /// `-in` is appended.
+    In,
+    /// It is added to the tasks that run at the same time.
+    PlusConcurrency,
+    /// It counts what follows the first attempt.
+    PlusOne,
+    /// In small letters.
+    Lowercase,
+    /// Without the slash at its beginning.
+    NoSlash,
+    /// It is a part of a URL.
+    Part,
+}
+
 /// The variables that a URL is composed of, and what holds where one is not set.
 #[derive(Debug, Clone, Copy)]
 pub struct UrlParts<'a> {
     /// All variables begin with it; `HOST`, `PORT`, `USERNAME` and `PASSWORD` follow.
     pub prefix: &'a str,
+    /// What else may follow, and is in the path.
+    pub also: &'a [&'a str],
     pub scheme: &'a str,
     pub host: &'a str,
     pub port: u16,
@@ -39,11 +59,16 @@ pub struct UrlParts<'a> {
 
 impl Variables {
     pub fn new(variables: impl IntoIterator<Item = (String, String)>) -> Self {
-        Self(variables.into_iter().filter(|(_, value)| !value.is_empty()).collect())
+        Self(variables.into_iter().collect())
     }
 
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str)
+        self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    /// Whether it is there and empty.
+    pub fn is_blank(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(String::is_empty)
     }
 
     /// The first of these variables that is set.
@@ -63,12 +88,29 @@ impl Variables {
         Ok(Some(Found { value: text.trim_end_matches(['\r', '\n']).to_owned(), from }))
     }
 
+    /// What the first of these variables of CAF's that is set means; `concurrency` is the number of tasks at the same time.
+    pub fn caf(&self, names: &[(&str, Caf)], concurrency: u32) -> Result<Option<Found>, SettingsError> {
+        let Some((found, made)) = names.iter().find_map(|(name, made)| Some((self.first(&[name])?, *made))) else { return Ok(None) };
+        let number =
+            || found.value.parse::<u32>().map_err(|error| SettingsError::of(&found.from, format!("is {:?}: {error}", found.value)));
+        let value = match made {
+            Caf::Same | Caf::Part => found.value.clone(),
+            Caf::In => format!("{}-in", found.value),
+            Caf::PlusOne => number()?.saturating_add(1).to_string(),
+            Caf::PlusConcurrency => number()?.saturating_add(concurrency).clamp(1, 65535).to_string(),
+            Caf::Lowercase => found.value.to_lowercase(),
+            Caf::NoSlash => found.value.trim_start_matches('/').to_owned(),
+        };
+        Ok(Some(Found { value, from: found.from }))
+    }
+
     /// A URL from its parts; `None` when no variable of them is set.
     pub fn url(&self, parts: UrlParts<'_>) -> Result<Option<Found>, SettingsError> {
         let name = |part: &str| format!("{}{part}", parts.prefix);
         let password = self.secret(&name("PASSWORD"))?;
         let [host, port, username] = ["HOST", "PORT", "USERNAME"].map(|part| self.get(&name(part)));
-        if password.is_none() && host.is_none() && port.is_none() && username.is_none() {
+        let others = parts.also.iter().any(|part| self.get(&name(part)).is_some());
+        if password.is_none() && host.is_none() && port.is_none() && username.is_none() && !others {
             return Ok(None);
         }
         let port = match port {
@@ -93,7 +135,7 @@ impl Variables {
             Some(other) => return Err(SettingsError::of("CAF_RABBITMQ_PROTOCOL", format!("is {other:?}; write amqp or amqps"))),
         };
         let port = if scheme == "amqps" { 5671 } else { 5672 };
-        self.url(UrlParts { prefix: "CAF_RABBITMQ_", scheme, host, port, username: "guest", password: "guest", path: "/%2f" })
+        self.url(UrlParts { prefix: "CAF_RABBITMQ_", also: &[], scheme, host, port, username: "guest", password: "guest", path: "/%2f" })
     }
 
     /// Stops at a variable that begins like ours and is none, naming the one that was probably meant.

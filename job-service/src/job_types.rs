@@ -30,6 +30,9 @@ use crate::error::{ApiError, ApiResult};
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// How many requests run the script of one job type at the same time.
 const RUNS: usize = 4;
+/// How many flaws of its parameters a client is told at once, and how much of each.
+const MAX_FLAWS: usize = 50;
+const MAX_FLAW_CHARS: usize = 500;
 
 /// The job types of a service. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -160,11 +163,12 @@ impl JobType {
     fn check(&self, parameters: &RawValue) -> ApiResult<()> {
         let parameters: Value =
             serde_json::from_str(parameters.get()).map_err(|error| ApiError::bad_request(format!("Invalid job parameters:\n{error}")))?;
-        let flaws: Vec<String> = self
-            .parameters
-            .iter_errors(&parameters)
-            .map(|flaw| format!("${}: {flaw}", flaw.instance_path().as_str().replace('/', ".")))
-            .collect();
+        // Bounded, because each flaw quotes what is wrong.
+        let line = |flaw: jsonschema::ValidationError<'_>| {
+            let text = format!("${}: {flaw}", flaw.instance_path().as_str().replace('/', "."));
+            text.chars().take(MAX_FLAW_CHARS).collect::<String>()
+        };
+        let flaws: Vec<String> = self.parameters.iter_errors(&parameters).take(MAX_FLAWS).map(line).collect();
         if flaws.is_empty() { Ok(()) } else { Err(ApiError::bad_request(format!("Invalid job parameters:\n{}", flaws.join("\n")))) }
     }
 

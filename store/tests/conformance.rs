@@ -573,7 +573,7 @@ async fn a_database_that_is_not_there_is_waited_for_and_tells_how_it_is() {
     proxy.refuse();
     let authority = url.split("//").nth(1).unwrap().split('/').next().unwrap();
     let through = authority.rsplit_once('@').map_or(proxy.address().to_string(), |(user, _)| format!("{user}@{}", proxy.address()));
-    let store = Store::open_when_possible(&url.replace(authority, &through)).await.unwrap();
+    let store = Store::open_when_possible(&url.replace(authority, &through), StoreOptions::default()).await.unwrap();
     let unavailable = store.ping().await.unwrap_err();
     assert!(matches!(unavailable, store::StoreError::Unavailable(_)), "{unavailable:?}");
     assert!(matches!(&*store.condition().borrow(), store::Condition::Unavailable(_)));
@@ -593,6 +593,6 @@ async fn a_database_that_is_not_there_is_waited_for_and_tells_how_it_is() {
     store.ping().await.unwrap();
     store.close().await;
 
-    let never = Store::open_when_possible("postgres://ann@db:port/jobs").await.unwrap_err();
+    let never = Store::open_when_possible("postgres://ann@db:port/jobs", StoreOptions::default()).await.unwrap_err();
     assert!(matches!(never, store::StoreError::Unusable { .. }), "{never:?}");
 }

@@ -26,6 +26,9 @@ use crate::start::{self, Moment};
 ///
 /// The job is kept and its first task is sent to `taskPipe` as soon as the broker takes it. The same request again changes
 /// nothing, whatever has become of the job; to run a job again, delete it and create it anew.
+///
+/// Instead of `task`, a `type` may be given, whose definition makes the task from `parameters`. What is wrong with the parameters is told by a 400; a
+/// definition that fails is answered by a 500 that names it.
 #[utoipa::path(
     put,
     path = "/partitions/{partitionId}/jobs/{jobId}",
