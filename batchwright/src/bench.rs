@@ -1,10 +1,11 @@
-//! Measurements of the whole system, by jobs of no-ops: each tells what it saw, and whether the counts were exact.
+//! Measurements of the whole system: jobs of no-ops, which tell what they saw and whether the counts were exact, and reads.
 //!
 //! One file a measurement; what they have in common is here. None of them judges a time.
 
 mod cancelled_job;
 mod many_jobs;
 mod one_job;
+mod reads;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ use crate::{Running, Stack, StackOptions};
 pub use cancelled_job::{CancelOptions, CancelResult, PacedOptions, run as run_cancelled_job, run_paced_worker};
 pub use many_jobs::{ManyJobsResult, run as run_many_jobs};
 pub use one_job::{BenchResult, run as run_one_job};
+pub use reads::{ReadTimes, ReadsOptions, ReadsResult, run as run_reads};
 
 /// The item parameter that names the run.
 const RUN: &str = "run";

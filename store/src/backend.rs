@@ -86,6 +86,8 @@ pub trait Transaction: Send {
     /// Removes a job with its labels, failures, history and unsent messages.
     fn delete_job(&mut self, incarnation: i64) -> Answer<'_, ()>;
     fn insert_labels<'a>(&'a mut self, incarnation: i64, labels: &'a BTreeMap<String, Option<String>>) -> Answer<'a, ()>;
+    /// Adds jobs as [`Store::add_sample_jobs`](crate::Store::add_sample_jobs) tells.
+    fn insert_samples<'a>(&'a mut self, partition: &'a str, count: u32) -> Answer<'a, ()>;
     fn append_history<'a>(&'a mut self, incarnation: i64, transition: &'a Transition) -> Answer<'a, ()>;
 
     fn has_lived<'a>(&'a mut self, partition: &'a str, job: &'a str) -> Answer<'a, bool>;

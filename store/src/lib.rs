@@ -12,14 +12,20 @@
 //! - What must reach the broker is written in the transaction that causes it.
 
 mod backend;
+mod bulk;
+mod collation;
 mod error;
+mod filter;
 mod jobs;
 mod ledger;
 mod memory;
 mod model;
 mod outbox;
 mod postgres;
+mod query;
 mod record;
+mod samples;
+mod select;
 mod sql;
 mod sqlite;
 mod state;
@@ -33,11 +39,12 @@ use error::Fault;
 use tokio::sync::watch;
 
 pub use error::{Condition, StoreError};
+pub use filter::{Comparison, Filter, Pattern, TextField, TextTest};
 pub use memory::FaultPoint;
 pub use model::{
-    Cancellation, CatalogueSize, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent,
-    Transition,
+    Cancellation, CatalogueSize, Creation, EventKind, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
 };
+pub use query::{JobQuery, Sort, SortBy};
 
 /// Everything that the system remembers. Cheap to clone.
 #[derive(Debug, Clone)]

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use contract::JobStatus;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
 use crate::error::Fault;
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
+use crate::query::Candidate;
 use crate::{CatalogueSize, JobQuery, OutboxMessage, TaskTableSize, Transition};
 
 #[derive(Debug)]
@@ -81,12 +81,16 @@ impl State {
         rows
     }
 
-    fn matching(&self, partition: &str, query: &JobQuery) -> Vec<JobRow> {
+    fn labels_of(&self, incarnation: i64) -> BTreeMap<String, Option<String>> {
+        let labels = self.labels.range((incarnation, String::new())..(incarnation + 1, String::new()));
+        labels.map(|((_, name), value)| (name.clone(), value.clone())).collect()
+    }
+
+    fn matching(&self, partition: &str, query: &JobQuery) -> Vec<Candidate> {
         let first = (partition.to_owned(), String::new());
-        let prefix = query.id_prefix.as_deref().unwrap_or_default();
-        let wanted = |status: JobStatus| query.statuses.is_empty() || query.statuses.contains(&status);
         let jobs = self.jobs.range(first..).take_while(|((p, _), _)| p == partition).map(|(_, job)| job);
-        jobs.filter(|job| job.job.as_str().starts_with(prefix) && wanted(job.status)).cloned().collect()
+        let candidates = jobs.map(|job| Candidate { job: job.clone(), labels: self.labels_of(job.incarnation) });
+        candidates.filter(|candidate| candidate.is_meant_by(query)).collect()
     }
 }
 
@@ -135,12 +139,9 @@ impl Backend for Memory {
     fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {
             let mut jobs = self.read().await?.matching(partition, query);
-            jobs.sort_by_key(|job| (job.create_time, job.incarnation));
-            if !query.ascending {
-                jobs.reverse();
-            }
+            jobs.sort_by(|a, b| a.compare(b, &query.sort));
             let offset = usize::try_from(query.offset).unwrap_or(usize::MAX);
-            Ok(jobs.into_iter().skip(offset).take(query.limit as usize).collect())
+            Ok(jobs.into_iter().skip(offset).take(query.limit as usize).map(|candidate| candidate.job).collect())
         })
     }
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
@@ -294,6 +295,17 @@ impl Transaction for MemoryTransaction {
             self.put(|s| &mut s.labels, (incarnation, key.clone()), Some(value.clone()));
         }
         done(())
+    }
+    fn insert_samples<'a>(&'a mut self, partition: &'a str, count: u32) -> Answer<'a, ()> {
+        Box::pin(async move {
+            for number in 1..=count {
+                let (job, labels) = crate::samples::sample(partition, number)?;
+                if let Some(incarnation) = self.insert_job(&job).await? {
+                    self.insert_labels(incarnation, &labels).await?;
+                }
+            }
+            Ok(())
+        })
     }
     fn append_history<'a>(&'a mut self, incarnation: i64, transition: &'a Transition) -> Answer<'a, ()> {
         let number = self.state.number();

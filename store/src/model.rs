@@ -67,19 +67,6 @@ pub enum Cancellation {
     Finished(JobStatus),
 }
 
-/// Which jobs of a partition, in which order.
-#[derive(Debug, Clone, Default)]
-pub struct JobQuery {
-    /// A literal, case-sensitive prefix of the job id.
-    pub id_prefix: Option<String>,
-    /// Jobs with one of these statuses; empty = any.
-    pub statuses: Vec<JobStatus>,
-    pub limit: u32,
-    pub offset: u64,
-    /// By creation time: oldest first. Otherwise newest first. Ties are in creation order accordingly.
-    pub ascending: bool,
-}
-
 /// Something that was reported about one task.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrackingEvent {

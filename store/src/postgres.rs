@@ -15,13 +15,14 @@ use futures_util::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow};
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row as _};
+use sqlx::{AssertSqlSafe, Postgres, Row as _};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
 use crate::error::{Fault, StoreError};
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
+use crate::select;
 use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
 use crate::{CatalogueSize, Condition, JobQuery, OutboxMessage, TaskTableSize, Transition, masked};
 use listen::{CHANNEL, Listener};
@@ -127,17 +128,6 @@ fn too_slow() -> Fault {
     Fault::Unavailable(format!("a transaction took longer than {} s", TRANSACTION_LIMIT.as_secs()))
 }
 
-fn push_filter(query: &mut QueryBuilder<Postgres>, partition: &str, filter: &JobQuery) {
-    query.push(" from job where partition_id = ").push_bind(partition.to_owned());
-    if let Some(prefix) = &filter.id_prefix {
-        query.push(" and starts_with(job_id, ").push_bind(prefix.clone()).push(")");
-    }
-    if !filter.statuses.is_empty() {
-        let names: Vec<&'static str> = filter.statuses.iter().map(|status| status.name()).collect();
-        query.push(" and status = any(").push_bind(names).push(")");
-    }
-}
-
 fn select_places(incarnation: i64, keys: &[Key], lock: &str) -> Query<'static, Postgres, PgArguments> {
     let text = format!(
         "select {PLACE_COLUMNS} from task_{incarnation} where (path, chunk) in (select * from unnest($1::text[], $2::int4[])) \
@@ -195,13 +185,9 @@ impl Backend for PostgresBackend {
     }
     fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {
-            let mut select = QueryBuilder::<Postgres>::new(concat!("select ", job_columns!()));
-            push_filter(&mut select, partition, query);
-            let order = if query.ascending { "create_time, incarnation" } else { "create_time desc, incarnation desc" };
-            select.push(format!(" order by {order} limit ")).push_bind(i64::from(query.limit));
-            select.push(" offset ").push_bind(i64::try_from(query.offset).unwrap_or(i64::MAX));
+            let mut select = select::page(partition, query)?;
             let mut jobs = Vec::new();
-            for row in &self.fetch(select.build()).await? {
+            for row in &self.fetch(select::once(&mut select)).await? {
                 jobs.push(read_job!(row));
             }
             Ok(jobs)
@@ -209,9 +195,8 @@ impl Backend for PostgresBackend {
     }
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
         Box::pin(async move {
-            let mut select = QueryBuilder::<Postgres>::new("select count(*)");
-            push_filter(&mut select, partition, query);
-            let rows = self.fetch(select.build()).await?;
+            let mut select = select::count(partition, query)?;
+            let rows = self.fetch(select::once(&mut select)).await?;
             let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
             Ok(u64::try_from(count).unwrap_or_default())
         })

@@ -161,12 +161,13 @@ async fn jobs_are_listed_by_time_and_filtered_by_prefix_and_status(world: World)
         jobs.into_iter().map(|job| job.id).collect()
     };
     let all = JobQuery { limit: 100, ..JobQuery::default() };
+    let oldest_first = store::Sort { ascending: true, ..store::Sort::default() };
     assert_eq!(ids(all.clone()).await, ["b%5", "ax4", "A_3", "a_2", "a_1"]);
-    assert_eq!(ids(JobQuery { ascending: true, ..all.clone() }).await, names);
+    assert_eq!(ids(JobQuery { sort: oldest_first.clone(), ..all.clone() }).await, names);
     assert_eq!(ids(JobQuery { id_prefix: Some("a_".to_owned()), ..all.clone() }).await, ["a_2", "a_1"]);
     assert_eq!(ids(JobQuery { id_prefix: Some("b%".to_owned()), ..all.clone() }).await, ["b%5"]);
     assert_eq!(ids(JobQuery { statuses: vec![JobStatus::Cancelled, JobStatus::Failed], ..all.clone() }).await, ["a_2"]);
-    assert_eq!(ids(JobQuery { limit: 2, offset: 1, ascending: true, ..all.clone() }).await, ["a_2", "A_3"]);
+    assert_eq!(ids(JobQuery { limit: 2, offset: 1, sort: oldest_first, ..all.clone() }).await, ["a_2", "A_3"]);
     assert_eq!(ids(JobQuery { limit: 5, offset: 9, ..all }).await, [""; 0]);
 }
 

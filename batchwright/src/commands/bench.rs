@@ -1,11 +1,11 @@
-//! `batchwright bench`: one job, many jobs, or a job that is cancelled.
+//! `batchwright bench`: one job, many jobs, a job that is cancelled, or reads beside many jobs.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
-use batchwright::bench::{self, BenchOptions, CancelOptions, PacedOptions, Pipes};
+use batchwright::bench::{self, BenchOptions, CancelOptions, PacedOptions, Pipes, ReadsOptions};
 use batchwright::watch::Show;
 use clap::Args;
 use framework::Route;
@@ -50,6 +50,15 @@ pub struct BenchArgs {
     /// Batches are not split while more messages than this wait in the pipe of a job that is cancelled.
     #[arg(long, default_value_t = 100_000, requires = "cancel_after")]
     max_depth: u64,
+    /// Reads jobs, beside none and beside `--stored-jobs` others, instead of running any.
+    #[arg(long, conflicts_with_all = ["jobs", "cancel_after"])]
+    reads: bool,
+    /// The jobs that are there besides those that are read.
+    #[arg(long, default_value_t = 200_000, requires = "reads")]
+    stored_jobs: u32,
+    /// Reads of each kind.
+    #[arg(long, default_value_t = 500, requires = "reads")]
+    requests: u32,
     /// One JSON object on one line, and nothing else on standard output.
     #[arg(long)]
     json: bool,
@@ -73,6 +82,11 @@ pub struct BenchWorkerArgs {
 }
 
 pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
+    if args.reads {
+        let requests = usize::try_from(args.requests)?;
+        let options = ReadsOptions { stored_jobs: args.stored_jobs, requests, database: args.servers.database, data: args.data };
+        return show(&bench::run_reads(&options).await?, true, args.json);
+    }
     if let Some(seconds) = args.cancel_after {
         let result = bench::run_cancelled_job(&cancel_options(&args, seconds)?).await?;
         return show(&result, result.is_exact(), args.json);
