@@ -18,6 +18,7 @@ mod correlation;
 mod error;
 mod extract;
 mod filter;
+mod job_types;
 mod relay;
 mod request;
 mod routes;
@@ -28,6 +29,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use contract::rest::Expiry;
 use framework::broker::Broker;
 use store::Store;
 use tokio::net::TcpListener;
@@ -35,6 +37,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use correlation::HEADER as CORRELATION_ID;
+pub use job_types::{JobTypes, JobTypesError};
 pub use routes::openapi;
 
 /// Where the REST API begins.
@@ -59,6 +62,10 @@ pub struct ServiceOptions {
     pub delete_batch: u32,
     /// The largest body of a request.
     pub max_body_bytes: usize,
+    /// What jobs may be made from by parameters.
+    pub job_types: JobTypes,
+    /// How long jobs are kept that do not say it themselves.
+    pub expiry: Expiry,
 }
 
 impl Default for ServiceOptions {
@@ -71,6 +78,8 @@ impl Default for ServiceOptions {
             cancel_batch: 100,
             delete_batch: 100,
             max_body_bytes: 16 * 1024 * 1024,
+            job_types: JobTypes::default(),
+            expiry: Expiry::default(),
         }
     }
 }

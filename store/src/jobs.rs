@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use crate::backend::{JobRow, Signal, Transaction};
 use crate::error::Fault;
 use crate::ledger::{Exception, Facts, KeptFailure, Row, extend, path_of, position};
+use crate::retention;
 use crate::state::{self, Actor};
 use crate::{Attempts, Cancellation, Creation, JobQuery, JobRequest, Life, Store, StoreError, Transition};
 
@@ -228,6 +229,10 @@ pub(crate) async fn move_job(
     job.last_update_time = now;
     if to.is_finished() {
         job.finish_time = Some(now);
+        job.expiry_time = retention::due(&job.expiry, to, job.create_time, now);
+        if job.expiry_time.is_some() {
+            tx.notify(Signal::Sweep);
+        }
     }
     let step = Transition { time: now, from: Some(from), to, actor: actor.name().to_owned(), reason: reason.to_owned() };
     tx.append_history(job.incarnation, &step).await
@@ -253,6 +258,8 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         create_time: now,
         last_update_time: now,
         finish_time: None,
+        expiry: request.expiry.clone(),
+        expiry_time: None,
     }
 }
 
@@ -273,6 +280,7 @@ fn shown_alone(row: JobRow) -> rest::Job {
         failed_tasks: row.facts.failed_tasks,
         failure_counts: row.facts.failure_counts,
         incarnation: row.incarnation,
+        expiry: row.expiry,
     }
 }
 

@@ -24,6 +24,7 @@ mod outbox;
 mod postgres;
 mod query;
 mod record;
+mod retention;
 mod samples;
 mod select;
 mod sql;
@@ -45,6 +46,9 @@ pub use model::{
     Cancellation, CatalogueSize, Creation, EventKind, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
 };
 pub use query::{JobQuery, Sort, SortBy};
+
+pub use retention::{KeptUntil, span};
+pub use sweep::Swept;
 
 /// Everything that the system remembers. Cheap to clone.
 #[derive(Debug, Clone)]

@@ -60,6 +60,7 @@ impl World {
             external_data: None,
             labels: labels.iter().map(|(name, value)| ((*name).to_owned(), value.map(str::to_owned))).collect::<BTreeMap<_, _>>(),
             on_failure: OnFailure::Stop,
+            expiry: contract::rest::Expiry::default(),
             content_hash: [7; 32],
         };
         match self.store.create_job(&request, |life| ("start".to_owned(), life.job_task_id().into_bytes())).await.unwrap() {

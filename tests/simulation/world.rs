@@ -291,6 +291,7 @@ impl World {
             external_data: None,
             labels: BTreeMap::new(),
             on_failure: self.0.scenario.on_failure,
+            expiry: contract::rest::Expiry::default(),
             content_hash: [u8::try_from(job.number).unwrap_or(u8::MAX); 32],
         };
         let start = |life: &Life| (BATCH_IN.to_owned(), self.start_message(job, life).encode());

@@ -18,7 +18,7 @@ use crate::Parts;
 use crate::correlation::CorrelationId;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::OfJob;
-use crate::request::{Accepted, accept};
+use crate::request::{self, Accepted, accept};
 use crate::start::{self, Moment};
 
 /// Create a job
@@ -76,7 +76,13 @@ pub async fn put(
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge(options.max_body_bytes),
         _ => ApiError::bad_request(format!("The body could not be read: {}", refusal.body_text())),
     })?;
-    let Accepted { request, task } = accept(partition, job, &body)?;
+    let given = request::read(&body)?;
+    let made = match given.job_type()? {
+        Some((id, parameters)) => Some(options.job_types.make_task(id, &partition, &job, parameters).await?),
+        None => None,
+    };
+    let Accepted { mut request, task } = accept(partition, job, given, made)?;
+    request.expiry = request.expiry.or(&options.expiry);
     let moment = Moment { task_id: Uuid::new_v4(), now: now(), correlation_id };
     let start = move |life: &store::Life| {
         let pipe = task.pipe.clone();
