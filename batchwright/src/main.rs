@@ -1,4 +1,4 @@
-//! The command line: `batchwright demo`, `up`, `run ROLE`, `submit`, `get`, `list`, `watch`, `cancel`, `bench`.
+//! The command line: `batchwright demo`, `up`, `run ROLE`, `submit`, `get`, `list`, `count`, `watch`, `cancel`, `bench`.
 
 mod commands;
 mod configuration;
@@ -51,8 +51,10 @@ enum Command {
     Submit(SubmitArgs),
     /// Shows a job.
     Get(JobArgs),
-    /// Lists the jobs of a partition, newest first.
+    /// Lists the jobs of a partition, newest first unless sorted otherwise.
     List(ListArgs),
+    /// Counts jobs of a partition.
+    Count(CountArgs),
     /// Follows a job to its end; the exit code tells how it ended (0 Completed, 10 Failed, 11 Cancelled).
     Watch(JobArgs),
     /// Cancels a job.
@@ -107,18 +109,42 @@ struct JobArgs {
     service: ServiceArgs,
 }
 
+/// Which jobs are meant.
 #[derive(Debug, Args)]
-struct ListArgs {
+struct WhichArgs {
     /// Jobs whose id begins with this.
     #[arg(long)]
     starts_with: Option<String>,
     /// `NotCompleted`, `Completed`, `Inactive` or `NotFinished`.
     #[arg(long)]
     status_type: Option<String>,
+    /// A condition, e.g. `status==Failed;labels.team==search` or `name=='*test*'`.
+    #[arg(long)]
+    filter: Option<String>,
+    /// Jobs with one of these labels, separated by commas.
+    #[arg(long)]
+    label_exist: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    #[command(flatten)]
+    which: WhichArgs,
+    /// What to sort by, and how, e.g. `name:asc`, `lastUpdateTime:desc` or `labels.team:asc`.
+    #[arg(long)]
+    sort: Option<String>,
     #[arg(long, default_value_t = 25)]
     limit: u32,
     #[arg(long, default_value_t = 0)]
     offset: u64,
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+#[derive(Debug, Args)]
+struct CountArgs {
+    #[command(flatten)]
+    which: WhichArgs,
     #[command(flatten)]
     service: ServiceArgs,
 }
@@ -196,6 +222,7 @@ async fn execute(command: Command, variables: &Variables, configuration: &Config
         Command::Submit(args) => submit(args).await,
         Command::Get(args) => get(args).await,
         Command::List(args) => list(args).await,
+        Command::Count(args) => count(args).await,
         Command::Watch(args) => follow(&args.job, &args.service).await,
         Command::Cancel(args) => cancel(args).await,
         Command::Bench(args) => commands::bench::bench(args).await,
@@ -283,11 +310,29 @@ async fn get(args: JobArgs) -> anyhow::Result<ExitCode> {
     Ok(exit_code(job.status).into())
 }
 
+impl WhichArgs {
+    fn query(self) -> Vec<(&'static str, String)> {
+        let given = [
+            ("jobIdStartsWith", self.starts_with),
+            ("statusType", self.status_type),
+            ("filter", self.filter),
+            ("labelExist", self.label_exist),
+        ];
+        given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    }
+}
+
+async fn count(args: CountArgs) -> anyhow::Result<ExitCode> {
+    let CountArgs { which, service } = args;
+    println!("{}", Client::new(&service.url, &service.partition)?.count(&which.query()).await?);
+    Ok(ExitCode::SUCCESS)
+}
+
 async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
-    let ListArgs { starts_with, status_type, limit, offset, service } = args;
-    let mut query = vec![("limit", limit.to_string()), ("offset", offset.to_string())];
-    query.extend(starts_with.map(|prefix| ("jobIdStartsWith", prefix)));
-    query.extend(status_type.map(|status| ("statusType", status)));
+    let ListArgs { which, sort, limit, offset, service } = args;
+    let mut query = which.query();
+    query.extend([("limit", limit.to_string()), ("offset", offset.to_string())]);
+    query.extend(sort.map(|sort| ("sort", sort)));
     let jobs = Client::new(&service.url, &service.partition)?.list(&query).await?;
     if service.output == Output::Json {
         println!("{}", serde_json::to_string(&jobs)?);

@@ -36,10 +36,11 @@ pub struct NewJob {
     /// How long the job is kept once it has ended, by how it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expiry: Option<Expiry>,
-    /// Jobs to wait for. This service starts every job at once, so a request with one is refused.
+    /// Jobs to wait for: the job starts when all are Completed. `id,pc` is waited for only if there is such a job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prerequisite_job_ids: Option<Vec<Option<String>>>,
-    /// Seconds to wait before the start. This service starts every job at once, so only 0 is accepted.
+    /// Seconds to wait before the start, from the creation or from the completion of the last prerequisite. Null and what is below 0
+    /// count as 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delay: Option<i32>,
 }
@@ -140,6 +141,33 @@ pub struct Job {
     /// How long the job is kept once it has ended; absent = for ever.
     #[serde(default, skip_serializing_if = "Expiry::is_empty")]
     pub expiry: Expiry,
+    /// The jobs that must be completed before this one starts; absent when it waits for none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting_for: Vec<AwaitedJob>,
+    /// Seconds between the creation, or the completion of the last prerequisite, and the start; absent when 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub delay: i64,
+    /// When a job with a delay is dispatched, while that is known and not done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub due_time: Option<i64>,
+    /// Whether the job is kept until the jobs of its partition are dispatched; absent when not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspended: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+const fn is_zero(number: &i64) -> bool {
+    *number == 0
+}
+
+/// A job that another one waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AwaitedJob {
+    pub job_id: String,
+    /// Null when there is no such job yet.
+    pub status: Option<JobStatus>,
 }
 
 /// How long a job is kept once it has ended, by how it ended. Where nothing is said, the default of the service holds.

@@ -217,6 +217,10 @@ fn the_bodies_of_the_rest_api_are_written_as_clients_know_them() {
         failure_counts: BTreeMap::from([("RESULT_EXCEPTION".into(), 1)]),
         incarnation: 42,
         expiry: contract::rest::Expiry::default(),
+        waiting_for: Vec::new(),
+        delay: 0,
+        due_time: None,
+        suspended: false,
     };
     assert_body(&job, fixture!("rest_job"));
     let task = JobTask {

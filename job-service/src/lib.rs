@@ -6,8 +6,7 @@
 //! What must stay true:
 //! - A request never talks to the broker. What must reach it is written to the outbox with the job, in one transaction;
 //!   the relay takes it from there, so a job that was accepted is started, whatever is down right now.
-//! - A start message may be sent twice (a crash between publishing and noting it; two services that relay for one store),
-//!   never not at all.
+//! - A start message may be sent twice (by a crash between publishing and noting it), never not at all.
 //! - Every error that a client sees has the body `{"message": …}`, is described in the API document, and tells
 //!   nothing of the database. A failure of ours is logged once, where it becomes an answer.
 //! - Paths, statuses, texts and headers are CAF's. Where CAF answers 500 to bad input, this answers 400.
@@ -19,6 +18,7 @@ mod error;
 mod extract;
 mod filter;
 mod job_types;
+mod prerequisites;
 mod relay;
 mod request;
 mod routes;

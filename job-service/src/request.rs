@@ -18,10 +18,11 @@ use contract::{JobId, PartitionId, same_pipe};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
-use store::{JobRequest, KeptUntil};
+use store::{JobRequest, KeptUntil, Start};
 
 use crate::error::{ApiError, ApiResult};
 use crate::job_types::MadeTask;
+use crate::prerequisites;
 use crate::start::FirstTask;
 
 /// The longest name, label name and label value, in characters.
@@ -59,8 +60,6 @@ impl Given {
 /// `made` is what the job type has made, where there is one.
 pub fn accept(partition: PartitionId, job: JobId, given: Given, made: Option<MadeTask>) -> ApiResult<Accepted> {
     let Given { mut new, mut task_data_text, .. } = given;
-    // Of what was given: another version of a job type makes no other request of it.
-    let content_hash = content_hash(&mut new)?;
     if let Some(MadeTask { task, data_text }) = made {
         (new.task, task_data_text) = (Some(task), Some(data_text.into_bytes()));
     }
@@ -75,13 +74,17 @@ pub fn accept(partition: PartitionId, job: JobId, given: Given, made: Option<Mad
     let data = task_data(&given, task_data_text).map_err(flaw)?;
     let task = check_pipes(&given, data).map_err(flaw)?;
     check_texts(&new)?;
-    check_supported(&new)?;
-    let expiry = check_expiry(new.expiry.take().unwrap_or_default())?;
+    let start = start(&new)?;
+    let expiry = check_expiry(new.expiry.clone().unwrap_or_default())?;
 
+    // Of what was given: another version of a job type makes no other request of it.
+    new.task = new.task.filter(|_| made_by.is_none());
+    new.prerequisite_job_ids = prerequisites::spell(&start.prerequisites);
+    let content_hash = content_hash(&mut new)?;
     let NewJob { name, description, external_data, labels, on_failure, .. } = new;
     let labels = labels.unwrap_or_default();
     Ok(Accepted {
-        request: JobRequest { partition, job, name, description, external_data, labels, on_failure, expiry, content_hash },
+        request: JobRequest { partition, job, name, description, external_data, labels, on_failure, expiry, start, content_hash },
         task,
     })
 }
@@ -268,18 +271,10 @@ fn check_expiry(mut expiry: Expiry) -> ApiResult<Expiry> {
     Ok(expiry)
 }
 
-/// What CAF can and this service cannot do yet: refused, so that nobody waits for it.
-fn check_supported(new: &NewJob) -> ApiResult<()> {
-    let blank = |id: &Option<String>| id.as_deref().is_none_or(|id| id.trim().is_empty());
-    if !new.prerequisite_job_ids.iter().flatten().all(blank) {
-        return Err(ApiError::bad_request(
-            "The field 'prerequisiteJobIds' is not supported: this service starts every job at once. Leave it out.",
-        ));
-    }
-    if new.delay.unwrap_or(0) != 0 {
-        return Err(ApiError::bad_request("The field 'delay' is not supported: this service starts every job at once. Leave it out."));
-    }
-    Ok(())
+/// When the job starts. CAF takes a negative delay for none, and so does this.
+fn start(new: &NewJob) -> ApiResult<Start> {
+    let prerequisites = prerequisites::parse(new.prerequisite_job_ids.as_deref().unwrap_or_default())?;
+    Ok(Start { delay: u32::try_from(new.delay.unwrap_or(0)).unwrap_or(0), prerequisites, suspended: false })
 }
 
 fn content_hash(new: &mut NewJob) -> ApiResult<[u8; 32]> {
@@ -288,9 +283,8 @@ fn content_hash(new: &mut NewJob) -> ApiResult<[u8; 32]> {
     new.parameters = new.parameters.take().filter(|parameters| new.job_type.is_some() && !parameters.is_null());
     new.expiry = new.expiry.take().filter(|expiry| !expiry.is_empty());
     new.expiry.iter_mut().flat_map(Expiry::policies).for_each(|(_, policy)| policy.policer = None);
-    let not_counted = (new.prerequisite_job_ids.take(), new.delay.take());
+    new.delay = new.delay.filter(|delay| *delay > 0);
     let value = serde_json::to_value(&*new).map_err(|error| ApiError::Bug(error.to_string()))?;
-    (new.prerequisite_job_ids, new.delay) = not_counted;
     Ok(Sha256::digest(canonical(&value)).into())
 }
 
@@ -389,11 +383,8 @@ mod tests {
             (with("labels", json!({"k": long})), "The value of the label 'k' is longer than 255 characters."),
             (with("description", json!("\u{0}")), "The field 'description' contains the character U+0000."),
             (with("labels", json!({"k": "\u{0}"})), "The field 'labels' contains the character U+0000."),
-            (
-                with("prerequisiteJobIds", json!(["a"])),
-                "The field 'prerequisiteJobIds' is not supported: this service starts every job at once. Leave it out.",
-            ),
-            (with("delay", json!(1)), "The field 'delay' is not supported: this service starts every job at once. Leave it out."),
+            (with("prerequisiteJobIds", json!(["a", "b*"])), "The prerequisite job id 'b*' is no job id: The job identifier contains"),
+            (with("delay", json!(2_147_483_648_i64)), "The body is not a job: invalid value: integer `2147483648`, expected i32"),
             (" ".into(), "The body has not been specified. Send the job as a JSON object."),
             ("{\"name\":\n x}".into(), "The body is not valid JSON: expected value at line 2 column 2"),
             ("{\"name\":".into(), "The body is not valid JSON: EOF while parsing a value at line 1 column 8"),
@@ -427,6 +418,7 @@ mod tests {
             ("prerequisiteJobIds", json!(null)),
             ("delay", json!(0)),
             ("delay", json!(null)),
+            ("delay", json!(-5)),
             ("somethingElse", json!({"a": 1})),
         ] {
             assert_eq!(hash(&with(member, value.clone())), hash(&job().to_string()), "{member} = {value}");
@@ -474,10 +466,19 @@ mod tests {
             ("task.taskData", json!("other")),
             ("task.taskData", json!({"a": 1})),
             ("task.taskPipe", json!("in2")),
+            ("delay", json!(5)),
+            ("prerequisiteJobIds", json!(["a"])),
             ("task.targetPipe", json!(null)),
         ] {
             assert_ne!(hash(&with(member, value.clone())), hash(&job().to_string()), "{member} = {value}");
         }
+    }
+
+    #[test]
+    fn prerequisites_count_by_what_they_mean() {
+        let with_ids = |ids: Value| hash(&with("prerequisiteJobIds", ids));
+        assert_eq!(with_ids(json!(["b", null, "a,pc", "a", " "])), with_ids(json!(["a,x,pc", "b,y"])));
+        assert_ne!(with_ids(json!(["a", "b"])), with_ids(json!(["a,pc", "b"])));
     }
 
     #[test]

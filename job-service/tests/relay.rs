@@ -279,6 +279,7 @@ fn request(n: u32) -> JobRequest {
         labels: [].into(),
         on_failure: OnFailure::Stop,
         expiry: contract::rest::Expiry::default(),
+        start: store::Start::default(),
         content_hash: [0; 32],
     }
 }

@@ -8,6 +8,8 @@
 //! - [`Transaction::lock_jobs`] takes the writer locks in (partition, job) order, and whoever writes a job holds its lock.
 //! - A signal is heard after the commit of what it is about, in every process, and at least once after trouble.
 
+pub mod starts;
+
 use std::collections::{BTreeMap, HashMap};
 
 use contract::rest::Expiry;
@@ -18,7 +20,8 @@ use tokio::time::Instant;
 
 use crate::error::Fault;
 use crate::ledger::{Changes, Facts, KeptFailure, Key, Row};
-use crate::{CatalogueSize, Condition, JobQuery, Life, OutboxMessage, TaskTableSize, Transition};
+use crate::{CatalogueSize, Condition, JobQuery, Life, TaskTableSize, Transition};
+use starts::{StartReads, Starts};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, Fault>>;
 
@@ -35,6 +38,8 @@ pub struct JobRow {
     pub content_hash: Vec<u8>,
     pub status: JobStatus,
     pub facts: Facts,
+    /// Seconds between what lets it start and its start.
+    pub delay: i64,
     /// It has, or has had, a table of its tasks.
     pub task_table: bool,
     pub create_time: i64,
@@ -54,7 +59,7 @@ impl JobRow {
 /// A label of the job with this incarnation.
 pub type Label = (i64, String, Option<String>);
 
-pub trait Backend: std::fmt::Debug + Send + Sync {
+pub trait Backend: StartReads + std::fmt::Debug + Send + Sync {
     fn kind(&self) -> &'static str;
     fn clock(&self) -> &Clock;
     fn signals(&self) -> &Signals;
@@ -75,12 +80,11 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>>;
     /// None where the table of tasks is gone.
     fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>>;
-    fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>>;
     fn task_table_size(&self) -> Answer<'_, TaskTableSize>;
     fn catalogue_size(&self) -> Answer<'_, CatalogueSize>;
 }
 
-pub trait Transaction: Send {
+pub trait Transaction: Starts + Send {
     /// Locks these jobs, in (partition, job) order, and answers those that exist.
     fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> Answer<'a, Vec<JobRow>>;
     /// Answers the number of the new life, or `None` when there is a job with this id.
@@ -100,10 +104,6 @@ pub trait Transaction: Send {
     fn remember_life<'a>(&'a mut self, partition: &'a str, job: &'a str, incarnation: i64) -> Answer<'a, ()>;
     /// Forgets some of the lives that ended longer ago than this, in milliseconds.
     fn forget_lives(&mut self, older_than: u64) -> Answer<'_, ()>;
-
-    fn push_outbox<'a>(&'a mut self, incarnation: i64, pipe: &'a str, body: &'a [u8]) -> Answer<'a, ()>;
-    fn drop_outbox_of(&mut self, incarnation: i64) -> Answer<'_, ()>;
-    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> Answer<'a, ()>;
 
     fn create_task_table(&mut self, incarnation: i64) -> Answer<'_, ()>;
     /// Locks and reads rows of a task table, in the order of their keys.

@@ -22,6 +22,7 @@ mod memory;
 mod model;
 mod outbox;
 mod postgres;
+mod prerequisites;
 mod query;
 mod record;
 mod retention;
@@ -43,8 +44,10 @@ pub use error::{Condition, StoreError};
 pub use filter::{Comparison, Filter, Pattern, TextField, TextTest};
 pub use memory::FaultPoint;
 pub use model::{
-    Cancellation, CatalogueSize, Creation, EventKind, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
+    Cancellation, CatalogueSize, Creation, EventKind, JobRequest, Life, OutboxMessage, Prerequisite, Recorded, Refusal, Start,
+    TaskTableSize, TrackingEvent, Transition,
 };
+pub use outbox::Claim;
 pub use query::{JobQuery, Sort, SortBy};
 pub use retention::{KeptUntil, span};
 pub use sweep::Swept;

@@ -1,6 +1,8 @@
 //! The store in memory, for tests and for the simulation under a paused clock: no threads, no files, no waiting but for the
 //! one lock. A transaction holds the lock and notes how to undo each of its steps.
 
+mod starts;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +14,8 @@ use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Tra
 use crate::error::Fault;
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::query::Candidate;
-use crate::{CatalogueSize, JobQuery, OutboxMessage, TaskTableSize, Transition};
+use crate::{CatalogueSize, JobQuery, TaskTableSize, Transition};
+use starts::{Unsent, Waits};
 
 #[derive(Debug)]
 pub struct Memory {
@@ -58,7 +61,8 @@ struct State {
     labels: BTreeMap<(i64, String), Option<String>>,
     failures: BTreeMap<(i64, String), KeptFailure>,
     history: BTreeMap<(i64, i64), Transition>,
-    outbox: BTreeMap<i64, (i64, OutboxMessage)>,
+    outbox: BTreeMap<i64, Unsent>,
+    waits: Waits,
     lives: BTreeMap<(String, String, i64), i64>,
     /// With the time of creation.
     tables: BTreeMap<i64, i64>,
@@ -172,12 +176,6 @@ impl Backend for Memory {
     fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
         Box::pin(async move { Ok(self.read().await?.rows_of(incarnation, keys)) })
     }
-    fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>> {
-        Box::pin(async move {
-            let state = self.read().await?;
-            Ok(state.outbox.values().take(limit as usize).map(|(_, message)| message.clone()).collect())
-        })
-    }
     fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
         Box::pin(async move { Ok(CatalogueSize { entries: self.read().await?.tables.len() as u64, bytes: 0 }) })
     }
@@ -288,7 +286,9 @@ impl Transaction for MemoryTransaction {
         self.remove_all(|s| &mut s.labels, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.failures, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.history, |(n, _), _| *n == incarnation);
-        self.drop_outbox_of(incarnation)
+        self.remove_all(|s| &mut s.outbox, |_, unsent| unsent.incarnation == incarnation);
+        self.remove_all(|s| &mut s.waits, |_, wait| wait.incarnation == incarnation);
+        done(())
     }
     fn insert_labels<'a>(&'a mut self, incarnation: i64, labels: &'a BTreeMap<String, Option<String>>) -> Answer<'a, ()> {
         for (key, value) in labels {
@@ -329,23 +329,6 @@ impl Transaction for MemoryTransaction {
     fn forget_lives(&mut self, older_than: u64) -> Answer<'_, ()> {
         let limit = self.shared.clock.now().saturating_sub_unsigned(older_than);
         self.remove_all(|s| &mut s.lives, |_, ended| *ended <= limit);
-        done(())
-    }
-
-    fn push_outbox<'a>(&'a mut self, incarnation: i64, pipe: &'a str, body: &'a [u8]) -> Answer<'a, ()> {
-        let id = self.state.number();
-        let message = OutboxMessage { id, pipe: pipe.to_owned(), body: body.to_vec() };
-        self.put(|s| &mut s.outbox, id, Some((incarnation, message)));
-        done(())
-    }
-    fn drop_outbox_of(&mut self, incarnation: i64) -> Answer<'_, ()> {
-        self.remove_all(|s| &mut s.outbox, |_, (n, _)| *n == incarnation);
-        done(())
-    }
-    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> Answer<'a, ()> {
-        for id in ids {
-            self.put(|s| &mut s.outbox, *id, None);
-        }
         done(())
     }
 

@@ -3,13 +3,15 @@
 //! The macros are expanded in `postgres.rs` and `sqlite.rs`, where `sqlx::query` takes on the database's types. There the type
 //! has the methods `execute(query)`, which answers how many rows it touched, and `fetch(query)`, which answers the rows.
 
+pub mod starts;
+
 use crate::error::Fault;
 
 /// The columns of a job, in every statement that reads one with `read_job!`.
 macro_rules! job_columns {
     () => {
         "incarnation, partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, status, \
-         percentage, completed_items, failed_tasks, failure_counts, own_task, task_table, create_time, last_update_time, finish_time, \
+         percentage, completed_items, failed_tasks, failure_counts, own_task, delay, task_table, create_time, last_update_time, finish_time, \
          expiry, expiry_time"
     };
 }
@@ -51,6 +53,7 @@ macro_rules! read_job {
             content_hash: row.try_get("content_hash")?,
             status: crate::sql::status(row.try_get("status")?)?,
             facts,
+            delay: row.try_get("delay")?,
             task_table: row.try_get("task_table")?,
             create_time: row.try_get("create_time")?,
             last_update_time: row.try_get("last_update_time")?,
@@ -125,7 +128,7 @@ macro_rules! common_steps {
                 let query = sqlx::query(
                     "insert into job (partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, \
                      status, percentage, completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time, \
-                     expiry) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11) \
+                     expiry, delay) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12) \
                      on conflict (partition_id, job_id) do nothing returning incarnation",
                 )
                 .bind(job.partition.as_str())
@@ -138,7 +141,8 @@ macro_rules! common_steps {
                 .bind(job.facts.on_failure.name())
                 .bind(job.status.name())
                 .bind(job.create_time)
-                .bind(expiry);
+                .bind(expiry)
+                .bind(job.delay);
                 let rows = self.fetch(query).await?;
                 Ok(rows.first().map(|row| row.try_get(0)).transpose()?)
             })
@@ -235,18 +239,6 @@ macro_rules! common_steps {
                 ));
                 self.execute(query.bind(crate::sql::millis(older_than))).await.map(drop)
             })
-        }
-
-        fn push_outbox<'a>(&'a mut self, incarnation: i64, pipe: &'a str, body: &'a [u8]) -> Answer<'a, ()> {
-            Box::pin(async move {
-                let query = sqlx::query(concat!("insert into outbox (incarnation, pipe, body, due_time) values ($1, $2, $3, ", $now, ")"));
-                self.execute(query.bind(incarnation).bind(pipe).bind(body)).await.map(drop)
-            })
-        }
-        fn drop_outbox_of(&mut self, incarnation: i64) -> Answer<'_, ()> {
-            Box::pin(
-                async move { self.execute(sqlx::query("delete from outbox where incarnation = $1").bind(incarnation)).await.map(drop) },
-            )
         }
 
         fn kept_failures(&mut self, incarnation: i64) -> Answer<'_, HashMap<String, String>> {

@@ -82,6 +82,7 @@ fn request(partition: &str, job: &str, on_failure: OnFailure) -> JobRequest {
         labels: BTreeMap::new(),
         on_failure,
         expiry: contract::rest::Expiry::default(),
+        start: store::Start::default(),
         content_hash: [7; 32],
     }
 }
@@ -129,11 +130,13 @@ async fn a_request_that_is_sent_again_changes_nothing_and_another_one_is_a_confl
     let life = world.create("acme", "again", OnFailure::Stop).await;
     assert_eq!(create(&world.store, &asked).await, Creation::AlreadyThere);
     assert_eq!(create(&world.store, &JobRequest { content_hash: [8; 32], ..asked.clone() }).await, Creation::Conflict);
+    assert_eq!(world.store.outbox(10).await.unwrap().len(), 1);
     world.complete(&life, &[""]).await;
     let done = world.job(&life).await;
     assert_eq!(create(&world.store, &asked).await, Creation::AlreadyThere);
     assert_eq!(world.job(&life).await, done);
-    assert_eq!(world.store.outbox(10).await.unwrap().len(), 1);
+    // And what is done is not started.
+    assert_eq!(world.store.outbox(10).await.unwrap(), []);
 }
 
 async fn of_identical_requests_at_once_one_creates_the_job(world: World) {
@@ -175,7 +178,7 @@ async fn jobs_are_listed_by_time_and_filtered_by_prefix_and_status(world: World)
 async fn a_job_is_cancelled_once_and_its_unsent_message_is_not_sent(world: World) {
     let life = world.create("acme", "cancel", OnFailure::Stop).await;
     let cancel = async || world.store.cancel_job(&life.partition, &life.job).await.unwrap();
-    assert_eq!(cancel().await, Cancellation::Cancelled);
+    assert_eq!(cancel().await, Cancellation::Cancelled(vec![life.clone()]));
     assert_eq!(world.store.outbox(10).await.unwrap(), []);
     let before = world.job(&life).await;
     assert_eq!((before.status, before.percentage_complete), (JobStatus::Cancelled, 0.0));

@@ -40,6 +40,7 @@ impl World {
             labels: BTreeMap::from([("of".to_owned(), Some(job.to_owned()))]),
             on_failure: OnFailure::Stop,
             expiry,
+            start: store::Start::default(),
             content_hash: [7; 32],
         };
         match self.store.create_job(&request, |life| ("start".to_owned(), life.job_task_id().into_bytes())).await.unwrap() {

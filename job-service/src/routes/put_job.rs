@@ -18,6 +18,7 @@ use crate::Parts;
 use crate::correlation::CorrelationId;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::OfJob;
+use crate::prerequisites;
 use crate::request::{self, Accepted, accept};
 use crate::start::{self, Moment};
 
@@ -87,16 +88,15 @@ pub async fn put(
     let Accepted { mut request, task } = accept(partition, job, given, made)?;
     request.expiry = request.expiry.or(&options.expiry);
     let moment = Moment { task_id: Uuid::new_v4(), now: now(), correlation_id };
-    let start = move |life: &store::Life| {
-        let pipe = task.pipe.clone();
-        (pipe, start::message(task, life, moment, options).encode())
-    };
+    // Once for every attempt at the transaction.
+    let start = |life: &store::Life| (task.pipe.clone(), start::message(task.clone(), life, moment.clone(), options).encode());
     match parts.store.create_job(&request, start).await? {
         Creation::Created(life) => {
             tracing::info!(job = life.job_task_id(), incarnation = life.incarnation, "a job was created");
             Ok((StatusCode::CREATED, [(header::LOCATION, uri.path().to_owned())]).into_response())
         }
         Creation::AlreadyThere => Ok(StatusCode::NO_CONTENT.into_response()),
+        Creation::Refused(refusal) => Err(ApiError::bad_request(prerequisites::refusal(&refusal))),
         Creation::Conflict => Err(ApiError::Forbidden("Job already exists".to_owned())),
     }
 }
