@@ -68,6 +68,12 @@ pub struct JobsArgs {
     /// Jobs in a list that names no limit.
     #[arg(long, env = "BATCHWRIGHT_PAGE_SIZE", default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..))]
     page_size: u32,
+    /// Jobs that are cancelled in one transaction, when many are.
+    #[arg(long, env = "BATCHWRIGHT_CANCEL_BATCH", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    cancel_batch: u32,
+    /// Jobs that are deleted in one transaction, when many are.
+    #[arg(long, env = "BATCHWRIGHT_DELETE_BATCH", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    delete_batch: u32,
     /// How long completed jobs are kept that do not say it: none, lastUpdateTime+P30D, createTime+PT9H.
     #[arg(long, env = "BATCHWRIGHT_KEEP_COMPLETED", default_value = "none", value_parser = a_time_of_expiry)]
     keep_completed: String,
@@ -123,6 +129,7 @@ impl StackArgs {
             tracking_pipe: self.tracking_pipe,
             job_types,
             page_size: self.jobs.page_size,
+            batches: (self.jobs.cancel_batch, self.jobs.delete_batch),
             expiry: Expiry {
                 completed: policy(self.jobs.keep_completed),
                 failed: policy(self.jobs.keep_failed),
