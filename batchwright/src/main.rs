@@ -1,4 +1,5 @@
-//! The command line: `batchwright demo`, `up`, `run ROLE`, `submit`, `get`, `list`, `watch`, `cancel`, `bench`.
+//! The command line: `batchwright demo`, `up`, `run ROLE`, `submit`, `get`, `list`, `watch`, `cancel`, `pause`, `resume`,
+//! `bench`.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Read, Write};
@@ -9,13 +10,13 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use batchwright::bench::{self, BenchOptions};
-use batchwright::client::Client;
+use batchwright::client::{Client, ClientError};
 use batchwright::demo::{self, DemoOptions};
 use batchwright::watch::{self, Show, exit_code};
 use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Stack, StackOptions};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use contract::rest::{Job, JobTask, NewJob};
-use contract::{BatchTask, OnFailure, TaskData};
+use contract::{BatchTask, OnFailure, PAUSED_PIPE, TaskData};
 use framework::Route;
 use mimalloc::MiMalloc;
 use tracing_subscriber::EnvFilter;
@@ -53,6 +54,10 @@ enum Command {
     Watch(JobArgs),
     /// Cancels a job.
     Cancel(JobArgs),
+    /// Pauses a job: tasks that run go on to their end, and no other begins.
+    Pause(JobArgs),
+    /// Has a paused job go on.
+    Resume(JobArgs),
     /// Measures one job of no-ops through the whole system.
     Bench(BenchArgs),
 }
@@ -92,6 +97,9 @@ struct StackArgs {
     /// How tracked outputs travel: direct or reroute.
     #[arg(long, env = "BATCHWRIGHT_ROUTE", default_value = "direct")]
     route: Route,
+    /// The pipe to which workers hand over the tasks of paused jobs.
+    #[arg(long, env = "BATCHWRIGHT_PAUSED_PIPE", default_value = PAUSED_PIPE)]
+    paused_pipe: String,
     /// Seconds that a worker relies on a status it has read.
     #[arg(long, env = "BATCHWRIGHT_STATUS_INTERVAL", default_value_t = 5)]
     status_interval: u64,
@@ -242,7 +250,9 @@ async fn main() -> ExitCode {
         Command::Get(args) => get(args).await,
         Command::List(args) => list(args).await,
         Command::Watch(args) => follow(&args.job, &args.service).await,
-        Command::Cancel(args) => cancel(args).await,
+        Command::Cancel(args) => change(&args, async |client| client.cancel(&args.job).await).await,
+        Command::Pause(args) => change(&args, async |client| client.pause(&args.job).await).await,
+        Command::Resume(args) => change(&args, async |client| client.resume(&args.job).await).await,
         Command::Bench(args) => bench(args).await,
     };
     outcome.unwrap_or_else(|error| {
@@ -279,6 +289,7 @@ impl StackArgs {
             status_interval: Duration::from_secs(self.status_interval),
             max_parts: usize::try_from(self.max_parts)?,
             max_depth: self.max_depth,
+            paused_pipe: self.paused_pipe,
             root: self.root,
             concurrency: usize::try_from(self.concurrency)?,
             prefetch: self.prefetch,
@@ -398,9 +409,10 @@ async fn follow(job: &str, service: &ServiceArgs) -> anyhow::Result<ExitCode> {
     Ok(exit_code(job.status).into())
 }
 
-async fn cancel(args: JobArgs) -> anyhow::Result<ExitCode> {
+/// Changes a job and shows it.
+async fn change(args: &JobArgs, change: impl AsyncFnOnce(&Client) -> Result<(), ClientError>) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.service.url, &args.service.partition)?;
-    client.cancel(&args.job).await?;
+    change(&client).await?;
     show(&client.get(&args.job).await?, args.service.output)?;
     Ok(ExitCode::SUCCESS)
 }

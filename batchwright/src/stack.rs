@@ -62,6 +62,8 @@ pub struct StackOptions {
     pub batch_pipe: String,
     /// The pipe of the tracking worker.
     pub tracking_pipe: String,
+    /// The pipe to which workers hand over the tasks of paused jobs.
+    pub paused_pipe: String,
 }
 
 /// A part of the system.
@@ -92,6 +94,7 @@ impl StackOptions {
             prefetch: 1000,
             batch_pipe: BATCH_PIPE.to_owned(),
             tracking_pipe: TRACKING_PIPE.to_owned(),
+            paused_pipe: contract::PAUSED_PIPE.to_owned(),
         }
     }
 
@@ -106,6 +109,7 @@ impl StackOptions {
             route: self.route,
             concurrency: self.concurrency,
             prefetch: self.prefetch,
+            paused: Some(self.paused_pipe.clone()),
             ..Settings::new(name)
         }
     }
@@ -231,6 +235,7 @@ impl Running {
         let service_options = ServiceOptions {
             webservice_url: options.public_url.clone().unwrap_or_else(|| self.api_url()),
             tracking_pipe: options.tracking_pipe.clone(),
+            paused_pipe: options.paused_pipe.clone(),
             status_check_interval: options.status_interval,
             ..ServiceOptions::default()
         };
@@ -259,8 +264,14 @@ impl Running {
         let worker = TrackingWorker::new(store);
         self.reports = worker.reports();
         // One at a time: it takes everything that waits, and one writer per job is the fastest.
-        let settings =
-            Settings { input: options.tracking_pipe.clone(), concurrency: 1, prefetch: 4000, ..options.settings("worker-jobtracking") };
+        let settings = Settings {
+            input: options.tracking_pipe.clone(),
+            concurrency: 1,
+            prefetch: 4000,
+            // Reports of a paused job count, and what is diverted goes on.
+            paused: None,
+            ..options.settings("worker-jobtracking")
+        };
         let ready = Runtime::new(settings, Arc::clone(&self.broker)).collector(worker);
         self.tracking.run("worker-jobtracking".to_owned(), role(ready, self.tracking.stop.clone()));
     }

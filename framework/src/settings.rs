@@ -23,7 +23,7 @@ pub struct Settings {
     pub invalid: String,
     /// The pipe for copies of tasks that were given up.
     pub reject: String,
-    /// The pipe for tasks of paused jobs; without one they are executed.
+    /// The pipe for tasks of paused jobs, where the job service takes them; without one they are executed.
     pub paused: Option<String>,
     /// How tracked outputs travel.
     pub route: Route,
@@ -55,7 +55,7 @@ impl Settings {
             output: None,
             invalid: format!("{name}-invalid"),
             reject: format!("{name}-reject"),
-            paused: None,
+            paused: Some(contract::PAUSED_PIPE.to_owned()),
             route: Route::Direct,
             concurrency: 8,
             prefetch: 1000,
@@ -70,9 +70,16 @@ impl Settings {
     }
 
     /// Reads the settings of a worker from variables that begin with `BATCHWRIGHT_`; see the guide "write a worker".
+    /// CAF's `CAF_WORKER_PAUSED_QUEUE` counts where `BATCHWRIGHT_PAUSED_PIPE` is not set.
     pub fn from_variables(variables: impl IntoIterator<Item = (String, String)>) -> Result<Self, SettingsError> {
-        let mut left: BTreeMap<String, String> =
-            variables.into_iter().filter_map(|(name, value)| Some((name.strip_prefix(PREFIX)?.to_owned(), value))).collect();
+        let (mut left, mut caf) = (BTreeMap::new(), BTreeMap::new());
+        for (name, value) in variables {
+            if let Some(name) = name.strip_prefix(PREFIX) {
+                left.insert(name.to_owned(), value);
+            } else if let Some(name) = name.strip_prefix(CAF_PREFIX) {
+                caf.insert(name.to_owned(), value);
+            }
+        }
         let mut settings = Self::new(left.remove("NAME").unwrap_or_else(|| "worker".to_owned()));
         set(&mut left, "INPUT_PIPE", &mut settings.input)?;
         set(&mut left, "INVALID_PIPE", &mut settings.invalid)?;
@@ -81,7 +88,9 @@ impl Settings {
         set(&mut left, "CONCURRENCY", &mut settings.concurrency)?;
         set(&mut left, "PREFETCH", &mut settings.prefetch)?;
         settings.output = left.remove("OUTPUT_PIPE");
-        settings.paused = left.remove("PAUSED_PIPE");
+        if let Some(pipe) = left.remove("PAUSED_PIPE").or(caf.remove("PAUSED_QUEUE")) {
+            settings.paused = Some(pipe).filter(|pipe| !pipe.is_empty());
+        }
         settings.listen = left.remove("LISTEN").map(|value| parse("LISTEN", &value)).transpose()?;
         if settings.concurrency == 0 || settings.prefetch == 0 {
             return Err(SettingsError { name: format!("{PREFIX}CONCURRENCY and {PREFIX}PREFETCH"), flaw: "must be at least 1".to_owned() });
@@ -113,6 +122,8 @@ impl SettingsError {
 }
 
 pub(crate) const PREFIX: &str = "BATCHWRIGHT_";
+/// The variables of CAF's workers. A few are understood, so that all workers of a system can be told the same.
+const CAF_PREFIX: &str = "CAF_WORKER_";
 
 fn set<T: FromStr<Err: std::fmt::Display>>(left: &mut BTreeMap<String, String>, name: &str, field: &mut T) -> Result<(), SettingsError> {
     if let Some(value) = left.remove(name) {
@@ -139,6 +150,15 @@ mod tests {
         let settings = read(&[("BATCHWRIGHT_NAME", "worker-x"), ("BATCHWRIGHT_OUTPUT_PIPE", "out"), ("HOME", "/")]).unwrap();
         assert_eq!((settings.input.as_str(), settings.reject.as_str()), ("worker-x-in", "worker-x-reject"));
         assert_eq!(settings.output.as_deref(), Some("out"));
+    }
+
+    #[test]
+    fn the_paused_pipe_is_shared_by_all_unless_one_is_told_another_or_none() {
+        let paused = |variables: &[(&str, &str)]| read(variables).unwrap().paused;
+        assert_eq!(paused(&[]).as_deref(), Some("worker-paused-in"));
+        assert_eq!(paused(&[("CAF_WORKER_PAUSED_QUEUE", "caf")]).as_deref(), Some("caf"));
+        assert_eq!(paused(&[("CAF_WORKER_PAUSED_QUEUE", "caf"), ("BATCHWRIGHT_PAUSED_PIPE", "own")]).as_deref(), Some("own"));
+        assert_eq!(paused(&[("BATCHWRIGHT_PAUSED_PIPE", "")]), None);
     }
 
     #[test]

@@ -11,11 +11,13 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use framework::broker::{Broker, Outgoing};
+use framework::broker::Broker;
 use futures_util::future::join_all;
 use store::{OutboxMessage, Store, StoreError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+use crate::stower::outgoing;
 
 /// How many messages are read and published at a time.
 const RUN: u32 = 500;
@@ -123,8 +125,8 @@ impl Relay<'_> {
         let now = Instant::now();
         let is_due = |message: &OutboxMessage| self.refused.get(&message.id).is_none_or(|refusal| refusal.due <= now);
         let due: Vec<_> = messages.into_iter().filter(is_due).collect();
-        let publish = |OutboxMessage { id, pipe, body }| {
-            let confirm = self.broker.publish(Outgoing::new(pipe, body));
+        let publish = |OutboxMessage { id, pipe, body, headers }| {
+            let confirm = self.broker.publish(outgoing(pipe, body, headers));
             async move { (id, confirm.await) }
         };
         for (id, answer) in join_all(due.into_iter().map(publish)).await {

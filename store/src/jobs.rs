@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use crate::backend::{JobRow, Signal, Transaction};
 use crate::error::Fault;
 use crate::ledger::{Exception, Facts, KeptFailure, Row, extend, path_of, position};
+use crate::pause::release;
 use crate::state::{self, Actor};
 use crate::{Attempts, Cancellation, Creation, JobQuery, JobRequest, Life, Store, StoreError, Transition};
 
@@ -101,6 +102,7 @@ impl Store {
             Some(job) if job.status.is_finished() => Cancellation::Finished(job.status),
             Some(mut job) => {
                 tx.drop_outbox_of(job.incarnation).await?;
+                release(&mut *tx, &job).await?;
                 if job.task_table {
                     tx.retire_table(job.incarnation, 0).await?;
                     tx.notify(Signal::Sweep);

@@ -18,6 +18,7 @@ mod ledger;
 mod memory;
 mod model;
 mod outbox;
+mod pause;
 mod postgres;
 mod record;
 mod sql;
@@ -33,7 +34,8 @@ use error::Fault;
 pub use error::StoreError;
 pub use memory::FaultPoint;
 pub use model::{
-    Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, OutboxMessage, Recorded, TaskTableSize, TrackingEvent, Transition,
+    Cancellation, Change, Creation, EventKind, Header, Headers, JobQuery, JobRequest, Life, OutboxMessage, Recorded, StowedTask, Stowing,
+    TaskTableSize, TrackingEvent, Transition,
 };
 
 /// Everything that the system remembers. Cheap to clone.

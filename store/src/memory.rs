@@ -12,7 +12,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
 use crate::error::Fault;
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
-use crate::{JobQuery, OutboxMessage, TaskTableSize, Transition};
+use crate::{Headers, JobQuery, OutboxMessage, StowedTask, TaskTableSize, Transition};
 
 #[derive(Debug)]
 pub struct Memory {
@@ -60,6 +60,8 @@ struct State {
     history: BTreeMap<(i64, i64), Transition>,
     outbox: BTreeMap<i64, (i64, OutboxMessage)>,
     lives: BTreeMap<(String, String, i64), i64>,
+    stowed: BTreeMap<(i64, i64), StowedTask>,
+    unstowing: BTreeMap<i64, ()>,
     /// With the time of creation.
     tables: BTreeMap<i64, i64>,
     rows: BTreeMap<(i64, String, i32), Row>,
@@ -177,6 +179,9 @@ impl Backend for Memory {
             Ok(state.outbox.values().take(limit as usize).map(|(_, message)| message.clone()).collect())
         })
     }
+    fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
+        Box::pin(async move { Ok(self.read().await?.stowed.range((incarnation, 0)..(incarnation + 1, 0)).count() as u64) })
+    }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
         Box::pin(async move {
             let state = self.read().await?;
@@ -247,6 +252,10 @@ impl MemoryTransaction {
         }
     }
 
+    fn oldest_stowed(&self, incarnation: i64, limit: u32) -> impl Iterator<Item = (&(i64, i64), &StowedTask)> {
+        self.state.stowed.range((incarnation, 0)..(incarnation + 1, 0)).take(limit as usize)
+    }
+
     fn paths(&self, incarnation: i64, which: impl Fn(&str, i32) -> bool) -> Vec<(i64, String, i32)> {
         let rows = self.state.rows.range((incarnation, String::new(), i32::MIN)..(incarnation + 1, String::new(), i32::MIN));
         rows.map(|(key, _)| key).filter(|(_, path, chunk)| which(path, *chunk)).cloned().collect()
@@ -284,6 +293,8 @@ impl Transaction for MemoryTransaction {
         self.remove_all(|s| &mut s.labels, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.failures, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.history, |(n, _), _| *n == incarnation);
+        self.remove_all(|s| &mut s.stowed, |(n, _), _| *n == incarnation);
+        self.put(|s| &mut s.unstowing, incarnation, None);
         self.drop_outbox_of(incarnation)
     }
     fn insert_labels<'a>(&'a mut self, incarnation: i64, labels: &'a BTreeMap<String, Option<String>>) -> Answer<'a, ()> {
@@ -319,7 +330,7 @@ impl Transaction for MemoryTransaction {
 
     fn push_outbox<'a>(&'a mut self, incarnation: i64, pipe: &'a str, body: &'a [u8]) -> Answer<'a, ()> {
         let id = self.state.number();
-        let message = OutboxMessage { id, pipe: pipe.to_owned(), body: body.to_vec() };
+        let message = OutboxMessage { id, pipe: pipe.to_owned(), body: body.to_vec(), headers: Headers::new() };
         self.put(|s| &mut s.outbox, id, Some((incarnation, message)));
         done(())
     }
@@ -332,6 +343,46 @@ impl Transaction for MemoryTransaction {
             self.put(|s| &mut s.outbox, *id, None);
         }
         done(())
+    }
+
+    fn stow<'a>(&'a mut self, tasks: &'a [(i64, &'a StowedTask)]) -> Answer<'a, ()> {
+        for (incarnation, task) in tasks {
+            let id = self.state.number();
+            self.put(|s| &mut s.stowed, (*incarnation, id), Some((*task).clone()));
+        }
+        done(())
+    }
+    fn list_unstowing(&mut self, incarnation: i64) -> Answer<'_, bool> {
+        let has_some = self.state.stowed.range((incarnation, 0)..(incarnation + 1, 0)).next().is_some();
+        let is_news = has_some && !self.state.unstowing.contains_key(&incarnation);
+        if is_news {
+            self.put(|s| &mut s.unstowing, incarnation, Some(()));
+        }
+        done(is_news)
+    }
+    fn strike_unstowing(&mut self, incarnation: i64) -> Answer<'_, ()> {
+        self.put(|s| &mut s.unstowing, incarnation, None);
+        done(())
+    }
+    fn next_unstowing(&mut self) -> Answer<'_, Option<(String, String, i64)>> {
+        let next = self.state.unstowing.keys().find_map(|n| Some((*n, self.state.ids.get(n)?)));
+        done(next.map(|(n, (partition, job))| (partition.clone(), job.clone(), n)))
+    }
+    fn unstow(&mut self, incarnation: i64, limit: u32) -> Answer<'_, u64> {
+        let tasks: Vec<StowedTask> = self.oldest_stowed(incarnation, limit).map(|(_, task)| task.clone()).collect();
+        for StowedTask { pipe, body, headers } in tasks {
+            let id = self.state.number();
+            self.put(|s| &mut s.outbox, id, Some((incarnation, OutboxMessage { id, pipe, body, headers })));
+        }
+        self.drop_stowed(incarnation, limit)
+    }
+    fn drop_stowed(&mut self, incarnation: i64, limit: u32) -> Answer<'_, u64> {
+        let keys: Vec<(i64, i64)> = self.oldest_stowed(incarnation, limit).map(|(key, _)| *key).collect();
+        let gone = keys.len() as u64;
+        for key in keys {
+            self.put(|s| &mut s.stowed, key, None);
+        }
+        done(gone)
     }
 
     fn create_task_table(&mut self, incarnation: i64) -> Answer<'_, ()> {

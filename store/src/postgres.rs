@@ -20,6 +20,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
 use crate::error::{Fault, StoreError};
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
+use crate::sql::stow::{self, stow_steps};
 use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
 use crate::{JobQuery, OutboxMessage, TaskTableSize, Transition, masked};
 use listen::{CHANNEL, Listener};
@@ -265,14 +266,23 @@ impl Backend for PostgresBackend {
     fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>> {
         Box::pin(async move {
             let query = sqlx::query(
-                "select id, pipe, body from outbox where due_time <= (extract(epoch from clock_timestamp()) * 1000)::bigint \
+                "select id, pipe, body, headers from outbox where due_time <= (extract(epoch from clock_timestamp()) * 1000)::bigint \
                  order by id limit $1",
             );
             let mut messages = Vec::new();
             for row in &self.fetch(query.bind(i64::from(limit))).await? {
-                messages.push(OutboxMessage { id: row.try_get(0)?, pipe: row.try_get(1)?, body: row.try_get(2)? });
+                let headers = stow::headers(row.try_get(3)?)?;
+                messages.push(OutboxMessage { id: row.try_get(0)?, pipe: row.try_get(1)?, body: row.try_get(2)?, headers });
             }
             Ok(messages)
+        })
+    }
+    fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
+        Box::pin(async move {
+            let query = sqlx::query("select count(*) from stowed_task where incarnation = $1");
+            let rows = self.fetch(query.bind(incarnation)).await?;
+            let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
+            Ok(u64::try_from(count).unwrap_or_default())
         })
     }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
@@ -313,6 +323,7 @@ impl PostgresTransaction {
 
 impl Transaction for PostgresTransaction {
     common_steps!("(extract(epoch from clock_timestamp()) * 1000)::bigint");
+    stow_steps!(Postgres, "(extract(epoch from clock_timestamp()) * 1000)::bigint");
 
     fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {

@@ -3,6 +3,8 @@
 //! The macros are expanded in `postgres.rs` and `sqlite.rs`, where `sqlx::query` takes on the database's types. There the type
 //! has the methods `execute(query)`, which answers how many rows it touched, and `fetch(query)`, which answers the rows.
 
+pub mod stow;
+
 use crate::error::Fault;
 
 /// The columns of a job, in every statement that reads one with `read_job!`.

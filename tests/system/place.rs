@@ -75,6 +75,7 @@ impl Place {
             root: self.files(),
             batch_pipe: self.pipe("batch"),
             tracking_pipe: self.pipe("tracking"),
+            paused_pipe: self.pipe("paused"),
             ..StackOptions::embedded(self.folder.path().join("data"))
         }
     }
@@ -86,6 +87,7 @@ impl Place {
             output: Some(self.pipe("output")),
             invalid: self.pipe(&format!("{name}-invalid")),
             reject: self.pipe(&format!("{name}-reject")),
+            paused: Some(self.pipe("paused")),
             route: self.route,
             prefetch: 500,
             drain: Duration::from_secs(1),
