@@ -47,6 +47,7 @@ mod counting;
 mod endings;
 mod files;
 mod input;
+mod pausing;
 mod place;
 mod restarts;
 mod tasks;

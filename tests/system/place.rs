@@ -19,6 +19,9 @@ use tempfile::TempDir;
 /// How long a worker relies on a status that it has read: the shortest that there is.
 pub const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
+/// What a status check itself may take on a busy machine.
+pub const SLACK: Duration = Duration::from_secs(1);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Servers {
     /// The embedded broker and store.
@@ -234,6 +237,12 @@ impl System {
         let (partition, job) = (PartitionId::parse(&self.partition).unwrap(), JobId::parse(job).unwrap());
         let history = self.running.store().unwrap().history(&partition, &job).await.unwrap();
         history.into_iter().map(|step| (step.to, step.actor)).collect()
+    }
+
+    /// How many tasks of the job are kept in the store because it is paused.
+    pub async fn stowed(&self, job: &str) -> u64 {
+        let (partition, job) = (PartitionId::parse(&self.partition).unwrap(), JobId::parse(job).unwrap());
+        self.running.store().unwrap().stowed_tasks(&partition, &job).await.unwrap()
     }
 
     pub async fn publish(&self, pipe: &str, body: impl Into<Vec<u8>>) {
