@@ -110,6 +110,7 @@ impl StackOptions {
             concurrency: self.concurrency,
             prefetch: self.prefetch,
             paused: Some(self.paused_pipe.clone()),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
             ..Settings::new(name)
         }
     }

@@ -77,7 +77,12 @@ impl Runtime {
             Some("classic") => QueueType::Classic,
             Some(other) => return Err(SettingsError::new("QUEUE_TYPE", format!("is {other:?}; write quorum or classic")).into()),
         };
-        let options = AmqpOptions { queue_type, ..AmqpOptions::new(url) };
+        let max_priority = match value("MAX_PRIORITY").map(str::parse) {
+            None => 0,
+            Some(Ok(priority)) => priority,
+            Some(Err(error)) => return Err(SettingsError::new("MAX_PRIORITY", format!("must be from 0 to 255: {error}")).into()),
+        };
+        let options = AmqpOptions { queue_type, max_priority, ..AmqpOptions::new(url) };
         let broker = Arc::new(Amqp::connect(options)?);
         Ok(Self { settings: Settings::from_variables(variables)?, broker, owns_broker: true })
     }
@@ -106,9 +111,9 @@ impl Runtime {
     }
 
     fn surroundings(&self, open: &Arc<OpenDeliveries>, tasks: &TaskTracker) -> Surroundings {
-        let Settings { name, version, service_path, route, status_check_limit, .. } = self.settings.clone();
+        let Settings { name, version, service_path, route, zero_progress, status_check_limit, .. } = self.settings.clone();
         Surroundings {
-            author: Arc::new(Author { name, version, service_path, route }),
+            author: Arc::new(Author { name, version, service_path, route, zero_progress }),
             broker: Arc::clone(&self.broker),
             reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(open), tasks),
             status: StatusChecker::new(status_check_limit, tasks),

@@ -12,6 +12,7 @@ use crate::{RetryPolicy, Route};
 pub struct Settings {
     /// The name of the worker in messages, logs and metrics, e.g. `worker-example`.
     pub name: String,
+    /// Its version in messages.
     pub version: String,
     /// The key of this service's notes in the context of a message.
     pub service_path: String,
@@ -27,6 +28,9 @@ pub struct Settings {
     pub paused: Option<String>,
     /// How tracked outputs travel.
     pub route: Route,
+    /// Whether an output that goes straight to its pipe, and is not the end of its task there, is reported with 0 %. CAF's workers do
+    /// that unless told otherwise; our tracking worker learns nothing from it.
+    pub zero_progress: bool,
     /// Tasks that run at the same time.
     pub concurrency: usize,
     /// Deliveries that are taken and not settled, at most.
@@ -49,7 +53,7 @@ impl Settings {
     pub fn new(name: impl Into<String>) -> Self {
         let name = name.into();
         Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: "UNKNOWN".to_owned(),
             service_path: format!("batchwright/{name}"),
             input: format!("{name}-in"),
             output: None,
@@ -57,6 +61,7 @@ impl Settings {
             reject: format!("{name}-reject"),
             paused: Some(contract::PAUSED_PIPE.to_owned()),
             route: Route::Direct,
+            zero_progress: false,
             concurrency: 8,
             prefetch: 1000,
             retry: RetryPolicy::default(),
@@ -70,7 +75,7 @@ impl Settings {
     }
 
     /// Reads the settings of a worker from variables that begin with `BATCHWRIGHT_`; see the guide "write a worker".
-    /// CAF's `CAF_WORKER_PAUSED_QUEUE` counts where `BATCHWRIGHT_PAUSED_PIPE` is not set.
+    /// CAF's `CAF_WORKER_PAUSED_QUEUE` and `CAF_WORKER_DISABLE_ZERO_PROGRESS_REPORTING` count where ours are not set.
     pub fn from_variables(variables: impl IntoIterator<Item = (String, String)>) -> Result<Self, SettingsError> {
         let (mut left, mut caf) = (BTreeMap::new(), BTreeMap::new());
         for (name, value) in variables {
@@ -85,6 +90,12 @@ impl Settings {
         set(&mut left, "INVALID_PIPE", &mut settings.invalid)?;
         set(&mut left, "REJECT_PIPE", &mut settings.reject)?;
         set(&mut left, "ROUTE", &mut settings.route)?;
+        set(&mut left, "VERSION", &mut settings.version)?;
+        if let Some(disabled) = caf.remove("DISABLE_ZERO_PROGRESS_REPORTING") {
+            // As CAF reads it: anything else is false.
+            settings.zero_progress = !disabled.eq_ignore_ascii_case("true");
+        }
+        set(&mut left, "ZERO_PROGRESS", &mut settings.zero_progress)?;
         set(&mut left, "CONCURRENCY", &mut settings.concurrency)?;
         set(&mut left, "PREFETCH", &mut settings.prefetch)?;
         settings.output = left.remove("OUTPUT_PIPE");
@@ -96,7 +107,7 @@ impl Settings {
             return Err(SettingsError { name: format!("{PREFIX}CONCURRENCY and {PREFIX}PREFETCH"), flaw: "must be at least 1".to_owned() });
         }
         // Read by whoever connects to the broker, and by the log.
-        for elsewhere in ["BROKER", "QUEUE_TYPE", "LOG"] {
+        for elsewhere in ["BROKER", "QUEUE_TYPE", "MAX_PRIORITY", "LOG"] {
             left.remove(elsewhere);
         }
         match left.into_keys().next() {
@@ -159,6 +170,20 @@ mod tests {
         assert_eq!(paused(&[("CAF_WORKER_PAUSED_QUEUE", "caf")]).as_deref(), Some("caf"));
         assert_eq!(paused(&[("CAF_WORKER_PAUSED_QUEUE", "caf"), ("BATCHWRIGHT_PAUSED_PIPE", "own")]).as_deref(), Some("own"));
         assert_eq!(paused(&[("BATCHWRIGHT_PAUSED_PIPE", "")]), None);
+    }
+
+    #[test]
+    fn zero_percent_is_not_reported_unless_that_is_asked_for_in_our_words_or_in_cafs() {
+        const CAF: &str = "CAF_WORKER_DISABLE_ZERO_PROGRESS_REPORTING";
+        for (variables, expected) in [
+            (&[][..], false),
+            (&[("BATCHWRIGHT_ZERO_PROGRESS", "true")], true),
+            (&[(CAF, "true")], false),
+            (&[(CAF, "false")], true),
+            (&[(CAF, "false"), ("BATCHWRIGHT_ZERO_PROGRESS", "false")], false),
+        ] {
+            assert_eq!(read(variables).unwrap().zero_progress, expected, "{variables:?}");
+        }
     }
 
     #[test]
