@@ -41,6 +41,20 @@ const MAX_PIPE: usize = 255;
 /// Before a split looks again at a target pipe that was too full.
 const WHILE_FULL: Duration = Duration::from_millis(400);
 
+impl std::str::FromStr for Results {
+    type Err = String;
+
+    /// In our words or in CAF's.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" | "RETURN_NONE" => Ok(Self::None),
+            "only-of-empty-batches" | "RETURN_ONLY_IF_ZERO_SUBTASKS" => Ok(Self::OnlyOfEmptyBatches),
+            "all" | "RETURN_ALL" => Ok(Self::All),
+            other => Err(format!("{other:?} is no kind of results; write none, only-of-empty-batches or all")),
+        }
+    }
+}
+
 /// The worker that splits batches, with its plugins by name.
 #[derive(Debug)]
 pub struct BatchWorker {

@@ -1,32 +1,57 @@
-//! One no-op job through the whole system, and what it took.
+//! Measurements of the whole system: jobs of no-ops, which tell what they saw and whether the counts were exact, and reads.
+//!
+//! One file a measurement; what they have in common is here. None of them judges a time.
+
+mod cancelled_job;
+mod many_jobs;
+mod one_job;
+mod reads;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use contract::rest::{JobTask, NewJob};
-use contract::{BatchTask, JobStatus, RangeItem, TaskData, TaskMessage};
-use framework::broker::Broker;
+use contract::{BatchTask, RangeItem, TaskData};
 use framework::{Context, Reply, Route, Settings, TaskError, Worker};
 use serde::{Deserialize, Serialize};
-use store::TaskTableSize;
+use tempfile::TempDir;
 
-use crate::client::Client;
-use crate::watch::{self, Show};
-use crate::{BATCH_PIPE, Running, Stack, StackOptions};
+use crate::watch::Show;
+use crate::{Running, Stack, StackOptions};
 
-const INPUT: &str = "worker-bench-in";
-const OUTPUT: &str = "worker-bench-out";
+pub use cancelled_job::{CancelOptions, CancelResult, PacedOptions, run as run_cancelled_job, run_paced_worker};
+pub use many_jobs::{ManyJobsResult, run as run_many_jobs};
+pub use one_job::{BenchResult, run as run_one_job};
+pub use reads::{ReadTimes, ReadsOptions, ReadsResult, run as run_reads};
+
 /// The item parameter that names the run.
 const RUN: &str = "run";
+
+/// The pipes of a measurement, by its name: it shares none with anybody else on the same broker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pipes {
+    batch: String,
+    tracking: String,
+    input: String,
+    output: String,
+}
+
+impl Pipes {
+    pub fn of(name: &str) -> Self {
+        let pipe = |what: &str| format!("{name}-{what}");
+        Self { batch: pipe("batch-in"), tracking: pipe("jobtracking-in"), input: pipe("worker-in"), output: pipe("worker-out") }
+    }
+}
 
 /// What to measure.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
+    /// Of each job.
     pub items: u64,
+    pub pipes: Pipes,
     pub route: Route,
     /// Each item answers with a message; otherwise with a report alone.
     pub with_output: bool,
@@ -39,49 +64,8 @@ pub struct BenchOptions {
     pub show: Show,
 }
 
-/// What was measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BenchResult {
-    pub items: u64,
-    /// From the API.
-    pub completed_items: i64,
-    /// Counted by the worker: more than `items` when some ran twice.
-    pub executed_items: u64,
-    pub job_status: JobStatus,
-    /// From the request that creates the job to the answer that it has ended.
-    pub seconds: f64,
-    pub items_per_second: f64,
-    /// Counted in by the tracking worker.
-    pub reports: u64,
-    /// The most rows at any time.
-    pub task_table_rows: u64,
-    /// The most bytes at any time.
-    pub task_table_bytes: u64,
-    pub split_nodes: u64,
-    /// Different results in the output pipe.
-    pub outputs: u64,
-    /// Changes of the percentage that were seen, and whether it ever fell.
-    pub progress_steps: u64,
-    pub progress_fell: bool,
-    pub peak_memory_bytes: u64,
-    pub route: String,
-    pub broker: String,
-    pub store: String,
-}
-
-impl BenchResult {
-    /// Whether exactly the items of the job were counted, and each result is there.
-    pub fn is_exact(&self, with_output: bool) -> bool {
-        self.job_status == JobStatus::Completed
-            && i64::try_from(self.items) == Ok(self.completed_items)
-            && self.executed_items >= self.items
-            && !self.progress_fell
-            && (!with_output || self.outputs == self.items)
-    }
-}
-
-/// Runs one job of no-ops through the whole system.
-pub async fn run(options: &BenchOptions) -> anyhow::Result<BenchResult> {
+/// Starts everything in this process, with a worker of no-ops and how often it has run. The folder is for the caller to keep.
+async fn start(options: &BenchOptions) -> anyhow::Result<(Running, Arc<AtomicU64>, TempDir)> {
     ensure!(options.items > 0, "--items must be at least 1");
     let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
     let data = options.data.clone().unwrap_or_else(|| temporary.path().to_owned());
@@ -91,76 +75,31 @@ pub async fn run(options: &BenchOptions) -> anyhow::Result<BenchResult> {
         route: options.route,
         concurrency: options.concurrency,
         prefetch: options.prefetch,
+        batch_pipe: options.pipes.batch.clone(),
+        tracking_pipe: options.pipes.tracking.clone(),
         ..StackOptions::embedded(data)
     };
     let worker = NoOp { executed: Arc::default(), with_output: options.with_output };
     let executed = Arc::clone(&worker.executed);
     let settings = Settings {
-        input: INPUT.to_owned(),
-        output: Some(OUTPUT.to_owned()),
+        input: options.pipes.input.clone(),
+        output: Some(options.pipes.output.clone()),
         route: options.route,
         concurrency: options.concurrency,
         prefetch: options.prefetch,
         ..Settings::new("worker-bench")
     };
     let running = Stack::new(stack_options).worker(settings, worker).start().await?;
-    let measured = measure(options, &running, &executed).await;
-    running.stop().await;
-    measured
+    Ok((running, executed, temporary))
 }
 
-async fn measure(options: &BenchOptions, running: &Running, executed: &AtomicU64) -> anyhow::Result<BenchResult> {
-    let client = Client::new(&running.api_url(), "bench")?;
-    let job = uuid::Uuid::new_v4().simple().to_string();
-    let mut highest = TaskTableSize::default();
-    let (mut percentage, mut progress_steps, mut progress_fell) = (0.0, 0, false);
-    let began = Instant::now();
-    client.put(&job, &new_job(options, &job)).await?;
-    let ended = {
-        let follow = watch::follow(&client, &job, options.show, |state| {
-            progress_steps += u64::from(state.percentage_complete > percentage);
-            progress_fell |= state.percentage_complete < percentage || state.percentage_complete > 100.0;
-            percentage = state.percentage_complete;
-        });
-        tokio::pin!(follow);
-        loop {
-            tokio::select! {
-                ended = &mut follow => break ended?,
-                () = tokio::time::sleep(Duration::from_millis(100)) => highest = larger(highest, table_size(running).await?),
-            }
-        }
-    };
-    let seconds = began.elapsed().as_secs_f64();
-    let outputs = if options.with_output { drain(&**running.broker(), &job, options.items).await? } else { 0 };
-    #[expect(clippy::cast_precision_loss, reason = "a rate")]
-    let items_per_second = ended.completed_items as f64 / seconds;
-    Ok(BenchResult {
-        items: options.items,
-        completed_items: ended.completed_items,
-        executed_items: executed.load(Ordering::Relaxed),
-        job_status: ended.status,
-        seconds,
-        items_per_second,
-        reports: running.reports().load(Ordering::Relaxed),
-        task_table_rows: highest.rows,
-        task_table_bytes: highest.bytes,
-        split_nodes: running.splits().load(Ordering::Relaxed),
-        outputs,
-        progress_steps,
-        progress_fell,
-        peak_memory_bytes: peak_memory_bytes(),
-        route: options.route.name().to_owned(),
-        broker: running.broker().kind().to_owned(),
-        store: running.store().map(|store| store.kind().to_owned()).unwrap_or_default(),
-    })
-}
-
-fn new_job(options: &BenchOptions, job: &str) -> NewJob {
+/// A job of this many no-ops; `outputs_of` names the run that its outputs are of, and without it there are none.
+fn new_job(items: u64, pipes: &Pipes, outputs_of: Option<&str>) -> NewJob {
     let batch = BatchTask {
-        batch_definition: Some(format!("1-{}", options.items)),
+        batch_definition: Some(format!("1-{items}")),
         batch_type: Some("range".to_owned()),
-        task_message_params: options.with_output.then(|| BTreeMap::from([(RUN.to_owned(), job.to_owned())])),
-        target_pipe: Some(INPUT.to_owned()),
+        task_message_params: outputs_of.map(|run| BTreeMap::from([(RUN.to_owned(), run.to_owned())])),
+        target_pipe: Some(pipes.input.clone()),
         ..BatchTask::default()
     };
     NewJob {
@@ -168,55 +107,24 @@ fn new_job(options: &BenchOptions, job: &str) -> NewJob {
             task_classifier: Some(BatchTask::CLASSIFIER.to_owned()),
             task_api_version: Some(BatchTask::API_VERSION),
             task_data: serde_json::to_value(batch).ok(),
-            task_pipe: Some(BATCH_PIPE.to_owned()),
-            target_pipe: options.with_output.then(|| OUTPUT.to_owned()),
+            task_pipe: Some(pipes.batch.clone()),
+            target_pipe: outputs_of.map(|_| pipes.output.clone()),
             ..JobTask::default()
         }),
         ..NewJob::default()
     }
 }
 
-/// Takes everything out of the output pipe; answers how many different results this job has there.
-async fn drain(broker: &dyn Broker, job: &str, items: u64) -> anyhow::Result<u64> {
-    let mut consumer = broker.consume(OUTPUT, 2000).await?;
-    let mut seen = vec![false; usize::try_from(items)? + 1];
-    let mut found = 0;
-    let mut deliveries = Vec::new();
-    while found < items {
-        let taken = tokio::time::timeout(Duration::from_secs(20), consumer.next_many(&mut deliveries, 1000)).await;
-        if !matches!(taken, Ok(1..)) {
-            break;
-        }
-        for delivery in deliveries.drain(..) {
-            let message = TaskMessage::decode(&delivery.body)?;
-            let result: Done = serde_json::from_slice(message.task_data.as_deref().unwrap_or_default())?;
-            // Results of an earlier run that was interrupted may still be there.
-            if result.params.get(RUN).is_some_and(|run| run == job) {
-                match seen.get_mut(usize::try_from(result.number)?) {
-                    Some(seen) => found += u64::from(!std::mem::replace(seen, true)),
-                    None => bail!("a result for the number {}, which is no item", result.number),
-                }
-            }
-            delivery.ack();
-        }
-    }
-    Ok(found)
-}
-
-async fn table_size(running: &Running) -> anyhow::Result<TaskTableSize> {
-    let store = running.store().context("the benchmark runs with a store")?;
-    Ok(store.task_table_size().await?)
-}
-
-fn larger(a: TaskTableSize, b: TaskTableSize) -> TaskTableSize {
-    TaskTableSize { tables: a.tables.max(b.tables), rows: a.rows.max(b.rows), bytes: a.bytes.max(b.bytes) }
-}
-
 /// The most memory that this process ever had, as the operating system counts it; 0 where it does not tell.
 fn peak_memory_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
+    memory_bytes("self", "VmHWM:")
+}
+
+/// A line of what the operating system tells of a process's memory.
+fn memory_bytes(process: &str, line: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let value = status.lines().find_map(|text| text.strip_prefix(line));
+    value.and_then(|value| value.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 /// Does nothing, and counts how often.

@@ -47,18 +47,17 @@ impl Client {
     }
 
     pub async fn get(&self, job: &str) -> Result<Job, ClientError> {
-        let url = self.job_url(job);
-        let (_, body) = self.send(Method::GET, &url, Vec::new()).await?;
-        serde_json::from_str(&body).map_err(|error| ClientError::NotUnderstood { url, reason: error.to_string() })
+        self.read(self.job_url(job)).await
     }
 
     /// The jobs of the partition, newest first.
     pub async fn list(&self, query: &[(&str, String)]) -> Result<Vec<Job>, ClientError> {
-        let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
-        let query: Vec<String> = query.iter().map(|(name, value)| format!("{name}={}", encode(value))).collect();
-        let url = format!("{}/partitions/{}/jobs?{}", self.base, encode(&self.partition), query.join("&"));
-        let (_, body) = self.send(Method::GET, &url, Vec::new()).await?;
-        serde_json::from_str(&body).map_err(|error| ClientError::NotUnderstood { url, reason: error.to_string() })
+        self.read(self.partition_url("jobs", query)).await
+    }
+
+    /// How many jobs there are.
+    pub async fn count(&self, query: &[(&str, String)]) -> Result<u64, ClientError> {
+        self.read(self.partition_url("jobStats/count", query)).await
     }
 
     /// Begins to watch a job: every state that it comes to, or the latest when there are many.
@@ -91,9 +90,18 @@ impl Client {
         self.send(Method::DELETE, &self.job_url(job), Vec::new()).await.map(drop)
     }
 
+    fn partition_url(&self, what: &str, query: &[(&str, String)]) -> String {
+        let query: Vec<String> = query.iter().map(|(name, value)| format!("{name}={}", encode(value))).collect();
+        format!("{}/partitions/{}/{what}?{}", self.base, encode(&self.partition), query.join("&"))
+    }
+
     fn job_url(&self, job: &str) -> String {
-        let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
         format!("{}/partitions/{}/jobs/{}", self.base, encode(&self.partition), encode(job))
+    }
+
+    async fn read<T: serde::de::DeserializeOwned>(&self, url: String) -> Result<T, ClientError> {
+        let (_, body) = self.send(Method::GET, &url, Vec::new()).await?;
+        serde_json::from_str(&body).map_err(|error| ClientError::NotUnderstood { url, reason: error.to_string() })
     }
 
     async fn send(&self, method: Method, url: &str, body: Vec<u8>) -> Result<(StatusCode, String), ClientError> {
@@ -134,6 +142,10 @@ impl Watch {
             self.read.extend_from_slice(&self.response.chunk().await.ok()??);
         }
     }
+}
+
+fn encode(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
 fn refused(status: StatusCode, body: &str, url: &str) -> ClientError {

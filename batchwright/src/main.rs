@@ -1,6 +1,8 @@
 //! The command line: `batchwright demo`, `up`, `run ROLE`, `submit`, `get`, `list`, `watch`, `cancel`, `pause`, `resume`,
 //! `bench`.
 
+mod commands;
+
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Read, Write};
 use std::net::SocketAddr;
@@ -9,12 +11,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use batchwright::bench::{self, BenchOptions};
 use batchwright::client::{Client, ClientError};
 use batchwright::demo::{self, DemoOptions};
 use batchwright::watch::{self, Show, exit_code};
-use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Stack, StackOptions};
+use batchwright::{BATCH_PIPE, BatchResults, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Stack, StackOptions};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use commands::bench::{BenchArgs, BenchWorkerArgs};
 use contract::rest::{Job, JobTask, NewJob};
 use contract::{BatchTask, OnFailure, PAUSED_PIPE, TaskData};
 use framework::Route;
@@ -58,8 +60,10 @@ enum Command {
     Pause(JobArgs),
     /// Has a paused job go on.
     Resume(JobArgs),
-    /// Measures one job of no-ops through the whole system.
+    /// Measures jobs of no-ops through the whole system: one, many, or one that is cancelled.
     Bench(BenchArgs),
+    #[command(hide = true)]
+    BenchWorker(BenchWorkerArgs),
 }
 
 #[derive(Debug, Args)]
@@ -100,6 +104,12 @@ struct StackArgs {
     /// The pipe to which workers hand over the tasks of paused jobs.
     #[arg(long, env = "BATCHWRIGHT_PAUSED_PIPE", default_value = PAUSED_PIPE)]
     paused_pipe: String,
+    /// What the batch worker sends to its output pipe: none, only-of-empty-batches or all.
+    #[arg(long, env = "BATCHWRIGHT_BATCH_RESULTS", default_value = "none", requires_if("all", "batch_output"))]
+    batch_results: BatchResults,
+    /// The output pipe of the batch worker, for results and failures.
+    #[arg(long, env = "BATCHWRIGHT_BATCH_OUTPUT")]
+    batch_output: Option<String>,
     /// Seconds that a worker relies on a status it has read.
     #[arg(long, env = "BATCHWRIGHT_STATUS_INTERVAL", default_value_t = 5)]
     status_interval: u64,
@@ -215,29 +225,6 @@ struct SubmitArgs {
     service: ServiceArgs,
 }
 
-#[derive(Debug, Args)]
-struct BenchArgs {
-    #[arg(long, default_value_t = 100_000)]
-    items: u64,
-    #[arg(long, default_value = "direct")]
-    route: Route,
-    /// Items answer with a report alone.
-    #[arg(long)]
-    no_output: bool,
-    #[command(flatten)]
-    servers: ServerArgs,
-    /// The folder of an embedded run; a temporary one when left out.
-    #[arg(long)]
-    data: Option<PathBuf>,
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
-    concurrency: u32,
-    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=65535))]
-    prefetch: u32,
-    /// One JSON object on one line, and nothing else on standard output.
-    #[arg(long)]
-    json: bool,
-}
-
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -253,7 +240,8 @@ async fn main() -> ExitCode {
         Command::Cancel(args) => change(&args, async |client| client.cancel(&args.job).await).await,
         Command::Pause(args) => change(&args, async |client| client.pause(&args.job).await).await,
         Command::Resume(args) => change(&args, async |client| client.resume(&args.job).await).await,
-        Command::Bench(args) => bench(args).await,
+        Command::Bench(args) => commands::bench::bench(args).await,
+        Command::BenchWorker(args) => commands::bench::bench_worker(args).await,
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("batchwright: {error:#}");
@@ -263,8 +251,8 @@ async fn main() -> ExitCode {
 
 fn set_up_log(cli: &Cli) {
     let default = match cli.command {
-        Command::Up(_) | Command::Run(_) => "info,sqlx::postgres::notice=warn,lapin::channels=off",
-        _ => "error,lapin::channels=off",
+        Command::Up(_) | Command::Run(_) => "info,sqlx::postgres::notice=warn,lapin=off",
+        _ => "error,lapin=off",
     };
     let filter = EnvFilter::builder().parse_lossy(cli.log.as_deref().unwrap_or(default));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
@@ -282,6 +270,7 @@ impl StackArgs {
         Ok(StackOptions {
             database: self.servers.database,
             broker: self.servers.broker,
+            wait_for_database: true,
             listen: self.listen,
             public_url: self.public_url,
             roles,
@@ -290,6 +279,8 @@ impl StackArgs {
             max_parts: usize::try_from(self.max_parts)?,
             max_depth: self.max_depth,
             paused_pipe: self.paused_pipe,
+            batch_results: self.batch_results,
+            batch_output: self.batch_output,
             root: self.root,
             concurrency: usize::try_from(self.concurrency)?,
             prefetch: self.prefetch,
@@ -434,26 +425,4 @@ fn show(job: &Job, output: Output) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
-    let with_output = !args.no_output;
-    let options = BenchOptions {
-        items: args.items,
-        route: args.route,
-        with_output,
-        database: args.servers.database,
-        broker: args.servers.broker,
-        data: args.data,
-        concurrency: usize::try_from(args.concurrency)?,
-        prefetch: args.prefetch,
-        show: if args.json { Show::Nothing } else { Show::Progress },
-    };
-    let result = bench::run(&options).await?;
-    if args.json {
-        println!("{}", serde_json::to_string(&result)?);
-    } else {
-        println!("{}", serde_json::to_string_pretty(&result)?);
-    }
-    Ok(if result.is_exact(with_output) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

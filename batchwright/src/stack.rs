@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use batch_worker::{BatchWorker, Glob, Lines, List, Range};
+use batch_worker::{BatchWorker, Results as BatchResults, Glob, Lines, List, Range};
 use example_worker::WordCounter;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::embedded::Embedded;
@@ -38,6 +38,8 @@ pub struct StackOptions {
     pub database: Option<String>,
     /// `amqp://…`; the embedded broker when left out.
     pub broker: Option<String>,
+    /// Whether a database that is not available is waited for, by the running system; otherwise the start fails.
+    pub wait_for_database: bool,
     /// Where the job service listens; with a role that is no job service, where its health is served.
     pub listen: SocketAddr,
     /// Where workers find the job service, when it is not at `listen`.
@@ -64,6 +66,10 @@ pub struct StackOptions {
     pub tracking_pipe: String,
     /// The pipe to which workers hand over the tasks of paused jobs.
     pub paused_pipe: String,
+    /// What the batch worker sends to its output pipe when it has split a batch.
+    pub batch_results: BatchResults,
+    /// The output pipe of the batch worker.
+    pub batch_output: Option<String>,
 }
 
 /// A part of the system.
@@ -82,6 +88,7 @@ impl StackOptions {
             data: data.into(),
             database: None,
             broker: None,
+            wait_for_database: false,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             public_url: None,
             roles: vec![Role::JobService, Role::BatchWorker, Role::TrackingWorker],
@@ -95,6 +102,8 @@ impl StackOptions {
             batch_pipe: BATCH_PIPE.to_owned(),
             tracking_pipe: TRACKING_PIPE.to_owned(),
             paused_pipe: contract::PAUSED_PIPE.to_owned(),
+            batch_results: BatchResults::None,
+            batch_output: None,
         }
     }
 
@@ -176,6 +185,7 @@ impl Stack {
         let needs_store = options.roles.iter().any(|role| matches!(role, Role::JobService | Role::TrackingWorker));
         let store = match &options.database {
             _ if !needs_store => None,
+            Some(url) if options.wait_for_database => Some(Store::open_when_possible(url).await?),
             Some(url) => Some(Store::open(url).await?),
             None => Some(Store::open(&format!("sqlite:{}", options.data.join("jobs.db").display())).await?),
         };
@@ -217,6 +227,9 @@ pub struct Running {
 
 impl Running {
     fn start_roles(&mut self, options: &StackOptions, workers: Vec<NewWorker>, mut listener: Option<TcpListener>) {
+        if let Some(store) = self.store.clone() {
+            self.service.run("database".to_owned(), Box::pin(until_unusable(store, self.service.stop.clone())));
+        }
         for worker in workers {
             let role = (worker.start)(Arc::clone(&self.broker), self.workers.stop.clone());
             self.workers.run(worker.name, role);
@@ -249,13 +262,20 @@ impl Running {
     fn start_batch_worker(&mut self, options: &StackOptions) {
         let worker = BatchWorker::new(options.max_parts)
             .max_depth(options.max_depth)
+            .results(options.batch_results)
             .with(Range)
             .with(List)
             .with(Lines::new(&options.root))
             .with(Glob::new(&options.root));
         self.splits = worker.splits();
         // A split is a long run of publishes; a few beside each other keep the broker busy.
-        let settings = Settings { input: options.batch_pipe.clone(), concurrency: 2, prefetch: 8, ..options.settings("worker-batch") };
+        let settings = Settings {
+            input: options.batch_pipe.clone(),
+            output: options.batch_output.clone(),
+            concurrency: 2,
+            prefetch: 8,
+            ..options.settings("worker-batch")
+        };
         let ready = Runtime::new(settings, Arc::clone(&self.broker)).worker(worker);
         self.workers.run("worker-batch".to_owned(), role(ready, self.workers.stop.clone()));
     }
@@ -337,6 +357,14 @@ impl Running {
         if let Some(store) = self.store {
             store.close().await;
         }
+    }
+}
+
+/// A database that was waited for and can never be used ends the system.
+async fn until_unusable(store: Store, stop: CancellationToken) -> Result<(), String> {
+    match stop.run_until_cancelled(store.unusable()).await {
+        Some(error) => Err(error.to_string()),
+        None => Ok(()),
     }
 }
 

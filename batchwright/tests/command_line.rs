@@ -16,7 +16,7 @@ use contract::rest::{Job, NewJob};
 use contract::{BatchTask, JobStatus, TaskData, TaskMessage};
 use framework::broker::Broker;
 use framework::broker::embedded::Embedded;
-use harness::{free_port, wait_for};
+use harness::{free_port, unique, wait_for};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -240,6 +240,8 @@ async fn submit_get_watch_and_cancel_tell_how_the_job_is_by_text_json_and_exit_c
     assert_eq!(command(&waiting).await.with(0).json(), json!({"id": "waiting", "created": true}));
     assert_eq!(command(&waiting).await.with(0).json(), json!({"id": "waiting", "created": false}));
     assert_eq!(command(&["get", "waiting", "-o", "json"]).await.with(0).json()["status"], "Waiting");
+    assert_eq!(command(&["pause", "waiting", "-o", "json"]).await.with(0).json()["status"], "Paused");
+    assert_eq!(command(&["resume", "waiting", "-o", "json"]).await.with(0).json()["status"], "Active");
     assert_eq!(command(&["cancel", "waiting", "-o", "json"]).await.with(0).json()["status"], "Cancelled");
     assert_eq!(command(&["get", "waiting"]).await.with(11).out, "waiting: Cancelled, 0.00 %, 0 items\n");
     command(&["watch", "waiting"]).await.with(11);
@@ -262,6 +264,8 @@ async fn submit_get_watch_and_cancel_tell_how_the_job_is_by_text_json_and_exit_c
         (&["get", "j"], 1, "job_id {j} not found (HTTP 404)"),
         (&["watch", "unknown"], 1, "job_id {unknown} not found"),
         (&["cancel", "done"], 1, "cannot be cancelled as it has a status of Completed"),
+        (&["pause", "done"], 1, "cannot be paused as it has a status of {Completed}"),
+        (&["resume", "done"], 1, "cannot be resumed as it has a status of Completed"),
         (&["submit", "a:b", "--batch-type", "range", "--definition", "1-2"], 1, "invalid characters"),
         (&["submit", "done", "--batch-type", "range", "--definition", "1-2"], 1, "Job already exists (HTTP 403)"),
         (&["submit", "x"], 1, "--file"),
@@ -290,7 +294,7 @@ async fn what_cannot_run_says_what_is_wrong_and_fails() {
     let with = |more: &[&'static str]| [&up[..], more].concat();
     let service = format!("http://127.0.0.1:{}/job-service/v1", free_port());
     for (arguments, code, texts) in [
-        ([&up[..], &["--database", &nobody]].concat(), 1, &[nobody.replace("secret", "***").as_str()][..]),
+        (vec!["bench", "--items", "1", "--database", &nobody], 1, &[nobody.replace("secret", "***").as_str()][..]),
         (with(&["--database", "mysql://db/jobs"]), 1, &["mysql://db/jobs", "postgres://"]),
         (with(&["--broker", "http://rabbit"]), 1, &["the broker at the given URL", "Invalid AMQP scheme: http"]),
         (vec!["up", "--data", &data, "--listen", &taken], 1, &[taken.as_str(), "choose another address"]),
@@ -333,7 +337,11 @@ async fn a_benchmark_tells_exact_numbers_on_one_line_by_both_routes_with_and_wit
     let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
     for (route, servers) in [("direct", &[][..]), ("reroute", &[]), ("direct", &servers), ("reroute", &servers)] {
         for output in [&[][..], &["--no-output"]] {
-            let result = run(&[&["bench", "--json", "--items", "1200", "--route", route], servers, output].concat()).await.with(0).json();
+            let name = unique("bench");
+            let result = run(&[&["bench", "--json", "--name", &name, "--items", "1200", "--route", route], servers, output].concat())
+                .await
+                .with(0)
+                .json();
             for (field, expected) in [("items", json!(1200)), ("completed_items", json!(1200)), ("job_status", json!("Completed"))] {
                 assert_eq!(result[field], expected, "{result}");
             }
@@ -343,4 +351,33 @@ async fn a_benchmark_tells_exact_numbers_on_one_line_by_both_routes_with_and_wit
             assert_eq!((&result["route"], &result["broker"], &result["store"]), (&json!(route), &json!(broker), &json!(store)));
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_benchmark_of_many_jobs_leaves_no_tables_and_no_larger_catalogue_behind() {
+    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
+    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
+    for servers in [&[][..], &servers] {
+        let name = unique("bench");
+        let result = run(&[&["bench", "--json", "--name", &name, "--jobs", "30", "--items", "20"], servers].concat()).await.with(0).json();
+        assert_eq!((&result["completed_jobs"], &result["leftover_tables"]), (&json!(30), &json!(0)), "{result}");
+        assert!(result["executed_items"].as_u64().unwrap() >= 600, "{result}");
+        assert_eq!(result["catalogue_before"]["entries"], result["catalogue_after"]["entries"], "{result}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_is_cancelled_leaves_its_worker_processes_idle_and_its_pipes_empty() {
+    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
+    let name = unique("bench");
+    let arguments =
+        ["bench", "--json", "--name", &name, "--items", "100000", "--rate", "500", "--worker-processes", "2", "--cancel-after", "1"];
+    let result = run(&[&arguments[..], &["--database", &postgres.url, "--broker", &rabbitmq.url]].concat()).await.with(0).json();
+    assert_eq!(result["job_status"], "Cancelled", "{result}");
+    assert!(result["started_before_answer"].as_u64().unwrap() > 0, "{result}");
+    assert!(result["started_before_answer"].as_u64().unwrap() + result["started_after_answer"].as_u64().unwrap() < 50_000, "{result}");
+    assert_eq!(result["worker_peak_memory_bytes"].as_array().unwrap().len(), 2, "{result}");
+
+    let alone = run(&["bench", "--cancel-after", "1"]).await.with(1);
+    assert!(alone.err.contains("--database"), "{alone:?}");
 }

@@ -22,6 +22,11 @@ pub trait Collector: Send + Sync + 'static {
         Verdict::Again(reason)
     }
 
+    /// What is missing around this collector right now, for READY to say. It keeps the deliveries that it has until it can decide.
+    fn missing(&self) -> Option<String> {
+        None
+    }
+
     /// Decides about a delivery that has killed its process time and again, alone. It must not be looked into.
     fn condemn(&self, arrival: &Arrival) -> Verdict {
         Verdict::Invalid(format!("the process died each time it was given this message ({})", arrival.message().task_id))

@@ -18,10 +18,11 @@ use tokio_util::sync::CancellationToken;
 use crate::broker::{Broker, BrokerState};
 
 /// What health is told from.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Health {
     pub broker: Arc<dyn Broker>,
-    pub unavailable: watch::Receiver<Option<String>>,
+    /// What is missing around the worker.
+    pub missing: Arc<dyn Fn() -> Option<String> + Send + Sync>,
     /// Whether the consume loop runs.
     pub consuming: watch::Receiver<bool>,
 }
@@ -53,7 +54,7 @@ impl Health {
             BrokerState::Closed => Some("the broker is closed".to_owned()),
         };
         let loop_ended = (!*self.consuming.borrow()).then(|| "no deliveries are taken".to_owned());
-        let surroundings = self.unavailable.borrow().clone();
+        let surroundings = (self.missing)();
         [("worker-alive", "ALIVE", loop_ended), ("queue", "READY", queue), ("worker-ready", "READY", surroundings)]
             .map(|(name, kind, message)| Check { name, healthy: message.is_none(), kind, critical: true, message })
             .into()
@@ -102,9 +103,10 @@ mod tests {
 
     #[test]
     fn health_tells_what_is_wrong_and_readiness_is_not_liveness() {
-        let (unavailable, unavailable_now) = watch::channel(None);
+        let (unavailable, unavailable_now) = watch::channel::<Option<String>>(None);
+        let missing = Arc::new(move || unavailable_now.borrow().clone());
         let (consuming, consuming_now) = watch::channel(true);
-        let health = Health { broker: Arc::new(Memory::new()), unavailable: unavailable_now, consuming: consuming_now };
+        let health = Health { broker: Arc::new(Memory::new()), missing, consuming: consuming_now };
         let ask = |kind: &str| health.answer(&Which { name: Some("all".into()), kind: Some(kind.into()) });
         assert_eq!((ask("ALIVE").0, ask("READY").0), (StatusCode::OK, StatusCode::OK));
         unavailable.send_replace(Some("the disk is full".into()));

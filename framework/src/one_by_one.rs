@@ -59,6 +59,10 @@ impl<W: Worker> Collector for OneByOne<W> {
         self.failed(arrival.message(), &reason, Dispatched::default())
     }
 
+    fn missing(&self) -> Option<String> {
+        self.unavailable.borrow().clone()
+    }
+
     fn condemn(&self, arrival: &Arrival) -> Verdict {
         let reason = format!("{} could not process the item.", self.surroundings.author.name);
         self.given_up(arrival, &reason, Dispatched::default())

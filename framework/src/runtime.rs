@@ -148,11 +148,10 @@ impl<C: Collector> Ready<C> {
         let shutdown = surroundings.shutdown.clone();
         let (consuming, consuming_now) = watch::channel(true);
         let endpoint = CancellationToken::new();
-        if let Some(address) = settings.listen {
-            let listener = health::bind(address).await.map_err(RuntimeError::Listen)?;
-            let health = Health { broker: Arc::clone(&broker), unavailable: unavailable.clone(), consuming: consuming_now };
-            tasks.spawn(health::serve(listener, health, health::install_recorder(), endpoint.clone()));
-        }
+        let listener = match settings.listen {
+            Some(address) => Some(health::bind(address).await.map_err(RuntimeError::Listen)?),
+            None => None,
+        };
         let consumer = broker.consume(&settings.input, settings.prefetch).await?;
         info!(worker = settings.name, input = settings.input, output = settings.output, broker = broker.kind(), "taking deliveries");
         let process = Arc::new(Process {
@@ -171,6 +170,12 @@ impl<C: Collector> Ready<C> {
             metrics: Metrics::of(&settings.name),
             shutdown: shutdown.clone(),
         });
+        if let Some(listener) = listener {
+            let missing = Arc::downgrade(&process);
+            let missing = Arc::new(move || missing.upgrade().and_then(|process| process.collector.missing()));
+            let health = Health { broker: Arc::clone(&broker), missing, consuming: consuming_now };
+            tasks.spawn(health::serve(listener, health, health::install_recorder(), endpoint.clone()));
+        }
         tasks.spawn({
             let (status, broker, endpoint) = (surroundings.status.clone(), Arc::clone(&broker), endpoint.clone());
             async move { status.listen(&*broker, &endpoint).await }

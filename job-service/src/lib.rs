@@ -13,11 +13,12 @@
 //!   nothing of the database. A failure of ours is logged once, where it becomes an answer.
 //! - Paths, statuses, texts and headers are CAF's. Where CAF answers 500 to bad input, this answers 400.
 //!
-//! One file a route below `routes/`; `request` decides what is a job, `start` what its first worker gets.
+//! One file a route below `routes/`; `request` decides what is a job, `filter` which jobs are meant, `start` what its first worker gets.
 
 mod correlation;
 mod error;
 mod extract;
+mod filter;
 mod relay;
 mod request;
 mod routes;
@@ -57,6 +58,10 @@ pub struct ServiceOptions {
     pub status_check_interval: Duration,
     /// How many jobs a list shows when it is not told.
     pub page_size: u32,
+    /// How many jobs are cancelled in one transaction, when many are.
+    pub cancel_batch: u32,
+    /// How many jobs are deleted in one transaction, when many are.
+    pub delete_batch: u32,
     /// The largest body of a request.
     pub max_body_bytes: usize,
 }
@@ -69,6 +74,8 @@ impl Default for ServiceOptions {
             paused_pipe: contract::PAUSED_PIPE.to_owned(),
             status_check_interval: Duration::from_secs(10),
             page_size: 25,
+            cancel_batch: 100,
+            delete_batch: 100,
             max_body_bytes: 16 * 1024 * 1024,
         }
     }

@@ -42,13 +42,11 @@ pub async fn run(store: &Store, broker: &dyn Broker, shutdown: &CancellationToke
             Err(error) => {
                 let pause = pause_after(failures);
                 failures += 1;
-                tracing::warn!(%error, ?pause, "the outbox cannot be read; start messages wait");
-                // A signal in the meantime would only fail the same way.
-                tokio::select! {
-                    () = shutdown.cancelled() => return,
-                    () = tokio::time::sleep(pause) => {}
+                if failures == 1 {
+                    tracing::warn!(%error, "the outbox cannot be read; start messages wait until it can");
                 }
-                Some(Instant::now())
+                // Or until a signal: the store gives one when the database is back.
+                Some(Instant::now() + pause)
             }
         };
     }

@@ -1,6 +1,7 @@
 //! The URLs: which there are, what lies around them all, and the API document made from them.
 
 mod end_job;
+mod end_jobs;
 mod get_job;
 mod get_task;
 mod health;
@@ -9,6 +10,7 @@ mod job_status;
 mod list_jobs;
 mod pause_job;
 mod put_job;
+mod which_jobs;
 
 use std::sync::Arc;
 
@@ -70,6 +72,8 @@ fn routes() -> OpenApiRouter<Arc<Parts>> {
         .routes(routes!(health::ping))
         .routes(routes!(list_jobs::list))
         .routes(routes!(list_jobs::count))
+        .routes(routes!(end_jobs::cancel))
+        .routes(routes!(end_jobs::delete))
         .routes(routes!(put_job::put))
         .routes(routes!(get_job::get))
         .routes(routes!(job_events::events))

@@ -31,7 +31,9 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
             Err(error) => {
                 let pause = pause_after(failures);
                 failures += 1;
-                tracing::warn!(%error, ?pause, "the store could not be swept");
+                if failures == 1 {
+                    tracing::warn!(%error, "the store cannot be swept; it is tried again until it can");
+                }
                 Some(Instant::now() + pause)
             }
         };

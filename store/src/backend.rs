@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::error::Fault;
 use crate::ledger::{Changes, Facts, KeptFailure, Key, Row};
-use crate::{JobQuery, Life, OutboxMessage, StowedTask, TaskTableSize, Transition};
+use crate::{CatalogueSize, Condition, JobQuery, Life, OutboxMessage, StowedTask, TaskTableSize, Transition};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, Fault>>;
 
@@ -60,6 +60,10 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     fn clock(&self) -> &Clock;
     fn signals(&self) -> &Signals;
     fn begin(&self) -> Answer<'_, Box<dyn Transaction>>;
+    /// How the database is. What is in this process is always there.
+    fn condition(&self) -> watch::Receiver<Condition> {
+        watch::Sender::new(Condition::Available).subscribe()
+    }
     fn ping(&self) -> Answer<'_, ()>;
     fn close(&self) -> BoxFuture<'_, ()>;
 
@@ -76,6 +80,7 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// How many tasks of this job are stowed.
     fn stowed(&self, incarnation: i64) -> Answer<'_, u64>;
     fn task_table_size(&self) -> Answer<'_, TaskTableSize>;
+    fn catalogue_size(&self) -> Answer<'_, CatalogueSize>;
 }
 
 pub trait Transaction: Send {
@@ -88,6 +93,8 @@ pub trait Transaction: Send {
     /// Removes a job with its labels, failures, history and unsent messages.
     fn delete_job(&mut self, incarnation: i64) -> Answer<'_, ()>;
     fn insert_labels<'a>(&'a mut self, incarnation: i64, labels: &'a BTreeMap<String, Option<String>>) -> Answer<'a, ()>;
+    /// Adds jobs as [`Store::add_sample_jobs`](crate::Store::add_sample_jobs) tells.
+    fn insert_samples<'a>(&'a mut self, partition: &'a str, count: u32) -> Answer<'a, ()>;
     fn append_history<'a>(&'a mut self, incarnation: i64, transition: &'a Transition) -> Answer<'a, ()>;
 
     fn has_lived<'a>(&'a mut self, partition: &'a str, job: &'a str) -> Answer<'a, bool>;

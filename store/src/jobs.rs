@@ -73,6 +73,8 @@ impl Store {
         Ok(row.filter(|row| incarnation.is_none_or(|n| n == row.incarnation)).map(|row| row.status))
     }
 
+    /// A page of jobs. Each is as it is now: the ledger rolls up what is reported when it is counted, so nothing is left to do
+    /// for whoever reads, and what a query selects by is what it shows.
     pub async fn jobs(&self, partition: &PartitionId, query: &JobQuery) -> Result<Vec<rest::Job>, StoreError> {
         let rows = self.backend.jobs(partition.as_str(), query).await?;
         Ok(self.shown(rows).await?)
@@ -101,15 +103,7 @@ impl Store {
             Some(job) if job.status == JobStatus::Cancelled => Cancellation::AlreadyCancelled,
             Some(job) if job.status.is_finished() => Cancellation::Finished(job.status),
             Some(mut job) => {
-                tx.drop_outbox_of(job.incarnation).await?;
-                release(&mut *tx, &job).await?;
-                if job.task_table {
-                    tx.retire_table(job.incarnation, 0).await?;
-                    tx.notify(Signal::Sweep);
-                }
-                move_job(&mut *tx, &mut job, JobStatus::Cancelled, Actor::Client, "cancelled", self.now()).await?;
-                tx.save_job(&job).await?;
-                tx.notify(Signal::Jobs);
+                cancel_locked(&mut *tx, &mut job, self.now()).await?;
                 tx.commit().await?;
                 return Ok(Cancellation::Cancelled);
             }
@@ -140,13 +134,7 @@ impl Store {
             tx.rollback().await?;
             return Ok(false);
         };
-        tx.remember_life(partition.as_str(), job.as_str(), row.incarnation).await?;
-        tx.delete_job(row.incarnation).await?;
-        if row.task_table {
-            tx.retire_table(row.incarnation, 0).await?;
-        }
-        tx.notify(Signal::Sweep);
-        tx.notify(Signal::Jobs);
+        delete_locked(&mut *tx, &row).await?;
         tx.commit().await?;
         Ok(true)
     }
@@ -197,6 +185,32 @@ impl Store {
         }
         Ok(jobs)
     }
+}
+
+/// Cancels a locked job that is not finished.
+pub(crate) async fn cancel_locked(tx: &mut dyn Transaction, job: &mut JobRow, now: i64) -> Result<(), Fault> {
+    tx.drop_outbox_of(job.incarnation).await?;
+    release(tx, job).await?;
+    if job.task_table {
+        tx.retire_table(job.incarnation, 0).await?;
+        tx.notify(Signal::Sweep);
+    }
+    move_job(tx, job, JobStatus::Cancelled, Actor::Client, "cancelled", now).await?;
+    tx.save_job(job).await?;
+    tx.notify(Signal::Jobs);
+    Ok(())
+}
+
+/// Deletes a locked job, whatever its status.
+pub(crate) async fn delete_locked(tx: &mut dyn Transaction, job: &JobRow) -> Result<(), Fault> {
+    tx.remember_life(job.partition.as_str(), job.job.as_str(), job.incarnation).await?;
+    tx.delete_job(job.incarnation).await?;
+    if job.task_table {
+        tx.retire_table(job.incarnation, 0).await?;
+    }
+    tx.notify(Signal::Sweep);
+    tx.notify(Signal::Jobs);
+    Ok(())
 }
 
 /// Moves a locked job to another status and writes its history. Every transition after the creation passes here.

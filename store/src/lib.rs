@@ -12,7 +12,10 @@
 //! - What must reach the broker is written in the transaction that causes it.
 
 mod backend;
+mod bulk;
+mod collation;
 mod error;
+mod filter;
 mod jobs;
 mod ledger;
 mod memory;
@@ -20,7 +23,10 @@ mod model;
 mod outbox;
 mod pause;
 mod postgres;
+mod query;
 mod record;
+mod samples;
+mod select;
 mod sql;
 mod sqlite;
 mod state;
@@ -31,12 +37,16 @@ use std::time::Duration;
 
 use backend::Backend;
 use error::Fault;
-pub use error::StoreError;
+use tokio::sync::watch;
+
+pub use error::{Condition, StoreError};
+pub use filter::{Comparison, Filter, Pattern, TextField, TextTest};
 pub use memory::FaultPoint;
 pub use model::{
-    Cancellation, Change, Creation, EventKind, Header, Headers, JobQuery, JobRequest, Life, OutboxMessage, Recorded, StowedTask, Stowing,
-    TaskTableSize, TrackingEvent, Transition,
+    Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers, JobRequest, Life, OutboxMessage, Recorded, StowedTask,
+    Stowing, TaskTableSize, TrackingEvent, Transition,
 };
+pub use query::{JobQuery, Sort, SortBy};
 
 /// Everything that the system remembers. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -69,9 +79,19 @@ impl Store {
 
     /// As [`Store::open`], with other times than the default ones.
     pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
+        Self::make(url, options, false).await
+    }
+
+    /// As [`Store::open`], but a database that is not available is waited for, in the background: until then all operations
+    /// answer that it is not, and [`Store::condition`] says why. An error is about a database that can never be used.
+    pub async fn open_when_possible(url: &str) -> Result<Self, StoreError> {
+        Self::make(url, StoreOptions::default(), true).await
+    }
+
+    async fn make(url: &str, options: StoreOptions, patience: bool) -> Result<Self, StoreError> {
         let scheme = url.split(':').next().unwrap_or_default();
         let backend: Arc<dyn Backend> = match scheme {
-            "postgres" | "postgresql" => Arc::new(postgres::PostgresBackend::open(url).await?),
+            "postgres" | "postgresql" => Arc::new(postgres::PostgresBackend::open(url, patience).await?),
             "sqlite" => Arc::new(sqlite::SqliteBackend::open(url).await?),
             "memory" => Arc::new(memory::Memory::new(|_| false)),
             _ => return Err(unknown_scheme(url)),
@@ -89,6 +109,25 @@ impl Store {
         self.backend.kind()
     }
 
+    /// How the database is, as far as is known without asking; changes as it becomes known.
+    pub fn condition(&self) -> watch::Receiver<Condition> {
+        self.backend.condition()
+    }
+
+    /// Answers when a database that was waited for turns out to be one that can never be used.
+    pub async fn unusable(&self) -> StoreError {
+        let mut condition = self.condition();
+        loop {
+            if let Condition::Unusable(error) = &*condition.borrow_and_update() {
+                return error.clone();
+            }
+            if condition.changed().await.is_err() {
+                // It is in this process.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
     /// Answers when the database does.
     pub async fn ping(&self) -> Result<(), StoreError> {
         Ok(self.backend.ping().await?)
@@ -101,6 +140,10 @@ impl Store {
 
     pub async fn task_table_size(&self) -> Result<TaskTableSize, StoreError> {
         Ok(self.backend.task_table_size().await?)
+    }
+
+    pub async fn catalogue_size(&self) -> Result<CatalogueSize, StoreError> {
+        Ok(self.backend.catalogue_size().await?)
     }
 
     fn now(&self) -> i64 {

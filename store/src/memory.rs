@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use contract::JobStatus;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
 use crate::error::Fault;
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
-use crate::{Headers, JobQuery, OutboxMessage, StowedTask, TaskTableSize, Transition};
+use crate::query::Candidate;
+use crate::{CatalogueSize, Headers, JobQuery, OutboxMessage, StowedTask, TaskTableSize, Transition};
 
 #[derive(Debug)]
 pub struct Memory {
@@ -83,12 +83,16 @@ impl State {
         rows
     }
 
-    fn matching(&self, partition: &str, query: &JobQuery) -> Vec<JobRow> {
+    fn labels_of(&self, incarnation: i64) -> BTreeMap<String, Option<String>> {
+        let labels = self.labels.range((incarnation, String::new())..(incarnation + 1, String::new()));
+        labels.map(|((_, name), value)| (name.clone(), value.clone())).collect()
+    }
+
+    fn matching(&self, partition: &str, query: &JobQuery) -> Vec<Candidate> {
         let first = (partition.to_owned(), String::new());
-        let prefix = query.id_prefix.as_deref().unwrap_or_default();
-        let wanted = |status: JobStatus| query.statuses.is_empty() || query.statuses.contains(&status);
         let jobs = self.jobs.range(first..).take_while(|((p, _), _)| p == partition).map(|(_, job)| job);
-        jobs.filter(|job| job.job.as_str().starts_with(prefix) && wanted(job.status)).cloned().collect()
+        let candidates = jobs.map(|job| Candidate { job: job.clone(), labels: self.labels_of(job.incarnation) });
+        candidates.filter(|candidate| candidate.is_meant_by(query)).collect()
     }
 }
 
@@ -137,12 +141,9 @@ impl Backend for Memory {
     fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {
             let mut jobs = self.read().await?.matching(partition, query);
-            jobs.sort_by_key(|job| (job.create_time, job.incarnation));
-            if !query.ascending {
-                jobs.reverse();
-            }
+            jobs.sort_by(|a, b| a.compare(b, &query.sort));
             let offset = usize::try_from(query.offset).unwrap_or(usize::MAX);
-            Ok(jobs.into_iter().skip(offset).take(query.limit as usize).collect())
+            Ok(jobs.into_iter().skip(offset).take(query.limit as usize).map(|candidate| candidate.job).collect())
         })
     }
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
@@ -181,6 +182,9 @@ impl Backend for Memory {
     }
     fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
         Box::pin(async move { Ok(self.read().await?.stowed.range((incarnation, 0)..(incarnation + 1, 0)).count() as u64) })
+    }
+    fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
+        Box::pin(async move { Ok(CatalogueSize { entries: self.read().await?.tables.len() as u64, bytes: 0 }) })
     }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
         Box::pin(async move {
@@ -302,6 +306,17 @@ impl Transaction for MemoryTransaction {
             self.put(|s| &mut s.labels, (incarnation, key.clone()), Some(value.clone()));
         }
         done(())
+    }
+    fn insert_samples<'a>(&'a mut self, partition: &'a str, count: u32) -> Answer<'a, ()> {
+        Box::pin(async move {
+            for number in 1..=count {
+                let (job, labels) = crate::samples::sample(partition, number)?;
+                if let Some(incarnation) = self.insert_job(&job).await? {
+                    self.insert_labels(incarnation, &labels).await?;
+                }
+            }
+            Ok(())
+        })
     }
     fn append_history<'a>(&'a mut self, incarnation: i64, transition: &'a Transition) -> Answer<'a, ()> {
         let number = self.state.number();

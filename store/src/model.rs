@@ -111,19 +111,6 @@ pub enum Change {
     Impossible(JobStatus),
 }
 
-/// Which jobs of a partition, in which order.
-#[derive(Debug, Clone, Default)]
-pub struct JobQuery {
-    /// A literal, case-sensitive prefix of the job id.
-    pub id_prefix: Option<String>,
-    /// Jobs with one of these statuses; empty = any.
-    pub statuses: Vec<JobStatus>,
-    pub limit: u32,
-    pub offset: u64,
-    /// By creation time: oldest first. Otherwise newest first. Ties are in creation order accordingly.
-    pub ascending: bool,
-}
-
 /// Something that was reported about one task.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrackingEvent {
@@ -157,6 +144,15 @@ pub struct Recorded {
 pub struct TaskTableSize {
     pub tables: u64,
     pub rows: u64,
+    pub bytes: u64,
+}
+
+/// What the database keeps about its own tables. It must not grow with the jobs that have been.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct CatalogueSize {
+    /// Tables, indexes and the like.
+    pub entries: u64,
+    /// Of the catalogue, or of the whole file where it has no place of its own.
     pub bytes: u64,
 }
 

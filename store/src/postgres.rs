@@ -5,6 +5,7 @@
 //! Times that something is due at are the database's, because the clocks of its clients differ.
 
 mod listen;
+mod opening;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,22 +13,27 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow};
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row as _};
-use tokio::time::{Instant, timeout_at};
+use sqlx::{AssertSqlSafe, Postgres, Row as _};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
 use crate::error::{Fault, StoreError};
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
+use crate::select;
 use crate::sql::stow::{self, stow_steps};
 use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
-use crate::{JobQuery, OutboxMessage, TaskTableSize, Transition, masked};
+use crate::{CatalogueSize, Condition, JobQuery, OutboxMessage, TaskTableSize, Transition, masked};
 use listen::{CHANNEL, Listener};
+use opening::Database;
 
 const CONNECTIONS: u32 = 8;
 /// How long a connection is waited for.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// The same while the database is known to be away: whoever asks is told so, and not kept waiting.
+const CONNECT_LIMIT_WHILE_AWAY: Duration = Duration::from_secs(1);
 /// How long one transaction or read may take before its connection is dropped.
 const TRANSACTION_LIMIT: Duration = Duration::from_secs(90);
 /// What the server itself enforces, in milliseconds: shorter, so that it speaks first where it can.
@@ -40,33 +46,40 @@ const SESSION: [(&str, &str); 4] = [
 
 #[derive(Debug)]
 pub struct PostgresBackend {
-    pool: PgPool,
+    database: Arc<Database>,
     signals: Arc<Signals>,
     clock: Clock,
     listener: Listener,
 }
 
 impl PostgresBackend {
-    pub async fn open(url: &str) -> Result<Self, StoreError> {
-        let place = masked(url);
-        let unusable = |reason: String| StoreError::Unusable { place: place.clone(), reason };
-        let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| {
-            unusable(format!("{error}; its URL must look like postgres://user:password@host:5432/database"))
+    /// Opens the database now; with `patience` also later, when it is not available now.
+    pub async fn open(url: &str, patience: bool) -> Result<Self, StoreError> {
+        let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| StoreError::Unusable {
+            place: masked(url),
+            reason: format!("{error}; its URL must look like postgres://user:password@host:5432/database"),
         })?;
         let options = options.application_name("batchwright").options(SESSION);
         let pool = PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(CONNECT_LIMIT).connect_lazy_with(options.clone());
-        first_connection(&options, &place).await?;
-        sqlx::migrate!("../migrations/postgres").run(&pool).await.map_err(|error| match error {
-            sqlx::migrate::MigrateError::Execute(error) => opening(error, &place),
-            error => unusable(error.to_string()),
-        })?;
+        let database = Arc::new(Database::new(url, options, pool));
+        let not_yet = match database.open().await {
+            Ok(()) => None,
+            Err(error @ StoreError::Unavailable(_)) if patience => Some(error),
+            Err(error) => return Err(error),
+        };
         let signals = Arc::new(Signals::default());
-        let listener = Listener::start(options, pool.clone(), signals.clone()).await;
-        Ok(Self { pool, signals, clock: Clock::System, listener })
+        let listener = Listener::start(Arc::clone(&database), signals.clone(), not_yet).await;
+        Ok(Self { database, signals, clock: Clock::System, listener })
     }
 
     async fn session(&self) -> Result<Session, Fault> {
-        let connection = self.pool.acquire().await?;
+        self.database.check_open()?;
+        let acquiring = self.database.pool.acquire();
+        let connection = if self.database.is_away() {
+            timeout(CONNECT_LIMIT_WHILE_AWAY, acquiring).await.map_err(|_| self.database.away())??
+        } else {
+            acquiring.await?
+        };
         Ok(Session { connection, deadline: Instant::now() + TRANSACTION_LIMIT, settled: false })
     }
 
@@ -76,24 +89,6 @@ impl PostgresBackend {
         let rows = session.fetch(query).await?;
         session.settled = true;
         Ok(rows)
-    }
-}
-
-/// Connects once, so that what is wrong is told as it is and not as a pool that has no connection.
-async fn first_connection(options: &PgConnectOptions, place: &str) -> Result<(), StoreError> {
-    use sqlx::{ConnectOptions as _, Connection as _};
-    let connecting = tokio::time::timeout(CONNECT_LIMIT, options.connect()).await;
-    let Ok(connected) = connecting else {
-        return Err(StoreError::Unavailable(format!("{place}: no answer within {} s", CONNECT_LIMIT.as_secs())));
-    };
-    let connection = connected.map_err(|error| opening(error, place))?;
-    connection.close().await.map_err(|error| opening(error, place))
-}
-
-fn opening(error: sqlx::Error, place: &str) -> StoreError {
-    match Fault::from(error) {
-        Fault::Refused(reason) => StoreError::Unusable { place: place.to_owned(), reason },
-        Fault::Contention(reason) | Fault::Unavailable(reason) => StoreError::Unavailable(format!("{place}: {reason}")),
     }
 }
 
@@ -134,17 +129,6 @@ fn too_slow() -> Fault {
     Fault::Unavailable(format!("a transaction took longer than {} s", TRANSACTION_LIMIT.as_secs()))
 }
 
-fn push_filter(query: &mut QueryBuilder<Postgres>, partition: &str, filter: &JobQuery) {
-    query.push(" from job where partition_id = ").push_bind(partition.to_owned());
-    if let Some(prefix) = &filter.id_prefix {
-        query.push(" and starts_with(job_id, ").push_bind(prefix.clone()).push(")");
-    }
-    if !filter.statuses.is_empty() {
-        let names: Vec<&'static str> = filter.statuses.iter().map(|status| status.name()).collect();
-        query.push(" and status = any(").push_bind(names).push(")");
-    }
-}
-
 fn select_places(incarnation: i64, keys: &[Key], lock: &str) -> Query<'static, Postgres, PgArguments> {
     let text = format!(
         "select {PLACE_COLUMNS} from task_{incarnation} where (path, chunk) in (select * from unnest($1::text[], $2::int4[])) \
@@ -179,13 +163,16 @@ impl Backend for PostgresBackend {
             Ok(Box::new(PostgresTransaction { session, wake: Vec::new() }) as Box<dyn Transaction>)
         })
     }
+    fn condition(&self) -> watch::Receiver<Condition> {
+        self.database.condition()
+    }
     fn ping(&self) -> Answer<'_, ()> {
         Box::pin(async move { self.fetch(sqlx::query("select 1")).await.map(drop) })
     }
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.listener.stop().await;
-            self.pool.close().await;
+            self.database.pool.close().await;
         })
     }
 
@@ -199,13 +186,9 @@ impl Backend for PostgresBackend {
     }
     fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {
-            let mut select = QueryBuilder::<Postgres>::new(concat!("select ", job_columns!()));
-            push_filter(&mut select, partition, query);
-            let order = if query.ascending { "create_time, incarnation" } else { "create_time desc, incarnation desc" };
-            select.push(format!(" order by {order} limit ")).push_bind(i64::from(query.limit));
-            select.push(" offset ").push_bind(i64::try_from(query.offset).unwrap_or(i64::MAX));
+            let mut select = select::page(partition, query)?;
             let mut jobs = Vec::new();
-            for row in &self.fetch(select.build()).await? {
+            for row in &self.fetch(select::once(&mut select)).await? {
                 jobs.push(read_job!(row));
             }
             Ok(jobs)
@@ -213,9 +196,8 @@ impl Backend for PostgresBackend {
     }
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
         Box::pin(async move {
-            let mut select = QueryBuilder::<Postgres>::new("select count(*)");
-            push_filter(&mut select, partition, query);
-            let rows = self.fetch(select.build()).await?;
+            let mut select = select::count(partition, query)?;
+            let rows = self.fetch(select::once(&mut select)).await?;
             let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
             Ok(u64::try_from(count).unwrap_or_default())
         })
@@ -283,6 +265,18 @@ impl Backend for PostgresBackend {
             let rows = self.fetch(query.bind(incarnation)).await?;
             let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
             Ok(u64::try_from(count).unwrap_or_default())
+        })
+    }
+    fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
+        Box::pin(async move {
+            let query = sqlx::query(
+                "select (select count(*) from pg_class), (select sum(pg_total_relation_size(oid))::bigint from pg_class \
+                 where relkind = 'r' and relnamespace = 'pg_catalog'::regnamespace)",
+            );
+            let rows = self.fetch(query).await?;
+            let Some(row) = rows.first() else { return Ok(CatalogueSize::default()) };
+            let number = |column: usize| row.try_get::<i64, _>(column).map(|n| u64::try_from(n).unwrap_or_default());
+            Ok(CatalogueSize { entries: number(0)?, bytes: number(1)? })
         })
     }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {

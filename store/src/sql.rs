@@ -172,6 +172,16 @@ macro_rules! common_steps {
                 Ok(())
             })
         }
+        fn insert_samples<'a>(&'a mut self, partition: &'a str, count: u32) -> Answer<'a, ()> {
+            Box::pin(async move {
+                let jobs = sqlx::query(crate::samples::INSERT_JOBS).bind(partition).bind(i64::from(count)).bind(&[0_u8; 32][..]);
+                self.execute(jobs).await?;
+                self.execute(sqlx::query(crate::samples::INSERT_LABELS).bind(partition)).await?;
+                // What a server would do by itself before long: its plans depend on it.
+                self.execute(sqlx::query("analyze job")).await?;
+                self.execute(sqlx::query("analyze label")).await.map(drop)
+            })
+        }
         fn append_history<'a>(&'a mut self, incarnation: i64, transition: &'a Transition) -> Answer<'a, ()> {
             Box::pin(async move {
                 let query = sqlx::query(

@@ -13,11 +13,13 @@ use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqliteJournalMode, Sql
 use sqlx::{AssertSqlSafe, QueryBuilder, Row as _, Sqlite};
 
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
+use crate::collation;
 use crate::error::{Fault, StoreError};
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
+use crate::select;
 use crate::sql::stow::{self, stow_steps};
 use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
-use crate::{JobQuery, OutboxMessage, TaskTableSize, Transition};
+use crate::{CatalogueSize, JobQuery, OutboxMessage, TaskTableSize, Transition};
 
 /// Connections that read beside the one that writes.
 const READERS: u32 = 4;
@@ -46,6 +48,7 @@ impl SqliteBackend {
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
+            .collation(collation::NAME, collation::compare)
             .busy_timeout(Duration::from_secs(10));
         let pool = SqlitePoolOptions::new().idle_timeout(None).max_lifetime(None);
         let writer = pool.clone().max_connections(1).connect_with(options.clone()).await.map_err(|error| unusable(error.to_string()))?;
@@ -56,21 +59,6 @@ impl SqliteBackend {
 
     async fn fetch(&self, query: Query<'_, Sqlite, SqliteArguments>) -> Result<Vec<SqliteRow>, Fault> {
         Ok(query.fetch_all(&self.readers).await?)
-    }
-}
-
-fn push_filter(query: &mut QueryBuilder<Sqlite>, partition: &str, filter: &JobQuery) {
-    query.push(" from job where partition_id = ").push_bind(partition.to_owned());
-    if let Some(prefix) = &filter.id_prefix {
-        query.push(" and substr(job_id, 1, length(").push_bind(prefix.clone()).push(")) = ").push_bind(prefix.clone());
-    }
-    if !filter.statuses.is_empty() {
-        query.push(" and status in (");
-        let mut list = query.separated(", ");
-        filter.statuses.iter().for_each(|status| {
-            list.push_bind(status.name());
-        });
-        query.push(")");
     }
 }
 
@@ -134,13 +122,9 @@ impl Backend for SqliteBackend {
     }
     fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {
-            let mut select = QueryBuilder::<Sqlite>::new(concat!("select ", job_columns!()));
-            push_filter(&mut select, partition, query);
-            let order = if query.ascending { "create_time, incarnation" } else { "create_time desc, incarnation desc" };
-            select.push(format!(" order by {order} limit ")).push_bind(i64::from(query.limit));
-            select.push(" offset ").push_bind(i64::try_from(query.offset).unwrap_or(i64::MAX));
+            let mut select = select::page(partition, query)?;
             let mut jobs = Vec::new();
-            for row in &self.fetch(select.build()).await? {
+            for row in &self.fetch(select::once(&mut select)).await? {
                 jobs.push(read_job!(row));
             }
             Ok(jobs)
@@ -148,9 +132,8 @@ impl Backend for SqliteBackend {
     }
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
         Box::pin(async move {
-            let mut select = QueryBuilder::<Sqlite>::new("select count(*)");
-            push_filter(&mut select, partition, query);
-            let rows = self.fetch(select.build()).await?;
+            let mut select = select::count(partition, query)?;
+            let rows = self.fetch(select::once(&mut select)).await?;
             let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
             Ok(u64::try_from(count).unwrap_or_default())
         })
@@ -217,6 +200,17 @@ impl Backend for SqliteBackend {
             let rows = self.fetch(query.bind(incarnation)).await?;
             let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
             Ok(u64::try_from(count).unwrap_or_default())
+        })
+    }
+    fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
+        Box::pin(async move {
+            let query = sqlx::query(
+                "select (select count(*) from sqlite_schema), (select page_count from pragma_page_count) * (select page_size from pragma_page_size)",
+            );
+            let rows = self.fetch(query).await?;
+            let Some(row) = rows.first() else { return Ok(CatalogueSize::default()) };
+            let number = |column: usize| row.try_get::<i64, _>(column).map(|n| u64::try_from(n).unwrap_or_default());
+            Ok(CatalogueSize { entries: number(0)?, bytes: number(1)? })
         })
     }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {

@@ -161,12 +161,13 @@ async fn jobs_are_listed_by_time_and_filtered_by_prefix_and_status(world: World)
         jobs.into_iter().map(|job| job.id).collect()
     };
     let all = JobQuery { limit: 100, ..JobQuery::default() };
+    let oldest_first = store::Sort { ascending: true, ..store::Sort::default() };
     assert_eq!(ids(all.clone()).await, ["b%5", "ax4", "A_3", "a_2", "a_1"]);
-    assert_eq!(ids(JobQuery { ascending: true, ..all.clone() }).await, names);
+    assert_eq!(ids(JobQuery { sort: oldest_first.clone(), ..all.clone() }).await, names);
     assert_eq!(ids(JobQuery { id_prefix: Some("a_".to_owned()), ..all.clone() }).await, ["a_2", "a_1"]);
     assert_eq!(ids(JobQuery { id_prefix: Some("b%".to_owned()), ..all.clone() }).await, ["b%5"]);
     assert_eq!(ids(JobQuery { statuses: vec![JobStatus::Cancelled, JobStatus::Failed], ..all.clone() }).await, ["a_2"]);
-    assert_eq!(ids(JobQuery { limit: 2, offset: 1, ascending: true, ..all.clone() }).await, ["a_2", "A_3"]);
+    assert_eq!(ids(JobQuery { limit: 2, offset: 1, sort: oldest_first, ..all.clone() }).await, ["a_2", "A_3"]);
     assert_eq!(ids(JobQuery { limit: 5, offset: 9, ..all }).await, [""; 0]);
 }
 
@@ -551,4 +552,43 @@ async fn a_url_that_cannot_be_used_is_named_with_the_reason() {
     assert!(matches!(error("sqlite:/no/such/folder/x.db").await, store::StoreError::Unusable { .. }));
     assert!(matches!(error("sqlite:").await, store::StoreError::Unusable { .. }));
     assert!(matches!(error("postgres://ann@db:port/jobs").await, store::StoreError::Unusable { .. }));
+}
+
+/// The address of a server, as its URL tells it.
+async fn address_of(url: &str) -> std::net::SocketAddr {
+    let authority = url.split("//").nth(1).unwrap().split('/').next().unwrap();
+    let host = authority.split('@').next_back().unwrap();
+    tokio::net::lookup_host(host).await.unwrap().next().unwrap()
+}
+
+#[tokio::test]
+async fn a_database_that_is_not_there_is_waited_for_and_tells_how_it_is() {
+    let url = harness::postgres().await.unwrap().url;
+    let server = address_of(&url).await;
+    let proxy = harness::Proxy::start(server).await.unwrap();
+    proxy.refuse();
+    let authority = url.split("//").nth(1).unwrap().split('/').next().unwrap();
+    let through = authority.rsplit_once('@').map_or(proxy.address().to_string(), |(user, _)| format!("{user}@{}", proxy.address()));
+    let store = Store::open_when_possible(&url.replace(authority, &through)).await.unwrap();
+    let unavailable = store.ping().await.unwrap_err();
+    assert!(matches!(unavailable, store::StoreError::Unavailable(_)), "{unavailable:?}");
+    assert!(matches!(&*store.condition().borrow(), store::Condition::Unavailable(_)));
+    let mut woken = store.outbox_signal();
+    woken.mark_unchanged();
+    proxy.pass();
+    let mut condition = store.condition();
+    condition.wait_for(|condition| *condition == store::Condition::Available).await.unwrap();
+    store.ping().await.unwrap();
+    woken.changed().await.unwrap();
+
+    // Once it is open, a loss is noticed, and told as well.
+    proxy.refuse();
+    condition.wait_for(|condition| matches!(condition, store::Condition::Unavailable(_))).await.unwrap();
+    proxy.pass();
+    condition.wait_for(|condition| *condition == store::Condition::Available).await.unwrap();
+    store.ping().await.unwrap();
+    store.close().await;
+
+    let never = Store::open_when_possible("postgres://ann@db:port/jobs").await.unwrap_err();
+    assert!(matches!(never, store::StoreError::Unusable { .. }), "{never:?}");
 }

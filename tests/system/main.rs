@@ -51,4 +51,5 @@ mod pausing;
 mod place;
 mod restarts;
 mod tasks;
+mod wire_parity;
 mod workers;

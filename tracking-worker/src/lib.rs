@@ -19,7 +19,7 @@ use contract::{JobTaskId, JobTrackingEvent, ReportFailure, ReportStatus, TaskDat
 use framework::broker::HeaderValue;
 use framework::{Arrival, Collector, Courier, Effects, Verdict};
 use futures_util::future::{OptionFuture, join_all};
-use store::{EventKind, Store, StoreError, TrackingEvent};
+use store::{Condition, EventKind, Store, StoreError, TrackingEvent};
 use tracing::{info, warn};
 
 /// Messages at a time.
@@ -97,6 +97,14 @@ impl Collector for TrackingWorker {
         verdicts
     }
 
+    fn missing(&self) -> Option<String> {
+        match &*self.store.condition().borrow() {
+            Condition::Available => None,
+            Condition::Unavailable(reason) => Some(format!("the database is not available: {reason}")),
+            Condition::Unusable(error) => Some(error.to_string()),
+        }
+    }
+
     /// A report is never given up, whatever died while it was there.
     fn condemn(&self, arrival: &Arrival) -> Verdict {
         Verdict::Again(format!("processes have died while they had {}", arrival.message().task_id))
@@ -139,7 +147,9 @@ impl TrackingWorker {
                     return Ok(());
                 }
                 Err(StoreError::Unavailable(reason)) => {
-                    warn!(reason, ?delay, "the ledger cannot be written; the reports are kept and tried again");
+                    if delay == DELAYS.0 {
+                        warn!(reason, "the ledger cannot be written; the reports are kept and tried again until it can");
+                    }
                     tokio::time::sleep(delay).await;
                     delay = (delay * 2).min(DELAYS.1);
                 }

@@ -38,7 +38,7 @@ pub async fn ping() -> Json<Pong> {
 /// One thing that was looked at.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct HealthCheck {
-    /// `process`, `database` or `queue`.
+    /// `process`, `database`, `queue` or `ping`.
     name: &'static str,
     healthy: bool,
     #[serde(rename = "type")]
@@ -83,14 +83,16 @@ pub struct HealthParams {
         (status = 200, description = "Healthy", body = Vec<HealthCheck>, example = json!([
             {"name": "process", "healthy": true, "type": "ALIVE", "critical": true},
             {"name": "database", "healthy": true, "type": "READY", "critical": true},
-            {"name": "queue", "healthy": true, "type": "READY", "critical": true}
+            {"name": "queue", "healthy": true, "type": "READY", "critical": true},
+            {"name": "ping", "healthy": true, "type": "READY", "critical": true}
         ])),
         (status = 400, description = "There is no such type", body = contract::rest::ErrorBody,
             example = json!({"message": "The parameter 'type' must be ALIVE or READY, but is 'DEAD'."})),
         (status = 503, description = "Something critical is unhealthy", body = Vec<HealthCheck>, example = json!([
             {"name": "process", "healthy": true, "type": "ALIVE", "critical": true},
             {"name": "database", "healthy": false, "type": "READY", "critical": true, "message": "no answer within 5s"},
-            {"name": "queue", "healthy": true, "type": "READY", "critical": true}
+            {"name": "queue", "healthy": true, "type": "READY", "critical": true},
+            {"name": "ping", "healthy": true, "type": "READY", "critical": true}
         ]))
     )
 )]
@@ -100,6 +102,8 @@ pub async fn health_check(State(parts): State<Arc<Parts>>, RawQuery(query): RawQ
     if kind == HealthType::Ready {
         checks.push(database(&parts.store).await);
         checks.push(queue(parts.broker.state()));
+        // Whoever reads this has been answered.
+        checks.push(HealthCheck { name: "ping", healthy: true, kind: HealthType::Ready, critical: true, message: None });
     }
     let healthy = checks.iter().all(|check| check.healthy || !check.critical);
     checks.retain(|check| names.is_empty() || names.contains("all") || names.contains(check.name));

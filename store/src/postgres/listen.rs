@@ -6,11 +6,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::postgres::{PgConnectOptions, PgListener, PgPool, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use super::opening::Database;
+use crate::StoreError;
 use crate::backend::{Signal, Signals};
 
 /// Notifications go to the database's own channel of this name; the payload says who is to wake.
@@ -19,7 +21,8 @@ pub const CHANNEL: &str = "batchwright";
 const HEARTBEAT: &str = "heartbeat";
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(15);
 const LIMIT: Duration = Duration::from_secs(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The task that listens; it ends when this is dropped.
 #[derive(Debug)]
@@ -30,12 +33,27 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens by the time it answers, if the database lets it.
-    pub async fn start(options: PgConnectOptions, pool: PgPool, signals: Arc<Signals>) -> Self {
+    /// Listens by the time it answers, if the database lets it. One that is `not_yet` available is opened first.
+    pub async fn start(database: Arc<Database>, signals: Arc<Signals>, not_yet: Option<StoreError>) -> Self {
         let (tasks, token) = (TaskTracker::new(), CancellationToken::new());
         let stop = token.clone();
-        let first = connect(&options).await;
-        tasks.spawn(async move { stop.run_until_cancelled(listen_for_ever(first, options, pool, signals)).await });
+        // Whoever begins to wait looks first; whoever has waited for the database has looked in vain.
+        let (first, missed) = if not_yet.is_none() { (Some(connect(&database.options).await), false) } else { (None, true) };
+        tasks.spawn(async move {
+            let listening = async {
+                if let Some(error) = not_yet
+                    && !database.open_when_possible(error).await
+                {
+                    return;
+                }
+                let first = match first {
+                    Some(first) => first,
+                    None => connect(&database.options).await,
+                };
+                listen_for_ever(first, missed, &database, &signals).await;
+            };
+            stop.run_until_cancelled(listening).await
+        });
         tasks.close();
         Self { tasks, _guard: token.clone().drop_guard(), token }
     }
@@ -46,15 +64,15 @@ impl Listener {
     }
 }
 
-async fn listen_for_ever(first: Result<PgListener, String>, options: PgConnectOptions, pool: PgPool, signals: Arc<Signals>) {
-    let mut pause = Duration::from_millis(100);
-    // Nobody can have waited before the first connect, and whoever begins to wait looks first.
-    let mut missed = first.is_err();
+async fn listen_for_ever(first: Result<PgListener, String>, missed: bool, database: &Database, signals: &Signals) {
+    let mut pause = FIRST_PAUSE;
+    let mut missed = missed || first.is_err();
     let mut connected = first;
     loop {
         match connected {
             Ok(listener) => {
-                pause = Duration::from_millis(100);
+                pause = FIRST_PAUSE;
+                database.available();
                 if missed {
                     // Whatever was committed while nobody listened.
                     for signal in Signal::ALL {
@@ -62,14 +80,14 @@ async fn listen_for_ever(first: Result<PgListener, String>, options: PgConnectOp
                     }
                 }
                 missed = true;
-                let reason = listen(listener, &pool, &signals).await;
+                let reason = listen(listener, database, signals).await;
                 tracing::warn!(reason, "the connection that listens to the database is made anew");
             }
-            Err(reason) => tracing::warn!(reason, "cannot listen to the database"),
+            Err(reason) => database.unavailable(&reason),
         }
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
-        connected = connect(&options).await;
+        connected = connect(&database.options).await;
     }
 }
 
@@ -84,7 +102,7 @@ async fn connect(options: &PgConnectOptions) -> Result<PgListener, String> {
 }
 
 /// Wakes whom notifications are for, until the connection is lost; answers why it is taken for lost.
-async fn listen(mut listener: PgListener, pool: &PgPool, signals: &Signals) -> String {
+async fn listen(mut listener: PgListener, database: &Database, signals: &Signals) -> String {
     let mut misses = 0;
     let mut beat = interval(HEARTBEAT_EVERY);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -107,9 +125,11 @@ async fn listen(mut listener: PgListener, pool: &PgPool, signals: &Signals) -> S
                     return "it has not heard itself twice".to_owned();
                 }
                 misses += 1;
-                let say = sqlx::query("select pg_notify($1, $2)").bind(CHANNEL).bind(HEARTBEAT).execute(pool);
-                if let Ok(Err(error)) = timeout(LIMIT, say).await {
-                    tracing::debug!(%error, "cannot notify");
+                let say = sqlx::query("select pg_notify($1, $2)").bind(CHANNEL).bind(HEARTBEAT).execute(&database.pool);
+                match timeout(LIMIT, say).await {
+                    Ok(Ok(_)) => database.available(),
+                    Ok(Err(error)) => database.unavailable(&error.to_string()),
+                    Err(_) => database.unavailable("no answer"),
                 }
             }
         }

@@ -3,7 +3,7 @@
 //! [`postgres`] and [`rabbitmq`] use `DATABASE_URL` and `AMQP_URL` when they are set. Otherwise they start the servers of
 //! Debian's packages once for the whole test process: as children, in a temporary folder, on free ports of 127.0.0.1, without
 //! systemd and without root. [`PostgresServer`] and [`RabbitServer`] are servers of a test's own, to be stopped in the middle
-//! of things. The binary `servers` starts both for a command, so that many test processes can share them.
+//! of things; a [`Proxy`] is a network that fails. The binary `servers` starts both for a command, so that many test processes can share them.
 //!
 //! What must stay true:
 //! - **No server outlives the process that asked for it**, however that process ends (see `supervisor.rs`).
@@ -12,6 +12,7 @@
 //! - The harness knows none of the project's crates, so every one of them may use it.
 
 mod postgres;
+mod proxy;
 mod rabbitmq;
 mod supervisor;
 
@@ -25,6 +26,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 pub use crate::postgres::{Postgres, PostgresServer, postgres};
+pub use crate::proxy::Proxy;
 pub use crate::rabbitmq::{Amqp, RabbitServer, rabbitmq};
 
 /// How long [`wait_for`] waits. It is long because a test that passes never waits so long, and one that fails says why.

@@ -1,6 +1,6 @@
 //! `PostgreSQL`: one server for a test process, a fresh database for every test.
 
-use std::net::TcpStream;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -86,6 +86,11 @@ impl PostgresServer {
                 psql(&url, &["select 1"]).await.map(drop)
             })
             .await
+    }
+
+    /// Where the server listens.
+    pub const fn address(&self) -> SocketAddr {
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), self.port)
     }
 
     /// The address of a database of this server; `postgres` is always there.

@@ -1,7 +1,7 @@
 //! `RabbitMQ`: one node for a test process. Tests keep apart by the names of their queues.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -96,6 +96,11 @@ impl RabbitServer {
                 tokio::task::spawn_blocking(move || greet(port)).await?
             })
             .await
+    }
+
+    /// Where the node listens.
+    pub const fn address(&self) -> SocketAddr {
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), self.port)
     }
 
     /// The address of the node's default virtual host.

@@ -1,7 +1,7 @@
 //! A connection that is always made again.
 //!
 //! What must stay true: whoever uses a connection stops when its `lost` token is cancelled, and never waits for the client
-//! library to say that the connection is gone; it may not.
+//! library to say that the connection is gone; it may not. A connection that is given up leaves neither a thread nor a socket.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::ANSWER_LIMIT;
+use super::socket::Sockets;
 use crate::broker::BrokerState;
 
 /// How often the client library's own idea of the connection is looked at, should it forget to say what happened.
 const LOOK: Duration = Duration::from_secs(1);
+/// Between two attempts to connect, half of it by chance.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
 /// One supervised connection. Clones are the same one.
@@ -123,11 +126,12 @@ struct Supervisor {
 
 impl Supervisor {
     async fn run(self, end: CancellationToken) {
-        let delays =
-            ExponentialBuilder::new().with_min_delay(Duration::from_millis(200)).with_max_delay(Duration::from_secs(10)).with_jitter();
+        let delays = ExponentialBuilder::new().with_min_delay(Duration::from_millis(200)).with_max_delay(LONGEST_PAUSE).with_jitter();
         let mut delay = delays.without_max_times().build();
         loop {
-            let Some(connected) = end.run_until_cancelled(self.connect()).await else { return };
+            // Whatever becomes of the connection, its sockets go with this turn.
+            let sockets = Sockets::default();
+            let Some(connected) = end.run_until_cancelled(self.connect(&sockets)).await else { return };
             let reason = match connected {
                 Ok(live) => {
                     tracing::info!(broker = %self.place, name = %self.name, "connected to the broker");
@@ -140,18 +144,27 @@ impl Supervisor {
                 }
                 Err(reason) => reason,
             };
+            drop(sockets);
             if end.is_cancelled() {
                 return;
             }
-            tracing::warn!(broker = %self.place, name = %self.name, %reason, "not connected to the broker; trying again");
-            self.link.send_replace(Link::Down(reason));
+            self.down(reason);
             end.run_until_cancelled(sleep(delay.next().unwrap_or(ANSWER_LIMIT))).await;
         }
     }
 
-    async fn connect(&self) -> Result<Live, String> {
+    /// Said once, however often it is tried again for the same reason.
+    fn down(&self, reason: String) {
+        let is_news = !matches!(&*self.link.borrow(), Link::Down(known) if *known == reason);
+        if is_news {
+            tracing::warn!(broker = %self.place, name = %self.name, %reason, "not connected to the broker; trying again until it is there");
+        }
+        self.link.send_replace(Link::Down(reason));
+    }
+
+    async fn connect(&self, sockets: &Sockets) -> Result<Live, String> {
         let properties = ConnectionProperties::default().with_connection_name(self.name.as_str().into());
-        let connection = timeout(ANSWER_LIMIT, Connection::connect_uri(self.uri.clone(), properties))
+        let connection = timeout(ANSWER_LIMIT, sockets.connect(self.uri.clone(), properties))
             .await
             .map_err(|_| format!("no answer within {ANSWER_LIMIT:?}"))?
             .map_err(|error| error.to_string())?;

@@ -318,6 +318,7 @@ impl Session {
             let Outgoing { pipe, delay, .. } = &publication.message;
             queues.declare(&self.live, pipe, *delay).await.map_err(|error| match error {
                 Undeclared::Refused(reason) => Trouble::Unroutable(reason),
+                Undeclared::Away(reason) => Trouble::Refused(reason),
                 Undeclared::Lost(lost) => Trouble::Lost(lost),
             })?;
             self.declared.insert(queue);

@@ -35,6 +35,9 @@ pub struct Queues {
 pub enum Undeclared {
     #[error("{0}")]
     Refused(String),
+    /// A queue that is there and cannot be reached now, e.g. because its node is down.
+    #[error("{0}")]
+    Away(String),
     #[error(transparent)]
     Lost(#[from] Lost),
 }
@@ -85,7 +88,8 @@ impl Queues {
                 Err(_) => Err(Undeclared::Refused(reason)),
             },
             Refusal::Lost(lost) => Err(lost.into()),
-            Refusal::NotFound | Refusal::Other(_) => Err(Undeclared::Refused(error.to_string())),
+            Refusal::NotFound => Err(Undeclared::Away(error.to_string())),
+            Refusal::Other(_) => Err(Undeclared::Refused(error.to_string())),
         }
     }
 

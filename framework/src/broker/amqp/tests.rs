@@ -39,6 +39,48 @@ fn only_what_is_no_url_is_refused_at_once_and_no_password_is_told() {
 }
 
 #[tokio::test]
+async fn an_attempt_to_connect_that_is_given_up_ends_for_the_other_side_too() {
+    use tokio::io::AsyncReadExt as _;
+
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let uri: AMQPUri = format!("amqp://{}/%2f", silent.local_addr().unwrap()).parse().unwrap();
+    let sockets = socket::Sockets::default();
+    let attempt = timeout(Duration::from_millis(300), sockets.connect(uri, lapin::ConnectionProperties::default()));
+    let (peer, attempt) = tokio::join!(silent.accept(), attempt);
+    assert!(attempt.is_err(), "nobody has answered");
+    drop(sockets);
+    let mut greeting = Vec::new();
+    timeout(LIMIT, peer.unwrap().0.read_to_end(&mut greeting)).await.expect("the socket was left behind").unwrap();
+    assert!(greeting.starts_with(b"AMQP"), "{greeting:?}");
+}
+
+#[tokio::test]
+async fn a_connection_that_a_network_has_forgotten_is_noticed_though_nothing_is_sent() {
+    let target = harness::rabbitmq().await.unwrap().url.parse::<AMQPUri>().unwrap();
+    let address = tokio::net::lookup_host((target.authority.host, target.authority.port)).await.unwrap().next().unwrap();
+    let proxy = harness::Proxy::start(address).await.unwrap();
+    let user = target.authority.userinfo;
+    let url = format!("amqp://{}:{}@{}/%2f?heartbeat=1", user.username, user.password, proxy.address());
+    let amqp = connect(AmqpOptions::new(url)).await;
+    let pipe = unique("forgotten");
+    let mut consumer = amqp.consume(&pipe, 10).await.unwrap();
+    amqp.publish(Outgoing::new(&*pipe, "before")).await.unwrap();
+    next(&mut consumer).await.ack();
+    proxy.forget();
+    let other = shared().await;
+    other.publish(Outgoing::new(&*pipe, "after")).await.unwrap();
+    // What was before may come again: its acknowledgement may have been forgotten, too.
+    loop {
+        let delivery = next(&mut consumer).await;
+        let is_new = &delivery.body[..] == b"after";
+        delivery.ack();
+        if is_new {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_queue_that_is_deleted_under_a_consumer_is_declared_again() {
     let amqp = shared().await;
     let pipe = unique("deleted");

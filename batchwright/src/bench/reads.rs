@@ -1,0 +1,148 @@
+//! One job, and pages of jobs, read over HTTP beside many others: first beside none, then beside all. What is read is the same,
+//! so the times should be, too.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use contract::PartitionId;
+use contract::rest::{JobTask, NewJob};
+use serde::{Deserialize, Serialize};
+
+use crate::client::Client;
+use crate::{Role, Stack, StackOptions};
+
+/// The jobs that are read: two pages.
+const OWN_JOBS: u32 = 50;
+const PAGE: usize = 25;
+/// Requests that only make everything warm.
+const WARM_UP: usize = 20;
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct ReadsOptions {
+    /// How many other jobs are there.
+    pub stored_jobs: u32,
+    /// Of each kind, one after the other.
+    pub requests: usize,
+    pub database: Option<String>,
+    /// The folder of an embedded run; a temporary one when left out.
+    pub data: Option<PathBuf>,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReadsResult {
+    pub stored_jobs: u32,
+    pub requests: usize,
+    /// How long it took to add the other jobs.
+    pub fill_seconds: f64,
+    pub beside_none: Vec<ReadTimes>,
+    pub beside_all: Vec<ReadTimes>,
+    pub store: String,
+}
+
+/// The times of requests of one kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReadTimes {
+    /// One job, or a page by its filter and sort.
+    pub what: String,
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+}
+
+/// The questions, each of which has [`PAGE`] answers or more among the jobs that are read.
+const PAGES: [&str; 5] = [
+    "",
+    "labels.team==team-3;status!=Failed createTime:desc",
+    "labels.mine==yes;percentageComplete<50 labels.mine:asc",
+    "labels.mine==yes name:asc",
+    "status==Waiting jobId:asc",
+];
+
+/// Measures on a store that nobody else writes to.
+pub async fn run(options: &ReadsOptions) -> anyhow::Result<ReadsResult> {
+    ensure!(options.requests > 0, "--requests must be at least 1");
+    let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let data = options.data.clone().unwrap_or_else(|| temporary.path().to_owned());
+    let stack_options = StackOptions { database: options.database.clone(), roles: vec![Role::JobService], ..StackOptions::embedded(data) };
+    let running = Stack::new(stack_options).start().await?;
+    let partition = uuid::Uuid::new_v4().simple().to_string();
+    let client = Client::new(&running.api_url(), &partition)?;
+    let store = running.store().context("the benchmark runs with a store")?.clone();
+    let measured = async {
+        create_own_jobs(&client).await?;
+        let beside_none = read(&client, options.requests).await?;
+        let began = Instant::now();
+        if options.stored_jobs > 0 {
+            store.add_sample_jobs(&PartitionId::parse(&partition)?, options.stored_jobs).await?;
+        }
+        let fill_seconds = began.elapsed().as_secs_f64();
+        let beside_all = read(&client, options.requests).await?;
+        let (stored_jobs, requests) = (options.stored_jobs, options.requests);
+        Ok(ReadsResult { stored_jobs, requests, fill_seconds, beside_none, beside_all, store: store.kind().to_owned() })
+    };
+    let measured = measured.await;
+    running.stop().await;
+    measured
+}
+
+async fn create_own_jobs(client: &Client) -> anyhow::Result<()> {
+    for number in 0..OWN_JOBS {
+        let labels = [("team", "team-3".to_owned()), ("mine", "yes".to_owned()), ("number", number.to_string())];
+        let job = NewJob {
+            name: Some(format!("Job {number}")),
+            labels: Some(labels.into_iter().map(|(name, value)| (name.to_owned(), Some(value))).collect()),
+            task: Some(JobTask {
+                task_classifier: Some("Nothing".to_owned()),
+                task_api_version: Some(1),
+                task_data: Some(serde_json::json!({})),
+                task_pipe: Some("bench-reads-in".to_owned()),
+                ..JobTask::default()
+            }),
+            ..NewJob::default()
+        };
+        client.put(&format!("own-{number}"), &job).await?;
+    }
+    Ok(())
+}
+
+async fn read(client: &Client, requests: usize) -> anyhow::Result<Vec<ReadTimes>> {
+    let mut all = vec![one_job(client, requests).await?];
+    for what in PAGES {
+        all.push(page(client, what, requests).await?);
+    }
+    Ok(all)
+}
+
+async fn one_job(client: &Client, requests: usize) -> anyhow::Result<ReadTimes> {
+    let mut times = Vec::with_capacity(requests);
+    for number in 0..requests + WARM_UP {
+        let began = Instant::now();
+        client.get(&format!("own-{}", number % OWN_JOBS as usize)).await?;
+        times.push(began.elapsed());
+    }
+    Ok(percentiles("one job", times.split_off(WARM_UP)))
+}
+
+async fn page(client: &Client, what: &str, requests: usize) -> anyhow::Result<ReadTimes> {
+    let mut query = vec![("limit", PAGE.to_string())];
+    if let Some((filter, sort)) = what.split_once(' ') {
+        query.extend([("filter", filter.to_owned()), ("sort", sort.to_owned())]);
+    }
+    let mut times = Vec::with_capacity(requests);
+    for _ in 0..requests + WARM_UP {
+        let began = Instant::now();
+        let jobs = client.list(&query).await?;
+        times.push(began.elapsed());
+        ensure!(jobs.len() == PAGE, "a page of {} jobs by {what:?}", jobs.len());
+        ensure!(jobs.iter().all(|job| job.labels.len() >= 2), "a job without its labels by {what:?}");
+    }
+    Ok(percentiles(&format!("page of {PAGE}: {}", if what.is_empty() { "newest first" } else { what }), times.split_off(WARM_UP)))
+}
+
+fn percentiles(what: &str, mut times: Vec<Duration>) -> ReadTimes {
+    times.sort_unstable();
+    let at = |hundredths: usize| times[(times.len() * hundredths / 100).min(times.len() - 1)].as_secs_f64() * 1000.0;
+    ReadTimes { what: what.to_owned(), p50_ms: at(50), p99_ms: at(99) }
+}

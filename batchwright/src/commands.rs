@@ -1,0 +1,3 @@
+//! The larger commands of the command line: their arguments, and what they call.
+
+pub mod bench;

@@ -1,0 +1,166 @@
+//! What happens in the middle of a job.
+
+use batchwright::EXAMPLE_PIPE;
+use framework::broker::Broker;
+use harness::wait_for;
+use tokio::time::sleep;
+
+use crate::SIZE;
+use crate::system::{ROLES, System, story};
+
+async fn is_killed_three_times(role: &str) {
+    story(&format!("{role} is killed three times"), async |system| {
+        for share in [0.1, 0.3, 0.5] {
+            system.reached(share).await;
+            system.kill_and_start(role).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_service_that_is_killed_three_times_costs_nothing() {
+    is_killed_three_times("job-service").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_worker_that_is_killed_three_times_costs_nothing() {
+    is_killed_three_times("batch-worker").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tracking_worker_that_is_killed_three_times_costs_nothing() {
+    is_killed_three_times("tracking-worker").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_item_worker_that_is_killed_three_times_costs_nothing() {
+    is_killed_three_times("example-worker").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_restarts_costs_nothing() {
+    story("the broker restarts", async |system| {
+        system.reached(0.3).await;
+        system.servers.rabbitmq.stop().await.unwrap();
+        system.servers.rabbitmq.start_again().await.unwrap();
+        system.goes_on("broker restarted").await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_is_killed_costs_nothing() {
+    story("the broker is killed", async |system| {
+        system.reached(0.3).await;
+        system.servers.rabbitmq.kill().await.unwrap();
+        system.servers.rabbitmq.start_again().await.unwrap();
+        system.goes_on("broker killed").await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_restarts_and_is_killed_costs_nothing() {
+    story("the database restarts, and is killed", async |system| {
+        system.reached(0.2).await;
+        system.servers.postgres.stop().await.unwrap();
+        system.servers.postgres.start_again().await.unwrap();
+        system.goes_on("database restarted").await;
+        system.reached(0.5).await;
+        system.servers.postgres.kill().await.unwrap();
+        system.servers.postgres.start_again().await.unwrap();
+        system.goes_on("database killed").await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_stays_away_for_a_while_costs_nothing() {
+    story("the database stays away", async |system| {
+        system.reached(0.3).await;
+        system.servers.postgres.stop().await.unwrap();
+        sleep(SIZE.outage).await;
+        system.servers.postgres.start_again().await.unwrap();
+        system.goes_on(&format!("{:?} without database", SIZE.outage)).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_that_swallows_what_is_for_the_broker_costs_nothing() {
+    story("a black hole before the broker", async |system| {
+        system.reached(0.3).await;
+        system.to_rabbitmq.black_hole();
+        sleep(SIZE.hole).await;
+        system.to_rabbitmq.pass();
+        system.goes_on(&format!("{:?} of black hole", SIZE.hole)).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_that_swallows_what_is_for_the_database_costs_nothing() {
+    story("a black hole before the database", async |system| {
+        system.reached(0.3).await;
+        system.to_postgres.black_hole();
+        sleep(SIZE.hole).await;
+        system.to_postgres.pass();
+        system.goes_on(&format!("{:?} of black hole", SIZE.hole)).await;
+    })
+    .await;
+}
+
+/// The item worker finds its file missing, so it asks for a retry; the delays are the broker's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_delayed_while_the_broker_restarts_comes_back() {
+    const ITEMS: u64 = 1000;
+    let system = System::begin(2 * ITEMS).await;
+    let file = |name: &str| system.folder.path().join(name);
+    for role in ROLES.into_iter().filter(|role| *role != "example-worker") {
+        system.start(role);
+    }
+    let faults = async {
+        let broker = system.broker().await;
+        let depths = async |pipes: &[String]| -> Result<u64, String> {
+            let mut all = 0;
+            for pipe in pipes {
+                all += broker.depth(pipe).await.map_err(|error| error.to_string())?;
+            }
+            Ok(all)
+        };
+        let input = [EXAMPLE_PIPE.to_owned()];
+        wait_for("all items to be there", async || match depths(&input).await? {
+            ITEMS => Ok(()),
+            items => Err(format!("{items} items")),
+        })
+        .await;
+        std::fs::rename(file("lines.txt"), file("away.txt")).unwrap();
+        system.start("example-worker");
+        let delays: Vec<String> = (0..9).map(|doubled| format!("{EXAMPLE_PIPE}.delay.{}", 1000 << doubled)).collect();
+        wait_for("all items to be delayed", async || match (depths(&delays).await?, depths(&input).await?) {
+            (ITEMS, 0) => Ok(()),
+            seen => Err(format!("{seen:?} delayed and waiting")),
+        })
+        .await;
+        system.servers.rabbitmq.stop().await.unwrap();
+        std::fs::rename(file("away.txt"), file("lines.txt")).unwrap();
+        system.servers.rabbitmq.start_again().await.unwrap();
+        system.goes_on("broker restarted").await;
+        broker.close().await;
+    };
+    system.submit(ITEMS).await;
+    tokio::join!(system.follow(), faults);
+    system.end("the broker restarts while items are delayed", ITEMS).await;
+}
+
+/// Connections that nobody ends and that carry nothing any more, while new ones do: a firewall has lost its state.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_to_the_broker_that_a_network_has_forgotten_are_given_up() {
+    story("connections to the broker are forgotten", async |system| {
+        system.reached(0.3).await;
+        system.to_rabbitmq.forget();
+        system.goes_on("forgotten connections").await;
+    })
+    .await;
+}

@@ -1,0 +1,48 @@
+//! Roles that are started before their servers.
+
+use harness::wait_for;
+
+use crate::SIZE;
+use crate::system::{ROLES, System};
+
+/// Which servers a role needs, as READY and the log name them.
+fn needs(role: &str) -> &'static [&'static str] {
+    match role {
+        "job-service" | "tracking-worker" => &["the database is not available", "not connected"],
+        _ => &["not connected"],
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn roles_that_are_started_before_their_servers_wait_and_say_so() {
+    let system = System::begin((SIZE.items / 20).max(50)).await;
+    tokio::try_join!(system.servers.postgres.stop(), system.servers.rabbitmq.stop()).unwrap();
+    for role in ROLES {
+        system.start(role);
+    }
+    for role in ROLES {
+        wait_for(&format!("{role} to say what it waits for"), async || {
+            let (code, ready) = system.health(role, "READY").await?;
+            let log = system.log(role);
+            let names = |text: &str| needs(role).iter().all(|need| text.contains(need));
+            if code == 503 && names(&ready) && names(&log) { Ok(()) } else { Err(format!("{code} {ready}\n{log}")) }
+        })
+        .await;
+        assert_eq!(system.health(role, "ALIVE").await.unwrap().0, 200, "{role} lives");
+    }
+    system.servers.postgres.start_again().await.unwrap();
+    system.servers.rabbitmq.start_again().await.unwrap();
+    for role in ROLES {
+        wait_for(&format!("{role} to be ready"), async || match system.health(role, "READY").await? {
+            (200, _) => Ok(()),
+            seen => Err(format!("{seen:?}\n{}", system.log(role))),
+        })
+        .await;
+        // A server that goes away says another word than one that is away.
+        let said = system.log(role).matches("the database is not available; trying again").count();
+        assert!(said <= 3, "{role} has said so {said} times:\n{}", system.log(role));
+    }
+    system.submit(SIZE.items).await;
+    system.follow().await;
+    system.end("roles before their servers", SIZE.items).await;
+}

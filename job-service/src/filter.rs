@@ -1,0 +1,320 @@
+//! The language of filters, RSQL: from the text of a parameter to a [`Filter`], or to the text that says what is wrong. Pure.
+//!
+//! ```text
+//! any        = all  ( ("," | " or ")  all  )*
+//! all        = one  ( (";" | " and ") one  )*
+//! one        = "(" any ")" | selector operator (value | "(" value ("," value)* ")")
+//! selector   = "id" | "name" | "status" | "percentageComplete" | "labels." key
+//! operator   = "==" | "!=" | "=gt=" | ">" | "=ge=" | ">=" | "=lt=" | "<" | "=le=" | "<=" | "=in=" | "=out="
+//! value      = one or more characters but " ' ( ) ; , = ! ~ < > and blank, or any in single or double quotes,
+//!              where a backslash takes its meaning from what follows
+//! ```
+//!
+//! Blanks may stand between all of these. A star in a value of `==` and `!=` stands for any run of characters, quoted or not.
+//!
+//! What must stay true: any text gets an answer, and in bounded time and stack: its length and depth are limited. Every value is
+//! checked here, so that no database ever refuses one. Meanings and texts are CAF's; where CAF answers 500, this refuses.
+
+use contract::JobStatus;
+use store::{Comparison, Filter, Pattern, TextField, TextTest};
+
+/// The longest filter, in bytes.
+pub const MAX_BYTES: usize = 8192;
+/// Parentheses within parentheses, at most.
+pub const MAX_DEPTH: usize = 32;
+
+/// What is wrong with a filter, as it is told to the client.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum FilterError {
+    #[error("Unable to parse filter: {what} is expected at character {at}.")]
+    Expected { what: &'static str, at: usize },
+    #[error("Unable to parse filter: there is no operator {0}.")]
+    Operator(String),
+    #[error("Unable to parse filter: only =in= and =out= take several values.")]
+    SeveralValues,
+    #[error("Unable to parse filter: it is longer than {MAX_BYTES} bytes.")]
+    TooLong,
+    #[error("Unable to parse filter: there are more than {MAX_DEPTH} parentheses within each other.")]
+    TooDeep,
+    #[error("Unable to parse filter: it contains the character U+0000.")]
+    Nul,
+    #[error("Unsupported filter key specified: {0}")]
+    Key(String),
+    #[error("Invalid value for percentageComplete in filter: {0}. It must be a number.")]
+    Number(String),
+    #[error("Invalid value for status in filter: {0}. It must be one of {all}.", all = all_statuses())]
+    Status(String),
+}
+
+fn all_statuses() -> String {
+    JobStatus::ALL.map(JobStatus::name).join(", ")
+}
+
+pub fn parse(text: &str) -> Result<Filter, FilterError> {
+    if text.len() > MAX_BYTES {
+        return Err(FilterError::TooLong);
+    }
+    if text.contains('\0') {
+        return Err(FilterError::Nul);
+    }
+    let mut parser = Parser { text, at: 0, depth: 0 };
+    let filter = parser.any()?;
+    if parser.rest().is_empty() { Ok(filter) } else { Err(parser.expected("' and ', ' or ' or the end")) }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Operator {
+    Is(Comparison),
+    In,
+    Out,
+}
+
+/// With the longer ones before what they begin with.
+const OPERATORS: [(&str, Operator); 12] = [
+    ("==", Operator::Is(Comparison::Equal)),
+    ("!=", Operator::Is(Comparison::NotEqual)),
+    ("=gt=", Operator::Is(Comparison::Greater)),
+    ("=ge=", Operator::Is(Comparison::GreaterOrEqual)),
+    ("=lt=", Operator::Is(Comparison::Less)),
+    ("=le=", Operator::Is(Comparison::LessOrEqual)),
+    (">=", Operator::Is(Comparison::GreaterOrEqual)),
+    (">", Operator::Is(Comparison::Greater)),
+    ("<=", Operator::Is(Comparison::LessOrEqual)),
+    ("<", Operator::Is(Comparison::Less)),
+    ("=in=", Operator::In),
+    ("=out=", Operator::Out),
+];
+
+/// What needs quotes.
+const RESERVED: &[char] = &['"', '\'', '(', ')', ';', ',', '=', '!', '~', '<', '>', ' '];
+
+/// Reads from left to right; never goes back.
+struct Parser<'a> {
+    text: &'a str,
+    /// In bytes.
+    at: usize,
+    depth: usize,
+}
+
+impl<'a> Parser<'a> {
+    fn any(&mut self) -> Result<Filter, FilterError> {
+        let mut filters = vec![self.all()?];
+        while self.separator(',', "or ") {
+            filters.push(self.all()?);
+        }
+        Ok(joined(filters, Filter::Any))
+    }
+
+    fn all(&mut self) -> Result<Filter, FilterError> {
+        let mut filters = vec![self.one()?];
+        while self.separator(';', "and ") {
+            filters.push(self.one()?);
+        }
+        Ok(joined(filters, Filter::All))
+    }
+
+    fn one(&mut self) -> Result<Filter, FilterError> {
+        self.skip_blanks();
+        if !self.take('(') {
+            return self.comparison();
+        }
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err(FilterError::TooDeep);
+        }
+        let filter = self.any()?;
+        self.depth -= 1;
+        self.skip_blanks();
+        if self.take(')') { Ok(filter) } else { Err(self.expected("' and ', ' or ' or ')'")) }
+    }
+
+    fn comparison(&mut self) -> Result<Filter, FilterError> {
+        let selector = self.word();
+        if selector.is_empty() {
+            return Err(self.expected("a name such as id, name, status, percentageComplete or labels.KEY"));
+        }
+        self.skip_blanks();
+        let operator = self.operator()?;
+        let values = self.values()?;
+        match (selector, selector.split_once('.')) {
+            ("id", _) => texts(TextField::Id, operator, values),
+            ("name", _) => texts(TextField::Name, operator, values),
+            ("status", _) => statuses(operator, values),
+            ("percentageComplete", _) => percentages(operator, values),
+            (_, Some(("labels", key))) if !key.is_empty() => texts(TextField::Label(key.to_owned()), operator, values),
+            _ => Err(FilterError::Key(selector.to_owned())),
+        }
+    }
+
+    fn operator(&mut self) -> Result<Operator, FilterError> {
+        let rest = self.rest();
+        if let Some((text, operator)) = OPERATORS.iter().find(|(text, _)| rest.starts_with(text)) {
+            self.at += text.len();
+            return Ok(*operator);
+        }
+        // A word between two = is meant as an operator.
+        let name = rest.strip_prefix('=').and_then(|rest| rest.split_once('=')).map(|(name, _)| name);
+        match name.filter(|name| name.bytes().all(|byte| byte.is_ascii_alphabetic())) {
+            Some(name) => Err(FilterError::Operator(format!("={name}="))),
+            None => Err(self.expected("an operator such as ==, !=, =lt= or =in=")),
+        }
+    }
+
+    fn values(&mut self) -> Result<Vec<String>, FilterError> {
+        self.skip_blanks();
+        if !self.take('(') {
+            return Ok(vec![self.value()?]);
+        }
+        let mut values = Vec::new();
+        loop {
+            self.skip_blanks();
+            values.push(self.value()?);
+            self.skip_blanks();
+            if self.take(')') {
+                return Ok(values);
+            }
+            if !self.take(',') {
+                return Err(self.expected("',' or ')'"));
+            }
+        }
+    }
+
+    fn value(&mut self) -> Result<String, FilterError> {
+        match self.rest().chars().next() {
+            Some(quote @ ('"' | '\'')) => self.quoted(quote),
+            _ => {
+                let word = self.word();
+                if word.is_empty() { Err(self.expected("a value")) } else { Ok(word.to_owned()) }
+            }
+        }
+    }
+
+    fn quoted(&mut self, quote: char) -> Result<String, FilterError> {
+        let mut value = String::new();
+        let mut chars = self.rest().char_indices().skip(1);
+        while let Some((at, c)) = chars.next() {
+            match c {
+                '\\' => value.extend(chars.next().map(|(_, escaped)| escaped)),
+                c if c == quote => {
+                    self.at += at + quote.len_utf8();
+                    return Ok(value);
+                }
+                c => value.push(c),
+            }
+        }
+        self.at = self.text.len();
+        Err(self.expected(if quote == '"' { "a closing \"" } else { "a closing '" }))
+    }
+
+    /// What needs no quotes; may be nothing.
+    fn word(&mut self) -> &'a str {
+        let rest = self.rest();
+        let word = &rest[..rest.find(RESERVED).unwrap_or(rest.len())];
+        self.at += word.len();
+        word
+    }
+
+    /// The sign, or the word with a blank before and after.
+    fn separator(&mut self, sign: char, word: &str) -> bool {
+        self.skip_blanks();
+        if self.take(sign) {
+            return true;
+        }
+        let separates = self.text[..self.at].ends_with(' ') && self.rest().starts_with(word);
+        if separates {
+            self.at += word.len();
+        }
+        separates
+    }
+
+    fn take(&mut self, sign: char) -> bool {
+        let found = self.rest().starts_with(sign);
+        if found {
+            self.at += sign.len_utf8();
+        }
+        found
+    }
+
+    fn skip_blanks(&mut self) {
+        self.at = self.text.len() - self.rest().trim_start_matches(' ').len();
+    }
+
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    /// Counted in characters from 1, as people do.
+    fn expected(&self, what: &'static str) -> FilterError {
+        FilterError::Expected { what, at: self.text[..self.at].chars().count() + 1 }
+    }
+}
+
+fn joined(mut filters: Vec<Filter>, join: fn(Vec<Filter>) -> Filter) -> Filter {
+    match (filters.len(), filters.pop()) {
+        (1, Some(only)) => only,
+        (_, last) => {
+            filters.extend(last);
+            join(filters)
+        }
+    }
+}
+
+fn only(values: Vec<String>) -> Result<String, FilterError> {
+    let mut values = values.into_iter();
+    match (values.next(), values.next()) {
+        (Some(value), None) => Ok(value),
+        _ => Err(FilterError::SeveralValues),
+    }
+}
+
+fn texts(field: TextField, operator: Operator, values: Vec<String>) -> Result<Filter, FilterError> {
+    let test = match operator {
+        Operator::In => TextTest::OneOf(values),
+        Operator::Out => TextTest::NoneOf(values),
+        Operator::Is(comparison) => {
+            let value = only(values)?;
+            match comparison {
+                Comparison::Equal if value.contains('*') => TextTest::Like(Pattern::new(&value)),
+                Comparison::NotEqual if value.contains('*') => TextTest::Unlike(Pattern::new(&value)),
+                comparison => TextTest::Is(comparison, value),
+            }
+        }
+    };
+    Ok(Filter::Text(field, test))
+}
+
+fn percentages(operator: Operator, values: Vec<String>) -> Result<Filter, FilterError> {
+    let number = |value: String| match value.parse::<f64>() {
+        Ok(number) if number.is_finite() => Ok(number),
+        _ => Err(FilterError::Number(value)),
+    };
+    let each = |comparison: Comparison, values: Vec<String>| -> Result<Vec<Filter>, FilterError> {
+        values.into_iter().map(|value| Ok(Filter::Percentage(comparison, number(value)?))).collect()
+    };
+    Ok(match operator {
+        Operator::In => Filter::Any(each(Comparison::Equal, values)?),
+        Operator::Out => Filter::All(each(Comparison::NotEqual, values)?),
+        Operator::Is(comparison) => Filter::Percentage(comparison, number(only(values)?)?),
+    })
+}
+
+/// Statuses are in alphabetical order.
+fn statuses(operator: Operator, values: Vec<String>) -> Result<Filter, FilterError> {
+    let status = |value: String| JobStatus::from_name(&value).ok_or(FilterError::Status(value));
+    let which = |accepts: &dyn Fn(JobStatus) -> bool| JobStatus::ALL.into_iter().filter(|status| accepts(*status)).collect();
+    let several = |values: Vec<String>| values.into_iter().map(status).collect::<Result<Vec<_>, _>>();
+    Ok(Filter::Status(match operator {
+        Operator::In => several(values)?,
+        Operator::Out => {
+            let out = several(values)?;
+            which(&|status| !out.contains(&status))
+        }
+        Operator::Is(comparison) => {
+            let value = status(only(values)?)?;
+            which(&|status| comparison.accepts(status.name().cmp(value.name())))
+        }
+    }))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! How the database is made ready: the first connection, which tells what is wrong as it is, and the migrations.
+//!
+//! A database that is not there may be waited for; one that can never be used is an error at once, or ends the waiting.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnectOptions, PgPool};
+use sqlx::{ConnectOptions as _, Connection as _};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::CONNECT_LIMIT;
+use crate::error::{Fault, StoreError};
+use crate::{Condition, masked};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// The database as everybody in this backend shares it.
+#[derive(Debug)]
+pub struct Database {
+    pub options: PgConnectOptions,
+    pub pool: PgPool,
+    place: String,
+    is_open: AtomicBool,
+    condition: watch::Sender<Condition>,
+}
+
+impl Database {
+    /// Not open yet.
+    pub fn new(url: &str, options: PgConnectOptions, pool: PgPool) -> Self {
+        let condition = watch::Sender::new(Condition::Unavailable("it has not been opened yet".to_owned()));
+        Self { options, pool, place: masked(url), is_open: AtomicBool::new(false), condition }
+    }
+
+    pub fn condition(&self) -> watch::Receiver<Condition> {
+        self.condition.subscribe()
+    }
+
+    /// Until it is open nothing may be read or written: its tables may be of another version.
+    pub fn check_open(&self) -> Result<(), Fault> {
+        if self.is_open.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        Err(self.away())
+    }
+
+    pub fn is_away(&self) -> bool {
+        *self.condition.borrow() != Condition::Available
+    }
+
+    /// Why nothing can be read or written.
+    pub fn away(&self) -> Fault {
+        match &*self.condition.borrow() {
+            Condition::Unusable(error) => Fault::Refused(error.to_string()),
+            Condition::Unavailable(reason) => Fault::Unavailable(reason.clone()),
+            Condition::Available => Fault::Unavailable("no answer".to_owned()),
+        }
+    }
+
+    /// Connects once and applies migrations.
+    pub async fn open(&self) -> Result<(), StoreError> {
+        self.first_connection().await?;
+        sqlx::migrate!("../migrations/postgres").run(&self.pool).await.map_err(|error| match error {
+            sqlx::migrate::MigrateError::Execute(error) => self.opening(error),
+            error => StoreError::Unusable { place: self.place.clone(), reason: error.to_string() },
+        })?;
+        self.is_open.store(true, Ordering::Release);
+        self.available();
+        Ok(())
+    }
+
+    /// Opens it as soon as it is there. False when it can never be.
+    pub async fn open_when_possible(&self, mut error: StoreError) -> bool {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match error {
+                StoreError::Unavailable(reason) => self.unavailable(&reason),
+                error => {
+                    tracing::error!(%error, "the database cannot be opened");
+                    self.condition.send_replace(Condition::Unusable(error));
+                    return false;
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            match self.open().await {
+                Ok(()) => return true,
+                Err(again) => error = again,
+            }
+        }
+    }
+
+    /// Said once, however often it is found.
+    pub fn unavailable(&self, reason: &str) {
+        let is_news = self.condition.send_if_modified(|condition| match condition {
+            Condition::Unusable(_) => false,
+            Condition::Unavailable(known) if known == reason => false,
+            _ => {
+                *condition = Condition::Unavailable(reason.to_owned());
+                true
+            }
+        });
+        if is_news {
+            tracing::warn!(database = self.place, reason, "the database is not available; trying again until it is");
+        }
+    }
+
+    pub fn available(&self) {
+        let was = self.condition.send_replace(Condition::Available);
+        if was != Condition::Available {
+            tracing::info!(database = self.place, "connected to the database");
+        }
+    }
+
+    /// Connects once, so that what is wrong is told as it is and not as a pool that has no connection.
+    async fn first_connection(&self) -> Result<(), StoreError> {
+        let Ok(connected) = timeout(CONNECT_LIMIT, self.options.connect()).await else {
+            return Err(StoreError::Unavailable(format!("{}: no answer within {} s", self.place, CONNECT_LIMIT.as_secs())));
+        };
+        let connection = connected.map_err(|error| self.opening(error))?;
+        connection.close().await.map_err(|error| self.opening(error))
+    }
+
+    fn opening(&self, error: sqlx::Error) -> StoreError {
+        let place = &self.place;
+        match Fault::from(error) {
+            Fault::Refused(reason) => StoreError::Unusable { place: place.clone(), reason },
+            Fault::Contention(reason) | Fault::Unavailable(reason) => StoreError::Unavailable(format!("{place}: {reason}")),
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Jobs to measure with: so many that how fast a question is answered beside them tells something.
+//!
+//! They are written as they would be long after their end, in a few statements, because a day's jobs one by one take minutes.
+//! Nothing runs for them: no start message, no history, no tasks.
+
+use std::collections::BTreeMap;
+
+use contract::{JobStatus, OnFailure, PartitionId};
+
+use crate::backend::JobRow;
+use crate::error::Fault;
+use crate::ledger::Facts;
+use crate::{Store, StoreError};
+
+impl Store {
+    /// Adds `sample-1`, `sample-2`, … to a partition, each a second younger than the one before. Of ten, seven have completed, one
+    /// has failed, one is cancelled and one active; their names are `Sample 0` to `Sample 999`; they have the labels `team` (ten
+    /// different values) and `ticket` (different for each). For measurements.
+    pub async fn add_sample_jobs(&self, partition: &PartitionId, count: u32) -> Result<(), StoreError> {
+        let mut tx = self.backend.begin().await?;
+        tx.insert_samples(partition.as_str(), count).await?;
+        Ok(tx.commit().await?)
+    }
+}
+
+pub const INSERT_JOBS: &str = "insert into job (partition_id, job_id, first_life, name, content_hash, on_failure, status, percentage, \
+    completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time) \
+    with recursive number(n) as (select cast(1 as bigint) union all select n + 1 from number where n < $2) \
+    select $1, 'sample-' || n, true, 'Sample ' || (n * 7919 % 1000), $3, 'stop', \
+    case n % 10 when 0 then 'Failed' when 1 then 'Active' when 2 then 'Cancelled' else 'Completed' end, \
+    case when n % 10 < 3 then 0 else 10000 end, 0, 0, '{}', false, 1600000000000 + n * 1000, 1600000000000 + n * 1000 \
+    from number where n <= $2";
+
+pub const INSERT_LABELS: &str = "insert into label (incarnation, name, value) \
+    select incarnation, 'team', 'team-' || (create_time / 1000 * 31 % 10) from job where partition_id = $1 and job_id like 'sample-%' \
+    union all select incarnation, 'ticket', 'T-' || job_id from job where partition_id = $1 and job_id like 'sample-%'";
+
+/// The same, for the store that has no SQL.
+pub fn sample(partition: &str, number: u32) -> Result<(JobRow, BTreeMap<String, Option<String>>), Fault> {
+    let id = format!("sample-{number}");
+    let number = i64::from(number);
+    let time = 1_600_000_000_000 + number * 1000;
+    let status = match number % 10 {
+        0 => JobStatus::Failed,
+        1 => JobStatus::Active,
+        2 => JobStatus::Cancelled,
+        _ => JobStatus::Completed,
+    };
+    let labels = [("team", format!("team-{}", time / 1000 * 31 % 10)), ("ticket", format!("T-{id}"))];
+    let job = JobRow {
+        partition: crate::sql::partition_id(partition)?,
+        job: crate::sql::job_id(&id)?,
+        incarnation: 0,
+        first_life: true,
+        name: Some(format!("Sample {}", number * 7919 % 1000)),
+        description: None,
+        external_data: None,
+        content_hash: vec![0; 32],
+        status,
+        facts: Facts { percentage: if number % 10 < 3 { 0 } else { 10_000 }, ..Facts::new(OnFailure::Stop) },
+        task_table: false,
+        create_time: time,
+        last_update_time: time,
+        finish_time: None,
+    };
+    Ok((job, labels.into_iter().map(|(name, value)| (name.to_owned(), Some(value))).collect()))
+}
