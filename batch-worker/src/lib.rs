@@ -87,7 +87,13 @@ impl BatchWorker {
 
     /// A batch worker without plugins. A `max_parts` below [`Self::MIN_PARTS`] counts as that.
     pub fn new(max_parts: usize) -> Self {
-        Self { plugins: BTreeMap::new(), max_parts: max_parts.max(Self::MIN_PARTS), max_depth: Self::DEFAULT_DEPTH, results: Results::None, splits: Arc::default() }
+        Self {
+            plugins: BTreeMap::new(),
+            max_parts: max_parts.max(Self::MIN_PARTS),
+            max_depth: Self::DEFAULT_DEPTH,
+            results: Results::None,
+            splits: Arc::default(),
+        }
     }
 
     /// A batch waits as one message, not as its items: no split while more than this waits in its target pipe.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use batch_worker::{BatchWorker, Results as BatchResults, Glob, Lines, List, Range};
+use batch_worker::{BatchWorker, Glob, Lines, List, Range, Results as BatchResults};
 use example_worker::WordCounter;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::embedded::Embedded;

@@ -69,7 +69,15 @@ impl World {
         let _stop = stop.clone().drop_guard();
         let id = unique("wire");
         settle(&url, PIPES.map(|name| format!("{id}-{name}"))).await;
-        Self { broker, id, jobs: MockServer::start().await, consumers: tokio::sync::Mutex::default(), tasks: TaskTracker::new(), stop, _stop }
+        Self {
+            broker,
+            id,
+            jobs: MockServer::start().await,
+            consumers: tokio::sync::Mutex::default(),
+            tasks: TaskTracker::new(),
+            stop,
+            _stop,
+        }
     }
 
     async fn start(change: impl FnOnce(&mut Settings)) -> Self {
@@ -257,11 +265,8 @@ async fn each_output_is_reported_like_cafs_workers_do_where_that_is_asked_for() 
     world.send(&world.task("split")).await;
     let (_, payload) = world.next_report().await;
     let report = |id: &str, status: &str| json!({"jobTaskId": id, "status": status, "estimatedPercentageCompleted": 0});
-    let expected = [
-        report("acme:reindex-7.2.1", "Progress"),
-        report("acme:reindex-7.2.2", "Progress"),
-        report("acme:reindex-7.2.3*", "Complete"),
-    ];
+    let expected =
+        [report("acme:reindex-7.2.1", "Progress"), report("acme:reindex-7.2.2", "Progress"), report("acme:reindex-7.2.3*", "Complete")];
     assert_eq!(payload, json!({ "trackingReports": expected }));
 }
 
@@ -313,10 +318,9 @@ async fn a_negative_result_is_complete_and_a_message_without_an_output_is_only_r
 #[tokio::test]
 async fn what_was_not_understood_is_raw_text_and_what_has_failed_is_a_json_string() {
     let world = World::start(|_| {}).await;
-    for (what, status, data) in [
-        ("misunderstand", TaskStatus::InvalidTask, "Task failed validation"),
-        ("fail", TaskStatus::ResultException, r#""boom""#),
-    ] {
+    for (what, status, data) in
+        [("misunderstand", TaskStatus::InvalidTask, "Task failed validation"), ("fail", TaskStatus::ResultException, r#""boom""#)]
+    {
         let answer = TaskMessage::decode(world.answer(&world.task(what)).await.as_bytes()).unwrap();
         assert_eq!(answer.task_status, Some(status));
         assert_eq!(String::from_utf8(answer.task_data.unwrap()).unwrap(), data);

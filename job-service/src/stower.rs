@@ -12,7 +12,7 @@ use std::time::Duration;
 use contract::JobTaskId;
 use framework::broker::{Broker, HeaderValue, Outgoing};
 use framework::{Arrival, Collector, Courier, Effects, Runtime, Settings, Verdict};
-use store::{Header, Headers, StowedTask, Stowing, Store, StoreError};
+use store::{Header, Headers, Store, StoreError, StowedTask, Stowing};
 use tokio_util::sync::CancellationToken;
 
 /// Tasks at a time: one transaction.

@@ -18,7 +18,7 @@ use crate::backend::{JobRow, Signal, Transaction};
 use crate::error::Fault;
 use crate::jobs::{key, move_job};
 use crate::state::Actor;
-use crate::{Attempts, Change, StowedTask, Stowing, Store, StoreError};
+use crate::{Attempts, Change, Store, StoreError, StowedTask, Stowing};
 
 impl Store {
     /// From Waiting or Active to Paused.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
 use futures_util::future::join_all;
 use store::{
-    Cancellation, Change, Creation, EventKind, Header, Headers, JobRequest, Life, OutboxMessage, StowedTask, Stowing, Store, TrackingEvent,
+    Cancellation, Change, Creation, EventKind, Header, Headers, JobRequest, Life, OutboxMessage, Store, StowedTask, Stowing, TrackingEvent,
 };
 
 /// A store of its own for each test.
@@ -302,7 +302,11 @@ async fn no_order_of_stowing_pausing_and_resuming_leaves_a_task_behind(world: Wo
     }));
     let clients = async {
         for turn in 0..30 {
-            if turn % 2 == 0 { world.resume(&life).await } else { world.pause(&life).await };
+            if turn % 2 == 0 {
+                world.resume(&life).await
+            } else {
+                world.pause(&life).await
+            };
             tokio::task::yield_now().await;
         }
         world.resume(&life).await;

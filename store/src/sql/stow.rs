@@ -13,7 +13,7 @@ macro_rules! stow_steps {
             Box::pin(async move {
                 for rows in tasks.chunks(crate::sql::stow::ROWS_AT_ONCE) {
                     let headers = rows.iter().map(|(_, task)| crate::sql::stow::written(&task.headers)).collect::<Result<Vec<_>, _>>()?;
-                    let mut insert = QueryBuilder::<$database>::new("insert into stowed_task (incarnation, pipe, body, headers) ");
+                    let mut insert = sqlx::QueryBuilder::<$database>::new("insert into stowed_task (incarnation, pipe, body, headers) ");
                     insert.push_values(rows.iter().zip(headers), |mut values, ((incarnation, task), headers)| {
                         values.push_bind(*incarnation).push_bind(task.pipe.as_str()).push_bind(&task.body[..]).push_bind(headers);
                     });
