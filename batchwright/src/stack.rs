@@ -10,13 +10,14 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use batch_worker::{BatchWorker, Glob, Lines, List, Range, Results as BatchResults};
+use contract::rest::Expiry;
 use example_worker::WordCounter;
-use framework::broker::amqp::{Amqp, AmqpOptions};
+use framework::broker::amqp::{Amqp, AmqpOptions, QueueType};
 use framework::broker::embedded::Embedded;
 use framework::broker::{Broker, BrokerError};
 use framework::{Collector, Ready, Route, Runtime, Settings, Worker};
-use job_service::{BASE_PATH, JobService, ServiceOptions};
-use store::{Store, StoreError};
+use job_service::{BASE_PATH, JobService, JobTypes, ServiceOptions};
+use store::{Store, StoreError, StoreOptions};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -70,6 +71,18 @@ pub struct StackOptions {
     pub batch_results: BatchResults,
     /// The output pipe of the batch worker.
     pub batch_output: Option<String>,
+    /// The pipe of the example worker.
+    pub example_pipe: String,
+    /// How the broker keeps queues.
+    pub queue_type: QueueType,
+    /// What jobs may be made from by parameters.
+    pub job_types: JobTypes,
+    /// How many jobs a list shows when it is not told.
+    pub page_size: u32,
+    /// How long jobs are kept that do not say it themselves.
+    pub expiry: Expiry,
+    /// How long the tasks of a failed job are kept.
+    pub failed_tasks_kept: Duration,
 }
 
 /// A part of the system.
@@ -104,6 +117,12 @@ impl StackOptions {
             paused_pipe: contract::PAUSED_PIPE.to_owned(),
             batch_results: BatchResults::None,
             batch_output: None,
+            example_pipe: EXAMPLE_PIPE.to_owned(),
+            queue_type: QueueType::Quorum,
+            job_types: JobTypes::default(),
+            page_size: ServiceOptions::default().page_size,
+            expiry: Expiry::default(),
+            failed_tasks_kept: StoreOptions::default().failed_tables_kept,
         }
     }
 
@@ -179,15 +198,16 @@ impl Stack {
         }
         // The folder's lock comes first: a second process must not touch anything in it.
         let broker: Arc<dyn Broker> = match &options.broker {
-            Some(url) => Arc::new(Amqp::connect(AmqpOptions::new(url))?),
+            Some(url) => Arc::new(Amqp::connect(AmqpOptions { queue_type: options.queue_type, ..AmqpOptions::new(url) })?),
             None => Arc::new(Embedded::open(&options.data).await?),
         };
         let needs_store = options.roles.iter().any(|role| matches!(role, Role::JobService | Role::TrackingWorker));
+        let kept = StoreOptions { failed_tables_kept: options.failed_tasks_kept, ..StoreOptions::default() };
         let store = match &options.database {
             _ if !needs_store => None,
-            Some(url) if options.wait_for_database => Some(Store::open_when_possible(url).await?),
-            Some(url) => Some(Store::open(url).await?),
-            None => Some(Store::open(&format!("sqlite:{}", options.data.join("jobs.db").display())).await?),
+            Some(url) if options.wait_for_database => Some(Store::open_when_possible(url, kept).await?),
+            Some(url) => Some(Store::open_with(url, kept).await?),
+            None => Some(Store::open_with(&format!("sqlite:{}", options.data.join("jobs.db").display()), kept).await?),
         };
         // A worker that is alone serves its health there itself.
         let listen = |reason| StackError::Listen { address: options.listen, reason };
@@ -251,6 +271,9 @@ impl Running {
             tracking_pipe: options.tracking_pipe.clone(),
             paused_pipe: options.paused_pipe.clone(),
             status_check_interval: options.status_interval,
+            page_size: options.page_size,
+            job_types: options.job_types.clone(),
+            expiry: options.expiry.clone(),
             ..ServiceOptions::default()
         };
         let service = JobService::new(store, Arc::clone(&self.broker), service_options);
@@ -298,7 +321,8 @@ impl Running {
     }
 
     fn start_example_worker(&mut self, options: &StackOptions) {
-        let settings = Settings { output: Some(EXAMPLE_OUT_PIPE.to_owned()), ..options.settings("worker-example") };
+        let input = options.example_pipe.clone();
+        let settings = Settings { input, output: Some(EXAMPLE_OUT_PIPE.to_owned()), ..options.settings("worker-example") };
         let ready = Runtime::new(settings, Arc::clone(&self.broker)).worker(WordCounter { root: options.root.clone() });
         self.workers.run("worker-example".to_owned(), role(ready, self.workers.stop.clone()));
     }

@@ -7,8 +7,7 @@
 //! What must stay true:
 //! - A request never talks to the broker. What must reach it is written to the outbox with the job, in one transaction;
 //!   the relay takes it from there, so a job that was accepted is started, whatever is down right now.
-//! - A start message may be sent twice (a crash between publishing and noting it; two services that relay for one store),
-//!   never not at all.
+//! - A start message may be sent twice (by a crash between publishing and noting it), never not at all.
 //! - Every error that a client sees has the body `{"message": …}`, is described in the API document, and tells
 //!   nothing of the database. A failure of ours is logged once, where it becomes an answer.
 //! - Paths, statuses, texts and headers are CAF's. Where CAF answers 500 to bad input, this answers 400.
@@ -19,6 +18,8 @@ mod correlation;
 mod error;
 mod extract;
 mod filter;
+mod job_types;
+mod prerequisites;
 mod relay;
 mod request;
 mod routes;
@@ -31,6 +32,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use contract::rest::Expiry;
 use framework::broker::Broker;
 use store::Store;
 use tokio::net::TcpListener;
@@ -38,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use correlation::HEADER as CORRELATION_ID;
+pub use job_types::{JobTypes, JobTypesError};
 pub use routes::openapi;
 
 /// Where the REST API begins.
@@ -64,6 +67,10 @@ pub struct ServiceOptions {
     pub delete_batch: u32,
     /// The largest body of a request.
     pub max_body_bytes: usize,
+    /// What jobs may be made from by parameters.
+    pub job_types: JobTypes,
+    /// How long jobs are kept that do not say it themselves.
+    pub expiry: Expiry,
 }
 
 impl Default for ServiceOptions {
@@ -77,6 +84,8 @@ impl Default for ServiceOptions {
             cancel_batch: 100,
             delete_batch: 100,
             max_body_bytes: 16 * 1024 * 1024,
+            job_types: JobTypes::default(),
+            expiry: Expiry::default(),
         }
     }
 }

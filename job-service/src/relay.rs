@@ -1,37 +1,48 @@
 //! The relay: what stands in the outbox on its way to the broker.
 //!
-//! It wakes when the store says so, reads the oldest messages, publishes all, waits for the confirms together, and only
-//! then takes the confirmed ones out of the outbox.
+//! It wakes when the store says so or the next message is due, claims the oldest messages, publishes all, waits for the confirms
+//! together, and only then takes the confirmed ones out of the outbox.
 //!
 //! What must stay true:
 //! - A message leaves the outbox only after its confirm. A crash in between sends it twice; nothing loses it.
+//! - Of the relays on one store, one has a message at a time: it holds a lease, which it renews for as long as it waits for the
+//!   confirm. A relay that dies gives its messages back by no longer renewing, one that is stopped says so.
 //! - A message that the broker refuses waits longer each time, by itself: it never holds up another.
 //! - Nothing is read while there is nothing to do.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use framework::broker::Broker;
-use futures_util::future::join_all;
-use store::{OutboxMessage, Store, StoreError};
-use tokio::time::Instant;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use store::{Claim, OutboxMessage, Store, StoreError};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::stower::outgoing;
 
 /// How many messages are read and published at a time.
 const RUN: u32 = 500;
+/// How long messages wait that a relay had which has died.
+const LEASE: Duration = Duration::from_secs(10);
+/// How long a relay that is stopped tries to give its messages back.
+const GIVE_BACK_LIMIT: Duration = Duration::from_secs(2);
+/// The shortest time after which something is looked for that was just not there.
+const IDLE: Duration = Duration::from_millis(5);
+/// Of how many refused messages is remembered how often they were refused.
+const REFUSALS: usize = 10_000;
 
 /// Runs until `shutdown`. What is unconfirmed then stays in the outbox.
 pub async fn run(store: &Store, broker: &dyn Broker, shutdown: &CancellationToken) {
-    let mut relay = Relay { store, broker, confirmed: Vec::new(), refused: HashMap::new() };
+    let mut relay = Relay { store, broker, claimed: BTreeSet::new(), confirmed: Vec::new(), refusals: HashMap::new() };
     let mut signal = store.outbox_signal();
     let mut failures = 0;
     let mut due = None;
     while wait(&mut signal, due, shutdown).await {
         let passed = tokio::select! {
             biased;
-            () = shutdown.cancelled() => return,
+            () = shutdown.cancelled() => break,
             passed = relay.pass() => passed,
         };
         due = match passed {
@@ -50,6 +61,7 @@ pub async fn run(store: &Store, broker: &dyn Broker, shutdown: &CancellationToke
             }
         };
     }
+    relay.give_back().await;
 }
 
 /// How long to wait before something that has failed (`failures` + 1) times is tried again.
@@ -78,36 +90,30 @@ pub async fn wait(signal: &mut tokio::sync::watch::Receiver<u64>, due: Option<In
 struct Relay<'a> {
     store: &'a Store,
     broker: &'a dyn Broker,
+    /// Leased to this relay, and not known to be with the broker.
+    claimed: BTreeSet<i64>,
     /// With the broker, and perhaps still in the outbox: not to be published again.
     confirmed: Vec<i64>,
-    /// Refused messages, by id.
-    refused: HashMap<i64, Refusal>,
-}
-
-struct Refusal {
-    failures: u32,
-    due: Instant,
+    /// How often messages have been refused, by id.
+    refusals: HashMap<i64, u32>,
 }
 
 impl Relay<'_> {
-    /// Publishes what is in the outbox. Answers when to look again without a signal.
+    /// Publishes what is due in the outbox. Answers when to look again without a signal.
     async fn pass(&mut self) -> Result<Option<Instant>, StoreError> {
         // Where the last pass could not.
         self.note_confirmed().await?;
         loop {
-            // Refused messages are among the oldest: they must not fill the run.
-            let limit = RUN.saturating_add(u32::try_from(self.refused.len()).unwrap_or(u32::MAX));
-            let messages = self.store.outbox(limit).await?;
-            let full = u32::try_from(messages.len()).is_ok_and(|read| read >= limit);
-            if !full {
-                // All of the outbox is here: what is not has been dealt with elsewhere.
-                self.refused.retain(|id, _| messages.iter().any(|message| message.id == *id));
+            let Claim { messages, next_due } = self.store.claim_outbox(RUN, LEASE).await?;
+            if messages.is_empty() {
+                return Ok(next_due.and_then(|due| Instant::now().checked_add(due.max(IDLE))));
             }
-            self.publish(messages).await;
+            self.claimed.extend(messages.iter().map(|message| message.id));
+            let refused = self.publish(messages).await;
             self.note_confirmed().await?;
-            if !full {
-                return Ok(self.refused.values().map(|refusal| refusal.due).min());
-            }
+            // A refused message comes again when this lease ends.
+            self.store.lease_outbox(&refused).await?;
+            refused.iter().for_each(|(id, _)| _ = self.claimed.remove(id));
         }
     }
 
@@ -119,29 +125,64 @@ impl Relay<'_> {
         Ok(())
     }
 
-    async fn publish(&mut self, messages: Vec<OutboxMessage>) {
-        let now = Instant::now();
-        let is_due = |message: &OutboxMessage| self.refused.get(&message.id).is_none_or(|refusal| refusal.due <= now);
-        let due: Vec<_> = messages.into_iter().filter(is_due).collect();
+    /// Publishes these messages; answers those that were refused, each with how long it is to wait.
+    async fn publish(&mut self, messages: Vec<OutboxMessage>) -> Vec<(i64, Duration)> {
         let publish = |OutboxMessage { id, pipe, body, headers }| {
             let confirm = self.broker.publish(outgoing(pipe, body, headers));
             async move { (id, confirm.await) }
         };
-        for (id, answer) in join_all(due.into_iter().map(publish)).await {
-            match answer {
-                Ok(()) => {
-                    self.refused.remove(&id);
-                    self.confirmed.push(id);
+        let mut open: BTreeSet<i64> = messages.iter().map(|message| message.id).collect();
+        let mut answers: FuturesUnordered<_> = messages.into_iter().map(publish).collect();
+        let mut refused = Vec::new();
+        let mut renewal = interval_at(Instant::now() + LEASE / 3, LEASE / 3);
+        renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                answer = answers.next() => {
+                    let Some((id, answer)) = answer else { return refused };
+                    open.remove(&id);
+                    match answer {
+                        Ok(()) => {
+                            self.refusals.remove(&id);
+                            self.claimed.remove(&id);
+                            self.confirmed.push(id);
+                        }
+                        Err(error) => refused.push((id, self.note_refused(id, &error))),
+                    }
                 }
-                Err(error) => self.note_refused(id, &error),
+                _ = renewal.tick() => {
+                    let leases: Vec<_> = open.iter().map(|id| (*id, LEASE)).collect();
+                    if let Err(error) = self.store.lease_outbox(&leases).await {
+                        tracing::warn!(%error, "the broker is slow and the store is gone; start messages may be sent twice");
+                    }
+                }
             }
         }
     }
 
-    fn note_refused(&mut self, id: i64, error: &framework::broker::PublishError) {
-        let failures = self.refused.get(&id).map_or(0, |refusal| refusal.failures + 1);
-        let pause = pause_after(failures);
+    /// Answers how long the message is to wait.
+    fn note_refused(&mut self, id: i64, error: &framework::broker::PublishError) -> Duration {
+        if self.refusals.len() >= REFUSALS {
+            self.refusals.clear();
+        }
+        let failures = self.refusals.entry(id).or_default();
+        let pause = pause_after(*failures);
+        *failures += 1;
         tracing::warn!(message = id, %error, ?pause, "a start message was not taken; it stays in the outbox");
-        self.refused.insert(id, Refusal { failures, due: Instant::now() + pause });
+        pause
+    }
+
+    /// Lets others have at once what this relay does not send any more.
+    async fn give_back(mut self) {
+        let giving_back = async {
+            self.note_confirmed().await?;
+            let leases: Vec<_> = self.claimed.iter().map(|id| (*id, Duration::ZERO)).collect();
+            self.store.lease_outbox(&leases).await
+        };
+        match timeout(GIVE_BACK_LIMIT, giving_back).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "start messages could not be given back; they wait for the end of their lease"),
+            Err(_) => tracing::warn!("start messages could not be given back in time; they wait for the end of their lease"),
+        }
     }
 }

@@ -13,14 +13,16 @@ use std::collections::{BTreeMap, HashMap};
 use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use contract::rest::{JobTask, NewJob, TaskDataEncoding};
+use contract::rest::{Expiry, ExpiryOperation, JobTask, NewJob, Policer, TaskDataEncoding};
 use contract::{JobId, PartitionId, same_pipe};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
-use store::JobRequest;
+use store::{JobRequest, KeptUntil, Start};
 
 use crate::error::{ApiError, ApiResult};
+use crate::job_types::MadeTask;
+use crate::prerequisites;
 use crate::start::FirstTask;
 
 /// The longest name, label name and label value, in characters.
@@ -35,25 +37,60 @@ pub struct Accepted {
     pub task: FirstTask,
 }
 
-pub fn accept(partition: PartitionId, job: JobId, body: &[u8]) -> ApiResult<Accepted> {
-    let (mut new, task_data_text) = read(body)?;
-    let given = check_task(&new)?;
-    check_label_names(&new)?;
-    let data = task_data(&given, task_data_text)?;
-    let task = check_pipes(&given, data)?;
-    check_texts(&new)?;
-    check_supported(&new)?;
-
-    // Absent, null and empty mean the same, so they count the same.
-    (new.labels, new.prerequisite_job_ids, new.delay) = (new.labels.filter(|labels| !labels.is_empty()), None, None);
-    let content_hash = content_hash(&new)?;
-    let NewJob { name, description, external_data, labels, on_failure, .. } = new;
-    let labels = labels.unwrap_or_default();
-    Ok(Accepted { request: JobRequest { partition, job, name, description, external_data, labels, on_failure, content_hash }, task })
+/// What was sent, not yet checked.
+#[derive(Debug)]
+pub struct Given {
+    new: NewJob,
+    /// The task data as it is written, where that is an object.
+    task_data_text: Option<Vec<u8>>,
+    parameters: Box<RawValue>,
 }
 
-/// The body as types, and the text of the task data where that is an object.
-fn read(body: &[u8]) -> ApiResult<(NewJob, Option<Vec<u8>>)> {
+impl Given {
+    /// The job type that is to make the task, and its parameters.
+    pub fn job_type(&self) -> ApiResult<Option<(&str, &RawValue)>> {
+        match (&self.new.job_type, &self.new.task) {
+            (Some(_), Some(_)) => Err(ApiError::bad_request("Specifying both typeId and task properties is not allowed.")),
+            (Some(id), None) => Ok(Some((id, &self.parameters))),
+            (None, _) => Ok(None),
+        }
+    }
+}
+
+/// `made` is what the job type has made, where there is one.
+pub fn accept(partition: PartitionId, job: JobId, given: Given, made: Option<MadeTask>) -> ApiResult<Accepted> {
+    let Given { mut new, mut task_data_text, .. } = given;
+    if let Some(MadeTask { task, data_text }) = made {
+        (new.task, task_data_text) = (Some(task), Some(data_text.into_bytes()));
+    }
+    // A task that a job type has made is not the client's to correct.
+    let made_by = new.job_type.clone();
+    let flaw = |error: ApiError| match &made_by {
+        Some(id) => ApiError::JobType { id: id.clone(), reason: error.to_string() },
+        None => error,
+    };
+    let given = check_task(&new).map_err(flaw)?;
+    check_label_names(&new)?;
+    let data = task_data(&given, task_data_text).map_err(flaw)?;
+    let task = check_pipes(&given, data).map_err(flaw)?;
+    check_texts(&new)?;
+    let start = start(&new)?;
+    let expiry = check_expiry(new.expiry.clone().unwrap_or_default())?;
+
+    // Of what was given: another version of a job type makes no other request of it.
+    new.task = new.task.filter(|_| made_by.is_none());
+    new.prerequisite_job_ids = prerequisites::spell(&start.prerequisites);
+    let content_hash = content_hash(&mut new)?;
+    let NewJob { name, description, external_data, labels, on_failure, .. } = new;
+    let labels = labels.unwrap_or_default();
+    Ok(Accepted {
+        request: JobRequest { partition, job, name, description, external_data, labels, on_failure, expiry, start, content_hash },
+        task,
+    })
+}
+
+/// The body as types.
+pub fn read(body: &[u8]) -> ApiResult<Given> {
     type Fields<'a> = HashMap<String, &'a RawValue>;
     if body.iter().all(u8::is_ascii_whitespace) {
         return Err(ApiError::bad_request("The body has not been specified. Send the job as a JSON object."));
@@ -72,7 +109,9 @@ fn read(body: &[u8]) -> ApiResult<(NewJob, Option<Vec<u8>>)> {
     };
     let new: NewJob = serde_json::from_slice(body).map_err(not_json)?;
     let data = task.as_ref().and_then(|task| task.get("taskData")).map(|data| data.get());
-    Ok((new, data.filter(|text| text.starts_with('{')).map(without_white_space)))
+    let task_data_text = data.filter(|text| text.starts_with('{')).map(without_white_space);
+    let parameters = fields.get("parameters").map_or_else(|| RawValue::NULL.to_owned(), |parameters| (*parameters).to_owned());
+    Ok(Given { new, task_data_text, parameters })
 }
 
 /// The same JSON without the white space between its parts.
@@ -100,16 +139,7 @@ struct GivenTask<'a> {
 }
 
 fn check_task(new: &NewJob) -> ApiResult<GivenTask<'_>> {
-    let task = match (&new.job_type, &new.task) {
-        (Some(_), Some(_)) => return Err(ApiError::bad_request("Specifying both typeId and task properties is not allowed.")),
-        (Some(id), None) => {
-            return Err(ApiError::bad_request(format!(
-                "Unknown job type ID: {id}. This service has no job types: describe the job by 'task'."
-            )));
-        }
-        (None, None) => return Err(ApiError::bad_request("The task has not been specified.")),
-        (None, Some(task)) => task,
-    };
+    let task = new.task.as_ref().ok_or_else(|| ApiError::bad_request("The task has not been specified."))?;
     let classifier =
         given(task.task_classifier.as_deref()).ok_or_else(|| ApiError::bad_request("The task classifier has not been specified."))?;
     let api_version = task.task_api_version.unwrap_or(0);
@@ -226,22 +256,35 @@ fn check_texts(new: &NewJob) -> ApiResult<()> {
     Ok(())
 }
 
-/// What CAF can and this service cannot do yet: refused, so that nobody waits for it.
-fn check_supported(new: &NewJob) -> ApiResult<()> {
-    let blank = |id: &Option<String>| id.as_deref().is_none_or(|id| id.trim().is_empty());
-    if !new.prerequisite_job_ids.iter().flatten().all(blank) {
-        return Err(ApiError::bad_request(
-            "The field 'prerequisiteJobIds' is not supported: this service starts every job at once. Leave it out.",
-        ));
+fn check_expiry(mut expiry: Expiry) -> ApiResult<Expiry> {
+    for (status, policy) in expiry.policies() {
+        policy.policer = Some(Policer::User);
+        let until: Result<KeptUntil, String> = policy.expiry_time.parse();
+        until.map_err(|flaw| ApiError::bad_request(format!("The expiry of a {status} job is not valid: {flaw}.")))?;
+        if policy.operation == ExpiryOperation::Expire {
+            return Err(ApiError::bad_request(format!(
+                "The expiry of a {status} job is not supported: this service can delete a job, not mark it as expired. Write Delete as \
+                 the operation."
+            )));
+        }
     }
-    if new.delay.unwrap_or(0) != 0 {
-        return Err(ApiError::bad_request("The field 'delay' is not supported: this service starts every job at once. Leave it out."));
-    }
-    Ok(())
+    Ok(expiry)
 }
 
-fn content_hash(new: &NewJob) -> ApiResult<[u8; 32]> {
-    let value = serde_json::to_value(new).map_err(|error| ApiError::Bug(error.to_string()))?;
+/// When the job starts. CAF takes a negative delay for none, and so does this.
+fn start(new: &NewJob) -> ApiResult<Start> {
+    let prerequisites = prerequisites::parse(new.prerequisite_job_ids.as_deref().unwrap_or_default())?;
+    Ok(Start { delay: u32::try_from(new.delay.unwrap_or(0)).unwrap_or(0), prerequisites, suspended: false })
+}
+
+fn content_hash(new: &mut NewJob) -> ApiResult<[u8; 32]> {
+    // Absent, null and empty mean the same, so they count the same.
+    new.labels = new.labels.take().filter(|labels| !labels.is_empty());
+    new.parameters = new.parameters.take().filter(|parameters| new.job_type.is_some() && !parameters.is_null());
+    new.expiry = new.expiry.take().filter(|expiry| !expiry.is_empty());
+    new.expiry.iter_mut().flat_map(Expiry::policies).for_each(|(_, policy)| policy.policer = None);
+    new.delay = new.delay.filter(|delay| *delay > 0);
+    let value = serde_json::to_value(&*new).map_err(|error| ApiError::Bug(error.to_string()))?;
     Ok(Sha256::digest(canonical(&value)).into())
 }
 
@@ -267,7 +310,8 @@ mod tests {
 
     fn try_accept(body: &str) -> Result<Accepted, String> {
         let ids = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
-        accept(ids.0, ids.1, body.as_bytes()).map_err(|error| error.to_string())
+        let given = read(body.as_bytes()).and_then(|given| given.job_type().map(drop).map(|()| given));
+        given.and_then(|given| accept(ids.0, ids.1, given, None)).map_err(|error| error.to_string())
     }
 
     fn job() -> Value {
@@ -296,7 +340,6 @@ mod tests {
         let long = "x".repeat(256);
         for (body, text) in [
             (with("type", json!("t")), "Specifying both typeId and task properties is not allowed."),
-            (json!({"type": "t"}).to_string(), "Unknown job type ID: t. This service has no job types: describe the job by 'task'."),
             ("{}".into(), "The task has not been specified."),
             (with("task", json!(null)), "The task has not been specified."),
             (with("task.taskClassifier", json!("")), "The task classifier has not been specified."),
@@ -340,11 +383,8 @@ mod tests {
             (with("labels", json!({"k": long})), "The value of the label 'k' is longer than 255 characters."),
             (with("description", json!("\u{0}")), "The field 'description' contains the character U+0000."),
             (with("labels", json!({"k": "\u{0}"})), "The field 'labels' contains the character U+0000."),
-            (
-                with("prerequisiteJobIds", json!(["a"])),
-                "The field 'prerequisiteJobIds' is not supported: this service starts every job at once. Leave it out.",
-            ),
-            (with("delay", json!(1)), "The field 'delay' is not supported: this service starts every job at once. Leave it out."),
+            (with("prerequisiteJobIds", json!(["a", "b*"])), "The prerequisite job id 'b*' is no job id: The job identifier contains"),
+            (with("delay", json!(2_147_483_648_i64)), "The body is not a job: invalid value: integer `2147483648`, expected i32"),
             (" ".into(), "The body has not been specified. Send the job as a JSON object."),
             ("{\"name\":\n x}".into(), "The body is not valid JSON: expected value at line 2 column 2"),
             ("{\"name\":".into(), "The body is not valid JSON: EOF while parsing a value at line 1 column 8"),
@@ -378,6 +418,7 @@ mod tests {
             ("prerequisiteJobIds", json!(null)),
             ("delay", json!(0)),
             ("delay", json!(null)),
+            ("delay", json!(-5)),
             ("somethingElse", json!({"a": 1})),
         ] {
             assert_eq!(hash(&with(member, value.clone())), hash(&job().to_string()), "{member} = {value}");
@@ -425,10 +466,19 @@ mod tests {
             ("task.taskData", json!("other")),
             ("task.taskData", json!({"a": 1})),
             ("task.taskPipe", json!("in2")),
+            ("delay", json!(5)),
+            ("prerequisiteJobIds", json!(["a"])),
             ("task.targetPipe", json!(null)),
         ] {
             assert_ne!(hash(&with(member, value.clone())), hash(&job().to_string()), "{member} = {value}");
         }
+    }
+
+    #[test]
+    fn prerequisites_count_by_what_they_mean() {
+        let with_ids = |ids: Value| hash(&with("prerequisiteJobIds", ids));
+        assert_eq!(with_ids(json!(["b", null, "a,pc", "a", " "])), with_ids(json!(["a,x,pc", "b,y"])));
+        assert_ne!(with_ids(json!(["a", "b"])), with_ids(json!(["a,pc", "b"])));
     }
 
     #[test]

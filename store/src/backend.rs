@@ -8,8 +8,11 @@
 //! - [`Transaction::lock_jobs`] takes the writer locks in (partition, job) order, and whoever writes a job holds its lock.
 //! - A signal is heard after the commit of what it is about, in every process, and at least once after trouble.
 
+pub mod starts;
+
 use std::collections::{BTreeMap, HashMap};
 
+use contract::rest::Expiry;
 use contract::{JobId, JobStatus, PartitionId};
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
@@ -17,7 +20,8 @@ use tokio::time::Instant;
 
 use crate::error::Fault;
 use crate::ledger::{Changes, Facts, KeptFailure, Key, Row};
-use crate::{CatalogueSize, Condition, JobQuery, Life, OutboxMessage, StowedTask, TaskTableSize, Transition};
+use crate::{CatalogueSize, Condition, JobQuery, Life, StowedTask, TaskTableSize, Transition};
+use starts::{StartReads, Starts};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, Fault>>;
 
@@ -34,11 +38,16 @@ pub struct JobRow {
     pub content_hash: Vec<u8>,
     pub status: JobStatus,
     pub facts: Facts,
+    /// Seconds between what lets it start and its start.
+    pub delay: i64,
     /// It has, or has had, a table of its tasks.
     pub task_table: bool,
     pub create_time: i64,
     pub last_update_time: i64,
     pub finish_time: Option<i64>,
+    pub expiry: Expiry,
+    /// When it is to be deleted; known once it has ended.
+    pub expiry_time: Option<i64>,
 }
 
 impl JobRow {
@@ -55,7 +64,7 @@ impl JobRow {
 /// A label of the job with this incarnation.
 pub type Label = (i64, String, Option<String>);
 
-pub trait Backend: std::fmt::Debug + Send + Sync {
+pub trait Backend: StartReads + std::fmt::Debug + Send + Sync {
     fn kind(&self) -> &'static str;
     fn clock(&self) -> &Clock;
     fn signals(&self) -> &Signals;
@@ -76,14 +85,13 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>>;
     /// None where the table of tasks is gone.
     fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>>;
-    fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>>;
     /// How many tasks of this job are stowed.
     fn stowed(&self, incarnation: i64) -> Answer<'_, u64>;
     fn task_table_size(&self) -> Answer<'_, TaskTableSize>;
     fn catalogue_size(&self) -> Answer<'_, CatalogueSize>;
 }
 
-pub trait Transaction: Send {
+pub trait Transaction: Starts + Send {
     /// Locks these jobs, in (partition, job) order, and answers those that exist.
     fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> Answer<'a, Vec<JobRow>>;
     /// Answers the number of the new life, or `None` when there is a job with this id.
@@ -103,10 +111,6 @@ pub trait Transaction: Send {
     fn remember_life<'a>(&'a mut self, partition: &'a str, job: &'a str, incarnation: i64) -> Answer<'a, ()>;
     /// Forgets some of the lives that ended longer ago than this, in milliseconds.
     fn forget_lives(&mut self, older_than: u64) -> Answer<'_, ()>;
-
-    fn push_outbox<'a>(&'a mut self, incarnation: i64, pipe: &'a str, body: &'a [u8]) -> Answer<'a, ()>;
-    fn drop_outbox_of(&mut self, incarnation: i64) -> Answer<'_, ()>;
-    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> Answer<'a, ()>;
 
     /// Stows tasks of locked jobs, each with its incarnation.
     fn stow<'a>(&'a mut self, tasks: &'a [(i64, &'a StowedTask)]) -> Answer<'a, ()>;
@@ -134,6 +138,8 @@ pub trait Transaction: Send {
     fn due_tables(&mut self, limit: u32) -> Answer<'_, Vec<i64>>;
     /// Drops a task table and strikes it off the list. False when it was gone.
     fn drop_table(&mut self, incarnation: i64) -> Answer<'_, bool>;
+    /// Some jobs (partition, job, time) whose time is over, the longest overdue first.
+    fn due_jobs(&mut self, limit: u32) -> Answer<'_, Vec<(String, String, i64)>>;
     /// How many milliseconds from now there is something for the sweeper.
     fn next_due(&mut self, lives_kept: u64) -> Answer<'_, Option<u64>>;
 

@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 
 use contract::{JobStatus, PartitionId};
 
-use crate::backend::{JobRow, Transaction};
+use crate::backend::JobRow;
 use crate::error::Fault;
-use crate::jobs::{cancel_locked, delete_locked};
+use crate::jobs::{cancel_locked, delete_locked, key};
+use crate::prerequisites::{Ended, Locks, lock, settle};
 use crate::query::{Candidate, Sort, SortBy};
 use crate::{Attempts, JobQuery, Life, Store, StoreError};
 
@@ -24,7 +25,8 @@ enum End {
 }
 
 impl Store {
-    /// Cancels the oldest jobs that are meant and not finished, `limit` at most. None = there are none left. Order and page of
+    /// Cancels the oldest jobs that are meant and not finished, `limit` at most, and with them those that wait for them, which are
+    /// answered, too. None = there are none left. Order and page of
     /// the query do not count.
     pub async fn cancel_some_jobs(&self, partition: &PartitionId, query: &JobQuery, limit: u32) -> Result<Vec<Life>, StoreError> {
         let unfinished = JobStatus::ALL.into_iter().filter(|status| !status.is_finished());
@@ -43,50 +45,63 @@ impl Store {
 
     async fn end_some_jobs(&self, partition: &PartitionId, query: JobQuery, limit: u32, end: End) -> Result<Vec<Life>, StoreError> {
         let query = JobQuery { sort: OLDEST_FIRST, limit, offset: 0, ..query };
-        let mut attempts = Attempts::default();
+        let (mut attempts, mut locks) = (Attempts::default(), Locks::new());
         loop {
             let chosen = self.backend.jobs(partition.as_str(), &query).await?;
             if chosen.is_empty() {
                 return Ok(Vec::new());
             }
-            match self.end_chosen(&chosen, &query, end).await {
-                // Others were faster with each of them; there may be more.
-                Ok(ended) if ended.is_empty() => {}
-                Ok(ended) => return Ok(ended),
+            match self.end_chosen(&chosen, &query, end, &mut locks).await {
+                // Locks were missing; or others were faster with each of them, and there may be more.
+                Ok(None) => {}
+                Ok(Some(ended)) if ended.is_empty() => {}
+                Ok(Some(ended)) => return Ok(ended),
                 Err(fault) if attempts.again(&fault).await => {}
                 Err(fault) => return Err(fault.into()),
             }
         }
     }
 
-    async fn end_chosen(&self, chosen: &[JobRow], query: &JobQuery, end: End) -> Result<Vec<Life>, Fault> {
+    /// `None` = to be made again with the locks that it turned out to need: those of jobs that wait for the chosen ones.
+    async fn end_chosen(&self, chosen: &[JobRow], query: &JobQuery, end: End, locks: &mut Locks) -> Result<Option<Vec<Life>>, Fault> {
         let before: BTreeMap<i64, &JobRow> = chosen.iter().map(|job| (job.incarnation, job)).collect();
-        let keys: Vec<(String, String)> = chosen.iter().map(|job| (job.partition.to_string(), job.job.to_string())).collect();
+        locks.extend(chosen.iter().map(|job| key(&job.partition, &job.job)));
         let mut labels: BTreeMap<i64, BTreeMap<String, Option<String>>> = BTreeMap::new();
         for (incarnation, name, value) in self.backend.labels(&before.keys().copied().collect::<Vec<_>>()).await? {
             labels.entry(incarnation).or_default().insert(name, value);
         }
-        let mut tx = self.backend.begin().await?;
-        let mut ended = Vec::new();
-        for job in tx.lock_jobs(&keys).await? {
+        let (mut tx, now) = (self.backend.begin().await?, self.now());
+        let (mut meant, mut ended) = (Vec::new(), Vec::new());
+        for job in lock(&mut *tx, locks).await? {
             // Another life of the id was not chosen.
             let Some(before) = before.get(&job.incarnation) else { continue };
             let unchanged = (before.status, before.facts.percentage) == (job.status, job.facts.percentage);
             let labels = labels.remove(&job.incarnation).unwrap_or_default();
             let mut candidate = Candidate { job, labels };
             if unchanged || candidate.is_meant_by(query) {
-                self.end_one(&mut *tx, &mut candidate.job, end).await?;
-                ended.push(candidate.job.life());
+                if end == End::Cancel {
+                    cancel_locked(&mut *tx, &mut candidate.job, now).await?;
+                    ended.push(Ended::of(&candidate.job));
+                } else {
+                    ended.push(Ended::by_deletion(&candidate.job));
+                }
+                meant.push(candidate.job);
+            }
+        }
+        let Some(dependents) = settle(&mut *tx, locks, &ended, now).await? else {
+            tx.rollback().await?;
+            return Ok(None);
+        };
+        let mut lives: Vec<Life> = meant.iter().map(JobRow::life).collect();
+        match end {
+            End::Cancel => lives.extend(dependents.into_iter().map(|(life, _)| life)),
+            End::Delete => {
+                for job in &meant {
+                    delete_locked(&mut *tx, job).await?;
+                }
             }
         }
         tx.commit().await?;
-        Ok(ended)
-    }
-
-    async fn end_one(&self, tx: &mut dyn Transaction, job: &mut JobRow, end: End) -> Result<(), Fault> {
-        match end {
-            End::Cancel => cancel_locked(tx, job, self.now()).await,
-            End::Delete => delete_locked(tx, job).await,
-        }
+        Ok(Some(lives))
     }
 }

@@ -6,55 +6,90 @@ use contract::{JobId, JobStatus, PartitionId, rest};
 
 use tokio::sync::watch;
 
+use crate::backend::starts::{Due, JobKey, UnsentStart};
 use crate::backend::{JobRow, Signal, Transaction};
 use crate::error::Fault;
 use crate::ledger::{Exception, Facts, KeptFailure, Row, extend, path_of, position};
+use crate::outbox::pause_messages;
 use crate::pause::release;
+use crate::prerequisites::{self, Ended, Locks, NewWaits, lock, settle};
+use crate::retention;
 use crate::state::{self, Actor};
 use crate::{Attempts, Cancellation, Creation, JobQuery, JobRequest, Life, Store, StoreError, Transition};
 
 impl Store {
-    /// Creates a job and, in the same transaction, puts its start message into the outbox. `start` is given the new life.
+    /// Creates a job and, in the same transaction, puts its start message into the outbox. `start` makes the message for the new
+    /// life; it may be asked more than once.
     pub async fn create_job(
         &self,
         request: &JobRequest,
-        start: impl FnOnce(&Life) -> (String, Vec<u8>) + Send,
+        start: impl Fn(&Life) -> (String, Vec<u8>) + Send + Sync,
     ) -> Result<Creation, StoreError> {
-        let now = self.now();
-        let mut job = new_job(request, now);
+        let mut attempts = Attempts::default();
+        let mut shared = true;
         loop {
-            let mut tx = self.backend.begin().await?;
-            let Some(incarnation) = tx.insert_job(&job).await? else {
-                tx.rollback().await?;
-                match self.backend.job(request.partition.as_str(), request.job.as_str()).await? {
+            match self.create_once(request, &start, shared).await {
+                Ok(Attempt::Done(creation)) => return Ok(creation),
+                Ok(Attempt::InTheWay) => match self.backend.job(request.partition.as_str(), request.job.as_str()).await? {
                     Some(there) if there.content_hash == request.content_hash => return Ok(Creation::AlreadyThere),
                     Some(_) => return Ok(Creation::Conflict),
                     // It was deleted in between.
-                    None => continue,
-                }
-            };
-            job.incarnation = incarnation;
-            // Only now: a deletion of the life before may have been waited for.
-            if tx.has_lived(request.partition.as_str(), request.job.as_str()).await? {
-                tx.mark_reborn(incarnation).await?;
-                job.first_life = false;
+                    None => {}
+                },
+                Ok(Attempt::NotAlone) => shared = false,
+                Err(fault) if attempts.again(&fault).await => {}
+                Err(fault) => return Err(fault.into()),
             }
-            let life = job.life();
-            tx.insert_labels(incarnation, &request.labels).await?;
-            let created = Transition {
-                time: now,
-                from: None,
-                to: JobStatus::Waiting,
-                actor: Actor::Client.name().to_owned(),
-                reason: "created".to_owned(),
-            };
-            tx.append_history(incarnation, &created).await?;
-            let (pipe, body) = start(&life);
-            tx.push_outbox(incarnation, &pipe, &body).await?;
-            tx.notify(Signal::Outbox);
-            tx.commit().await?;
-            return Ok(Creation::Created(life));
         }
+    }
+
+    /// `shared` = other jobs of the partition may be created at the same time.
+    async fn create_once(
+        &self,
+        request: &JobRequest,
+        start: &(dyn Fn(&Life) -> (String, Vec<u8>) + Send + Sync),
+        shared: bool,
+    ) -> Result<Attempt, Fault> {
+        let now = self.now();
+        let mut job = new_job(request, now);
+        let mut tx = self.backend.begin().await?;
+        tx.lock_creations(request.partition.as_str(), shared).await?;
+        let waits = match prerequisites::of_new(&mut *tx, request, shared).await? {
+            NewWaits::For(waits) => waits,
+            NewWaits::Not(attempt) => {
+                tx.rollback().await?;
+                return Ok(attempt);
+            }
+        };
+        let Some(incarnation) = tx.insert_job(&job).await? else {
+            tx.rollback().await?;
+            return Ok(Attempt::InTheWay);
+        };
+        job.incarnation = incarnation;
+        // Only now: a deletion of the life before may have been waited for.
+        if tx.has_lived(request.partition.as_str(), request.job.as_str()).await? {
+            tx.mark_reborn(incarnation).await?;
+            job.first_life = false;
+        }
+        let life = job.life();
+        tx.insert_labels(incarnation, &request.labels).await?;
+        let created = Transition {
+            time: now,
+            from: None,
+            to: JobStatus::Waiting,
+            actor: Actor::Client.name().to_owned(),
+            reason: "created".to_owned(),
+        };
+        tx.append_history(incarnation, &created).await?;
+        let after = waits.is_empty().then(|| u64::from(request.start.delay) * 1000);
+        if !waits.is_empty() {
+            tx.insert_prerequisites(&job, &waits).await?;
+        }
+        let (pipe, body) = start(&life);
+        tx.push_outbox(incarnation, &pipe, &body, Due { after, suspended: request.start.suspended }).await?;
+        tx.notify(Signal::Outbox);
+        tx.commit().await?;
+        Ok(Attempt::Done(Creation::Created(life)))
     }
 
     pub async fn job(&self, partition: &PartitionId, job: &JobId) -> Result<Option<rest::Job>, StoreError> {
@@ -86,30 +121,41 @@ impl Store {
     }
 
     pub async fn cancel_job(&self, partition: &PartitionId, job: &JobId) -> Result<Cancellation, StoreError> {
-        let mut attempts = Attempts::default();
+        let own = key(partition, job);
+        let (mut attempts, mut locks) = (Attempts::default(), Locks::from([own.clone()]));
         loop {
-            match self.cancel_once(partition, job).await {
+            match self.cancel_once(&own, &mut locks).await {
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) => {}
                 Err(fault) if attempts.again(&fault).await => {}
-                other => return Ok(other?),
+                Err(fault) => return Err(fault.into()),
             }
         }
     }
 
-    async fn cancel_once(&self, partition: &PartitionId, job: &JobId) -> Result<Cancellation, Fault> {
+    /// `None` = to be made again with the locks that it turned out to need.
+    async fn cancel_once(&self, own: &JobKey, locks: &mut Locks) -> Result<Option<Cancellation>, Fault> {
         let mut tx = self.backend.begin().await?;
-        let mut found = tx.lock_jobs(&[key(partition, job)]).await?;
-        let answer = match found.pop() {
+        let found = lock(&mut *tx, locks).await?;
+        let answer = match found.into_iter().find(|job| key(&job.partition, &job.job) == *own) {
             None => Cancellation::NotFound,
             Some(job) if job.status == JobStatus::Cancelled => Cancellation::AlreadyCancelled,
             Some(job) if job.status.is_finished() => Cancellation::Finished(job.status),
             Some(mut job) => {
-                cancel_locked(&mut *tx, &mut job, self.now()).await?;
+                let now = self.now();
+                cancel_locked(&mut *tx, &mut job, now).await?;
+                let mut lives = vec![job.life()];
+                let Some(dependents) = settle(&mut *tx, locks, &[Ended::of(&job)], now).await? else {
+                    tx.rollback().await?;
+                    return Ok(None);
+                };
                 tx.commit().await?;
-                return Ok(Cancellation::Cancelled);
+                lives.extend(dependents.into_iter().map(|(life, _)| life));
+                return Ok(Some(Cancellation::Cancelled(lives)));
             }
         };
         tx.rollback().await?;
-        Ok(answer)
+        Ok(Some(answer))
     }
 
     /// Wakes whenever a job has changed, in this process or another. A new receiver counts as woken.
@@ -117,26 +163,35 @@ impl Store {
         self.backend.signals().receiver(Signal::Jobs)
     }
 
-    /// False when there was no such job.
+    /// False when there was no such job. Those that wait for an unfinished one are cancelled.
     pub async fn delete_job(&self, partition: &PartitionId, job: &JobId) -> Result<bool, StoreError> {
-        let mut attempts = Attempts::default();
+        let own = key(partition, job);
+        let (mut attempts, mut locks) = (Attempts::default(), Locks::from([own.clone()]));
         loop {
-            match self.delete_once(partition, job).await {
+            match self.delete_once(&own, &mut locks).await {
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) => {}
                 Err(fault) if attempts.again(&fault).await => {}
-                other => return Ok(other?),
+                Err(fault) => return Err(fault.into()),
             }
         }
     }
 
-    async fn delete_once(&self, partition: &PartitionId, job: &JobId) -> Result<bool, Fault> {
+    /// `None` = to be made again with the locks that it turned out to need.
+    async fn delete_once(&self, own: &JobKey, locks: &mut Locks) -> Result<Option<bool>, Fault> {
         let mut tx = self.backend.begin().await?;
-        let Some(row) = tx.lock_jobs(&[key(partition, job)]).await?.pop() else {
+        let found = lock(&mut *tx, locks).await?;
+        let Some(row) = found.into_iter().find(|job| key(&job.partition, &job.job) == *own) else {
             tx.rollback().await?;
-            return Ok(false);
+            return Ok(Some(false));
         };
+        if settle(&mut *tx, locks, &[Ended::by_deletion(&row)], self.now()).await?.is_none() {
+            tx.rollback().await?;
+            return Ok(None);
+        }
         delete_locked(&mut *tx, &row).await?;
         tx.commit().await?;
-        Ok(true)
+        Ok(Some(true))
     }
 
     /// Oldest first; empty for an unknown job.
@@ -170,6 +225,7 @@ impl Store {
     /// Jobs as the API shows them, in this order.
     async fn shown(&self, rows: Vec<JobRow>) -> Result<Vec<rest::Job>, Fault> {
         let all: Vec<i64> = rows.iter().map(|row| row.incarnation).collect();
+        let unstarted: Vec<i64> = rows.iter().filter(|row| may_wait(row)).map(|row| row.incarnation).collect();
         let failed: Vec<i64> = rows.iter().filter(|row| row.facts.failed_tasks > 0).map(|row| row.incarnation).collect();
         let mut jobs: Vec<rest::Job> = rows.into_iter().map(shown_alone).collect();
         let at: HashMap<i64, usize> = all.iter().enumerate().map(|(at, n)| (*n, at)).collect();
@@ -183,13 +239,31 @@ impl Store {
                 jobs[at[&n]].failures.push(rest::Failure::of_task(kept.path, kept.failure));
             }
         }
+        if !unstarted.is_empty() {
+            for (n, job_id, status) in self.backend.prerequisites(&unstarted).await? {
+                jobs[at[&n]].waiting_for.push(rest::AwaitedJob { job_id, status });
+            }
+            for UnsentStart { incarnation, due_time, suspended } in self.backend.unsent_starts(&unstarted).await? {
+                let job = &mut jobs[at[&incarnation]];
+                // Without a delay it has hardly been read when it is over.
+                (job.due_time, job.suspended) = (due_time.filter(|_| job.delay > 0), suspended);
+            }
+        }
         Ok(jobs)
     }
 }
 
+/// What an attempt to create a job came to.
+pub(crate) enum Attempt {
+    Done(Creation),
+    /// There is a job with this id.
+    InTheWay,
+    /// No other job may be created in the partition at the same time.
+    NotAlone,
+}
+
 /// Cancels a locked job that is not finished.
 pub(crate) async fn cancel_locked(tx: &mut dyn Transaction, job: &mut JobRow, now: i64) -> Result<(), Fault> {
-    tx.drop_outbox_of(job.incarnation).await?;
     release(tx, job).await?;
     if job.task_table {
         tx.retire_table(job.incarnation, 0).await?;
@@ -213,7 +287,7 @@ pub(crate) async fn delete_locked(tx: &mut dyn Transaction, job: &JobRow) -> Res
     Ok(())
 }
 
-/// Moves a locked job to another status and writes its history. Every transition after the creation passes here.
+/// Moves a locked job to another status and writes its history.
 pub(crate) async fn move_job(
     tx: &mut dyn Transaction,
     job: &mut JobRow,
@@ -222,6 +296,19 @@ pub(crate) async fn move_job(
     reason: &str,
     now: i64,
 ) -> Result<(), Fault> {
+    let was_paused = job.status == JobStatus::Paused;
+    let step = moved(job, to, actor, reason, now)?;
+    if to == JobStatus::Paused || (was_paused && !to.is_finished()) {
+        pause_messages(tx, job.incarnation, to == JobStatus::Paused).await?;
+    }
+    if job.expiry_time.is_some() {
+        tx.notify(Signal::Sweep);
+    }
+    tx.append_history(job.incarnation, &step).await
+}
+
+/// Moves a job to another status, and tells the step. Every transition after the creation passes here.
+pub(crate) fn moved(job: &mut JobRow, to: JobStatus, actor: Actor, reason: &str, now: i64) -> Result<Transition, Fault> {
     let from = job.status;
     if !state::is_legal(from, to, actor) {
         return Err(Fault::Refused(format!("a job that is {from} cannot become {to} by {}", actor.name())));
@@ -230,9 +317,9 @@ pub(crate) async fn move_job(
     job.last_update_time = now;
     if to.is_finished() {
         job.finish_time = Some(now);
+        job.expiry_time = retention::due(&job.expiry, to, job.create_time, now);
     }
-    let step = Transition { time: now, from: Some(from), to, actor: actor.name().to_owned(), reason: reason.to_owned() };
-    tx.append_history(job.incarnation, &step).await
+    Ok(Transition { time: now, from: Some(from), to, actor: actor.name().to_owned(), reason: reason.to_owned() })
 }
 
 pub(crate) fn key(partition: &PartitionId, job: &JobId) -> (String, String) {
@@ -251,11 +338,19 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         content_hash: request.content_hash.to_vec(),
         status: JobStatus::Waiting,
         facts: Facts::new(request.on_failure),
+        delay: i64::from(request.start.delay),
         task_table: false,
         create_time: now,
         last_update_time: now,
         finish_time: None,
+        expiry: request.expiry.clone(),
+        expiry_time: None,
     }
+}
+
+/// Whether the start message of a job may not have left. A job that was paused while it waited is Active when it is resumed.
+fn may_wait(row: &JobRow) -> bool {
+    !row.status.is_finished() && !row.task_table && row.facts.percentage == 0
 }
 
 fn shown_alone(row: JobRow) -> rest::Job {
@@ -275,6 +370,11 @@ fn shown_alone(row: JobRow) -> rest::Job {
         failed_tasks: row.facts.failed_tasks,
         failure_counts: row.facts.failure_counts,
         incarnation: row.incarnation,
+        expiry: row.expiry,
+        waiting_for: Vec::new(),
+        delay: row.delay,
+        due_time: None,
+        suspended: false,
     }
 }
 

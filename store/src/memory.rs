@@ -1,6 +1,8 @@
 //! The store in memory, for tests and for the simulation under a paused clock: no threads, no files, no waiting but for the
 //! one lock. A transaction holds the lock and notes how to undo each of its steps.
 
+mod starts;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +14,8 @@ use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Tra
 use crate::error::Fault;
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::query::Candidate;
-use crate::{CatalogueSize, Headers, JobQuery, OutboxMessage, StowedTask, TaskTableSize, Transition};
+use crate::{CatalogueSize, JobQuery, OutboxMessage, StowedTask, TaskTableSize, Transition};
+use starts::{Unsent, Waits};
 
 #[derive(Debug)]
 pub struct Memory {
@@ -58,7 +61,8 @@ struct State {
     labels: BTreeMap<(i64, String), Option<String>>,
     failures: BTreeMap<(i64, String), KeptFailure>,
     history: BTreeMap<(i64, i64), Transition>,
-    outbox: BTreeMap<i64, (i64, OutboxMessage)>,
+    outbox: BTreeMap<i64, Unsent>,
+    waits: Waits,
     lives: BTreeMap<(String, String, i64), i64>,
     stowed: BTreeMap<(i64, i64), StowedTask>,
     unstowing: BTreeMap<i64, ()>,
@@ -173,12 +177,6 @@ impl Backend for Memory {
     }
     fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
         Box::pin(async move { Ok(self.read().await?.rows_of(incarnation, keys)) })
-    }
-    fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>> {
-        Box::pin(async move {
-            let state = self.read().await?;
-            Ok(state.outbox.values().take(limit as usize).map(|(_, message)| message.clone()).collect())
-        })
     }
     fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
         Box::pin(async move { Ok(self.read().await?.stowed.range((incarnation, 0)..(incarnation + 1, 0)).count() as u64) })
@@ -299,7 +297,9 @@ impl Transaction for MemoryTransaction {
         self.remove_all(|s| &mut s.history, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.stowed, |(n, _), _| *n == incarnation);
         self.put(|s| &mut s.unstowing, incarnation, None);
-        self.drop_outbox_of(incarnation)
+        self.remove_all(|s| &mut s.outbox, |_, unsent| unsent.incarnation == incarnation);
+        self.remove_all(|s| &mut s.waits, |_, wait| wait.incarnation == incarnation);
+        done(())
     }
     fn insert_labels<'a>(&'a mut self, incarnation: i64, labels: &'a BTreeMap<String, Option<String>>) -> Answer<'a, ()> {
         for (key, value) in labels {
@@ -343,23 +343,6 @@ impl Transaction for MemoryTransaction {
         done(())
     }
 
-    fn push_outbox<'a>(&'a mut self, incarnation: i64, pipe: &'a str, body: &'a [u8]) -> Answer<'a, ()> {
-        let id = self.state.number();
-        let message = OutboxMessage { id, pipe: pipe.to_owned(), body: body.to_vec(), headers: Headers::new() };
-        self.put(|s| &mut s.outbox, id, Some((incarnation, message)));
-        done(())
-    }
-    fn drop_outbox_of(&mut self, incarnation: i64) -> Answer<'_, ()> {
-        self.remove_all(|s| &mut s.outbox, |_, (n, _)| *n == incarnation);
-        done(())
-    }
-    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> Answer<'a, ()> {
-        for id in ids {
-            self.put(|s| &mut s.outbox, *id, None);
-        }
-        done(())
-    }
-
     fn stow<'a>(&'a mut self, tasks: &'a [(i64, &'a StowedTask)]) -> Answer<'a, ()> {
         for (incarnation, task) in tasks {
             let id = self.state.number();
@@ -387,7 +370,10 @@ impl Transaction for MemoryTransaction {
         let tasks: Vec<StowedTask> = self.oldest_stowed(incarnation, limit).map(|(_, task)| task.clone()).collect();
         for StowedTask { pipe, body, headers } in tasks {
             let id = self.state.number();
-            self.put(|s| &mut s.outbox, id, Some((incarnation, OutboxMessage { id, pipe, body, headers })));
+            let message = OutboxMessage { id, pipe, body, headers };
+            let due_time = Some(self.shared.clock.now());
+            let unsent = Unsent { incarnation, message, due_time, leased_until: 0, suspended: false, paused: false };
+            self.put(|s| &mut s.outbox, id, Some(unsent));
         }
         self.drop_stowed(incarnation, limit)
     }
@@ -461,11 +447,20 @@ impl Transaction for MemoryTransaction {
         }
         done(there)
     }
+    fn due_jobs(&mut self, limit: u32) -> Answer<'_, Vec<(String, String, i64)>> {
+        let now = self.shared.clock.now();
+        let jobs = self.state.jobs.iter().filter_map(|((partition, job), row)| Some((partition, job, row.expiry_time?)));
+        let mut due: Vec<_> = jobs.filter(|(.., time)| *time <= now).map(|(p, j, time)| (p.clone(), j.clone(), time)).collect();
+        due.sort_by_key(|(.., time)| *time);
+        due.truncate(limit as usize);
+        done(due)
+    }
     fn next_due(&mut self, lives_kept: u64) -> Answer<'_, Option<u64>> {
         let tables = self.state.retired.values().copied();
         let lives = self.state.lives.values().map(|ended| ended.saturating_add_unsigned(lives_kept));
         let now = self.shared.clock.now();
-        done(tables.chain(lives).min().map(|due| u64::try_from(due - now).unwrap_or(0)))
+        let jobs = self.state.jobs.values().filter_map(|job| job.expiry_time);
+        done(tables.chain(lives).chain(jobs).min().map(|due| u64::try_from(due - now).unwrap_or(0)))
     }
 
     fn notify(&mut self, signal: Signal) {

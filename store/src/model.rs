@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use contract::rest::Expiry;
 use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
 use serde::{Deserialize, Serialize};
 
@@ -15,8 +16,30 @@ pub struct JobRequest {
     pub external_data: Option<String>,
     pub labels: BTreeMap<String, Option<String>>,
     pub on_failure: OnFailure,
+    /// How long it is kept once it has ended.
+    pub expiry: Expiry,
+    pub start: Start,
     /// Of the whole request: tells a request that is sent again from another one.
     pub content_hash: [u8; 32],
+}
+
+/// When the start message of a new job is sent. The default is at once.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Start {
+    /// Seconds from the creation, or from the completion of the last prerequisite.
+    pub delay: u32,
+    /// No job twice.
+    pub prerequisites: Vec<Prerequisite>,
+    /// Not before the jobs of the partition are dispatched.
+    pub suspended: bool,
+}
+
+/// A job that another one waits for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Prerequisite {
+    pub job: JobId,
+    /// If there is no such job, it is not waited for.
+    pub pre_created: bool,
 }
 
 /// One life of a job id.
@@ -89,11 +112,25 @@ pub enum Creation {
     AlreadyThere,
     /// There is another job with this id.
     Conflict,
+    /// It would wait in vain; nothing was created.
+    Refused(Refusal),
+}
+
+/// Why a job would never start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// These prerequisites have failed.
+    Failed(Vec<JobId>),
+    /// These prerequisites were cancelled.
+    Cancelled(Vec<JobId>),
+    /// Each of these jobs waits for the next one, and the last, which is the first, for nobody before it.
+    Cycle(Vec<JobId>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cancellation {
-    Cancelled,
+    /// The job, and those that waited for it.
+    Cancelled(Vec<Life>),
     AlreadyCancelled,
     NotFound,
     /// The job has come to another end.

@@ -6,6 +6,7 @@
 
 mod listen;
 mod opening;
+mod starts;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,9 +24,9 @@ use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Tra
 use crate::error::{Fault, StoreError};
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::select;
-use crate::sql::stow::{self, stow_steps};
+use crate::sql::stow::stow_steps;
 use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
-use crate::{CatalogueSize, Condition, JobQuery, OutboxMessage, TaskTableSize, Transition, masked};
+use crate::{CatalogueSize, Condition, JobQuery, TaskTableSize, Transition, masked};
 use listen::{CHANNEL, Listener};
 use opening::Database;
 
@@ -186,7 +187,7 @@ impl Backend for PostgresBackend {
     }
     fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {
-            let mut select = select::page(partition, query)?;
+            let mut select = select::page(partition, query, None)?;
             let mut jobs = Vec::new();
             for row in &self.fetch(select::once(&mut select)).await? {
                 jobs.push(read_job!(row));
@@ -196,7 +197,7 @@ impl Backend for PostgresBackend {
     }
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
         Box::pin(async move {
-            let mut select = select::count(partition, query)?;
+            let mut select = select::count(partition, query, None)?;
             let rows = self.fetch(select::once(&mut select)).await?;
             let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
             Ok(u64::try_from(count).unwrap_or_default())
@@ -243,20 +244,6 @@ impl Backend for PostgresBackend {
                 places.push(read_place!(row));
             }
             Ok(places)
-        })
-    }
-    fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>> {
-        Box::pin(async move {
-            let query = sqlx::query(
-                "select id, pipe, body, headers from outbox where due_time <= (extract(epoch from clock_timestamp()) * 1000)::bigint \
-                 order by id limit $1",
-            );
-            let mut messages = Vec::new();
-            for row in &self.fetch(query.bind(i64::from(limit))).await? {
-                let headers = stow::headers(row.try_get(3)?)?;
-                messages.push(OutboxMessage { id: row.try_get(0)?, pipe: row.try_get(1)?, body: row.try_get(2)?, headers });
-            }
-            Ok(messages)
         })
     }
     fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
@@ -334,9 +321,6 @@ impl Transaction for PostgresTransaction {
             }
             Ok(jobs)
         })
-    }
-    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> Answer<'a, ()> {
-        Box::pin(async move { self.execute(sqlx::query("delete from outbox where id = any($1)").bind(ids)).await.map(drop) })
     }
 
     fn create_task_table(&mut self, incarnation: i64) -> Answer<'_, ()> {

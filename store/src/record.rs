@@ -9,6 +9,7 @@ use crate::error::Fault;
 use crate::jobs::move_job;
 use crate::ledger::{Ledger, Outcome, keys_of};
 use crate::pause::release;
+use crate::prerequisites::{Ended, Locks, lock, settle};
 use crate::state::Actor;
 use crate::{Attempts, Recorded, Store, StoreError, TrackingEvent};
 
@@ -22,21 +23,25 @@ impl Store {
             return Ok(Recorded::default());
         }
         let groups = by_job(events);
-        let keys: Vec<(String, String)> = groups.keys().map(|(p, j)| ((*p).to_owned(), (*j).to_owned())).collect();
+        let mut locks: Locks = groups.keys().map(|(p, j)| ((*p).to_owned(), (*j).to_owned())).collect();
         let mut attempts = Attempts::default();
         loop {
-            match self.record_once(&groups, &keys).await {
+            match self.record_once(&groups, &mut locks).await {
+                Ok(Some(recorded)) => return Ok(recorded),
+                Ok(None) => {}
                 Err(fault) if attempts.again(&fault).await => {}
-                other => return Ok(other?),
+                Err(fault) => return Err(fault.into()),
             }
         }
     }
 
-    async fn record_once(&self, groups: &BTreeMap<(&str, &str), Events<'_>>, keys: &[(String, String)]) -> Result<Recorded, Fault> {
+    /// `None` = to be made again with the locks that it turned out to need: those of jobs that wait for one that has ended.
+    async fn record_once(&self, groups: &BTreeMap<(&str, &str), Events<'_>>, locks: &mut Locks) -> Result<Option<Recorded>, Fault> {
         let mut tx = self.backend.begin().await?;
         let mut recorded = Recorded { ignored: groups.values().map(|events| events.len() as u64).sum(), ..Recorded::default() };
         let now = self.now();
-        for mut job in tx.lock_jobs(keys).await? {
+        let mut ended = Vec::new();
+        for mut job in lock(&mut *tx, locks).await? {
             let Some(events) = groups.get(&(job.partition.as_str(), job.job.as_str())) else { continue };
             let events = living(&job, events);
             if events.is_empty() || job.status.is_finished() {
@@ -45,10 +50,16 @@ impl Store {
             recorded.ignored -= self.record_job(&mut *tx, &mut job, &events, now).await?;
             if job.status.is_finished() {
                 recorded.finished.push((job.life(), job.status));
+                ended.push(Ended::of(&job));
             }
         }
+        let Some(dependents) = settle(&mut *tx, locks, &ended, now).await? else {
+            tx.rollback().await?;
+            return Ok(None);
+        };
+        recorded.finished.extend(dependents);
         tx.commit().await?;
-        Ok(recorded)
+        Ok(Some(recorded))
     }
 
     /// Counts the events of one locked job in; answers how many counted.

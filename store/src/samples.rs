@@ -57,11 +57,14 @@ pub fn sample(partition: &str, number: u32) -> Result<(JobRow, BTreeMap<String, 
         external_data: None,
         content_hash: vec![0; 32],
         status,
+        delay: 0,
         facts: Facts { percentage: if number % 10 < 3 { 0 } else { 10_000 }, ..Facts::new(OnFailure::Stop) },
         task_table: false,
         create_time: time,
         last_update_time: time,
         finish_time: None,
+        expiry: contract::rest::Expiry::default(),
+        expiry_time: None,
     };
     Ok((job, labels.into_iter().map(|(name, value)| (name.to_owned(), Some(value))).collect()))
 }

@@ -2,6 +2,8 @@
 //!
 //! One connection writes (`begin immediate`), others read beside it (WAL). Whoever waits is woken in this process.
 
+mod starts;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +17,18 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Row as _, Sqlite};
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
 use crate::collation;
 use crate::error::{Fault, StoreError};
+use crate::filter::Filter;
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::select;
-use crate::sql::stow::{self, stow_steps};
+use crate::sql::stow::stow_steps;
 use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
-use crate::{CatalogueSize, JobQuery, OutboxMessage, TaskTableSize, Transition};
+use crate::{CatalogueSize, JobQuery, TaskTableSize, Transition};
 
 /// Connections that read beside the one that writes.
 const READERS: u32 = 4;
+/// How many jobs with a label are few, and how many labels are looked at for one that few jobs have.
+const FEW: i64 = 1000;
+const LOOKED_AT: usize = 8;
 /// How many rows of a task table one statement writes.
 const ROWS_AT_ONCE: usize = 64;
 
@@ -59,6 +65,19 @@ impl SqliteBackend {
 
     async fn fetch(&self, query: Query<'_, Sqlite, SqliteArguments>) -> Result<Vec<SqliteRow>, Fault> {
         Ok(query.fetch_all(&self.readers).await?)
+    }
+
+    /// A label that only few jobs have, of those that the query wants. SQLite plans without knowing how many that are, and would
+    /// look at every job of the partition for it.
+    async fn rare_label<'q>(&self, query: &'q JobQuery) -> Result<select::Start<'q>, Fault> {
+        for (name, value) in query.filter.as_ref().map(Filter::required_labels).unwrap_or_default().into_iter().take(LOOKED_AT) {
+            let count = sqlx::query("select count(*) < $3 from (select 1 from label where name = $1 and value = $2 limit $3)");
+            let rows = self.fetch(count.bind(name).bind(value).bind(FEW)).await?;
+            if rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or(false) {
+                return Ok(Some((name, value)));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -122,7 +141,7 @@ impl Backend for SqliteBackend {
     }
     fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {
-            let mut select = select::page(partition, query)?;
+            let mut select = select::page(partition, query, self.rare_label(query).await?)?;
             let mut jobs = Vec::new();
             for row in &self.fetch(select::once(&mut select)).await? {
                 jobs.push(read_job!(row));
@@ -132,7 +151,7 @@ impl Backend for SqliteBackend {
     }
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
         Box::pin(async move {
-            let mut select = select::count(partition, query)?;
+            let mut select = select::count(partition, query, self.rare_label(query).await?)?;
             let rows = self.fetch(select::once(&mut select)).await?;
             let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
             Ok(u64::try_from(count).unwrap_or_default())
@@ -179,19 +198,6 @@ impl Backend for SqliteBackend {
                 places.push(read_place!(row));
             }
             Ok(places)
-        })
-    }
-    fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>> {
-        Box::pin(async move {
-            let query = sqlx::query(
-                "select id, pipe, body, headers from outbox where due_time <= cast(unixepoch('subsec') * 1000 as integer) order by id limit $1",
-            );
-            let mut messages = Vec::new();
-            for row in &self.fetch(query.bind(i64::from(limit))).await? {
-                let headers = stow::headers(row.try_get(3)?)?;
-                messages.push(OutboxMessage { id: row.try_get(0)?, pipe: row.try_get(1)?, body: row.try_get(2)?, headers });
-            }
-            Ok(messages)
         })
     }
     fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
@@ -278,12 +284,6 @@ impl Transaction for SqliteTransaction {
                 jobs.push(read_job!(row));
             }
             Ok(jobs)
-        })
-    }
-    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> Answer<'a, ()> {
-        Box::pin(async move {
-            let query = sqlx::query("delete from outbox where id in (select value from json_each($1))");
-            self.execute(query.bind(json(ids)?)).await.map(drop)
         })
     }
 

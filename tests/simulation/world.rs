@@ -265,7 +265,7 @@ impl World {
     async fn act(&self, action: Action, job: &mut Put) -> Result<(), String> {
         match action {
             Action::Cancel => match self.insist(|| self.0.store.cancel_job(partition(), job_id())).await? {
-                Cancellation::Cancelled | Cancellation::AlreadyCancelled => job.expected = Expected::Cancelled,
+                Cancellation::Cancelled(_) | Cancellation::AlreadyCancelled => job.expected = Expected::Cancelled,
                 Cancellation::NotFound | Cancellation::Finished(_) => {}
             },
             Action::Delete => self.delete(job).await?,
@@ -295,11 +295,14 @@ impl World {
             external_data: None,
             labels: BTreeMap::new(),
             on_failure: self.0.scenario.on_failure,
+            expiry: contract::rest::Expiry::default(),
+            start: store::Start::default(),
             content_hash: [u8::try_from(job.number).unwrap_or(u8::MAX); 32],
         };
         let start = |life: &Life| (BATCH_IN.to_owned(), self.start_message(job, life).encode());
         match self.insist(|| self.0.store.create_job(&request, start)).await? {
             Creation::Created(_) | Creation::AlreadyThere => Ok(()),
+            Creation::Refused(refusal) => Err(format!("refused: {refusal:?}")),
             Creation::Conflict => Err("a job that was deleted is in the way".to_owned()),
         }
     }

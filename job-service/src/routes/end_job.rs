@@ -14,7 +14,8 @@ use crate::extract::OfJob;
 
 /// Delete a job
 ///
-/// Whatever its status. Messages of the job that are still on their way are discarded by the workers.
+/// Whatever its status. Messages of the job that are still on their way are discarded by the workers. Jobs that wait for an
+/// unfinished job are cancelled when it is deleted, and those that wait for them.
 #[utoipa::path(
     delete,
     path = "/partitions/{partitionId}/jobs/{jobId}",
@@ -44,7 +45,7 @@ pub async fn delete(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJo
 
 /// Cancel a job
 ///
-/// Cancelling a job that is cancelled changes nothing.
+/// Jobs that wait for it are cancelled, too, and those that wait for them. Cancelling a job that is cancelled changes nothing.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs/{jobId}/cancel",
@@ -65,9 +66,9 @@ pub async fn delete(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJo
 )]
 pub async fn cancel(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJob) -> ApiResult<StatusCode> {
     match parts.store.cancel_job(&partition, &job).await? {
-        Cancellation::Cancelled => {
-            tracing::info!(%partition, %job, "a job was cancelled");
-            announce(&parts, &partition, &job);
+        Cancellation::Cancelled(lives) => {
+            tracing::info!(%partition, %job, dependents = lives.len() - 1, "a job was cancelled");
+            drop(framework::announce(&*parts.broker, lives.iter().map(|life| format!("{}:{}", life.partition, life.job)).collect()));
             Ok(StatusCode::NO_CONTENT)
         }
         Cancellation::AlreadyCancelled => Ok(StatusCode::NO_CONTENT),

@@ -18,13 +18,17 @@ use crate::Parts;
 use crate::correlation::CorrelationId;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::OfJob;
-use crate::request::{Accepted, accept};
+use crate::prerequisites;
+use crate::request::{self, Accepted, accept};
 use crate::start::{self, Moment};
 
 /// Create a job
 ///
 /// The job is kept and its first task is sent to `taskPipe` as soon as the broker takes it. The same request again changes
 /// nothing, whatever has become of the job; to run a job again, delete it and create it anew.
+///
+/// Instead of `task`, a `type` may be given, whose definition makes the task from `parameters`. What is wrong with the parameters is told by a 400; a
+/// definition that fails is answered by a 500 that names it.
 #[utoipa::path(
     put,
     path = "/partitions/{partitionId}/jobs/{jobId}",
@@ -76,18 +80,23 @@ pub async fn put(
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge(options.max_body_bytes),
         _ => ApiError::bad_request(format!("The body could not be read: {}", refusal.body_text())),
     })?;
-    let Accepted { request, task } = accept(partition, job, &body)?;
-    let moment = Moment { task_id: Uuid::new_v4(), now: now(), correlation_id };
-    let start = move |life: &store::Life| {
-        let pipe = task.pipe.clone();
-        (pipe, start::message(task, life, moment, options).encode())
+    let given = request::read(&body)?;
+    let made = match given.job_type()? {
+        Some((id, parameters)) => Some(options.job_types.make_task(id, &partition, &job, parameters).await?),
+        None => None,
     };
+    let Accepted { mut request, task } = accept(partition, job, given, made)?;
+    request.expiry = request.expiry.or(&options.expiry);
+    let moment = Moment { task_id: Uuid::new_v4(), now: now(), correlation_id };
+    // Once for every attempt at the transaction.
+    let start = |life: &store::Life| (task.pipe.clone(), start::message(task.clone(), life, moment.clone(), options).encode());
     match parts.store.create_job(&request, start).await? {
         Creation::Created(life) => {
             tracing::info!(job = life.job_task_id(), incarnation = life.incarnation, "a job was created");
             Ok((StatusCode::CREATED, [(header::LOCATION, uri.path().to_owned())]).into_response())
         }
         Creation::AlreadyThere => Ok(StatusCode::NO_CONTENT.into_response()),
+        Creation::Refused(refusal) => Err(ApiError::bad_request(prerequisites::refusal(&refusal))),
         Creation::Conflict => Err(ApiError::Forbidden("Job already exists".to_owned())),
     }
 }
