@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use contract::BatchTask;
-use framework::{Context, NoOutput, Reply, TaskError, Worker};
+use contract::{BatchResult, BatchTask};
+use framework::{Context, Reply, TaskError, Worker};
 
 pub use glob::Glob;
 pub use lines::Lines;
@@ -41,13 +41,40 @@ const MAX_PIPE: usize = 255;
 /// Before a split looks again at a target pipe that was too full.
 const WHILE_FULL: Duration = Duration::from_millis(400);
 
+impl std::str::FromStr for Results {
+    type Err = String;
+
+    /// In our words or in CAF's.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" | "RETURN_NONE" => Ok(Self::None),
+            "only-of-empty-batches" | "RETURN_ONLY_IF_ZERO_SUBTASKS" => Ok(Self::OnlyOfEmptyBatches),
+            "all" | "RETURN_ALL" => Ok(Self::All),
+            other => Err(format!("{other:?} is no kind of results; write none, only-of-empty-batches or all")),
+        }
+    }
+}
+
 /// The worker that splits batches, with its plugins by name.
 #[derive(Debug)]
 pub struct BatchWorker {
     plugins: BTreeMap<&'static str, Box<dyn AnyPlugin>>,
     max_parts: usize,
     max_depth: u64,
+    results: Results,
     splits: Arc<AtomicU64>,
+}
+
+/// What the batch worker sends to its output pipe when it has split a batch; CAF's `returnValueBehaviour`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Results {
+    /// `RETURN_NONE`.
+    #[default]
+    None,
+    /// `RETURN_ONLY_IF_ZERO_SUBTASKS`.
+    OnlyOfEmptyBatches,
+    /// `RETURN_ALL`.
+    All,
 }
 
 impl BatchWorker {
@@ -60,13 +87,26 @@ impl BatchWorker {
 
     /// A batch worker without plugins. A `max_parts` below [`Self::MIN_PARTS`] counts as that.
     pub fn new(max_parts: usize) -> Self {
-        Self { plugins: BTreeMap::new(), max_parts: max_parts.max(Self::MIN_PARTS), max_depth: Self::DEFAULT_DEPTH, splits: Arc::default() }
+        Self {
+            plugins: BTreeMap::new(),
+            max_parts: max_parts.max(Self::MIN_PARTS),
+            max_depth: Self::DEFAULT_DEPTH,
+            results: Results::None,
+            splits: Arc::default(),
+        }
     }
 
     /// A batch waits as one message, not as its items: no split while more than this waits in its target pipe.
     #[must_use]
     pub const fn max_depth(mut self, messages: u64) -> Self {
         self.max_depth = messages;
+        self
+    }
+
+    /// Sends such results. The worker needs an output pipe then, and the split is done with its result.
+    #[must_use]
+    pub const fn results(mut self, results: Results) -> Self {
+        self.results = results;
         self
     }
 
@@ -110,9 +150,9 @@ impl BatchWorker {
 
 impl Worker for BatchWorker {
     type Input = BatchTask;
-    type Output = NoOutput;
+    type Output = BatchResult;
 
-    async fn run(&self, task: BatchTask, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+    async fn run(&self, task: BatchTask, ctx: Context) -> Result<Reply<BatchResult>, TaskError> {
         let target = task.target_pipe.clone().filter(|pipe| !pipe.is_empty());
         let target = target.ok_or_else(|| TaskError::failed("the batch has no targetPipe for its items"))?;
         if target.len() > MAX_PIPE {
@@ -127,6 +167,11 @@ impl Worker for BatchWorker {
         ctx.announce(u32::try_from(parts.len()).map_err(TaskError::failed)?);
         self.splits.fetch_add(1, Ordering::Relaxed);
         let own_input = ctx.input_pipe().to_owned();
+        let sends_result = match self.results {
+            Results::None => false,
+            Results::OnlyOfEmptyBatches => parts.is_empty(),
+            Results::All => true,
+        };
         for part in parts {
             ctx.check_cancelled()?;
             match part {
@@ -136,7 +181,12 @@ impl Worker for BatchWorker {
                 Part::Item(payload) => ctx.dispatch_payload(&target, payload).await?,
             }
         }
-        Ok(Reply::none())
+        if !sends_result {
+            return Ok(Reply::none());
+        }
+        // The job, or where the items went when there is none.
+        let job = ctx.job_task_id().and_then(|id| id.split('.').next()).filter(|job| !job.is_empty());
+        Ok(Reply::send(BatchResult { batch_task: job.unwrap_or(&target).to_owned() }).and_complete())
     }
 }
 

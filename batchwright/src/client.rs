@@ -78,6 +78,14 @@ impl Client {
         self.send(Method::POST, &format!("{}/cancel", self.job_url(job)), Vec::new()).await.map(drop)
     }
 
+    pub async fn pause(&self, job: &str) -> Result<(), ClientError> {
+        self.send(Method::POST, &format!("{}/pause", self.job_url(job)), Vec::new()).await.map(drop)
+    }
+
+    pub async fn resume(&self, job: &str) -> Result<(), ClientError> {
+        self.send(Method::POST, &format!("{}/resume", self.job_url(job)), Vec::new()).await.map(drop)
+    }
+
     pub async fn delete(&self, job: &str) -> Result<(), ClientError> {
         self.send(Method::DELETE, &self.job_url(job), Vec::new()).await.map(drop)
     }

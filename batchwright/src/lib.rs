@@ -26,4 +26,5 @@ pub mod demo;
 mod stack;
 pub mod watch;
 
+pub use batch_worker::Results as BatchResults;
 pub use stack::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, Stack, StackError, StackOptions, TRACKING_PIPE};

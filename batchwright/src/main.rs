@@ -1,4 +1,5 @@
-//! The command line: `batchwright demo`, `up`, `run ROLE`, `submit`, `get`, `list`, `count`, `watch`, `cancel`, `bench`.
+//! The command line: `batchwright demo`, `up`, `run ROLE`, `submit`, `get`, `list`, `count`, `watch`, `cancel`, `pause`,
+//! `resume`, `bench`.
 
 mod commands;
 mod configuration;
@@ -10,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use batchwright::client::Client;
+use batchwright::client::{Client, ClientError};
 use batchwright::demo::{self, DemoOptions};
 use batchwright::watch::{self, Show, exit_code};
 use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE};
@@ -59,6 +60,10 @@ enum Command {
     Watch(JobArgs),
     /// Cancels a job.
     Cancel(JobArgs),
+    /// Pauses a job: tasks that run go on to their end, and no other begins.
+    Pause(JobArgs),
+    /// Has a paused job go on.
+    Resume(JobArgs),
     /// Measures jobs of no-ops through the whole system: one, many, or one that is cancelled.
     Bench(BenchArgs),
     #[command(hide = true)]
@@ -224,7 +229,9 @@ async fn execute(command: Command, variables: &Variables, configuration: &Config
         Command::List(args) => list(args).await,
         Command::Count(args) => count(args).await,
         Command::Watch(args) => follow(&args.job, &args.service).await,
-        Command::Cancel(args) => cancel(args).await,
+        Command::Cancel(args) => change(&args, async |client| client.cancel(&args.job).await).await,
+        Command::Pause(args) => change(&args, async |client| client.pause(&args.job).await).await,
+        Command::Resume(args) => change(&args, async |client| client.resume(&args.job).await).await,
         Command::Bench(args) => commands::bench::bench(args).await,
         Command::BenchWorker(args) => commands::bench::bench_worker(args).await,
     }
@@ -351,9 +358,10 @@ async fn follow(job: &str, service: &ServiceArgs) -> anyhow::Result<ExitCode> {
     Ok(exit_code(job.status).into())
 }
 
-async fn cancel(args: JobArgs) -> anyhow::Result<ExitCode> {
+/// Changes a job and shows it.
+async fn change(args: &JobArgs, change: impl AsyncFnOnce(&Client) -> Result<(), ClientError>) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.service.url, &args.service.partition)?;
-    client.cancel(&args.job).await?;
+    change(&client).await?;
     show(&client.get(&args.job).await?, args.service.output)?;
     Ok(ExitCode::SUCCESS)
 }

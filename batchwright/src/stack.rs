@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use batch_worker::{BatchWorker, Glob, Lines, List, Range};
+use batch_worker::{BatchWorker, Glob, Lines, List, Range, Results as BatchResults};
 use contract::rest::Expiry;
 use example_worker::WordCounter;
 use framework::broker::amqp::{Amqp, AmqpOptions, QueueType};
@@ -65,6 +65,12 @@ pub struct StackOptions {
     pub batch_pipe: String,
     /// The pipe of the tracking worker.
     pub tracking_pipe: String,
+    /// The pipe to which workers hand over the tasks of paused jobs.
+    pub paused_pipe: String,
+    /// What the batch worker sends to its output pipe when it has split a batch.
+    pub batch_results: BatchResults,
+    /// The output pipe of the batch worker.
+    pub batch_output: Option<String>,
     /// The pipe of the example worker.
     pub example_pipe: String,
     /// How the broker keeps queues.
@@ -110,6 +116,9 @@ impl StackOptions {
             prefetch: 1000,
             batch_pipe: BATCH_PIPE.to_owned(),
             tracking_pipe: TRACKING_PIPE.to_owned(),
+            paused_pipe: contract::PAUSED_PIPE.to_owned(),
+            batch_results: BatchResults::None,
+            batch_output: None,
             example_pipe: EXAMPLE_PIPE.to_owned(),
             queue_type: QueueType::Quorum,
             job_types: JobTypes::default(),
@@ -131,6 +140,8 @@ impl StackOptions {
             route: self.route,
             concurrency: self.concurrency,
             prefetch: self.prefetch,
+            paused: Some(self.paused_pipe.clone()),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
             ..Settings::new(name)
         }
     }
@@ -261,6 +272,7 @@ impl Running {
         let service_options = ServiceOptions {
             webservice_url: options.public_url.clone().unwrap_or_else(|| self.api_url()),
             tracking_pipe: options.tracking_pipe.clone(),
+            paused_pipe: options.paused_pipe.clone(),
             status_check_interval: options.status_interval,
             page_size: options.page_size,
             cancel_batch: options.batches.0,
@@ -278,13 +290,20 @@ impl Running {
     fn start_batch_worker(&mut self, options: &StackOptions) {
         let worker = BatchWorker::new(options.max_parts)
             .max_depth(options.max_depth)
+            .results(options.batch_results)
             .with(Range)
             .with(List)
             .with(Lines::new(&options.root))
             .with(Glob::new(&options.root));
         self.splits = worker.splits();
         // A split is a long run of publishes; a few beside each other keep the broker busy.
-        let settings = Settings { input: options.batch_pipe.clone(), concurrency: 2, prefetch: 8, ..options.settings("worker-batch") };
+        let settings = Settings {
+            input: options.batch_pipe.clone(),
+            output: options.batch_output.clone(),
+            concurrency: 2,
+            prefetch: 8,
+            ..options.settings("worker-batch")
+        };
         let ready = Runtime::new(settings, Arc::clone(&self.broker)).worker(worker);
         self.workers.run("worker-batch".to_owned(), role(ready, self.workers.stop.clone()));
     }
@@ -294,8 +313,14 @@ impl Running {
         let worker = TrackingWorker::new(store);
         self.reports = worker.reports();
         // One at a time: it takes everything that waits, and one writer per job is the fastest.
-        let settings =
-            Settings { input: options.tracking_pipe.clone(), concurrency: 1, prefetch: 4000, ..options.settings("worker-jobtracking") };
+        let settings = Settings {
+            input: options.tracking_pipe.clone(),
+            concurrency: 1,
+            prefetch: 4000,
+            // Reports of a paused job count, and what is diverted goes on.
+            paused: None,
+            ..options.settings("worker-jobtracking")
+        };
         let ready = Runtime::new(settings, Arc::clone(&self.broker)).collector(worker);
         self.tracking.run("worker-jobtracking".to_owned(), role(ready, self.tracking.stop.clone()));
     }

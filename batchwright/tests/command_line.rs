@@ -240,6 +240,8 @@ async fn submit_get_watch_and_cancel_tell_how_the_job_is_by_text_json_and_exit_c
     assert_eq!(command(&waiting).await.with(0).json(), json!({"id": "waiting", "created": true}));
     assert_eq!(command(&waiting).await.with(0).json(), json!({"id": "waiting", "created": false}));
     assert_eq!(command(&["get", "waiting", "-o", "json"]).await.with(0).json()["status"], "Waiting");
+    assert_eq!(command(&["pause", "waiting", "-o", "json"]).await.with(0).json()["status"], "Paused");
+    assert_eq!(command(&["resume", "waiting", "-o", "json"]).await.with(0).json()["status"], "Active");
     assert_eq!(command(&["cancel", "waiting", "-o", "json"]).await.with(0).json()["status"], "Cancelled");
     assert_eq!(command(&["get", "waiting"]).await.with(11).out, "waiting: Cancelled, 0.00 %, 0 items\n");
     command(&["watch", "waiting"]).await.with(11);
@@ -262,6 +264,8 @@ async fn submit_get_watch_and_cancel_tell_how_the_job_is_by_text_json_and_exit_c
         (&["get", "j"], 1, "job_id {j} not found (HTTP 404)"),
         (&["watch", "unknown"], 1, "job_id {unknown} not found"),
         (&["cancel", "done"], 1, "cannot be cancelled as it has a status of Completed"),
+        (&["pause", "done"], 1, "cannot be paused as it has a status of {Completed}"),
+        (&["resume", "done"], 1, "cannot be resumed as it has a status of Completed"),
         (&["submit", "a:b", "--batch-type", "range", "--definition", "1-2"], 1, "invalid characters"),
         (&["submit", "done", "--batch-type", "range", "--definition", "1-2"], 1, "Job already exists (HTTP 403)"),
         (&["submit", "x"], 1, "--file"),

@@ -23,6 +23,9 @@ pub use report::{JobTrackingEvent, ReportFailure, ReportStatus, TrackingReport, 
 pub use rest::{JobStatus, OnFailure};
 pub use task_message::{ContextData, DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking, same_pipe};
 
+/// The pipe to which workers hand over the tasks of paused jobs, unless they are told another.
+pub const PAUSED_PIPE: &str = "worker-paused-in";
+
 /// A typed payload: what stands, as JSON, in the `taskData` of a task message.
 ///
 /// The classifier names the type on the wire. The API version is written with it; a worker refuses a message with a

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use contract::{ReportFailure, SourceInfo, TaskData, TaskMessage, TaskStatus, Tracking, TrackingReport, subtask_id};
+use contract::{ReportFailure, ReportStatus, SourceInfo, TaskData, TaskMessage, TaskStatus, Tracking, TrackingReport, subtask_id};
 
 use crate::broker::Outgoing;
 use crate::clock::now_millis;
@@ -20,6 +20,8 @@ pub(crate) struct Author {
     /// The key of this service's notes in the context of a message.
     pub service_path: String,
     pub route: Route,
+    /// Whether what is not the end of its task is reported with 0 %.
+    pub zero_progress: bool,
 }
 
 /// The longest reason of a failure in a report, in bytes. The result in the output pipe has all of it.
@@ -50,7 +52,7 @@ pub(crate) struct Draft<'a> {
     pub note: Option<Vec<u8>>,
     /// For failures: the reason in plain text.
     pub failure: Option<&'a str>,
-    /// Tracking ends here, wherever it was to end.
+    /// Tracking ends where this goes, wherever it was to end.
     pub ends_tracking: bool,
 }
 
@@ -66,11 +68,14 @@ impl Author {
     pub fn produce(&self, input: &TaskMessage, draft: Draft<'_>) -> Produced {
         let tracking = input.tracking.as_ref().map(|tracking| Tracking {
             job_task_id: tracking.job_task_id.as_deref().map(|id| part_id(id, draft.part)),
-            track_to: if draft.ends_tracking { None } else { tracking.track_to.clone() },
+            track_to: if draft.ends_tracking { draft.to.map(str::to_owned) } else { tracking.track_to.clone() },
             ..tracking.clone()
         });
         let hop = next_hop(self.route, draft.to, tracking.as_ref(), draft.failure.is_some());
-        let report = hop.report.zip(tracking.and_then(|tracking| tracking.job_task_id)).map(|(status, id)| TrackingReport {
+        // A rerouted message is its own report.
+        let straight = self.route == Route::Direct || hop.pipe.is_none();
+        let zero = (self.zero_progress && straight).then_some(ReportStatus::Progress);
+        let report = hop.report.or(zero).zip(tracking.and_then(|tracking| tracking.job_task_id)).map(|(status, id)| TrackingReport {
             failure: draft.failure.map(|reason| self.failure(draft.status.name(), reason)),
             ..TrackingReport::new(id, status)
         });
@@ -158,10 +163,9 @@ fn part_id(id: &str, part: Part) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use contract::ReportStatus;
 
     fn author(route: Route) -> Author {
-        Author { name: "worker".into(), version: "1".into(), service_path: "batchwright/worker".into(), route }
+        Author { name: "worker".into(), version: "1".into(), service_path: "batchwright/worker".into(), route, zero_progress: false }
     }
 
     fn input() -> TaskMessage {
@@ -222,6 +226,28 @@ mod tests {
         };
         assert_eq!(services(Part::Whole), ["batchwright/worker", "other/service"]);
         assert_eq!(services(Part::Subtask(1)), ["batchwright/worker"]);
+    }
+
+    #[test]
+    fn an_output_that_says_so_ends_tracking_where_it_goes() {
+        let ends = |to| Draft { ends_tracking: true, ..draft(Part::Whole, Some(to)) };
+        let produced = author(Route::Direct).produce(&input(), ends("elsewhere"));
+        assert_eq!(produced.report, Some(TrackingReport::new("p:j.2*", ReportStatus::Complete)));
+        assert_eq!(TaskMessage::decode(&produced.message.unwrap().body).unwrap().tracking, None);
+        // On the other route whoever passes it on sees it by its tracking.
+        let produced = author(Route::Reroute).produce(&input(), ends("elsewhere"));
+        let tracking = TaskMessage::decode(&produced.message.unwrap().body).unwrap().tracking.unwrap();
+        assert_eq!((produced.report, tracking.track_to.as_deref()), (None, Some("elsewhere")));
+    }
+
+    #[test]
+    fn what_is_not_the_end_of_a_task_is_reported_with_zero_percent_where_that_is_asked_for() {
+        let report = |route, part, to| Author { zero_progress: true, ..author(route) }.produce(&input(), draft(part, to)).report;
+        let zero = |id: &str| Some(TrackingReport::new(id, ReportStatus::Progress));
+        assert_eq!(report(Route::Direct, Part::Subtask(1), Some("next")), zero("p:j.2*.1"));
+        assert_eq!(report(Route::Direct, Part::Final(1), None), zero("p:j.2*.2*"));
+        assert_eq!(report(Route::Direct, Part::Whole, Some("out")), Some(TrackingReport::new("p:j.2*", ReportStatus::Complete)));
+        assert_eq!(report(Route::Reroute, Part::Subtask(1), Some("next")), None);
     }
 
     #[test]

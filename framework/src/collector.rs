@@ -78,6 +78,12 @@ impl Arrival {
         let body = patch_tracking(&self.delivery.body, tracking).unwrap_or_else(|_| self.delivery.body.to_vec());
         Some(Outgoing { headers: self.delivery.headers.clone(), ..Outgoing::new(to, body) })
     }
+
+    /// The message as it came, on its way to `to`: for whoever only keeps it for a while. `None` when it is for nobody.
+    pub fn back(&self) -> Option<Outgoing> {
+        let to = self.message.to.as_deref()?;
+        Some(Outgoing { headers: self.delivery.headers.clone(), ..Outgoing::new(to, self.delivery.body.clone()) })
+    }
 }
 
 /// Publishes on behalf of a collector.

@@ -8,6 +8,7 @@ pub(crate) struct Metrics {
     pub received: Counter,
     pub done: Counter,
     pub passed_on: Counter,
+    pub paused: Counter,
     pub discarded: Counter,
     pub invalid: Counter,
 }
@@ -19,6 +20,7 @@ impl Metrics {
             received: counter("batchwright_tasks_received_total"),
             done: counter("batchwright_tasks_done_total"),
             passed_on: counter("batchwright_tasks_forwarded_total"),
+            paused: counter("batchwright_tasks_paused_total"),
             discarded: counter("batchwright_tasks_discarded_total"),
             invalid: counter("batchwright_tasks_rejected_total"),
         }

@@ -152,7 +152,7 @@ impl<W: Worker> OneByOne<W> {
         let draft = match answer {
             Answer::PassOn => return Verdict::Done(effects(dispatched, Produced::default())),
             Answer::None => Draft { ends_tracking: true, ..success::<W::Output>(part, None, Vec::new(), None) },
-            Answer::Send { output, to, is_failure, context } => {
+            Answer::Send { output, to, is_failure, ends_tracking, context } => {
                 let Some(to) = to.as_deref().or(self.pipes.output.as_deref()) else {
                     return self.failed(input, "the worker sends output, but no output pipe is configured", dispatched);
                 };
@@ -161,7 +161,7 @@ impl<W: Worker> OneByOne<W> {
                     Err(error) => return self.failed(input, &format!("the output is no JSON: {error}"), dispatched),
                 };
                 let status = if *is_failure { TaskStatus::ResultFailure } else { TaskStatus::ResultSuccess };
-                Draft { status, ..success::<W::Output>(part, Some(to), data, context.clone()) }
+                Draft { status, ends_tracking: *ends_tracking, ..success::<W::Output>(part, Some(to), data, context.clone()) }
             }
         };
         let produced = self.surroundings.author.produce(input, draft);
@@ -226,6 +226,7 @@ impl<W: Worker> OneByOne<W> {
             task_status: Some(TaskStatus::ResultException),
             context: std::collections::BTreeMap::new(),
             to: Some(self.pipes.reject.clone()),
+            priority: None,
             ..arrival.message().clone()
         };
         Outgoing::new(self.pipes.reject.as_str(), copy.encode())

@@ -118,7 +118,10 @@ impl<C: Collector> Process<C> {
                 self.discard(delivery, &message);
                 return None;
             }
-            Admission::Pause => self.hand_over(&delivery, self.pipes.paused.as_deref().unwrap_or_default(), &message).await,
+            Admission::Pause => {
+                self.metrics.paused.increment(1);
+                self.hand_over(&delivery, self.pipes.paused.as_deref().unwrap_or_default(), &message).await
+            }
             Admission::Stray => match tracking_pipe(&message).filter(|pipe| !same_pipe(pipe, &self.pipes.input)) {
                 Some(pipe) => self.hand_over(&delivery, &pipe, &message).await,
                 // It has come to the tracking worker to be counted, and has nowhere to go from here.

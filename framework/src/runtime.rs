@@ -84,7 +84,9 @@ impl Runtime {
         let broker = value("BROKER", "amqp://guest:guest@127.0.0.1:5672/%2f")?;
         // The URL has a password in it; the broker tells in its log where it connects to.
         info!(?settings, broker_from = broker.from, "the configuration");
-        let options = AmqpOptions { queue_type, ..AmqpOptions::new(broker.value) };
+        let max_priority = value("MAX_PRIORITY", "0")?;
+        let max_priority = max_priority.value.parse().map_err(|_| SettingsError::of(&max_priority.from, "must be from 0 to 255"))?;
+        let options = AmqpOptions { queue_type, max_priority, ..AmqpOptions::new(broker.value) };
         Ok(Self { settings, broker: Arc::new(Amqp::connect(options)?), owns_broker: true })
     }
 
@@ -111,9 +113,9 @@ impl Runtime {
     }
 
     fn surroundings(&self, open: &Arc<OpenDeliveries>, tasks: &TaskTracker) -> Surroundings {
-        let Settings { name, version, service_path, route, status_check_limit, retry, .. } = self.settings.clone();
+        let Settings { name, version, service_path, route, zero_progress, status_check_limit, retry, .. } = self.settings.clone();
         Surroundings {
-            author: Arc::new(Author { name, version, service_path, route }),
+            author: Arc::new(Author { name, version, service_path, route, zero_progress }),
             broker: Arc::clone(&self.broker),
             reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(open), tasks),
             status: StatusChecker::new(status_check_limit, tasks),

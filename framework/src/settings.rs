@@ -15,6 +15,7 @@ const CONCURRENCY: u32 = 8;
 pub struct Settings {
     /// The name of the worker in messages, logs and metrics, e.g. `worker-example`.
     pub name: String,
+    /// Its version in messages.
     pub version: String,
     /// The key of this service's notes in the context of a message.
     pub service_path: String,
@@ -26,10 +27,13 @@ pub struct Settings {
     pub invalid: String,
     /// The pipe for copies of tasks that were given up.
     pub reject: String,
-    /// The pipe for tasks of paused jobs; without one they are executed.
+    /// The pipe for tasks of paused jobs, where the job service takes them; without one they are executed.
     pub paused: Option<String>,
     /// How tracked outputs travel.
     pub route: Route,
+    /// Whether an output that goes straight to its pipe, and is not the end of its task there, is reported with 0 %. CAF's workers do
+    /// that unless told otherwise; our tracking worker learns nothing from it.
+    pub zero_progress: bool,
     /// Tasks that run at the same time.
     pub concurrency: usize,
     /// Deliveries that are taken and not settled, at most.
@@ -52,14 +56,15 @@ impl Settings {
     pub fn new(name: impl Into<String>) -> Self {
         let name = name.into();
         Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: "UNKNOWN".to_owned(),
             service_path: format!("batchwright/{name}"),
             input: format!("{name}-in"),
             output: None,
             invalid: format!("{name}-invalid"),
             reject: format!("{name}-reject"),
-            paused: None,
+            paused: Some(contract::PAUSED_PIPE.to_owned()),
             route: Route::Direct,
+            zero_progress: false,
             concurrency: CONCURRENCY as usize,
             prefetch: 1000,
             retry: RetryPolicy::default(),
@@ -86,7 +91,11 @@ impl Settings {
         read.set("PREFETCH", &mut settings.prefetch)?;
         read.set("SERVICE_PATH", &mut settings.service_path)?;
         settings.output = read.found("OUTPUT_PIPE")?.map(|found| found.value);
-        settings.paused = read.found("PAUSED_PIPE")?.map(|found| found.value);
+        read.set("VERSION", &mut settings.version)?;
+        read.set("ZERO_PROGRESS", &mut settings.zero_progress)?;
+        if let Some(found) = read.found("PAUSED_PIPE")? {
+            settings.paused = Some(found.value).filter(|pipe| !pipe.is_empty() && pipe != "none");
+        }
         settings.listen = read.found("LISTEN")?.map(|found| parse(&found)).transpose()?;
         if let Some(found) = read.found("ATTEMPTS")? {
             settings.retry = settings.retry.attempts(parse(&found)?);
@@ -160,7 +169,12 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable("INVALID_PIPE", "<name>-invalid", "bodies that are no task messages", &[]),
     variable("REJECT_PIPE", "<name>-reject", "copies of tasks that were given up", &[("CAF_WORKER_REJECT_QUEUE", Caf::Same)]),
-    variable("PAUSED_PIPE", "none", "tasks of paused jobs; without one they are executed", &[("CAF_WORKER_PAUSED_QUEUE", Caf::Same)]),
+    variable(
+        "PAUSED_PIPE",
+        "worker-paused-in",
+        "tasks of paused jobs, which the job service keeps; none: they are executed",
+        &[("CAF_WORKER_PAUSED_QUEUE", Caf::Same)],
+    ),
     variable("ROUTE", "direct", "how tracked outputs travel: direct or reroute", &[]),
     variable("CONCURRENCY", "8", "tasks at the same time", &[("CAF_WORKER_THREADS", Caf::Same)]),
     variable("PREFETCH", "1000", "deliveries taken and not settled", &[("CAF_RABBITMQ_PREFETCH_BUFFER", Caf::PlusConcurrency)]),
@@ -170,6 +184,19 @@ pub const VARIABLES: &[Variable] = &[
         "batchwright/<name>",
         "the key of the worker's notes in the context of a message",
         &[("CAF_APPNAME", Caf::NoSlash)],
+    ),
+    variable("VERSION", "UNKNOWN", "the version of the worker in messages", &[]),
+    variable(
+        "ZERO_PROGRESS",
+        "false",
+        "true: what is not the end of its task is reported with 0 %, as CAF's workers do",
+        &[("CAF_WORKER_DISABLE_ZERO_PROGRESS_REPORTING", Caf::Not)],
+    ),
+    variable(
+        "MAX_PRIORITY",
+        "0",
+        "x-max-priority of classic queues, where others declare them with it",
+        &[("CAF_RABBITMQ_MAX_PRIORITY", Caf::Same)],
     ),
     variable("QUEUE_TYPE", "quorum", "or classic; all who share a broker must agree", &[("CAF_RABBITMQ_QUEUE_TYPE", Caf::Same)]),
     variable("LISTEN", "none", "where health and metrics are served, as in 127.0.0.1:8081", &[]),
@@ -240,6 +267,29 @@ mod tests {
         let settings = read(&[("BATCHWRIGHT_NAME", "worker-x"), ("BATCHWRIGHT_OUTPUT_PIPE", "out"), ("HOME", "/")]).unwrap();
         assert_eq!((settings.input.as_str(), settings.reject.as_str()), ("worker-x-in", "worker-x-reject"));
         assert_eq!(settings.output.as_deref(), Some("out"));
+    }
+
+    #[test]
+    fn the_paused_pipe_is_shared_by_all_unless_one_is_told_another_or_none() {
+        let paused = |variables: &[(&str, &str)]| read(variables).unwrap().paused;
+        assert_eq!(paused(&[]).as_deref(), Some("worker-paused-in"));
+        assert_eq!(paused(&[("CAF_WORKER_PAUSED_QUEUE", "caf")]).as_deref(), Some("caf"));
+        assert_eq!(paused(&[("CAF_WORKER_PAUSED_QUEUE", "caf"), ("BATCHWRIGHT_PAUSED_PIPE", "own")]).as_deref(), Some("own"));
+        assert_eq!(paused(&[("BATCHWRIGHT_PAUSED_PIPE", "none")]), None);
+    }
+
+    #[test]
+    fn zero_percent_is_not_reported_unless_that_is_asked_for_in_our_words_or_in_cafs() {
+        const CAF: &str = "CAF_WORKER_DISABLE_ZERO_PROGRESS_REPORTING";
+        for (variables, expected) in [
+            (&[][..], false),
+            (&[("BATCHWRIGHT_ZERO_PROGRESS", "true")], true),
+            (&[(CAF, "true")], false),
+            (&[(CAF, "false")], true),
+            (&[(CAF, "false"), ("BATCHWRIGHT_ZERO_PROGRESS", "false")], false),
+        ] {
+            assert_eq!(read(variables).unwrap().zero_progress, expected, "{variables:?}");
+        }
     }
 
     #[test]

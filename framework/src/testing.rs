@@ -71,6 +71,7 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
         author: Arc::new(Author {
             name: "test".into(),
             version: "1".into(),
+            zero_progress: false,
             service_path: "batchwright/test".into(),
             route: Route::Direct,
         }),

@@ -37,6 +37,8 @@ pub enum Caf {
     Lowercase,
     /// Without the slash at its beginning.
     NoSlash,
+    /// It says the contrary; what is not `true` is false.
+    Not,
     /// It is a part of a URL.
     Part,
 }
@@ -99,6 +101,7 @@ impl Variables {
             Caf::PlusOne => number()?.saturating_add(1).to_string(),
             Caf::PlusConcurrency => number()?.saturating_add(concurrency).clamp(1, 65535).to_string(),
             Caf::Lowercase => found.value.to_lowercase(),
+            Caf::Not => (!found.value.eq_ignore_ascii_case("true")).to_string(),
             Caf::NoSlash => found.value.trim_start_matches('/').to_owned(),
         };
         Ok(Some(Found { value, from: found.from }))

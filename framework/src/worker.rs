@@ -57,7 +57,7 @@ pub struct Reply<O>(pub(crate) Answer<O>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer<O> {
-    Send { output: O, to: Option<String>, is_failure: bool, context: Option<Vec<u8>> },
+    Send { output: O, to: Option<String>, is_failure: bool, ends_tracking: bool, context: Option<Vec<u8>> },
     None,
     PassOn,
 }
@@ -65,12 +65,12 @@ pub(crate) enum Answer<O> {
 impl<O> Reply<O> {
     /// Sends the output to the worker's output pipe.
     pub const fn send(output: O) -> Self {
-        Self(Answer::Send { output, to: None, is_failure: false, context: None })
+        Self(Answer::Send { output, to: None, is_failure: false, ends_tracking: false, context: None })
     }
 
     /// Sends a negative result. The task is complete, not failed: use [`OrFail`] for what went wrong.
     pub const fn failure(output: O) -> Self {
-        Self(Answer::Send { output, to: None, is_failure: true, context: None })
+        Self(Answer::Send { output, to: None, is_failure: true, ends_tracking: false, context: None })
     }
 
     /// Nothing to send: the task is done, and tracking ends here.
@@ -88,6 +88,15 @@ impl<O> Reply<O> {
     pub fn to(mut self, pipe: impl Into<String>) -> Self {
         if let Answer::Send { to, .. } = &mut self.0 {
             *to = Some(pipe.into());
+        }
+        self
+    }
+
+    /// The task is done with this output, wherever its tracking was to end: nobody after this worker is part of it.
+    #[must_use]
+    pub fn and_complete(mut self) -> Self {
+        if let Answer::Send { ends_tracking, .. } = &mut self.0 {
+            *ends_tracking = true;
         }
         self
     }

@@ -1,4 +1,5 @@
-//! The job service: a REST API in front of the store, and the start messages of jobs on their way to the broker.
+//! The job service: a REST API in front of the store, the start messages of jobs on their way to the broker, and the tasks of
+//! paused jobs on their way to the store and back.
 //!
 //! It hides HTTP. Whoever composes it gives it a [`Store`], a [`Broker`] and [`ServiceOptions`] and calls
 //! [`JobService::serve`]. The service keeps no state of its own: any number of them may serve one store.
@@ -23,7 +24,9 @@ mod relay;
 mod request;
 mod routes;
 mod start;
+mod stower;
 mod sweeper;
+mod unstower;
 
 use std::io;
 use std::sync::Arc;
@@ -52,6 +55,8 @@ pub struct ServiceOptions {
     pub webservice_url: String,
     /// The pipe of the tracking worker.
     pub tracking_pipe: String,
+    /// The pipe to which workers hand over the tasks of paused jobs.
+    pub paused_pipe: String,
     /// How long a worker may rely on a status it has read.
     pub status_check_interval: Duration,
     /// How many jobs a list shows when it is not told.
@@ -73,6 +78,7 @@ impl Default for ServiceOptions {
         Self {
             webservice_url: format!("http://127.0.0.1:8080{BASE_PATH}"),
             tracking_pipe: "worker-jobtracking-in".to_owned(),
+            paused_pipe: contract::PAUSED_PIPE.to_owned(),
             status_check_interval: Duration::from_secs(10),
             page_size: 25,
             cancel_batch: 100,
@@ -132,11 +138,16 @@ impl JobService {
         outcome
     }
 
-    /// Relays start messages and sweeps the store until `shutdown`. Part of [`serve`](Self::serve); by itself it is for
+    /// Relays messages, keeps the tasks of paused jobs, and sweeps the store until `shutdown`. Part of [`serve`](Self::serve); by itself it is for
     /// whoever serves the [`router`](Self::router) in another way.
     pub async fn run_background(&self, shutdown: CancellationToken) {
-        let Parts { store, broker, .. } = &*self.0;
-        tokio::join!(relay::run(store, broker.as_ref(), &shutdown), sweeper::run(store, &shutdown));
+        let Parts { store, broker, options, .. } = &*self.0;
+        tokio::join!(
+            relay::run(store, broker.as_ref(), &shutdown),
+            stower::run(store, broker, &options.paused_pipe, &shutdown),
+            unstower::run(store, &shutdown),
+            sweeper::run(store, &shutdown)
+        );
     }
 
     /// Every URL of the service.

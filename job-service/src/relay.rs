@@ -13,12 +13,14 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use framework::broker::{Broker, Outgoing};
+use framework::broker::Broker;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use store::{Claim, OutboxMessage, Store, StoreError};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
+
+use crate::stower::outgoing;
 
 /// How many messages are read and published at a time.
 const RUN: u32 = 500;
@@ -127,8 +129,8 @@ impl Relay<'_> {
 
     /// Publishes these messages; answers those that were refused, each with how long it is to wait.
     async fn publish(&mut self, messages: Vec<OutboxMessage>) -> Vec<(i64, Duration)> {
-        let publish = |OutboxMessage { id, pipe, body }| {
-            let confirm = self.broker.publish(Outgoing::new(pipe, body));
+        let publish = |OutboxMessage { id, pipe, body, headers }| {
+            let confirm = self.broker.publish(outgoing(pipe, body, headers));
             async move { (id, confirm.await) }
         };
         let mut open: BTreeSet<i64> = messages.iter().map(|message| message.id).collect();

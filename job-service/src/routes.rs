@@ -8,6 +8,7 @@ mod health;
 mod job_events;
 mod job_status;
 mod list_jobs;
+mod pause_job;
 mod put_job;
 mod which_jobs;
 
@@ -19,6 +20,7 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use contract::rest::ErrorBody;
+use contract::{JobId, PartitionId};
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -32,7 +34,7 @@ use crate::{BASE_PATH, Parts, correlation};
 #[openapi(
     info(
         title = "Batchwright job service",
-        description = "Create, watch, cancel and delete jobs.\n\n\
+        description = "Create, watch, pause, cancel and delete jobs.\n\n\
             A job belongs to a partition, which needs no creation. Ids are case-sensitive and contain none of `. , : ; * ? ! | ( )`. \
             Times are milliseconds since 1970, UTC.\n\n\
             Every response carries `CAF-Correlation-Id`: that of the request, or a new one. Every error has the body \
@@ -77,6 +79,8 @@ fn routes() -> OpenApiRouter<Arc<Parts>> {
         .routes(routes!(job_events::events))
         .routes(routes!(end_job::delete))
         .routes(routes!(end_job::cancel))
+        .routes(routes!(pause_job::pause))
+        .routes(routes!(pause_job::resume))
         .routes(routes!(job_status::status))
         .routes(routes!(job_status::is_active))
         .routes(routes!(get_task::get));
@@ -95,6 +99,11 @@ async fn not_found_as_json(uri: Uri, request: Request, next: Next) -> Response {
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     ApiError::MethodNotAllowed(format!("{} does not take {method}.", uri.path()))
+}
+
+/// Has the workers ask for the job's status at once. One that does not hear it asks when its last answer no longer holds.
+fn announce(parts: &Parts, partition: &PartitionId, job: &JobId) {
+    drop(framework::announce(&*parts.broker, vec![format!("{partition}:{job}")]));
 }
 
 /// What every route that needs the store may answer besides.

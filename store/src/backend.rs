@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::error::Fault;
 use crate::ledger::{Changes, Facts, KeptFailure, Key, Row};
-use crate::{CatalogueSize, Condition, JobQuery, Life, TaskTableSize, Transition};
+use crate::{CatalogueSize, Condition, JobQuery, Life, StowedTask, TaskTableSize, Transition};
 use starts::{StartReads, Starts};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, Fault>>;
@@ -54,6 +54,11 @@ impl JobRow {
     pub fn life(&self) -> Life {
         Life { partition: self.partition.clone(), job: self.job.clone(), incarnation: self.incarnation, first: self.first_life }
     }
+
+    /// Whether a job task id with this incarnation is of this life: a first life may be named by its number, a later one must be.
+    pub fn lives_as(&self, incarnation: Option<i64>) -> bool {
+        incarnation.map_or(self.first_life, |n| n == self.incarnation)
+    }
 }
 
 /// A label of the job with this incarnation.
@@ -80,6 +85,8 @@ pub trait Backend: StartReads + std::fmt::Debug + Send + Sync {
     fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>>;
     /// None where the table of tasks is gone.
     fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>>;
+    /// How many tasks of this job are stowed.
+    fn stowed(&self, incarnation: i64) -> Answer<'_, u64>;
     fn task_table_size(&self) -> Answer<'_, TaskTableSize>;
     fn catalogue_size(&self) -> Answer<'_, CatalogueSize>;
 }
@@ -104,6 +111,18 @@ pub trait Transaction: Starts + Send {
     fn remember_life<'a>(&'a mut self, partition: &'a str, job: &'a str, incarnation: i64) -> Answer<'a, ()>;
     /// Forgets some of the lives that ended longer ago than this, in milliseconds.
     fn forget_lives(&mut self, older_than: u64) -> Answer<'_, ()>;
+
+    /// Stows tasks of locked jobs, each with its incarnation.
+    fn stow<'a>(&'a mut self, tasks: &'a [(i64, &'a StowedTask)]) -> Answer<'a, ()>;
+    /// Lists a job that has stowed tasks as one whose tasks are to go; false when there are none, or when it is listed.
+    fn list_unstowing(&mut self, incarnation: i64) -> Answer<'_, bool>;
+    fn strike_unstowing(&mut self, incarnation: i64) -> Answer<'_, ()>;
+    /// A listed job, not locked: its partition, id and incarnation.
+    fn next_unstowing(&mut self) -> Answer<'_, Option<(String, String, i64)>>;
+    /// Moves the oldest stowed tasks of a locked job to the outbox; answers how many.
+    fn unstow(&mut self, incarnation: i64, limit: u32) -> Answer<'_, u64>;
+    /// Drops the oldest stowed tasks of a locked job; answers how many.
+    fn drop_stowed(&mut self, incarnation: i64, limit: u32) -> Answer<'_, u64>;
 
     fn create_task_table(&mut self, incarnation: i64) -> Answer<'_, ()>;
     /// Locks and reads rows of a task table, in the order of their keys.
@@ -136,16 +155,19 @@ pub enum Signal {
     Jobs,
     Outbox,
     Sweep,
+    /// Stowed tasks have somewhere to go.
+    Unstow,
 }
 
 impl Signal {
-    pub const ALL: [Self; 3] = [Self::Jobs, Self::Outbox, Self::Sweep];
+    pub const ALL: [Self; 4] = [Self::Jobs, Self::Outbox, Self::Sweep, Self::Unstow];
 
     pub const fn name(self) -> &'static str {
         match self {
             Self::Jobs => "jobs",
             Self::Outbox => "outbox",
             Self::Sweep => "sweep",
+            Self::Unstow => "unstow",
         }
     }
 }
@@ -156,11 +178,12 @@ pub struct Signals {
     jobs: watch::Sender<u64>,
     outbox: watch::Sender<u64>,
     sweep: watch::Sender<u64>,
+    unstow: watch::Sender<u64>,
 }
 
 impl Default for Signals {
     fn default() -> Self {
-        Self { jobs: watch::Sender::new(0), outbox: watch::Sender::new(0), sweep: watch::Sender::new(0) }
+        Self { jobs: watch::Sender::new(0), outbox: watch::Sender::new(0), sweep: watch::Sender::new(0), unstow: watch::Sender::new(0) }
     }
 }
 
@@ -170,6 +193,7 @@ impl Signals {
             Signal::Jobs => &self.jobs,
             Signal::Outbox => &self.outbox,
             Signal::Sweep => &self.sweep,
+            Signal::Unstow => &self.unstow,
         }
     }
 

@@ -11,6 +11,7 @@ use crate::backend::{JobRow, Signal, Transaction};
 use crate::error::Fault;
 use crate::ledger::{Exception, Facts, KeptFailure, Row, extend, path_of, position};
 use crate::outbox::pause_messages;
+use crate::pause::release;
 use crate::prerequisites::{self, Ended, Locks, NewWaits, lock, settle};
 use crate::retention;
 use crate::state::{self, Actor};
@@ -263,6 +264,7 @@ pub(crate) enum Attempt {
 
 /// Cancels a locked job that is not finished.
 pub(crate) async fn cancel_locked(tx: &mut dyn Transaction, job: &mut JobRow, now: i64) -> Result<(), Fault> {
+    release(tx, job).await?;
     if job.task_table {
         tx.retire_table(job.incarnation, 0).await?;
         tx.notify(Signal::Sweep);

@@ -21,6 +21,7 @@ mod ledger;
 mod memory;
 mod model;
 mod outbox;
+mod pause;
 mod postgres;
 mod prerequisites;
 mod query;
@@ -44,8 +45,8 @@ pub use error::{Condition, StoreError};
 pub use filter::{Comparison, Filter, Pattern, TextField, TextTest};
 pub use memory::FaultPoint;
 pub use model::{
-    Cancellation, CatalogueSize, Creation, EventKind, JobRequest, Life, OutboxMessage, Prerequisite, Recorded, Refusal, Start,
-    TaskTableSize, TrackingEvent, Transition,
+    Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers, JobRequest, Life, OutboxMessage, Prerequisite, Recorded,
+    Refusal, Start, StowedTask, Stowing, TaskTableSize, TrackingEvent, Transition,
 };
 pub use outbox::Claim;
 pub use query::{JobQuery, Sort, SortBy};

@@ -14,7 +14,7 @@ use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Tra
 use crate::error::Fault;
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::query::Candidate;
-use crate::{CatalogueSize, JobQuery, TaskTableSize, Transition};
+use crate::{CatalogueSize, JobQuery, OutboxMessage, StowedTask, TaskTableSize, Transition};
 use starts::{Unsent, Waits};
 
 #[derive(Debug)]
@@ -64,6 +64,9 @@ struct State {
     outbox: BTreeMap<i64, Unsent>,
     waits: Waits,
     lives: BTreeMap<(String, String, i64), i64>,
+    stowed: BTreeMap<(i64, i64), StowedTask>,
+    #[expect(clippy::zero_sized_map_values, reason = "a set, whose changes are undone as those of the maps")]
+    unstowing: BTreeMap<i64, ()>,
     /// With the time of creation.
     tables: BTreeMap<i64, i64>,
     rows: BTreeMap<(i64, String, i32), Row>,
@@ -176,6 +179,9 @@ impl Backend for Memory {
     fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
         Box::pin(async move { Ok(self.read().await?.rows_of(incarnation, keys)) })
     }
+    fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
+        Box::pin(async move { Ok(self.read().await?.stowed.range((incarnation, 0)..(incarnation + 1, 0)).count() as u64) })
+    }
     fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
         Box::pin(async move { Ok(CatalogueSize { entries: self.read().await?.tables.len() as u64, bytes: 0 }) })
     }
@@ -249,6 +255,10 @@ impl MemoryTransaction {
         }
     }
 
+    fn oldest_stowed(&self, incarnation: i64, limit: u32) -> impl Iterator<Item = (&(i64, i64), &StowedTask)> {
+        self.state.stowed.range((incarnation, 0)..(incarnation + 1, 0)).take(limit as usize)
+    }
+
     fn paths(&self, incarnation: i64, which: impl Fn(&str, i32) -> bool) -> Vec<(i64, String, i32)> {
         let rows = self.state.rows.range((incarnation, String::new(), i32::MIN)..(incarnation + 1, String::new(), i32::MIN));
         rows.map(|(key, _)| key).filter(|(_, path, chunk)| which(path, *chunk)).cloned().collect()
@@ -286,6 +296,8 @@ impl Transaction for MemoryTransaction {
         self.remove_all(|s| &mut s.labels, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.failures, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.history, |(n, _), _| *n == incarnation);
+        self.remove_all(|s| &mut s.stowed, |(n, _), _| *n == incarnation);
+        self.put(|s| &mut s.unstowing, incarnation, None);
         self.remove_all(|s| &mut s.outbox, |_, unsent| unsent.incarnation == incarnation);
         self.remove_all(|s| &mut s.waits, |_, wait| wait.incarnation == incarnation);
         done(())
@@ -330,6 +342,49 @@ impl Transaction for MemoryTransaction {
         let limit = self.shared.clock.now().saturating_sub_unsigned(older_than);
         self.remove_all(|s| &mut s.lives, |_, ended| *ended <= limit);
         done(())
+    }
+
+    fn stow<'a>(&'a mut self, tasks: &'a [(i64, &'a StowedTask)]) -> Answer<'a, ()> {
+        for (incarnation, task) in tasks {
+            let id = self.state.number();
+            self.put(|s| &mut s.stowed, (*incarnation, id), Some((*task).clone()));
+        }
+        done(())
+    }
+    fn list_unstowing(&mut self, incarnation: i64) -> Answer<'_, bool> {
+        let has_some = self.state.stowed.range((incarnation, 0)..(incarnation + 1, 0)).next().is_some();
+        let is_news = has_some && !self.state.unstowing.contains_key(&incarnation);
+        if is_news {
+            self.put(|s| &mut s.unstowing, incarnation, Some(()));
+        }
+        done(is_news)
+    }
+    fn strike_unstowing(&mut self, incarnation: i64) -> Answer<'_, ()> {
+        self.put(|s| &mut s.unstowing, incarnation, None);
+        done(())
+    }
+    fn next_unstowing(&mut self) -> Answer<'_, Option<(String, String, i64)>> {
+        let next = self.state.unstowing.keys().find_map(|n| Some((*n, self.state.ids.get(n)?)));
+        done(next.map(|(n, (partition, job))| (partition.clone(), job.clone(), n)))
+    }
+    fn unstow(&mut self, incarnation: i64, limit: u32) -> Answer<'_, u64> {
+        let tasks: Vec<StowedTask> = self.oldest_stowed(incarnation, limit).map(|(_, task)| task.clone()).collect();
+        for StowedTask { pipe, body, headers } in tasks {
+            let id = self.state.number();
+            let message = OutboxMessage { id, pipe, body, headers };
+            let due_time = Some(self.shared.clock.now());
+            let unsent = Unsent { incarnation, message, due_time, leased_until: 0, suspended: false, paused: false };
+            self.put(|s| &mut s.outbox, id, Some(unsent));
+        }
+        self.drop_stowed(incarnation, limit)
+    }
+    fn drop_stowed(&mut self, incarnation: i64, limit: u32) -> Answer<'_, u64> {
+        let keys: Vec<(i64, i64)> = self.oldest_stowed(incarnation, limit).map(|(key, _)| *key).collect();
+        let gone = keys.len() as u64;
+        for key in keys {
+            self.put(|s| &mut s.stowed, key, None);
+        }
+        done(gone)
     }
 
     fn create_task_table(&mut self, incarnation: i64) -> Answer<'_, ()> {

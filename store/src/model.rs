@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use contract::rest::Expiry;
 use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
+use serde::{Deserialize, Serialize};
 
 /// What a job is created from.
 #[derive(Debug, Clone)]
@@ -70,6 +71,38 @@ pub struct OutboxMessage {
     pub id: i64,
     pub pipe: String,
     pub body: Vec<u8>,
+    pub headers: Headers,
+}
+
+/// The headers of a message, by name.
+pub type Headers = BTreeMap<String, Header>;
+
+/// The value of a header.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Header {
+    Integer(i64),
+    Text(String),
+}
+
+/// A task of a paused job, as it came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StowedTask {
+    /// Where it goes back to.
+    pub pipe: String,
+    pub body: Vec<u8>,
+    pub headers: Headers,
+}
+
+/// What is to become of a task that was handed over because its job is paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stowing {
+    /// It is in the store.
+    Stowed,
+    /// The job is not paused any more: the task goes back to its pipe.
+    Wanted,
+    /// The job is unknown or over, or this was a past life of its id.
+    Unwanted,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,6 +135,17 @@ pub enum Cancellation {
     NotFound,
     /// The job has come to another end.
     Finished(JobStatus),
+}
+
+/// What became of a client's wish to change the status of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    Made,
+    /// The job is as it is wanted.
+    NotNeeded,
+    NotFound,
+    /// Nothing leads there from this status.
+    Impossible(JobStatus),
 }
 
 /// Something that was reported about one task.

@@ -24,6 +24,7 @@ use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Tra
 use crate::error::{Fault, StoreError};
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::select;
+use crate::sql::stow::stow_steps;
 use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
 use crate::{CatalogueSize, Condition, JobQuery, TaskTableSize, Transition, masked};
 use listen::{CHANNEL, Listener};
@@ -245,6 +246,14 @@ impl Backend for PostgresBackend {
             Ok(places)
         })
     }
+    fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
+        Box::pin(async move {
+            let query = sqlx::query("select count(*) from stowed_task where incarnation = $1");
+            let rows = self.fetch(query.bind(incarnation)).await?;
+            let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
+            Ok(u64::try_from(count).unwrap_or_default())
+        })
+    }
     fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
         Box::pin(async move {
             let query = sqlx::query(
@@ -295,6 +304,7 @@ impl PostgresTransaction {
 
 impl Transaction for PostgresTransaction {
     common_steps!("(extract(epoch from clock_timestamp()) * 1000)::bigint");
+    stow_steps!(Postgres, "(extract(epoch from clock_timestamp()) * 1000)::bigint");
 
     fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {

@@ -8,6 +8,7 @@ use crate::backend::{JobRow, Signal, Transaction};
 use crate::error::Fault;
 use crate::jobs::move_job;
 use crate::ledger::{Ledger, Outcome, keys_of};
+use crate::pause::release;
 use crate::prerequisites::{Ended, Locks, lock, settle};
 use crate::state::Actor;
 use crate::{Attempts, Recorded, Store, StoreError, TrackingEvent};
@@ -98,6 +99,7 @@ impl Store {
             Some((status, reason)) => {
                 changed = true;
                 move_job(tx, job, status, Actor::Tracking, &reason, now).await?;
+                release(tx, job).await?;
                 if job.task_table {
                     let kept = if status == JobStatus::Failed { self.options.failed_tables_kept } else { std::time::Duration::ZERO };
                     tx.retire_table(n, u64::try_from(kept.as_millis()).unwrap_or(u64::MAX)).await?;
@@ -130,13 +132,9 @@ fn by_job(events: &[TrackingEvent]) -> BTreeMap<(&str, &str), Events<'_>> {
     groups
 }
 
-/// The events of this life of the job id: a first life may be named by its number, a later one must be.
+/// The events of this life of the job id.
 fn living<'a>(job: &JobRow, events: &[&'a TrackingEvent]) -> Events<'a> {
-    let lives = |event: &TrackingEvent| match event.task.incarnation {
-        None => job.first_life,
-        Some(n) => n == job.incarnation,
-    };
-    events.iter().copied().filter(|event| lives(event)).collect()
+    events.iter().copied().filter(|event| job.lives_as(event.task.incarnation)).collect()
 }
 
 fn steps<'a>(events: &'a [&TrackingEvent]) -> impl Iterator<Item = &'a [Step]> {

@@ -4,6 +4,7 @@
 //! has the methods `execute(query)`, which answers how many rows it touched, and `fetch(query)`, which answers the rows.
 
 pub mod starts;
+pub mod stow;
 
 use crate::error::Fault;
 

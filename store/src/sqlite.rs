@@ -20,6 +20,7 @@ use crate::error::{Fault, StoreError};
 use crate::filter::Filter;
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::select;
+use crate::sql::stow::stow_steps;
 use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
 use crate::{CatalogueSize, JobQuery, TaskTableSize, Transition};
 
@@ -199,6 +200,14 @@ impl Backend for SqliteBackend {
             Ok(places)
         })
     }
+    fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
+        Box::pin(async move {
+            let query = sqlx::query("select count(*) from stowed_task where incarnation = $1");
+            let rows = self.fetch(query.bind(incarnation)).await?;
+            let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
+            Ok(u64::try_from(count).unwrap_or_default())
+        })
+    }
     fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
         Box::pin(async move {
             let query = sqlx::query(
@@ -259,6 +268,7 @@ impl SqliteTransaction {
 
 impl Transaction for SqliteTransaction {
     common_steps!("cast(unixepoch('subsec') * 1000 as integer)");
+    stow_steps!(Sqlite, "cast(unixepoch('subsec') * 1000 as integer)");
 
     fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> Answer<'a, Vec<JobRow>> {
         // The one writer has every lock.

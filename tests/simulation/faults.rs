@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use contract::TaskMessage;
+use contract::PAUSED_PIPE;
 use framework::broker::memory::Memory;
 use framework::broker::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Outgoing, PublishError, Settlement, Settler,
@@ -21,6 +21,8 @@ use store::FaultPoint;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+use crate::checks::{Checked, Checks};
 
 /// Whose step it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,6 +82,8 @@ impl PublishFault {
 pub enum Action {
     Cancel,
     Delete,
+    Pause,
+    Resume,
     /// Delete, and create again with so many items.
     PutAgain(u64),
 }
@@ -171,26 +175,19 @@ pub struct FaultyBroker {
     role: Who,
     faults: Arc<Faults>,
     tasks: TaskTracker,
-    /// Knows which job has been completed, where that is heard.
-    completed: Option<Completed>,
+    checks: Arc<Checks>,
     crashed: CancellationToken,
 }
 
-/// Answers whether the job of a message has been completed.
-pub type Completed = Arc<dyn Fn(TaskMessage) -> BoxFuture<'static, bool> + Send + Sync>;
-
 impl FaultyBroker {
-    /// The broker of a new process of this role.
-    ///
-    /// With `completed`, what comes of a completed job is discarded: the process behaves as if each of its status checks were made,
-    /// and answered, at the moment of the delivery.
-    pub fn start(pipes: &Memory, role: Who, faults: &Arc<Faults>, tasks: &TaskTracker, completed: Option<Completed>) -> Self {
+    /// The broker of a new process of this role, whose status checks are these.
+    pub fn start(pipes: &Memory, role: Who, faults: &Arc<Faults>, tasks: &TaskTracker, checks: Checks) -> Self {
         let broker = Self {
             inner: pipes.process(),
             role,
             faults: Arc::clone(faults),
             tasks: tasks.clone(),
-            completed,
+            checks: Arc::new(checks),
             crashed: CancellationToken::new(),
         };
         if role == Who::Tracking {
@@ -209,10 +206,12 @@ impl FaultyBroker {
         &self.crashed
     }
 
-    async fn is_unwanted(&self, delivery: &Delivery) -> bool {
-        match (&self.completed, TaskMessage::decode(&delivery.body)) {
-            (Some(completed), Ok(message)) if message.tracking.is_some() => completed(message).await,
-            _ => false,
+    /// What is for a paused job goes to the paused pipe, and is acknowledged when it is there.
+    async fn hand_over(&self, body: Vec<u8>, delivery: Delivery) {
+        let handed_over = Outgoing { headers: delivery.headers.clone(), ..Outgoing::new(PAUSED_PIPE, body) };
+        match self.publish(handed_over).await {
+            Ok(()) => delivery.ack(),
+            Err(_) => delivery.requeue(),
         }
     }
 
@@ -276,9 +275,16 @@ impl Broker for FaultyBroker {
                         delivery = inner.next() => delivery,
                     };
                     let Some(delivery) = delivery else { return };
-                    if settler.broker.is_unwanted(&delivery).await {
-                        delivery.reject();
-                        continue;
+                    match settler.broker.checks.check(settler.broker.role, &delivery).await {
+                        Checked::Wanted => {}
+                        Checked::Unwanted => {
+                            delivery.reject();
+                            continue;
+                        }
+                        Checked::Paused(body) => {
+                            settler.broker.hand_over(body, settler.wrap(delivery)).await;
+                            continue;
+                        }
                     }
                     if sender.send(settler.wrap(delivery)).await.is_err() {
                         return;

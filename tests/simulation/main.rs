@@ -6,6 +6,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
 
+mod checks;
 mod faults;
 mod scenario;
 mod world;
@@ -55,7 +56,8 @@ fn a_job_comes_to_its_exact_end_whatever_fails_on_the_way_when_outputs_travel_th
 /// Has a kind of fault happen at each step at which it can, one step a run.
 fn run_at_every_step(scenario: &Scenario, fault: impl Fn(u32) -> Op) {
     for nth in 1.. {
-        let scenario = Scenario { ops: vec![fault(nth)], ..scenario.clone() };
+        let mut scenario = scenario.clone();
+        scenario.ops.push(fault(nth));
         match run(&scenario) {
             Ok(0) => return,
             Ok(_) => {}
@@ -120,6 +122,43 @@ fn a_job_that_is_put_again_at_any_moment_counts_nothing_of_its_past_life() {
             let ops = vec![Op::Client(Action::PutAgain(13), Duration::from_millis(millis))];
             run(&Scenario { items: 40, ops, ..small(route, OnFailure::Continue) }).unwrap();
         }
+    }
+}
+
+#[test]
+fn a_job_that_is_paused_and_resumed_at_any_moment_is_done_and_counted_exactly() {
+    for route in [Route::Direct, Route::Reroute] {
+        for pauses_hold in [0, 7].map(|millis| Some(Duration::from_millis(millis))) {
+            for (pause, resume) in (0..36).step_by(2).flat_map(|pause| [(pause, pause), (pause, pause + 3), (pause, pause + 30)]) {
+                let at = Duration::from_millis;
+                let ops = vec![Op::Client(Action::Pause, at(pause)), Op::Client(Action::Resume, at(resume))];
+                let scenario = Scenario { items: 40, ops, pauses_hold, ..small(route, OnFailure::Stop) };
+                run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
+            }
+        }
+    }
+}
+
+/// Paused while some of its items are done, some wait, and some are tried again.
+fn paused_in_the_middle() -> Scenario {
+    let at = Duration::from_millis;
+    let ops = vec![Op::Client(Action::Pause, at(8)), Op::Client(Action::Resume, at(30))];
+    Scenario { concurrency: 2, work: at(5), pauses_hold: Some(Duration::ZERO), ops, ..small(Route::Direct, OnFailure::Stop) }
+}
+
+#[test]
+fn no_single_fault_at_any_step_changes_the_outcome_of_a_job_that_is_paused_meanwhile() {
+    let scenario = paused_in_the_middle();
+    for role in [Who::Service, Who::Items] {
+        for fault in [PublishFault::CrashBefore, PublishFault::CrashAfter, PublishFault::Refused] {
+            run_at_every_step(&scenario, |nth| Op::Publish(role, nth, fault));
+        }
+        for fault in [AckFault::CrashBefore, AckFault::CrashAfter] {
+            run_at_every_step(&scenario, |nth| Op::Ack(role, nth, fault));
+        }
+    }
+    for point in [FaultPoint::Begin, FaultPoint::Commit, FaultPoint::Committed] {
+        run_at_every_step(&scenario, |nth| Op::Store(point, nth, 3));
     }
 }
 

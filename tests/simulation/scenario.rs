@@ -31,6 +31,8 @@ pub struct Scenario {
     pub flush: usize,
     /// Workers hear at once that a job has been completed, and discard what comes of it. Otherwise they never do.
     pub checked: bool,
+    /// Workers hear that a job is paused, and believe it for so long. Otherwise they never do.
+    pub pauses_hold: Option<Duration>,
     pub ops: Vec<Op>,
 }
 
@@ -51,6 +53,7 @@ impl Default for Scenario {
             prefetch: 100,
             flush: 1000,
             checked: false,
+            pauses_hold: None,
             ops: Vec::new(),
         }
     }
@@ -80,10 +83,17 @@ impl Scenario {
             prefetch: dice.pick(&[1, 3, 10, 1000]),
             flush: dice.pick(&[1, 5, 1000]),
             checked: dice.chance(2),
+            pauses_hold: None,
             ops: Vec::new(),
         };
         let count = dice.below(9);
         scenario.ops = (0..count).map(|_| op(&mut dice, items)).collect();
+        if dice.chance(2) {
+            scenario.pauses_hold = dice.pick(&[Some(0), Some(0), Some(7), Some(50), None]).map(Duration::from_millis);
+            for _ in 0..dice.between(1, 3) {
+                scenario.ops.extend(pause(&mut dice));
+            }
+        }
         scenario
     }
 
@@ -115,6 +125,7 @@ impl Scenario {
                 Self { hopeless: None, ..self.clone() },
                 Self { output: false, ..self.clone() },
                 Self { checked: false, ..self.clone() },
+                Self { pauses_hold: self.pauses_hold.map(|_| Duration::ZERO), ..self.clone() },
                 Self { on_failure: OnFailure::Stop, ..self.clone() },
             ]);
             let is_smaller = |other: &Self| other.items > 0 && format!("{other:?}") != format!("{self:?}");
@@ -144,6 +155,23 @@ fn op(dice: &mut Dice, items: u64) -> Op {
         10 => Op::Client(dice.pick(&[Action::Cancel, Action::Delete]), moment),
         _ => Op::Client(Action::PutAgain(dice.between(1, 60)), moment),
     }
+}
+
+/// A pause, its end, and perhaps something that goes wrong with whoever keeps the tasks meanwhile.
+fn pause(dice: &mut Dice) -> Vec<Op> {
+    let moment = dice.between(0, 120);
+    let nth = u32::try_from(dice.between(1, 40)).unwrap_or(1);
+    let mut ops = vec![
+        Op::Client(Action::Pause, Duration::from_millis(moment)),
+        Op::Client(Action::Resume, Duration::from_millis(moment + dice.between(0, 80))),
+    ];
+    match dice.below(5) {
+        0 => ops.push(Op::Publish(Who::Service, nth, publish_fault(dice))),
+        1 => ops.push(Op::Ack(Who::Service, nth, dice.pick(&[AckFault::CrashBefore, AckFault::CrashAfter]))),
+        2 => ops.push(Op::Restart(Who::Service, Duration::from_millis(moment + dice.between(0, 80)))),
+        _ => {}
+    }
+    ops
 }
 
 fn publish_fault(dice: &mut Dice) -> PublishFault {

@@ -1,9 +1,9 @@
 //! The system that is simulated: the real roles on the memory broker and the memory store, under a clock that stands still
 //! while anybody works. And what must hold when it has come to rest.
 //!
-//! Messages carry no status URL, for there is no HTTP under this clock. Either no worker ever hears that a job has ended: then
-//! everything that is on its way is done, and what keeps it from counting is the ledger alone. Or every worker hears at once that a
-//! job has been completed (`checked`): then everything that it caused must have been safe before.
+//! Either no worker ever hears that a job has ended: then everything that is on its way is done, and what keeps it from counting is
+//! the ledger alone. Or every worker hears at once that a job has been completed (`checked`): then everything that it caused must
+//! have been safe before. Pauses are heard by all workers or by none, and believed for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,11 +11,10 @@ use std::time::Duration;
 
 use batch_worker::{BatchWorker, Range};
 use contract::rest::Job;
-use contract::{BatchTask, JobId, JobStatus, OnFailure, PartitionId, RangeItem, TaskMessage, TaskStatus, Tracking};
+use contract::{BatchTask, JobId, JobStatus, OnFailure, PAUSED_PIPE, PartitionId, RangeItem, TaskMessage, TaskStatus, Tracking};
 use framework::broker::Broker as _;
 use framework::broker::memory::Memory;
 use framework::{Arrival, Collector, Context, Courier, Reply, RetryPolicy, Runtime, RuntimeError, Settings, TaskError, Verdict, Worker};
-use futures_util::FutureExt as _;
 use job_service::{JobService, ServiceOptions};
 use store::{Cancellation, Creation, JobRequest, Life, Store, StoreError};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -23,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracking_worker::TrackingWorker;
 
-use crate::faults::{Action, Completed, Faults, FaultyBroker, Op, Who};
+use crate::checks::Checks;
+use crate::faults::{Action, Faults, FaultyBroker, Op, Who};
 use crate::scenario::Scenario;
 
 const BATCH_IN: &str = "worker-batch-in";
@@ -32,10 +32,12 @@ const ITEMS_OUT: &str = "worker-items-out";
 const ITEMS_REJECT: &str = "worker-items-reject";
 const TRACKING_IN: &str = "worker-jobtracking-in";
 /// Where nothing may be left.
-const PIPES: [&str; 8] = [
+const PIPES: [&str; 10] = [
     BATCH_IN,
     ITEMS_IN,
     TRACKING_IN,
+    PAUSED_PIPE,
+    "worker-paused-in.invalid",
     "worker-batch-invalid",
     "worker-items-invalid",
     "worker-jobtracking-invalid",
@@ -71,6 +73,7 @@ struct Parts {
     faults: Arc<Faults>,
     tasks: TaskTracker,
     over: CancellationToken,
+    start: Instant,
     /// Trips what a process listens to; by role.
     stops: Mutex<Vec<(Who, CancellationToken)>>,
     observer: Observer,
@@ -91,6 +94,7 @@ impl World {
             faults,
             tasks: TaskTracker::new(),
             over: CancellationToken::new(),
+            start: Instant::now(),
             stops: Mutex::default(),
             observer,
             executed: Arc::default(),
@@ -101,7 +105,6 @@ impl World {
         let parts = &self.0;
         let mut job = Put { number: 1, items: parts.scenario.items, expected: Expected::Outcome };
         self.create(&job).await?;
-        let start = Instant::now();
         let processes = TaskTracker::new();
         for role in [Who::Service, Who::Batch, Who::Items, Who::Tracking] {
             for _ in 0..parts.scenario.processes {
@@ -112,13 +115,15 @@ impl World {
         let mut moments: Vec<(Duration, Op)> = parts.scenario.ops.iter().filter_map(|op| Some((moment(*op)?, *op))).collect();
         moments.sort_by_key(|(at, _)| *at);
         for (at, op) in moments {
-            sleep_until(start + at).await;
+            sleep_until(parts.start + at).await;
             match op {
                 Op::Restart(role, _) => self.stop(|who| who == role),
                 Op::Client(action, _) => self.act(action, &mut job).await?,
                 _ => {}
             }
         }
+        // Nobody comes to rest before this.
+        self.act(Action::Resume, &mut job).await?;
         self.come_to_rest(job.expected).await?;
         let mut broken = self.check(&job).await;
         // The tables of failed jobs are kept for a day.
@@ -145,12 +150,14 @@ impl World {
             let outbox =
                 parts.store.outbox(10).await.map_or_else(|error| format!("{error}"), |left| format!("{} in the outbox", left.len()));
             let job = parts.observer.look().await;
+            let stowed = parts.store.stowed_tasks(partition(), job_id()).await;
+            let outbox = format!("{outbox}, {} stowed", stowed.unwrap_or(u64::MAX));
             let pipes = self.left_in_pipes().await;
             let ended = match &job {
                 None => expected == Expected::Gone,
                 Some(job) => job.status.is_finished(),
             };
-            quiet = if ended && pipes.is_none() && outbox == "0 in the outbox" { quiet + 1 } else { 0 };
+            quiet = if ended && pipes.is_none() && outbox == "0 in the outbox, 0 stowed" { quiet + 1 } else { 0 };
             if quiet == REST {
                 return Ok(());
             }
@@ -185,7 +192,7 @@ impl World {
     async fn keep_running(&self, role: Who) {
         let parts = &self.0;
         while !parts.over.is_cancelled() {
-            let broker = FaultyBroker::start(&parts.pipes, role, &parts.faults, &parts.tasks, self.completed());
+            let broker = FaultyBroker::start(&parts.pipes, role, &parts.faults, &parts.tasks, self.checks());
             let stop = CancellationToken::new();
             lock(&parts.stops).push((role, stop.clone()));
             let crashed = broker.crashed().clone();
@@ -196,14 +203,9 @@ impl World {
         }
     }
 
-    /// Whether the life that a message names by its correlation id has been completed.
-    fn completed(&self) -> Option<Completed> {
-        let store = self.0.store.clone();
-        let completed = move |message: TaskMessage| {
-            let (store, incarnation) = (store.clone(), message.correlation_id.and_then(|id| id.parse().ok()));
-            async move { matches!(store.job_status(partition(), job_id(), incarnation).await, Ok(Some(JobStatus::Completed))) }.boxed()
-        };
-        self.0.scenario.checked.then(|| Arc::new(completed) as Completed)
+    fn checks(&self) -> Checks {
+        let Parts { scenario, store, start, .. } = &*self.0;
+        Checks::new(store.clone(), scenario.checked, scenario.pauses_hold, *start)
     }
 
     async fn run_process(&self, role: Who, broker: FaultyBroker, stop: CancellationToken) -> Result<(), RuntimeError> {
@@ -267,6 +269,8 @@ impl World {
                 Cancellation::NotFound | Cancellation::Finished(_) => {}
             },
             Action::Delete => self.delete(job).await?,
+            Action::Pause => drop(self.insist(|| self.0.store.pause_job(partition(), job_id())).await?),
+            Action::Resume => drop(self.insist(|| self.0.store.resume_job(partition(), job_id())).await?),
             Action::PutAgain(items) => {
                 self.delete(job).await?;
                 *job = Put { number: job.number + 1, items, expected: Expected::Outcome };
@@ -436,12 +440,12 @@ fn moment(op: Op) -> Option<Duration> {
     }
 }
 
-fn partition() -> &'static PartitionId {
+pub fn partition() -> &'static PartitionId {
     static ID: std::sync::LazyLock<PartitionId> = std::sync::LazyLock::new(|| PartitionId::parse("sim").unwrap());
     &ID
 }
 
-fn job_id() -> &'static JobId {
+pub fn job_id() -> &'static JobId {
     static ID: std::sync::LazyLock<JobId> = std::sync::LazyLock::new(|| JobId::parse("job").unwrap());
     &ID
 }

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use contract::rest::{NewJob, OnFailure};
 use contract::{JobStatus, RangeItem, TaskMessage, TaskStatus};
 use framework::{Context, OrFail, Reply, TaskError, Worker};
 use harness::wait_for;
 
-use crate::place::{Place, STATUS_INTERVAL, System};
+use crate::place::{Place, SLACK, STATUS_INTERVAL, System};
 use crate::workers::{Each, Gate};
 
 stories![
@@ -19,9 +19,6 @@ stories![
     the_first_failed_item_fails_a_job_that_stops_on_failure,
     a_job_that_goes_on_does_all_other_items_and_tells_every_failure,
 ];
-
-/// What a status check itself may take on a busy machine.
-const SLACK: Duration = Duration::from_secs(1);
 
 /// When items of which life began.
 type Starts = Arc<Mutex<Vec<(String, Instant)>>>;

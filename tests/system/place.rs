@@ -19,6 +19,9 @@ use tempfile::TempDir;
 /// How long a worker relies on a status that it has read: the shortest that there is.
 pub const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
+/// What a status check itself may take on a busy machine.
+pub const SLACK: Duration = Duration::from_secs(1);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Servers {
     /// The embedded broker and store.
@@ -75,6 +78,7 @@ impl Place {
             root: self.files(),
             batch_pipe: self.pipe("batch"),
             tracking_pipe: self.pipe("tracking"),
+            paused_pipe: self.pipe("paused"),
             ..StackOptions::embedded(self.folder.path().join("data"))
         }
     }
@@ -86,6 +90,7 @@ impl Place {
             output: Some(self.pipe("output")),
             invalid: self.pipe(&format!("{name}-invalid")),
             reject: self.pipe(&format!("{name}-reject")),
+            paused: Some(self.pipe("paused")),
             route: self.route,
             prefetch: 500,
             drain: Duration::from_secs(1),
@@ -232,6 +237,12 @@ impl System {
         let (partition, job) = (PartitionId::parse(&self.partition).unwrap(), JobId::parse(job).unwrap());
         let history = self.running.store().unwrap().history(&partition, &job).await.unwrap();
         history.into_iter().map(|step| (step.to, step.actor)).collect()
+    }
+
+    /// How many tasks of the job are kept in the store because it is paused.
+    pub async fn stowed(&self, job: &str) -> u64 {
+        let (partition, job) = (PartitionId::parse(&self.partition).unwrap(), JobId::parse(job).unwrap());
+        self.running.store().unwrap().stowed_tasks(&partition, &job).await.unwrap()
     }
 
     pub async fn publish(&self, pipe: &str, body: impl Into<Vec<u8>>) {

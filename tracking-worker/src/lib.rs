@@ -16,6 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_recursion::async_recursion;
 use contract::{JobTaskId, JobTrackingEvent, ReportFailure, ReportStatus, TaskData, TaskMessage, TrackingReport, TrackingReportTask};
+use framework::broker::HeaderValue;
 use framework::{Arrival, Collector, Courier, Effects, Verdict};
 use futures_util::future::{OptionFuture, join_all};
 use store::{Condition, EventKind, Store, StoreError, TrackingEvent};
@@ -25,6 +26,9 @@ use tracing::{info, warn};
 const LIMIT: usize = 1000;
 /// Events in one transaction, about.
 const EVENTS: usize = 20_000;
+/// Why a worker of CAF's has given a message up, and how often it had been tried by then.
+const REJECTED_HEADER: &str = "x-caf-worker-rejected";
+const RETRY_HEADER: &str = "x-caf-worker-retry";
 /// Between attempts to reach the store.
 const DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
@@ -171,7 +175,10 @@ fn groups(told: &[Told]) -> Vec<&[Told]> {
 /// What an arrival tells about tasks.
 fn listen(place: usize, arrival: &Arrival) -> Told {
     if arrival.is_diverted() {
-        let events = arrival.report().and_then(|status| diverted_event(arrival.message(), status));
+        let events = match rejected(arrival) {
+            Some(rejected) => Some(rejected),
+            None => arrival.report().and_then(|status| diverted_event(arrival.message(), status)),
+        };
         return Told { place, events: events.into_iter().collect(), flaw: None };
     }
     match reports(arrival.message()) {
@@ -232,6 +239,25 @@ fn diverted_event(message: &TaskMessage, status: ReportStatus) -> Option<Trackin
         _ => EventKind::Complete,
     };
     Some(TrackingEvent { task, kind })
+}
+
+/// A message without a status that a worker of CAF's has given up: its headers say why.
+fn rejected(arrival: &Arrival) -> Option<TrackingEvent> {
+    let text = |name| match arrival.headers().get(name)? {
+        HeaderValue::Text(text) => Some(text.clone()),
+        HeaderValue::Integer(number) => Some(number.to_string()),
+    };
+    let message = arrival.message();
+    let reason = text(REJECTED_HEADER).filter(|_| message.task_status.is_none())?;
+    let retries = text(RETRY_HEADER).unwrap_or_else(|| "0".to_owned());
+    let task = JobTaskId::parse(message.job_task_id()?).ok()?;
+    let failure = ReportFailure {
+        failure_id: Some(REJECTED_HEADER.to_owned()),
+        failure_time: Some(now_millis()),
+        failure_source: Some(source_of(message)),
+        failure_message: Some(format!("{reason}. Execution of this job task was retried {retries} times.")),
+    };
+    Some(TrackingEvent { task, kind: EventKind::Failed(failure) })
 }
 
 /// Milliseconds since 1970, UTC.

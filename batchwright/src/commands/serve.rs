@@ -7,8 +7,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
-use batchwright::{Role, Stack, StackOptions, TRACKING_PIPE};
+use batchwright::{BatchResults, Role, Stack, StackOptions, TRACKING_PIPE};
 use clap::Args;
+use contract::PAUSED_PIPE;
 use contract::rest::{Expiry, ExpiryPolicy, Policer};
 use framework::broker::amqp::QueueType;
 use framework::{Route, Variables};
@@ -55,6 +56,15 @@ pub struct StackArgs {
     /// The pipe of the tracking worker.
     #[arg(long, env = "BATCHWRIGHT_TRACKING_PIPE", default_value = TRACKING_PIPE)]
     tracking_pipe: String,
+    /// The pipe to which workers hand over the tasks of paused jobs.
+    #[arg(long, env = "BATCHWRIGHT_PAUSED_PIPE", default_value = PAUSED_PIPE)]
+    paused_pipe: String,
+    /// What the batch worker sends to its output pipe: none, only-of-empty-batches or all.
+    #[arg(long, env = "BATCHWRIGHT_BATCH_RESULTS", default_value = "none")]
+    batch_results: BatchResults,
+    /// The output pipe of the batch worker, for results and failures.
+    #[arg(long, env = "BATCHWRIGHT_BATCH_OUTPUT")]
+    batch_output: Option<String>,
     #[command(flatten)]
     jobs: JobsArgs,
 }
@@ -127,6 +137,9 @@ impl StackArgs {
             prefetch: self.prefetch,
             queue_type: self.queue_type,
             tracking_pipe: self.tracking_pipe,
+            paused_pipe: self.paused_pipe,
+            batch_results: self.batch_results,
+            batch_output: self.batch_output,
             job_types,
             page_size: self.jobs.page_size,
             batches: (self.jobs.cancel_batch, self.jobs.delete_batch),

@@ -14,14 +14,10 @@ const NOT_READ: &[(&[&str], &str)] = &[
         &["CAF_RABBITMQ_BACKOFF_INTERVAL", "CAF_RABBITMQ_MAX_BACKOFF_INTERVAL", "CAF_RABBITMQ_MAX_ATTEMPTS"],
         "a lost connection is made again for ever, with a back-off of its own",
     ),
-    (&["CAF_RABBITMQ_MAX_PRIORITY"], "quorum queues have no priorities, and nothing is published with one"),
     (&["CAF_WORKER_RETRY_QUEUE"], "what is tried again comes back to the input pipe, by way of its delay pipes"),
     (&["CAF_WORKER_FRIENDLY_NAME"], "a failure names the worker by its name"),
     (&["CAF_WORKER_ENABLE_DIVERTED_TASK_CHECKING"], "a worker always passes on what is not for it"),
-    (
-        &["CAF_WORKER_DISABLE_ZERO_PROGRESS_REPORTING", "CAF_WORKER_REPORT_UPDATES_BUFFER_LIMIT"],
-        "reports are sent in runs that measure themselves; empty ones are not sent",
-    ),
+    (&["CAF_WORKER_REPORT_UPDATES_BUFFER_LIMIT"], "reports are sent in runs that measure themselves"),
     (&["CAF_WORKER_MAX_BATCH_TIME"], "the tracking worker takes what is there and waits for nothing"),
     (
         &[
@@ -160,6 +156,7 @@ fn names(caf: &[(&str, Caf)]) -> String {
             Caf::In => " with `-in`",
             Caf::PlusConcurrency => " + concurrency",
             Caf::PlusOne => " + 1",
+            Caf::Not => ", turned round",
         };
         let file = if name.ends_with("_PASSWORD") { format!("<br>`{name}_FILE`") } else { String::new() };
         format!("`{name}`{made}{file}")

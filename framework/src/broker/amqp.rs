@@ -20,6 +20,8 @@ mod refusals;
 mod socket;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod wire;
 
 use std::fmt;
 use std::sync::Arc;
@@ -58,6 +60,8 @@ pub struct AmqpOptions {
     pub url: String,
     /// All who share a broker must agree on it.
     pub queue_type: QueueType,
+    /// The `x-max-priority` that classic queues are declared with; 0: none. Nothing is sent with a priority.
+    pub max_priority: u8,
     /// Whether queues are declared on first use. If not, somebody else must.
     pub declare: bool,
     /// The name under which the broker shows the connections.
@@ -88,7 +92,7 @@ impl std::str::FromStr for QueueType {
 impl AmqpOptions {
     /// Quorum queues, declared on first use.
     pub fn new(url: impl Into<String>) -> Self {
-        Self { url: url.into(), queue_type: QueueType::Quorum, declare: true, name: "batchwright".into() }
+        Self { url: url.into(), queue_type: QueueType::Quorum, max_priority: 0, declare: true, name: "batchwright".into() }
     }
 }
 
@@ -121,14 +125,14 @@ impl Amqp {
     ///
     /// Must be called within a runtime.
     pub fn connect(options: AmqpOptions) -> Result<Self, BrokerError> {
-        let AmqpOptions { url, queue_type, declare, name } = options;
+        let AmqpOptions { url, queue_type, max_priority, declare, name } = options;
         let mut uri: AMQPUri = url.parse().map_err(|reason| BrokerError::Unusable { place: "the given URL".into(), reason })?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
         let place = format!("{}:{}", uri.authority.host, uri.authority.port);
         let (tasks, end, closing) = (TaskTracker::new(), CancellationToken::new(), CancellationToken::new());
         let line = |purpose: &str| Line::start(uri.clone(), format!("{name} {purpose}"), place.clone(), &tasks, &end);
         let (publishing, consuming) = (line("publishing"), line("consuming"));
-        let queues = Arc::new(Queues::new(queue_type, declare));
+        let queues = Arc::new(Queues::new(queue_type, max_priority, declare));
         let (publications, received) = mpsc::unbounded_channel();
         let publisher = Publisher::new(publishing.clone(), Arc::clone(&queues), received);
         let flushed = CancellationToken::new();

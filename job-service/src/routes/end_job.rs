@@ -5,10 +5,9 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use contract::rest::ErrorBody;
-use contract::{JobId, PartitionId};
 use store::Cancellation;
 
-use super::StoreTrouble;
+use super::{StoreTrouble, announce};
 use crate::Parts;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::OfJob;
@@ -78,9 +77,4 @@ pub async fn cancel(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJo
             Err(ApiError::bad_request(format!("ERROR: job_id {{{job}}} cannot be cancelled as it has a status of {status}.")))
         }
     }
-}
-
-/// Has the workers ask for the job's status at once. One that does not hear it asks when its last answer no longer holds.
-fn announce(parts: &Parts, partition: &PartitionId, job: &JobId) {
-    drop(framework::announce(&*parts.broker, vec![format!("{partition}:{job}")]));
 }

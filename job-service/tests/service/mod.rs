@@ -132,6 +132,14 @@ impl Service {
         self.call(Method::POST, &self.path(&format!("/jobs/{job}/cancel")), None).await
     }
 
+    pub async fn pause(&self, job: &str) -> Answer {
+        self.call(Method::POST, &self.path(&format!("/jobs/{job}/pause")), None).await
+    }
+
+    pub async fn resume(&self, job: &str) -> Answer {
+        self.call(Method::POST, &self.path(&format!("/jobs/{job}/resume")), None).await
+    }
+
     pub async fn delete(&self, job: &str) -> Answer {
         self.call(Method::DELETE, &self.path(&format!("/jobs/{job}")), None).await
     }

@@ -94,7 +94,7 @@ impl Starts for MemoryTransaction {
 
     fn push_outbox<'a>(&'a mut self, incarnation: i64, pipe: &'a str, body: &'a [u8], due: Due) -> Answer<'a, ()> {
         let id = self.state.number();
-        let message = OutboxMessage { id, pipe: pipe.to_owned(), body: body.to_vec() };
+        let message = OutboxMessage { id, pipe: pipe.to_owned(), body: body.to_vec(), headers: crate::Headers::new() };
         let now = self.shared.clock.now();
         let due_time = due.after.map(|after| now.saturating_add_unsigned(after));
         let unsent = Unsent { incarnation, message, due_time, leased_until: 0, suspended: due.suspended, paused: false };

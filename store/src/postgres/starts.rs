@@ -34,12 +34,13 @@ impl Starts for PostgresTransaction {
                  and (leased_until is null or leased_until <= (select (extract(epoch from clock_timestamp()) * 1000)::bigint)) \
                  order by due_time, id limit $1 for update skip locked) \
                  update outbox set leased_until = (extract(epoch from clock_timestamp()) * 1000)::bigint + $2 \
-                 from due where outbox.id = due.id returning outbox.due_time, outbox.id, pipe, body",
+                 from due where outbox.id = due.id returning outbox.due_time, outbox.id, pipe, body, headers",
             );
             let mut claimed = Vec::new();
             for row in &self.fetch(query.bind(i64::from(limit)).bind(crate::sql::millis(lease))).await? {
                 let due: i64 = row.try_get(0)?;
-                claimed.push((due, OutboxMessage { id: row.try_get(1)?, pipe: row.try_get(2)?, body: row.try_get(3)? }));
+                let headers = crate::sql::stow::headers(row.try_get(4)?)?;
+                claimed.push((due, OutboxMessage { id: row.try_get(1)?, pipe: row.try_get(2)?, body: row.try_get(3)?, headers }));
             }
             claimed.sort_by_key(|(due, message)| (*due, message.id));
             Ok(claimed.into_iter().map(|(_, message)| message).collect())

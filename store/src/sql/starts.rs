@@ -14,13 +14,14 @@ macro_rules! start_reads {
         fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
-                    "select id, pipe, body from outbox where due_time <= (select ",
+                    "select id, pipe, body, headers from outbox where due_time <= (select ",
                     $now,
                     ") and not suspended and not paused order by due_time, id limit $1"
                 ));
                 let mut messages = Vec::new();
                 for row in &self.fetch(query.bind(i64::from(limit))).await? {
-                    messages.push(OutboxMessage { id: row.try_get(0)?, pipe: row.try_get(1)?, body: row.try_get(2)? });
+                    let headers = crate::sql::stow::headers(row.try_get(3)?)?;
+                    messages.push(OutboxMessage { id: row.try_get(0)?, pipe: row.try_get(1)?, body: row.try_get(2)?, headers });
                 }
                 Ok(messages)
             })

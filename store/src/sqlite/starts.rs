@@ -27,12 +27,13 @@ impl Starts for SqliteTransaction {
                  select id from outbox where due_time <= cast(unixepoch('subsec') * 1000 as integer) \
                  and not suspended and not paused \
                  and (leased_until is null or leased_until <= cast(unixepoch('subsec') * 1000 as integer)) \
-                 order by due_time, id limit $1) returning due_time, id, pipe, body",
+                 order by due_time, id limit $1) returning due_time, id, pipe, body, headers",
             );
             let mut claimed = Vec::new();
             for row in &self.fetch(query.bind(i64::from(limit)).bind(crate::sql::millis(lease))).await? {
                 let due: i64 = row.try_get(0)?;
-                claimed.push((due, OutboxMessage { id: row.try_get(1)?, pipe: row.try_get(2)?, body: row.try_get(3)? }));
+                let headers = crate::sql::stow::headers(row.try_get(4)?)?;
+                claimed.push((due, OutboxMessage { id: row.try_get(1)?, pipe: row.try_get(2)?, body: row.try_get(3)?, headers }));
             }
             claimed.sort_by_key(|(due, message)| (*due, message.id));
             Ok(claimed.into_iter().map(|(_, message)| message).collect())

@@ -23,6 +23,8 @@ const DELIVERY_COUNT: &str = "x-delivery-count";
 
 pub struct Queues {
     queue_type: QueueType,
+    /// 0: none.
+    max_priority: u8,
     declare: bool,
     /// Queues that somebody else has declared in another way; said once.
     foreign: Mutex<HashSet<String>>,
@@ -41,8 +43,11 @@ pub enum Undeclared {
 }
 
 impl Queues {
-    pub fn new(queue_type: QueueType, declare: bool) -> Self {
-        Self { queue_type, declare, foreign: Mutex::default() }
+    pub fn new(queue_type: QueueType, max_priority: u8, declare: bool) -> Self {
+        if max_priority > 0 && queue_type == QueueType::Quorum {
+            tracing::warn!(max_priority, "quorum queues know no priorities; they are declared without");
+        }
+        Self { queue_type, max_priority, declare, foreign: Mutex::default() }
     }
 
     /// Sees to it that the pipe's queue exists, and the queue for a delay if one is given.
@@ -103,6 +108,9 @@ impl Queues {
             QueueType::Classic => "classic",
         };
         arguments.insert("x-queue-type".into(), text(queue_type));
+        if self.max_priority > 0 && self.queue_type == QueueType::Classic {
+            arguments.insert("x-max-priority".into(), AMQPValue::LongInt(self.max_priority.into()));
+        }
         arguments
     }
 

@@ -1,0 +1,156 @@
+//! What a worker does with the messages of a paused job.
+
+#![expect(clippy::unwrap_used, reason = "this is how a test fails")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::{PAUSED_PIPE, RangeItem, TaskMessage, Tracking};
+use framework::broker::memory::Memory;
+use framework::broker::{Broker, Delivery, HeaderValue, Outgoing};
+use framework::{Context, Reply, Runtime, Settings, TaskError, Worker};
+use serde_json::Value;
+use tokio::sync::Semaphore;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+use wiremock::matchers::path;
+use wiremock::{Mock, MockServer, ResponseTemplate};
+
+/// Answers each item with itself, when it is let through.
+struct Echo(Arc<Semaphore>);
+
+impl Worker for Echo {
+    type Input = RangeItem;
+    type Output = RangeItem;
+
+    async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
+        drop(self.0.acquire().await?);
+        ctx.check_cancelled()?;
+        Ok(Reply::send(item))
+    }
+}
+
+/// A worker on a broker of its own, and the job service that it asks.
+struct World {
+    pipes: Memory,
+    jobs: MockServer,
+    gate: Arc<Semaphore>,
+    tasks: TaskTracker,
+    stop: DropGuard,
+}
+
+impl World {
+    async fn start(change: impl FnOnce(&mut Settings)) -> Self {
+        let mut settings = Settings { output: Some("out".to_owned()), concurrency: 1, ..Settings::new("w") };
+        change(&mut settings);
+        let (pipes, gate, stop) = (Memory::new(), Arc::new(Semaphore::new(1)), CancellationToken::new());
+        let ready = Runtime::new(settings, Arc::new(pipes.clone())).worker(Echo(Arc::clone(&gate)));
+        let (tasks, until) = (TaskTracker::new(), stop.clone());
+        tasks.spawn(async move { ready.run_until(until).await });
+        Self { pipes, jobs: MockServer::start().await, gate, tasks, stop: stop.drop_guard() }
+    }
+
+    /// From now on the job service says so.
+    async fn job_is(&self, status: &str) {
+        self.jobs.reset().await;
+        // That the job is paused holds for a while; that it is not is asked each time.
+        let cache = if status == "Paused" { "no-transform, max-age=70" } else { "no-transform, max-age=0" };
+        let answer = ResponseTemplate::new(200).set_body_json(status).insert_header("cache-control", cache);
+        Mock::given(path("/status")).respond_with(answer).mount(&self.jobs).await;
+    }
+
+    fn item(&self, number: u64) -> TaskMessage {
+        let tracking = Tracking {
+            job_task_id: Some(format!("p:j.{number}")),
+            status_check_url: Some(format!("{}/status", self.jobs.uri())),
+            ..Tracking::default()
+        };
+        let item = RangeItem { number, params: [].into() };
+        TaskMessage { tracking: Some(tracking), ..TaskMessage::new("t", "w-in", &item).unwrap() }
+    }
+
+    async fn send(&self, message: &TaskMessage) {
+        self.pipes.publish(Outgoing::new("w-in", message.encode())).await.unwrap();
+    }
+
+    async fn next(&self, pipe: &str) -> Delivery {
+        let mut consumer = self.pipes.consume(pipe, 1).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(10), consumer.next()).await.unwrap().unwrap()
+    }
+
+    /// The number of the next item in a pipe.
+    async fn next_item(&self, pipe: &str) -> u64 {
+        let delivery = self.next(pipe).await;
+        let message = TaskMessage::decode(&delivery.body).unwrap();
+        delivery.ack();
+        serde_json::from_slice::<RangeItem>(&message.task_data.unwrap()).unwrap().number
+    }
+}
+
+#[tokio::test]
+async fn a_task_of_a_paused_job_is_handed_over_as_it_came_but_for_the_times_of_its_check() {
+    let world = World::start(|_| {}).await;
+    world.job_is("Paused").await;
+    let mut sent: Value = serde_json::from_slice(&world.item(1).encode()).unwrap();
+    sent["new"] = serde_json::json!([1, null]);
+    sent["priority"] = 7.into();
+    let mut message = Outgoing::new("w-in", serde_json::to_vec(&sent).unwrap());
+    message.headers.set("x-batchwright-attempts", HeaderValue::Integer(2));
+    message.headers.set("x-note", HeaderValue::Text("kept".to_owned()));
+    world.pipes.publish(message.clone()).await.unwrap();
+    let delivery = world.next(PAUSED_PIPE).await;
+    let mut paused: Value = serde_json::from_slice(&delivery.body).unwrap();
+    assert!(paused["tracking"]["lastStatusCheckTime"].take().as_i64().unwrap() > 0);
+    assert_eq!(paused["tracking"]["statusCheckIntervalMillis"].take(), 70_000);
+    sent["tracking"]["statusCheckIntervalMillis"].take();
+    assert_eq!(paused, sent);
+    assert_eq!(delivery.headers, message.headers);
+    delivery.ack();
+    assert_eq!(world.pipes.depth("out").await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn without_a_paused_pipe_a_task_of_a_paused_job_is_executed() {
+    let world = World::start(|settings| settings.paused = None).await;
+    world.job_is("Paused").await;
+    world.send(&world.item(1)).await;
+    assert_eq!(world.next_item("out").await, 1);
+}
+
+#[tokio::test]
+async fn a_diverted_message_of_a_paused_job_goes_on() {
+    let world = World::start(|_| {}).await;
+    world.job_is("Paused").await;
+    world.send(&TaskMessage { to: Some("elsewhere".to_owned()), ..world.item(1) }).await;
+    assert_eq!(world.next_item("elsewhere").await, 1);
+}
+
+#[tokio::test]
+async fn a_pause_stops_what_waits_and_not_what_runs_and_what_comes_back_is_done_though_the_pause_is_remembered() {
+    let world = World::start(|_| {}).await;
+    world.job_is("Active").await;
+    world.gate.forget_permits(1);
+    // The first runs; the others wait for the only slot.
+    for number in 1..=3 {
+        world.send(&world.item(number)).await;
+    }
+    let waiting = async || match world.jobs.received_requests().await.unwrap().len() {
+        0 => Err("no status check".to_owned()),
+        _ => Ok(()),
+    };
+    harness::wait_for("the first to be checked", waiting).await;
+    world.job_is("Paused").await;
+    world.gate.add_permits(1);
+    assert_eq!(world.next_item("out").await, 1);
+    let (second, third) = (world.next(PAUSED_PIPE).await, world.next(PAUSED_PIPE).await);
+    // The job is resumed, and the worker has not heard it: what was handed over is stamped, so it is not handed over again.
+    world.job_is("Active").await;
+    for delivery in [second, third] {
+        world.pipes.publish(Outgoing::new("w-in", delivery.body.clone())).await.unwrap();
+        delivery.ack();
+    }
+    assert_eq!((world.next_item("out").await, world.next_item("out").await), (2, 3));
+    drop(world.stop);
+    world.tasks.close();
+    world.tasks.wait().await;
+}

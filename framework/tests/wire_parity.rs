@@ -1,0 +1,458 @@
+//! What a worker really puts on RabbitMQ, against CAF's wire format: one test a line of the list of what must match.
+//!
+//! How messages and queues look to the broker itself is tested beside the AMQP code, what a body is read and written as in
+//! `contract`, batches and the tracking worker in `tests/system/wire_parity.rs`.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::{ContextData, RangeItem, SourceInfo, TaskMessage, TaskStatus, Tracking};
+use framework::broker::amqp::{Amqp, AmqpOptions};
+use framework::broker::{Broker, Consumer, Outgoing};
+use framework::{Context, OrFail, Reply, Runtime, Settings, TaskError, Worker};
+use futures_util::future::join_all;
+use harness::unique;
+use serde_json::{Value, json};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+use wiremock::matchers::path;
+use wiremock::{Mock, MockServer, ResponseTemplate};
+
+/// The pipes of a test.
+const PIPES: [&str; 8] = ["in", "in.suspects", "out", "tracking", "items", "next", "invalid", "reject"];
+
+/// Does what the item says.
+struct Order;
+
+impl Worker for Order {
+    type Input = RangeItem;
+    type Output = RangeItem;
+
+    async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
+        match item.params.get("do").map_or("", String::as_str) {
+            "fail" => Err::<(), _>("boom").or_fail()?,
+            "misunderstand" => Err::<(), _>("Task failed validation").or_invalid()?,
+            "negative" => return Ok(Reply::failure(item)),
+            "note" => return Ok(Reply::send(item).with_note("mine")),
+            "end" => return Ok(Reply::none()),
+            "split" => {
+                for number in 1..=item.number {
+                    ctx.dispatch(&item.params["pipe"], &RangeItem { number, params: BTreeMap::new() }).await?;
+                }
+            }
+            _ => {}
+        }
+        Ok(Reply::send(item))
+    }
+}
+
+/// A worker on RabbitMQ with pipes of its own.
+struct World {
+    broker: Arc<Amqp>,
+    id: String,
+    jobs: MockServer,
+    /// By pipe, and for good: what goes with its consumer comes again.
+    consumers: tokio::sync::Mutex<BTreeMap<String, Consumer>>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    on_drop: DropGuard,
+}
+
+impl World {
+    async fn new() -> Self {
+        let url = harness::rabbitmq().await.unwrap().url;
+        let broker = Arc::new(Amqp::connect(AmqpOptions::new(&url)).unwrap());
+        let stop = CancellationToken::new();
+        let guard = stop.clone().drop_guard();
+        let id = unique("wire");
+        settle(&url, PIPES.map(|name| format!("{id}-{name}"))).await;
+        Self {
+            broker,
+            id,
+            jobs: MockServer::start().await,
+            consumers: tokio::sync::Mutex::default(),
+            tasks: TaskTracker::new(),
+            stop,
+            on_drop: guard,
+        }
+    }
+
+    async fn start(change: impl FnOnce(&mut Settings)) -> Self {
+        let world = Self::new().await;
+        world.run(change);
+        world
+    }
+
+    fn run(&self, change: impl FnOnce(&mut Settings)) {
+        let mut settings = Settings {
+            input: self.pipe("in"),
+            output: Some(self.pipe("out")),
+            invalid: self.pipe("invalid"),
+            reject: self.pipe("reject"),
+            paused: Some(self.pipe("paused")),
+            version: "1.4.0".to_owned(),
+            service_path: "caf/worker".to_owned(),
+            ..Settings::new("worker-order")
+        };
+        change(&mut settings);
+        let ready = Runtime::new(settings, Arc::clone(&self.broker) as Arc<dyn Broker>).worker(Order);
+        let until = self.stop.clone();
+        self.tasks.spawn(async move { ready.run_until(until).await });
+    }
+
+    fn pipe(&self, name: &str) -> String {
+        format!("{}-{name}", self.id)
+    }
+
+    /// A task that is done in the output pipe, as another worker would send it.
+    fn task(&self, what: &str) -> TaskMessage {
+        let params = BTreeMap::from([("do".to_owned(), what.to_owned()), ("pipe".to_owned(), self.pipe("items"))]);
+        TaskMessage {
+            context: BTreeMap::from([("other/w".to_owned(), ContextData(b"keep".to_vec()))]),
+            tracking: Some(Tracking {
+                job_task_id: Some("acme:reindex-7.2".to_owned()),
+                last_status_check_time: Some(1_767_225_600_000),
+                status_check_interval_millis: 5000,
+                // Without one there is no check.
+                status_check_url: None,
+                tracking_pipe: Some(self.pipe("tracking")),
+                track_to: Some(self.pipe("out")),
+            }),
+            source_info: Some(SourceInfo { name: Some("worker-batch".to_owned()), version: Some("3.7.0".to_owned()) }),
+            priority: Some(4),
+            correlation_id: Some("corr-42".to_owned()),
+            ..TaskMessage::new("T.2", self.pipe("in"), &RangeItem { number: 2, params }).unwrap()
+        }
+    }
+
+    async fn send(&self, message: &TaskMessage) {
+        self.broker.publish(Outgoing::new(self.pipe("in"), message.encode())).await.unwrap();
+    }
+
+    /// The body of the next message in a pipe.
+    async fn next(&self, name: &str) -> String {
+        let mut consumers = self.consumers.lock().await;
+        if !consumers.contains_key(name) {
+            consumers.insert(name.to_owned(), self.broker.consume(&self.pipe(name), 1).await.unwrap());
+        }
+        let next = tokio::time::timeout(Duration::from_secs(20), consumers.get_mut(name).unwrap().next()).await;
+        let delivery = next.unwrap_or_else(|_| panic!("nothing comes to {name}")).unwrap();
+        let body = String::from_utf8(delivery.body.to_vec()).unwrap();
+        delivery.ack();
+        body
+    }
+
+    async fn next_message(&self, name: &str) -> TaskMessage {
+        TaskMessage::decode(self.next(name).await.as_bytes()).unwrap()
+    }
+
+    /// The next message in the tracking pipe: its envelope, and its payload.
+    async fn next_report(&self) -> (Value, Value) {
+        report(&self.next("tracking").await)
+    }
+
+    /// What one task causes in the output pipe.
+    async fn answer(&self, message: &TaskMessage) -> String {
+        self.send(message).await;
+        self.next("out").await
+    }
+
+    async fn job_answers(&self, answer: ResponseTemplate) {
+        self.jobs.reset().await;
+        Mock::given(path("/status")).respond_with(answer).mount(&self.jobs).await;
+    }
+
+    /// A task whose status is to be checked now, at a URL of its own.
+    fn to_be_checked(&self, number: u64) -> TaskMessage {
+        let mut task = self.task("");
+        task.task_data = Some(serde_json::to_vec(&RangeItem { number, params: BTreeMap::new() }).unwrap());
+        let tracking = task.tracking.as_mut().unwrap();
+        tracking.status_check_url = Some(format!("{}/status?{number}", self.jobs.uri()));
+        // Elsewhere, so that the output keeps its tracking.
+        tracking.track_to = Some("elsewhere".to_owned());
+        task
+    }
+}
+
+/// Makes queues and waits until they have their leaders: before, the broker may refuse a message and have it all the same, and then
+/// there are two.
+async fn settle(url: &str, pipes: [String; PIPES.len()]) {
+    let broker = Amqp::connect(AmqpOptions::new(url)).unwrap();
+    join_all(pipes.iter().map(async |pipe| {
+        while broker.publish(Outgoing::new(pipe.as_str(), "probe")).await.is_err() {}
+        broker.publish(Outgoing::new(pipe.as_str(), "end")).await.unwrap();
+        let mut consumer = broker.consume(pipe, 1).await.unwrap();
+        let mut is_end = false;
+        while !is_end {
+            let delivery = consumer.next().await.unwrap();
+            is_end = delivery.body == "end";
+            delivery.ack();
+        }
+    }))
+    .await;
+    broker.close().await;
+}
+
+fn report(body: &str) -> (Value, Value) {
+    let message = TaskMessage::decode(body.as_bytes()).unwrap();
+    (serde_json::from_str(body).unwrap(), serde_json::from_slice(&message.task_data.unwrap()).unwrap())
+}
+
+fn base64(text: &str) -> String {
+    // The codec of the wire itself.
+    serde_json::to_value(ContextData(text.as_bytes().to_vec())).unwrap().as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_result_has_every_field_in_cafs_order_nulls_included_and_no_tracking_where_that_ends() {
+    let world = World::start(|_| {}).await;
+    let task = world.task("");
+    let data = base64(&String::from_utf8(task.task_data.clone().unwrap()).unwrap());
+    let expected = format!(
+        concat!(
+            r#"{{"version":3,"taskId":"T.2","taskClassifier":"RangeItem","taskApiVersion":1,"taskData":"{}","#,
+            r#""taskStatus":"RESULT_SUCCESS","context":{{"other/w":"a2VlcA=="}},"to":"{}","tracking":null,"#,
+            r#""sourceInfo":{{"name":"worker-order","version":"1.4.0"}},"priority":null,"correlationId":"corr-42"}}"#
+        ),
+        data,
+        world.pipe("out")
+    );
+    assert_eq!(world.answer(&task).await, expected);
+}
+
+#[tokio::test]
+async fn a_result_that_is_not_at_the_end_of_its_tracking_keeps_it_in_cafs_order() {
+    let world = World::start(|_| {}).await;
+    let mut task = world.task("");
+    task.tracking.as_mut().unwrap().track_to = Some("elsewhere".to_owned());
+    let body = world.answer(&task).await;
+    let expected = format!(
+        concat!(
+            r#""tracking":{{"jobTaskId":"acme:reindex-7.2","lastStatusCheckTime":1767225600000,"statusCheckIntervalMillis":5000,"#,
+            r#""statusCheckUrl":null,"trackingPipe":"{}","trackTo":"elsewhere"}},"sourceInfo""#
+        ),
+        world.pipe("tracking")
+    );
+    assert!(body.contains(&expected), "{body}");
+}
+
+#[tokio::test]
+async fn subtasks_are_numbered_on_both_ids_and_the_final_answer_is_the_next_number_with_a_star() {
+    let world = World::start(|_| {}).await;
+    world.send(&world.task("split")).await;
+    for id in ["2.1", "2.2"] {
+        let item = world.next_message("items").await;
+        let tracking = item.tracking.unwrap();
+        assert_eq!((item.task_id, tracking.job_task_id), (format!("T.{id}"), Some(format!("acme:reindex-7.{id}"))));
+        assert_eq!((item.task_status, item.to), (Some(TaskStatus::NewTask), Some(world.pipe("items"))));
+        assert_eq!((item.priority, item.correlation_id.as_deref()), (None, Some("corr-42")));
+        assert_eq!(tracking.track_to, Some(world.pipe("out")));
+    }
+    assert_eq!(world.next_message("out").await.task_id, "T.2.3*");
+    let (_, payload) = world.next_report().await;
+    assert_eq!(
+        payload,
+        json!({"trackingReports": [{"jobTaskId": "acme:reindex-7.2.3*", "status": "Complete", "estimatedPercentageCompleted": 0}]})
+    );
+}
+
+#[tokio::test]
+async fn each_output_is_reported_like_cafs_workers_do_where_that_is_asked_for() {
+    let world = World::start(|settings| settings.zero_progress = true).await;
+    world.send(&world.task("split")).await;
+    let (_, payload) = world.next_report().await;
+    let report = |id: &str, status: &str| json!({"jobTaskId": id, "status": status, "estimatedPercentageCompleted": 0});
+    let expected =
+        [report("acme:reindex-7.2.1", "Progress"), report("acme:reindex-7.2.2", "Progress"), report("acme:reindex-7.2.3*", "Complete")];
+    assert_eq!(payload, json!({ "trackingReports": expected }));
+}
+
+#[tokio::test]
+async fn the_case_of_a_pipes_name_counts_neither_for_whom_a_message_is_nor_for_where_tracking_ends() {
+    let world = World::start(|_| {}).await;
+    let mut task = world.task("");
+    task.to = task.to.map(|to| to.to_uppercase());
+    task.tracking.as_mut().unwrap().track_to = Some(world.pipe("OUT"));
+    let answer = TaskMessage::decode(world.answer(&task).await.as_bytes()).unwrap();
+    assert_eq!((answer.to, answer.tracking), (Some(world.pipe("out")), None));
+    assert_eq!(world.next_report().await.1["trackingReports"][0]["status"], "Complete");
+}
+
+#[tokio::test]
+async fn a_report_has_cafs_envelope_and_no_field_that_a_strict_tracker_does_not_know() {
+    let world = World::start(|_| {}).await;
+    world.send(&world.task("fail")).await;
+    let (mut envelope, mut payload) = world.next_report().await;
+    assert!(uuid::Uuid::parse_str(envelope["taskId"].take().as_str().unwrap()).is_ok());
+    envelope["taskData"].take();
+    let expected = json!({
+        "version": 3, "taskId": null, "taskClassifier": "TrackingReportTask", "taskApiVersion": 1, "taskData": null,
+        "taskStatus": "NEW_TASK", "context": {}, "to": world.pipe("tracking"), "tracking": null, "sourceInfo": null, "priority": null,
+        "correlationId": "corr-42"
+    });
+    assert_eq!(envelope, expected);
+    let time = payload["trackingReports"][0]["failure"]["failureTime"].take();
+    assert!(time.as_i64().is_some_and(|time| time > 1_767_225_600_000), "{time}");
+    let failure = json!({
+        "failureId": "RESULT_EXCEPTION", "failureTime": null, "failureSource": "worker-order", "failureMessage": "boom"
+    });
+    let failed = json!({
+        "jobTaskId": "acme:reindex-7.2", "status": "Failed", "estimatedPercentageCompleted": 0, "failure": failure
+    });
+    assert_eq!(payload, json!({ "trackingReports": [failed] }));
+}
+
+#[tokio::test]
+async fn a_negative_result_is_complete_and_a_message_without_an_output_is_only_reported() {
+    let world = World::start(|_| {}).await;
+    let negative = TaskMessage::decode(world.answer(&world.task("negative")).await.as_bytes()).unwrap();
+    assert_eq!(negative.task_status, Some(TaskStatus::ResultFailure));
+    assert_eq!(world.next_report().await.1["trackingReports"][0]["status"], "Complete");
+    world.send(&world.task("end")).await;
+    assert_eq!(world.next_report().await.1["trackingReports"][0]["status"], "Complete");
+}
+
+#[tokio::test]
+async fn what_was_not_understood_is_raw_text_and_what_has_failed_is_a_json_string() {
+    let world = World::start(|_| {}).await;
+    for (what, status, data) in
+        [("misunderstand", TaskStatus::InvalidTask, "Task failed validation"), ("fail", TaskStatus::ResultException, r#""boom""#)]
+    {
+        let answer = TaskMessage::decode(world.answer(&world.task(what)).await.as_bytes()).unwrap();
+        assert_eq!(answer.task_status, Some(status));
+        assert_eq!(String::from_utf8(answer.task_data.unwrap()).unwrap(), data);
+        // The type and version of the input.
+        assert_eq!((answer.task_classifier.as_deref(), answer.task_api_version), (Some("RangeItem"), 1));
+        assert_eq!(world.next_report().await.1["trackingReports"][0]["failure"]["failureId"], status.name());
+    }
+    let classifier = TaskMessage { task_classifier: Some("Other".to_owned()), ..world.task("") };
+    let answer = TaskMessage::decode(world.answer(&classifier).await.as_bytes()).unwrap();
+    assert_eq!(String::from_utf8(answer.task_data.unwrap()).unwrap(), "Task of type Other found on queue for RangeItem");
+}
+
+#[tokio::test]
+async fn the_notes_of_services_go_with_answers_and_not_with_subtasks_reports_or_copies() {
+    let world = World::start(|_| {}).await;
+    let notes = |message: TaskMessage| message.context.into_keys().collect::<Vec<_>>();
+    for (what, expected) in [("note", &["caf/worker", "other/w"][..]), ("", &["other/w"]), ("misunderstand", &["other/w"])] {
+        let answer = world.answer(&world.task(what)).await;
+        assert_eq!(notes(TaskMessage::decode(answer.as_bytes()).unwrap()), expected, "{what}");
+        assert_eq!(world.next_report().await.0["context"], json!({}));
+    }
+    world.send(&world.task("split")).await;
+    assert_eq!(notes(world.next_message("items").await), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_worker_that_tells_no_version_is_of_an_unknown_one() {
+    let world = World::start(|settings| settings.version = Settings::new("w").version).await;
+    let answer = TaskMessage::decode(world.answer(&world.task("")).await.as_bytes()).unwrap();
+    assert_eq!(answer.source_info.unwrap().version.as_deref(), Some("UNKNOWN"));
+}
+
+#[tokio::test]
+async fn the_answer_to_a_status_check_rewrites_both_of_its_times_in_all_that_the_task_causes() {
+    let world = World::start(|_| {}).await;
+    let caching = |cache: Option<&str>| {
+        let answer = ResponseTemplate::new(200).set_body_string("\"Active\"");
+        cache.map_or(answer.clone(), |cache| answer.insert_header("cache-control", cache))
+    };
+    for (number, cache, interval) in [(1, Some("no-transform, max-age=7"), 7000), (2, Some("max-age=3"), 3000), (3, None, 120_000)] {
+        world.job_answers(caching(cache)).await;
+        let sent = world.to_be_checked(number);
+        let answer = TaskMessage::decode(world.answer(&sent).await.as_bytes()).unwrap().tracking.unwrap();
+        assert!(answer.last_status_check_time > sent.tracking.unwrap().last_status_check_time);
+        assert_eq!(answer.status_check_interval_millis, interval, "{cache:?}");
+    }
+}
+
+#[tokio::test]
+async fn only_a_definite_answer_stops_a_task() {
+    // One after the other.
+    let world = World::start(|settings| settings.concurrency = 1).await;
+    let body = |code: u16, body: &str| ResponseTemplate::new(code).set_body_string(body).insert_header("cache-control", "max-age=60");
+    let mut number = 0;
+    for (answer, is_done) in [
+        (body(200, "Active"), true),
+        (body(200, "\"Waiting\"\nmore"), true),
+        (body(200, "\"Cancelled\""), false),
+        (body(200, "Completed"), false),
+        (body(200, "\"Failed\""), false),
+        (body(404, r#"{"message":"ERROR: job_id {reindex-7} not found"}"#), false),
+        (body(200, "active"), true),
+        (body(200, ""), true),
+        (body(503, "Cancelled"), true),
+    ] {
+        number += 1;
+        world.job_answers(answer).await;
+        world.send(&world.to_be_checked(number)).await;
+        // What stands behind it tells when it has been dealt with.
+        world.send(&TaskMessage { task_id: "marker".to_owned(), tracking: None, ..world.task("") }).await;
+        let mut ids = Vec::new();
+        while ids.len() < 1 + usize::from(is_done) {
+            ids.push(world.next_message("out").await.task_id);
+        }
+        assert_eq!(ids.contains(&"T.2".to_owned()), is_done, "the answer {number}: {ids:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_message_for_somebody_else_goes_on_unchanged_but_for_tracking_that_ends_there() {
+    let world = World::start(|_| {}).await;
+    let mut sent: Value = serde_json::from_slice(&world.task("").encode()).unwrap();
+    sent["to"] = world.pipe("next").into();
+    sent["taskStatus"] = "RESULT_SUCCESS".into();
+    sent["new"] = json!({"of": "a later version"});
+    for ends in [false, true] {
+        sent["tracking"]["trackTo"] = world.pipe(if ends { "NEXT" } else { "out" }).into();
+        world.broker.publish(Outgoing::new(world.pipe("in"), serde_json::to_vec(&sent).unwrap())).await.unwrap();
+        let mut onward: Value = serde_json::from_str(&world.next("next").await).unwrap();
+        if ends {
+            assert_eq!(onward["tracking"], Value::Null);
+            onward["tracking"] = sent["tracking"].clone();
+        }
+        assert_eq!(onward, sent);
+    }
+}
+
+#[tokio::test]
+async fn a_task_that_kills_processes_ends_as_a_failure_with_cafs_text_and_a_copy_under_a_new_id() {
+    let world = World::new().await;
+    let sent = world.task("");
+    // As if processes had died with it, alone.
+    let mut suspects = world.broker.consume(&world.pipe("in.suspects"), 1).await.unwrap();
+    world.broker.publish(Outgoing::new(world.pipe("in.suspects"), sent.encode())).await.unwrap();
+    for _ in 0..12 {
+        tokio::time::timeout(Duration::from_secs(20), suspects.next()).await.unwrap().unwrap().requeue();
+    }
+    drop(suspects);
+    world.run(|_| {});
+    let result = world.next_message("out").await;
+    assert_eq!((result.task_id.as_str(), result.task_status), ("T.2", Some(TaskStatus::ResultException)));
+    assert_eq!(String::from_utf8(result.task_data.unwrap()).unwrap(), r#""worker-order could not process the item.""#);
+    assert_eq!(world.next_report().await.1["trackingReports"][0]["status"], "Failed");
+    let mut copy = world.next_message("reject").await;
+    assert!(uuid::Uuid::parse_str(&copy.task_id).is_ok(), "{}", copy.task_id);
+    copy.task_id.clone_from(&sent.task_id);
+    let expected = TaskMessage {
+        task_status: Some(TaskStatus::ResultException),
+        context: BTreeMap::new(),
+        to: Some(world.pipe("reject")),
+        priority: None,
+        ..sent
+    };
+    assert_eq!(copy, expected);
+}
+
+#[tokio::test]
+async fn a_body_that_is_no_message_goes_to_the_invalid_pipe_once_and_not_round_in_circles() {
+    let world = World::start(|_| {}).await;
+    for body in ["", "null", "[]", "{}", "no json", r#"{"taskId":null}"#] {
+        world.broker.publish(Outgoing::new(world.pipe("in"), body.as_bytes().to_vec())).await.unwrap();
+        assert_eq!(world.next("invalid").await, body);
+    }
+    assert_eq!(world.broker.depth(&world.pipe("in")).await.unwrap(), 0, "something has come back");
+}
