@@ -19,6 +19,7 @@ use commands::bench::{BenchArgs, BenchWorkerArgs};
 use contract::rest::{Job, JobTask, NewJob};
 use contract::{BatchTask, OnFailure, TaskData};
 use framework::Route;
+use job_service::PartitionPattern;
 use mimalloc::MiMalloc;
 use tracing_subscriber::EnvFilter;
 
@@ -111,6 +112,9 @@ struct StackArgs {
     /// Deliveries that a worker has taken and not settled, at most.
     #[arg(long, env = "BATCHWRIGHT_PREFETCH", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=65535))]
     prefetch: u32,
+    /// A regular expression: new jobs of partitions that it matches as a whole are kept until `POST …/partitions/{id}/dispatch`.
+    #[arg(long, env = "CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX")]
+    suspended_partitions: Option<PartitionPattern>,
 }
 
 #[derive(Debug, Args)]
@@ -265,6 +269,7 @@ impl StackArgs {
             root: self.root,
             concurrency: usize::try_from(self.concurrency)?,
             prefetch: self.prefetch,
+            suspended_partitions: self.suspended_partitions,
             ..StackOptions::embedded(data)
         })
     }

@@ -15,7 +15,7 @@ use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::embedded::Embedded;
 use framework::broker::{Broker, BrokerError};
 use framework::{Collector, Ready, Route, Runtime, Settings, Worker};
-use job_service::{BASE_PATH, JobService, ServiceOptions};
+use job_service::{BASE_PATH, JobService, PartitionPattern, ServiceOptions};
 use store::{Store, StoreError};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -60,6 +60,8 @@ pub struct StackOptions {
     pub concurrency: usize,
     /// Deliveries that a worker has taken and not settled, at most.
     pub prefetch: u32,
+    /// Partitions whose new jobs are kept until somebody dispatches them.
+    pub suspended_partitions: Option<PartitionPattern>,
     /// The pipe of the batch worker.
     pub batch_pipe: String,
     /// The pipe of the tracking worker.
@@ -93,6 +95,7 @@ impl StackOptions {
             root: PathBuf::from("."),
             concurrency: 8,
             prefetch: 1000,
+            suspended_partitions: None,
             batch_pipe: BATCH_PIPE.to_owned(),
             tracking_pipe: TRACKING_PIPE.to_owned(),
         }
@@ -239,6 +242,7 @@ impl Running {
             webservice_url: options.public_url.clone().unwrap_or_else(|| self.api_url()),
             tracking_pipe: options.tracking_pipe.clone(),
             status_check_interval: options.status_interval,
+            suspended_partitions: options.suspended_partitions.clone(),
             ..ServiceOptions::default()
         };
         let service = JobService::new(store, Arc::clone(&self.broker), service_options);

@@ -17,6 +17,7 @@ mod correlation;
 mod error;
 mod extract;
 mod filter;
+mod partition_pattern;
 mod prerequisites;
 mod relay;
 mod request;
@@ -35,6 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use correlation::HEADER as CORRELATION_ID;
+pub use partition_pattern::{PartitionPattern, PatternError};
 pub use routes::openapi;
 
 /// Where the REST API begins.
@@ -57,6 +59,8 @@ pub struct ServiceOptions {
     pub cancel_batch: u32,
     /// How many jobs are deleted in one transaction, when many are.
     pub delete_batch: u32,
+    /// Partitions whose new jobs are kept until somebody dispatches them.
+    pub suspended_partitions: Option<PartitionPattern>,
     /// The largest body of a request.
     pub max_body_bytes: usize,
 }
@@ -70,6 +74,7 @@ impl Default for ServiceOptions {
             page_size: 25,
             cancel_batch: 100,
             delete_batch: 100,
+            suspended_partitions: None,
             max_body_bytes: 16 * 1024 * 1024,
         }
     }
