@@ -1,10 +1,10 @@
-//! The command line: `batchwright demo`, `up`, `run ROLE`, `submit`, `get`, `list`, `watch`, `cancel`, `bench`.
+//! The command line: `batchwright demo`, `up`, `run ROLE`, `submit`, `get`, `list`, `count`, `watch`, `cancel`, `bench`.
 
 mod commands;
+mod configuration;
 
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Read, Write};
-use std::net::SocketAddr;
+use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,13 +13,14 @@ use anyhow::{Context, bail};
 use batchwright::client::Client;
 use batchwright::demo::{self, DemoOptions};
 use batchwright::watch::{self, Show, exit_code};
-use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Stack, StackOptions};
+use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use commands::bench::{BenchArgs, BenchWorkerArgs};
+use commands::serve::{RunArgs, UpArgs};
+use configuration::Configuration;
 use contract::rest::{Job, JobTask, NewJob};
 use contract::{BatchTask, OnFailure, TaskData};
-use framework::Route;
-use job_service::PartitionPattern;
+use framework::Variables;
 use mimalloc::MiMalloc;
 use tracing_subscriber::EnvFilter;
 
@@ -50,8 +51,10 @@ enum Command {
     Submit(SubmitArgs),
     /// Shows a job.
     Get(JobArgs),
-    /// Lists the jobs of a partition, newest first.
+    /// Lists the jobs of a partition, newest first unless sorted otherwise.
     List(ListArgs),
+    /// Counts jobs of a partition.
+    Count(CountArgs),
     /// Follows a job to its end; the exit code tells how it ended (0 Completed, 10 Failed, 11 Cancelled).
     Watch(JobArgs),
     /// Cancels a job.
@@ -72,65 +75,13 @@ struct DemoArgs {
 }
 
 #[derive(Debug, Args)]
-struct ServerArgs {
+pub struct ServerArgs {
     /// `postgres://user:password@host/database`, or `sqlite:FILE`.
     #[arg(long, env = "BATCHWRIGHT_DATABASE", hide_env_values = true)]
-    database: Option<String>,
+    pub database: Option<String>,
     /// `amqp://user:password@host:5672/%2f`.
     #[arg(long, env = "BATCHWRIGHT_BROKER", hide_env_values = true)]
-    broker: Option<String>,
-}
-
-#[derive(Debug, Args)]
-struct StackArgs {
-    #[command(flatten)]
-    servers: ServerArgs,
-    /// Where the job service listens.
-    #[arg(long, env = "BATCHWRIGHT_LISTEN", default_value = "127.0.0.1:8080")]
-    listen: SocketAddr,
-    /// Where workers find the job service, when that is elsewhere, e.g. behind a proxy.
-    #[arg(long, env = "BATCHWRIGHT_PUBLIC_URL")]
-    public_url: Option<String>,
-    /// The folder below which `lines` and `glob` batches find their files.
-    #[arg(long, env = "BATCHWRIGHT_ROOT", default_value = ".")]
-    root: PathBuf,
-    /// How tracked outputs travel: direct or reroute.
-    #[arg(long, env = "BATCHWRIGHT_ROUTE", default_value = "direct")]
-    route: Route,
-    /// Seconds that a worker relies on a status it has read.
-    #[arg(long, env = "BATCHWRIGHT_STATUS_INTERVAL", default_value_t = 5)]
-    status_interval: u64,
-    /// Parts of a split, at most.
-    #[arg(long, env = "BATCHWRIGHT_MAX_PARTS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
-    max_parts: u32,
-    /// Batches are not split while more messages than this wait in their target pipe.
-    #[arg(long, env = "BATCHWRIGHT_MAX_DEPTH", default_value_t = 100_000)]
-    max_depth: u64,
-    /// Tasks of a worker that run at the same time; batch and tracking worker have their own measure.
-    #[arg(long, env = "BATCHWRIGHT_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
-    concurrency: u32,
-    /// Deliveries that a worker has taken and not settled, at most.
-    #[arg(long, env = "BATCHWRIGHT_PREFETCH", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=65535))]
-    prefetch: u32,
-    /// A regular expression: new jobs of partitions that it matches as a whole are kept until `POST …/partitions/{id}/dispatch`.
-    #[arg(long, env = "CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX")]
-    suspended_partitions: Option<PartitionPattern>,
-}
-
-#[derive(Debug, Args)]
-struct UpArgs {
-    /// The folder of what is kept without servers.
-    #[arg(long, env = "BATCHWRIGHT_DATA", default_value = "batchwright-data")]
-    data: PathBuf,
-    #[command(flatten)]
-    stack: StackArgs,
-}
-
-#[derive(Debug, Args)]
-struct RunArgs {
-    role: Role,
-    #[command(flatten)]
-    stack: StackArgs,
+    pub broker: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -158,18 +109,42 @@ struct JobArgs {
     service: ServiceArgs,
 }
 
+/// Which jobs are meant.
 #[derive(Debug, Args)]
-struct ListArgs {
+struct WhichArgs {
     /// Jobs whose id begins with this.
     #[arg(long)]
     starts_with: Option<String>,
     /// `NotCompleted`, `Completed`, `Inactive` or `NotFinished`.
     #[arg(long)]
     status_type: Option<String>,
+    /// A condition, e.g. `status==Failed;labels.team==search` or `name=='*test*'`.
+    #[arg(long)]
+    filter: Option<String>,
+    /// Jobs with one of these labels, separated by commas.
+    #[arg(long)]
+    label_exist: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    #[command(flatten)]
+    which: WhichArgs,
+    /// What to sort by, and how, e.g. `name:asc`, `lastUpdateTime:desc` or `labels.team:asc`.
+    #[arg(long)]
+    sort: Option<String>,
     #[arg(long, default_value_t = 25)]
     limit: u32,
     #[arg(long, default_value_t = 0)]
     offset: u64,
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+#[derive(Debug, Args)]
+struct CountArgs {
+    #[command(flatten)]
+    which: WhichArgs,
     #[command(flatten)]
     service: ServiceArgs,
 }
@@ -215,34 +190,54 @@ struct SubmitArgs {
     service: ServiceArgs,
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    let cli = Cli::parse();
-    set_up_log(&cli);
-    let outcome = match cli.command {
-        Command::Demo(args) => demo(args).await,
-        Command::Up(args) => up(args).await,
-        Command::Run(args) => run(args).await,
-        Command::Submit(args) => submit(args).await,
-        Command::Get(args) => get(args).await,
-        Command::List(args) => list(args).await,
-        Command::Watch(args) => follow(&args.job, &args.service).await,
-        Command::Cancel(args) => cancel(args).await,
-        Command::Bench(args) => commands::bench::bench(args).await,
-        Command::BenchWorker(args) => commands::bench::bench_worker(args).await,
+fn main() -> ExitCode {
+    let environment = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let variables = Variables::new(environment);
+    let (cli, configuration) = match configuration::read::<Cli>(std::env::args_os(), &variables) {
+        Ok(read) => read,
+        Err(refusal) => return refusal.tell(),
     };
+    set_up_log(&cli);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("batchwright: no threads can be started: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let outcome = runtime.block_on(execute(cli.command, &variables, &configuration));
+    // The script of a job type may never end.
+    runtime.shutdown_timeout(Duration::from_secs(1));
     outcome.unwrap_or_else(|error| {
         eprintln!("batchwright: {error:#}");
         ExitCode::FAILURE
     })
 }
 
+async fn execute(command: Command, variables: &Variables, configuration: &Configuration) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Demo(args) => demo(args).await,
+        Command::Up(args) => commands::serve::up(args, variables, configuration).await,
+        Command::Run(args) => commands::serve::run(args, variables, configuration).await,
+        Command::Submit(args) => submit(args).await,
+        Command::Get(args) => get(args).await,
+        Command::List(args) => list(args).await,
+        Command::Count(args) => count(args).await,
+        Command::Watch(args) => follow(&args.job, &args.service).await,
+        Command::Cancel(args) => cancel(args).await,
+        Command::Bench(args) => commands::bench::bench(args).await,
+        Command::BenchWorker(args) => commands::bench::bench_worker(args).await,
+    }
+}
+
 fn set_up_log(cli: &Cli) {
-    let default = match cli.command {
-        Command::Up(_) | Command::Run(_) => "info,sqlx::postgres::notice=warn,lapin=off",
-        _ => "error,lapin=off",
+    // What says nothing to whoever runs this.
+    const QUIET: &str = "sqlx::postgres::notice=warn,lapin=off";
+    let level = match cli.command {
+        Command::Up(_) | Command::Run(_) => "info",
+        _ => "error",
     };
-    let filter = EnvFilter::builder().parse_lossy(cli.log.as_deref().unwrap_or(default));
+    let filter = EnvFilter::builder().parse_lossy(format!("{QUIET},{}", cli.log.as_deref().unwrap_or(level)));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
 }
 
@@ -251,54 +246,6 @@ async fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
     let paths = if args.paths.is_empty() { own_files() } else { args.paths };
     let agree = demo::run(DemoOptions { paths, lines_per_item: args.lines_per_item }).await?;
     Ok(if agree { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-impl StackArgs {
-    fn options(self, data: PathBuf, roles: Vec<Role>) -> anyhow::Result<StackOptions> {
-        Ok(StackOptions {
-            database: self.servers.database,
-            broker: self.servers.broker,
-            wait_for_database: true,
-            listen: self.listen,
-            public_url: self.public_url,
-            roles,
-            route: self.route,
-            status_interval: Duration::from_secs(self.status_interval),
-            max_parts: usize::try_from(self.max_parts)?,
-            max_depth: self.max_depth,
-            root: self.root,
-            concurrency: usize::try_from(self.concurrency)?,
-            prefetch: self.prefetch,
-            suspended_partitions: self.suspended_partitions,
-            ..StackOptions::embedded(data)
-        })
-    }
-}
-
-async fn up(args: UpArgs) -> anyhow::Result<ExitCode> {
-    let roles = vec![Role::JobService, Role::BatchWorker, Role::TrackingWorker, Role::ExampleWorker];
-    let running = Stack::new(args.stack.options(args.data, roles)?).start().await?;
-    println!("API         {}", running.api_url());
-    println!("Swagger UI  {}/job-service-ui/", running.url());
-    println!("health      {}/health-check?name=all&type=READY", running.url());
-    std::io::stdout().flush()?;
-    running.until_asked_to_stop().await?;
-    Ok(ExitCode::SUCCESS)
-}
-
-async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
-    let RunArgs { role, stack } = args;
-    if stack.servers.broker.is_none() {
-        bail!("a role by itself needs a broker that it shares with the others: --broker amqp://…");
-    }
-    if matches!(role, Role::JobService | Role::TrackingWorker) && stack.servers.database.is_none() {
-        bail!("this role needs a database that it shares with the others: --database postgres://…");
-    }
-    let running = Stack::new(stack.options(PathBuf::new(), vec![role])?).start().await?;
-    println!("listening at {}", running.url());
-    std::io::stdout().flush()?;
-    running.until_asked_to_stop().await?;
-    Ok(ExitCode::SUCCESS)
 }
 
 async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
@@ -363,11 +310,29 @@ async fn get(args: JobArgs) -> anyhow::Result<ExitCode> {
     Ok(exit_code(job.status).into())
 }
 
+impl WhichArgs {
+    fn query(self) -> Vec<(&'static str, String)> {
+        let given = [
+            ("jobIdStartsWith", self.starts_with),
+            ("statusType", self.status_type),
+            ("filter", self.filter),
+            ("labelExist", self.label_exist),
+        ];
+        given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    }
+}
+
+async fn count(args: CountArgs) -> anyhow::Result<ExitCode> {
+    let CountArgs { which, service } = args;
+    println!("{}", Client::new(&service.url, &service.partition)?.count(&which.query()).await?);
+    Ok(ExitCode::SUCCESS)
+}
+
 async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
-    let ListArgs { starts_with, status_type, limit, offset, service } = args;
-    let mut query = vec![("limit", limit.to_string()), ("offset", offset.to_string())];
-    query.extend(starts_with.map(|prefix| ("jobIdStartsWith", prefix)));
-    query.extend(status_type.map(|status| ("statusType", status)));
+    let ListArgs { which, sort, limit, offset, service } = args;
+    let mut query = which.query();
+    query.extend([("limit", limit.to_string()), ("offset", offset.to_string())]);
+    query.extend(sort.map(|sort| ("sort", sort)));
     let jobs = Client::new(&service.url, &service.partition)?.list(&query).await?;
     if service.output == Output::Json {
         println!("{}", serde_json::to_string(&jobs)?);

@@ -10,13 +10,14 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use batch_worker::{BatchWorker, Glob, Lines, List, Range};
+use contract::rest::Expiry;
 use example_worker::WordCounter;
-use framework::broker::amqp::{Amqp, AmqpOptions};
+use framework::broker::amqp::{Amqp, AmqpOptions, QueueType};
 use framework::broker::embedded::Embedded;
 use framework::broker::{Broker, BrokerError};
 use framework::{Collector, Ready, Route, Runtime, Settings, Worker};
-use job_service::{BASE_PATH, JobService, PartitionPattern, ServiceOptions};
-use store::{Store, StoreError};
+use job_service::{BASE_PATH, JobService, JobTypes, PartitionPattern, ServiceOptions};
+use store::{Store, StoreError, StoreOptions};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -66,6 +67,18 @@ pub struct StackOptions {
     pub batch_pipe: String,
     /// The pipe of the tracking worker.
     pub tracking_pipe: String,
+    /// The pipe of the example worker.
+    pub example_pipe: String,
+    /// How the broker keeps queues.
+    pub queue_type: QueueType,
+    /// What jobs may be made from by parameters.
+    pub job_types: JobTypes,
+    /// How many jobs a list shows when it is not told.
+    pub page_size: u32,
+    /// How long jobs are kept that do not say it themselves.
+    pub expiry: Expiry,
+    /// How long the tasks of a failed job are kept.
+    pub failed_tasks_kept: Duration,
 }
 
 /// A part of the system.
@@ -98,6 +111,12 @@ impl StackOptions {
             suspended_partitions: None,
             batch_pipe: BATCH_PIPE.to_owned(),
             tracking_pipe: TRACKING_PIPE.to_owned(),
+            example_pipe: EXAMPLE_PIPE.to_owned(),
+            queue_type: QueueType::Quorum,
+            job_types: JobTypes::default(),
+            page_size: ServiceOptions::default().page_size,
+            expiry: Expiry::default(),
+            failed_tasks_kept: StoreOptions::default().failed_tables_kept,
         }
     }
 
@@ -171,15 +190,16 @@ impl Stack {
         }
         // The folder's lock comes first: a second process must not touch anything in it.
         let broker: Arc<dyn Broker> = match &options.broker {
-            Some(url) => Arc::new(Amqp::connect(AmqpOptions::new(url))?),
+            Some(url) => Arc::new(Amqp::connect(AmqpOptions { queue_type: options.queue_type, ..AmqpOptions::new(url) })?),
             None => Arc::new(Embedded::open(&options.data).await?),
         };
         let needs_store = options.roles.iter().any(|role| matches!(role, Role::JobService | Role::TrackingWorker));
+        let kept = StoreOptions { failed_tables_kept: options.failed_tasks_kept, ..StoreOptions::default() };
         let store = match &options.database {
             _ if !needs_store => None,
-            Some(url) if options.wait_for_database => Some(Store::open_when_possible(url).await?),
-            Some(url) => Some(Store::open(url).await?),
-            None => Some(Store::open(&format!("sqlite:{}", options.data.join("jobs.db").display())).await?),
+            Some(url) if options.wait_for_database => Some(Store::open_when_possible(url, kept).await?),
+            Some(url) => Some(Store::open_with(url, kept).await?),
+            None => Some(Store::open_with(&format!("sqlite:{}", options.data.join("jobs.db").display()), kept).await?),
         };
         // A worker that is alone serves its health there itself.
         let listen = |reason| StackError::Listen { address: options.listen, reason };
@@ -243,6 +263,9 @@ impl Running {
             tracking_pipe: options.tracking_pipe.clone(),
             status_check_interval: options.status_interval,
             suspended_partitions: options.suspended_partitions.clone(),
+            page_size: options.page_size,
+            job_types: options.job_types.clone(),
+            expiry: options.expiry.clone(),
             ..ServiceOptions::default()
         };
         let service = JobService::new(store, Arc::clone(&self.broker), service_options);
@@ -277,7 +300,8 @@ impl Running {
     }
 
     fn start_example_worker(&mut self, options: &StackOptions) {
-        let settings = Settings { output: Some(EXAMPLE_OUT_PIPE.to_owned()), ..options.settings("worker-example") };
+        let input = options.example_pipe.clone();
+        let settings = Settings { input, output: Some(EXAMPLE_OUT_PIPE.to_owned()), ..options.settings("worker-example") };
         let ready = Runtime::new(settings, Arc::clone(&self.broker)).worker(WordCounter { root: options.root.clone() });
         self.workers.run("worker-example".to_owned(), role(ready, self.workers.stop.clone()));
     }

@@ -350,6 +350,43 @@ async fn a_benchmark_tells_exact_numbers_on_one_line_by_both_routes_with_and_wit
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_are_listed_and_counted_as_a_filter_and_an_order_say() {
+    let place = Place::new();
+    let up = place.up().await;
+    for (job, team) in [("b", "search"), ("A", "search"), ("c", "mail")] {
+        let label = format!("team={team}");
+        let job = ["submit", job, "--url", &place.url(), "--batch-type", "range", "--definition", "1-2", "--item-pipe", "nobody-in"];
+        run(&[&job[..], &["--label", &label]].concat()).await.with(0);
+    }
+    let url = place.url();
+    let ids = async |arguments: &[&str]| -> Vec<String> {
+        let listed = run(&[&["list", "--url", &url, "-o", "json"], arguments].concat()).await.with(0).json();
+        listed.as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(ids(&["--sort", "jobId:asc"]).await, ["A", "b", "c"]);
+    assert_eq!(ids(&["--filter", "labels.team==search;id!=x", "--sort", "jobId:desc"]).await, ["b", "A"]);
+    assert_eq!(ids(&["--label-exist", "team", "--limit", "1"]).await, ["c"]);
+    let count = run(&["count", "--url", &url, "--filter", "labels.team=in=(search,x)"]).await.with(0);
+    assert_eq!(count.out, "2\n");
+    let wrong = run(&["count", "--url", &url, "--filter", "colour==red"]).await.with(1);
+    assert!(wrong.err.contains("Unsupported filter key specified: colour"), "{wrong:?}");
+    assert_eq!(up.stop().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_benchmark_of_reads_tells_times_beside_none_and_beside_all() {
+    let postgres = harness::postgres().await.unwrap();
+    for database in [&[][..], &["--database", &postgres.url]] {
+        let reads = ["bench", "--json", "--reads", "--stored-jobs", "300", "--requests", "5"];
+        let result = run(&[&reads, database].concat()).await.with(0).json();
+        for times in ["beside_none", "beside_all"] {
+            let times = result[times].as_array().unwrap();
+            assert!(times.len() > 3 && times.iter().all(|read| read["p50_ms"].as_f64().unwrap() > 0.0), "{result}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_benchmark_of_many_jobs_leaves_no_tables_and_no_larger_catalogue_behind() {
     let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
     let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];

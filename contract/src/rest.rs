@@ -27,9 +27,15 @@ pub struct NewJob {
     pub labels: Option<BTreeMap<String, Option<String>>>,
     /// What a failed task means for the job.
     pub on_failure: OnFailure,
-    /// The id of a job type. This service has none, so a request with one is refused.
+    /// The id of a job type, which makes the first task from `parameters`; instead of `task`.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub job_type: Option<String>,
+    /// What the job type asks for: any JSON that its schema allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<serde_json::Value>,
+    /// How long the job is kept once it has ended, by how it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expiry: Option<Expiry>,
     /// Jobs to wait for: the job starts when all are Completed. `id,pc` is waited for only if there is such a job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prerequisite_job_ids: Option<Vec<Option<String>>>,
@@ -132,6 +138,9 @@ pub struct Job {
     /// The number of this life of the job id.
     #[serde(default)]
     pub incarnation: i64,
+    /// How long the job is kept once it has ended; absent = for ever.
+    #[serde(default, skip_serializing_if = "Expiry::is_empty")]
+    pub expiry: Expiry,
     /// The jobs that must be completed before this one starts; absent when it waits for none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_for: Vec<AwaitedJob>,
@@ -159,6 +168,79 @@ pub struct AwaitedJob {
     pub job_id: String,
     /// Null when there is no such job yet.
     pub status: Option<JobStatus>,
+}
+
+/// How long a job is kept once it has ended, by how it ended. Where nothing is said, the default of the service holds.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "PascalCase", default, deny_unknown_fields)]
+pub struct Expiry {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completed: Option<ExpiryPolicy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed: Option<ExpiryPolicy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cancelled: Option<ExpiryPolicy>,
+}
+
+impl Expiry {
+    pub const fn is_empty(&self) -> bool {
+        self.completed.is_none() && self.failed.is_none() && self.cancelled.is_none()
+    }
+
+    /// The policies, with the names of their statuses.
+    pub fn policies(&mut self) -> impl Iterator<Item = (JobStatus, &mut ExpiryPolicy)> {
+        let all = [
+            (JobStatus::Completed, &mut self.completed),
+            (JobStatus::Failed, &mut self.failed),
+            (JobStatus::Cancelled, &mut self.cancelled),
+        ];
+        all.into_iter().filter_map(|(status, policy)| Some((status, policy.as_mut()?)))
+    }
+
+    /// Takes on the policies of `default` where there is none.
+    pub fn or(self, default: &Self) -> Self {
+        let either = |own: Option<ExpiryPolicy>, default: &Option<ExpiryPolicy>| own.or_else(|| default.clone());
+        Self {
+            completed: either(self.completed, &default.completed),
+            failed: either(self.failed, &default.failed),
+            cancelled: either(self.cancelled, &default.cancelled),
+        }
+    }
+}
+
+/// When a job is deleted that has come to a certain end.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ExpiryPolicy {
+    /// `none`, a moment (`2027-01-31T00:00:00Z`), or a span from a time of the job (`lastUpdateTime+P1D`, `createTime+PT9H`).
+    pub expiry_time: String,
+    /// What is done then.
+    #[serde(default)]
+    pub operation: ExpiryOperation,
+    /// Who has said so. Not read in a request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policer: Option<Policer>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+pub enum ExpiryOperation {
+    /// The job is deleted, as if by a client.
+    #[default]
+    Delete,
+    /// The job would be kept with a status of its own. This service has none, so a request with it is refused.
+    Expire,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+pub enum Policer {
+    /// Whoever created the job.
+    User,
+    /// The configuration of the service.
+    System,
 }
 
 /// The status of a job. Spelled like this everywhere: JSON, SQL, logs.

@@ -216,6 +216,7 @@ fn the_bodies_of_the_rest_api_are_written_as_clients_know_them() {
         failed_tasks: 1,
         failure_counts: BTreeMap::from([("RESULT_EXCEPTION".into(), 1)]),
         incarnation: 42,
+        expiry: contract::rest::Expiry::default(),
         waiting_for: Vec::new(),
         delay: 0,
         due_time: None,

@@ -41,6 +41,7 @@ mod settings;
 mod settle;
 mod status;
 pub mod testing;
+mod variables;
 mod worker;
 
 pub use collector::{Arrival, Collector, Courier, Effects, Verdict};
@@ -50,6 +51,7 @@ pub use process::{ORIGIN_HEADER, REASON_HEADER};
 pub use retry::RetryPolicy;
 pub use routing::Route;
 pub use runtime::{Ready, Runtime, RuntimeError, stop_signal};
-pub use settings::{Settings, SettingsError};
+pub use settings::{PREFIX, Settings, SettingsError, VARIABLES, Variable};
 pub use status::announce;
+pub use variables::{Caf, Found, UrlParts, Variables, encoded};
 pub use worker::{NoOutput, OrFail, Reply, TaskError, Worker};

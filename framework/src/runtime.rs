@@ -21,6 +21,8 @@ use crate::process::{Process, ProcessPipes};
 use crate::reports::{OpenDeliveries, ReportBuffer};
 use crate::settings::{Settings, SettingsError};
 use crate::status::StatusChecker;
+#[cfg(feature = "amqp")]
+use crate::variables::{Found, Variables};
 
 /// Deliveries that are taken from the consumer at a time, beyond what a collector wants.
 const BURST: usize = 128;
@@ -59,27 +61,28 @@ impl Runtime {
         Self { settings, broker, owns_broker: false }
     }
 
-    /// A runtime on RabbitMQ, set up by variables that begin with `BATCHWRIGHT_`; also sets up logging to standard error.
+    /// A runtime on RabbitMQ, set up by variables (see [`crate::VARIABLES`]); also sets up logging to standard error.
     #[cfg(feature = "amqp")]
     pub fn from_env() -> Result<Self, RuntimeError> {
-        use crate::broker::amqp::{Amqp, AmqpOptions, QueueType};
+        use crate::broker::amqp::{Amqp, AmqpOptions};
 
-        let variables: Vec<(String, String)> = std::env::vars().collect();
-        let value = |name: &str| {
-            variables.iter().find(|(n, _)| *n == format!("{}{name}", crate::settings::PREFIX)).map(|(_, value)| value.as_str())
+        let variables =
+            Variables::new(std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))));
+        let value = |name: &str, default: &str| {
+            let found = Settings::found(&variables, name)?;
+            Ok::<_, SettingsError>(found.unwrap_or_else(|| Found { value: default.to_owned(), from: "the default".to_owned() }))
         };
-        let filter = tracing_subscriber::EnvFilter::builder().parse_lossy(value("LOG").unwrap_or("info"));
+        let filter = tracing_subscriber::EnvFilter::builder().parse_lossy(value("LOG", "info")?.value);
         // An author who has set up logging already keeps it.
         let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
-        let url = value("BROKER").unwrap_or("amqp://guest:guest@127.0.0.1:5672/%2f");
-        let queue_type = match value("QUEUE_TYPE") {
-            None | Some("quorum") => QueueType::Quorum,
-            Some("classic") => QueueType::Classic,
-            Some(other) => return Err(SettingsError::new("QUEUE_TYPE", format!("is {other:?}; write quorum or classic")).into()),
-        };
-        let options = AmqpOptions { queue_type, ..AmqpOptions::new(url) };
-        let broker = Arc::new(Amqp::connect(options)?);
-        Ok(Self { settings: Settings::from_variables(variables)?, broker, owns_broker: true })
+        let queue_type = value("QUEUE_TYPE", "quorum")?;
+        let queue_type = queue_type.value.parse().map_err(|flaw: String| SettingsError::of(&queue_type.from, flaw))?;
+        let settings = Settings::from_variables(&variables)?;
+        let broker = value("BROKER", "amqp://guest:guest@127.0.0.1:5672/%2f")?;
+        // The URL has a password in it; the broker tells in its log where it connects to.
+        info!(?settings, broker_from = broker.from, "the configuration");
+        let options = AmqpOptions { queue_type, ..AmqpOptions::new(broker.value) };
+        Ok(Self { settings, broker: Arc::new(Amqp::connect(options)?), owns_broker: true })
     }
 
     /// Changes a setting.

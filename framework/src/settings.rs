@@ -1,11 +1,14 @@
 //! How a worker process is set up. Read from the environment once, in [`crate::Runtime::from_env`].
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::variables::{Caf, Found, Variables};
 use crate::{RetryPolicy, Route};
+
+/// Tasks of a worker that run at the same time, when nothing is said.
+const CONCURRENCY: u32 = 8;
 
 /// Everything about a worker that is not its code.
 #[derive(Debug, Clone)]
@@ -57,7 +60,7 @@ impl Settings {
             reject: format!("{name}-reject"),
             paused: None,
             route: Route::Direct,
-            concurrency: 8,
+            concurrency: CONCURRENCY as usize,
             prefetch: 1000,
             retry: RetryPolicy::default(),
             listen: None,
@@ -69,31 +72,135 @@ impl Settings {
         }
     }
 
-    /// Reads the settings of a worker from variables that begin with `BATCHWRIGHT_`; see the guide "write a worker".
-    pub fn from_variables(variables: impl IntoIterator<Item = (String, String)>) -> Result<Self, SettingsError> {
-        let mut left: BTreeMap<String, String> =
-            variables.into_iter().filter_map(|(name, value)| Some((name.strip_prefix(PREFIX)?.to_owned(), value))).collect();
-        let mut settings = Self::new(left.remove("NAME").unwrap_or_else(|| "worker".to_owned()));
-        set(&mut left, "INPUT_PIPE", &mut settings.input)?;
-        set(&mut left, "INVALID_PIPE", &mut settings.invalid)?;
-        set(&mut left, "REJECT_PIPE", &mut settings.reject)?;
-        set(&mut left, "ROUTE", &mut settings.route)?;
-        set(&mut left, "CONCURRENCY", &mut settings.concurrency)?;
-        set(&mut left, "PREFETCH", &mut settings.prefetch)?;
-        settings.output = left.remove("OUTPUT_PIPE");
-        settings.paused = left.remove("PAUSED_PIPE");
-        settings.listen = left.remove("LISTEN").map(|value| parse("LISTEN", &value)).transpose()?;
+    /// Reads the settings of a worker from variables that begin with `BATCHWRIGHT_`, or are CAF's; see [`VARIABLES`].
+    pub fn from_variables(variables: &Variables) -> Result<Self, SettingsError> {
+        let known: Vec<String> = VARIABLES.iter().flat_map(|variable| variable.own_names()).collect();
+        variables.refuse_unknown(&known, "a worker")?;
+        let read = Read(variables);
+        let mut settings = Self::new(read.found("NAME")?.map_or_else(|| "worker".to_owned(), |found| found.value));
+        read.set("INPUT_PIPE", &mut settings.input)?;
+        read.set("INVALID_PIPE", &mut settings.invalid)?;
+        read.set("REJECT_PIPE", &mut settings.reject)?;
+        read.set("ROUTE", &mut settings.route)?;
+        read.set("CONCURRENCY", &mut settings.concurrency)?;
+        read.set("PREFETCH", &mut settings.prefetch)?;
+        read.set("SERVICE_PATH", &mut settings.service_path)?;
+        settings.output = read.found("OUTPUT_PIPE")?.map(|found| found.value);
+        settings.paused = read.found("PAUSED_PIPE")?.map(|found| found.value);
+        settings.listen = read.found("LISTEN")?.map(|found| parse(&found)).transpose()?;
+        if let Some(found) = read.found("ATTEMPTS")? {
+            settings.retry = settings.retry.attempts(parse(&found)?);
+        }
         if settings.concurrency == 0 || settings.prefetch == 0 {
             return Err(SettingsError { name: format!("{PREFIX}CONCURRENCY and {PREFIX}PREFETCH"), flaw: "must be at least 1".to_owned() });
         }
-        // Read by whoever connects to the broker, and by the log.
-        for elsewhere in ["BROKER", "QUEUE_TYPE", "LOG"] {
-            left.remove(elsewhere);
+        Ok(settings)
+    }
+
+    /// A setting of a worker as it is given by its variable, by a file or by CAF's variables; `name` is without the prefix.
+    pub fn found(variables: &Variables, name: &str) -> Result<Option<Found>, SettingsError> {
+        Read(variables).found(name)
+    }
+}
+
+/// A variable of a worker.
+#[derive(Debug, Clone, Copy)]
+pub struct Variable {
+    /// Without `BATCHWRIGHT_`.
+    pub name: &'static str,
+    /// What holds when it is not set.
+    pub default: &'static str,
+    pub meaning: &'static str,
+    /// CAF's names for it, the first that is set counts; with what is made of the value.
+    pub caf: &'static [(&'static str, Caf)],
+    /// It may be in a file that `<name>_FILE` names.
+    pub secret: bool,
+}
+
+impl Variable {
+    /// The variable itself and, for a secret, the one that names its file.
+    pub fn own_names(&self) -> impl Iterator<Item = String> {
+        let own = format!("{PREFIX}{}", self.name);
+        let file = self.secret.then(|| format!("{own}_FILE"));
+        std::iter::once(own).chain(file)
+    }
+}
+
+const fn variable(name: &'static str, default: &'static str, meaning: &'static str, caf: &'static [(&'static str, Caf)]) -> Variable {
+    Variable { name, default, meaning, caf, secret: false }
+}
+
+/// Every variable of a worker.
+pub const VARIABLES: &[Variable] = &[
+    Variable {
+        name: "BROKER",
+        default: "amqp://guest:guest@127.0.0.1:5672/%2f",
+        meaning: "where RabbitMQ is",
+        caf: &[
+            ("CAF_RABBITMQ_PROTOCOL", Caf::Part),
+            ("CAF_RABBITMQ_HOST", Caf::Part),
+            ("CAF_RABBITMQ_PORT", Caf::Part),
+            ("CAF_RABBITMQ_USERNAME", Caf::Part),
+            ("CAF_RABBITMQ_PASSWORD", Caf::Part),
+        ],
+        secret: true,
+    },
+    variable("NAME", "worker", "the name in messages, logs and metrics", &[("CAF_WORKER_NAME", Caf::Same)]),
+    variable(
+        "INPUT_PIPE",
+        "<name>-in",
+        "the pipe it serves",
+        &[("CAF_WORKER_INPUT_QUEUE", Caf::Same), ("CAF_WORKER_BASE_QUEUE_NAME", Caf::In)],
+    ),
+    variable(
+        "OUTPUT_PIPE",
+        "none",
+        "the pipe for results, failures included",
+        &[("CAF_WORKER_OUTPUT_QUEUE", Caf::Same), ("CAF_WORKER_ERROR_QUEUE", Caf::Same)],
+    ),
+    variable("INVALID_PIPE", "<name>-invalid", "bodies that are no task messages", &[]),
+    variable("REJECT_PIPE", "<name>-reject", "copies of tasks that were given up", &[("CAF_WORKER_REJECT_QUEUE", Caf::Same)]),
+    variable("PAUSED_PIPE", "none", "tasks of paused jobs; without one they are executed", &[("CAF_WORKER_PAUSED_QUEUE", Caf::Same)]),
+    variable("ROUTE", "direct", "how tracked outputs travel: direct or reroute", &[]),
+    variable("CONCURRENCY", "8", "tasks at the same time", &[("CAF_WORKER_THREADS", Caf::Same)]),
+    variable("PREFETCH", "1000", "deliveries taken and not settled", &[("CAF_RABBITMQ_PREFETCH_BUFFER", Caf::PlusConcurrency)]),
+    variable("ATTEMPTS", "10", "how often a task is tried", &[("CAF_WORKER_RETRY_LIMIT", Caf::PlusOne)]),
+    variable(
+        "SERVICE_PATH",
+        "batchwright/<name>",
+        "the key of the worker's notes in the context of a message",
+        &[("CAF_APPNAME", Caf::NoSlash)],
+    ),
+    variable("QUEUE_TYPE", "quorum", "or classic; all who share a broker must agree", &[("CAF_RABBITMQ_QUEUE_TYPE", Caf::Same)]),
+    variable("LISTEN", "none", "where health and metrics are served, as in 127.0.0.1:8081", &[]),
+    variable("LOG", "info", "what is logged to standard error", &[("CAF_LOG_LEVEL", Caf::Lowercase)]),
+];
+
+/// Reads by the table.
+struct Read<'a>(&'a Variables);
+
+impl Read<'_> {
+    fn found(&self, name: &str) -> Result<Option<Found>, SettingsError> {
+        let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else { return Ok(None) };
+        let own = format!("{PREFIX}{name}");
+        let found = if variable.secret { self.0.secret(&own)? } else { self.0.first(&[&own]) };
+        if found.is_some() {
+            return Ok(found);
         }
-        match left.into_keys().next() {
-            None => Ok(settings),
-            Some(name) => Err(SettingsError::new(&name, "is no setting of a worker")),
+        if variable.caf.iter().any(|(_, made)| *made == Caf::Part) {
+            return self.0.caf_broker("rabbitmq");
         }
+        // Asked for only where it is needed: this is how it is asked for.
+        let adds = variable.caf.iter().any(|(_, made)| *made == Caf::PlusConcurrency);
+        let concurrency = if adds { self.found("CONCURRENCY")?.map(|found| parse(&found)).transpose()? } else { None };
+        self.0.caf(variable.caf, concurrency.unwrap_or(CONCURRENCY))
+    }
+
+    fn set<T: FromStr<Err: std::fmt::Display>>(&self, name: &str, field: &mut T) -> Result<(), SettingsError> {
+        if let Some(found) = self.found(name)? {
+            *field = parse(&found)?;
+        }
+        Ok(())
     }
 }
 
@@ -106,23 +213,17 @@ pub struct SettingsError {
 }
 
 impl SettingsError {
-    /// A flaw of the variable with this name, the prefix left out.
-    pub(crate) fn new(name: &str, flaw: impl Into<String>) -> Self {
-        Self { name: format!("{PREFIX}{name}"), flaw: flaw.into() }
+    /// A flaw of the variable with this name.
+    pub fn of(name: &str, flaw: impl Into<String>) -> Self {
+        Self { name: name.to_owned(), flaw: flaw.into() }
     }
 }
 
-pub(crate) const PREFIX: &str = "BATCHWRIGHT_";
+/// What the variables of ours begin with.
+pub const PREFIX: &str = "BATCHWRIGHT_";
 
-fn set<T: FromStr<Err: std::fmt::Display>>(left: &mut BTreeMap<String, String>, name: &str, field: &mut T) -> Result<(), SettingsError> {
-    if let Some(value) = left.remove(name) {
-        *field = parse(name, &value)?;
-    }
-    Ok(())
-}
-
-fn parse<T: FromStr<Err: std::fmt::Display>>(name: &str, value: &str) -> Result<T, SettingsError> {
-    value.parse().map_err(|error| SettingsError::new(name, format!("is {value:?}: {error}")))
+fn parse<T: FromStr<Err: std::fmt::Display>>(found: &Found) -> Result<T, SettingsError> {
+    found.value.parse().map_err(|error| SettingsError::of(&found.from, format!("is {:?}: {error}", found.value)))
 }
 
 #[cfg(test)]
@@ -131,7 +232,7 @@ mod tests {
 
     fn read(variables: &[(&str, &str)]) -> Result<Settings, String> {
         let owned = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        Settings::from_variables(owned).map_err(|error| error.to_string())
+        Settings::from_variables(&Variables::new(owned)).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -146,10 +247,43 @@ mod tests {
         for (name, value, text) in [
             ("BATCHWRIGHT_PREFETCH", "many", "the variable BATCHWRIGHT_PREFETCH is \"many\": invalid digit found in string"),
             ("BATCHWRIGHT_ROUTE", "up", "the variable BATCHWRIGHT_ROUTE is \"up\": \"up\" is no route; write direct or reroute"),
-            ("BATCHWRIGHT_PREFECHT", "1", "the variable BATCHWRIGHT_PREFECHT is no setting of a worker"),
+            ("CAF_WORKER_THREADS", "-1", "the variable CAF_WORKER_THREADS is \"-1\": invalid digit found in string"),
+            ("CAF_WORKER_RETRY_LIMIT", "x", "the variable CAF_WORKER_RETRY_LIMIT is \"x\": invalid digit found in string"),
+            (
+                "BATCHWRIGHT_PREFECHT",
+                "1",
+                "the variable BATCHWRIGHT_PREFECHT is no setting of a worker; did you mean BATCHWRIGHT_PREFETCH?",
+            ),
         ] {
             assert_eq!(read(&[(name, value)]).unwrap_err(), text);
         }
         assert!(read(&[("BATCHWRIGHT_CONCURRENCY", "0")]).unwrap_err().contains("at least 1"));
+    }
+
+    #[test]
+    fn the_variables_of_caf_count_where_ours_are_not_set() {
+        let caf = [
+            ("CAF_WORKER_NAME", "worker-x"),
+            ("CAF_WORKER_BASE_QUEUE_NAME", "x"),
+            ("CAF_WORKER_ERROR_QUEUE", "x-err"),
+            ("CAF_WORKER_REJECT_QUEUE", "x-reject"),
+            ("CAF_WORKER_PAUSED_QUEUE", "x-paused"),
+            ("CAF_WORKER_THREADS", "3"),
+            ("CAF_RABBITMQ_PREFETCH_BUFFER", "7"),
+            ("CAF_WORKER_RETRY_LIMIT", "2"),
+            ("CAF_APPNAME", "/caf/worker"),
+        ];
+        let settings = read(&caf).unwrap();
+        assert_eq!((settings.name.as_str(), settings.input.as_str()), ("worker-x", "x-in"));
+        assert_eq!(
+            (settings.output.as_deref(), settings.reject.as_str(), settings.paused.as_deref()),
+            (Some("x-err"), "x-reject", Some("x-paused"))
+        );
+        assert_eq!((settings.concurrency, settings.prefetch, settings.service_path.as_str()), (3, 10, "caf/worker"));
+        assert!(settings.retry.delay_after(2, Duration::ZERO).is_some() && settings.retry.delay_after(3, Duration::ZERO).is_none());
+        let ours = [("BATCHWRIGHT_NAME", "mine"), ("BATCHWRIGHT_INPUT_PIPE", "mine-in"), ("BATCHWRIGHT_CONCURRENCY", "5")];
+        let settings = read(&[&caf[..], &ours].concat()).unwrap();
+        assert_eq!((settings.name.as_str(), settings.input.as_str()), ("mine", "mine-in"));
+        assert_eq!((settings.concurrency, settings.prefetch), (5, 12));
     }
 }

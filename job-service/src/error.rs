@@ -31,6 +31,9 @@ pub enum ApiError {
     /// 413
     #[error("The body is larger than {0} bytes.")]
     TooLarge(usize),
+    /// 500: the definition of a job type does not do what it is for.
+    #[error("the job type {id} has failed: {reason}")]
+    JobType { id: String, reason: String },
     /// 503 when the store cannot be reached, 500 when it refuses.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -63,7 +66,7 @@ impl ApiError {
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Store(StoreError::Refused(_)) | Self::Bug(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Store(StoreError::Refused(_)) | Self::JobType { .. } | Self::Bug(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -76,6 +79,11 @@ impl ApiError {
             Self::Store(StoreError::Refused(_)) | Self::Bug(_) => {
                 "The service has failed. Its log tells why, under the correlation id of this response.".into()
             }
+            // Why may quote the configuration, passwords included.
+            Self::JobType { id, .. } => format!(
+                "The definition of the job type '{id}' does not make a task of these parameters. That is a flaw of the definition; the \
+                 service's log tells which, under the correlation id of this response."
+            ),
             other => other.to_string(),
         }
     }

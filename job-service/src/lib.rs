@@ -17,6 +17,7 @@ mod correlation;
 mod error;
 mod extract;
 mod filter;
+mod job_types;
 mod partition_pattern;
 mod prerequisites;
 mod relay;
@@ -29,6 +30,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use contract::rest::Expiry;
 use framework::broker::Broker;
 use store::Store;
 use tokio::net::TcpListener;
@@ -36,6 +38,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use correlation::HEADER as CORRELATION_ID;
+pub use job_types::{JobTypes, JobTypesError};
 pub use partition_pattern::{PartitionPattern, PatternError};
 pub use routes::openapi;
 
@@ -63,6 +66,10 @@ pub struct ServiceOptions {
     pub suspended_partitions: Option<PartitionPattern>,
     /// The largest body of a request.
     pub max_body_bytes: usize,
+    /// What jobs may be made from by parameters.
+    pub job_types: JobTypes,
+    /// How long jobs are kept that do not say it themselves.
+    pub expiry: Expiry,
 }
 
 impl Default for ServiceOptions {
@@ -76,6 +83,8 @@ impl Default for ServiceOptions {
             delete_batch: 100,
             suspended_partitions: None,
             max_body_bytes: 16 * 1024 * 1024,
+            job_types: JobTypes::default(),
+            expiry: Expiry::default(),
         }
     }
 }

@@ -13,14 +13,15 @@ use std::collections::{BTreeMap, HashMap};
 use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use contract::rest::{JobTask, NewJob, TaskDataEncoding};
+use contract::rest::{Expiry, ExpiryOperation, JobTask, NewJob, Policer, TaskDataEncoding};
 use contract::{JobId, PartitionId, same_pipe};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
-use store::{JobRequest, Start};
+use store::{JobRequest, KeptUntil, Start};
 
 use crate::error::{ApiError, ApiResult};
+use crate::job_types::MadeTask;
 use crate::prerequisites;
 use crate::start::FirstTask;
 
@@ -36,27 +37,60 @@ pub struct Accepted {
     pub task: FirstTask,
 }
 
-pub fn accept(partition: PartitionId, job: JobId, body: &[u8]) -> ApiResult<Accepted> {
-    let (mut new, task_data_text) = read(body)?;
-    let given = check_task(&new)?;
-    check_label_names(&new)?;
-    let data = task_data(&given, task_data_text)?;
-    let task = check_pipes(&given, data)?;
-    check_texts(&new)?;
-    let start = start(&new)?;
-
-    // Absent, null and empty mean the same, so they count the same.
-    new.labels = new.labels.filter(|labels| !labels.is_empty());
-    new.prerequisite_job_ids = prerequisites::spell(&start.prerequisites);
-    new.delay = new.delay.filter(|delay| *delay > 0);
-    let content_hash = content_hash(&new)?;
-    let NewJob { name, description, external_data, labels, on_failure, .. } = new;
-    let labels = labels.unwrap_or_default();
-    Ok(Accepted { request: JobRequest { partition, job, name, description, external_data, labels, on_failure, start, content_hash }, task })
+/// What was sent, not yet checked.
+#[derive(Debug)]
+pub struct Given {
+    new: NewJob,
+    /// The task data as it is written, where that is an object.
+    task_data_text: Option<Vec<u8>>,
+    parameters: Box<RawValue>,
 }
 
-/// The body as types, and the text of the task data where that is an object.
-fn read(body: &[u8]) -> ApiResult<(NewJob, Option<Vec<u8>>)> {
+impl Given {
+    /// The job type that is to make the task, and its parameters.
+    pub fn job_type(&self) -> ApiResult<Option<(&str, &RawValue)>> {
+        match (&self.new.job_type, &self.new.task) {
+            (Some(_), Some(_)) => Err(ApiError::bad_request("Specifying both typeId and task properties is not allowed.")),
+            (Some(id), None) => Ok(Some((id, &self.parameters))),
+            (None, _) => Ok(None),
+        }
+    }
+}
+
+/// `made` is what the job type has made, where there is one.
+pub fn accept(partition: PartitionId, job: JobId, given: Given, made: Option<MadeTask>) -> ApiResult<Accepted> {
+    let Given { mut new, mut task_data_text, .. } = given;
+    if let Some(MadeTask { task, data_text }) = made {
+        (new.task, task_data_text) = (Some(task), Some(data_text.into_bytes()));
+    }
+    // A task that a job type has made is not the client's to correct.
+    let made_by = new.job_type.clone();
+    let flaw = |error: ApiError| match &made_by {
+        Some(id) => ApiError::JobType { id: id.clone(), reason: error.to_string() },
+        None => error,
+    };
+    let given = check_task(&new).map_err(flaw)?;
+    check_label_names(&new)?;
+    let data = task_data(&given, task_data_text).map_err(flaw)?;
+    let task = check_pipes(&given, data).map_err(flaw)?;
+    check_texts(&new)?;
+    let start = start(&new)?;
+    let expiry = check_expiry(new.expiry.clone().unwrap_or_default())?;
+
+    // Of what was given: another version of a job type makes no other request of it.
+    new.task = new.task.filter(|_| made_by.is_none());
+    new.prerequisite_job_ids = prerequisites::spell(&start.prerequisites);
+    let content_hash = content_hash(&mut new)?;
+    let NewJob { name, description, external_data, labels, on_failure, .. } = new;
+    let labels = labels.unwrap_or_default();
+    Ok(Accepted {
+        request: JobRequest { partition, job, name, description, external_data, labels, on_failure, expiry, start, content_hash },
+        task,
+    })
+}
+
+/// The body as types.
+pub fn read(body: &[u8]) -> ApiResult<Given> {
     type Fields<'a> = HashMap<String, &'a RawValue>;
     if body.iter().all(u8::is_ascii_whitespace) {
         return Err(ApiError::bad_request("The body has not been specified. Send the job as a JSON object."));
@@ -75,7 +109,9 @@ fn read(body: &[u8]) -> ApiResult<(NewJob, Option<Vec<u8>>)> {
     };
     let new: NewJob = serde_json::from_slice(body).map_err(not_json)?;
     let data = task.as_ref().and_then(|task| task.get("taskData")).map(|data| data.get());
-    Ok((new, data.filter(|text| text.starts_with('{')).map(without_white_space)))
+    let task_data_text = data.filter(|text| text.starts_with('{')).map(without_white_space);
+    let parameters = fields.get("parameters").map_or_else(|| RawValue::NULL.to_owned(), |parameters| (*parameters).to_owned());
+    Ok(Given { new, task_data_text, parameters })
 }
 
 /// The same JSON without the white space between its parts.
@@ -103,16 +139,7 @@ struct GivenTask<'a> {
 }
 
 fn check_task(new: &NewJob) -> ApiResult<GivenTask<'_>> {
-    let task = match (&new.job_type, &new.task) {
-        (Some(_), Some(_)) => return Err(ApiError::bad_request("Specifying both typeId and task properties is not allowed.")),
-        (Some(id), None) => {
-            return Err(ApiError::bad_request(format!(
-                "Unknown job type ID: {id}. This service has no job types: describe the job by 'task'."
-            )));
-        }
-        (None, None) => return Err(ApiError::bad_request("The task has not been specified.")),
-        (None, Some(task)) => task,
-    };
+    let task = new.task.as_ref().ok_or_else(|| ApiError::bad_request("The task has not been specified."))?;
     let classifier =
         given(task.task_classifier.as_deref()).ok_or_else(|| ApiError::bad_request("The task classifier has not been specified."))?;
     let api_version = task.task_api_version.unwrap_or(0);
@@ -229,14 +256,35 @@ fn check_texts(new: &NewJob) -> ApiResult<()> {
     Ok(())
 }
 
+fn check_expiry(mut expiry: Expiry) -> ApiResult<Expiry> {
+    for (status, policy) in expiry.policies() {
+        policy.policer = Some(Policer::User);
+        let until: Result<KeptUntil, String> = policy.expiry_time.parse();
+        until.map_err(|flaw| ApiError::bad_request(format!("The expiry of a {status} job is not valid: {flaw}.")))?;
+        if policy.operation == ExpiryOperation::Expire {
+            return Err(ApiError::bad_request(format!(
+                "The expiry of a {status} job is not supported: this service can delete a job, not mark it as expired. Write Delete as \
+                 the operation."
+            )));
+        }
+    }
+    Ok(expiry)
+}
+
 /// When the job starts. CAF takes a negative delay for none, and so does this.
 fn start(new: &NewJob) -> ApiResult<Start> {
     let prerequisites = prerequisites::parse(new.prerequisite_job_ids.as_deref().unwrap_or_default())?;
     Ok(Start { delay: u32::try_from(new.delay.unwrap_or(0)).unwrap_or(0), prerequisites, suspended: false })
 }
 
-fn content_hash(new: &NewJob) -> ApiResult<[u8; 32]> {
-    let value = serde_json::to_value(new).map_err(|error| ApiError::Bug(error.to_string()))?;
+fn content_hash(new: &mut NewJob) -> ApiResult<[u8; 32]> {
+    // Absent, null and empty mean the same, so they count the same.
+    new.labels = new.labels.take().filter(|labels| !labels.is_empty());
+    new.parameters = new.parameters.take().filter(|parameters| new.job_type.is_some() && !parameters.is_null());
+    new.expiry = new.expiry.take().filter(|expiry| !expiry.is_empty());
+    new.expiry.iter_mut().flat_map(Expiry::policies).for_each(|(_, policy)| policy.policer = None);
+    new.delay = new.delay.filter(|delay| *delay > 0);
+    let value = serde_json::to_value(&*new).map_err(|error| ApiError::Bug(error.to_string()))?;
     Ok(Sha256::digest(canonical(&value)).into())
 }
 
@@ -262,7 +310,8 @@ mod tests {
 
     fn try_accept(body: &str) -> Result<Accepted, String> {
         let ids = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
-        accept(ids.0, ids.1, body.as_bytes()).map_err(|error| error.to_string())
+        let given = read(body.as_bytes()).and_then(|given| given.job_type().map(drop).map(|()| given));
+        given.and_then(|given| accept(ids.0, ids.1, given, None)).map_err(|error| error.to_string())
     }
 
     fn job() -> Value {
@@ -291,7 +340,6 @@ mod tests {
         let long = "x".repeat(256);
         for (body, text) in [
             (with("type", json!("t")), "Specifying both typeId and task properties is not allowed."),
-            (json!({"type": "t"}).to_string(), "Unknown job type ID: t. This service has no job types: describe the job by 'task'."),
             ("{}".into(), "The task has not been specified."),
             (with("task", json!(null)), "The task has not been specified."),
             (with("task.taskClassifier", json!("")), "The task classifier has not been specified."),

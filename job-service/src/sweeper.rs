@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use store::Store;
+use store::{Store, Swept};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -19,13 +19,17 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
     let mut due = None;
     while wait(&mut signal, due, shutdown).await {
         due = match store.sweep().await {
-            Ok((tables, next)) => {
+            Ok(Swept { jobs, tables, next }) => {
                 failures = 0;
+                if jobs > 0 {
+                    // No worker is told: what is left of a job that has ended is discarded as it is.
+                    tracing::info!(jobs, "jobs whose time was over were deleted");
+                }
                 if tables > 0 {
                     tracing::debug!(tables, "task tables were dropped");
                 }
                 // What is due now and was not done now is not done by asking at once.
-                let least = if tables == 0 { IDLE } else { Duration::ZERO };
+                let least = if jobs + tables == 0 { IDLE } else { Duration::ZERO };
                 next.and_then(|millis| Instant::now().checked_add(Duration::from_millis(millis).max(least)))
             }
             Err(error) => {

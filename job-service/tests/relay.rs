@@ -278,6 +278,7 @@ fn request(n: u32) -> JobRequest {
         external_data: None,
         labels: [].into(),
         on_failure: OnFailure::Stop,
+        expiry: contract::rest::Expiry::default(),
         start: store::Start::default(),
         content_hash: [0; 32],
     }

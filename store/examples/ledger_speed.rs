@@ -72,6 +72,7 @@ async fn start(store: &Store) -> Result<JobTaskId, Box<dyn std::error::Error>> {
         external_data: None,
         labels: BTreeMap::new(),
         on_failure: OnFailure::Stop,
+        expiry: contract::rest::Expiry::default(),
         start: store::Start::default(),
         content_hash: [0; 32],
     };

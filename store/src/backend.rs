@@ -12,6 +12,7 @@ pub mod starts;
 
 use std::collections::{BTreeMap, HashMap};
 
+use contract::rest::Expiry;
 use contract::{JobId, JobStatus, PartitionId};
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
@@ -44,6 +45,9 @@ pub struct JobRow {
     pub create_time: i64,
     pub last_update_time: i64,
     pub finish_time: Option<i64>,
+    pub expiry: Expiry,
+    /// When it is to be deleted; known once it has ended.
+    pub expiry_time: Option<i64>,
 }
 
 impl JobRow {
@@ -115,6 +119,8 @@ pub trait Transaction: Starts + Send {
     fn due_tables(&mut self, limit: u32) -> Answer<'_, Vec<i64>>;
     /// Drops a task table and strikes it off the list. False when it was gone.
     fn drop_table(&mut self, incarnation: i64) -> Answer<'_, bool>;
+    /// Some jobs (partition, job, time) whose time is over, the longest overdue first.
+    fn due_jobs(&mut self, limit: u32) -> Answer<'_, Vec<(String, String, i64)>>;
     /// How many milliseconds from now there is something for the sweeper.
     fn next_due(&mut self, lives_kept: u64) -> Answer<'_, Option<u64>>;
 

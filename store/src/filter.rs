@@ -155,6 +155,17 @@ impl Filter {
     }
 }
 
+impl Filter {
+    /// Labels, by name and value, that every job has that is accepted. Not all of them are found.
+    pub(crate) fn required_labels(&self) -> Vec<(&str, &str)> {
+        match self {
+            Self::All(filters) => filters.iter().flat_map(Self::required_labels).collect(),
+            Self::Text(TextField::Label(name), TextTest::Is(Comparison::Equal, value)) => vec![(name.as_str(), value.as_str())],
+            _ => Vec::new(),
+        }
+    }
+}
+
 impl TextTest {
     fn accepts(&self, text: &str) -> bool {
         match self {

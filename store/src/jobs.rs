@@ -12,6 +12,7 @@ use crate::error::Fault;
 use crate::ledger::{Exception, Facts, KeptFailure, Row, extend, path_of, position};
 use crate::outbox::pause_messages;
 use crate::prerequisites::{self, Ended, Locks, NewWaits, lock, settle};
+use crate::retention;
 use crate::state::{self, Actor};
 use crate::{Attempts, Cancellation, Creation, JobQuery, JobRequest, Life, Store, StoreError, Transition};
 
@@ -298,6 +299,9 @@ pub(crate) async fn move_job(
     if to == JobStatus::Paused || (was_paused && !to.is_finished()) {
         pause_messages(tx, job.incarnation, to == JobStatus::Paused).await?;
     }
+    if job.expiry_time.is_some() {
+        tx.notify(Signal::Sweep);
+    }
     tx.append_history(job.incarnation, &step).await
 }
 
@@ -311,6 +315,7 @@ pub(crate) fn moved(job: &mut JobRow, to: JobStatus, actor: Actor, reason: &str,
     job.last_update_time = now;
     if to.is_finished() {
         job.finish_time = Some(now);
+        job.expiry_time = retention::due(&job.expiry, to, job.create_time, now);
     }
     Ok(Transition { time: now, from: Some(from), to, actor: actor.name().to_owned(), reason: reason.to_owned() })
 }
@@ -336,6 +341,8 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         create_time: now,
         last_update_time: now,
         finish_time: None,
+        expiry: request.expiry.clone(),
+        expiry_time: None,
     }
 }
 
@@ -361,6 +368,7 @@ fn shown_alone(row: JobRow) -> rest::Job {
         failed_tasks: row.facts.failed_tasks,
         failure_counts: row.facts.failure_counts,
         incarnation: row.incarnation,
+        expiry: row.expiry,
         waiting_for: Vec::new(),
         delay: row.delay,
         due_time: None,

@@ -25,6 +25,7 @@ mod postgres;
 mod prerequisites;
 mod query;
 mod record;
+mod retention;
 mod samples;
 mod select;
 mod sql;
@@ -48,6 +49,8 @@ pub use model::{
 };
 pub use outbox::Claim;
 pub use query::{JobQuery, Sort, SortBy};
+pub use retention::{KeptUntil, span};
+pub use sweep::Swept;
 
 /// Everything that the system remembers. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -85,8 +88,8 @@ impl Store {
 
     /// As [`Store::open`], but a database that is not available is waited for, in the background: until then all operations
     /// answer that it is not, and [`Store::condition`] says why. An error is about a database that can never be used.
-    pub async fn open_when_possible(url: &str) -> Result<Self, StoreError> {
-        Self::make(url, StoreOptions::default(), true).await
+    pub async fn open_when_possible(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
+        Self::make(url, options, true).await
     }
 
     async fn make(url: &str, options: StoreOptions, patience: bool) -> Result<Self, StoreError> {
@@ -157,8 +160,8 @@ fn unknown_scheme(url: &str) -> StoreError {
     StoreError::Unusable { place: masked(url), reason: reason.to_owned() }
 }
 
-/// A database URL without its password.
-fn masked(url: &str) -> String {
+/// The URL of a server without its password.
+pub fn masked(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let authority = rest.find(['/', '?']).unwrap_or(rest.len());
     // A password may itself contain an @ or a slash, wrongly; rather too much is hidden than too little.

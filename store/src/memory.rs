@@ -393,11 +393,20 @@ impl Transaction for MemoryTransaction {
         }
         done(there)
     }
+    fn due_jobs(&mut self, limit: u32) -> Answer<'_, Vec<(String, String, i64)>> {
+        let now = self.shared.clock.now();
+        let jobs = self.state.jobs.iter().filter_map(|((partition, job), row)| Some((partition, job, row.expiry_time?)));
+        let mut due: Vec<_> = jobs.filter(|(.., time)| *time <= now).map(|(p, j, time)| (p.clone(), j.clone(), time)).collect();
+        due.sort_by_key(|(.., time)| *time);
+        due.truncate(limit as usize);
+        done(due)
+    }
     fn next_due(&mut self, lives_kept: u64) -> Answer<'_, Option<u64>> {
         let tables = self.state.retired.values().copied();
         let lives = self.state.lives.values().map(|ended| ended.saturating_add_unsigned(lives_kept));
         let now = self.shared.clock.now();
-        done(tables.chain(lives).min().map(|due| u64::try_from(due - now).unwrap_or(0)))
+        let jobs = self.state.jobs.values().filter_map(|job| job.expiry_time);
+        done(tables.chain(lives).chain(jobs).min().map(|due| u64::try_from(due - now).unwrap_or(0)))
     }
 
     fn notify(&mut self, signal: Signal) {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use contract::rest::Expiry;
 use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
 
 /// What a job is created from.
@@ -14,6 +15,8 @@ pub struct JobRequest {
     pub external_data: Option<String>,
     pub labels: BTreeMap<String, Option<String>>,
     pub on_failure: OnFailure,
+    /// How long it is kept once it has ended.
+    pub expiry: Expiry,
     pub start: Start,
     /// Of the whole request: tells a request that is sent again from another one.
     pub content_hash: [u8; 32],

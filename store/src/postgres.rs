@@ -186,7 +186,7 @@ impl Backend for PostgresBackend {
     }
     fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {
-            let mut select = select::page(partition, query)?;
+            let mut select = select::page(partition, query, None)?;
             let mut jobs = Vec::new();
             for row in &self.fetch(select::once(&mut select)).await? {
                 jobs.push(read_job!(row));
@@ -196,7 +196,7 @@ impl Backend for PostgresBackend {
     }
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
         Box::pin(async move {
-            let mut select = select::count(partition, query)?;
+            let mut select = select::count(partition, query, None)?;
             let rows = self.fetch(select::once(&mut select)).await?;
             let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
             Ok(u64::try_from(count).unwrap_or_default())

@@ -226,6 +226,8 @@ async fn end_dependents(tx: &mut dyn Transaction, cascades: &[Cascade<'_>], now:
             }
             if job.task_table {
                 tx.retire_table(job.incarnation, 0).await?;
+            }
+            if job.task_table || job.expiry_time.is_some() {
                 tx.notify(Signal::Sweep);
             }
             jobs.push(job);

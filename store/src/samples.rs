@@ -63,6 +63,8 @@ pub fn sample(partition: &str, number: u32) -> Result<(JobRow, BTreeMap<String, 
         create_time: time,
         last_update_time: time,
         finish_time: None,
+        expiry: contract::rest::Expiry::default(),
+        expiry_time: None,
     };
     Ok((job, labels.into_iter().map(|(name, value)| (name.to_owned(), Some(value))).collect()))
 }

@@ -65,12 +65,19 @@ impl Dialect for Sqlite {
     }
 }
 
+/// A label, by name and value, at which to begin.
+pub type Start<'a> = Option<(&'a str, &'a str)>;
+
 /// A page of jobs.
-pub fn page<DB: Dialect>(partition: &str, query: &JobQuery) -> Result<QueryBuilder<DB>, Fault>
+pub fn page<DB: Dialect>(partition: &str, query: &JobQuery, start: Start<'_>) -> Result<QueryBuilder<DB>, Fault>
 where
     DB::Arguments: Default,
 {
     let mut select = QueryBuilder::<DB>::new(concat!("select ", job_columns!()));
+    push_jobs(&mut select, start);
+    if let SortBy::Label(name) = &query.sort.by {
+        push_sorted_label(&mut select, name);
+    }
     push_conditions(&mut select, partition, query)?;
     push_order(&mut select, &query.sort);
     select.push(" limit ");
@@ -81,11 +88,12 @@ where
 }
 
 /// How many jobs there are on all pages.
-pub fn count<DB: Dialect>(partition: &str, query: &JobQuery) -> Result<QueryBuilder<DB>, Fault>
+pub fn count<DB: Dialect>(partition: &str, query: &JobQuery, start: Start<'_>) -> Result<QueryBuilder<DB>, Fault>
 where
     DB::Arguments: Default,
 {
     let mut select = QueryBuilder::<DB>::new("select count(*)");
+    push_jobs(&mut select, start);
     push_conditions(&mut select, partition, query)?;
     Ok(select)
 }
@@ -95,8 +103,21 @@ pub fn once<DB: Database + HasStatementCache>(select: &mut QueryBuilder<DB>) -> 
     select.build().persistent(false)
 }
 
+/// All jobs, or those with a label; SQLite takes the tables of a cross join one after the other.
+fn push_jobs<DB: Dialect>(select: &mut QueryBuilder<DB>, start: Start<'_>) {
+    let Some((name, value)) = start else {
+        select.push(" from job");
+        return;
+    };
+    select.push(" from (select incarnation as start from label where name = ");
+    DB::text(select, name.to_owned());
+    select.push(" and value = ");
+    DB::text(select, value.to_owned());
+    select.push(") cross join job on incarnation = start");
+}
+
 fn push_conditions<DB: Dialect>(select: &mut QueryBuilder<DB>, partition: &str, query: &JobQuery) -> Result<(), Fault> {
-    select.push(" from job where partition_id = ");
+    select.push(" where partition_id = ");
     DB::text(select, partition.to_owned());
     if let Some(prefix) = &query.id_prefix {
         select.push(" and job_id");
@@ -196,7 +217,15 @@ fn push_one_of<DB: Dialect>(select: &mut QueryBuilder<DB>, values: &[String], no
     DB::one_of(select, values.to_vec(), none)
 }
 
-fn push_order<DB: Dialect>(select: &mut QueryBuilder<DB>, sort: &Sort) {
+/// The concatenation keeps the database from looking for the label of one job among all labels of that name: what is known of a
+/// name may be old, and then that takes the square of their number. By the job it is one of a few.
+fn push_sorted_label<DB: Dialect>(select: &mut QueryBuilder<DB>, name: &str) {
+    select.push(" left join (select incarnation as sort_incarnation, value as sort_value from label where name || '' = ");
+    DB::text(select, name.to_owned());
+    select.push(") sorted on sort_incarnation = incarnation");
+}
+
+fn push_order<DB: Database>(select: &mut QueryBuilder<DB>, sort: &Sort) {
     let (way, nulls) = if sort.ascending { ("asc", "last") } else { ("desc", "first") };
     select.push(" order by ");
     let text = |name: &str| format!("{name} collate linguistic {way} nulls {nulls}, ");
@@ -209,11 +238,7 @@ fn push_order<DB: Dialect>(select: &mut QueryBuilder<DB>, sort: &Sort) {
         SortBy::ExternalData => _ = select.push(text("external_data")),
         SortBy::Status => _ = select.push(format_args!("status {way}, ")),
         SortBy::Percentage => _ = select.push(format_args!("percentage {way}, ")),
-        SortBy::Label(name) => {
-            select.push("(select l.value from label l where l.incarnation = job.incarnation and l.name = ");
-            DB::text(select, name.clone());
-            select.push(text(")"));
-        }
+        SortBy::Label(_) => _ = select.push(text("sort_value")),
     }
     select.push(format_args!("create_time {way}, incarnation {way}"));
 }

@@ -11,7 +11,8 @@ use crate::error::Fault;
 macro_rules! job_columns {
     () => {
         "incarnation, partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, status, \
-         percentage, completed_items, failed_tasks, failure_counts, own_task, delay, task_table, create_time, last_update_time, finish_time"
+         percentage, completed_items, failed_tasks, failure_counts, own_task, delay, task_table, create_time, last_update_time, finish_time, \
+         expiry, expiry_time"
     };
 }
 pub(crate) use job_columns;
@@ -31,6 +32,7 @@ macro_rules! read_job {
     ($row:expr) => {{
         let row = $row;
         let own_task: Option<String> = row.try_get("own_task")?;
+        let expiry: Option<String> = row.try_get("expiry")?;
         let on_failure: String = row.try_get("on_failure")?;
         let facts = crate::ledger::Facts {
             on_failure: if on_failure == "continue" { contract::OnFailure::Continue } else { contract::OnFailure::Stop },
@@ -56,6 +58,8 @@ macro_rules! read_job {
             create_time: row.try_get("create_time")?,
             last_update_time: row.try_get("last_update_time")?,
             finish_time: row.try_get("finish_time")?,
+            expiry: expiry.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default(),
+            expiry_time: row.try_get("expiry_time")?,
         }
     }};
 }
@@ -120,10 +124,11 @@ macro_rules! common_steps {
     ($now:literal) => {
         fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> Answer<'a, Option<i64>> {
             Box::pin(async move {
+                let expiry = if job.expiry.is_empty() { None } else { Some(serde_json::to_string(&job.expiry)?) };
                 let query = sqlx::query(
                     "insert into job (partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, \
-                     status, percentage, completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time, delay) \
-                     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11) \
+                     status, percentage, completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time, \
+                     expiry, delay) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12) \
                      on conflict (partition_id, job_id) do nothing returning incarnation",
                 )
                 .bind(job.partition.as_str())
@@ -136,6 +141,7 @@ macro_rules! common_steps {
                 .bind(job.facts.on_failure.name())
                 .bind(job.status.name())
                 .bind(job.create_time)
+                .bind(expiry)
                 .bind(job.delay);
                 let rows = self.fetch(query).await?;
                 Ok(rows.first().map(|row| row.try_get(0)).transpose()?)
@@ -146,7 +152,8 @@ macro_rules! common_steps {
                 let own_task = job.facts.own_task.as_ref().map(serde_json::to_string).transpose()?;
                 let query = sqlx::query(
                     "update job set status = $2, percentage = $3, completed_items = $4, failed_tasks = $5, failure_counts = $6, \
-                     own_task = $7, task_table = $8, last_update_time = $9, finish_time = $10 where incarnation = $1",
+                     own_task = $7, task_table = $8, last_update_time = $9, finish_time = $10, expiry_time = $11 \
+                     where incarnation = $1",
                 )
                 .bind(job.incarnation)
                 .bind(job.status.name())
@@ -157,7 +164,8 @@ macro_rules! common_steps {
                 .bind(own_task)
                 .bind(job.task_table)
                 .bind(job.last_update_time)
-                .bind(job.finish_time);
+                .bind(job.finish_time)
+                .bind(job.expiry_time);
                 self.execute(query).await.map(drop)
             })
         }
@@ -276,12 +284,27 @@ macro_rules! common_steps {
                 self.execute(query.bind(incarnation).bind(crate::sql::millis(delay))).await.map(drop)
             })
         }
+        fn due_jobs(&mut self, limit: u32) -> Answer<'_, Vec<(String, String, i64)>> {
+            Box::pin(async move {
+                let query = sqlx::query(concat!(
+                    "select partition_id, job_id, expiry_time from job where expiry_time <= ",
+                    $now,
+                    " order by expiry_time limit $1"
+                ));
+                let mut due = Vec::new();
+                for row in &self.fetch(query.bind(i64::from(limit))).await? {
+                    due.push((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
+                }
+                Ok(due)
+            })
+        }
         fn next_due(&mut self, lives_kept: u64) -> Answer<'_, Option<u64>> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "select min(due) - ",
                     $now,
                     " from (select min(droppable_at) as due from retired_table \
+                     union all select min(expiry_time) from job where expiry_time is not null \
                      union all select min(deleted_at) + $1 from past_life) as things"
                 ));
                 let rows = self.fetch(query.bind(crate::sql::millis(lives_kept))).await?;

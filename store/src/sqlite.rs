@@ -17,6 +17,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Row as _, Sqlite};
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
 use crate::collation;
 use crate::error::{Fault, StoreError};
+use crate::filter::Filter;
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::select;
 use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
@@ -24,6 +25,9 @@ use crate::{CatalogueSize, JobQuery, TaskTableSize, Transition};
 
 /// Connections that read beside the one that writes.
 const READERS: u32 = 4;
+/// How many jobs with a label are few, and how many labels are looked at for one that few jobs have.
+const FEW: i64 = 1000;
+const LOOKED_AT: usize = 8;
 /// How many rows of a task table one statement writes.
 const ROWS_AT_ONCE: usize = 64;
 
@@ -60,6 +64,19 @@ impl SqliteBackend {
 
     async fn fetch(&self, query: Query<'_, Sqlite, SqliteArguments>) -> Result<Vec<SqliteRow>, Fault> {
         Ok(query.fetch_all(&self.readers).await?)
+    }
+
+    /// A label that only few jobs have, of those that the query wants. SQLite plans without knowing how many that are, and would
+    /// look at every job of the partition for it.
+    async fn rare_label<'q>(&self, query: &'q JobQuery) -> Result<select::Start<'q>, Fault> {
+        for (name, value) in query.filter.as_ref().map(Filter::required_labels).unwrap_or_default().into_iter().take(LOOKED_AT) {
+            let count = sqlx::query("select count(*) < $3 from (select 1 from label where name = $1 and value = $2 limit $3)");
+            let rows = self.fetch(count.bind(name).bind(value).bind(FEW)).await?;
+            if rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or(false) {
+                return Ok(Some((name, value)));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -123,7 +140,7 @@ impl Backend for SqliteBackend {
     }
     fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {
-            let mut select = select::page(partition, query)?;
+            let mut select = select::page(partition, query, self.rare_label(query).await?)?;
             let mut jobs = Vec::new();
             for row in &self.fetch(select::once(&mut select)).await? {
                 jobs.push(read_job!(row));
@@ -133,7 +150,7 @@ impl Backend for SqliteBackend {
     }
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
         Box::pin(async move {
-            let mut select = select::count(partition, query)?;
+            let mut select = select::count(partition, query, self.rare_label(query).await?)?;
             let rows = self.fetch(select::once(&mut select)).await?;
             let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
             Ok(u64::try_from(count).unwrap_or_default())

@@ -8,7 +8,7 @@ use std::time::Duration;
 use contract::rest::TaskState;
 use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
 use futures_util::future::join_all;
-use store::{Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, Store, StoreOptions, TrackingEvent};
+use store::{Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, Store, StoreOptions, Swept, TrackingEvent};
 
 /// A store of its own for each test.
 struct World {
@@ -81,6 +81,7 @@ fn request(partition: &str, job: &str, on_failure: OnFailure) -> JobRequest {
         external_data: None,
         labels: BTreeMap::new(),
         on_failure,
+        expiry: contract::rest::Expiry::default(),
         start: store::Start::default(),
         content_hash: [7; 32],
     }
@@ -220,8 +221,8 @@ async fn only_reports_of_the_living_incarnation_count(world: World) {
         past.push(life);
     }
     // With the memory of past lives, the number in the id goes too.
-    assert_eq!(world.store.sweep().await.unwrap().0, 8);
-    assert_eq!(world.store.sweep().await.unwrap().0, 2);
+    assert_eq!(world.store.sweep().await.unwrap().tables, 8);
+    assert_eq!(world.store.sweep().await.unwrap().tables, 2);
     assert_eq!(world.store.task_table_size().await.unwrap().tables, 0);
 }
 
@@ -423,15 +424,15 @@ async fn the_sweeper_drops_the_tables_of_jobs_that_are_over(world: World) {
     let untouched = world.create("acme", "no-subtasks", OnFailure::Stop).await;
     world.complete(&untouched, &[""]).await;
     assert_eq!(world.store.task_table_size().await.unwrap().tables, 12);
-    assert_eq!(world.store.sweep().await.unwrap().0, 0);
+    assert_eq!(world.store.sweep().await.unwrap().tables, 0);
     for life in &lives[..10] {
         world.complete(life, &["3*"]).await;
     }
     world.store.cancel_job(&lives[10].partition, &lives[10].job).await.unwrap();
     world.store.record(&[event(&lives[11], "3", failed("BROKEN"))]).await.unwrap();
     assert_eq!(world.store.task_table_size().await.unwrap().tables, 12);
-    assert_eq!(world.store.sweep().await.unwrap(), (8, Some(0)));
-    let (dropped, next) = world.store.sweep().await.unwrap();
+    assert_eq!(world.store.sweep().await.unwrap(), Swept { jobs: 0, tables: 8, next: Some(0) });
+    let Swept { tables: dropped, next, .. } = world.store.sweep().await.unwrap();
     assert_eq!(dropped, 3);
     // The table of the failed job stays for a day.
     let day = 24 * 60 * 60 * 1000;
@@ -439,7 +440,7 @@ async fn the_sweeper_drops_the_tables_of_jobs_that_are_over(world: World) {
     assert_eq!(world.store.task_table_size().await.unwrap().tables, 1);
     assert_eq!(world.task(&lives[11], &[1]).await, Some(TaskState::Completed));
     assert!(world.store.delete_job(&lives[11].partition, &lives[11].job).await.unwrap());
-    assert_eq!(world.store.sweep().await.unwrap().0, 1);
+    assert_eq!(world.store.sweep().await.unwrap().tables, 1);
     assert_eq!(world.task(&lives[0], &[1]).await, Some(TaskState::Completed));
 }
 
@@ -452,7 +453,7 @@ async fn what_was_kept_for_a_time_goes_when_the_time_is_over(mut world: World) {
     world.reopen().await;
     let life = world.create("acme", "short", OnFailure::Stop).await;
     world.store.record(&[event(&life, "2", failed("BROKEN"))]).await.unwrap();
-    assert_eq!(world.store.sweep().await.unwrap(), (1, None));
+    assert_eq!(world.store.sweep().await.unwrap(), Swept { jobs: 0, tables: 1, next: None });
     let job = world.job(&life).await;
     assert_eq!((job.status, job.failures.len()), (JobStatus::Failed, 1));
     assert_eq!(world.task(&life, &[2]).await, Some(TaskState::Failed));
@@ -572,7 +573,7 @@ async fn a_database_that_is_not_there_is_waited_for_and_tells_how_it_is() {
     proxy.refuse();
     let authority = url.split("//").nth(1).unwrap().split('/').next().unwrap();
     let through = authority.rsplit_once('@').map_or(proxy.address().to_string(), |(user, _)| format!("{user}@{}", proxy.address()));
-    let store = Store::open_when_possible(&url.replace(authority, &through)).await.unwrap();
+    let store = Store::open_when_possible(&url.replace(authority, &through), StoreOptions::default()).await.unwrap();
     let unavailable = store.ping().await.unwrap_err();
     assert!(matches!(unavailable, store::StoreError::Unavailable(_)), "{unavailable:?}");
     assert!(matches!(&*store.condition().borrow(), store::Condition::Unavailable(_)));
@@ -592,6 +593,6 @@ async fn a_database_that_is_not_there_is_waited_for_and_tells_how_it_is() {
     store.ping().await.unwrap();
     store.close().await;
 
-    let never = Store::open_when_possible("postgres://ann@db:port/jobs").await.unwrap_err();
+    let never = Store::open_when_possible("postgres://ann@db:port/jobs", StoreOptions::default()).await.unwrap_err();
     assert!(matches!(never, store::StoreError::Unusable { .. }), "{never:?}");
 }

@@ -115,6 +115,7 @@ async fn create(store: &Store, job: &str, start: Start) -> Creation {
         external_data: None,
         labels: BTreeMap::new(),
         on_failure: OnFailure::Stop,
+        expiry: contract::rest::Expiry::default(),
         start,
         content_hash: [7; 32],
     };
@@ -584,6 +585,7 @@ async fn a_thousand_requests_for_one_job_at_once_create_it_once(world: World) {
             external_data: None,
             labels,
             on_failure: OnFailure::Stop,
+            expiry: contract::rest::Expiry::default(),
             start,
             content_hash,
         }

@@ -60,6 +60,7 @@ impl World {
             external_data: None,
             labels: labels.iter().map(|(name, value)| ((*name).to_owned(), value.map(str::to_owned))).collect::<BTreeMap<_, _>>(),
             on_failure: OnFailure::Stop,
+            expiry: contract::rest::Expiry::default(),
             start: store::Start::default(),
             content_hash: [7; 32],
         };
@@ -229,6 +230,13 @@ async fn conditions_are_joined_and_nested(world: World) {
     assert_eq!(world.accepted(Filter::All(vec![any, id("plain")])).await, ["plain"]);
     assert_eq!(world.accepted(Filter::All(vec![])).await.len(), 5);
     assert_eq!(world.accepted(Filter::Any(vec![])).await.len(), 0);
+    // A label that few jobs have, wherever it stands; and more of them than are looked at.
+    let team = is(label("team"), Equal, "search");
+    assert_eq!(world.accepted(Filter::All(vec![Filter::Status(vec![Active]), team.clone()])).await, ["Half"]);
+    assert_eq!(world.accepted(Filter::Any(vec![team.clone(), id("plain")])).await, ["plain", "Half"]);
+    assert_eq!(world.accepted(Filter::All(vec![team.clone(); 20])).await, ["Half"]);
+    let by_tier = Sort { by: SortBy::Label("tier:a.b".to_owned()), ascending: true };
+    assert_eq!(world.find(JobQuery { filter: Some(team), sort: by_tier, ..JobQuery::default() }).await, ["Half"]);
     // With what lies around the filter.
     let query = JobQuery { statuses: vec![Completed, Cancelled], id_prefix: Some("d".into()), ..JobQuery::default() };
     assert_eq!(world.find(JobQuery { filter: Some(ended), ..query }).await, ["done"]);

@@ -291,6 +291,7 @@ impl World {
             external_data: None,
             labels: BTreeMap::new(),
             on_failure: self.0.scenario.on_failure,
+            expiry: contract::rest::Expiry::default(),
             start: store::Start::default(),
             content_hash: [u8::try_from(job.number).unwrap_or(u8::MAX); 32],
         };

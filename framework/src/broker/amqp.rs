@@ -69,6 +69,18 @@ pub enum QueueType {
     Classic,
 }
 
+impl std::str::FromStr for QueueType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "quorum" => Ok(Self::Quorum),
+            "classic" => Ok(Self::Classic),
+            other => Err(format!("is {other:?}; write quorum or classic")),
+        }
+    }
+}
+
 impl AmqpOptions {
     /// Quorum queues, declared on first use.
     pub fn new(url: impl Into<String>) -> Self {

@@ -19,7 +19,7 @@ use crate::correlation::CorrelationId;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::OfJob;
 use crate::prerequisites;
-use crate::request::{Accepted, accept};
+use crate::request::{self, Accepted, accept};
 use crate::start::{self, Moment};
 
 /// Create a job
@@ -28,6 +28,9 @@ use crate::start::{self, Moment};
 /// these jobs are completed, with `delay` so many seconds later. A job fails or is cancelled when one that it waits for does or
 /// is. The same request again changes
 /// nothing, whatever has become of the job; to run a job again, delete it and create it anew.
+///
+/// Instead of `task`, a `type` may be given, whose definition makes the task from `parameters`. What is wrong with the parameters is told by a 400; a
+/// definition that fails is answered by a 500 that names it.
 #[utoipa::path(
     put,
     path = "/partitions/{partitionId}/jobs/{jobId}",
@@ -79,7 +82,13 @@ pub async fn put(
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge(options.max_body_bytes),
         _ => ApiError::bad_request(format!("The body could not be read: {}", refusal.body_text())),
     })?;
-    let Accepted { mut request, task } = accept(partition, job, &body)?;
+    let given = request::read(&body)?;
+    let made = match given.job_type()? {
+        Some((id, parameters)) => Some(options.job_types.make_task(id, &partition, &job, parameters).await?),
+        None => None,
+    };
+    let Accepted { mut request, task } = accept(partition, job, given, made)?;
+    request.expiry = request.expiry.or(&options.expiry);
     request.start.suspended = options.suspended_partitions.as_ref().is_some_and(|pattern| pattern.matches(&request.partition));
     let moment = Moment { task_id: Uuid::new_v4(), now: now(), correlation_id };
     // Once for every attempt at the transaction.

@@ -71,13 +71,25 @@ impl Service {
         Self::start_with(backend, broker.clone(), Arc::new(broker)).await
     }
 
+    /// With options that are changed.
+    pub async fn start_configured(backend: Backend, change: impl FnOnce(&mut ServiceOptions)) -> Self {
+        let broker = Memory::new();
+        Self::start_in_full(backend, broker.clone(), Arc::new(broker), change).await
+    }
+
     /// `memory` is what lies behind `broker`.
     pub async fn start_with(backend: Backend, memory: Memory, broker: Arc<dyn Broker>) -> Self {
+        Self::start_in_full(backend, memory, broker, |_| {}).await
+    }
+
+    async fn start_in_full(backend: Backend, memory: Memory, broker: Arc<dyn Broker>, change: impl FnOnce(&mut ServiceOptions)) -> Self {
         let database = Database::new(backend).await;
         let store = Store::open(&database.url).await.unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let root = format!("http://{}", listener.local_addr().unwrap());
-        let service = JobService::new(store.clone(), broker, options(&root));
+        let mut options = options(&root);
+        change(&mut options);
+        let service = JobService::new(store.clone(), broker, options);
         let stop = CancellationToken::new();
         let tracker = TaskTracker::new();
         let token = stop.clone();

@@ -228,7 +228,7 @@ macro_rules! start_steps {
                 let query = sqlx::query(concat!(
                     "update job set status = k.value ->> 1, failed_tasks = cast(k.value ->> 2 as bigint), \
                      failure_counts = k.value ->> 3, last_update_time = cast(k.value ->> 4 as bigint), \
-                     finish_time = cast(k.value ->> 5 as bigint) from ",
+                     finish_time = cast(k.value ->> 5 as bigint), expiry_time = cast(k.value ->> 6 as bigint) from ",
                     $each,
                     " where job.incarnation = cast(k.value ->> 0 as bigint)"
                 ));
@@ -236,7 +236,8 @@ macro_rules! start_steps {
                 for job in jobs {
                     let counts = serde_json::to_string(&job.facts.failure_counts)?;
                     let status = job.status.name();
-                    list.push((job.incarnation, status, job.facts.failed_tasks, counts, job.last_update_time, job.finish_time));
+                    let times = (job.last_update_time, job.finish_time, job.expiry_time);
+                    list.push((job.incarnation, status, job.facts.failed_tasks, counts, times.0, times.1, times.2));
                 }
                 self.execute(query.bind(rows(list.iter())?)).await.map(drop)
             })

@@ -1,0 +1,269 @@
+//! Whether `docs/configuration.md` tells what the program reads, and what CAF has of which nothing is read.
+
+use std::fmt::Write as _;
+
+use clap::CommandFactory as _;
+use framework::{Caf, PREFIX};
+
+use super::*;
+use crate::Cli;
+
+/// CAF's variables that have no effect here, and why.
+const NOT_READ: &[(&[&str], &str)] = &[
+    (
+        &["CAF_RABBITMQ_BACKOFF_INTERVAL", "CAF_RABBITMQ_MAX_BACKOFF_INTERVAL", "CAF_RABBITMQ_MAX_ATTEMPTS"],
+        "a lost connection is made again for ever, with a back-off of its own",
+    ),
+    (&["CAF_RABBITMQ_MAX_PRIORITY"], "quorum queues have no priorities, and nothing is published with one"),
+    (&["CAF_WORKER_RETRY_QUEUE"], "what is tried again comes back to the input pipe, by way of its delay pipes"),
+    (&["CAF_WORKER_FRIENDLY_NAME"], "a failure names the worker by its name"),
+    (&["CAF_WORKER_ENABLE_DIVERTED_TASK_CHECKING"], "a worker always passes on what is not for it"),
+    (
+        &["CAF_WORKER_DISABLE_ZERO_PROGRESS_REPORTING", "CAF_WORKER_REPORT_UPDATES_BUFFER_LIMIT"],
+        "reports are sent in runs that measure themselves; empty ones are not sent",
+    ),
+    (&["CAF_WORKER_MAX_BATCH_TIME"], "the tracking worker takes what is there and waits for nothing"),
+    (
+        &[
+            "CAF_WORKER_DATASTORE_PATH",
+            "CAF_WORKER_DATASTORE_HEALTHCHECK_TIMEOUT_SECONDS",
+            "CAF_WORKER_DATASTORE_OUTPUT_BUFFER_SIZE",
+            "CAF_WORKER_DATASTORE_BUFFER_SIZE",
+            "CAF_WORKER_HTTP_DATASTORE_URL",
+            "CAF_WORKER_HTTP_DATASTORE_CONNECT_TIMEOUT_MILLIS",
+            "CAF_WORKER_HTTP_DATASTORE_READ_TIMEOUT_MILLIS",
+        ],
+        "there is no data store",
+    ),
+    (&["CAF_WORKER_PAYLOAD_OFFLOADING_ENABLED", "CAF_WORKER_PAYLOAD_OFFLOADING_THRESHOLD_BYTES"], "payloads travel in their messages"),
+    (&["CAF_WORKER_FAILURE_QUEUE"], "there is no scheduler role with messages of its own"),
+    (
+        &["CAF_BATCH_WORKER_CACHE_EXPIRE_TIME", "CAF_BATCH_WORKER_ERROR_QUEUE"],
+        "the batch worker has no cache; its failures are reported and copied to its reject pipe",
+    ),
+    (
+        &[
+            "CAF_LIVENESS_INITIAL_DELAY_SECONDS",
+            "CAF_LIVENESS_CHECK_INTERVAL_SECONDS",
+            "CAF_LIVENESS_DOWNTIME_INTERVAL_SECONDS",
+            "CAF_LIVENESS_SUCCESS_ATTEMPTS",
+            "CAF_LIVENESS_FAILURE_ATTEMPTS",
+            "CAF_READINESS_INITIAL_DELAY_SECONDS",
+            "CAF_READINESS_CHECK_INTERVAL_SECONDS",
+            "CAF_READINESS_DOWNTIME_INTERVAL_SECONDS",
+            "CAF_READINESS_SUCCESS_ATTEMPTS",
+            "CAF_READINESS_FAILURE_ATTEMPTS",
+            "JOB_SERVICE_LIVENESS_INITIAL_DELAY_DURATION",
+            "JOB_SERVICE_LIVENESS_CHECK_INTERVAL_DURATION",
+            "JOB_SERVICE_LIVENESS_DOWNTIME_INTERVAL_DURATION",
+            "JOB_SERVICE_LIVENESS_FAILURE_ATTEMPTS",
+            "JOB_SERVICE_LIVENESS_SUCCESS_ATTEMPTS",
+            "JOB_SERVICE_READINESS_INITIAL_DELAY_DURATION",
+            "JOB_SERVICE_READINESS_CHECK_INTERVAL_DURATION",
+            "JOB_SERVICE_READINESS_DOWNTIME_INTERVAL_DURATION",
+            "JOB_SERVICE_READINESS_FAILURE_ATTEMPTS",
+            "JOB_SERVICE_READINESS_SUCCESS_ATTEMPTS",
+            "JOB_SERVICE_INTERNAL_PING_URL",
+        ],
+        "health is looked up when it is asked for",
+    ),
+    (
+        &[
+            "CAF_CONFIG_PATH",
+            "CAF_RESOURCE_PATH",
+            "CAF_CONFIG_DECODER",
+            "CAF_CONFIG_ENABLE_SUBSTITUTOR",
+            "JOB_SERVICE_API_CONFIG_PATH",
+            "MARATHON_APP_ID",
+        ],
+        "there are no configuration files",
+    ),
+    (&["CAF_ENABLE_ENV_SECRETS", "CAF_ENABLE_FILE_SECRETS"], "both ways are always there; the variable comes before the file"),
+    (
+        &["CAF_SCHEDULER_INPUT_QUEUE", "CAF_SCHEDULED_EXECUTOR_PERIOD", "CAF_DROP_TABLES_SCHEDULER_PERIOD"],
+        "there is no scheduler to wake or to time: a commit wakes the relay and the sweeper",
+    ),
+    (&["CAF_CANCEL_JOBS_BATCH_LIMIT", "CAF_DELETE_JOBS_BATCH_LIMIT"], "the batches are a matter of the store"),
+    (&["CAF_JOB_TRACKING_PROPAGATE_FAILURES", "CAF_JOB_SCHEDULER_PROPAGATE_FAILURES"], "CAF does not read them either"),
+    (
+        &[
+            "CAF_WORKER_TASKSTOWING_DATABASE_HOST",
+            "CAF_WORKER_TASKSTOWING_DATABASE_PORT",
+            "CAF_WORKER_TASKSTOWING_DATABASE_NAME",
+            "CAF_WORKER_TASKSTOWING_DATABASE_TABLENAME",
+            "CAF_WORKER_TASKSTOWING_DATABASE_USERNAME",
+            "CAF_WORKER_TASKSTOWING_DATABASE_PASSWORD",
+            "CAF_WORKER_TASKSTOWING_DATABASE_APPNAME",
+            "CAF_WORKER_TASKSTOWING_DATABASE_MAXIMUM_POOL_SIZE",
+        ],
+        "the system has one database",
+    ),
+    (
+        &[
+            "SSL_KEYSTORE_PATH",
+            "SSL_KEYSTORE",
+            "SSL_KEYSTORE_TYPE",
+            "SSL_KEYSTORE_PASSWORD",
+            "SSL_CERT_ALIAS",
+            "SSL_VALIDATE_CERTS",
+            "SSL_DISABLE_SNI_HOST_CHECK",
+        ],
+        "HTTPS ends at a proxy",
+    ),
+    (
+        &["JOB_SERVICE_JAVA_OPTS", "CRASH_DUMP_ON_OUT_OF_MEMORY_ERROR", "HEAP_DUMP_ON_OUT_OF_MEMORY_ERROR", "CRASH_DUMP_FILE_PATH"],
+        "there is no Java",
+    ),
+    (&["CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX"], "partitions cannot be suspended"),
+    (&["CAF_JOB_SERVICE_RESUME_JOB_QUEUE"], "jobs cannot be paused"),
+];
+
+/// The tables of the guide.
+fn tables() -> String {
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "### `batchwright up`, `batchwright run ROLE`\n\n| variable | flag | default | CAF's variables | |\n|---|---|---|---|---|"
+    );
+    let command = Cli::command();
+    let serving = SERVING.iter().filter_map(|name| command.find_subcommand(name)).flat_map(Command::get_arguments);
+    let mut rows = BTreeMap::new();
+    for arg in command.get_arguments().chain(serving) {
+        let Some(name) = own_name(arg) else { continue };
+        let default = arg.get_default_values().first().map_or_else(|| "none".to_owned(), |value| format!("`{}`", value.to_string_lossy()));
+        let caf = CAF.iter().find(|(own, _)| *own == name).map_or(&[][..], |(_, caf)| *caf);
+        let file = if SECRET.contains(&name.as_str()) { format!("<br>`{name}_FILE`") } else { String::new() };
+        let meaning = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let row = format!("| `{name}`{file} | `--{}` | {default} | {} | {meaning} |", arg.get_long().unwrap_or_default(), names(caf));
+        rows.insert(name, row);
+    }
+    rows.values().for_each(|row| text.push_str(&format!("{row}\n")));
+    let _ = writeln!(text, "\n### A worker (`Runtime::from_env`)\n\n| variable | default | CAF's variables | |\n|---|---|---|---|");
+    for variable in VARIABLES {
+        let own: Vec<String> = variable.own_names().map(|name| format!("`{name}`")).collect();
+        let default = if variable.default == "none" { "none".to_owned() } else { format!("`{}`", variable.default) };
+        let _ = writeln!(text, "| {} | {default} | {} | {} |", own.join("<br>"), names(variable.caf), variable.meaning);
+    }
+    let _ = writeln!(text, "\n### Not read\n\n| CAF's variables | why not |\n|---|---|");
+    for (names, why) in NOT_READ {
+        let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+        let _ = writeln!(text, "| {} | {why} |", names.join("<br>"));
+    }
+    text
+}
+
+fn names(caf: &[(&str, Caf)]) -> String {
+    let one = |(name, made): &(&str, Caf)| {
+        let made = match made {
+            Caf::Same | Caf::Part | Caf::Lowercase | Caf::NoSlash => "",
+            Caf::In => " with `-in`",
+            Caf::PlusConcurrency => " + concurrency",
+            Caf::PlusOne => " + 1",
+        };
+        let file = if name.ends_with("_PASSWORD") { format!("<br>`{name}_FILE`") } else { String::new() };
+        format!("`{name}`{made}{file}")
+    };
+    caf.iter().map(one).collect::<Vec<_>>().join("<br>")
+}
+
+#[test]
+fn the_guide_tells_what_is_read_and_what_is_not() {
+    const GUIDE: &str = include_str!("../../../docs/configuration.md");
+    let (_, rest) = GUIDE.split_once("<!-- tables -->\n").unwrap();
+    let (told, _) = rest.split_once("<!-- end of tables -->").unwrap();
+    assert!(told == tables(), "docs/configuration.md is to have between its marks:\n{}", tables());
+}
+
+#[test]
+fn no_variable_is_both_read_and_not_read_and_every_own_name_is_one() {
+    let read: Vec<&str> =
+        CAF.iter().flat_map(|(_, caf)| *caf).chain(VARIABLES.iter().flat_map(|variable| variable.caf)).map(|(name, _)| *name).collect();
+    for (names, _) in NOT_READ {
+        assert_eq!(names.iter().find(|name| read.contains(name)), None);
+    }
+    let known = known(&Cli::command());
+    for (own, _) in CAF {
+        assert!(known.contains(&(*own).to_owned()) && own.starts_with(PREFIX), "{own}");
+    }
+}
+
+fn variables(all: &[(&str, &str)]) -> Variables {
+    Variables::new(all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))
+}
+
+fn configuration(arguments: &str, all: &[(&str, &str)]) -> Result<String, String> {
+    let arguments = format!("batchwright {arguments}");
+    match read::<Cli>(arguments.split(' ').map(OsString::from), &variables(all)) {
+        Ok((_, configuration)) => Ok(configuration.to_string()),
+        Err(Refusal::Variable(flaw)) => Err(flaw.to_string()),
+        Err(Refusal::CommandLine(error, from)) => Err(format!("{error}from {from:?}")),
+    }
+}
+
+const CAF_SERVERS: [(&str, &str); 9] = [
+    ("JOB_SERVICE_DATABASE_HOST", "db"),
+    ("JOB_SERVICE_DATABASE_NAME", "jobs"),
+    ("JOB_SERVICE_DATABASE_USERNAME", "ann"),
+    ("JOB_SERVICE_DATABASE_PASSWORD", "p@ss/word"),
+    ("JOB_SERVICE_DATABASE_APPNAME", "job service"),
+    ("CAF_RABBITMQ_HOST", "mq"),
+    ("CAF_RABBITMQ_PASSWORD", "secret"),
+    ("CAF_WORKER_THREADS", "3"),
+    ("CAF_RABBITMQ_PREFETCH_BUFFER", "4"),
+];
+
+#[test]
+fn flags_come_before_our_variables_ours_before_cafs_and_cafs_before_defaults() {
+    let caf = [&CAF_SERVERS[..], &[("CAF_JOB_SERVICE_PAGE_SIZE", "7"), ("CAF_WEBSERVICE_URL", "http://service")]].concat();
+    let told = configuration("run job-service --page-size 9", &caf).unwrap();
+    for line in [
+        "database=postgres://ann:***@db:5432/jobs?application_name=job%20service (JOB_SERVICE_DATABASE_*)",
+        "broker=amqp://guest:***@mq:5672/%2f (CAF_RABBITMQ_*)",
+        "page-size=9 (--page-size)",
+        "public-url=http://service (CAF_WEBSERVICE_URL)",
+        "concurrency=3 (CAF_WORKER_THREADS)",
+        "prefetch=7 (CAF_RABBITMQ_PREFETCH_BUFFER)",
+        "status-interval=5 (default)",
+    ] {
+        assert!(told.lines().any(|told| told == line), "{line} in\n{told}");
+    }
+    // CAF's are for what serves.
+    let told = configuration("bench", &caf).unwrap();
+    assert!(!told.contains("mq:5672"), "{told}");
+    assert!(!configuration("run job-service", &[("BATCHWRIGHT_DATABASE", "postgres://own/db"), CAF_SERVERS[0]]).unwrap().contains("@db:"));
+}
+
+#[test]
+fn a_value_that_cannot_be_is_told_with_its_variable() {
+    let refusal = configuration("run tracking-worker", &[("CAF_STATUS_CHECK_INTERVAL_SECONDS", "often")]).unwrap_err();
+    assert!(
+        refusal.contains("invalid value 'often' for '--status-interval")
+            && refusal.ends_with("from Some(\"CAF_STATUS_CHECK_INTERVAL_SECONDS\")"),
+        "{refusal}"
+    );
+    let refusal = configuration("up --page-size 0", &[("CAF_JOB_SERVICE_PAGE_SIZE", "7")]).unwrap_err();
+    assert!(refusal.ends_with("from None"), "{refusal}");
+    for (name, value, text) in [
+        (
+            "BATCHWRIGHT_JOB_TYPE",
+            "x",
+            "the variable BATCHWRIGHT_JOB_TYPE is no setting of batchwright; did you mean BATCHWRIGHT_JOB_TYPES?",
+        ),
+        ("CAF_RABBITMQ_PORT", "x", "the variable CAF_RABBITMQ_PORT is \"x\": invalid digit found in string"),
+        (
+            "BATCHWRIGHT_DATABASE_FILE",
+            "/no/such",
+            "the variable BATCHWRIGHT_DATABASE_FILE names \"/no/such\", which cannot be read: No such file or directory (os error 2)",
+        ),
+    ] {
+        assert_eq!(configuration("up", &[(name, value)]).unwrap_err(), text);
+    }
+    let input = [("BATCHWRIGHT_INPUT_PIPE", "known to workers"), ("BATCHWRIGHT_ATTEMPTS", "3"), ("OTHER_THING", "")];
+    assert!(configuration("get j", &input).is_ok());
+    let help = configuration(
+        "up --help",
+        &[("BATCHWRIGHT_DATABASE_FILE", "/no/such"), ("CAF_RABBITMQ_PASSWORD", "secret"), ("BATCHWRIGHT_X", "")],
+    )
+    .unwrap_err();
+    assert!(help.contains("Usage: ") && !help.contains("secret"), "{help}");
+}
