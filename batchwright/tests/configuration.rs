@@ -42,10 +42,20 @@ impl Drop for Running {
 #[tokio::test]
 async fn a_variable_that_is_none_or_has_no_sense_stops_the_start_by_its_name() {
     for (arguments, name, value, text) in [
-        (&["up"][..], "BATCHWRIGHT_LISTN", "x", "the variable BATCHWRIGHT_LISTN is no setting of batchwright; did you mean BATCHWRIGHT_LISTEN?"),
+        (
+            &["up"][..],
+            "BATCHWRIGHT_LISTN",
+            "x",
+            "the variable BATCHWRIGHT_LISTN is no setting of batchwright; did you mean BATCHWRIGHT_LISTEN?",
+        ),
         (&["get", "j"], "BATCHWRIGHT_ULR", "x", "did you mean BATCHWRIGHT_URL?"),
         (&["up"], "BATCHWRIGHT_LISTEN", "here", "The value comes from the variable BATCHWRIGHT_LISTEN."),
-        (&["run", "job-service"], "CAF_STATUS_CHECK_INTERVAL_SECONDS", "5s", "The value comes from the variable CAF_STATUS_CHECK_INTERVAL_SECONDS."),
+        (
+            &["run", "job-service"],
+            "CAF_STATUS_CHECK_INTERVAL_SECONDS",
+            "5s",
+            "The value comes from the variable CAF_STATUS_CHECK_INTERVAL_SECONDS.",
+        ),
         (&["run", "job-service"], "JOB_SERVICE_DATABASE_PORT", "many", "the variable JOB_SERVICE_DATABASE_PORT is \"many\""),
         (&["up"], "CAF_RABBITMQ_PASSWORD_FILE", "/no/such/file", "the variable CAF_RABBITMQ_PASSWORD_FILE names \"/no/such/file\""),
         (&["up"], "BATCHWRIGHT_KEEP_FAILED", "lastUpdateTime+P1M", "'P1M' is no span of time"),
@@ -58,11 +68,15 @@ async fn a_variable_that_is_none_or_has_no_sense_stops_the_start_by_its_name() {
 #[tokio::test]
 async fn a_flaw_of_a_job_type_stops_the_start_by_file_and_place() {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("scan.yaml"), "configurationProperties: [{name: bucket}]\ntaskScript: |\n  {\n    a: .b.\n  }\n").unwrap();
+    std::fs::write(folder.path().join("scan.yaml"), "configurationProperties: [{name: bucket}]\ntaskScript: |\n  {\n    a: .b.\n  }\n")
+        .unwrap();
     let data = folder.path().join("data");
     let arguments = ["up", "--data", data.to_str().unwrap(), "--listen", "127.0.0.1:0", "--job-types", folder.path().to_str().unwrap()];
     let (code, told) = ended(&arguments, &[]).await;
-    assert!(code == 1 && told.contains("scan.yaml is not valid: the configuration property bucket has no value: the variable BUCKET"), "{told}");
+    assert!(
+        code == 1 && told.contains("scan.yaml is not valid: the configuration property bucket has no value: the variable BUCKET"),
+        "{told}"
+    );
     let (code, told) = ended(&arguments, &[("BUCKET", "b")]).await;
     assert!(code == 1 && told.contains("scan.yaml is not valid: taskScript:3:1: expected "), "{told}");
 }

@@ -31,6 +31,8 @@ pub struct Scenario {
     pub flush: usize,
     /// Workers hear at once that a job has been completed, and discard what comes of it. Otherwise they never do.
     pub checked: bool,
+    /// Jobs in a chain, each of which waits for the one before; the first waits for the job.
+    pub dependents: u64,
     pub ops: Vec<Op>,
 }
 
@@ -51,6 +53,7 @@ impl Default for Scenario {
             prefetch: 100,
             flush: 1000,
             checked: false,
+            dependents: 0,
             ops: Vec::new(),
         }
     }
@@ -80,10 +83,13 @@ impl Scenario {
             prefetch: dice.pick(&[1, 3, 10, 1000]),
             flush: dice.pick(&[1, 5, 1000]),
             checked: dice.chance(2),
+            dependents: 0,
             ops: Vec::new(),
         };
         let count = dice.below(9);
         scenario.ops = (0..count).map(|_| op(&mut dice, items)).collect();
+        // Last, so that seeds go on meaning what they meant.
+        scenario.dependents = dice.pick(&[0, 0, 1, 3]);
         scenario
     }
 
@@ -115,6 +121,7 @@ impl Scenario {
                 Self { hopeless: None, ..self.clone() },
                 Self { output: false, ..self.clone() },
                 Self { checked: false, ..self.clone() },
+                Self { dependents: 0, ..self.clone() },
                 Self { on_failure: OnFailure::Stop, ..self.clone() },
             ]);
             let is_smaller = |other: &Self| other.items > 0 && format!("{other:?}") != format!("{self:?}");

@@ -27,10 +27,10 @@ use crate::faults::{Action, Completed, Faults, FaultyBroker, Op, Who};
 use crate::scenario::Scenario;
 
 const BATCH_IN: &str = "worker-batch-in";
-const ITEMS_IN: &str = "worker-items-in";
-const ITEMS_OUT: &str = "worker-items-out";
+pub const ITEMS_IN: &str = "worker-items-in";
+pub const ITEMS_OUT: &str = "worker-items-out";
 const ITEMS_REJECT: &str = "worker-items-reject";
-const TRACKING_IN: &str = "worker-jobtracking-in";
+pub const TRACKING_IN: &str = "worker-jobtracking-in";
 /// Where nothing may be left.
 const PIPES: [&str; 8] = [
     BATCH_IN,
@@ -62,12 +62,12 @@ enum Expected {
 }
 
 #[derive(Clone)]
-struct World(Arc<Parts>);
+pub struct World(pub Arc<Parts>);
 
-struct Parts {
-    scenario: Scenario,
+pub struct Parts {
+    pub scenario: Scenario,
     pipes: Memory,
-    store: Store,
+    pub store: Store,
     faults: Arc<Faults>,
     tasks: TaskTracker,
     over: CancellationToken,
@@ -75,7 +75,7 @@ struct Parts {
     stops: Mutex<Vec<(Who, CancellationToken)>>,
     observer: Observer,
     /// How often each item was executed, by life and number.
-    executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
+    pub executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
 }
 
 impl World {
@@ -101,6 +101,7 @@ impl World {
         let parts = &self.0;
         let mut job = Put { number: 1, items: parts.scenario.items, expected: Expected::Outcome };
         self.create(&job).await?;
+        self.create_dependents().await?;
         let start = Instant::now();
         let processes = TaskTracker::new();
         for role in [Who::Service, Who::Batch, Who::Items, Who::Tracking] {
@@ -121,6 +122,7 @@ impl World {
         }
         self.come_to_rest(job.expected).await?;
         let mut broken = self.check(&job).await;
+        broken.extend(self.check_dependents().await);
         // The tables of failed jobs are kept for a day.
         sleep(Duration::from_hours(25)).await;
         let size = parts.store.task_table_size().await.map_err(|e| e.to_string())?;
@@ -150,11 +152,12 @@ impl World {
                 None => expected == Expected::Gone,
                 Some(job) => job.status.is_finished(),
             };
-            quiet = if ended && pipes.is_none() && outbox == "0 in the outbox" { quiet + 1 } else { 0 };
+            let waiting = self.unended_dependents().await;
+            quiet = if ended && waiting.is_empty() && pipes.is_none() && outbox == "0 in the outbox" { quiet + 1 } else { 0 };
             if quiet == REST {
                 return Ok(());
             }
-            last = format!("{outbox}; {}; {job:?}", pipes.unwrap_or_default());
+            last = format!("{outbox}; {}; {job:?}; not ended: {waiting:?}", pipes.unwrap_or_default());
         }
         let executed = self.executed_by_life();
         Err(format!("no rest after {PATIENCE} s: {last}; executed: {executed:?}; {:?}", parts.faults))
@@ -321,7 +324,7 @@ impl World {
         TaskMessage { tracking: Some(tracking), correlation_id: Some(life.incarnation.to_string()), ..new }
     }
 
-    async fn insist<T, F: Future<Output = Result<T, StoreError>>>(&self, ask: impl Fn() -> F) -> Result<T, String> {
+    pub async fn insist<T, F: Future<Output = Result<T, StoreError>>>(&self, ask: impl Fn() -> F) -> Result<T, String> {
         loop {
             match ask().await {
                 Ok(answer) => return Ok(answer),
@@ -436,17 +439,17 @@ fn moment(op: Op) -> Option<Duration> {
     }
 }
 
-fn partition() -> &'static PartitionId {
+pub fn partition() -> &'static PartitionId {
     static ID: std::sync::LazyLock<PartitionId> = std::sync::LazyLock::new(|| PartitionId::parse("sim").unwrap());
     &ID
 }
 
-fn job_id() -> &'static JobId {
+pub fn job_id() -> &'static JobId {
     static ID: std::sync::LazyLock<JobId> = std::sync::LazyLock::new(|| JobId::parse("job").unwrap());
     &ID
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

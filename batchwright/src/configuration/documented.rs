@@ -114,7 +114,6 @@ const NOT_READ: &[(&[&str], &str)] = &[
         &["JOB_SERVICE_JAVA_OPTS", "CRASH_DUMP_ON_OUT_OF_MEMORY_ERROR", "HEAP_DUMP_ON_OUT_OF_MEMORY_ERROR", "CRASH_DUMP_FILE_PATH"],
         "there is no Java",
     ),
-    (&["CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX"], "partitions cannot be suspended"),
     (&["CAF_JOB_SERVICE_RESUME_JOB_QUEUE"], "jobs cannot be paused"),
 ];
 
