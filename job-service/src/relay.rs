@@ -111,7 +111,9 @@ impl Relay<'_> {
             self.note_confirmed().await?;
             // A refused message comes again when this lease ends.
             self.store.lease_outbox(&refused).await?;
-            refused.iter().for_each(|(id, _)| _ = self.claimed.remove(id));
+            for (id, _) in &refused {
+                self.claimed.remove(id);
+            }
         }
     }
 

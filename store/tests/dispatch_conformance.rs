@@ -328,7 +328,7 @@ async fn a_job_that_would_wait_in_vain_is_not_created(world: World) {
     world.report("bad", failed()).await;
     world.cancel("gone").await;
     world.sent().await;
-    let refused = |refusal| Creation::Refused(refusal);
+    let refused = Creation::Refused;
     assert_eq!(world.try_create("j", after(&["worse", "good", "bad", "gone"])).await, refused(Refusal::Failed(ids(&["bad", "worse"]))));
     assert_eq!(world.try_create("j", after(&["good", "gone,pc"])).await, refused(Refusal::Cancelled(ids(&["gone"]))));
     assert_eq!(world.store.job(&partition(), &id("j")).await.unwrap(), None);
