@@ -16,7 +16,7 @@ use framework::broker::amqp::{Amqp, AmqpOptions, QueueType};
 use framework::broker::embedded::Embedded;
 use framework::broker::{Broker, BrokerError};
 use framework::{Collector, Ready, Route, Runtime, Settings, Worker};
-use job_service::{BASE_PATH, JobService, JobTypes, ServiceOptions};
+use job_service::{BASE_PATH, JobService, JobTypes, PartitionPattern, ServiceOptions};
 use store::{Store, StoreError, StoreOptions};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -61,6 +61,8 @@ pub struct StackOptions {
     pub concurrency: usize,
     /// Deliveries that a worker has taken and not settled, at most.
     pub prefetch: u32,
+    /// Partitions whose new jobs are kept until somebody dispatches them.
+    pub suspended_partitions: Option<PartitionPattern>,
     /// The pipe of the batch worker.
     pub batch_pipe: String,
     /// The pipe of the tracking worker.
@@ -114,6 +116,7 @@ impl StackOptions {
             root: PathBuf::from("."),
             concurrency: 8,
             prefetch: 1000,
+            suspended_partitions: None,
             batch_pipe: BATCH_PIPE.to_owned(),
             tracking_pipe: TRACKING_PIPE.to_owned(),
             paused_pipe: contract::PAUSED_PIPE.to_owned(),
@@ -274,6 +277,7 @@ impl Running {
             tracking_pipe: options.tracking_pipe.clone(),
             paused_pipe: options.paused_pipe.clone(),
             status_check_interval: options.status_interval,
+            suspended_partitions: options.suspended_partitions.clone(),
             page_size: options.page_size,
             cancel_batch: options.batches.0,
             delete_batch: options.batches.1,

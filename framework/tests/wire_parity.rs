@@ -58,7 +58,7 @@ struct World {
     consumers: tokio::sync::Mutex<BTreeMap<String, Consumer>>,
     tasks: TaskTracker,
     stop: CancellationToken,
-    on_drop: DropGuard,
+    _on_drop: DropGuard,
 }
 
 impl World {
@@ -76,7 +76,7 @@ impl World {
             consumers: tokio::sync::Mutex::default(),
             tasks: TaskTracker::new(),
             stop,
-            on_drop: guard,
+            _on_drop: guard,
         }
     }
 

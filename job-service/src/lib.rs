@@ -19,6 +19,7 @@ mod error;
 mod extract;
 mod filter;
 mod job_types;
+mod partition_pattern;
 mod prerequisites;
 mod relay;
 mod request;
@@ -41,6 +42,7 @@ use tokio_util::task::TaskTracker;
 
 pub use correlation::HEADER as CORRELATION_ID;
 pub use job_types::{JobTypes, JobTypesError};
+pub use partition_pattern::{PartitionPattern, PatternError};
 pub use routes::openapi;
 
 /// Where the REST API begins.
@@ -65,6 +67,8 @@ pub struct ServiceOptions {
     pub cancel_batch: u32,
     /// How many jobs are deleted in one transaction, when many are.
     pub delete_batch: u32,
+    /// Partitions whose new jobs are kept until somebody dispatches them.
+    pub suspended_partitions: Option<PartitionPattern>,
     /// The largest body of a request.
     pub max_body_bytes: usize,
     /// What jobs may be made from by parameters.
@@ -83,6 +87,7 @@ impl Default for ServiceOptions {
             page_size: 25,
             cancel_batch: 100,
             delete_batch: 100,
+            suspended_partitions: None,
             max_body_bytes: 16 * 1024 * 1024,
             job_types: JobTypes::default(),
             expiry: Expiry::default(),

@@ -1,5 +1,6 @@
 //! The URLs: which there are, what lies around them all, and the API document made from them.
 
+mod dispatch;
 mod end_job;
 mod end_jobs;
 mod get_job;
@@ -75,6 +76,7 @@ fn routes() -> OpenApiRouter<Arc<Parts>> {
         .routes(routes!(end_jobs::cancel))
         .routes(routes!(end_jobs::delete))
         .routes(routes!(put_job::put))
+        .routes(routes!(dispatch::dispatch))
         .routes(routes!(get_job::get))
         .routes(routes!(job_events::events))
         .routes(routes!(end_job::delete))

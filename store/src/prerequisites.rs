@@ -137,10 +137,11 @@ impl Ended {
         Self { how, deleted: true, ..Self::of(job) }
     }
 
-    fn reason(&self) -> &'static str {
+    /// What is said of it, or of one that ended because of it.
+    fn reason(&self, is_itself: bool) -> &'static str {
         match self.how {
             JobStatus::Failed => "has failed",
-            _ if self.deleted => "was deleted",
+            _ if self.deleted && is_itself => "was deleted",
             _ => "was cancelled",
         }
     }
@@ -214,7 +215,7 @@ async fn end_dependents(tx: &mut dyn Transaction, cascades: &[Cascade<'_>], now:
         for wait in waits {
             // Each once, though it may wait for more than one of them.
             let Some(mut job) = rows.remove(&wait.incarnation).filter(|job| !job.status.is_finished()) else { continue };
-            let verb = if wait.prerequisite == root.key.1 { root.reason() } else { Ended { deleted: false, ..(*root).clone() }.reason() };
+            let verb = root.reason(wait.prerequisite == root.key.1);
             let reason = format!("its prerequisite {} {verb}", wait.prerequisite);
             let actor = if inherited.is_some() { Actor::Tracking } else { Actor::Client };
             steps.push((job.incarnation, moved(&mut job, root.how, actor, &reason, now)?));

@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
 
 mod checks;
+mod dependents;
 mod faults;
 mod scenario;
 mod world;
@@ -113,6 +114,23 @@ fn no_single_fault_at_any_step_changes_the_outcome_when_outputs_travel_through_t
 #[test]
 fn no_single_fault_at_any_step_changes_the_counts_of_a_job_that_goes_on_after_failures() {
     run_every_fault(&small(Route::Reroute, OnFailure::Continue));
+}
+
+#[test]
+fn no_single_fault_at_any_step_forgets_a_job_that_waits_for_another() {
+    for fails in [None, Some(4)] {
+        run_every_fault(&Scenario { items: 5, retrying: None, failing: fails, dependents: 2, ..small(Route::Direct, OnFailure::Stop) });
+    }
+}
+
+#[test]
+fn who_waits_for_a_job_goes_its_way_at_whatever_moment_it_is_cancelled_or_deleted() {
+    for action in [Action::Cancel, Action::Delete, Action::PutAgain(3)] {
+        for millis in (0..40).step_by(2) {
+            let ops = vec![Op::Client(action, Duration::from_millis(millis))];
+            run(&Scenario { dependents: 3, ops, ..small(Route::Direct, OnFailure::Stop) }).unwrap();
+        }
+    }
 }
 
 #[test]

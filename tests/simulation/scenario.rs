@@ -33,6 +33,8 @@ pub struct Scenario {
     pub checked: bool,
     /// Workers hear that a job is paused, and believe it for so long. Otherwise they never do.
     pub pauses_hold: Option<Duration>,
+    /// Jobs in a chain, each of which waits for the one before; the first waits for the job.
+    pub dependents: u64,
     pub ops: Vec<Op>,
 }
 
@@ -54,6 +56,7 @@ impl Default for Scenario {
             flush: 1000,
             checked: false,
             pauses_hold: None,
+            dependents: 0,
             ops: Vec::new(),
         }
     }
@@ -84,6 +87,7 @@ impl Scenario {
             flush: dice.pick(&[1, 5, 1000]),
             checked: dice.chance(2),
             pauses_hold: None,
+            dependents: 0,
             ops: Vec::new(),
         };
         let count = dice.below(9);
@@ -94,6 +98,8 @@ impl Scenario {
                 scenario.ops.extend(pause(&mut dice));
             }
         }
+        // Last, so that seeds go on meaning what they meant.
+        scenario.dependents = dice.pick(&[0, 0, 1, 3]);
         scenario
     }
 
@@ -126,6 +132,7 @@ impl Scenario {
                 Self { output: false, ..self.clone() },
                 Self { checked: false, ..self.clone() },
                 Self { pauses_hold: self.pauses_hold.map(|_| Duration::ZERO), ..self.clone() },
+                Self { dependents: 0, ..self.clone() },
                 Self { on_failure: OnFailure::Stop, ..self.clone() },
             ]);
             let is_smaller = |other: &Self| other.items > 0 && format!("{other:?}") != format!("{self:?}");

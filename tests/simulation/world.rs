@@ -27,10 +27,10 @@ use crate::faults::{Action, Faults, FaultyBroker, Op, Who};
 use crate::scenario::Scenario;
 
 const BATCH_IN: &str = "worker-batch-in";
-const ITEMS_IN: &str = "worker-items-in";
-const ITEMS_OUT: &str = "worker-items-out";
+pub const ITEMS_IN: &str = "worker-items-in";
+pub const ITEMS_OUT: &str = "worker-items-out";
 const ITEMS_REJECT: &str = "worker-items-reject";
-const TRACKING_IN: &str = "worker-jobtracking-in";
+pub const TRACKING_IN: &str = "worker-jobtracking-in";
 /// Where nothing may be left.
 const PIPES: [&str; 10] = [
     BATCH_IN,
@@ -64,12 +64,12 @@ enum Expected {
 }
 
 #[derive(Clone)]
-struct World(Arc<Parts>);
+pub struct World(pub Arc<Parts>);
 
-struct Parts {
-    scenario: Scenario,
+pub struct Parts {
+    pub scenario: Scenario,
     pipes: Memory,
-    store: Store,
+    pub store: Store,
     faults: Arc<Faults>,
     tasks: TaskTracker,
     over: CancellationToken,
@@ -78,7 +78,7 @@ struct Parts {
     stops: Mutex<Vec<(Who, CancellationToken)>>,
     observer: Observer,
     /// How often each item was executed, by life and number.
-    executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
+    pub executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
 }
 
 impl World {
@@ -105,6 +105,7 @@ impl World {
         let parts = &self.0;
         let mut job = Put { number: 1, items: parts.scenario.items, expected: Expected::Outcome };
         self.create(&job).await?;
+        self.create_dependents().await?;
         let processes = TaskTracker::new();
         for role in [Who::Service, Who::Batch, Who::Items, Who::Tracking] {
             for _ in 0..parts.scenario.processes {
@@ -126,6 +127,7 @@ impl World {
         self.act(Action::Resume, &mut job).await?;
         self.come_to_rest(job.expected).await?;
         let mut broken = self.check(&job).await;
+        broken.extend(self.check_dependents().await);
         // The tables of failed jobs are kept for a day.
         sleep(Duration::from_hours(25)).await;
         let size = parts.store.task_table_size().await.map_err(|e| e.to_string())?;
@@ -157,11 +159,13 @@ impl World {
                 None => expected == Expected::Gone,
                 Some(job) => job.status.is_finished(),
             };
-            quiet = if ended && pipes.is_none() && outbox == "0 in the outbox, 0 stowed" { quiet + 1 } else { 0 };
+            let waiting = self.unended_dependents().await;
+            let at_rest = pipes.is_none() && outbox == "0 in the outbox, 0 stowed";
+            quiet = if ended && waiting.is_empty() && at_rest { quiet + 1 } else { 0 };
             if quiet == REST {
                 return Ok(());
             }
-            last = format!("{outbox}; {}; {job:?}", pipes.unwrap_or_default());
+            last = format!("{outbox}; {}; {job:?}; not ended: {waiting:?}", pipes.unwrap_or_default());
         }
         let executed = self.executed_by_life();
         Err(format!("no rest after {PATIENCE} s: {last}; executed: {executed:?}; {:?}", parts.faults))
@@ -325,7 +329,7 @@ impl World {
         TaskMessage { tracking: Some(tracking), correlation_id: Some(life.incarnation.to_string()), ..new }
     }
 
-    async fn insist<T, F: Future<Output = Result<T, StoreError>>>(&self, ask: impl Fn() -> F) -> Result<T, String> {
+    pub async fn insist<T, F: Future<Output = Result<T, StoreError>>>(&self, ask: impl Fn() -> F) -> Result<T, String> {
         loop {
             match ask().await {
                 Ok(answer) => return Ok(answer),
@@ -450,7 +454,7 @@ pub fn job_id() -> &'static JobId {
     &ID
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -44,6 +44,7 @@ macro_rules! stories {
 
 mod chains;
 mod counting;
+mod dependents;
 mod endings;
 mod files;
 mod flushes;

@@ -13,7 +13,7 @@ use contract::PAUSED_PIPE;
 use contract::rest::{Expiry, ExpiryPolicy, Policer};
 use framework::broker::amqp::QueueType;
 use framework::{Route, Variables};
-use job_service::JobTypes;
+use job_service::{JobTypes, PartitionPattern};
 use store::KeptUntil;
 
 use crate::ServerArgs;
@@ -84,6 +84,9 @@ pub struct JobsArgs {
     /// Jobs that are deleted in one transaction, when many are.
     #[arg(long, env = "BATCHWRIGHT_DELETE_BATCH", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     delete_batch: u32,
+    /// A regular expression: new jobs of partitions that it matches as a whole are kept until `POST …/partitions/{id}/dispatch`.
+    #[arg(long, env = "BATCHWRIGHT_SUSPENDED_PARTITIONS")]
+    suspended_partitions: Option<PartitionPattern>,
     /// How long completed jobs are kept that do not say it: none, lastUpdateTime+P30D, createTime+PT9H.
     #[arg(long, env = "BATCHWRIGHT_KEEP_COMPLETED", default_value = "none", value_parser = a_time_of_expiry)]
     keep_completed: String,
@@ -143,6 +146,7 @@ impl StackArgs {
             job_types,
             page_size: self.jobs.page_size,
             batches: (self.jobs.cancel_batch, self.jobs.delete_batch),
+            suspended_partitions: self.jobs.suspended_partitions,
             expiry: Expiry {
                 completed: policy(self.jobs.keep_completed),
                 failed: policy(self.jobs.keep_failed),

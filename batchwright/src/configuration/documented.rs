@@ -109,7 +109,6 @@ const NOT_READ: &[(&[&str], &str)] = &[
         &["JOB_SERVICE_JAVA_OPTS", "CRASH_DUMP_ON_OUT_OF_MEMORY_ERROR", "HEAP_DUMP_ON_OUT_OF_MEMORY_ERROR", "CRASH_DUMP_FILE_PATH"],
         "there is no Java",
     ),
-    (&["CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX"], "there is no option for it"),
     (&["CAF_JOB_SERVICE_RESUME_JOB_QUEUE"], "what a paused job holds is sent on by the service itself"),
 ];
 

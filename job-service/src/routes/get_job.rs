@@ -25,8 +25,9 @@ use crate::extract::OfJob;
         (status = 200, description = "The job", body = Job, example = json!({
             "id": "reindex-7", "name": "Reindex", "description": null, "externalData": null,
             "createTime": 1_767_225_600_000_i64, "lastUpdateTime": 1_767_225_605_123_i64,
-            "status": "Active", "percentageComplete": 46.67, "failures": [], "labels": {"team": "search"},
-            "onFailure": "stop", "completedItems": 1400, "failedTasks": 0, "failureCounts": {}, "incarnation": 42
+            "status": "Waiting", "percentageComplete": 0.0, "failures": [], "labels": {"team": "search"},
+            "onFailure": "stop", "completedItems": 0, "failedTasks": 0, "failureCounts": {}, "incarnation": 42,
+            "waitingFor": [{"jobId": "extract-7", "status": "Active"}, {"jobId": "upload-7", "status": null}], "delay": 60
         })),
         (status = 400, description = "An id is not well-formed", body = ErrorBody,
             example = json!({"message": "The job identifier contains one or more invalid characters."})),

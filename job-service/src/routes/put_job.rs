@@ -24,7 +24,9 @@ use crate::start::{self, Moment};
 
 /// Create a job
 ///
-/// The job is kept and its first task is sent to `taskPipe` as soon as the broker takes it. The same request again changes
+/// The job is kept and its first task is sent to `taskPipe` as soon as the broker takes it; with `prerequisiteJobIds` not before
+/// these jobs are completed, with `delay` so many seconds later. A job fails or is cancelled when one that it waits for does or
+/// is. The same request again changes
 /// nothing, whatever has become of the job; to run a job again, delete it and create it anew.
 ///
 /// Instead of `task`, a `type` may be given, whose definition makes the task from `parameters`. What is wrong with the parameters is told by a 400; a
@@ -59,7 +61,7 @@ use crate::start::{self, Moment};
     responses(
         (status = 201, description = "Created", headers(("Location" = String, description = "The path of the job"))),
         (status = 204, description = "The same request has created the job before"),
-        (status = 400, description = "The request is no job; the message says why", body = ErrorBody,
+        (status = 400, description = "The request is no job, or would wait for one that has failed or was cancelled, or for itself", body = ErrorBody,
             example = json!({"message": "The task queue name has not been specified."})),
         (status = 403, description = "There is another job with this id", body = ErrorBody,
             example = json!({"message": "Job already exists"})),
@@ -87,6 +89,7 @@ pub async fn put(
     };
     let Accepted { mut request, task } = accept(partition, job, given, made)?;
     request.expiry = request.expiry.or(&options.expiry);
+    request.start.suspended = options.suspended_partitions.as_ref().is_some_and(|pattern| pattern.matches(&request.partition));
     let moment = Moment { task_id: Uuid::new_v4(), now: now(), correlation_id };
     // Once for every attempt at the transaction.
     let start = |life: &store::Life| (task.pipe.clone(), start::message(task.clone(), life, moment.clone(), options).encode());

@@ -99,6 +99,10 @@ impl Service {
         Self { store, broker: memory, root, partition, client: client(), database, tracker, _stop_on_drop: stop.clone().drop_guard(), stop }
     }
 
+    pub fn database_url(&self) -> &str {
+        &self.database.url
+    }
+
     /// Stops the service and waits until it has ended.
     pub async fn stop(&self) {
         self.stop.cancel();
