@@ -123,6 +123,16 @@ fn no_source_file_is_too_long_to_have_one_secret() {
 }
 
 #[test]
+fn the_guide_shows_the_first_worker_as_it_is_and_it_is_short() {
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("cannot read {path}: {error}"));
+    let (guide, code) = (read("docs/write-a-worker.md"), read("docs/first-worker/src/main.rs"));
+    let worker = code.split("#[cfg(test)]").next().unwrap_or_default().trim_end();
+    assert!(guide.contains(&format!("```rust\n{worker}\n```")), "the guide shows another worker than docs/first-worker");
+    let lines = worker.lines().filter(|line| !line.trim().is_empty()).count();
+    assert!(lines <= 30, "the first worker has {lines} lines; it is to be read at a glance");
+}
+
+#[test]
 fn no_file_names_a_path_of_somebodys_machine() {
     // In two pieces, or this file would name them.
     let homes = [["/ho", "me/"], ["/Use", "rs/"], ["/ro", "ot/"], ["/wo", "rk/"], ["/tmp/", "wt/"]].map(|pieces| pieces.concat());

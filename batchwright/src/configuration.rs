@@ -49,7 +49,9 @@ const CAF: &[(&str, &[(&str, Caf)])] = &[
             ("CAF_RABBITMQ_PASSWORD", Caf::Part),
         ],
     ),
+    ("BATCHWRIGHT_CANCEL_BATCH", &[("CAF_CANCEL_JOBS_BATCH_LIMIT", Caf::Same)]),
     ("BATCHWRIGHT_CONCURRENCY", &[("CAF_WORKER_THREADS", Caf::Same)]),
+    ("BATCHWRIGHT_DELETE_BATCH", &[("CAF_DELETE_JOBS_BATCH_LIMIT", Caf::Same)]),
     (
         "BATCHWRIGHT_INPUT_PIPE",
         &[("CAF_WORKER_INPUT_QUEUE", Caf::Same), ("CAF_WORKER_BASE_QUEUE_NAME", Caf::In), ("CAF_WORKER_NAME", Caf::In)],
@@ -87,7 +89,9 @@ pub enum Refusal {
 /// Reads the command line and the variables.
 pub fn read<P: Parser>(arguments: impl IntoIterator<Item = OsString>, variables: &Variables) -> Result<(P, Configuration), Refusal> {
     let provided = provided(variables);
-    let command = with_defaults(P::command(), provided.as_ref().unwrap_or(&BTreeMap::new()), variables);
+    let mut command = with_defaults(P::command(), provided.as_ref().unwrap_or(&BTreeMap::new()), variables);
+    // Else its arguments cannot be named.
+    command.build();
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let told = |error: clap::Error, found: &BTreeMap<String, Found>| {
         let from = origin(&error, &command, &arguments, variables, found);

@@ -75,6 +75,8 @@ pub struct StackOptions {
     pub job_types: JobTypes,
     /// How many jobs a list shows when it is not told.
     pub page_size: u32,
+    /// How many jobs are cancelled, and how many deleted, in one transaction, when many are.
+    pub batches: (u32, u32),
     /// How long jobs are kept that do not say it themselves.
     pub expiry: Expiry,
     /// How long the tasks of a failed job are kept.
@@ -115,6 +117,7 @@ impl StackOptions {
             queue_type: QueueType::Quorum,
             job_types: JobTypes::default(),
             page_size: ServiceOptions::default().page_size,
+            batches: (ServiceOptions::default().cancel_batch, ServiceOptions::default().delete_batch),
             expiry: Expiry::default(),
             failed_tasks_kept: StoreOptions::default().failed_tables_kept,
         }
@@ -264,6 +267,8 @@ impl Running {
             status_check_interval: options.status_interval,
             suspended_partitions: options.suspended_partitions.clone(),
             page_size: options.page_size,
+            cancel_batch: options.batches.0,
+            delete_batch: options.batches.1,
             job_types: options.job_types.clone(),
             expiry: options.expiry.clone(),
             ..ServiceOptions::default()

@@ -1,6 +1,6 @@
 //! How the binary is set up, from outside: variables, files of secrets, and what stops the start.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
+#![expect(clippy::unwrap_used, reason = "this is how a test fails")]
 
 use std::fs::File;
 use std::path::Path;

@@ -199,6 +199,7 @@ impl Expiry {
     }
 
     /// Takes on the policies of `default` where there is none.
+    #[must_use]
     pub fn or(self, default: &Self) -> Self {
         let either = |own: Option<ExpiryPolicy>, default: &Option<ExpiryPolicy>| own.or_else(|| default.clone());
         Self {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use contract::{TaskMessage, TrackingReport, patch_tracking};
 
-use crate::broker::{Broker, Confirm, Delivery, Headers, Outgoing};
+use crate::Sent;
+use crate::broker::{Broker, Confirm, Delivery, Headers, Outgoing, PublishError};
 use crate::routing::{diverted_report, tracking_ends};
 
 /// Takes what waits, up to [`Collector::limit`] deliveries at a time, and returns a verdict for each.
@@ -17,9 +18,10 @@ pub trait Collector: Send + Sync + 'static {
     /// Decides about these deliveries: as many verdicts, in the same order.
     fn collect(&self, arrivals: &[Arrival], courier: &Courier) -> impl Future<Output = Vec<Verdict>> + Send;
 
-    /// Decides about a delivery that has caused a message for a pipe that cannot be.
-    fn undeliverable(&self, _: &Arrival, reason: String) -> Verdict {
-        Verdict::Again(reason)
+    /// Decides about a delivery that has caused a message that the broker does not take: for a pipe that cannot be, or for one that
+    /// was full for as long as the retry policy waits.
+    fn undeliverable(&self, _: &Arrival, error: &PublishError) -> Verdict {
+        Verdict::Again(error.to_string())
     }
 
     /// What is missing around this collector right now, for READY to say. It keeps the deliveries that it has until it can decide.
@@ -110,7 +112,7 @@ pub enum Verdict {
 #[derive(Debug, Default)]
 pub struct Effects {
     /// Already published, not yet confirmed.
-    pub unconfirmed: Vec<Confirm>,
+    pub unconfirmed: Vec<Sent>,
     /// To be published.
     pub messages: Vec<Outgoing>,
     /// To be reported when all of that is confirmed.

@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use contract::{ReportStatus, TaskData, TaskMessage, TaskStatus, Tracking, TrackingReport};
 use tokio_util::sync::CancellationToken;
 
-use crate::TaskError;
 use crate::answer::{Author, Draft, Part, Produced, tracking_pipe};
-use crate::broker::{Broker, Confirm, PublishError};
+use crate::broker::{Broker, PublishError};
 use crate::depths::Depths;
 use crate::reports::{ReportBuffer, Reports};
+use crate::sending::all_confirmed;
 use crate::status::StatusChecker;
+use crate::{RetryPolicy, Sent, TaskError};
 
 /// Subtasks of one task that are published and not yet confirmed, at most.
 const WINDOW: usize = 1000;
@@ -41,6 +42,7 @@ pub(crate) struct Surroundings {
     pub reports: ReportBuffer,
     pub status: StatusChecker,
     pub depths: Arc<Depths>,
+    pub retry: RetryPolicy,
     /// Trips when the process gives up on its running tasks.
     pub shutdown: CancellationToken,
 }
@@ -49,7 +51,7 @@ pub(crate) struct Surroundings {
 #[derive(Default)]
 struct Split {
     count: u32,
-    in_flight: VecDeque<Confirm>,
+    in_flight: VecDeque<Sent>,
     reports: Vec<TrackingReport>,
     /// A subtask was not taken: whatever the author makes of it, the task is not done.
     not_taken: Option<PublishError>,
@@ -62,7 +64,7 @@ pub(crate) struct Dispatched {
     pub is_split: bool,
     /// Why a subtask was not taken.
     pub not_taken: Option<PublishError>,
-    pub unconfirmed: Vec<Confirm>,
+    pub unconfirmed: Vec<Sent>,
     pub reports: Vec<TrackingReport>,
 }
 
@@ -108,7 +110,7 @@ impl Context {
         let mut split = split.lock().await;
         while split.in_flight.len() >= WINDOW {
             if let Some(oldest) = split.in_flight.pop_front()
-                && let Err(error) = oldest.await
+                && let Err(error) = all_confirmed(vec![oldest], &*surroundings.broker, &surroundings.retry, &surroundings.shutdown).await
             {
                 split.not_taken = Some(error.clone());
                 return Err(not_taken(&error));
@@ -127,7 +129,7 @@ impl Context {
             ends_tracking: false,
         };
         let Produced { message, report } = surroundings.author.produce(input, draft);
-        split.in_flight.extend(message.map(|message| surroundings.broker.publish(message)));
+        split.in_flight.extend(message.map(|message| Sent::new(&*surroundings.broker, message)));
         split.reports.extend(report);
         surroundings.depths.add(pipe);
         Ok(())
@@ -207,7 +209,8 @@ impl Context {
         Dispatched { count, is_split, not_taken, unconfirmed: in_flight.into(), reports }
     }
 
-    fn tell(&self, report: Option<TrackingReport>) {
+    /// Sends a report on the task's behalf; nobody waits for it.
+    pub(crate) fn tell(&self, report: Option<TrackingReport>) {
         let Inner { input, surroundings, .. } = &*self.0;
         if let (Some(report), Some(pipe)) = (report, tracking_pipe(input)) {
             surroundings.reports.announce(Reports { pipe, correlation_id: input.correlation_id.clone(), list: vec![report] });
@@ -228,12 +231,11 @@ impl Dispatched {
     }
 }
 
-/// A pipe that cannot be is the task's fault, one that is full is a matter of time, and a broker that is gone is nobody's.
+/// A pipe that cannot be is the task's fault, one that stays full fails it, and a broker that is gone is nobody's.
 pub(crate) fn not_taken(error: &PublishError) -> TaskError {
     match error {
         PublishError::Closed => TaskError::unavailable(error.to_string()),
-        PublishError::Unroutable { .. } => TaskError::failed(error.to_string()),
-        PublishError::Refused { .. } => TaskError::retry(error.to_string()),
+        PublishError::Unroutable { .. } | PublishError::Refused { .. } => TaskError::failed(error.to_string()),
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::answer::{Draft, Part, Produced};
-use crate::broker::{HeaderValue, Headers, Outgoing};
+use crate::broker::{HeaderValue, Headers, Outgoing, PublishError};
 use crate::clock::now_millis;
 use crate::collector::{Arrival, Collector, Courier, Effects, Verdict};
 use crate::context::{Context, Dispatched, Surroundings, not_taken};
@@ -29,7 +29,6 @@ pub(crate) struct OneByOne<W> {
     pub worker: W,
     pub surroundings: Surroundings,
     pub pipes: Pipes,
-    pub retry: RetryPolicy,
     /// What is missing around the worker, while it is: no new tasks are taken.
     pub unavailable: watch::Sender<Option<String>>,
 }
@@ -55,8 +54,18 @@ impl<W: Worker> Collector for OneByOne<W> {
         verdicts
     }
 
-    fn undeliverable(&self, arrival: &Arrival, reason: String) -> Verdict {
-        self.failed(arrival.message(), &reason, Dispatched::default())
+    fn undeliverable(&self, arrival: &Arrival, error: &PublishError) -> Verdict {
+        let (pipe, verdict) = match error {
+            PublishError::Refused { pipe, .. } => (pipe, self.given_up(arrival, &error.to_string(), Dispatched::default())),
+            PublishError::Unroutable { pipe, .. } => (pipe, self.failed(arrival.message(), &error.to_string(), Dispatched::default())),
+            PublishError::Closed => return Verdict::Again(error.to_string()),
+        };
+        let Verdict::Done(mut effects) = verdict else { return verdict };
+        if effects.messages.iter().any(|message| *message.pipe == **pipe) {
+            // The result cannot be told there either; a copy of the task is kept for people.
+            effects.messages = vec![self.copy(arrival)];
+        }
+        Verdict::Done(effects)
     }
 
     fn missing(&self) -> Option<String> {
@@ -71,18 +80,40 @@ impl<W: Worker> Collector for OneByOne<W> {
 
 impl<W: Worker> OneByOne<W> {
     async fn attend(&self, arrival: &Arrival) -> Verdict {
-        let attempts = Attempts::of(arrival.headers());
-        let ctx = Context::new(arrival.message.clone(), attempts.failed + 1, self.surroundings.clone());
-        let answered = self.run(arrival.message(), &ctx).await;
-        let dispatched = ctx.finish().await;
-        let answered = match &dispatched.not_taken {
-            Some(error) => answered.and(Err(not_taken(error))),
-            None => answered,
-        };
-        match answered {
-            Ok(reply) => self.answered(arrival.message(), &reply.0, dispatched),
-            Err(error) => self.erred(arrival, &error, attempts, dispatched),
+        let mut attempts = Attempts::of(arrival.headers());
+        // What earlier attempts have dispatched is dispatched again, under the same names, and must be safe all the same.
+        let mut earlier = Vec::new();
+        loop {
+            let ctx = Context::new(arrival.message.clone(), attempts.failed + 1, self.surroundings.clone());
+            let answered = self.run(arrival.message(), &ctx).await;
+            let mut dispatched = ctx.finish().await;
+            let answered = match &dispatched.not_taken {
+                Some(error) => answered.and(Err(not_taken(error))),
+                None => answered,
+            };
+            if let Err(error) = &answered
+                && let Some(next) = self.next_in_place(error, attempts, &ctx)
+            {
+                warn!(task = ctx.task_id(), job = ctx.job_task_id(), attempt = next.failed, reason = %error, "a task is tried again at once");
+                ctx.tell(self.retry_report(arrival, &error.chain(), next));
+                earlier.append(&mut dispatched.unconfirmed);
+                attempts = next;
+                continue;
+            }
+            dispatched.unconfirmed.append(&mut earlier);
+            return match answered {
+                Ok(reply) => self.answered(arrival.message(), &reply.0, dispatched),
+                Err(error) => self.erred(arrival, &error, attempts, dispatched),
+            };
         }
+    }
+
+    /// The attempt that follows here and now, if one does.
+    fn next_in_place(&self, error: &TaskError, attempts: Attempts, ctx: &Context) -> Option<Attempts> {
+        let retry = &self.surroundings.retry;
+        // Whoever is to stop hands the task over to others.
+        let is_here = error.kind == TaskErrorKind::Retry && retry.is_immediate() && ctx.check_cancelled().is_ok();
+        if is_here { attempts.next(retry).map(|(_, next)| next) } else { None }
     }
 
     /// Runs the author's code; in place again and again while its surroundings are down.
@@ -147,7 +178,7 @@ impl<W: Worker> OneByOne<W> {
             TaskErrorKind::Invalid => self.invalid(input, &error.chain(), dispatched),
             TaskErrorKind::Failed => self.failed(input, &error.chain(), dispatched),
             TaskErrorKind::Retry => {
-                if let Some((delay, attempts)) = attempts.next(&self.retry) {
+                if let Some((delay, attempts)) = attempts.next(&self.surroundings.retry) {
                     return self.retried(arrival, &error.chain(), delay, attempts, dispatched);
                 }
                 let reason = format!("{} (given up after {} attempts)", error.chain(), attempts.failed + 1);
@@ -164,17 +195,32 @@ impl<W: Worker> OneByOne<W> {
             headers: attempts.into_headers(arrival.headers()),
             ..Outgoing::new(self.pipes.input.as_str(), arrival.delivery.body.clone())
         };
-        let report = arrival.message().job_task_id().map(|id| TrackingReport {
-            retries: i32::try_from(attempts.failed).ok(),
-            failure: Some(self.surroundings.author.failure("RETRY", reason)),
-            ..TrackingReport::new(id, contract::ReportStatus::Retry)
-        });
+        let report = self.retry_report(arrival, reason, attempts);
         // The parts of this attempt are dispatched again by the next one, and counted once.
         Verdict::Done(Effects { unconfirmed: dispatched.unconfirmed, messages: vec![again], reports: report.into_iter().collect() })
     }
 
+    fn retry_report(&self, arrival: &Arrival, reason: &str, attempts: Attempts) -> Option<TrackingReport> {
+        arrival.message().job_task_id().map(|id| TrackingReport {
+            retries: i32::try_from(attempts.failed).ok(),
+            failure: Some(self.surroundings.author.failure("RETRY", reason)),
+            ..TrackingReport::new(id, contract::ReportStatus::Retry)
+        })
+    }
+
     /// The last attempt has failed: a copy goes to the reject pipe, for people.
     fn given_up(&self, arrival: &Arrival, reason: &str, dispatched: Dispatched) -> Verdict {
+        match self.failed(arrival.message(), reason, dispatched) {
+            Verdict::Done(mut effects) => {
+                effects.messages.push(self.copy(arrival));
+                Verdict::Done(effects)
+            }
+            other => other,
+        }
+    }
+
+    /// A copy of a task for the reject pipe.
+    fn copy(&self, arrival: &Arrival) -> Outgoing {
         let copy = TaskMessage {
             task_id: uuid::Uuid::new_v4().to_string(),
             task_status: Some(TaskStatus::ResultException),
@@ -182,13 +228,7 @@ impl<W: Worker> OneByOne<W> {
             to: Some(self.pipes.reject.clone()),
             ..arrival.message().clone()
         };
-        match self.failed(arrival.message(), reason, dispatched) {
-            Verdict::Done(mut effects) => {
-                effects.messages.push(Outgoing::new(self.pipes.reject.as_str(), copy.encode()));
-                Verdict::Done(effects)
-            }
-            other => other,
-        }
+        Outgoing::new(self.pipes.reject.as_str(), copy.encode())
     }
 
     fn failed(&self, input: &TaskMessage, reason: &str, dispatched: Dispatched) -> Verdict {

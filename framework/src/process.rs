@@ -20,17 +20,19 @@ use std::time::Duration;
 use contract::{TaskMessage, patch_tracking, same_pipe};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, debug_span, warn};
 
+use crate::RetryPolicy;
 use crate::answer::tracking_pipe;
 use crate::broker::{Broker, Delivery, HeaderValue, Outgoing, PublishError};
 use crate::collector::{Arrival, Collector, Courier, Effects, Verdict};
 use crate::metrics::Metrics;
 use crate::reports::{OpenDeliveries, ReportBuffer, Reports};
 use crate::routing::{Admission, admit, diverted_report};
+use crate::sending::{Sent, all_confirmed};
 use crate::status::StatusChecker;
+use crate::suspects::Suspects;
 
 /// Says on a message in the invalid pipe why it is there.
 pub const REASON_HEADER: &str = "x-batchwright-reason";
@@ -38,10 +40,6 @@ pub const REASON_HEADER: &str = "x-batchwright-reason";
 pub const ORIGIN_HEADER: &str = "x-batchwright-origin";
 /// Before a delivery that could not be dealt with comes again.
 const BEFORE_AGAIN: Duration = Duration::from_secs(1);
-/// A delivery that came back this often is not run beside others any more.
-const SUSPECT_AT: u32 = 5;
-/// A suspect that came back this often, alone each time, is condemned.
-const CONDEMNED_AT: u32 = 3;
 
 /// What carries deliveries through this process.
 #[derive(Debug)]
@@ -53,8 +51,13 @@ pub(crate) struct Process<C> {
     pub status: StatusChecker,
     pub reports: ReportBuffer,
     pub open: Arc<OpenDeliveries>,
+    pub suspects: Suspects,
+    /// What becomes of outputs that the broker refuses.
+    pub retry: RetryPolicy,
     pub metrics: Metrics,
+    /// Trips when the process gives up on its running tasks, and when it drops them.
     pub shutdown: CancellationToken,
+    pub abort: CancellationToken,
 }
 
 #[derive(Debug, Clone)]
@@ -62,8 +65,6 @@ pub(crate) struct ProcessPipes {
     pub input: String,
     pub invalid: String,
     pub paused: Option<String>,
-    /// Deliveries that may have killed a process, run one at a time.
-    pub suspects: String,
 }
 
 /// Why a delivery is not settled: it goes back.
@@ -75,11 +76,13 @@ enum Unsettled {
     Again(String),
     #[error("it is not its time")]
     Later(Duration),
+    #[error("its reports cannot be sent: {0}")]
+    Unreportable(PublishError),
 }
 
 impl<C: Collector> Process<C> {
-    /// Carries deliveries from arrival to settlement. The slot is free again when the collector has decided.
-    pub async fn process(&self, deliveries: Vec<Delivery>, slot: OwnedSemaphorePermit) {
+    /// Carries deliveries from arrival to settlement. The slot, if it is one, is free again when the collector has decided.
+    pub async fn process<S: Send>(&self, deliveries: Vec<Delivery>, slot: S) {
         let count = deliveries.len();
         let arrivals: Vec<Arrival> = each(deliveries, |delivery| self.arrive(delivery)).await.into_iter().flatten().collect();
         if !arrivals.is_empty() {
@@ -103,9 +106,11 @@ impl<C: Collector> Process<C> {
         };
         let job = self.status.check(message.tracking.as_mut()).await;
         let caused = match admit(job, message.to.as_deref(), &self.pipes.input, self.pipes.paused.is_some()) {
-            Admission::Execute if self.is_suspect(&delivery) => {
-                warn!(pipe = %delivery.pipe, task = %message.task_id, count = delivery.delivery_count, "a suspect: it is run alone");
-                self.hand_over(&delivery, &self.pipes.suspects, &message).await
+            Admission::Execute if self.suspects.suspects(&delivery) => {
+                warn!(pipe = %delivery.pipe, task = %message.task_id, count = delivery.delivery_count, "a suspect: it will be run alone");
+                let caused = self.hand_over(&delivery, &self.suspects.pipe, &message).await;
+                self.suspects.added.notify_one();
+                caused
             }
             Admission::Execute => return Some(Arrival { delivery, message, is_diverted: false }),
             Admission::Divert => return Some(Arrival { delivery, message, is_diverted: true }),
@@ -125,14 +130,6 @@ impl<C: Collector> Process<C> {
         None
     }
 
-    fn is_suspect(&self, delivery: &Delivery) -> bool {
-        delivery.delivery_count >= SUSPECT_AT && *delivery.pipe != *self.pipes.suspects
-    }
-
-    fn is_condemned(&self, delivery: &Delivery) -> bool {
-        delivery.delivery_count >= CONDEMNED_AT && *delivery.pipe == *self.pipes.suspects
-    }
-
     fn decode(&self, delivery: &Delivery) -> Result<TaskMessage, String> {
         if delivery.body.len() > self.max_body {
             return Err(format!("the body has {} bytes; the limit is {}", delivery.body.len(), self.max_body));
@@ -146,13 +143,17 @@ impl<C: Collector> Process<C> {
             [one] => debug_span!("delivery", pipe = %one.delivery.pipe, task = %one.message.task_id, job = one.message.job_task_id()),
             many => debug_span!("deliveries", pipe = %self.pipes.input, count = many.len()),
         };
-        if let [suspect] = arrivals
-            && self.is_condemned(&suspect.delivery)
-        {
-            return vec![self.collector.condemn(suspect)];
-        }
         let courier = Courier(Arc::clone(&self.broker));
-        let collected = AssertUnwindSafe(self.collector.collect(arrivals, &courier)).catch_unwind().instrument(span).await;
+        let collecting = AssertUnwindSafe(self.collector.collect(arrivals, &courier)).catch_unwind().instrument(span);
+        let collected = match arrivals {
+            [suspect] if self.suspects.condemns(&suspect.delivery) => return vec![self.collector.condemn(suspect)],
+            [suspect] if self.suspects.is_one(&suspect.delivery) => match self.abort.run_until_cancelled(collecting).await {
+                Some(collected) => collected,
+                // Others are dropped with all that they are in the middle of, and go back; but that would count against it.
+                None => return vec![Verdict::Again("the process is shutting down".to_owned())],
+            },
+            _ => collecting.await,
+        };
         let mut verdicts = collected.unwrap_or_else(|_| Vec::new());
         verdicts.resize_with(arrivals.len(), || Verdict::Again("the collector did not decide".to_owned()));
         verdicts
@@ -162,21 +163,13 @@ impl<C: Collector> Process<C> {
         let caused = match verdict {
             Verdict::Done(effects) => {
                 self.metrics.done.increment(1);
-                match self.cause(&arrival.message, effects).await {
-                    Err(Unsettled::NotTaken(error @ PublishError::Unroutable { .. })) => {
-                        match self.collector.undeliverable(&arrival, error.to_string()) {
-                            Verdict::Done(effects) => self.cause(&arrival.message, effects).await,
-                            _ => Err(error.into()),
-                        }
-                    }
-                    caused => caused,
-                }
+                self.cause_or_fail(&arrival, effects).await
             }
             Verdict::PassOn => {
                 self.metrics.passed_on.increment(1);
                 let messages = arrival.onward().into_iter().collect();
                 let effects = Effects { messages, reports: arrival.last_report().into_iter().collect(), ..Effects::default() };
-                self.cause(&arrival.message, effects).await
+                self.cause_or_fail(&arrival, effects).await
             }
             Verdict::Invalid(reason) => self.to_invalid(&arrival.delivery, &reason).await,
             Verdict::Again(reason) => Err(Unsettled::Again(reason)),
@@ -186,17 +179,52 @@ impl<C: Collector> Process<C> {
         self.settle(arrival.delivery, caused).await;
     }
 
+    /// What a delivery causes; where the broker does not take that, now or ever, what the collector makes of it. A delivery whose
+    /// reports nobody can take is bad input.
+    async fn cause_or_fail(&self, arrival: &Arrival, effects: Effects) -> Result<(), Unsettled> {
+        let caused = match self.cause(&arrival.message, effects).await {
+            Err(Unsettled::NotTaken(error @ (PublishError::Unroutable { .. } | PublishError::Refused { .. }))) => {
+                match self.collector.undeliverable(arrival, &error) {
+                    Verdict::Done(effects) => self.cause(&arrival.message, effects).await,
+                    _ => Err(error.into()),
+                }
+            }
+            caused => caused,
+        };
+        match caused {
+            Err(reason @ Unsettled::Unreportable(_)) => self.to_invalid(&arrival.delivery, &reason.to_string()).await,
+            caused => caused,
+        }
+    }
+
     /// Everything that a delivery causes, in order: outputs, then reports.
     async fn cause(&self, message: &TaskMessage, effects: Effects) -> Result<(), Unsettled> {
-        let Effects { unconfirmed, messages, reports } = effects;
-        let published: Vec<_> = messages.into_iter().map(|message| self.broker.publish(message)).collect();
-        for confirm in unconfirmed.into_iter().chain(published) {
-            confirm.await?;
+        let Effects { unconfirmed: mut sent, messages, reports } = effects;
+        sent.extend(messages.into_iter().map(|message| Sent::new(&*self.broker, message)));
+        if let Err(error) = all_confirmed(sent, &*self.broker, &self.retry, &self.shutdown).await {
+            return Err(if self.shutdown.is_cancelled() { Unsettled::Again(error.to_string()) } else { error.into() });
         }
-        if let (false, Some(pipe)) = (reports.is_empty(), tracking_pipe(message)) {
-            self.reports.send(Reports { pipe, correlation_id: message.correlation_id.clone(), list: reports }).await?;
+        match tracking_pipe(message).filter(|_| !reports.is_empty()) {
+            Some(pipe) => self.report(Reports { pipe, correlation_id: message.correlation_id.clone(), list: reports }).await,
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// A tracking pipe that is full will have room again: what has been done is not done again because of it.
+    async fn report(&self, reports: Reports) -> Result<(), Unsettled> {
+        loop {
+            match self.reports.send(reports.clone()).await {
+                Ok(()) => return Ok(()),
+                Err(error @ PublishError::Unroutable { .. }) => return Err(Unsettled::Unreportable(error)),
+                Err(error @ PublishError::Closed) => return Err(error.into()),
+                Err(error @ PublishError::Refused { .. }) => {
+                    warn!(reason = %error, "reports are refused; they are sent again");
+                    if self.shutdown.run_until_cancelled(tokio::time::sleep(BEFORE_AGAIN)).await.is_none() {
+                        return Err(Unsettled::Again(error.to_string()));
+                    }
+                }
+            }
+        }
     }
 
     /// Acknowledges a delivery whose consequences are safe; lets any other come again later.
@@ -211,8 +239,8 @@ impl<C: Collector> Process<C> {
             }
         };
         // Not requeued: that would count against it, and it has killed nobody.
-        let headers = delivery.headers.clone();
-        let again = Outgoing { headers, delay: Some(delay), ..Outgoing::new(self.pipes.input.as_str(), delivery.body.clone()) };
+        let headers = self.suspects.headers(&delivery);
+        let again = Outgoing { headers, delay: Some(delay), ..Outgoing::new(Arc::clone(&delivery.pipe), delivery.body.clone()) };
         if self.publish(again).await.is_ok() {
             return delivery.ack();
         }
@@ -251,86 +279,5 @@ async fn each<T, F: Future>(mut these: Vec<T>, mut act: impl FnMut(T) -> F) -> V
     match these.pop() {
         Some(only) if these.is_empty() => vec![act(only).await],
         last => join_all(these.into_iter().chain(last).map(act)).await,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use contract::{RangeItem, Tracking, TrackingReportTask};
-
-    use super::*;
-    use crate::broker::memory::Memory;
-    use crate::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
-
-    /// Notes which items it is given.
-    struct Noting(Arc<Mutex<Vec<u64>>>);
-
-    impl Worker for Noting {
-        type Input = RangeItem;
-        type Output = NoOutput;
-
-        async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
-            self.0.lock().unwrap().push(item.number);
-            Ok(Reply::none())
-        }
-    }
-
-    fn item() -> Vec<u8> {
-        let item = RangeItem { number: 7, params: std::collections::BTreeMap::new() };
-        let tracking = Tracking { job_task_id: Some("p:j.7".into()), tracking_pipe: Some("tracking".into()), ..Tracking::default() };
-        TaskMessage { tracking: Some(tracking), ..TaskMessage::new("t.7", "w-in", &item).unwrap() }.encode()
-    }
-
-    /// So many processes die while they have the message of this pipe.
-    async fn die(pipes: &Memory, pipe: &str, times: u32) {
-        for _ in 0..times {
-            let process = pipes.process();
-            let mut consumer = process.consume(pipe, 1).await.unwrap();
-            let _held = consumer.next().await.unwrap();
-            process.crash();
-        }
-    }
-
-    /// Runs the worker until there is a message for the tracking worker; answers what was run, and the report.
-    async fn run_until_reported(pipes: &Memory) -> (Vec<u64>, contract::TrackingReport) {
-        let ran = Arc::new(Mutex::new(Vec::new()));
-        let stop = CancellationToken::new();
-        let runtime = Runtime::new(Settings::new("w"), Arc::new(pipes.clone())).worker(Noting(Arc::clone(&ran)));
-        let reported = async {
-            let mut reports = pipes.consume("tracking", 1).await.unwrap();
-            let delivery = reports.next().await.unwrap();
-            let message = TaskMessage::decode(&delivery.body).unwrap();
-            delivery.ack();
-            stop.cancel();
-            serde_json::from_slice::<TrackingReportTask>(&message.task_data.unwrap()).unwrap().tracking_reports.remove(0)
-        };
-        let (ended, report) = tokio::join!(runtime.run_until(stop.clone()), reported);
-        ended.unwrap();
-        let ran = ran.lock().unwrap().clone();
-        (ran, report)
-    }
-
-    #[tokio::test]
-    async fn a_message_that_was_there_when_five_processes_died_is_run_alone_and_not_condemned() {
-        let pipes = Memory::new();
-        pipes.publish(Outgoing::new("w-in", item())).await.unwrap();
-        die(&pipes, "w-in", SUSPECT_AT).await;
-        let (ran, report) = run_until_reported(&pipes).await;
-        assert_eq!((ran, report.status), (vec![7], contract::ReportStatus::Complete));
-        assert_eq!(pipes.depth("w-reject").await.unwrap(), 0);
-    }
-
-    #[tokio::test]
-    async fn a_suspect_that_was_alone_when_three_processes_died_is_rejected_without_being_run() {
-        let pipes = Memory::new();
-        pipes.publish(Outgoing::new("w-in.suspects", item())).await.unwrap();
-        die(&pipes, "w-in.suspects", CONDEMNED_AT).await;
-        let (ran, report) = run_until_reported(&pipes).await;
-        assert_eq!((ran, report.status), (Vec::new(), contract::ReportStatus::Failed));
-        assert_eq!(report.failure.unwrap().failure_message.as_deref(), Some("w could not process the item."));
-        assert_eq!(pipes.depth("w-reject").await.unwrap(), 1);
-        assert_eq!(pipes.depth("w-in.suspects").await.unwrap(), 0);
     }
 }

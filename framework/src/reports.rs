@@ -86,6 +86,23 @@ impl ReportBuffer {
     }
 }
 
+/// What has been gathered.
+#[derive(Default)]
+struct Batch {
+    entries: Vec<Entry>,
+    /// How many reports that are, and of how many entries somebody waits.
+    size: usize,
+    waiting: usize,
+}
+
+impl Batch {
+    fn push(&mut self, entry: Entry) {
+        self.size += entry.reports.list.len();
+        self.waiting += usize::from(entry.waiting.is_some());
+        self.entries.push(entry);
+    }
+}
+
 struct Buffer {
     broker: Arc<dyn Broker>,
     open: Arc<OpenDeliveries>,
@@ -105,31 +122,26 @@ impl Buffer {
 
     async fn gather(&mut self, first: Entry) -> Vec<Entry> {
         let deadline = Instant::now() + PATIENCE;
-        let mut size = first.reports.list.len();
-        let mut batch = vec![first];
+        let mut batch = Batch::default();
+        batch.push(first);
         // Whoever is about to report gets a turn first: deliveries come in bursts.
         tokio::task::yield_now().await;
         loop {
-            while size < FULL
+            while batch.size < FULL
                 && let Ok(entry) = self.entries.try_recv()
             {
-                size += entry.reports.list.len();
                 batch.push(entry);
             }
-            let waiting = batch.iter().filter(|entry| entry.waiting.is_some()).count();
-            if size >= FULL || waiting + self.in_flight.load(Ordering::Relaxed) >= self.open.count() {
-                return batch;
+            if batch.size >= FULL || batch.waiting + self.in_flight.load(Ordering::Relaxed) >= self.open.count() {
+                return batch.entries;
             }
             tokio::select! {
                 entry = self.entries.recv() => match entry {
-                    Some(entry) => {
-                        size += entry.reports.list.len();
-                        batch.push(entry);
-                    }
-                    None => return batch,
+                    Some(entry) => batch.push(entry),
+                    None => return batch.entries,
                 },
                 () = self.open.fewer.notified() => {}
-                () = tokio::time::sleep_until(deadline) => return batch,
+                () = tokio::time::sleep_until(deadline) => return batch.entries,
             }
         }
     }

@@ -54,6 +54,11 @@ impl RetryPolicy {
         Self::with(Delays::Stepwise(delays.into()))
     }
 
+    /// Whether tasks run again in place.
+    pub(crate) const fn is_immediate(&self) -> bool {
+        matches!(self.delays, Delays::Immediate)
+    }
+
     /// At most this many attempts, the first included; at least one is made.
     #[must_use]
     pub const fn attempts(mut self, max: u32) -> Self {

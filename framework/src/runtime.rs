@@ -21,11 +21,14 @@ use crate::process::{Process, ProcessPipes};
 use crate::reports::{OpenDeliveries, ReportBuffer};
 use crate::settings::{Settings, SettingsError};
 use crate::status::StatusChecker;
+use crate::suspects::{self, Suspects};
 #[cfg(feature = "amqp")]
 use crate::variables::{Found, Variables};
 
 /// Deliveries that are taken from the consumer at a time, beyond what a collector wants.
 const BURST: usize = 128;
+/// How often is looked whether nothing runs.
+const CHANCE: Duration = Duration::from_millis(20);
 
 /// A worker process to be: settings and a broker. Give it a worker, then run it.
 #[derive(Debug)]
@@ -97,8 +100,7 @@ impl Runtime {
         let (unavailable, unavailable_now) = watch::channel(None);
         let pipes =
             Pipes { input: self.settings.input.clone(), output: self.settings.output.clone(), reject: self.settings.reject.clone() };
-        let retry = self.settings.retry.clone();
-        let make = |surroundings| OneByOne { worker, surroundings, pipes, retry, unavailable };
+        let make = |surroundings| OneByOne { worker, surroundings, pipes, unavailable };
         Ready { runtime: self, make: Box::new(make), unavailable: unavailable_now }
     }
 
@@ -109,13 +111,14 @@ impl Runtime {
     }
 
     fn surroundings(&self, open: &Arc<OpenDeliveries>, tasks: &TaskTracker) -> Surroundings {
-        let Settings { name, version, service_path, route, status_check_limit, .. } = self.settings.clone();
+        let Settings { name, version, service_path, route, status_check_limit, retry, .. } = self.settings.clone();
         Surroundings {
             author: Arc::new(Author { name, version, service_path, route }),
             broker: Arc::clone(&self.broker),
             reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(open), tasks),
             status: StatusChecker::new(status_check_limit, tasks),
             depths: Arc::default(),
+            retry,
             shutdown: CancellationToken::new(),
         }
     }
@@ -152,21 +155,20 @@ impl<C: Collector> Ready<C> {
         };
         let consumer = broker.consume(&settings.input, settings.prefetch).await?;
         info!(worker = settings.name, input = settings.input, output = settings.output, broker = broker.kind(), "taking deliveries");
+        let under_way = UnderWay::new(settings.concurrency);
         let process = Arc::new(Process {
             collector: make(surroundings.clone()),
-            pipes: ProcessPipes {
-                input: settings.input.clone(),
-                invalid: settings.invalid.clone(),
-                paused: settings.paused.clone(),
-                suspects: format!("{}.suspects", settings.input),
-            },
+            pipes: ProcessPipes { input: settings.input.clone(), invalid: settings.invalid.clone(), paused: settings.paused.clone() },
             max_body: settings.max_body,
             broker: Arc::clone(&broker),
             status: surroundings.status.clone(),
             reports: surroundings.reports.clone(),
             open,
+            suspects: Suspects::of(&settings.input),
+            retry: settings.retry.clone(),
             metrics: Metrics::of(&settings.name),
             shutdown: shutdown.clone(),
+            abort: under_way.abort.clone(),
         });
         if let Some(listener) = listener {
             let missing = Arc::downgrade(&process);
@@ -179,12 +181,10 @@ impl<C: Collector> Ready<C> {
             async move { status.listen(&*broker, &endpoint).await }
         });
         drop(surroundings);
-        let suspects = broker.consume(&process.pipes.suspects, 1).await?;
-        let under_way = UnderWay::new(settings.concurrency);
         let taking = async {
             tokio::select! {
                 () = under_way.take_deliveries(&process, consumer, unavailable) => {}
-                () = under_way.take_suspects(&process, suspects) => {}
+                () = suspects::take_turns(&process, &under_way) => {}
             }
         };
         stop.run_until_cancelled(taking).await;
@@ -202,7 +202,7 @@ impl<C: Collector> Ready<C> {
 }
 
 /// Deliveries that are being processed.
-struct UnderWay {
+pub(crate) struct UnderWay {
     tasks: TaskTracker,
     /// Tasks that may run at the same time.
     slots: Arc<Semaphore>,
@@ -228,8 +228,6 @@ impl UnderWay {
         let limit = process.collector.limit();
         let mut taken = Vec::with_capacity(limit.max(BURST));
         loop {
-            // The sender is gone when nothing can become unavailable.
-            let _ = unavailable.wait_for(Option::is_none).await;
             if taken.is_empty() {
                 let count = consumer.next_many(&mut taken, limit.max(BURST)).await;
                 if count == 0 {
@@ -238,19 +236,45 @@ impl UnderWay {
                 process.open.add(count);
             }
             // Only now: a slot that is held while nothing comes would keep a suspect waiting.
-            let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else { return };
+            let Some(slot) = self.slot(&mut unavailable).await else { return };
             process.open.add(consumer.take_waiting(&mut taken, limit));
             self.process(process, taken.drain(..limit.min(taken.len())).collect(), slot);
         }
     }
 
-    /// Takes suspects, one at a time, and lets nothing run beside them.
-    async fn take_suspects<C: Collector>(&self, process: &Arc<Process<C>>, mut consumer: Consumer) {
-        while let Some(suspect) = consumer.next().await {
-            let Ok(all) = Arc::clone(&self.slots).acquire_many_owned(self.concurrency).await else { return };
-            process.open.add(1);
-            self.process(process, vec![suspect], all);
+    /// Waits for a slot and until nothing is missing around the worker; what is may turn out while it waits for the slot.
+    async fn slot(&self, unavailable: &mut watch::Receiver<Option<String>>) -> Option<OwnedSemaphorePermit> {
+        loop {
+            // The sender is gone when nothing can become unavailable.
+            let _ = unavailable.wait_for(Option::is_none).await;
+            let slot = Arc::clone(&self.slots).acquire_owned().await.ok()?;
+            if unavailable.borrow().is_none() {
+                return Some(slot);
+            }
         }
+    }
+
+    /// Waits until nothing runs, and lets nothing begin meanwhile; nor while the answer is held.
+    pub async fn alone(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.slots).acquire_many_owned(self.concurrency).await.ok()
+    }
+
+    /// The same without holding anything back: it may happen by itself.
+    pub async fn alone_by_chance(&self) -> Option<OwnedSemaphorePermit> {
+        loop {
+            if let Ok(alone) = Arc::clone(&self.slots).try_acquire_many_owned(self.concurrency) {
+                return Some(alone);
+            }
+            tokio::time::sleep(CHANCE).await;
+        }
+    }
+
+    /// Runs a suspect to its end, also when nobody waits for that any more. It looks at `abort` itself.
+    pub async fn run_suspect<C: Collector>(&self, process: &Arc<Process<C>>, suspect: Delivery) {
+        let process = Arc::clone(process);
+        let run = self.tasks.spawn(async move { process.process(vec![suspect], ()).await });
+        // A panic in it has been told by the panic itself.
+        let _ = run.await;
     }
 
     fn process<C: Collector>(&self, process: &Arc<Process<C>>, deliveries: Vec<Delivery>, slots: OwnedSemaphorePermit) {

@@ -74,7 +74,7 @@ impl Settings {
 
     /// Reads the settings of a worker from variables that begin with `BATCHWRIGHT_`, or are CAF's; see [`VARIABLES`].
     pub fn from_variables(variables: &Variables) -> Result<Self, SettingsError> {
-        let known: Vec<String> = VARIABLES.iter().flat_map(|variable| variable.own_names()).collect();
+        let known: Vec<String> = VARIABLES.iter().flat_map(Variable::own_names).collect();
         variables.refuse_unknown(&known, "a worker")?;
         let read = Read(variables);
         let mut settings = Self::new(read.found("NAME")?.map_or_else(|| "worker".to_owned(), |found| found.value));

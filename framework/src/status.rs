@@ -12,8 +12,9 @@
 //! - Only a definite answer discards: a finished status, or a 404 with the job service's error body.
 //! - The check has a time limit and runs off the consume loop.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use contract::rest::ErrorBody;
@@ -36,8 +37,8 @@ const DEFAULT_INTERVAL: Duration = Duration::from_mins(2);
 const AFTER_TROUBLE: Duration = Duration::from_secs(5);
 /// How long an announcement is remembered: longer than any stamp from before it holds.
 const REMEMBERED: Duration = Duration::from_hours(1);
-/// How many jobs' answers are kept.
-const CAPACITY: u64 = 10_000;
+/// How many jobs' answers are kept, and how many announcements.
+const CAPACITY: usize = 10_000;
 
 /// Asks the job service, seldom. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -53,8 +54,8 @@ pub(crate) struct StatusChecker {
 /// What has been announced lately.
 #[derive(Debug)]
 struct Announced {
-    /// When each job was announced last.
-    jobs: Cache<String, Instant>,
+    /// When each job was announced last; not more than fit.
+    jobs: RwLock<HashMap<String, Instant>>,
     /// Before this time anything may have been announced.
     missed_until: Mutex<(Instant, i64)>,
     /// How many announcements there were.
@@ -89,7 +90,7 @@ impl StatusChecker {
         Self {
             time_limit,
             client: Arc::default(),
-            answers: Cache::builder().max_capacity(CAPACITY).expire_after(AsLongAsItHolds).build(),
+            answers: Cache::builder().max_capacity(CAPACITY as u64).expire_after(AsLongAsItHolds).build(),
             announced: Arc::default(),
             tasks: tasks.clone(),
         }
@@ -99,20 +100,16 @@ impl StatusChecker {
     pub async fn listen(&self, broker: &dyn Broker, until: &CancellationToken) {
         let Ok(mut announcements) = broker.announcements().await else { return };
         while let Some(Some(heard)) = until.run_until_cancelled(announcements.next()).await {
-            self.hear(heard).await;
+            self.hear(heard);
         }
     }
 
-    async fn hear(&self, heard: Heard) {
+    fn hear(&self, heard: Heard) {
         match heard {
             Heard::Missed => self.announced.miss(),
             // What is no announcement is of a later version, which may mean anything.
             Heard::Said(body) => match serde_json::from_slice::<Announcement>(&body) {
-                Ok(Announcement { jobs }) => {
-                    for job in jobs {
-                        self.announced.jobs.insert(job, Instant::now()).await;
-                    }
-                }
+                Ok(Announcement { jobs }) => self.announced.note(jobs),
                 Err(_) => self.announced.miss(),
             },
         }
@@ -127,7 +124,7 @@ impl StatusChecker {
     /// What is known about the job of a message. Stamps the tracking when a check was made.
     pub async fn check(&self, tracking: Option<&mut Tracking>) -> JobKnowledge {
         let Some(tracking) = tracking else { return JobKnowledge::Presumed };
-        let announced = self.announced.since(tracking).await;
+        let announced = self.announced.since(tracking);
         if announced.is_none() && !is_due(tracking, now_millis()) {
             return JobKnowledge::Presumed;
         }
@@ -145,7 +142,7 @@ impl StatusChecker {
     /// Whether the job is known to have ended; asks when the last answer no longer holds.
     pub async fn has_ended(&self, tracking: &Tracking) -> bool {
         let Some(url) = tracking.status_check_url.as_deref() else { return false };
-        match self.ask_once(url, self.announced.since(tracking).await).await.job {
+        match self.ask_once(url, self.announced.since(tracking)).await.job {
             JobKnowledge::Gone => true,
             JobKnowledge::Is(status) => status.is_finished(),
             JobKnowledge::Presumed => false,
@@ -203,31 +200,47 @@ impl StatusChecker {
 impl Default for Announced {
     /// A process that starts has missed everything.
     fn default() -> Self {
-        Self {
-            jobs: Cache::builder().max_capacity(CAPACITY).time_to_live(REMEMBERED).build(),
-            missed_until: Mutex::new((Instant::now(), now_millis())),
-            count: AtomicU64::new(0),
-        }
+        Self { jobs: RwLock::default(), missed_until: Mutex::new((Instant::now(), now_millis())), count: AtomicU64::new(0) }
     }
 }
 
 impl Announced {
+    /// Remembers that these have been announced. When there are more than fit, everything counts as announced once, which costs a
+    /// check for each job and forgets nothing.
+    fn note(&self, announced: Vec<String>) {
+        let mut jobs = self.jobs.write().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if jobs.len() + announced.len() > CAPACITY {
+            jobs.retain(|_, at| now.duration_since(*at) < REMEMBERED);
+        }
+        if jobs.len() + announced.len() > CAPACITY {
+            jobs.clear();
+            self.miss();
+        } else {
+            jobs.extend(announced.into_iter().map(|job| (job, now)));
+        }
+    }
+
     fn miss(&self) {
         *self.missed_until.lock().unwrap_or_else(PoisonError::into_inner) = (Instant::now(), now_millis());
     }
 
     /// When the job of a message was announced; `None` when nothing says that the stamp on it is out of date.
-    async fn since(&self, tracking: &Tracking) -> Option<Instant> {
+    fn since(&self, tracking: &Tracking) -> Option<Instant> {
         let (instant, millis) = *self.missed_until.lock().unwrap_or_else(PoisonError::into_inner);
         let missed = tracking.last_status_check_time.is_none_or(|last| last < millis).then_some(instant);
-        if self.jobs.entry_count() == 0 && self.count.load(Ordering::Acquire) == 0 {
+        if self.count.load(Ordering::Acquire) == 0 {
             return missed;
         }
         match tracking.job_task_id.as_deref() {
-            Some(id) if id.contains(':') => self.jobs.get(job_of(id)).await.max(missed),
-            Some(id) => self.jobs.get(&format!("{}:{}", JobTaskId::DEFAULT_PARTITION, job_of(id))).await.max(missed),
+            Some(id) if id.contains(':') => self.noted(job_of(id)).max(missed),
+            Some(id) => self.noted(&format!("{}:{}", JobTaskId::DEFAULT_PARTITION, job_of(id))).max(missed),
             None => missed,
         }
+    }
+
+    fn noted(&self, job: &str) -> Option<Instant> {
+        self.jobs.read().unwrap_or_else(PoisonError::into_inner).get(job).copied()
     }
 }
 
@@ -356,7 +369,7 @@ mod tests {
         assert_eq!(checker.check(Some(&mut due)).await, JobKnowledge::Is(JobStatus::Active));
         assert_eq!(checker.check(Some(&mut fresh("p:j"))).await, JobKnowledge::Presumed);
         let said = serde_json::to_vec(&Announcement { jobs: vec!["p:j".into()] }).unwrap();
-        checker.hear(Heard::Said(said.into())).await;
+        checker.hear(Heard::Said(said.into()));
         for _ in 0..3 {
             assert_eq!(checker.check(Some(&mut fresh("p:j"))).await, JobKnowledge::Is(JobStatus::Cancelled));
         }
@@ -374,9 +387,31 @@ mod tests {
             status_check_interval_millis: 600_000,
             ..due_at(server.uri())
         };
-        checker.hear(Heard::Missed).await;
+        checker.hear(Heard::Missed);
         assert_eq!(checker.check(Some(&mut stamped(now_millis() - 5000))).await, JobKnowledge::Is(JobStatus::Active));
         assert_eq!(checker.check(Some(&mut stamped(now_millis() + 5000))).await, JobKnowledge::Presumed);
+    }
+
+    #[test]
+    fn more_announcements_than_fit_are_not_forgotten() {
+        let announced = Announced::default();
+        announced.count.fetch_add(1, Ordering::Release);
+        // Of just now; without an announcement it would hold.
+        let stamp = now_millis();
+        let stamped =
+            |job: usize| Tracking { job_task_id: Some(format!("p:j{job}.1")), last_status_check_time: Some(stamp), ..Tracking::default() };
+        while now_millis() == stamp {}
+        assert!(announced.since(&stamped(0)).is_none());
+        for job in 0..CAPACITY * 2 + 7 {
+            announced.note(vec![format!("p:j{job}")]);
+            assert!(announced.since(&stamped(job)).is_some(), "{job}");
+        }
+        for job in [0, 5, CAPACITY, CAPACITY * 2, CAPACITY * 2 + 6] {
+            assert!(announced.since(&stamped(job)).is_some(), "{job}");
+        }
+        assert!(announced.jobs.read().unwrap().len() <= CAPACITY);
+        announced.note((0..=CAPACITY).map(|job| format!("p:x{job}")).collect());
+        assert!(announced.since(&stamped(3)).is_some());
     }
 
     #[tokio::test]

@@ -15,7 +15,7 @@ use crate::context::Surroundings;
 use crate::reports::ReportBuffer;
 use crate::status::StatusChecker;
 use crate::worker::{Answer, TaskErrorKind};
-use crate::{Context, Reply, Route, TaskError, Worker};
+use crate::{Context, Reply, RetryPolicy, Route, TaskError, Worker};
 
 /// What a worker did with a task.
 #[derive(Debug)]
@@ -78,6 +78,7 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
         broker,
         status: StatusChecker::new(Duration::from_secs(1), &tasks),
         depths: Arc::default(),
+        retry: RetryPolicy::default(),
         shutdown: CancellationToken::new(),
     };
     let ctx = Context::new(new_message::<W::Input>("test".into(), "test-in", data), 1, surroundings);

@@ -180,13 +180,11 @@ impl<'a> Parser<'a> {
     }
 
     fn value(&mut self) -> Result<String, FilterError> {
-        match self.rest().chars().next() {
-            Some(quote @ ('"' | '\'')) => self.quoted(quote),
-            _ => {
-                let word = self.word();
-                if word.is_empty() { Err(self.expected("a value")) } else { Ok(word.to_owned()) }
-            }
+        if let Some(quote @ ('"' | '\'')) = self.rest().chars().next() {
+            return self.quoted(quote);
         }
+        let word = self.word();
+        if word.is_empty() { Err(self.expected("a value")) } else { Ok(word.to_owned()) }
     }
 
     fn quoted(&mut self, quote: char) -> Result<String, FilterError> {

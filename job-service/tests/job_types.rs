@@ -166,8 +166,7 @@ async fn every_script_of_the_guide_makes_what_the_guide_says() {
     assert_eq!(sections.len(), 14);
     let mut definitions = Vec::new();
     for (at, section) in sections.iter().enumerate() {
-        let mut text = definition("{}", block(section, "", "jq").trim());
-        text.push_str(&format!("constants: {}\n", input["constants"]));
+        let text = format!("{}constants: {}\n", definition("{}", block(section, "", "jq").trim()), input["constants"]);
         definitions.push((format!("t{at}"), text));
     }
     let named: Vec<(&str, &str)> = definitions.iter().map(|(id, text)| (id.as_str(), text.as_str())).collect();

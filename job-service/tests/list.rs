@@ -41,7 +41,7 @@ async fn ask(service: &Service, path: &str, query: &[(&str, &str)]) -> Answer {
 }
 
 async fn call(service: &Service, method: Method, path: &str, query: &[(&str, &str)]) -> Answer {
-    let encode = |text: &str| text.bytes().map(|byte| format!("%{byte:02X}")).collect::<String>();
+    let encode = |text: &str| percent_encoding::percent_encode(text.as_bytes(), percent_encoding::NON_ALPHANUMERIC).to_string();
     let query: Vec<String> = query.iter().map(|(name, value)| format!("{name}={}", encode(value))).collect();
     service.call(method, &service.path(&format!("{path}?{}", query.join("&"))), None).await
 }

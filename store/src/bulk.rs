@@ -26,8 +26,7 @@ enum End {
 
 impl Store {
     /// Cancels the oldest jobs that are meant and not finished, `limit` at most, and with them those that wait for them, which are
-    /// answered, too. None = there are none left. Order and page of
-    /// the query do not count.
+    /// answered, too. None = there are none left. Order and page of the query do not count.
     pub async fn cancel_some_jobs(&self, partition: &PartitionId, query: &JobQuery, limit: u32) -> Result<Vec<Life>, StoreError> {
         let unfinished = JobStatus::ALL.into_iter().filter(|status| !status.is_finished());
         let statuses = unfinished.filter(|status| query.statuses.is_empty() || query.statuses.contains(status)).collect::<Vec<_>>();

@@ -72,6 +72,7 @@ impl World {
     }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "what a member of an Expiry is")]
 fn policy(text: &str) -> Option<ExpiryPolicy> {
     Some(ExpiryPolicy { expiry_time: text.to_owned(), ..ExpiryPolicy::default() })
 }

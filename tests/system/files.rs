@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use batchwright::{Stack, StackOptions};
 use contract::{FileItem, JobStatus, LineRange};
 use example_worker::{WordCount, WordCounter, count_words};
-use framework::{Context, NoOutput, Reply, TaskError, Worker};
+use framework::{Context, NoOutput, Reply, Settings, TaskError, Worker};
 use harness::wait_for;
 use serde_json::json;
 
@@ -15,7 +16,8 @@ use crate::workers::Gate;
 stories![
     what_is_split_into_nothing_counts_as_no_item,
     the_words_of_files_are_counted_as_a_single_pass_counts_them,
-    a_file_that_changes_in_between_fails_the_job_by_its_name
+    a_file_that_changes_in_between_fails_the_job_by_its_name,
+    a_file_that_changes_between_the_splits_of_its_batch_fails_the_job_by_its_name,
 ];
 
 /// Numbered lines of words of several scripts, of growing lengths.
@@ -130,5 +132,45 @@ async fn a_file_that_changes_in_between_fails_the_job_by_its_name(place: Place) 
     assert_eq!(state.status, JobStatus::Failed);
     assert_eq!(state.failures[0].failure_message.as_deref(), Some("orders.txt has changed since the batch was made"));
     assert_eq!(state.failures[0].failure_source.as_deref(), Some("items"));
+    system.stop().await;
+}
+
+/// Answers nothing, and looks at no file.
+struct Blind(Gate);
+
+impl Worker for Blind {
+    type Input = LineRange;
+    type Output = NoOutput;
+
+    async fn run(&self, _: LineRange, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+        self.0.pass(&ctx).await?;
+        Ok(Reply::none())
+    }
+}
+
+async fn a_file_that_changes_between_the_splits_of_its_batch_fails_the_job_by_its_name(place: Place) {
+    let (root, gate) = (place.files(), Gate::closed());
+    std::fs::write(root.join("orders.txt"), text(100)).unwrap();
+    // Ten sub-batches of ten lines each; most of them wait until the items of others are done.
+    let stack = Stack::new(StackOptions { max_depth: 5, ..place.options() });
+    let settings = Settings { prefetch: 1, concurrency: 1, ..place.settings("items") };
+    let system = place.start(stack.worker(settings, Blind(gate.clone()))).await;
+    system.client.put("j", &place.batch("lines", r#"{"files":["orders.txt"],"linesPerItem":1}"#)).await.unwrap();
+    wait_for("the first sub-batch to be split", async || match system.running.broker().depth(&place.pipe("items")).await {
+        Ok(6..) => Ok(()),
+        seen => Err(format!("{seen:?}")),
+    })
+    .await;
+    std::fs::write(root.join("orders.txt"), text(100).replace("line", "other line")).unwrap();
+    gate.open();
+    let state = system.ended("j").await;
+    assert_eq!(state.status, JobStatus::Failed, "{state:?}");
+    let message = state.failures[0].failure_message.as_deref().unwrap();
+    assert!(message.contains("the file \"orders.txt\" has changed since the batch was made"), "{message}");
+    assert_eq!(state.failures[0].failure_source.as_deref(), Some("worker-batch"));
+
+    // And the next one is split and done.
+    system.client.put("good", &place.batch("lines", r#"{"files":["orders.txt"],"linesPerItem":25}"#)).await.unwrap();
+    system.completed("good", 4).await;
     system.stop().await;
 }

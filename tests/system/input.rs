@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use contract::rest::NewJob;
 use contract::{JobStatus, RangeItem, TaskMessage, TaskStatus, Tracking};
-use framework::broker::HeaderValue;
+use framework::broker::{HeaderValue, Outgoing};
 use framework::{ORIGIN_HEADER, REASON_HEADER};
 use serde_json::json;
 
@@ -16,6 +16,7 @@ stories![
     a_batch_that_cannot_be_split_fails_its_job_and_names_the_place,
     what_is_no_message_goes_to_the_invalid_pipe_with_the_reason,
     a_message_goes_on_to_whom_it_is_for,
+    what_is_bad_around_a_message_does_not_keep_it_from_being_done_or_told,
 ];
 
 async fn a_request_that_is_no_job_is_refused_with_the_reason(place: Place) {
@@ -159,5 +160,52 @@ async fn a_message_goes_on_to_whom_it_is_for(place: Place) {
         let told = String::from_utf8(answer.task_data.unwrap()).unwrap();
         assert!(told.starts_with(text), "{told}");
     }
+    system.stop().await;
+}
+
+async fn what_is_bad_around_a_message_does_not_keep_it_from_being_done_or_told(place: Place) {
+    let system = place.run(echo()).await;
+    let items = place.pipe("items");
+    let message = |task: &str| TaskMessage::new(task, &items, &RangeItem { number: 1, params: BTreeMap::new() }).unwrap();
+    let good = async |task: &str| {
+        system.publish(&items, message(task).encode()).await;
+        let (answer, _) = system.take_one(&place.pipe("output")).await;
+        assert_eq!((answer.task_id.as_str(), answer.task_status), (task, Some(TaskStatus::ResultSuccess)));
+    };
+
+    // Headers that count something, and do not: the message is done as if they were not there.
+    let names = ["x-delivery-count", "x-batchwright-attempts", "x-batchwright-first-attempt", "x-batchwright-deaths", "x-caf-worker-retry"];
+    for (task, value) in [("text", HeaderValue::Text("many".into())), ("large", HeaderValue::Integer(i64::MIN))] {
+        let mut outgoing = Outgoing::new(items.as_str(), message(task).encode());
+        for name in names {
+            outgoing.headers.set(name, value.clone());
+        }
+        system.running.broker().publish(outgoing).await.unwrap();
+        let (answer, _) = system.take_one(&place.pipe("output")).await;
+        assert_eq!((answer.task_id.as_str(), answer.task_status), (task, Some(TaskStatus::ResultSuccess)));
+    }
+    good("after the headers").await;
+
+    // For a pipe that cannot be: the answer says so, in the worker's own output, and a copy of it is not sent for ever.
+    let nowhere = TaskMessage { to: Some("x".repeat(300)), ..message("nowhere") };
+    if system.running.broker().kind() == "rabbitmq" {
+        system.publish(&items, nowhere.encode()).await;
+        let (answer, _) = system.take_one(&place.pipe("output")).await;
+        assert_eq!((answer.task_id.as_str(), answer.task_status), ("nowhere", Some(TaskStatus::ResultException)));
+        let reason: String = serde_json::from_slice(&answer.task_data.unwrap()).unwrap();
+        assert!(reason.contains("does not take messages"), "{reason}");
+        good("after nowhere").await;
+    }
+
+    // Task data that is none of the type.
+    for (data, text) in [(None, "the message has no task data"), (Some(b"{}".to_vec()), "missing field `number`")] {
+        system.publish(&items, TaskMessage { task_data: data, ..message("no data") }.encode()).await;
+        let (answer, _) = system.take_one(&place.pipe("output")).await;
+        assert_eq!((answer.task_id.as_str(), answer.task_status), ("no data", Some(TaskStatus::InvalidTask)));
+        let told = String::from_utf8(answer.task_data.unwrap()).unwrap();
+        assert!(told.contains(text), "{told}");
+    }
+    good("after the data").await;
+    system.drained(&[items.clone(), place.pipe("items-invalid"), place.pipe("output")]).await;
     system.stop().await;
 }

@@ -68,6 +68,12 @@ pub struct JobsArgs {
     /// Jobs in a list that names no limit.
     #[arg(long, env = "BATCHWRIGHT_PAGE_SIZE", default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..))]
     page_size: u32,
+    /// Jobs that are cancelled in one transaction, when many are.
+    #[arg(long, env = "BATCHWRIGHT_CANCEL_BATCH", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    cancel_batch: u32,
+    /// Jobs that are deleted in one transaction, when many are.
+    #[arg(long, env = "BATCHWRIGHT_DELETE_BATCH", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    delete_batch: u32,
     /// A regular expression: new jobs of partitions that it matches as a whole are kept until `POST …/partitions/{id}/dispatch`.
     #[arg(long, env = "BATCHWRIGHT_SUSPENDED_PARTITIONS")]
     suspended_partitions: Option<PartitionPattern>,
@@ -126,6 +132,7 @@ impl StackArgs {
             tracking_pipe: self.tracking_pipe,
             job_types,
             page_size: self.jobs.page_size,
+            batches: (self.jobs.cancel_batch, self.jobs.delete_batch),
             suspended_partitions: self.jobs.suspended_partitions,
             expiry: Expiry {
                 completed: policy(self.jobs.keep_completed),

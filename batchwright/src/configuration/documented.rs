@@ -83,7 +83,6 @@ const NOT_READ: &[(&[&str], &str)] = &[
         &["CAF_SCHEDULER_INPUT_QUEUE", "CAF_SCHEDULED_EXECUTOR_PERIOD", "CAF_DROP_TABLES_SCHEDULER_PERIOD"],
         "there is no scheduler to wake or to time: a commit wakes the relay and the sweeper",
     ),
-    (&["CAF_CANCEL_JOBS_BATCH_LIMIT", "CAF_DELETE_JOBS_BATCH_LIMIT"], "the batches are a matter of the store"),
     (&["CAF_JOB_TRACKING_PROPAGATE_FAILURES", "CAF_JOB_SCHEDULER_PROPAGATE_FAILURES"], "CAF does not read them either"),
     (
         &[
@@ -114,7 +113,7 @@ const NOT_READ: &[(&[&str], &str)] = &[
         &["JOB_SERVICE_JAVA_OPTS", "CRASH_DUMP_ON_OUT_OF_MEMORY_ERROR", "HEAP_DUMP_ON_OUT_OF_MEMORY_ERROR", "CRASH_DUMP_FILE_PATH"],
         "there is no Java",
     ),
-    (&["CAF_JOB_SERVICE_RESUME_JOB_QUEUE"], "jobs cannot be paused"),
+    (&["CAF_JOB_SERVICE_RESUME_JOB_QUEUE"], "what a paused job holds is sent on by the service itself"),
 ];
 
 /// The tables of the guide.
@@ -136,7 +135,9 @@ fn tables() -> String {
         let row = format!("| `{name}`{file} | `--{}` | {default} | {} | {meaning} |", arg.get_long().unwrap_or_default(), names(caf));
         rows.insert(name, row);
     }
-    rows.values().for_each(|row| text.push_str(&format!("{row}\n")));
+    for row in rows.values() {
+        let _ = writeln!(text, "{row}");
+    }
     let _ = writeln!(text, "\n### A worker (`Runtime::from_env`)\n\n| variable | default | CAF's variables | |\n|---|---|---|---|");
     for variable in VARIABLES {
         let own: Vec<String> = variable.own_names().map(|name| format!("`{name}`")).collect();

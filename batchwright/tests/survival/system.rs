@@ -82,12 +82,11 @@ impl System {
     /// `max_depth` items wait.
     pub async fn begin(max_depth: u64) -> Self {
         let mut turn = SERVERS.lock().await;
-        let servers = match turn.take() {
-            Some(servers) => servers,
-            None => {
-                let (postgres, rabbitmq) = tokio::try_join!(PostgresServer::start(), RabbitServer::start()).unwrap();
-                Servers { postgres, rabbitmq }
-            }
+        let servers = if let Some(servers) = turn.take() {
+            servers
+        } else {
+            let (postgres, rabbitmq) = tokio::try_join!(PostgresServer::start(), RabbitServer::start()).unwrap();
+            Servers { postgres, rabbitmq }
         };
         let (to_postgres, to_rabbitmq) =
             tokio::try_join!(Proxy::start(servers.postgres.address()), Proxy::start(servers.rabbitmq.address())).unwrap();
@@ -204,17 +203,22 @@ impl System {
     async fn wait(&self, what: &str, condition: impl Fn(&Job) -> bool) -> Job {
         let mut seen = self.seen.subscribe();
         let patience = PATIENCE + SIZE.outage + SIZE.hole;
-        match timeout(patience, seen.wait_for(|job| job.as_ref().is_some_and(&condition))).await {
-            Ok(job) => job.unwrap().clone().unwrap(),
-            Err(_) => panic!("waited {patience:?} for {what}; last seen: {:?}\n{}", self.seen.borrow(), self.all_logs()),
-        }
+        let Ok(job) = timeout(patience, seen.wait_for(|job| job.as_ref().is_some_and(&condition))).await else {
+            panic!("waited {patience:?} for {what}; last seen: {:?}\n{}", self.seen.borrow(), self.all_logs());
+        };
+        job.unwrap().clone().unwrap()
     }
 
+    /// The ends of all logs, for whoever has to find out.
     fn all_logs(&self) -> String {
-        let tail = |log: String| {
-            log.lines().rev().take(40).collect::<Vec<_>>().into_iter().rev().fold(String::new(), |all, line| all + line + "\n")
-        };
-        self.processes.keys().map(|role| format!("--- {role}\n{}", tail(self.log(role)))).collect()
+        let mut all = Vec::new();
+        for role in ROLES {
+            let log = self.log(role);
+            let lines: Vec<&str> = log.lines().collect();
+            all.push(format!("--- {role}"));
+            all.extend(lines[lines.len().saturating_sub(40)..].iter().map(|line| (*line).to_owned()));
+        }
+        all.join("\n")
     }
 
     /// Sees to the end of the job, and that it is the right one.

@@ -15,6 +15,8 @@ mod consumer;
 mod control;
 mod publisher;
 mod queues;
+#[cfg(test)]
+mod refusals;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -39,6 +41,8 @@ use super::{Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, 
 
 /// How long anything that the broker is asked may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// How long a question waits for a connection.
+const CONNECTION_LIMIT: Duration = Duration::from_secs(2);
 /// How often each side at least says something, in seconds, unless the URL says `?heartbeat=…`. A side that has heard nothing for
 /// two to three times as long takes the other for gone; the broker's own 60 seconds would hold deliveries back for minutes. Less
 /// would take a worker for dead whose code does not let go of its threads for a while.
@@ -166,7 +170,9 @@ impl Amqp {
     }
 
     async fn count(&self, pipe: &str) -> Result<u64, BrokerError> {
-        let live = self.consuming.live().ok_or_else(|| self.unusable("not connected".into()))?;
+        // Right after the start, and where a connection is just being made again, there will be one.
+        let live = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.up()).await;
+        let live = live.map_err(|_| self.unusable("not connected".into()))?;
         self.queues.depth(&live, pipe).await.map_err(|reason| self.unusable(reason))
     }
 

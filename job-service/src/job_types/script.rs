@@ -72,7 +72,7 @@ impl Script {
         let mut values = self.0.id.run((context, input));
         let mut next = || {
             values.next().transpose().map_err(|exception| match exception.get_err() {
-                Ok(error) => failure(error, refusal.take()),
+                Ok(error) => failure(&error, refusal.take()),
                 Err(_) => ScriptError::Failed("it ended by itself".to_owned()),
             })
         };
@@ -90,9 +90,9 @@ impl fmt::Debug for Script {
     }
 }
 
-fn failure(error: jaq_json::Error, refusal: Option<Val>) -> ScriptError {
+fn failure(error: &jaq_json::Error, refusal: Option<Val>) -> ScriptError {
     match refusal {
-        Some(value) if error == jaq_json::Error::new(value.clone()) => ScriptError::Refused(match value {
+        Some(value) if *error == jaq_json::Error::new(value.clone()) => ScriptError::Refused(match value {
             Val::TStr(text) => String::from_utf8_lossy(&text).into_owned(),
             other => other.to_string(),
         }),

@@ -122,8 +122,8 @@ impl Starts for MemoryTransaction {
         let now = self.shared.clock.now();
         for (id, lease) in leases {
             if let Some(unsent) = self.state.outbox.get(id) {
-                let leased = Unsent { leased_until: now.saturating_add_unsigned(*lease), ..unsent.clone() };
-                self.put(|s| &mut s.outbox, *id, Some(leased));
+                let kept = Unsent { leased_until: now.saturating_add_unsigned(*lease), ..unsent.clone() };
+                self.put(|s| &mut s.outbox, *id, Some(kept));
             }
         }
         done(())

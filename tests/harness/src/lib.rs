@@ -60,6 +60,13 @@ pub fn unique(prefix: &str) -> String {
     format!("{prefix}-{suffix}")
 }
 
+/// How many of something a test makes: few by default, and as many as the experiment demands with `BATCHWRIGHT_FULL_SIZE=1`.
+pub fn sized<T>(small: T, full: T) -> T {
+    #[expect(clippy::disallowed_methods, reason = "a test has no `main` that could pass it")]
+    let is_full = std::env::var("BATCHWRIGHT_FULL_SIZE").is_ok_and(|value| value == "1");
+    if is_full { full } else { small }
+}
+
 /// A TCP port of 127.0.0.1 that nobody listens on.
 ///
 /// It lies below the range from which systems give ports to outgoing connections, so a server that was stopped finds its port

@@ -208,7 +208,7 @@ mod tests {
             to.shutdown().await.unwrap();
         };
         let mut heard = Vec::new();
-        let (_, length) = tokio::join!(saying, timeout(LIMIT, from.read_to_end(&mut heard)));
+        let ((), length) = tokio::join!(saying, timeout(LIMIT, from.read_to_end(&mut heard)));
         assert_eq!(length.unwrap().unwrap(), said.len());
         assert!(heard == said);
     }

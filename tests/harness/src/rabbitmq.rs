@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use tokio::sync::OnceCell;
 
 use crate::free_port;
-use crate::supervisor::{Home, Order, Supervisor, program};
+use crate::supervisor::{Home, Order, Supervisor, program, run};
 
 const MISSING: &str = "RabbitMQ is not installed: `apt-get install rabbitmq-server` (its service is not needed and may stay \
                        off), or set AMQP_URL to a running node";
@@ -42,6 +42,8 @@ pub async fn rabbitmq() -> anyhow::Result<Amqp> {
 pub struct RabbitServer {
     supervisor: Supervisor,
     port: u16,
+    /// The port of its Erlang port mapper.
+    mapper: u16,
 }
 
 impl RabbitServer {
@@ -58,7 +60,7 @@ impl RabbitServer {
         node.args(["-c", START, "batchwright-rabbitmq"]).arg(script);
         node.env("HOME", home.path()) // for the cookie
             .env("ERL_EPMD_PORT", mapper.to_string())
-            .env("RABBITMQ_NODENAME", format!("batchwright-{port}@localhost"))
+            .env("RABBITMQ_NODENAME", node_name(port))
             .env("RABBITMQ_NODE_PORT", port.to_string())
             .env("RABBITMQ_DIST_PORT", distribution.to_string())
             .env("RABBITMQ_CONF_ENV_FILE", inside("none"))
@@ -73,7 +75,7 @@ impl RabbitServer {
             .env("RUNNING_UNDER_SYSTEMD", "true")
             // Idle schedulers that spin take the processor from the tests.
             .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "+sbwt none +sbwtdcpu none +sbwtdio none");
-        let server = Self { supervisor: home.supervise("RabbitMQ", "TERM", &node)?, port };
+        let server = Self { supervisor: home.supervise("RabbitMQ", "TERM", &node)?, port, mapper };
         server.start_again().await?;
         Ok(server)
     }
@@ -98,6 +100,21 @@ impl RabbitServer {
             .await
     }
 
+    /// Makes the node hold publishers back for want of memory, or go on.
+    pub async fn run_short_of_memory(&self, short: bool) -> anyhow::Result<()> {
+        self.control(&["set_vm_memory_high_watermark", if short { "0" } else { "0.8" }]).await.map(drop)
+    }
+
+    /// Asks `rabbitmqctl`; answers what it prints.
+    pub async fn control(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let script = program("rabbitmqctl", &[PathBuf::from("/usr/lib/rabbitmq/bin")]).context(MISSING)?;
+        let cookie = std::fs::read_to_string(self.supervisor.folder.join(".erlang.cookie")).context("the node has no cookie")?;
+        let mut command = Command::new(script);
+        command.args(["--quiet", "--node", &node_name(self.port), "--erlang-cookie", cookie.trim()]).args(arguments);
+        command.env("HOME", &self.supervisor.folder).env("ERL_EPMD_PORT", self.mapper.to_string());
+        run(command).await
+    }
+
     /// Where the node listens.
     pub const fn address(&self) -> SocketAddr {
         SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), self.port)
@@ -107,6 +124,10 @@ impl RabbitServer {
     pub fn url(&self) -> String {
         format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.port)
     }
+}
+
+fn node_name(port: u16) -> String {
+    format!("batchwright-{port}@localhost")
 }
 
 /// A listening port is not enough: the node must answer AMQP's greeting with a method frame (`Connection.Start`).

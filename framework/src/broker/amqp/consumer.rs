@@ -146,6 +146,13 @@ impl Session {
             tokio::select! {
                 biased;
                 () = self.live.lost.cancelled() => return Err(Lost("the connection is lost".into())),
+                // Before what is settled after it: the broker must not send more to a consumer that is gone.
+                () = subscription.deliveries.closed(), if !cancelled => {
+                    cancelled = true;
+                    self.waiting.clear();
+                    let cancel = self.channel.basic_cancel(stream.tag(), BasicCancelOptions::default());
+                    self.live.within_limit("a cancellation", cancel).await?.map_err(|error| lost(&error))?;
+                }
                 _ = self.settlements.recv_many(&mut settled, SETTLEMENTS) => {
                     let now = Instant::now();
                     self.settle(&mut settled, now);
@@ -153,12 +160,6 @@ impl Session {
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.tell(Instant::now()).await?,
                 () = subscription.closing.cancelled() => break,
-                () = subscription.deliveries.closed(), if !cancelled => {
-                    cancelled = true;
-                    self.waiting.clear();
-                    let cancel = self.channel.basic_cancel(stream.tag(), BasicCancelOptions::default());
-                    self.live.within_limit("a cancellation", cancel).await?.map_err(|error| lost(&error))?;
-                }
                 Ok(permit) = subscription.deliveries.reserve(), if !self.waiting.is_empty() => {
                     if let Some(delivery) = self.waiting.pop_front() {
                         permit.send(delivery);

@@ -1,0 +1,141 @@
+//! What a worker's trouble causes, seen from the pipes and from its health endpoint.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use contract::{RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReport, TrackingReportTask};
+use framework::broker::memory::Memory;
+use framework::broker::{Broker, Outgoing};
+use framework::{Context, NoOutput, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
+use harness::{free_port, wait_for};
+use tokio_util::sync::CancellationToken;
+
+/// Notes each attempt, and does what a closure says.
+#[derive(Clone)]
+struct Noting<F> {
+    attempts: Arc<Mutex<Vec<(u64, u32)>>>,
+    act: F,
+}
+
+impl<F: Fn(u64, u32) -> Result<(), TaskError> + Send + Sync + 'static> Worker for Noting<F> {
+    type Input = RangeItem;
+    type Output = NoOutput;
+
+    async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+        self.attempts.lock().unwrap().push((item.number, ctx.attempt()));
+        (self.act)(item.number, ctx.attempt())?;
+        Ok(Reply::none())
+    }
+}
+
+fn noting<F: Fn(u64, u32) -> Result<(), TaskError> + Send + Sync + 'static>(act: F) -> Noting<F> {
+    Noting { attempts: Arc::default(), act }
+}
+
+fn message(number: u64, tracking_pipe: &str) -> Outgoing {
+    let item = RangeItem { number, params: BTreeMap::new() };
+    let tracking =
+        Tracking { job_task_id: Some(format!("p:j.{number}")), tracking_pipe: Some(tracking_pipe.into()), ..Tracking::default() };
+    let message = TaskMessage { tracking: Some(tracking), ..TaskMessage::new(format!("t.{number}"), "w-in", &item).unwrap() };
+    Outgoing::new("w-in", message.encode())
+}
+
+/// Runs a worker until `until` resolves.
+async fn run_until<T>(pipes: &Memory, settings: Settings, worker: impl Worker, until: impl Future<Output = T>) -> T {
+    let stop = CancellationToken::new();
+    let runtime = Runtime::new(settings, Arc::new(pipes.clone())).worker(worker);
+    let (ended, seen) = tokio::join!(runtime.run_until(stop.clone()), async {
+        let seen = until.await;
+        stop.cancel();
+        seen
+    });
+    ended.unwrap();
+    seen
+}
+
+/// The reports up to the one that says that so many tasks are complete or have failed.
+async fn reports(pipes: &Memory, ends: usize) -> Vec<TrackingReport> {
+    let mut consumer = pipes.consume("tracking", 10).await.unwrap();
+    let mut reports = Vec::new();
+    let is_end = |report: &&TrackingReport| matches!(report.status, ReportStatus::Complete | ReportStatus::Failed);
+    while reports.iter().filter(is_end).count() < ends {
+        let delivery = tokio::time::timeout(Duration::from_secs(20), consumer.next()).await.expect("no report came").unwrap();
+        let message = TaskMessage::decode(&delivery.body).unwrap();
+        delivery.ack();
+        let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
+        reports.extend(task.tracking_reports);
+    }
+    reports
+}
+
+#[tokio::test]
+async fn an_immediate_retry_is_made_in_place_and_before_the_next_task() {
+    let pipes = Memory::new();
+    let worker = noting(|number, attempt| match (number, attempt) {
+        (1, 1 | 2) => Err(TaskError::retry("not yet")),
+        (2, _) => Err(TaskError::retry("never")),
+        _ => Ok(()),
+    });
+    for number in 1..=3 {
+        pipes.publish(message(number, "tracking")).await.unwrap();
+    }
+    let settings = Settings { concurrency: 1, retry: RetryPolicy::immediate().attempts(3), ..Settings::new("w") };
+    let reports = run_until(&pipes, settings, worker.clone(), reports(&pipes, 3)).await;
+    let attempts = worker.attempts.lock().unwrap().clone();
+    assert_eq!(attempts, [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1)]);
+    let of = |id: &str| reports.iter().filter(|report| report.job_task_id == id).map(|r| (r.status, r.retries)).collect::<Vec<_>>();
+    assert_eq!(of("p:j.1"), [(ReportStatus::Retry, Some(1)), (ReportStatus::Retry, Some(2)), (ReportStatus::Complete, None)]);
+    assert_eq!(of("p:j.2").last().map(|(status, _)| *status), Some(ReportStatus::Failed));
+    let failed = reports.iter().find(|report| report.status == ReportStatus::Failed).unwrap();
+    let reason = failed.failure.as_ref().and_then(|failure| failure.failure_message.as_deref());
+    assert_eq!(reason, Some("never (given up after 3 attempts)"));
+    assert_eq!(pipes.depth("w-reject").await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_worker_whose_surroundings_are_down_keeps_its_task_takes_no_other_and_says_so() {
+    let (pipes, up) = (Memory::new(), Arc::new(AtomicBool::new(false)));
+    let worker = noting({
+        let up = Arc::clone(&up);
+        move |_, _| if up.load(Ordering::Relaxed) { Ok(()) } else { Err(TaskError::unavailable("the warehouse is closed")) }
+    });
+    // Whoever comes first wins.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let listen = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let settings = Settings { listen: Some(listen), retry: RetryPolicy::constant(Duration::ZERO).attempts(1), ..Settings::new("w") };
+    let ready = async || {
+        let answer = reqwest::get(format!("http://{listen}/health-check?name=all&type=READY")).await.map_err(|e| e.to_string())?;
+        Ok::<_, String>((answer.status().as_u16(), answer.text().await.map_err(|e| e.to_string())?))
+    };
+    let attempts = || worker.attempts.lock().unwrap().clone();
+    let story = async {
+        // The worker waits for a delivery already when the first one finds out.
+        wait_for("readiness", async || ready().await.and_then(|(code, text)| if code == 200 { Ok(()) } else { Err(text) })).await;
+        pipes.publish(message(1, "tracking")).await.unwrap();
+        wait_for("the outage to be told", async || match ready().await? {
+            (503, text) if text.contains("the warehouse is closed") => Ok(()),
+            seen => Err(format!("{seen:?}")),
+        })
+        .await;
+        for number in 2..=5 {
+            pipes.publish(message(number, "tracking")).await.unwrap();
+        }
+        wait_for("four runs in place", async || match attempts().len() {
+            4.. => Ok(()),
+            runs => Err(format!("{runs} runs")),
+        })
+        .await;
+        assert!(attempts().iter().all(|(number, attempt)| (*number, *attempt) == (1, 1)), "{:?}", attempts());
+        up.store(true, Ordering::Relaxed);
+        let reports = reports(&pipes, 5).await;
+        assert!(reports.iter().all(|report| report.status == ReportStatus::Complete), "{reports:?}");
+        wait_for("readiness", async || ready().await.and_then(|(code, text)| if code == 200 { Ok(()) } else { Err(text) })).await;
+    };
+    run_until(&pipes, settings, worker.clone(), story).await;
+    assert!(attempts().iter().all(|(_, attempt)| *attempt == 1), "no attempt was spent: {:?}", attempts());
+    assert_eq!(pipes.depth("w-in").await.unwrap() + pipes.depth("w-reject").await.unwrap(), 0);
+}
