@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use contract::rest::NewJob;
 use contract::RangeItem;
+use contract::rest::NewJob;
 use framework::{Reply, Worker};
 use futures_util::StreamExt as _;
 use futures_util::stream;

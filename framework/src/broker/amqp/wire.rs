@@ -70,7 +70,8 @@ async fn pipes_are_declared_as_caf_declares_its_queues() {
         drop(amqp.consume(&consumed, 1).await.unwrap());
         for pipe in [&published, &consumed] {
             assert!(is_declared(amqp, pipe, &arguments).await, "{arguments:?}");
-            assert!(!is_declared(amqp, pipe, &[]).await, "{arguments:?}: anything would do");
+            let others = [&arguments[..], &[("x-max-length", AMQPValue::LongInt(1))]].concat();
+            assert!(!is_declared(amqp, pipe, &others).await, "{arguments:?}: anything would do");
         }
     }
     for amqp in [quorum, classic, ranked, unranked] {
