@@ -6,7 +6,8 @@
 //! What must stay true:
 //! - No [`Send::UpTo`] ever covers a delivery that is still open, nor names a tag the broker has forgotten.
 //! - Every acknowledged tag is told to the broker exactly once.
-//! - A tag behind an open one waits at most [`PATIENCE`]: one long task must not stall its neighbours.
+//! - A tag behind an open one waits at most [`PATIENCE`]: one long task must not stall its neighbours. Behind one that has been in
+//!   the way for so long already nobody waits: in a small window that would be room that is missed.
 //! - Constant time per tag, whatever the window.
 
 use std::collections::VecDeque;
@@ -40,6 +41,8 @@ pub struct AckRuns {
     slots: VecDeque<Slot>,
     /// Acknowledged tags in the order of their settling; some may have been sent meanwhile.
     waiting: VecDeque<(u64, Instant)>,
+    /// The open tag that others wait behind, and since when.
+    in_the_way: Option<(u64, Instant)>,
     /// How many slots are [`Slot::Open`], and how many [`Slot::Acked`].
     open: usize,
     acked: usize,
@@ -64,6 +67,7 @@ impl AckRuns {
             oldest: 1,
             slots: VecDeque::new(),
             waiting: VecDeque::new(),
+            in_the_way: None,
             open: 0,
             acked: 0,
             returned: Vec::new(),
@@ -108,10 +112,10 @@ impl AckRuns {
     pub fn take(&mut self, now: Instant) -> Vec<Send> {
         let mut sends = std::mem::take(&mut self.returned);
         sends.extend(self.take_run());
-        let half_is_settled = self.acked * 2 >= self.window;
+        let at_once = self.acked * 2 >= self.window || self.is_stalled(now);
         while let Some(&(tag, since)) = self.waiting.front() {
             let sent = self.slot(tag).is_none_or(|slot| *slot != Slot::Acked);
-            if !sent && !half_is_settled && now.duration_since(since) < PATIENCE {
+            if !sent && !at_once && now.duration_since(since) < PATIENCE {
                 break;
             }
             self.waiting.pop_front();
@@ -131,6 +135,17 @@ impl AckRuns {
     /// How many deliveries are neither settled nor on their way to be.
     pub fn open(&self) -> usize {
         self.open
+    }
+
+    /// Whether the oldest open tag has held up others for long.
+    fn is_stalled(&mut self, now: Instant) -> bool {
+        match self.in_the_way {
+            Some((tag, since)) if tag == self.oldest => now.duration_since(since) >= PATIENCE,
+            _ => {
+                self.in_the_way = (!self.waiting.is_empty()).then_some((self.oldest, now));
+                false
+            }
+        }
     }
 
     /// The settled run at the front. It is named by its last tag that the broker still waits for.
@@ -201,6 +216,20 @@ mod tests {
         assert_eq!(runs.due(), Some(now + PATIENCE));
         assert_eq!(runs.take(now + PATIENCE), [Send::One(2), Send::One(3)]);
         ack(&mut runs, &[1], now + PATIENCE);
+        assert_eq!(runs.take(now + PATIENCE), [Send::UpTo(1)]);
+    }
+
+    #[test]
+    fn nobody_waits_behind_one_that_has_been_in_the_way_for_long() {
+        let now = Instant::now();
+        let mut runs = delivered(100, 1..=5);
+        ack(&mut runs, &[2], now);
+        assert_eq!(runs.take(now), []);
+        assert_eq!(runs.take(now + PATIENCE), [Send::One(2)]);
+        ack(&mut runs, &[3], now + PATIENCE);
+        assert_eq!(runs.take(now + PATIENCE), [Send::One(3)]);
+        // The next that is in the way has its own time.
+        ack(&mut runs, &[1, 5], now + PATIENCE);
         assert_eq!(runs.take(now + PATIENCE), [Send::UpTo(1)]);
     }
 
