@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says so when something is not as it must be")]
 
+mod place;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -10,44 +12,28 @@ use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailur
 use futures_util::future::join_all;
 use store::{Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, Store, StoreOptions, Swept, TrackingEvent};
 
+use place::Place;
+
 /// A store of its own for each test.
 struct World {
     store: Store,
-    url: String,
+    place: Place,
     options: StoreOptions,
-    _home: Home,
-}
-
-#[expect(dead_code, reason = "kept for as long as the store is used")]
-enum Home {
-    Nothing,
-    Folder(tempfile::TempDir),
-    Database(harness::Postgres),
 }
 
 impl World {
     async fn open(kind: &str, options: StoreOptions) -> Self {
-        let (url, home) = match kind {
-            "sqlite" => {
-                let folder = tempfile::tempdir().unwrap();
-                (format!("sqlite:{}", folder.path().join("jobs.db").display()), Home::Folder(folder))
-            }
-            "postgres" => {
-                let database = harness::postgres().await.expect("PostgreSQL for the test");
-                (database.url.clone(), Home::Database(database))
-            }
-            _ => ("memory:".to_owned(), Home::Nothing),
-        };
-        let store = Store::open_with(&url, options).await.unwrap();
+        let place = Place::of(kind).await;
+        let store = Store::open_with(&place.url, options).await.unwrap();
         assert_eq!(store.kind(), kind);
-        Self { store, url, options, _home: home }
+        Self { store, place, options }
     }
 
     /// Another process takes over; in memory there is none.
     async fn reopen(&mut self) {
         if self.store.kind() != "memory" {
             self.store.close().await;
-            self.store = Store::open_with(&self.url, self.options).await.unwrap();
+            self.store = Store::open_with(&self.place.url, self.options).await.unwrap();
         }
     }
 
@@ -465,7 +451,7 @@ async fn what_was_kept_for_a_time_goes_when_the_time_is_over(mut world: World) {
 
 async fn whoever_waits_is_woken_by_a_commit(world: World) {
     // With PostgreSQL, it may be somebody in another process.
-    let waiting = if world.store.kind() == "postgres" { Store::open(&world.url).await.unwrap() } else { world.store.clone() };
+    let waiting = if world.store.kind() == "postgres" { Store::open(&world.place.url).await.unwrap() } else { world.store.clone() };
     let mut outbox = waiting.outbox_signal();
     let mut sweep = waiting.sweep_signal();
     let limit = Duration::from_secs(10);

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says so when something is not as it must be")]
 
+mod place;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -11,41 +13,25 @@ use futures_util::future::join_all;
 use harness::wait_for;
 use store::{Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, Prerequisite, Refusal, Start, Store, TrackingEvent};
 
+use place::Place;
+
 const MINUTE: Duration = Duration::from_mins(1);
 
 struct World {
     store: Store,
-    url: String,
-    _home: Home,
-}
-
-#[expect(dead_code, reason = "kept for as long as the store is used")]
-enum Home {
-    Nothing,
-    Folder(tempfile::TempDir),
-    Database(harness::Postgres),
+    place: Place,
 }
 
 impl World {
     async fn open(kind: &str) -> Self {
-        let (url, home) = match kind {
-            "sqlite" => {
-                let folder = tempfile::tempdir().unwrap();
-                (format!("sqlite:{}", folder.path().join("jobs.db").display()), Home::Folder(folder))
-            }
-            "postgres" => {
-                let database = harness::postgres().await.expect("PostgreSQL for the test");
-                (database.url.clone(), Home::Database(database))
-            }
-            _ => ("memory:".to_owned(), Home::Nothing),
-        };
-        let store = Store::open(&url).await.unwrap();
-        Self { store, url, _home: home }
+        let place = Place::of(kind).await;
+        let store = Store::open(&place.url).await.unwrap();
+        Self { store, place }
     }
 
     /// The store as another process has it, where there can be one.
     async fn another(&self) -> Store {
-        if self.store.kind() == "postgres" { Store::open(&self.url).await.unwrap() } else { self.store.clone() }
+        if self.store.kind() == "postgres" { Store::open(&self.place.url).await.unwrap() } else { self.store.clone() }
     }
 
     async fn try_create(&self, job: &str, start: Start) -> Creation {

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says so when something is not as it must be")]
 
+mod place;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -10,24 +12,18 @@ use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailur
 use futures_util::future::join_all;
 use store::{Creation, EventKind, JobRequest, Life, Store, Swept, TrackingEvent};
 
+use place::Place;
+
 /// A store of its own for each test.
 struct World {
     store: Store,
-    _folder: Option<tempfile::TempDir>,
-    _database: Option<harness::Postgres>,
+    _place: Place,
 }
 
 impl World {
     async fn open(kind: &str) -> Self {
-        let (mut url, mut folder, mut database) = ("memory:".to_owned(), None, None);
-        if kind == "sqlite" {
-            let home = tempfile::tempdir().unwrap();
-            (url, folder) = (format!("sqlite:{}", home.path().join("jobs.db").display()), Some(home));
-        } else if kind == "postgres" {
-            let home = harness::postgres().await.expect("PostgreSQL for the test");
-            (url, database) = (home.url.clone(), Some(home));
-        }
-        Self { store: Store::open(&url).await.unwrap(), _folder: folder, _database: database }
+        let place = Place::of(kind).await;
+        Self { store: Store::open(&place.url).await.unwrap(), _place: place }
     }
 
     async fn create(&self, job: &str, expiry: Expiry) -> Life {

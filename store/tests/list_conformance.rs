@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says so when something is not as it must be")]
 
+mod place;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use Comparison::{Equal, Greater, GreaterOrEqual, Less, LessOrEqual, NotEqual};
@@ -15,36 +17,21 @@ use store::{
     Comparison, Creation, EventKind, Filter, JobQuery, JobRequest, Life, Pattern, Sort, SortBy, Store, TextField, TextTest, TrackingEvent,
 };
 
+use place::Place;
+
 /// A store of its own for each test.
 struct World {
     store: Store,
     partition: PartitionId,
-    _home: Home,
-}
-
-#[expect(dead_code, reason = "kept for as long as the store is used")]
-enum Home {
-    Nothing,
-    Folder(tempfile::TempDir),
-    Database(harness::Postgres),
+    _place: Place,
 }
 
 impl World {
     async fn open(kind: &str) -> Self {
-        let (url, home) = match kind {
-            "sqlite" => {
-                let folder = tempfile::tempdir().unwrap();
-                (format!("sqlite:{}", folder.path().join("jobs.db").display()), Home::Folder(folder))
-            }
-            "postgres" => {
-                let database = harness::postgres().await.expect("PostgreSQL for the test");
-                (database.url.clone(), Home::Database(database))
-            }
-            _ => ("memory:".to_owned(), Home::Nothing),
-        };
-        let store = Store::open(&url).await.unwrap();
+        let place = Place::of(kind).await;
+        let store = Store::open(&place.url).await.unwrap();
         assert_eq!(store.kind(), kind);
-        Self { store, partition: PartitionId::parse("acme").unwrap(), _home: home }
+        Self { store, partition: PartitionId::parse("acme").unwrap(), _place: place }
     }
 
     async fn create(&self, job: &str, name: Option<&str>, labels: &[(&str, Option<&str>)]) -> Life {

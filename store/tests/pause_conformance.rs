@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says so when something is not as it must be")]
 
+mod place;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -9,41 +11,25 @@ use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailur
 use futures_util::future::join_all;
 use store::{Change, Creation, EventKind, Header, Headers, JobRequest, Life, OutboxMessage, Store, StowedTask, Stowing, TrackingEvent};
 
+use place::Place;
+
 /// A store of its own for each test.
 struct World {
     store: Store,
-    url: String,
-    _home: Home,
-}
-
-#[expect(dead_code, reason = "kept for as long as the store is used")]
-enum Home {
-    Nothing,
-    Folder(tempfile::TempDir),
-    Database(harness::Postgres),
+    place: Place,
 }
 
 impl World {
     async fn open(kind: &str) -> Self {
-        let (url, home) = match kind {
-            "sqlite" => {
-                let folder = tempfile::tempdir().unwrap();
-                (format!("sqlite:{}", folder.path().join("jobs.db").display()), Home::Folder(folder))
-            }
-            "postgres" => {
-                let database = harness::postgres().await.expect("PostgreSQL for the test");
-                (database.url.clone(), Home::Database(database))
-            }
-            _ => ("memory:".to_owned(), Home::Nothing),
-        };
-        Self { store: Store::open(&url).await.unwrap(), url, _home: home }
+        let place = Place::of(kind).await;
+        Self { store: Store::open(&place.url).await.unwrap(), place }
     }
 
     /// Another process takes over; in memory there is none.
     async fn reopen(&mut self) {
         if self.store.kind() != "memory" {
             self.store.close().await;
-            self.store = Store::open(&self.url).await.unwrap();
+            self.store = Store::open(&self.place.url).await.unwrap();
         }
     }
 
@@ -270,7 +256,7 @@ async fn what_is_stowed_of_a_job_that_is_over_is_dropped(world: World) {
 
 async fn whoever_unstows_and_whoever_relays_is_woken_by_a_resume(world: World) {
     // With PostgreSQL, it may be somebody in another process.
-    let waiting = if world.store.kind() == "postgres" { Store::open(&world.url).await.unwrap() } else { world.store.clone() };
+    let waiting = if world.store.kind() == "postgres" { Store::open(&world.place.url).await.unwrap() } else { world.store.clone() };
     let life = world.paused("j").await;
     world.stow(&life, 1..=1).await;
     let (mut unstow, mut outbox) = (waiting.unstow_signal(), waiting.outbox_signal());
