@@ -61,12 +61,10 @@ impl Health {
     }
 
     fn answer(&self, which: &Which) -> (StatusCode, Vec<Check>) {
-        let wanted = |check: &Check| {
-            which.kind.as_deref().is_none_or(|kind| kind.eq_ignore_ascii_case(check.kind))
-                && which.name.as_deref().is_none_or(|name| name == "all" || name == check.name)
-        };
-        let checks: Vec<_> = self.checks().into_iter().filter(wanted).collect();
+        let of_kind = |check: &Check| which.kind.as_deref().is_none_or(|kind| kind.eq_ignore_ascii_case(check.kind));
+        let mut checks: Vec<_> = self.checks().into_iter().filter(of_kind).collect();
         let healthy = checks.iter().all(|check| check.healthy);
+        checks.retain(|check| which.name.as_deref().is_some_and(|name| name == "all" || name == check.name));
         (if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, checks)
     }
 }

@@ -423,7 +423,7 @@ async fn a_database_that_is_gone_is_said_to_be_unavailable(service: Service) {
     service.get("/jobs").await.refuses(503, text);
     service.put("j", &new_job()).await.refuses(503, text);
     let ready = service.call(Method::GET, "/health-check?name=all&type=READY", None).await.is(503).json();
-    assert_eq!(ready[1], json!({"name": "database", "healthy": false, "type": "READY", "critical": true, "message": ready[1]["message"]}));
+    assert_eq!(ready[3], json!({"name": "database", "healthy": false, "type": "READY", "critical": true, "message": ready[3]["message"]}));
     // Nobody should kill the process for it.
     service.call(Method::GET, "/health-check?name=all&type=ALIVE", None).await.is(200);
 }
@@ -443,16 +443,18 @@ async fn a_ping_is_answered() {
 #[tokio::test]
 async fn a_healthy_service_says_so_check_by_check() {
     let service = without_jobs().await;
-    let alive = json!({"name": "process", "healthy": true, "type": "ALIVE", "critical": true});
-    let database = json!({"name": "database", "healthy": true, "type": "READY", "critical": true});
-    let queue = json!({"name": "queue", "healthy": true, "type": "READY", "critical": true});
-    let ping = json!({"name": "ping", "healthy": true, "type": "READY", "critical": true});
+    let check = |name: &str, kind: &str| json!({"name": name, "healthy": true, "type": kind, "critical": true});
+    let alive = [check("deadlocks", "ALIVE"), check("ports-alive", "ALIVE")];
+    let ready = ["ports-ready", "database", "ping", "queue"].map(|name| check(name, "READY"));
+    let all = json!([&alive[..], &ready[..]].concat());
     for (query, expected) in [
-        ("?name=all&type=READY", json!([alive, database, queue, ping])),
-        ("?name=all&type=ALIVE", json!([alive])),
-        ("", json!([alive, database, queue, ping])),
-        ("?name=queue&name=process", json!([alive, queue])),
-        ("?type=ready&name=queue", json!([queue])),
+        ("?name=all&type=READY", all.clone()),
+        ("?name=all", all),
+        ("?name=all&type=ALIVE", json!(alive)),
+        ("", json!([])),
+        ("?type=ALIVE", json!([])),
+        ("?name=queue&name=deadlocks", json!([alive[0], ready[3]])),
+        ("?type=ready&name=queue", json!([ready[3]])),
     ] {
         assert_eq!(service.call(Method::GET, &format!("/health-check{query}"), None).await.is(200).json(), expected, "{query}");
     }
@@ -465,7 +467,8 @@ async fn a_service_without_its_broker_is_alive_and_not_ready() {
     let service = without_jobs().await;
     service.broker.close().await;
     let ready = service.call(Method::GET, "/health-check?name=all&type=READY", None).await.is(503).json();
-    assert_eq!((&ready[1]["healthy"], &ready[2]["name"], &ready[2]["healthy"]), (&json!(true), &json!("queue"), &json!(false)));
+    assert_eq!((&ready[3]["healthy"], &ready[5]["name"], &ready[5]["healthy"]), (&json!(true), &json!("queue"), &json!(false)));
+    service.call(Method::GET, "/health-check", None).await.is(503);
     service.call(Method::GET, "/health-check?name=all&type=ALIVE", None).await.is(200);
     service.put("j", &new_job()).await.is(201);
 }

@@ -38,7 +38,8 @@ pub async fn ping() -> Json<Pong> {
 /// One thing that was looked at.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct HealthCheck {
-    /// `process`, `database`, `queue` or `ping`.
+    /// `deadlocks`, `ports-alive`, `ports-ready`, `database`, `ping` or `queue`, as CAF's service names them. The answer itself
+    /// shows that work goes on and that the port is open.
     name: &'static str,
     healthy: bool,
     #[serde(rename = "type")]
@@ -64,7 +65,7 @@ pub enum HealthType {
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "documentation only: a name may be given more than once")]
 pub struct HealthParams {
-    /// The checks to show: `all` (also when left out), or names.
+    /// The checks to show: `all`, or names; none when left out. The status tells of all, whichever are shown.
     #[param(example = "all")]
     name: Option<String>,
     /// What to look at; `READY` when left out, which includes `ALIVE`.
@@ -81,32 +82,37 @@ pub struct HealthParams {
     params(HealthParams),
     responses(
         (status = 200, description = "Healthy", body = Vec<HealthCheck>, example = json!([
-            {"name": "process", "healthy": true, "type": "ALIVE", "critical": true},
+            {"name": "deadlocks", "healthy": true, "type": "ALIVE", "critical": true},
+            {"name": "ports-alive", "healthy": true, "type": "ALIVE", "critical": true},
+            {"name": "ports-ready", "healthy": true, "type": "READY", "critical": true},
             {"name": "database", "healthy": true, "type": "READY", "critical": true},
-            {"name": "queue", "healthy": true, "type": "READY", "critical": true},
-            {"name": "ping", "healthy": true, "type": "READY", "critical": true}
+            {"name": "ping", "healthy": true, "type": "READY", "critical": true},
+            {"name": "queue", "healthy": true, "type": "READY", "critical": true}
         ])),
         (status = 400, description = "There is no such type", body = contract::rest::ErrorBody,
             example = json!({"message": "The parameter 'type' must be ALIVE or READY, but is 'DEAD'."})),
         (status = 503, description = "Something critical is unhealthy", body = Vec<HealthCheck>, example = json!([
-            {"name": "process", "healthy": true, "type": "ALIVE", "critical": true},
+            {"name": "deadlocks", "healthy": true, "type": "ALIVE", "critical": true},
+            {"name": "ports-alive", "healthy": true, "type": "ALIVE", "critical": true},
+            {"name": "ports-ready", "healthy": true, "type": "READY", "critical": true},
             {"name": "database", "healthy": false, "type": "READY", "critical": true, "message": "no answer within 5s"},
-            {"name": "queue", "healthy": true, "type": "READY", "critical": true},
-            {"name": "ping", "healthy": true, "type": "READY", "critical": true}
+            {"name": "ping", "healthy": true, "type": "READY", "critical": true},
+            {"name": "queue", "healthy": true, "type": "READY", "critical": true}
         ]))
     )
 )]
 pub async fn health_check(State(parts): State<Arc<Parts>>, RawQuery(query): RawQuery) -> ApiResult<(StatusCode, Json<Vec<HealthCheck>>)> {
     let Asked { kind, names } = asked(query.as_deref().unwrap_or_default())?;
-    let mut checks = vec![HealthCheck { name: "process", healthy: true, kind: HealthType::Alive, critical: true, message: None }];
+    let answered = |name, kind| HealthCheck { name, healthy: true, kind, critical: true, message: None };
+    let mut checks = vec![answered("deadlocks", HealthType::Alive), answered("ports-alive", HealthType::Alive)];
     if kind == HealthType::Ready {
+        checks.push(answered("ports-ready", HealthType::Ready));
         checks.push(database(&parts.store).await);
+        checks.push(answered("ping", HealthType::Ready));
         checks.push(queue(parts.broker.state()));
-        // Whoever reads this has been answered.
-        checks.push(HealthCheck { name: "ping", healthy: true, kind: HealthType::Ready, critical: true, message: None });
     }
     let healthy = checks.iter().all(|check| check.healthy || !check.critical);
-    checks.retain(|check| names.is_empty() || names.contains("all") || names.contains(check.name));
+    checks.retain(|check| names.contains("all") || names.contains(check.name));
     Ok((if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, Json(checks)))
 }
 
