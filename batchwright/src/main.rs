@@ -372,6 +372,9 @@ fn show(job: &Job, output: Output) -> anyhow::Result<()> {
         return Ok(());
     }
     println!("{}", watch::line(job));
+    for note in &job.notes {
+        println!("  {note}");
+    }
     for failure in &job.failures {
         let text = |field: &Option<String>| field.clone().unwrap_or_else(|| "-".to_owned());
         println!(

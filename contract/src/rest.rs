@@ -153,6 +153,9 @@ pub struct Job {
     /// Whether the job is kept until the jobs of its partition are dispatched; absent when not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspended: bool,
+    /// What is worth knowing about the job; absent when there is nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]

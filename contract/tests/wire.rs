@@ -221,6 +221,7 @@ fn the_bodies_of_the_rest_api_are_written_as_clients_know_them() {
         delay: 0,
         due_time: None,
         suspended: false,
+        notes: Vec::new(),
     };
     assert_body(&job, fixture!("rest_job"));
     let task = JobTask {

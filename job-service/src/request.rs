@@ -82,11 +82,20 @@ pub fn accept(partition: PartitionId, job: JobId, given: Given, made: Option<Mad
     new.prerequisite_job_ids = prerequisites::spell(&start.prerequisites);
     let content_hash = content_hash(&mut new)?;
     let NewJob { name, description, external_data, labels, on_failure, .. } = new;
-    let labels = labels.unwrap_or_default();
-    Ok(Accepted {
-        request: JobRequest { partition, job, name, description, external_data, labels, on_failure, expiry, start, content_hash },
-        task,
-    })
+    let request = JobRequest {
+        partition,
+        job,
+        name,
+        description,
+        external_data,
+        labels: labels.unwrap_or_default(),
+        on_failure,
+        expiry,
+        start,
+        without_target: task.target_pipe.is_none(),
+        content_hash,
+    };
+    Ok(Accepted { request, task })
 }
 
 /// The body as types.

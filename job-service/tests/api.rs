@@ -73,6 +73,7 @@ async fn a_new_job_is_told_in_full(service: Service) {
         "labels": {"team": "search", "empty": null}, "onFailure": "stop",
         "completedItems": 0, "failedTasks": 0, "failureCounts": {}, "incarnation": null
     });
+    assert_eq!(job["notes"], json!(["The job names no target pipe: it completes only by workers without output."]));
     assert_eq!(job, expected);
 }
 

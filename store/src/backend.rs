@@ -48,6 +48,8 @@ pub struct JobRow {
     pub expiry: Expiry,
     /// When it is to be deleted; known once it has ended.
     pub expiry_time: Option<i64>,
+    /// Its request named no target pipe.
+    pub without_target: bool,
 }
 
 impl JobRow {

@@ -345,6 +345,7 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         finish_time: None,
         expiry: request.expiry.clone(),
         expiry_time: None,
+        without_target: request.without_target,
     }
 }
 
@@ -352,6 +353,9 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
 fn may_wait(row: &JobRow) -> bool {
     !row.status.is_finished() && !row.task_table && row.facts.percentage == 0
 }
+
+/// Said of a job whose request named no target pipe.
+const WITHOUT_TARGET: &str = "The job names no target pipe: it completes only by workers without output.";
 
 fn shown_alone(row: JobRow) -> rest::Job {
     rest::Job {
@@ -375,6 +379,7 @@ fn shown_alone(row: JobRow) -> rest::Job {
         delay: row.delay,
         due_time: None,
         suspended: false,
+        notes: if row.without_target { vec![WITHOUT_TARGET.to_owned()] } else { Vec::new() },
     }
 }
 

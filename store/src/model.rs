@@ -19,8 +19,29 @@ pub struct JobRequest {
     /// How long it is kept once it has ended.
     pub expiry: Expiry,
     pub start: Start,
+    /// Whether it names no target pipe, so that only workers without output complete it.
+    pub without_target: bool,
     /// Of the whole request: tells a request that is sent again from another one.
     pub content_hash: [u8; 32],
+}
+
+impl JobRequest {
+    /// A job of which nothing is said but its ids: it starts at once, stops on failure and is kept for ever.
+    pub fn new(partition: PartitionId, job: JobId) -> Self {
+        Self {
+            partition,
+            job,
+            name: None,
+            description: None,
+            external_data: None,
+            labels: BTreeMap::new(),
+            on_failure: OnFailure::default(),
+            expiry: Expiry::default(),
+            start: Start::default(),
+            without_target: false,
+            content_hash: [0; 32],
+        }
+    }
 }
 
 /// When the start message of a new job is sent. The default is at once.

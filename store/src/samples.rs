@@ -65,6 +65,7 @@ pub fn sample(partition: &str, number: u32) -> Result<(JobRow, BTreeMap<String, 
         finish_time: None,
         expiry: contract::rest::Expiry::default(),
         expiry_time: None,
+        without_target: false,
     };
     Ok((job, labels.into_iter().map(|(name, value)| (name.to_owned(), Some(value))).collect()))
 }

@@ -13,7 +13,7 @@ macro_rules! job_columns {
     () => {
         "incarnation, partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, status, \
          percentage, completed_items, failed_tasks, failure_counts, own_task, delay, task_table, create_time, last_update_time, finish_time, \
-         expiry, expiry_time"
+         expiry, expiry_time, without_target"
     };
 }
 pub(crate) use job_columns;
@@ -61,6 +61,7 @@ macro_rules! read_job {
             finish_time: row.try_get("finish_time")?,
             expiry: expiry.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default(),
             expiry_time: row.try_get("expiry_time")?,
+            without_target: row.try_get("without_target")?,
         }
     }};
 }
@@ -129,7 +130,8 @@ macro_rules! common_steps {
                 let query = sqlx::query(
                     "insert into job (partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, \
                      status, percentage, completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time, \
-                     expiry, delay) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12) \
+                     expiry, delay, without_target) \
+                     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12, $13) \
                      on conflict (partition_id, job_id) do nothing returning incarnation",
                 )
                 .bind(job.partition.as_str())
@@ -143,7 +145,8 @@ macro_rules! common_steps {
                 .bind(job.status.name())
                 .bind(job.create_time)
                 .bind(expiry)
-                .bind(job.delay);
+                .bind(job.delay)
+                .bind(job.without_target);
                 let rows = self.fetch(query).await?;
                 Ok(rows.first().map(|row| row.try_get(0)).transpose()?)
             })
