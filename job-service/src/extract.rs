@@ -6,16 +6,30 @@ use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
 use contract::{JobId, PartitionId};
 use serde::de::DeserializeOwned;
+use utoipa::IntoParams;
 
 use crate::error::{ApiError, ApiResult};
 
 /// `/partitions/{partitionId}/…`
-#[derive(Debug)]
-pub struct InPartition(pub PartitionId);
+#[derive(Debug, IntoParams)]
+#[into_params(names("partitionId"), parameter_in = Path)]
+pub struct InPartition(
+    /// 1 to 40 characters
+    #[param(value_type = String, example = "acme")]
+    pub PartitionId,
+);
 
 /// `/partitions/{partitionId}/jobs/{jobId}…`. The partition is looked at first.
-#[derive(Debug)]
-pub struct OfJob(pub PartitionId, pub JobId);
+#[derive(Debug, IntoParams)]
+#[into_params(names("partitionId", "jobId"), parameter_in = Path)]
+pub struct OfJob(
+    /// 1 to 40 characters
+    #[param(value_type = String, example = "acme")]
+    pub PartitionId,
+    /// 1 to 48 characters
+    #[param(value_type = String, example = "reindex-7")]
+    pub JobId,
+);
 
 /// `/partitions/{partitionId}/jobs/{jobId}/tasks/{taskId}`
 #[derive(Debug)]

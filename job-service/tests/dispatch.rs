@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
 
+#[macro_use]
 mod service;
 
 use std::collections::BTreeSet;
@@ -20,18 +21,7 @@ use store::{EventKind, Store};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-macro_rules! suite {
-    ($($test:ident),+ $(,)?) => {
-        mod on_sqlite {
-            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Sqlite).await; })+
-        }
-        mod on_postgres {
-            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Postgres).await; })+
-        }
-    };
-}
-
-suite![
+suite![Backend:
     a_job_starts_when_its_prerequisites_are_completed_with_what_its_own_request_said,
     a_job_whose_prerequisites_are_complete_or_need_not_be_there_starts_at_once,
     a_job_that_would_wait_in_vain_is_refused_with_the_reason,

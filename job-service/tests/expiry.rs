@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
 
+#[macro_use]
 mod service;
 
 use contract::rest::{Expiry, ExpiryPolicy, Policer};
@@ -10,18 +11,7 @@ use serde_json::{Value, json};
 use service::{Backend, Service, new_job};
 use store::EventKind;
 
-macro_rules! suite {
-    ($($test:ident),+ $(,)?) => {
-        mod on_sqlite {
-            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Sqlite).await; })+
-        }
-        mod on_postgres {
-            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Postgres).await; })+
-        }
-    };
-}
-
-suite![
+suite![Backend:
     a_job_is_gone_when_its_time_is_over_and_others_stay,
     the_default_holds_where_the_request_says_nothing,
     the_policy_counts_for_whether_a_request_is_the_same,

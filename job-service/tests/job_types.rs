@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
 
+#[macro_use]
 mod service;
 
 use std::time::Duration;
@@ -13,18 +14,7 @@ use serde_json::{Value, json};
 use service::{Answer, Backend, Service};
 use tempfile::TempDir;
 
-macro_rules! suite {
-    ($($test:ident),+ $(,)?) => {
-        mod on_sqlite {
-            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Sqlite).await; })+
-        }
-        mod on_postgres {
-            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Postgres).await; })+
-        }
-    };
-}
-
-suite![
+suite![Backend:
     the_example_of_the_guide_makes_a_task,
     the_same_request_is_told_by_what_was_sent,
     parameters_are_checked_and_each_flaw_is_told,

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
 
+#[macro_use]
 mod service;
 
 use contract::ReportFailure;
@@ -11,19 +12,7 @@ use serde_json::{Value, json};
 use service::{Answer, Backend, Service, new_job};
 use store::EventKind;
 
-/// Runs each test once per database.
-macro_rules! suite {
-    ($($test:ident),+ $(,)?) => {
-        mod on_sqlite {
-            $(#[tokio::test] async fn $test() { super::$test(super::Service::start(super::Backend::Sqlite).await).await; })+
-        }
-        mod on_postgres {
-            $(#[tokio::test] async fn $test() { super::$test(super::Service::start(super::Backend::Postgres).await).await; })+
-        }
-    };
-}
-
-suite![
+suite![Service:
     every_operator_finds_what_it_says,
     a_filter_a_prefix_a_status_type_and_labels_all_count,
     labels_without_a_value_are_shown_and_found,

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
 
+#[macro_use]
 mod service;
 
 use std::time::Duration;
@@ -13,18 +14,7 @@ use serde_json::json;
 use service::{Backend, Service, new_job};
 use store::EventKind;
 
-macro_rules! suite {
-    ($($test:ident),+ $(,)?) => {
-        mod on_sqlite {
-            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Sqlite).await; })+
-        }
-        mod on_postgres {
-            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Postgres).await; })+
-        }
-    };
-}
-
-suite![
+suite![Backend:
     a_job_is_paused_and_resumed_and_once_more_changes_nothing,
     what_is_not_active_or_waiting_is_not_paused_and_what_is_not_paused_is_not_resumed,
     a_job_that_is_not_there_is_neither_paused_nor_resumed,

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
 
+#[macro_use]
 mod service;
 
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use contract::{JobId, OnFailure, PartitionId, TaskMessage, TaskStatus, Tracking};
+use contract::{JobId, PartitionId, TaskMessage, TaskStatus, Tracking};
 use framework::broker::memory::Memory;
 use framework::broker::{Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError};
 use futures_util::future::{BoxFuture, join_all};
@@ -22,18 +23,7 @@ use store::{JobRequest, Store};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-macro_rules! suite {
-    ($($test:ident),+ $(,)?) => {
-        mod on_sqlite {
-            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Sqlite).await; })+
-        }
-        mod on_postgres {
-            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Postgres).await; })+
-        }
-    };
-}
-
-suite![
+suite![Backend:
     the_first_worker_gets_the_start_message_of_the_job,
     a_job_in_its_second_life_starts_under_a_new_job_task_id,
     task_data_reaches_the_worker_byte_for_byte,
@@ -270,18 +260,7 @@ async fn create(store: &Store, n: u32, pipe: &str) {
 }
 
 fn request(n: u32) -> JobRequest {
-    JobRequest {
-        partition: PartitionId::parse("p").unwrap(),
-        job: JobId::parse(&format!("j{n}")).unwrap(),
-        name: None,
-        description: None,
-        external_data: None,
-        labels: [].into(),
-        on_failure: OnFailure::Stop,
-        expiry: contract::rest::Expiry::default(),
-        start: store::Start::default(),
-        content_hash: [0; 32],
-    }
+    JobRequest::new(PartitionId::parse("p").unwrap(), JobId::parse(&format!("j{n}")).unwrap())
 }
 
 async fn first_message(broker: &Memory, pipe: &str) -> TaskMessage {

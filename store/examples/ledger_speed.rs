@@ -2,10 +2,9 @@
 //!
 //! One job, splits of 1000, every task reported done once, shuffled within windows of so many reports. Prints one line.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
-use contract::{JobId, JobTaskId, OnFailure, PartitionId, Step};
+use contract::{JobId, JobTaskId, PartitionId, Step};
 use store::{Creation, EventKind, JobRequest, Store, TrackingEvent};
 
 const PARTS: u32 = 1000;
@@ -64,18 +63,7 @@ fn shuffle<T>(items: &mut [T]) {
 }
 
 async fn start(store: &Store) -> Result<JobTaskId, Box<dyn std::error::Error>> {
-    let request = JobRequest {
-        partition: PartitionId::parse("speed")?,
-        job: JobId::parse(&format!("job-{}", std::process::id()))?,
-        name: None,
-        description: None,
-        external_data: None,
-        labels: BTreeMap::new(),
-        on_failure: OnFailure::Stop,
-        expiry: contract::rest::Expiry::default(),
-        start: store::Start::default(),
-        content_hash: [0; 32],
-    };
+    let request = JobRequest::new(PartitionId::parse("speed")?, JobId::parse(&format!("job-{}", std::process::id()))?);
     match store.create_job(&request, |_| ("start".to_owned(), Vec::new())).await? {
         Creation::Created(life) => Ok(JobTaskId::parse(&life.job_task_id())?),
         other => Err(format!("the job is there already: {other:?}").into()),

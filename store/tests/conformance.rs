@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says so when something is not as it must be")]
 
+#[macro_use]
 mod place;
 
 use std::collections::BTreeMap;
@@ -18,22 +19,21 @@ use place::Place;
 struct World {
     store: Store,
     place: Place,
-    options: StoreOptions,
 }
 
 impl World {
-    async fn open(kind: &str, options: StoreOptions) -> Self {
+    async fn open(kind: &str) -> Self {
         let place = Place::of(kind).await;
-        let store = Store::open_with(&place.url, options).await.unwrap();
+        let store = Store::open(&place.url).await.unwrap();
         assert_eq!(store.kind(), kind);
-        Self { store, place, options }
+        Self { store, place }
     }
 
     /// Another process takes over; in memory there is none.
     async fn reopen(&mut self) {
         if self.store.kind() != "memory" {
             self.store.close().await;
-            self.store = Store::open_with(&self.place.url, self.options).await.unwrap();
+            self.store = Store::open(&self.place.url).await.unwrap();
         }
     }
 
@@ -60,16 +60,10 @@ impl World {
 
 fn request(partition: &str, job: &str, on_failure: OnFailure) -> JobRequest {
     JobRequest {
-        partition: PartitionId::parse(partition).unwrap(),
-        job: JobId::parse(job).unwrap(),
         name: Some(format!("the job {job}")),
-        description: None,
-        external_data: None,
-        labels: BTreeMap::new(),
         on_failure,
-        expiry: contract::rest::Expiry::default(),
-        start: store::Start::default(),
         content_hash: [7; 32],
+        ..JobRequest::new(PartitionId::parse(partition).unwrap(), JobId::parse(job).unwrap())
     }
 }
 
@@ -432,11 +426,8 @@ async fn the_sweeper_drops_the_tables_of_jobs_that_are_over(world: World) {
 
 async fn what_was_kept_for_a_time_goes_when_the_time_is_over(mut world: World) {
     let short = StoreOptions { failed_tables_kept: Duration::ZERO, past_lives_kept: Duration::ZERO };
-    if world.store.kind() == "memory" {
-        world.store = Store::open_with("memory:", short).await.unwrap();
-    }
-    world.options = short;
-    world.reopen().await;
+    world.store.close().await;
+    world.store = Store::open_with(&world.place.url, short).await.unwrap();
     let life = world.create("acme", "short", OnFailure::Stop).await;
     world.store.record(&[event(&life, "2", failed("BROKEN"))]).await.unwrap();
     assert_eq!(world.store.sweep().await.unwrap(), Swept { jobs: 0, tables: 1, next: None });
@@ -485,24 +476,6 @@ async fn reports_of_nobody_are_ignored(world: World) {
     assert_eq!(world.store.job(&life.partition, &unknown).await.unwrap(), None);
     assert_eq!(world.store.task(&life.partition, &unknown, &[1]).await.unwrap(), None);
     assert_eq!(world.store.history(&life.partition, &unknown).await.unwrap(), []);
-}
-
-macro_rules! suite {
-    ($($test:ident),* $(,)?) => {
-        suite!(@ memory "memory", $($test),*);
-        suite!(@ sqlite "sqlite", $($test),*);
-        suite!(@ postgres "postgres", $($test),*);
-    };
-    (@ $module:ident $kind:literal, $($test:ident),*) => {
-        mod $module {
-            $(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn $test() {
-                    super::$test(super::World::open($kind, store::StoreOptions::default()).await).await;
-                }
-            )*
-        }
-    };
 }
 
 suite! {

@@ -2,13 +2,14 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says so when something is not as it must be")]
 
+#[macro_use]
 mod place;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use contract::rest::{AwaitedJob, Job};
-use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
+use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
 use futures_util::future::join_all;
 use harness::wait_for;
 use store::{Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, Prerequisite, Refusal, Start, Store, TrackingEvent};
@@ -93,18 +94,7 @@ impl World {
 }
 
 async fn create(store: &Store, job: &str, start: Start) -> Creation {
-    let request = JobRequest {
-        partition: partition(),
-        job: id(job),
-        name: None,
-        description: None,
-        external_data: None,
-        labels: BTreeMap::new(),
-        on_failure: OnFailure::Stop,
-        expiry: contract::rest::Expiry::default(),
-        start,
-        content_hash: [7; 32],
-    };
+    let request = JobRequest { start, content_hash: [7; 32], ..JobRequest::new(partition(), id(job)) };
     store.create_job(&request, |life| ("start".to_owned(), life.job.as_str().into())).await.unwrap()
 }
 
@@ -563,18 +553,7 @@ async fn a_thousand_requests_for_one_job_at_once_create_it_once(world: World) {
     let request = |n: usize| {
         let (name, content_hash) = (Some((n % 2).to_string()), [u8::try_from(n % 2).unwrap(); 32]);
         let (labels, start) = (BTreeMap::new(), now());
-        JobRequest {
-            partition: partition.clone(),
-            job: id("one"),
-            name,
-            description: None,
-            external_data: None,
-            labels,
-            on_failure: OnFailure::Stop,
-            expiry: contract::rest::Expiry::default(),
-            start,
-            content_hash,
-        }
+        JobRequest { name, labels, start, content_hash, ..JobRequest::new(partition.clone(), id("one")) }
     };
     let answers = join_all((0..1000).map(|n| {
         let (store, request) = (&world.store, request(n));
@@ -587,24 +566,6 @@ async fn a_thousand_requests_for_one_job_at_once_create_it_once(world: World) {
     assert_eq!(count(|answer| *answer == Creation::AlreadyThere, winner), 499);
     assert_eq!(count(|answer| *answer == Creation::Conflict, 1 - winner), 500);
     assert_eq!(world.due().await.len(), 1);
-}
-
-macro_rules! suite {
-    ($($test:ident),* $(,)?) => {
-        suite!(@ memory "memory", $($test),*);
-        suite!(@ sqlite "sqlite", $($test),*);
-        suite!(@ postgres "postgres", $($test),*);
-    };
-    (@ $module:ident $kind:literal, $($test:ident),*) => {
-        mod $module {
-            $(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn $test() {
-                    super::$test(super::World::open($kind).await).await;
-                }
-            )*
-        }
-    };
 }
 
 suite! {

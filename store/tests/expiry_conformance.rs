@@ -2,13 +2,14 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says so when something is not as it must be")]
 
+#[macro_use]
 mod place;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use contract::rest::{Expiry, ExpiryPolicy};
-use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
+use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
 use futures_util::future::join_all;
 use store::{Creation, EventKind, JobRequest, Life, Store, Swept, TrackingEvent};
 
@@ -28,16 +29,10 @@ impl World {
 
     async fn create(&self, job: &str, expiry: Expiry) -> Life {
         let request = JobRequest {
-            partition: PartitionId::parse("acme").unwrap(),
-            job: JobId::parse(job).unwrap(),
-            name: None,
-            description: None,
-            external_data: None,
             labels: BTreeMap::from([("of".to_owned(), Some(job.to_owned()))]),
-            on_failure: OnFailure::Stop,
             expiry,
-            start: store::Start::default(),
             content_hash: [7; 32],
+            ..JobRequest::new(PartitionId::parse("acme").unwrap(), JobId::parse(job).unwrap())
         };
         match self.store.create_job(&request, |life| ("start".to_owned(), life.job_task_id().into_bytes())).await.unwrap() {
             Creation::Created(life) => life,
@@ -159,19 +154,6 @@ async fn the_policy_in_effect_is_shown(world: World) {
     assert_eq!(world.store.job(&life.partition, &life.job).await.unwrap().unwrap().expiry, expiry);
     let bare = world.create("bare", Expiry::default()).await;
     assert!(world.store.job(&bare.partition, &bare.job).await.unwrap().unwrap().expiry.is_empty());
-}
-
-macro_rules! suite {
-    ($($test:ident),+ $(,)?) => {
-        suite!(@on memory, $($test),+);
-        suite!(@on sqlite, $($test),+);
-        suite!(@on postgres, $($test),+);
-    };
-    (@on $kind:ident, $($test:ident),+) => {
-        mod $kind {
-            $(#[tokio::test(flavor = "multi_thread")] async fn $test() { super::$test(super::World::open(stringify!($kind)).await).await; })+
-        }
-    };
 }
 
 suite![

@@ -3,13 +3,14 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says so when something is not as it must be")]
 
+#[macro_use]
 mod place;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use Comparison::{Equal, Greater, GreaterOrEqual, Less, LessOrEqual, NotEqual};
 use JobStatus::{Active, Cancelled, Completed, Failed, Waiting};
-use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
+use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -40,16 +41,10 @@ impl World {
 
     async fn create_in(&self, partition: &PartitionId, job: &str, name: Option<&str>, labels: &[(&str, Option<&str>)]) -> Life {
         let request = JobRequest {
-            partition: partition.clone(),
-            job: JobId::parse(job).unwrap(),
             name: name.map(str::to_owned),
-            description: None,
-            external_data: None,
             labels: labels.iter().map(|(name, value)| ((*name).to_owned(), value.map(str::to_owned))).collect::<BTreeMap<_, _>>(),
-            on_failure: OnFailure::Stop,
-            expiry: contract::rest::Expiry::default(),
-            start: store::Start::default(),
             content_hash: [7; 32],
+            ..JobRequest::new(partition.clone(), JobId::parse(job).unwrap())
         };
         match self.store.create_job(&request, |life| ("start".to_owned(), life.job_task_id().into_bytes())).await.unwrap() {
             Creation::Created(life) => life,
@@ -421,24 +416,6 @@ async fn sample_jobs_are_as_they_are_said_to_be(world: World) {
         let query = JobQuery { filter: Some(filter), ..JobQuery::default() };
         assert_eq!(world.store.count_jobs(&world.partition, &query).await.unwrap(), count, "{query:?}");
     }
-}
-
-macro_rules! suite {
-    ($($test:ident),* $(,)?) => {
-        suite!(@ memory "memory", $($test),*);
-        suite!(@ sqlite "sqlite", $($test),*);
-        suite!(@ postgres "postgres", $($test),*);
-    };
-    (@ $module:ident $kind:literal, $($test:ident),*) => {
-        mod $module {
-            $(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn $test() {
-                    super::$test(super::World::open($kind).await).await;
-                }
-            )*
-        }
-    };
 }
 
 suite! {

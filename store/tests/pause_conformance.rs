@@ -2,12 +2,13 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says so when something is not as it must be")]
 
+#[macro_use]
 mod place;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
+use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
 use futures_util::future::join_all;
 use store::{Change, Creation, EventKind, Header, Headers, JobRequest, Life, OutboxMessage, Store, StowedTask, Stowing, TrackingEvent};
 
@@ -35,18 +36,8 @@ impl World {
 
     /// A job whose start message has been sent.
     async fn started(&self, job: &str) -> Life {
-        let request = JobRequest {
-            partition: PartitionId::parse("acme").unwrap(),
-            job: JobId::parse(job).unwrap(),
-            name: None,
-            description: None,
-            external_data: None,
-            labels: BTreeMap::new(),
-            on_failure: OnFailure::Stop,
-            expiry: contract::rest::Expiry::default(),
-            start: store::Start::default(),
-            content_hash: [7; 32],
-        };
+        let request =
+            JobRequest { content_hash: [7; 32], ..JobRequest::new(PartitionId::parse("acme").unwrap(), JobId::parse(job).unwrap()) };
         let life = match self.store.create_job(&request, |_| ("start".to_owned(), Vec::new())).await.unwrap() {
             Creation::Created(life) => life,
             other => panic!("{job}: {other:?}"),
@@ -311,24 +302,6 @@ async fn no_order_of_stowing_pausing_and_resuming_leaves_a_task_behind(world: Wo
     let mut all: Vec<u32> = wanted.into_iter().flatten().chain(numbers(&world.sent().await)).collect();
     all.sort_unstable();
     assert_eq!(all, (1..=TASKS).collect::<Vec<_>>());
-}
-
-macro_rules! suite {
-    ($($test:ident),* $(,)?) => {
-        suite!(@ memory "memory", $($test),*);
-        suite!(@ sqlite "sqlite", $($test),*);
-        suite!(@ postgres "postgres", $($test),*);
-    };
-    (@ $module:ident $kind:literal, $($test:ident),*) => {
-        mod $module {
-            $(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn $test() {
-                    super::$test(super::World::open($kind).await).await;
-                }
-            )*
-        }
-    };
 }
 
 suite! {

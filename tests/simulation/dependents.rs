@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use contract::{JobId, JobStatus, OnFailure, RangeItem, TaskMessage, Tracking};
+use contract::{JobId, JobStatus, RangeItem, TaskMessage, Tracking};
 use store::{Creation, JobRequest, Life, Prerequisite, Start};
 
 use crate::world::{ITEMS_IN, ITEMS_OUT, TRACKING_IN, World, job_id, lock, partition};
@@ -29,20 +29,13 @@ impl World {
         for number in 1..=self.0.scenario.dependents {
             let before = if number == 1 { job_id().clone() } else { id(number - 1) };
             let request = JobRequest {
-                partition: partition().clone(),
-                job: id(number),
-                name: None,
-                description: None,
-                external_data: None,
-                labels: BTreeMap::new(),
-                on_failure: OnFailure::Stop,
-                expiry: contract::rest::Expiry::default(),
                 start: Start {
                     delay: u32::from(number == 2),
                     prerequisites: vec![Prerequisite { job: before, pre_created: false }],
                     suspended: false,
                 },
                 content_hash: [9; 32],
+                ..JobRequest::new(partition().clone(), id(number))
             };
             let start = |life: &Life| (ITEMS_IN.to_owned(), start_message(number, life, self.0.scenario.output).encode());
             match self.insist(|| self.0.store.create_job(&request, start)).await? {

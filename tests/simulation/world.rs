@@ -292,16 +292,9 @@ impl World {
 
     async fn create(&self, job: &Put) -> Result<(), String> {
         let request = JobRequest {
-            partition: partition().clone(),
-            job: job_id().clone(),
-            name: None,
-            description: None,
-            external_data: None,
-            labels: BTreeMap::new(),
             on_failure: self.0.scenario.on_failure,
-            expiry: contract::rest::Expiry::default(),
-            start: store::Start::default(),
             content_hash: [u8::try_from(job.number).unwrap_or(u8::MAX); 32],
+            ..JobRequest::new(partition().clone(), job_id().clone())
         };
         let start = |life: &Life| (BATCH_IN.to_owned(), self.start_message(job, life).encode());
         match self.insist(|| self.0.store.create_job(&request, start)).await? {

@@ -1,9 +1,8 @@
 //! What the tracking worker does with a flush that its database refuses.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use contract::{JobId, JobStatus, OnFailure, PartitionId, ReportStatus, TaskMessage, TrackingReport, TrackingReportTask};
+use contract::{JobId, JobStatus, PartitionId, ReportStatus, TaskMessage, TrackingReport, TrackingReportTask};
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, HeaderValue, Outgoing};
 use framework::{REASON_HEADER, Runtime, Settings};
@@ -17,18 +16,7 @@ async fn a_flush_that_the_database_refuses_is_halved_until_the_guilty_report_sta
     const ITEMS: u32 = 300;
     let store = Store::open(&harness::postgres().await.unwrap().url).await.unwrap();
     let (partition, job) = (PartitionId::parse(&unique("p")).unwrap(), JobId::parse("j").unwrap());
-    let request = JobRequest {
-        partition: partition.clone(),
-        job: job.clone(),
-        name: None,
-        description: None,
-        external_data: None,
-        labels: BTreeMap::new(),
-        on_failure: OnFailure::Stop,
-        expiry: contract::rest::Expiry::default(),
-        start: store::Start::default(),
-        content_hash: [0; 32],
-    };
+    let request = JobRequest::new(partition.clone(), job.clone());
     let created = store.create_job(&request, |_| ("start".to_owned(), Vec::new())).await.unwrap();
     let Creation::Created(life) = created else { panic!("{created:?}") };
 

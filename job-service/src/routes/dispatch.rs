@@ -29,7 +29,7 @@ pub struct Released {
     path = "/partitions/{partitionId}/dispatch",
     operation_id = "dispatchPartition",
     tag = "jobs",
-    params(("partitionId" = String, Path, description = "1 to 40 characters", example = "acme")),
+    params(InPartition),
     responses(
         (status = 200, description = "How many jobs are no longer suspended", body = Released, example = json!({"jobsReleased": 3})),
         (status = 400, description = "The partition id is not well-formed", body = ErrorBody,

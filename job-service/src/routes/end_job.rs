@@ -21,10 +21,7 @@ use crate::extract::OfJob;
     path = "/partitions/{partitionId}/jobs/{jobId}",
     operation_id = "deleteJob",
     tag = "jobs",
-    params(
-        ("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"),
-        ("jobId" = String, Path, description = "1 to 48 characters", example = "reindex-7")
-    ),
+    params(OfJob),
     responses(
         (status = 204, description = "Deleted"),
         (status = 400, description = "An id is not well-formed", body = ErrorBody,
@@ -51,10 +48,7 @@ pub async fn delete(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJo
     path = "/partitions/{partitionId}/jobs/{jobId}/cancel",
     operation_id = "cancelJob",
     tag = "jobs",
-    params(
-        ("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"),
-        ("jobId" = String, Path, description = "1 to 48 characters", example = "reindex-7")
-    ),
+    params(OfJob),
     responses(
         (status = 204, description = "Cancelled"),
         (status = 400, description = "An id is not well-formed, or the job has come to another end", body = ErrorBody,

@@ -40,7 +40,7 @@ pub struct Deleted {
     path = "/partitions/{partitionId}/jobs:cancel",
     operation_id = "cancelJobs",
     tag = "jobs",
-    params(("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"), WhichJobs, WhichStatus),
+    params(InPartition, WhichJobs, WhichStatus),
     responses(
         (status = 200, description = "How many jobs were cancelled", body = Canceled, example = json!({"jobsCanceled": 3})),
         (status = 400, description = "The partition id or a parameter is not well-formed", body = ErrorBody,
@@ -76,7 +76,7 @@ pub async fn cancel(
     path = "/partitions/{partitionId}/jobs:delete",
     operation_id = "deleteJobs",
     tag = "jobs",
-    params(("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"), WhichJobs, WhichStatus),
+    params(InPartition, WhichJobs, WhichStatus),
     responses(
         (status = 200, description = "How many jobs were deleted", body = Deleted, example = json!({"jobsDeleted": 3})),
         (status = 400, description = "The partition id or a parameter is not well-formed", body = ErrorBody,

@@ -17,10 +17,7 @@ use crate::extract::OfJob;
     path = "/partitions/{partitionId}/jobs/{jobId}",
     operation_id = "getJob",
     tag = "jobs",
-    params(
-        ("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"),
-        ("jobId" = String, Path, description = "1 to 48 characters", example = "reindex-7")
-    ),
+    params(OfJob),
     responses(
         (status = 200, description = "The job", body = Job, example = json!({
             "id": "reindex-7", "name": "Reindex", "description": null, "externalData": null,

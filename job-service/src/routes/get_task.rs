@@ -13,7 +13,7 @@ use contract::{JobTaskId, Step};
 use super::StoreTrouble;
 use crate::Parts;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::OfTask;
+use crate::extract::{OfJob, OfTask};
 
 /// Get a task of a job
 ///
@@ -24,8 +24,7 @@ use crate::extract::OfTask;
     operation_id = "getTask",
     tag = "jobs",
     params(
-        ("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"),
-        ("jobId" = String, Path, description = "1 to 48 characters", example = "reindex-7"),
+        OfJob,
         ("taskId" = String, Path, example = "3.17", description = "The way from the job to the task: numbers from 1 with dots between, \
             each with or without `*`. `0` is the job's own first task")
     ),

@@ -33,10 +33,7 @@ const PACE: Duration = Duration::from_millis(100);
     path = "/partitions/{partitionId}/jobs/{jobId}/events",
     operation_id = "watchJob",
     tag = "jobs",
-    params(
-        ("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"),
-        ("jobId" = String, Path, description = "1 to 48 characters", example = "reindex-7")
-    ),
+    params(OfJob),
     responses(
         (status = 200, description = "Events `job`, each with a job as JSON", body = String, content_type = "text/event-stream",
             example = json!("event: job\ndata: {\"id\":\"reindex-7\",\"status\":\"Active\"}\n\n")),

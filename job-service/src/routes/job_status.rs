@@ -38,11 +38,7 @@ pub struct StatusParams {
     path = "/partitions/{partitionId}/jobs/{jobId}/status",
     operation_id = "getJobStatus",
     tag = "jobs",
-    params(
-        ("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"),
-        ("jobId" = String, Path, description = "1 to 48 characters", example = "reindex-7"),
-        StatusParams
-    ),
+    params(OfJob, StatusParams),
     responses(
         (status = 200, description = "The status, as a JSON string", body = JobStatus, headers(
             ("CacheableJobStatus" = bool, description = "true"),
@@ -74,10 +70,7 @@ pub async fn status(
     path = "/partitions/{partitionId}/jobs/{jobId}/isActive",
     operation_id = "getJobActive",
     tag = "jobs",
-    params(
-        ("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"),
-        ("jobId" = String, Path, description = "1 to 48 characters", example = "reindex-7")
-    ),
+    params(OfJob),
     responses(
         (status = 200, description = "Whether it is", body = bool, content_type = "application/json", headers(
             ("CacheableJobStatus" = bool, description = "true"),

@@ -22,7 +22,7 @@ use crate::extract::{InPartition, Params};
     path = "/partitions/{partitionId}/jobs",
     operation_id = "getJobs",
     tag = "jobs",
-    params(("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"), WhichJobs, WhichStatus, WhichPage),
+    params(InPartition, WhichJobs, WhichStatus, WhichPage),
     responses(
         (status = 200, description = "The jobs of the page; none of a partition that nobody has used", body = Vec<Job>, example = json!([{
             "id": "reindex-7", "name": "Reindex", "description": null, "externalData": null,
@@ -53,7 +53,7 @@ pub async fn list(
     path = "/partitions/{partitionId}/jobStats/count",
     operation_id = "getJobStatsCount",
     tag = "jobs",
-    params(("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"), WhichJobs, WhichStatus),
+    params(InPartition, WhichJobs, WhichStatus),
     responses(
         (status = 200, description = "How many there are", body = u64, content_type = "application/json", example = json!(3)),
         (status = 400, description = "The partition id or a parameter is not well-formed", body = ErrorBody,

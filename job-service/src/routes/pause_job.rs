@@ -7,6 +7,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use contract::rest::ErrorBody;
+use contract::{JobId, JobStatus, PartitionId};
 use store::Change;
 
 use super::{StoreTrouble, announce};
@@ -23,10 +24,7 @@ use crate::extract::OfJob;
     path = "/partitions/{partitionId}/jobs/{jobId}/pause",
     operation_id = "pauseJob",
     tag = "jobs",
-    params(
-        ("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"),
-        ("jobId" = String, Path, description = "1 to 48 characters", example = "reindex-7")
-    ),
+    params(OfJob),
     responses(
         (status = 204, description = "Paused"),
         (status = 400, description = "An id is not well-formed, or the job is neither active nor waiting", body = ErrorBody,
@@ -38,19 +36,13 @@ use crate::extract::OfJob;
     )
 )]
 pub async fn pause(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJob) -> ApiResult<StatusCode> {
-    match parts.store.pause_job(&partition, &job).await? {
-        Change::Made => {
-            tracing::info!(%partition, %job, "a job was paused");
-            announce(&parts, &partition, &job);
-            Ok(StatusCode::NO_CONTENT)
-        }
-        Change::NotNeeded => Ok(StatusCode::NO_CONTENT),
-        Change::NotFound => Err(ApiError::job_not_found(&job)),
-        Change::Impossible(status) => Err(ApiError::bad_request(format!(
+    let change = parts.store.pause_job(&partition, &job).await?;
+    answer(&parts, &partition, &job, change, "a job was paused", |status| {
+        format!(
             "ERROR: job_id {{{job}}} cannot be paused as it has a status of {{{status}}}. \
              Only jobs with a status of Active or Waiting can be paused."
-        ))),
-    }
+        )
+    })
 }
 
 /// Resume a paused job
@@ -61,10 +53,7 @@ pub async fn pause(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJob
     path = "/partitions/{partitionId}/jobs/{jobId}/resume",
     operation_id = "resumeJob",
     tag = "jobs",
-    params(
-        ("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"),
-        ("jobId" = String, Path, description = "1 to 48 characters", example = "reindex-7")
-    ),
+    params(OfJob),
     responses(
         (status = 204, description = "Resumed"),
         (status = 400, description = "An id is not well-formed, or the job is not paused", body = ErrorBody,
@@ -76,17 +65,29 @@ pub async fn pause(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJob
     )
 )]
 pub async fn resume(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJob) -> ApiResult<StatusCode> {
-    match parts.store.resume_job(&partition, &job).await? {
+    let change = parts.store.resume_job(&partition, &job).await?;
+    answer(&parts, &partition, &job, change, "a job was resumed", |status| {
+        // CAF says it like this: without the prefix and the braces of its other texts.
+        format!("job_id {job} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed.")
+    })
+}
+
+fn answer(
+    parts: &Parts,
+    partition: &PartitionId,
+    job: &JobId,
+    change: Change,
+    made: &str,
+    impossible: impl FnOnce(JobStatus) -> String,
+) -> ApiResult<StatusCode> {
+    match change {
         Change::Made => {
-            tracing::info!(%partition, %job, "a job was resumed");
-            announce(&parts, &partition, &job);
+            tracing::info!(%partition, %job, "{made}");
+            announce(parts, partition, job);
             Ok(StatusCode::NO_CONTENT)
         }
         Change::NotNeeded => Ok(StatusCode::NO_CONTENT),
-        Change::NotFound => Err(ApiError::job_not_found(&job)),
-        // CAF says it like this: without the prefix and the braces of its other texts.
-        Change::Impossible(status) => Err(ApiError::bad_request(format!(
-            "job_id {job} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed."
-        ))),
+        Change::NotFound => Err(ApiError::job_not_found(job)),
+        Change::Impossible(status) => Err(ApiError::bad_request(impossible(status))),
     }
 }

@@ -37,8 +37,7 @@ use crate::start::{self, Moment};
     operation_id = "createJob",
     tag = "jobs",
     params(
-        ("partitionId" = String, Path, description = "1 to 40 characters", example = "acme"),
-        ("jobId" = String, Path, description = "1 to 48 characters", example = "reindex-7"),
+        OfJob,
         ("CAF-Correlation-Id" = Option<String>, Header, description = "Copied to every message that the job causes")
     ),
     request_body(content = NewJob, description = "The job", content_type = "application/json", example = json!({

@@ -16,6 +16,26 @@ use store::{EventKind, Store, TrackingEvent};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+/// Runs each test once per database. A test asks for what it needs: a served job service, or only the database.
+macro_rules! suite {
+    (Service: $($test:ident),+ $(,)?) => {
+        mod on_sqlite {
+            $(#[tokio::test] async fn $test() { super::$test(super::Service::start(super::Backend::Sqlite).await).await; })+
+        }
+        mod on_postgres {
+            $(#[tokio::test] async fn $test() { super::$test(super::Service::start(super::Backend::Postgres).await).await; })+
+        }
+    };
+    (Backend: $($test:ident),+ $(,)?) => {
+        mod on_sqlite {
+            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Sqlite).await; })+
+        }
+        mod on_postgres {
+            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Postgres).await; })+
+        }
+    };
+}
+
 /// Which database keeps the jobs of a test.
 #[derive(Debug, Clone, Copy)]
 pub enum Backend {

@@ -1,5 +1,24 @@
 //! Where the store of a test is: in memory, in a file of its own, in a database of its own.
 
+/// Makes three tests of each function, one per store: in memory, on `SQLite`, on `PostgreSQL`.
+macro_rules! suite {
+    ($($test:ident),* $(,)?) => {
+        suite!(@ memory, $($test),*);
+        suite!(@ sqlite, $($test),*);
+        suite!(@ postgres, $($test),*);
+    };
+    (@ $kind:ident, $($test:ident),*) => {
+        mod $kind {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $test() {
+                    super::$test(super::World::open(stringify!($kind)).await).await;
+                }
+            )*
+        }
+    };
+}
+
 /// The store's URL, good for as long as this is kept.
 pub struct Place {
     pub url: String,
