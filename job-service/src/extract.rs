@@ -15,7 +15,7 @@ use crate::error::{ApiError, ApiResult};
 #[into_params(names("partitionId"), parameter_in = Path)]
 pub struct InPartition(
     /// 1 to 40 characters
-    #[param(value_type = String, example = "acme")]
+    #[param(value_type = String, example = "acme", min_length = 1, max_length = 40, pattern = r"^[^.,:;*?!|()\u0000-\u001f\u007f-\u009f]+$")]
     pub PartitionId,
 );
 
@@ -24,10 +24,10 @@ pub struct InPartition(
 #[into_params(names("partitionId", "jobId"), parameter_in = Path)]
 pub struct OfJob(
     /// 1 to 40 characters
-    #[param(value_type = String, example = "acme")]
+    #[param(value_type = String, example = "acme", min_length = 1, max_length = 40, pattern = r"^[^.,:;*?!|()\u0000-\u001f\u007f-\u009f]+$")]
     pub PartitionId,
     /// 1 to 48 characters
-    #[param(value_type = String, example = "reindex-7")]
+    #[param(value_type = String, example = "reindex-7", min_length = 1, max_length = 48, pattern = r"^[^.,:;*?!|()\u0000-\u001f\u007f-\u009f]+$")]
     pub JobId,
 );
 

@@ -25,7 +25,7 @@ use crate::extract::{OfJob, OfTask};
     tag = "jobs",
     params(
         OfJob,
-        ("taskId" = String, Path, example = "3.17", description = "The way from the job to the task: numbers from 1 with dots between, \
+        ("taskId" = String, Path, example = "3.17", pattern = r"^(0|[1-9][0-9]*\*?(\.[1-9][0-9]*\*?)*)$", description = "The way from the job to the task: numbers from 1 with dots between, \
             each with or without `*`. `0` is the job's own first task")
     ),
     responses(

@@ -26,11 +26,10 @@ use crate::start::{self, Moment};
 ///
 /// The job is kept and its first task is sent to `taskPipe` as soon as the broker takes it; with `prerequisiteJobIds` not before
 /// these jobs are completed, with `delay` so many seconds later. A job fails or is cancelled when one that it waits for does or
-/// is. The same request again changes
-/// nothing, whatever has become of the job; to run a job again, delete it and create it anew.
+/// is. The same request again changes nothing, whatever has become of the job; to run a job again, delete it and create it anew.
 ///
-/// Instead of `task`, a `type` may be given, whose definition makes the task from `parameters`. What is wrong with the parameters is told by a 400; a
-/// definition that fails is answered by a 500 that names it.
+/// Instead of `task`, a `type` may be given, whose definition makes the task from `parameters`. What is wrong with the parameters
+/// is told by a 400; a definition that fails is answered by a 500 that names it.
 #[utoipa::path(
     put,
     path = "/partitions/{partitionId}/jobs/{jobId}",
@@ -58,7 +57,15 @@ use crate::start::{self, Moment};
         }
     })),
     responses(
-        (status = 201, description = "Created", headers(("Location" = String, description = "The path of the job"))),
+        (status = 201, description = "Created", headers(("Location" = String, description = "The path of the job")), links(
+            ("getJob" = (operation_id = "getJob", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
+            ("getJobStatus" = (operation_id = "getJobStatus", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
+            ("cancelJob" = (operation_id = "cancelJob", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
+            ("pauseJob" = (operation_id = "pauseJob", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
+            ("resumeJob" = (operation_id = "resumeJob", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
+            ("deleteJob" = (operation_id = "deleteJob", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
+            ("getTask" = (operation_id = "getTask", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId"), ("taskId" = "0"))))
+        )),
         (status = 204, description = "The same request has created the job before"),
         (status = 400, description = "The request is no job, or would wait for one that has failed or was cancelled, or for itself", body = ErrorBody,
             example = json!({"message": "The task queue name has not been specified."})),
