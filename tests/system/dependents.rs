@@ -44,37 +44,19 @@ async fn a_chain_and_a_fan_of_jobs_start_each_once_and_in_order_through_restarts
     let mut system = place.run(noting(&started)).await;
     let jobs = 2..=2 * length + 1;
     let put = |number: u64| {
-        let (is_chain, client) = (number <= length + 1, &system.client);
-        let prerequisite = if is_chain { number - 1 } else { 1 };
+        let (prerequisite, client) = (prerequisite(number, length), &system.client);
         // Every tenth waits a second longer.
-        let delay = number.is_multiple_of(10).then_some(1).filter(|_| !is_chain || length <= 30);
-        let new = job(&place, number, Some(format!("j{prerequisite:04}")), delay);
+        let new = job(&place, number, Some(format!("j{prerequisite:04}")), number.is_multiple_of(10).then_some(1));
         async move { assert!(client.put(&format!("j{number:04}"), &new).await.unwrap()) }
     };
     stream::iter(jobs.clone()).for_each_concurrent(8, put).await;
     system.client.put("j0001", &job(&place, 1, None, None)).await.unwrap();
     for part in 1..=3 {
-        wait_for("a part of the jobs to be completed", async || match completed(&system).await {
-            count if count >= part * length / 2 => Ok(()),
-            count => Err(format!("{count} completed")),
-        })
-        .await;
+        reached(&system, part * length / 2).await;
         system.stop().await;
         system = place.run(noting(&started)).await;
     }
-    let mut before = 0;
-    loop {
-        // As long as it goes on, it may take its time.
-        let now = wait_for("more jobs to be completed", async || match completed(&system).await {
-            count if count > before => Ok(count),
-            count => Err(format!("{count} completed; the last is {:?}", system.job(&format!("j{:04}", length + 1)).await)),
-        })
-        .await;
-        if now == 2 * length + 1 {
-            break;
-        }
-        before = now;
-    }
+    reached(&system, 2 * length + 1).await;
     let mut first: BTreeMap<u64, usize> = BTreeMap::new();
     let started = started.lock().unwrap().clone();
     for (at, number) in started.iter().enumerate() {
@@ -84,10 +66,27 @@ async fn a_chain_and_a_fan_of_jobs_start_each_once_and_in_order_through_restarts
     // What is sent twice by a stop in the middle is discarded, unless it is the moment of the stop itself.
     assert!(started.len() as u64 <= 2 * length + 1 + 3 * 8, "{} starts", started.len());
     for number in jobs {
-        let prerequisite = if number <= length + 1 { number - 1 } else { 1 };
+        let prerequisite = prerequisite(number, length);
         assert!(first[&prerequisite] < first[&number], "{number} has started before {prerequisite}");
     }
     system.stop().await;
+}
+
+/// Whom a job waits for.
+const fn prerequisite(number: u64, length: u64) -> u64 {
+    if number <= length + 1 { number - 1 } else { 1 }
+}
+
+/// Waits until so many jobs are completed; as long as it goes on, it may take its time.
+async fn reached(system: &System, jobs: u64) {
+    let mut before = None;
+    while before.is_none_or(|before| before < jobs) {
+        let more = wait_for("more jobs to be completed", async || match completed(system).await {
+            count if before.is_none_or(|before| count > before) => Ok(count),
+            count => Err(format!("{count} of {jobs} completed")),
+        });
+        before = Some(more.await);
+    }
 }
 
 async fn completed(system: &System) -> u64 {
