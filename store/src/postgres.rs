@@ -37,8 +37,11 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const CONNECT_LIMIT_WHILE_AWAY: Duration = Duration::from_secs(1);
 /// How long one transaction or read may take before its connection is dropped.
 const TRANSACTION_LIMIT: Duration = Duration::from_secs(90);
+/// Where everything of the store lies, so that the database may be shared, also with the tables of the CAF Job Service.
+const SCHEMA: &str = "batchwright";
 /// What the server itself enforces, in milliseconds: shorter, so that it speaks first where it can.
-const SESSION: [(&str, &str); 4] = [
+const SESSION: [(&str, &str); 5] = [
+    ("search_path", SCHEMA),
     ("lock_timeout", "20000"),
     ("statement_timeout", "60000"),
     ("idle_in_transaction_session_timeout", "60000"),
@@ -60,7 +63,8 @@ impl PostgresBackend {
             place: masked(url),
             reason: format!("{error}; its URL must look like postgres://user:password@host:5432/database"),
         })?;
-        let options = options.application_name("batchwright").options(SESSION);
+        let named = options.get_application_name().is_some();
+        let options = if named { options } else { options.application_name("batchwright") }.options(SESSION);
         let pool = PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(CONNECT_LIMIT).connect_lazy_with(options.clone());
         let database = Arc::new(Database::new(url, options, pool));
         let not_yet = match database.open().await {

@@ -517,6 +517,35 @@ async fn a_url_that_cannot_be_used_is_named_with_the_reason() {
     assert!(matches!(error("postgres://ann@db:port/jobs").await, store::StoreError::Unusable { .. }));
 }
 
+#[tokio::test]
+async fn sessions_have_the_name_that_the_url_gives_them_or_ours() {
+    let database = harness::postgres().await.unwrap();
+    let url = &database.url;
+    for (given, name) in [(url.clone(), "batchwright"), (format!("{url}?application_name=the+importer"), "the importer")] {
+        let store = Store::open(&given).await.unwrap();
+        let named = format!("select count(*) > 0 from pg_stat_activity where datname = current_database() and application_name = '{name}'");
+        assert_eq!(harness::psql(url, &[&named]).await.unwrap(), "t", "{name}");
+        store.close().await;
+    }
+}
+
+/// Whoever moves from the CAF Job Service may keep its database.
+#[tokio::test]
+async fn a_database_with_tables_of_the_same_names_is_shared_and_they_are_left_alone() {
+    let database = harness::postgres().await.unwrap();
+    let url = &database.url;
+    let theirs = "create table job (job_id varchar(48)); insert into job values ('theirs'); create table task_1 (subtask_id int); \
+                  create table label (label varchar(255))";
+    harness::psql(url, &[theirs]).await.unwrap();
+    // All at once, as the processes of a new system start.
+    let stores = futures_util::future::join_all((0..4).map(|_| Store::open(url))).await;
+    let store = stores.into_iter().map(Result::unwrap).next_back().unwrap();
+    let Creation::Created(life) = create(&store, &request("acme", "ours", OnFailure::Stop)).await else { panic!("it is new") };
+    store.record(&[event(&life, "1", EventKind::Complete)]).await.unwrap();
+    assert_eq!(store.task_table_size().await.unwrap().tables, 1);
+    assert_eq!(harness::psql(url, &["select job_id from public.job"]).await.unwrap(), "theirs");
+}
+
 /// The address of a server, as its URL tells it.
 async fn address_of(url: &str) -> std::net::SocketAddr {
     let authority = url.split("//").nth(1).unwrap().split('/').next().unwrap();

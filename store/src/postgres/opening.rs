@@ -5,12 +5,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgConnectOptions, PgPool};
-use sqlx::{ConnectOptions as _, Connection as _};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::CONNECT_LIMIT;
+use super::{CONNECT_LIMIT, SCHEMA};
 use crate::error::{Fault, StoreError};
 use crate::{Condition, masked};
 
@@ -62,6 +63,7 @@ impl Database {
     /// Connects once and applies migrations.
     pub async fn open(&self) -> Result<(), StoreError> {
         self.first_connection().await?;
+        self.make_schema().await?;
         sqlx::migrate!("../migrations/postgres").run(&self.pool).await.map_err(|error| match error {
             sqlx::migrate::MigrateError::Execute(error) => self.opening(error),
             error => StoreError::Unusable { place: self.place.clone(), reason: error.to_string() },
@@ -121,6 +123,29 @@ impl Database {
         };
         let connection = connected.map_err(|error| self.opening(error))?;
         connection.close().await.map_err(|error| self.opening(error))
+    }
+
+    /// Only where it is missing: an administrator may have made it for a user who must not.
+    async fn make_schema(&self) -> Result<(), StoreError> {
+        let opening = |error| self.opening(error);
+        let is_there = async || {
+            let find = sqlx::query_scalar("select exists (select from pg_namespace where nspname = $1)").bind(SCHEMA);
+            find.fetch_one(&self.pool).await.map_err(opening)
+        };
+        if is_there().await? {
+            return Ok(());
+        }
+        match sqlx::query(AssertSqlSafe(format!("create schema if not exists {SCHEMA}"))).execute(&self.pool).await {
+            Ok(_) => Ok(()),
+            // Another process may have made it at the same moment.
+            Err(_) if is_there().await? => Ok(()),
+            Err(error) if error.as_database_error().and_then(DatabaseError::code).as_deref() == Some("42501") => {
+                let user = self.options.get_username();
+                let reason = format!("{error}; an administrator can make it: create schema {SCHEMA} authorization {user}");
+                Err(StoreError::Unusable { place: self.place.clone(), reason })
+            }
+            Err(error) => Err(opening(error)),
+        }
     }
 
     fn opening(&self, error: sqlx::Error) -> StoreError {

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-pub use crate::postgres::{Postgres, PostgresServer, postgres};
+pub use crate::postgres::{Postgres, PostgresServer, postgres, psql};
 pub use crate::proxy::Proxy;
 pub use crate::rabbitmq::{Amqp, RabbitServer, rabbitmq};
 

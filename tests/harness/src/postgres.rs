@@ -105,7 +105,7 @@ impl PostgresServer {
 }
 
 /// Runs statements with `psql` and returns what it printed, unaligned and without headers.
-async fn psql(url: &str, statements: &[&str]) -> anyhow::Result<String> {
+pub async fn psql(url: &str, statements: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new(postgres_program("psql").context(MISSING)?);
     command.args(["-X", "-q", "-w", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", url]).stdin(Stdio::null());
     for statement in statements {
