@@ -1,0 +1,388 @@
+//! A Batchwright of a test's own in place of a CAF Job Service, its clients and its workers.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Once;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use framework::broker::amqp::{Amqp, AmqpOptions};
+use framework::broker::{Broker as _, Consumer, Outgoing};
+use harness::{free_port, unique, wait_for};
+use reqwest::Method;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+/// What a test may wait for one message.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where the jobs are.
+#[derive(Debug, Clone, Copy)]
+pub enum Store {
+    Postgres,
+    Sqlite,
+}
+
+/// The running service: job service, tracking worker and the rest in one process.
+pub struct Service {
+    /// A partition of the test's own.
+    pub partition: String,
+    /// The URL of the server.
+    pub root: String,
+    /// The pipe of the tracking worker.
+    pub tracking_pipe: String,
+    http: reqwest::Client,
+    amqp: Amqp,
+    process: Process,
+    folder: TempDir,
+    _database: Option<harness::Postgres>,
+}
+
+/// The binary with nothing but these variables; its log is a file in the folder.
+struct Process {
+    variables: Vec<(String, String)>,
+    log: PathBuf,
+    child: Child,
+}
+
+/// What a request was answered with.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: reqwest::header::HeaderMap,
+    pub body: String,
+}
+
+/// A pipe that the test consumes in place of a worker.
+pub struct Pipe {
+    name: String,
+    consumer: Consumer,
+}
+
+impl Service {
+    pub async fn start(store: Store) -> Self {
+        Self::start_with(store, &[]).await
+    }
+
+    /// With more of CAF's variables.
+    pub async fn start_with(store: Store, variables: &[(&str, &str)]) -> Self {
+        let broker = harness::rabbitmq().await.unwrap().url;
+        let folder = tempfile::tempdir().unwrap();
+        let port = free_port();
+        let (root, id) = (format!("http://127.0.0.1:{port}"), unique("drop-in"));
+        let tracking_pipe = format!("{id}-tracking");
+        let mut all = vec![
+            ("BATCHWRIGHT_LISTEN".to_owned(), format!("127.0.0.1:{port}")),
+            ("BATCHWRIGHT_DATA".to_owned(), folder.path().join("data").display().to_string()),
+            ("CAF_WEBSERVICE_URL".to_owned(), format!("{root}/job-service/v1")),
+            ("CAF_TRACKING_PIPE".to_owned(), tracking_pipe.clone()),
+            ("CAF_WORKER_PAUSED_QUEUE".to_owned(), format!("{id}-paused")),
+        ];
+        all.extend(caf_broker(&broker));
+        let database = match store {
+            Store::Postgres => {
+                let database = harness::postgres().await.unwrap();
+                all.extend(caf_database(&database.url));
+                Some(database)
+            }
+            Store::Sqlite => None,
+        };
+        all.extend(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        let amqp = Amqp::connect(AmqpOptions::new(broker)).unwrap();
+        let process = Process::start(all, folder.path().join("log"));
+        let service = Self { partition: id, root, tracking_pipe, http: http_client(), amqp, process, folder, _database: database };
+        service.is_up().await;
+        service
+    }
+
+    /// As `kill -9` and a new start.
+    pub async fn restart(&mut self) {
+        self.process.kill();
+        self.process.child = launch(&self.process.variables, &self.process.log);
+        self.is_up().await;
+    }
+
+    /// A folder of the test's own.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// What the process has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.process.log).unwrap()
+    }
+
+    async fn is_up(&self) {
+        wait_for("the service to answer", async || {
+            let answer = self.http.get(format!("{}/job-service/v1/ping", self.root)).send().await;
+            answer.map(drop).map_err(|error| format!("{error}\n{}", self.log()))
+        })
+        .await;
+    }
+
+    /// A request to any URL of the server.
+    pub async fn call(&self, method: Method, path: &str, body: Option<&str>, headers: &[(&str, &str)]) -> Answer {
+        let request = self.http.request(method, format!("{}{path}", self.root));
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let request = match body {
+            Some(body) => request.header("Content-Type", "application/json").body(body.to_owned()),
+            None => request,
+        };
+        let response = request.send().await.unwrap();
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        Answer { status, headers, body: response.text().await.unwrap() }
+    }
+
+    /// The path of something below the test's partition.
+    pub fn path(&self, path: &str) -> String {
+        format!("/job-service/v1/partitions/{}{path}", self.partition)
+    }
+
+    /// `GET` below the test's partition.
+    pub async fn get(&self, path: &str) -> Answer {
+        self.call(Method::GET, &self.path(path), None, &[]).await
+    }
+
+    /// `GET` below the test's partition with parameters, which are encoded.
+    pub async fn ask(&self, path: &str, parameters: &[(&str, &str)]) -> Answer {
+        self.get(&with_parameters(path, parameters)).await
+    }
+
+    /// `POST` below the test's partition with parameters, which are encoded.
+    pub async fn post(&self, path: &str, parameters: &[(&str, &str)]) -> Answer {
+        self.call(Method::POST, &self.path(&with_parameters(path, parameters)), None, &[]).await
+    }
+
+    pub async fn put(&self, job: &str, body: &Value) -> Answer {
+        self.call(Method::PUT, &self.path(&format!("/jobs/{job}")), Some(&body.to_string()), &[]).await
+    }
+
+    /// Creates a job and checks that it is new.
+    pub async fn create(&self, job: &str, body: &Value) {
+        self.put(job, body).await.is(201);
+    }
+
+    pub async fn delete(&self, job: &str) -> Answer {
+        self.call(Method::DELETE, &self.path(&format!("/jobs/{job}")), None, &[]).await
+    }
+
+    /// The job as it is told.
+    pub async fn job(&self, job: &str) -> Value {
+        self.get(&format!("/jobs/{job}")).await.is(200).json()
+    }
+
+    /// The status and the percentage of the job.
+    pub async fn state(&self, job: &str) -> (String, f64) {
+        let job = self.job(job).await;
+        (job["status"].as_str().unwrap().to_owned(), job["percentageComplete"].as_f64().unwrap())
+    }
+
+    /// Waits until the job has this status and this percentage.
+    pub async fn becomes(&self, job: &str, status: &str, percentage: f64) {
+        let wanted = (status.to_owned(), percentage);
+        wait_for(&format!("{job} to be {status} at {percentage}"), async || {
+            let state = self.state(job).await;
+            if state == wanted { Ok(()) } else { Err(format!("{state:?}")) }
+        })
+        .await;
+    }
+
+    /// The id of a task of the job in messages: `steps` is empty for the job itself, else as in `.1.2*`.
+    pub fn task(&self, job: &str, steps: &str) -> String {
+        format!("{}:{job}{steps}", self.partition)
+    }
+
+    /// The full name of a pipe of the test's own.
+    pub fn pipe(&self, name: &str) -> String {
+        format!("{}-{name}", self.partition)
+    }
+
+    /// Consumes a pipe of the test's own.
+    pub async fn consume(&self, name: &str) -> Pipe {
+        let name = self.pipe(name);
+        let consumer = self.amqp.consume(&name, 1000).await.unwrap();
+        Pipe { name, consumer }
+    }
+
+    /// How many messages wait in a pipe of the test's own.
+    pub async fn depth(&self, name: &str) -> u64 {
+        self.amqp.depth(&self.pipe(name)).await.unwrap()
+    }
+
+    /// Publishes a message as it is.
+    pub async fn publish(&self, pipe: &str, message: &Value) {
+        self.amqp.publish(Outgoing::new(pipe, message.to_string().into_bytes())).await.unwrap();
+    }
+
+    /// Sends reports to the tracking worker in one message, as Java workers do.
+    pub async fn report(&self, reports: &[Value]) {
+        let data = json!({"trackingReports": reports});
+        let message = message("TrackingReportTask", &data, "NEW_TASK", Some(&self.tracking_pipe), &Value::Null);
+        self.publish(&self.tracking_pipe, &message).await;
+    }
+
+    /// Reports a task of the job complete.
+    pub async fn complete(&self, job: &str, steps: &str) {
+        self.report(&[json!({"jobTaskId": self.task(job, steps), "status": "Complete"})]).await;
+    }
+
+    /// Reports a task of the job failed.
+    pub async fn fail(&self, job: &str, steps: &str, text: &str) {
+        let failure = json!({"failureId": "RESULT_EXCEPTION", "failureTime": 1_700_000_000_000_i64, "failureSource": "worker-x", "failureMessage": text});
+        self.report(&[json!({"jobTaskId": self.task(job, steps), "status": "Failed", "failure": failure})]).await;
+    }
+
+    /// Reports how far a task of the job is.
+    pub async fn progress(&self, job: &str, steps: &str, percentage: u8) {
+        self.report(&[json!({"jobTaskId": self.task(job, steps), "status": "Progress", "estimatedPercentageCompleted": percentage})]).await;
+    }
+
+    /// The body of a job whose first task is for a pipe of the test's own.
+    pub fn new_job(&self, pipe: &str) -> Value {
+        json!({"task": {
+            "taskClassifier": "BatchWorker", "taskApiVersion": 1, "taskData": {"batchDefinition": "[1-3]", "batchType": "RangePlugin"},
+            "taskPipe": self.pipe(pipe), "targetPipe": self.pipe("target")
+        }})
+    }
+}
+
+/// A CAF task message.
+pub fn message(classifier: &str, data: &Value, status: &str, to: Option<&str>, tracking: &Value) -> Value {
+    json!({
+        "version": 3, "taskId": unique("task"), "taskClassifier": classifier, "taskApiVersion": 1,
+        "taskData": STANDARD.encode(data.to_string()), "taskStatus": status, "context": {}, "to": to, "tracking": tracking,
+        "sourceInfo": null, "priority": null, "correlationId": null
+    })
+}
+
+impl Pipe {
+    /// The next message, and its task data as JSON.
+    pub async fn next(&mut self) -> (Value, Value) {
+        let next = timeout(PATIENCE, self.consumer.next()).await;
+        let delivery = next.unwrap_or_else(|_| panic!("nothing came to {}", self.name)).unwrap();
+        let message: Value = serde_json::from_slice(&delivery.body).unwrap();
+        delivery.ack();
+        let data = STANDARD.decode(message["taskData"].as_str().unwrap()).unwrap();
+        let data = serde_json::from_slice(&data).unwrap_or_else(|_| json!(data));
+        (message, data)
+    }
+
+    /// The ids of the jobs, without their partition, whose tasks the next messages are.
+    pub async fn next_jobs(&mut self, count: usize) -> Vec<String> {
+        let mut jobs = Vec::new();
+        for _ in 0..count {
+            let id = self.next().await.0["tracking"]["jobTaskId"].as_str().unwrap().to_owned();
+            jobs.push(id.split_once(':').unwrap().1.to_owned());
+        }
+        jobs
+    }
+}
+
+impl Answer {
+    #[track_caller]
+    pub fn is(self, status: u16) -> Self {
+        assert_eq!(self.status, status, "{}", self.body);
+        self
+    }
+
+    /// An error with exactly this text, as every error is sent.
+    #[track_caller]
+    pub fn refuses(&self, status: u16, text: &str) {
+        assert_eq!((self.status, self.json()), (status, json!({"message": text})));
+        assert_eq!(self.header("content-type"), Some("application/json"));
+    }
+
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    /// The ids of a list of jobs.
+    #[track_caller]
+    pub fn ids(&self) -> Vec<String> {
+        assert_eq!(self.status, 200, "{}", self.body);
+        self.json().as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+impl Process {
+    fn start(variables: Vec<(String, String)>, log: PathBuf) -> Self {
+        let child = launch(&variables, &log);
+        Self { variables, log, child }
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn launch(variables: &[(String, String)], log: &Path) -> Child {
+    let log = File::options().create(true).append(true).open(log).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_batchwright"));
+    command.arg("up").env_clear().envs(variables.iter().cloned()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    command.spawn().unwrap()
+}
+
+fn http_client() -> reqwest::Client {
+    static PROVIDER: Once = Once::new();
+    PROVIDER.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
+    reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap()
+}
+
+/// The URL of a broker in CAF's variables.
+fn caf_broker(url: &str) -> Vec<(String, String)> {
+    let url = reqwest::Url::parse(url).unwrap();
+    caf(
+        "CAF_RABBITMQ",
+        &[
+            ("PROTOCOL", url.scheme().to_owned()),
+            ("HOST", url.host_str().unwrap().to_owned()),
+            ("PORT", url.port().unwrap_or(5672).to_string()),
+            ("USERNAME", url.username().to_owned()),
+            ("PASSWORD", url.password().unwrap_or_default().to_owned()),
+        ],
+    )
+}
+
+/// The URL of a database in CAF's variables.
+fn caf_database(url: &str) -> Vec<(String, String)> {
+    let url = reqwest::Url::parse(url).unwrap();
+    caf(
+        "JOB_SERVICE_DATABASE",
+        &[
+            ("HOST", url.host_str().unwrap().to_owned()),
+            ("PORT", url.port().unwrap_or(5432).to_string()),
+            ("NAME", url.path().trim_start_matches('/').to_owned()),
+            ("USERNAME", url.username().to_owned()),
+            ("PASSWORD", url.password().unwrap_or_default().to_owned()),
+            ("APPNAME", "drop-in".to_owned()),
+        ],
+    )
+}
+
+fn caf(prefix: &str, parts: &[(&str, String)]) -> Vec<(String, String)> {
+    parts.iter().map(|(name, value)| (format!("{prefix}_{name}"), value.clone())).collect()
+}
+
+fn with_parameters(path: &str, parameters: &[(&str, &str)]) -> String {
+    let parameters: Vec<String> = parameters.iter().map(|(name, value)| format!("{name}={}", encoded(value))).collect();
+    if parameters.is_empty() { path.to_owned() } else { format!("{path}?{}", parameters.join("&")) }
+}
+
+pub fn encoded(text: &str) -> String {
+    percent_encoding::percent_encode(text.as_bytes(), percent_encoding::NON_ALPHANUMERIC).to_string()
+}
