@@ -20,4 +20,10 @@ macro_rules! on_both_stores {
 
 mod service;
 
+mod control;
+mod defects;
 mod endpoints;
+mod messages;
+mod percentages;
+mod prerequisites;
+mod transitions;

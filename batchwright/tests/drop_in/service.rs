@@ -1,5 +1,6 @@
 //! A Batchwright of a test's own in place of a CAF Job Service, its clients and its workers.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,7 +10,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use framework::broker::amqp::{Amqp, AmqpOptions};
-use framework::broker::{Broker as _, Consumer, Outgoing};
+use framework::broker::{Broker as _, Consumer, Delivery, HeaderValue, Outgoing};
 use harness::{free_port, unique, wait_for};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -60,6 +61,8 @@ pub struct Answer {
 pub struct Pipe {
     name: String,
     consumer: Consumer,
+    /// What was there before it was ready.
+    early: VecDeque<Delivery>,
 }
 
 impl Service {
@@ -113,6 +116,11 @@ impl Service {
     /// What the process has logged.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.process.log).unwrap()
+    }
+
+    /// The passwords of the servers that the process uses.
+    pub fn passwords(&self) -> impl Iterator<Item = &str> {
+        self.process.variables.iter().filter(|(name, _)| name.ends_with("PASSWORD")).map(|(_, password)| password.as_str())
     }
 
     async fn is_up(&self) {
@@ -180,6 +188,33 @@ impl Service {
         (job["status"].as_str().unwrap().to_owned(), job["percentageComplete"].as_f64().unwrap())
     }
 
+    /// Makes a job that has this status: `Active` and what comes after it at 10 %, `Completed` at 100 %.
+    pub async fn create_as(&self, job: &str, status: &str) {
+        self.create(job, &self.new_job("of-no-interest")).await;
+        if status == "Waiting" {
+            return;
+        }
+        self.progress(job, "", 10).await;
+        self.becomes(job, "Active", 10.0).await;
+        let end = format!("/jobs/{job}/{}", if status == "Paused" { "pause" } else { "cancel" });
+        match status {
+            "Active" => {}
+            "Paused" | "Cancelled" => drop(self.post(&end, &[]).await.is(204)),
+            "Completed" => self.complete(job, "").await,
+            "Failed" => self.fail(job, "", "it was in vain").await,
+            other => panic!("no test makes a job {other}"),
+        }
+        self.becomes(job, status, if status == "Completed" { 100.0 } else { 10.0 }).await;
+    }
+
+    /// Waits until all that was sent to the tracking worker so far is counted: something that was sent later is.
+    pub async fn all_is_counted(&self) {
+        let later = unique("later");
+        self.create(&later, &self.new_job("of-no-interest")).await;
+        self.complete(&later, "").await;
+        self.becomes(&later, "Completed", 100.0).await;
+    }
+
     /// Waits until the job has this status and this percentage.
     pub async fn becomes(&self, job: &str, status: &str, percentage: f64) {
         let wanted = (status.to_owned(), percentage);
@@ -200,11 +235,26 @@ impl Service {
         format!("{}-{name}", self.partition)
     }
 
-    /// Consumes a pipe of the test's own.
+    /// Consumes a pipe of the test's own, which takes messages from now on: a busy broker may refuse the first ones of a new pipe, and
+    /// what is sent again comes out of order.
     pub async fn consume(&self, name: &str) -> Pipe {
-        let name = self.pipe(name);
+        let mut pipe = self.consume_shared(self.pipe(name)).await;
+        let probe = json!({"taskId": unique("probe")});
+        self.publish(&pipe.name, &probe).await;
+        loop {
+            let delivery = pipe.receive().await;
+            if delivery.body == probe.to_string() {
+                delivery.ack();
+                return pipe;
+            }
+            pipe.early.push_back(delivery);
+        }
+    }
+
+    /// Consumes any pipe.
+    pub async fn consume_shared(&self, name: String) -> Pipe {
         let consumer = self.amqp.consume(&name, 1000).await.unwrap();
-        Pipe { name, consumer }
+        Pipe { name, consumer, early: VecDeque::new() }
     }
 
     /// How many messages wait in a pipe of the test's own.
@@ -214,7 +264,17 @@ impl Service {
 
     /// Publishes a message as it is.
     pub async fn publish(&self, pipe: &str, message: &Value) {
-        self.amqp.publish(Outgoing::new(pipe, message.to_string().into_bytes())).await.unwrap();
+        self.publish_with(pipe, message, &[]).await;
+    }
+
+    /// Publishes a message with headers of texts.
+    pub async fn publish_with(&self, pipe: &str, message: &Value, headers: &[(&str, &str)]) {
+        let mut outgoing = Outgoing::new(pipe, message.to_string().into_bytes());
+        for (name, value) in headers {
+            outgoing.headers.set(name, HeaderValue::Text((*value).to_owned()));
+        }
+        wait_for("the broker to take a message", async || self.amqp.publish(outgoing.clone()).await.map_err(|error| error.to_string()))
+            .await;
     }
 
     /// Sends reports to the tracking worker in one message, as Java workers do.
@@ -261,13 +321,35 @@ pub fn message(classifier: &str, data: &Value, status: &str, to: Option<&str>, t
 impl Pipe {
     /// The next message, and its task data as JSON.
     pub async fn next(&mut self) -> (Value, Value) {
-        let next = timeout(PATIENCE, self.consumer.next()).await;
-        let delivery = next.unwrap_or_else(|_| panic!("nothing came to {}", self.name)).unwrap();
+        let delivery = match self.early.pop_front() {
+            Some(early) => early,
+            None => self.receive().await,
+        };
         let message: Value = serde_json::from_slice(&delivery.body).unwrap();
         delivery.ack();
         let data = STANDARD.decode(message["taskData"].as_str().unwrap()).unwrap();
         let data = serde_json::from_slice(&data).unwrap_or_else(|_| json!(data));
         (message, data)
+    }
+
+    async fn receive(&mut self) -> Delivery {
+        let next = timeout(PATIENCE, self.consumer.next()).await;
+        next.unwrap_or_else(|_| panic!("nothing came to {}", self.name)).unwrap()
+    }
+
+    /// Waits for the message with this task id; puts nobody else's away.
+    pub async fn find(&mut self, task_id: &str) -> Value {
+        let mut others = Vec::new();
+        loop {
+            let delivery = self.receive().await;
+            match serde_json::from_slice::<Value>(&delivery.body) {
+                Ok(message) if message["taskId"] == task_id => {
+                    delivery.ack();
+                    return message;
+                }
+                _ => others.push(delivery),
+            }
+        }
     }
 
     /// The ids of the jobs, without their partition, whose tasks the next messages are.
@@ -368,7 +450,8 @@ fn caf_database(url: &str) -> Vec<(String, String)> {
             ("PORT", url.port().unwrap_or(5432).to_string()),
             ("NAME", url.path().trim_start_matches('/').to_owned()),
             ("USERNAME", url.username().to_owned()),
-            ("PASSWORD", url.password().unwrap_or_default().to_owned()),
+            // One that is not asked for does no harm, and can be looked for in the log.
+            ("PASSWORD", url.password().unwrap_or("a-password-of-no-use").to_owned()),
             ("APPNAME", "drop-in".to_owned()),
         ],
     )

@@ -1,0 +1,275 @@
+//! What a client may do to a job: cancel, pause, resume, delete (§1.8 of the reference).
+//!
+//! With what becomes of tasks that are handed over while their job is paused, and of jobs that are not yet dispatched (§8.1, numbers
+//! 3, 9 and 13). CAF's `poke` and `resume` messages do not exist here, nor do its stowing workers: a Java worker puts the tasks of
+//! paused jobs into `CAF_WORKER_PAUSED_QUEUE`, as it always did.
+
+use serde_json::{Value, json};
+
+use crate::service::{Pipe, Service, Store, message};
+
+on_both_stores![
+    a_job_that_is_not_over_can_be_cancelled_and_cancelling_again_changes_nothing,
+    only_a_job_that_waits_or_is_active_can_be_paused_and_pausing_again_changes_nothing,
+    only_a_paused_job_can_be_resumed_and_resuming_an_active_one_changes_nothing,
+    any_job_can_be_deleted_once,
+    nothing_can_be_done_to_a_job_that_is_not_there,
+    a_job_that_is_over_before_it_was_dispatched_never_is,
+    a_job_that_was_paused_before_it_was_dispatched_is_when_it_is_resumed,
+    a_dependent_that_is_paused_or_cancelled_is_not_started_by_its_prerequisite,
+    tasks_of_a_paused_job_are_kept_as_they_came_and_come_back_on_resume,
+    tasks_of_a_paused_job_outlive_a_restart,
+    kept_tasks_of_a_job_that_comes_to_its_end_go_with_it,
+];
+
+/// Every status, with what an action answers: 204 or the text of the refusal.
+async fn each_status(service: &Service, action: &str, after: &str, answers: [(&str, Option<String>); 6]) {
+    for (status, refusal) in answers {
+        service.create_as(status, status).await;
+        let before = service.job(status).await;
+        let answer = service.post(&format!("/jobs/{status}/{action}"), &[]).await;
+        match refusal {
+            Some(text) => answer.refuses(400, &text),
+            None => assert_eq!(answer.is(204).body, "", "{action} of {status}"),
+        }
+        let now = service.job(status).await;
+        let expected = if answer_changes(status, action) { after } else { status };
+        assert_eq!(now["status"], expected, "{action} of {status}");
+        if expected == status {
+            assert_eq!(now, before, "{action} of {status} changes nothing, not even lastUpdateTime");
+        } else {
+            assert!(now["lastUpdateTime"].as_i64() >= before["lastUpdateTime"].as_i64(), "{action} of {status}");
+            assert_eq!(now["percentageComplete"], before["percentageComplete"], "{action} of {status}");
+        }
+    }
+}
+
+fn answer_changes(status: &str, action: &str) -> bool {
+    match action {
+        "cancel" => ["Waiting", "Active", "Paused"].contains(&status),
+        "pause" => ["Waiting", "Active"].contains(&status),
+        _ => status == "Paused",
+    }
+}
+
+async fn a_job_that_is_not_over_can_be_cancelled_and_cancelling_again_changes_nothing(store: Store) {
+    let service = Service::start(store).await;
+    let refusal = |status: &str| Some(format!("ERROR: job_id {{{status}}} cannot be cancelled as it has a status of {status}."));
+    let answers = [
+        ("Waiting", None),
+        ("Active", None),
+        ("Paused", None),
+        ("Cancelled", None),
+        ("Completed", refusal("Completed")),
+        ("Failed", refusal("Failed")),
+    ];
+    each_status(&service, "cancel", "Cancelled", answers).await;
+}
+
+async fn only_a_job_that_waits_or_is_active_can_be_paused_and_pausing_again_changes_nothing(store: Store) {
+    let service = Service::start(store).await;
+    let refusal = |status: &str| {
+        Some(format!(
+            "ERROR: job_id {{{status}}} cannot be paused as it has a status of {{{status}}}. \
+             Only jobs with a status of Active or Waiting can be paused."
+        ))
+    };
+    let answers = [
+        ("Waiting", None),
+        ("Active", None),
+        ("Paused", None),
+        ("Cancelled", refusal("Cancelled")),
+        ("Completed", refusal("Completed")),
+        ("Failed", refusal("Failed")),
+    ];
+    each_status(&service, "pause", "Paused", answers).await;
+}
+
+async fn only_a_paused_job_can_be_resumed_and_resuming_an_active_one_changes_nothing(store: Store) {
+    let service = Service::start(store).await;
+    let refusal = |status: &str| {
+        Some(format!("job_id {status} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed."))
+    };
+    let answers = [
+        ("Waiting", refusal("Waiting")),
+        ("Active", None),
+        ("Paused", None),
+        ("Cancelled", refusal("Cancelled")),
+        ("Completed", refusal("Completed")),
+        ("Failed", refusal("Failed")),
+    ];
+    each_status(&service, "resume", "Active", answers).await;
+}
+
+async fn any_job_can_be_deleted_once(store: Store) {
+    let service = Service::start(store).await;
+    for status in ["Waiting", "Active", "Paused", "Cancelled", "Completed", "Failed"] {
+        service.create_as(status, status).await;
+        service.complete(status, ".1").await;
+        service.all_is_counted().await;
+        service.delete(status).await.is(204);
+        let text = format!("ERROR: job_id {{{status}}} not found");
+        service.delete(status).await.refuses(404, &text);
+        service.get(&format!("/jobs/{status}/status")).await.refuses(404, &text);
+        // Its id is free.
+        service.create(status, &service.new_job("in")).await;
+        assert_eq!(service.state(status).await, ("Waiting".to_owned(), 0.0));
+    }
+}
+
+async fn nothing_can_be_done_to_a_job_that_is_not_there(store: Store) {
+    let service = Service::start(store).await;
+    for action in ["cancel", "pause", "resume"] {
+        service.post(&format!("/jobs/nobody/{action}"), &[]).await.refuses(404, "ERROR: job_id {nobody} not found");
+    }
+    service.delete("nobody").await.refuses(404, "ERROR: job_id {nobody} not found");
+}
+
+async fn a_job_that_is_over_before_it_was_dispatched_never_is(store: Store) {
+    let service = Service::start(store).await;
+    let mut pipe = service.consume("in").await;
+    let mut delayed = service.new_job("in");
+    delayed["delay"] = json!(5);
+    for job in ["cancelled", "deleted", "failed", "completed", "wanted"] {
+        service.create(job, &delayed).await;
+    }
+    service.post("/jobs/cancelled/cancel", &[]).await.is(204);
+    service.delete("deleted").await.is(204);
+    service.fail("failed", "", "boom").await;
+    service.complete("completed", "").await;
+    service.all_is_counted().await;
+    // It is due last of all.
+    assert_eq!(pipe.next_jobs(1).await, ["wanted"]);
+    assert_eq!(service.depth("in").await, 0);
+}
+
+async fn a_job_that_was_paused_before_it_was_dispatched_is_when_it_is_resumed(store: Store) {
+    let service = Service::start(store).await;
+    let mut pipe = service.consume("in").await;
+    let mut delayed = service.new_job("in");
+    delayed["delay"] = json!(4);
+    for job in ["paused", "wanted"] {
+        service.create(job, &delayed).await;
+        if job == "paused" {
+            service.post("/jobs/paused/pause", &[]).await.is(204);
+        }
+    }
+    assert_eq!(pipe.next_jobs(1).await, ["wanted"]);
+    assert_eq!(service.state("paused").await, ("Paused".to_owned(), 0.0));
+    service.post("/jobs/paused/resume", &[]).await.is(204);
+    assert_eq!(pipe.next_jobs(1).await, ["paused"]);
+}
+
+async fn a_dependent_that_is_paused_or_cancelled_is_not_started_by_its_prerequisite(store: Store) {
+    let service = Service::start(store).await;
+    let mut pipe = service.consume("in").await;
+    service.create("root", &service.new_job("of-no-interest")).await;
+    let mut waiting = service.new_job("in");
+    waiting["prerequisiteJobIds"] = json!(["root"]);
+    for job in ["cancelled", "paused", "wanted"] {
+        service.create(job, &waiting).await;
+    }
+    service.post("/jobs/cancelled/cancel", &[]).await.is(204);
+    service.post("/jobs/paused/pause", &[]).await.is(204);
+    service.complete("root", "").await;
+    assert_eq!(pipe.next_jobs(1).await, ["wanted"]);
+    assert_eq!(service.state("cancelled").await, ("Cancelled".to_owned(), 0.0));
+    service.create("marker", &service.new_job("in")).await;
+    assert_eq!(pipe.next_jobs(1).await, ["marker"]);
+    service.post("/jobs/paused/resume", &[]).await.is(204);
+    service.create("last", &service.new_job("in")).await;
+    assert_eq!(pipe.next_jobs(2).await, ["paused", "last"]);
+}
+
+/// A task of the job for the pipe `work`, as a worker of CAF's hands it over, with a field that nobody knows.
+fn task_of(service: &Service, job: &str, steps: &str) -> Value {
+    let tracking = json!({
+        "jobTaskId": service.task(job, steps), "lastStatusCheckTime": 1_700_000_000_000_i64, "statusCheckIntervalMillis": 5000,
+        "statusCheckUrl": format!("{}{}", service.root, service.path(&format!("/jobs/{job}/status"))),
+        "trackingPipe": service.tracking_pipe, "trackTo": service.pipe("target")
+    });
+    let mut task = message("OrderWorker", &json!({"orderId": 51}), "NEW_TASK", Some(&service.pipe("work")), &tracking);
+    task["correlationId"] = json!("corr-42");
+    task["sourceInfo"] = json!({"name": "worker-batch", "version": "3.7.0"});
+    task["context"] = json!({"caf/worker": "b3BhcXVl"});
+    task["new"] = json!({"deep": [1]});
+    task
+}
+
+/// Hands these over; when a task of an active job comes back, which is handed over after them, all have been decided about.
+async fn hand_over(service: &Service, work: &mut Pipe, tasks: &[&Value]) {
+    let paused = service.pipe("paused");
+    for task in tasks {
+        service.publish(&paused, task).await;
+    }
+    let active = harness::unique("active");
+    service.create(&active, &service.new_job("of-no-interest")).await;
+    service.publish(&paused, &task_of(service, &active, ".1")).await;
+    // One that has come back before may come once more when its process was killed just then.
+    while let [back] = &*work.next_jobs(1).await
+        && *back != format!("{active}.1")
+    {
+        assert!(back.starts_with("active-"), "{back}");
+    }
+}
+
+async fn tasks_of_a_paused_job_are_kept_as_they_came_and_come_back_on_resume(store: Store) {
+    let service = Service::start(store).await;
+    let mut work = service.consume("work").await;
+    service.create_as("j", "Paused").await;
+    let tasks = [".1", ".2.1", ".3*"].map(|steps| task_of(&service, "j", steps));
+    hand_over(&service, &mut work, &tasks.each_ref()).await;
+    service.post("/jobs/j/resume", &[]).await.is(204);
+    let mut back = Vec::new();
+    for _ in &tasks {
+        back.push(work.next().await.0);
+    }
+    back.sort_by_key(|task| task["tracking"]["jobTaskId"].to_string());
+    assert_eq!(back, tasks);
+    // A second time it is the same, and what was given back is not given again.
+    service.post("/jobs/j/pause", &[]).await.is(204);
+    hand_over(&service, &mut work, &[&tasks[1]]).await;
+    service.post("/jobs/j/resume", &[]).await.is(204);
+    assert_eq!(work.next_jobs(1).await, ["j.2.1"]);
+    hand_over(&service, &mut work, &[]).await;
+}
+
+async fn tasks_of_a_paused_job_outlive_a_restart(store: Store) {
+    let mut service = Service::start(store).await;
+    let mut work = service.consume("work").await;
+    service.create_as("j", "Paused").await;
+    let task = task_of(&service, "j", ".1");
+    hand_over(&service, &mut work, &[&task]).await;
+    service.restart().await;
+    assert_eq!(service.state("j").await, ("Paused".to_owned(), 10.0));
+    hand_over(&service, &mut work, &[]).await;
+    service.post("/jobs/j/resume", &[]).await.is(204);
+    assert_eq!(work.next().await.0, task);
+}
+
+async fn kept_tasks_of_a_job_that_comes_to_its_end_go_with_it(store: Store) {
+    let service = Service::start(store).await;
+    let mut work = service.consume("work").await;
+    let jobs = ["deleted", "cancelled", "completed", "failed"];
+    for job in jobs {
+        service.create_as(job, "Paused").await;
+        hand_over(&service, &mut work, &[&task_of(&service, job, ".1"), &task_of(&service, job, ".2")]).await;
+    }
+    // CAF answers 500, because of the kept tasks.
+    service.delete("deleted").await.is(204);
+    service.post("/jobs/cancelled/cancel", &[]).await.is(204);
+    service.complete("completed", "").await;
+    service.fail("failed", "", "boom").await;
+    service.becomes("completed", "Completed", 100.0).await;
+    service.becomes("failed", "Failed", 10.0).await;
+    // Nor is kept what is handed over afterwards.
+    let late = jobs.map(|job| task_of(&service, job, ".3"));
+    hand_over(&service, &mut work, &late.each_ref()).await;
+    service.post("/jobs:delete", &[]).await.is(200);
+    service.create("deleted", &service.new_job("of-no-interest")).await;
+    // What is given back later comes first.
+    service.create_as("last", "Paused").await;
+    hand_over(&service, &mut work, &[&task_of(&service, "last", ".1")]).await;
+    service.post("/jobs/last/resume", &[]).await.is(204);
+    assert_eq!(work.next_jobs(1).await, ["last.1"]);
+}

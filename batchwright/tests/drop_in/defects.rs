@@ -1,0 +1,304 @@
+//! What is wrong in CAF and right here: the numbered list of §8.1 of the reference.
+//!
+//! | number | shown by |
+//! |---|---|
+//! | 1 prerequisites that are all complete | `prerequisites::a_job_whose_prerequisites_are_all_complete_starts_at_once` |
+//! | 2 a suspended job with a prerequisite | `prerequisites::jobs_of_a_suspended_partition_start_when_it_is_dispatched` |
+//! | 3 cancelled jobs that are dispatched, released or failed | `control::a_job_that_is_over_before_it_was_dispatched_never_is`, `control::a_dependent_that_is_paused_or_cancelled_is_not_started_by_its_prerequisite`, `transitions::a_failed_job_fails_whoever_waits_for_it_but_not_one_that_is_cancelled` |
+//! | 4 stranded dependents, circles | `prerequisites::who_cancels_or_deletes_a_prerequisite_cancels_those_who_wait_for_it`, `prerequisites::no_job_waits_for_itself` |
+//! | 5, 6, 7 | here |
+//! | 8 progress of a failed job, Failed to Completed | `transitions::reports_change_nothing_of_a_job_that_is_over` |
+//! | 9 delete of a job with stowed tasks | `control::kept_tasks_of_a_job_that_comes_to_its_end_go_with_it` |
+//! | 10 faults of the database that lose reports | `batchwright/tests/survival` |
+//! | 11 a dispatch that loses or doubles | `batchwright/tests/survival`, `job-service/tests/dispatch.rs` |
+//! | 12 binary task data, correlation id | `messages::the_task_data_is_sent_as_it_was_given`, `messages::a_start_message_has_every_field_of_cafs_and_no_other`; the hash of a job: here |
+//! | 13 pause | `control::a_job_that_was_paused_before_it_was_dispatched_is_when_it_is_resumed`, `control::tasks_of_a_paused_job_outlive_a_restart` |
+//! | 14 500 for bad input, errors that leak | here |
+//! | 15 old issues | here; prerequisites created later and delays: `prerequisites` |
+
+use futures_util::future::join_all;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::service::{Service, Store};
+
+on_both_stores![
+    jobs_are_cancelled_beside_one_that_has_finished_unseen,
+    filters_see_the_true_status_also_of_a_job_that_nobody_has_read,
+    equal_ids_in_two_partitions_are_two_jobs,
+    an_id_of_a_task_may_be_as_deep_as_it_likes_and_spoils_nothing,
+    the_same_request_is_the_same_after_a_restart_and_another_one_with_the_same_hash_code_is_not,
+    bad_input_is_the_clients_fault_and_no_error_or_log_tells_secrets,
+    equal_requests_at_the_same_time_create_one_job,
+    creations_and_completions_at_the_same_time_start_every_job_once,
+    a_job_without_subtasks_of_its_own_is_complete_with_its_final_answer,
+    a_job_of_many_splits_is_cancelled_and_deleted_as_any_other,
+    equal_jobs_are_listed_in_one_order,
+];
+
+// 5
+async fn jobs_are_cancelled_beside_one_that_has_finished_unseen(store: Store) {
+    let service = Service::start(store).await;
+    for job in ["finished", "failed", "open", "paused"] {
+        service.create(job, &service.new_job("in")).await;
+    }
+    service.post("/jobs/paused/pause", &[]).await.is(204);
+    service.complete("finished", ".1").await;
+    service.complete("finished", ".2*").await;
+    service.fail("failed", ".1", "boom").await;
+    service.all_is_counted().await;
+    assert_eq!(service.post("/jobs:cancel", &[]).await.is(200).json(), json!({"jobsCanceled": 2}));
+    assert_eq!(service.post("/jobs:cancel", &[]).await.is(200).json(), json!({"jobsCanceled": 0}));
+    for (job, status) in [("finished", "Completed"), ("failed", "Failed"), ("open", "Cancelled"), ("paused", "Cancelled")] {
+        assert_eq!(service.state(job).await.0, status, "{job}");
+    }
+}
+
+// 6
+async fn filters_see_the_true_status_also_of_a_job_that_nobody_has_read(store: Store) {
+    let service = Service::start(store).await;
+    for job in ["completed", "failed", "half", "waiting"] {
+        service.create(job, &service.new_job("in")).await;
+    }
+    service.complete("completed", ".1*").await;
+    service.complete("half", ".1").await;
+    service.complete("failed", ".1").await;
+    service.all_is_counted().await;
+    service.fail("failed", ".2", "boom").await;
+    service.all_is_counted().await;
+    let mine = "id=in=(completed,failed,half,waiting)";
+    for (parameter, value, expected) in [
+        ("statusType", "Completed", vec!["completed"]),
+        ("statusType", "NotFinished", vec!["half", "waiting"]),
+        ("statusType", "Inactive", vec!["completed", "failed"]),
+        ("filter", "status==Failed", vec!["failed"]),
+        ("filter", "percentageComplete=ge=50", vec!["completed", "failed", "half"]),
+    ] {
+        let filter = if parameter == "filter" { format!("{mine};{value}") } else { mine.to_owned() };
+        let mut parameters = vec![("filter", filter.as_str())];
+        if parameter != "filter" {
+            parameters.push((parameter, value));
+        }
+        let count = service.ask("/jobStats/count", &parameters).await.is(200).json();
+        assert_eq!(count, json!(expected.len()), "{parameter}={value}");
+        parameters.push(("sort", "jobId:asc"));
+        assert_eq!(service.ask("/jobs", &parameters).await.ids(), expected, "{parameter}={value}");
+    }
+    // A list tells as much as a job does, its failures and times included.
+    let told = service.ask("/jobs", &[("filter", "id==failed")]).await.is(200).json();
+    assert_eq!(told, json!([service.job("failed").await]));
+    assert_eq!(told[0]["failures"][0]["failureMessage"], "boom");
+}
+
+// 6
+async fn equal_ids_in_two_partitions_are_two_jobs(store: Store) {
+    let service = Service::start(store).await;
+    let elsewhere = |path: &str| format!("/job-service/v1/partitions/elsewhere{path}");
+    service.create("j", &service.new_job("in")).await;
+    service.call(Method::PUT, &elsewhere("/jobs/j"), Some(&service.new_job("in").to_string()), &[]).await.is(201);
+    service.fail("j", "", "a secret of this tenant").await;
+    service.becomes("j", "Failed", 0.0).await;
+    let told = service.call(Method::GET, &elsewhere("/jobs"), None, &[]).await.is(200).json();
+    assert_eq!((&told[0]["status"], &told[0]["failures"], told.as_array().unwrap().len()), (&json!("Waiting"), &json!([]), 1));
+    let cancel = elsewhere("/jobs:cancel");
+    assert_eq!(service.call(Method::POST, &cancel, None, &[]).await.is(200).json(), json!({"jobsCanceled": 1}));
+    assert_eq!(service.state("j").await, ("Failed".to_owned(), 0.0));
+}
+
+// 7
+async fn an_id_of_a_task_may_be_as_deep_as_it_likes_and_spoils_nothing(store: Store) {
+    let service = Service::start(store).await;
+    let id = "j".repeat(48);
+    service.create(&id, &service.new_job("in")).await;
+    service.create("other", &service.new_job("in")).await;
+    // Parents of 59 characters and more, ids of more than 70, and what no worker would ever make.
+    for depth in [200, 64, 30, 11, 6] {
+        service.complete(&id, &".1".repeat(depth)).await;
+        service.fail("other", &format!("{}.x", ".7".repeat(depth)), "no id").await;
+        service.all_is_counted().await;
+        service.job(&id).await;
+        assert!(service.get("/jobs").await.ids().contains(&id), "{depth}");
+    }
+    assert_eq!(service.state(&id).await.0, "Active");
+    assert_eq!(service.state("other").await, ("Waiting".to_owned(), 0.0));
+    service.complete(&id, ".1*").await;
+    service.becomes(&id, "Completed", 100.0).await;
+}
+
+// 12
+async fn the_same_request_is_the_same_after_a_restart_and_another_one_with_the_same_hash_code_is_not(store: Store) {
+    let mut service = Service::start(store).await;
+    let named = |name: &str| {
+        let mut job = service.new_job("in");
+        job["name"] = json!(name);
+        job["task"]["taskData"] = json!("aGVsbG8=");
+        job["task"]["taskDataEncoding"] = json!("base64");
+        job["labels"] = json!({"a": "1", "b": "2"});
+        job
+    };
+    // Java gives both names the same hash code, 2112.
+    let (first, other) = (named("Aa"), named("BB"));
+    service.create("j", &first).await;
+    service.restart().await;
+    let before = service.job("j").await;
+    service.put("j", &first).await.is(204);
+    service.put("j", &other).await.refuses(403, "Job already exists");
+    assert_eq!(service.job("j").await, before);
+}
+
+// 14
+async fn bad_input_is_the_clients_fault_and_no_error_or_log_tells_secrets(store: Store) {
+    let service = Service::start_with(store, &[("CAF_LOG_LEVEL", "DEBUG")]).await;
+    let good = service.new_job("in");
+    let with = |field: &str, value: Value| {
+        let mut job = good.clone();
+        match field.strip_prefix("task.") {
+            Some(field) => job["task"][field] = value,
+            None => job[field] = value,
+        }
+        job.to_string()
+    };
+    let long = "x".repeat(49);
+    let jobs = |parameters: &str| service.path(&format!("/jobs?{parameters}"));
+    for (what, method, path, body) in [
+        ("no body", Method::PUT, service.path("/jobs/j"), Some(String::new())),
+        ("no object", Method::PUT, service.path("/jobs/j"), Some("null".to_owned())),
+        ("neither task nor type", Method::PUT, service.path("/jobs/j"), Some("{}".to_owned())),
+        ("no api version", Method::PUT, service.path("/jobs/j"), Some(with("task.taskApiVersion", json!(null)))),
+        ("a long id", Method::PUT, service.path(&format!("/jobs/{long}")), Some(good.to_string())),
+        ("a long name", Method::PUT, service.path("/jobs/j"), Some(with("name", json!("x".repeat(256))))),
+        ("a long label", Method::PUT, service.path("/jobs/j"), Some(with("labels", json!({"k": "x".repeat(256)})))),
+        ("a zero character", Method::PUT, service.path("/jobs/j"), Some(with("description", json!("\0")))),
+        ("a status that is none", Method::GET, jobs("filter=status%3D%3DReady"), None),
+        ("a wildcard for a status", Method::GET, jobs("filter=status%3D%3DAct%2A"), None),
+        ("a percentage that is none", Method::GET, jobs("filter=percentageComplete%3D%3Dhalf"), None),
+        ("a limit that is no number", Method::GET, jobs("limit=many"), None),
+        ("an apostrophe", Method::GET, jobs("sort=%27%20or%201%3D1"), None),
+    ] {
+        let answer = service.call(method, &path, body.as_deref(), &[]).await;
+        assert_eq!(answer.status, 400, "{what}: {}", answer.body);
+        let told = answer.json();
+        let text = told["message"].as_str().unwrap();
+        assert_eq!(told.as_object().unwrap().len(), 1, "{what}: {told}");
+        for leak in ["SQL", "Where:", "select", "sqlx", "relation", "panicked", ".rs"] {
+            assert!(!text.contains(leak), "{what}: {text}");
+        }
+    }
+    // What means something is no error: an explicit null.
+    for (job, field) in [("no-labels", "labels"), ("no-delay", "delay"), ("no-prerequisites", "prerequisiteJobIds")] {
+        service.call(Method::PUT, &service.path(&format!("/jobs/{job}")), Some(&with(field, json!(null))), &[]).await.is(201);
+    }
+    let logged = service.log();
+    for password in service.passwords() {
+        for leak in [format!(":{password}@"), format!("password={password}"), format!("PASSWORD={password}")] {
+            assert!(!logged.contains(&leak), "{leak} is in the log");
+        }
+    }
+}
+
+// 15: SCMOD-7065
+async fn equal_requests_at_the_same_time_create_one_job(store: Store) {
+    let service = Service::start(store).await;
+    let mut pipe = service.consume("in").await;
+    for job in ["a", "b", "c"] {
+        let body = service.new_job("in");
+        let mut codes: Vec<u16> =
+            join_all((0..12).map(|_| service.put(job, &body))).await.into_iter().map(|answer| answer.status).collect();
+        codes.sort_unstable();
+        assert_eq!((codes[0], &codes[1..]), (201, &[204; 11][..]), "{job}");
+    }
+    service.create("last", &service.new_job("in")).await;
+    assert_eq!(pipe.next_jobs(4).await, ["a", "b", "c", "last"]);
+}
+
+// 15: SCMOD-6620, SCMOD-4348, SCMOD-6216
+async fn creations_and_completions_at_the_same_time_start_every_job_once(store: Store) {
+    const JOBS: usize = 12;
+    let service = Service::start(store).await;
+    let mut pipe = service.consume("in").await;
+    // Each waits for its neighbours, in both orders of their names, while these are created and completed.
+    let root = |n: usize| format!("root-{}", n % JOBS);
+    let roots = (0..JOBS).map(|n| {
+        let service = &service;
+        async move {
+            service.create(&root(n), &service.new_job("of-no-interest")).await;
+            service.complete(&root(n), ".2*").await;
+            service.complete(&root(n), ".1").await;
+        }
+    });
+    let waiting = (0..JOBS).map(|n| {
+        let service = &service;
+        async move {
+            let mut body = service.new_job("in");
+            body["prerequisiteJobIds"] = json!([root(n + 5), root(n), root(n + 11)]);
+            service.create(&format!("waiting-{n:02}"), &body).await;
+        }
+    });
+    tokio::join!(join_all(roots), join_all(waiting));
+    let mut started = pipe.next_jobs(JOBS).await;
+    started.sort();
+    let expected: Vec<String> = (0..JOBS).map(|n| format!("waiting-{n:02}")).collect();
+    assert_eq!(started, expected);
+    service.create("last", &service.new_job("in")).await;
+    assert_eq!(pipe.next_jobs(1).await, ["last"]);
+}
+
+// 15: CAF-2670
+async fn a_job_without_subtasks_of_its_own_is_complete_with_its_final_answer(store: Store) {
+    let service = Service::start(store).await;
+    service.create("empty", &service.new_job("in")).await;
+    service.complete("empty", ".1*").await;
+    service.becomes("empty", "Completed", 100.0).await;
+    service.create("nested", &service.new_job("in")).await;
+    service.complete("nested", ".2*").await;
+    service.complete("nested", ".1.1*").await;
+    service.becomes("nested", "Completed", 100.0).await;
+}
+
+// 15: SCMOD-10825, SCMOD-15074
+async fn a_job_of_many_splits_is_cancelled_and_deleted_as_any_other(store: Store) {
+    let service = Service::start(store).await;
+    for job in ["cancelled", "deleted", "completed"] {
+        service.create(job, &service.new_job("in")).await;
+        // Each has a table of its own in CAF.
+        let done = |steps: String| json!({"jobTaskId": service.task(job, &steps), "status": "Complete"});
+        let splits: Vec<Value> = (1..=1500).map(|n| done(format!(".{n}.1.{n}"))).collect();
+        for some in splits.chunks(500) {
+            service.report(some).await;
+        }
+    }
+    service.all_is_counted().await;
+    for job in ["cancelled", "deleted", "completed"] {
+        assert_eq!(service.state(job).await.0, "Active", "{job}");
+    }
+    service.post("/jobs/cancelled/cancel", &[]).await.is(204);
+    service.delete("deleted").await.is(204);
+    service.complete("completed", "").await;
+    service.becomes("completed", "Completed", 100.0).await;
+    assert_eq!(service.state("cancelled").await.0, "Cancelled");
+    service.delete("cancelled").await.is(204);
+    service.create("deleted", &service.new_job("in")).await;
+    assert_eq!(service.state("deleted").await, ("Waiting".to_owned(), 0.0));
+}
+
+// 15: SCMOD-9529
+async fn equal_jobs_are_listed_in_one_order(store: Store) {
+    let service = Service::start(store).await;
+    let mut body = service.new_job("in");
+    body["name"] = json!("the same");
+    let ids: Vec<String> = (0..9).map(|n| format!("j{}", n * 5 % 9)).collect();
+    for id in &ids {
+        service.create(id, &body).await;
+    }
+    // By the creation, the last one first, where nothing else is asked for.
+    let newest: Vec<&String> = ids.iter().rev().collect();
+    assert_eq!(service.get("/jobs").await.ids().iter().collect::<Vec<_>>(), newest);
+    for sort in ["name:asc", "status:desc", "percentageComplete:asc"] {
+        let all = service.ask("/jobs", &[("sort", sort)]).await.ids();
+        let mut paged = Vec::new();
+        for offset in ["0", "4", "8"] {
+            paged.extend(service.ask("/jobs", &[("sort", sort), ("limit", "4"), ("offset", offset)]).await.ids());
+        }
+        assert_eq!(paged, all, "{sort}");
+    }
+}
