@@ -39,11 +39,11 @@ impl PartitionId {
     pub const MAX_CHARS: usize = 40;
 
     pub fn parse(text: &str) -> Result<Self, IdError> {
-        match check(text, Self::MAX_CHARS) {
-            Ok(()) => Ok(Self(text.to_owned())),
-            Err(Flaw::Missing) => Err(IdError::PartitionMissing),
-            Err(Flaw::TooLong) => Err(IdError::PartitionTooLong),
-            Err(Flaw::Reserved) => Err(IdError::PartitionReserved),
+        match text {
+            "" => Err(IdError::PartitionMissing),
+            long if is_longer(long, Self::MAX_CHARS) => Err(IdError::PartitionTooLong),
+            reserved if has_reserved(reserved) => Err(IdError::PartitionReserved),
+            sound => Ok(Self(sound.to_owned())),
         }
     }
 }
@@ -52,33 +52,23 @@ impl JobId {
     /// The longest job id, in characters.
     pub const MAX_CHARS: usize = 48;
 
+    /// Unlike that of a partition id, the length is looked at last: CAF leaves it to its database.
     pub fn parse(text: &str) -> Result<Self, IdError> {
-        match check(text, Self::MAX_CHARS) {
-            Ok(()) => Ok(Self(text.to_owned())),
-            Err(Flaw::Missing) => Err(IdError::JobMissing),
-            Err(Flaw::TooLong) => Err(IdError::JobTooLong),
-            Err(Flaw::Reserved) => Err(IdError::JobReserved),
+        match text {
+            "" => Err(IdError::JobMissing),
+            reserved if has_reserved(reserved) => Err(IdError::JobReserved),
+            long if is_longer(long, Self::MAX_CHARS) => Err(IdError::JobTooLong),
+            sound => Ok(Self(sound.to_owned())),
         }
     }
 }
 
-enum Flaw {
-    Missing,
-    TooLong,
-    Reserved,
+fn is_longer(text: &str, chars: usize) -> bool {
+    text.chars().count() > chars
 }
 
-fn check(text: &str, max_chars: usize) -> Result<(), Flaw> {
-    if text.is_empty() {
-        return Err(Flaw::Missing);
-    }
-    if text.contains(RESERVED) || text.contains(char::is_control) {
-        return Err(Flaw::Reserved);
-    }
-    if text.chars().count() > max_chars {
-        return Err(Flaw::TooLong);
-    }
-    Ok(())
+fn has_reserved(text: &str) -> bool {
+    text.contains(RESERVED) || text.contains(char::is_control)
 }
 
 macro_rules! text_id {
@@ -133,5 +123,12 @@ mod tests {
         }
         assert!(JobId::parse(&"ü".repeat(48)).is_ok());
         assert_eq!(PartitionId::parse(&"p".repeat(41)), Err(IdError::PartitionTooLong));
+    }
+
+    #[test]
+    fn of_two_flaws_the_one_that_caf_looks_for_first_is_told() {
+        let flawed = format!("{}*", "x".repeat(49));
+        assert_eq!(PartitionId::parse(&flawed), Err(IdError::PartitionTooLong));
+        assert_eq!(JobId::parse(&flawed), Err(IdError::JobReserved));
     }
 }
