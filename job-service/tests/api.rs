@@ -551,7 +551,7 @@ async fn bad_parameters_are_refused_by_name() {
         ("limit=1.5", "The parameter 'limit' must be a whole number, but is '1.5'."),
         ("offset=99999999999999999999", "The parameter 'offset' must be a whole number, but is '99999999999999999999'."),
         ("sort=createTime", "Invalid format for sort: createTime"),
-        ("sort=colour:asc", "Invalid value for sort field: colour"),
+        ("sort=colour:asc", "Invalid value for sort field: colour:asc"),
         ("sort=createTime:ASC", "Invalid value for sort direction: ASC"),
         ("jobIdStartsWith=%00", "The parameter 'jobIdStartsWith' contains the character U+0000."),
     ] {

@@ -121,7 +121,8 @@ fn sort(text: Option<&str>) -> ApiResult<Sort> {
         ("lastUpdateTime", _) => SortBy::LastUpdateTime,
         ("status", _) => SortBy::Status,
         ("percentageComplete", _) => SortBy::Percentage,
-        (unknown, _) => return refused("Invalid value for sort field", unknown),
+        // As CAF has it: with the direction.
+        _ => return refused("Invalid value for sort field", text),
     };
     match direction {
         "asc" => Ok(Sort { by, ascending: true }),
