@@ -15,11 +15,12 @@ mod which_jobs;
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
 use contract::rest::ErrorBody;
 use contract::{JobId, PartitionId};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -55,6 +56,7 @@ pub fn router(parts: Arc<Parts>) -> Router {
     let body_limit = DefaultBodyLimit::max(parts.options.max_body_bytes);
     router
         .with_state(parts)
+        .route("/job-service-ui/api-docs/swagger.yaml", get(described_in_yaml))
         .merge(Router::from(ui).layer(middleware::from_fn(not_found_as_json)))
         .fallback(unknown_url)
         .method_not_allowed_fallback(wrong_method)
@@ -87,6 +89,11 @@ fn routes() -> OpenApiRouter<Arc<Parts>> {
         .routes(routes!(job_status::is_active))
         .routes(routes!(get_task::get));
     OpenApiRouter::with_openapi(Document::openapi()).nest(BASE_PATH, api).routes(routes!(health::health_check))
+}
+
+/// Where CAF has its description. JSON is YAML, too.
+async fn described_in_yaml() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/yaml")], Json(openapi()))
 }
 
 async fn unknown_url(uri: Uri) -> ApiError {
