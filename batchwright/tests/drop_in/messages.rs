@@ -351,7 +351,7 @@ async fn what_is_no_report_is_put_aside_and_loses_nothing_else(store: Store) {
     assert_eq!(service.state("good").await, ("Active".to_owned(), 7.0));
     let _alone = INVALID.lock().await;
     for (flaw, message) in put_aside {
-        let found = service.consume_shared(INVALID_PIPE.to_owned()).await.find(message["taskId"].as_str().unwrap()).await;
+        let found = service.consume_named(INVALID_PIPE).await.find(message["taskId"].as_str().unwrap()).await;
         assert_eq!(found, message, "{flaw}");
     }
 }

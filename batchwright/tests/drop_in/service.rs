@@ -20,6 +20,9 @@ use tokio::time::timeout;
 /// What a test may wait for one message.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Every status of a job that CAF knows.
+pub const STATUSES: [&str; 6] = ["Active", "Cancelled", "Completed", "Failed", "Paused", "Waiting"];
+
 /// Where the jobs are.
 #[derive(Debug, Clone, Copy)]
 pub enum Store {
@@ -38,7 +41,7 @@ pub struct Service {
     http: reqwest::Client,
     amqp: Amqp,
     process: Process,
-    folder: TempDir,
+    _folder: TempDir,
     _database: Option<harness::Postgres>,
 }
 
@@ -96,7 +99,7 @@ impl Service {
         all.extend(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
         let amqp = Amqp::connect(AmqpOptions::new(broker)).unwrap();
         let process = Process::start(all, folder.path().join("log"));
-        let service = Self { partition: id, root, tracking_pipe, http: http_client(), amqp, process, folder, _database: database };
+        let service = Self { partition: id, root, tracking_pipe, http: http_client(), amqp, process, _folder: folder, _database: database };
         service.is_up().await;
         service
     }
@@ -106,11 +109,6 @@ impl Service {
         self.process.kill();
         self.process.child = launch(&self.process.variables, &self.process.log);
         self.is_up().await;
-    }
-
-    /// A folder of the test's own.
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
     }
 
     /// What the process has logged.
@@ -225,6 +223,21 @@ impl Service {
         .await;
     }
 
+    /// Makes a job in each of the six statuses, whose id is the status, in the order of the alphabet. The active one is at 40 %.
+    pub async fn create_in_every_status(&self) {
+        for status in STATUSES {
+            self.create(status, &self.new_job(status)).await;
+        }
+        self.progress("Active", "", 40).await;
+        self.complete("Completed", "").await;
+        self.fail("Failed", "", "broken").await;
+        self.post("/jobs/Cancelled/cancel", &[]).await.is(204);
+        self.post("/jobs/Paused/pause", &[]).await.is(204);
+        for (status, percentage) in STATUSES.into_iter().zip([40.0, 0.0, 100.0, 0.0, 0.0, 0.0]) {
+            self.becomes(status, status, percentage).await;
+        }
+    }
+
     /// The id of a task of the job in messages: `steps` is empty for the job itself, else as in `.1.2*`.
     pub fn task(&self, job: &str, steps: &str) -> String {
         format!("{}:{job}{steps}", self.partition)
@@ -238,7 +251,7 @@ impl Service {
     /// Consumes a pipe of the test's own, which takes messages from now on: a busy broker may refuse the first ones of a new pipe, and
     /// what is sent again comes out of order.
     pub async fn consume(&self, name: &str) -> Pipe {
-        let mut pipe = self.consume_shared(self.pipe(name)).await;
+        let mut pipe = self.consume_named(&self.pipe(name)).await;
         let probe = json!({"taskId": unique("probe")});
         self.publish(&pipe.name, &probe).await;
         loop {
@@ -251,10 +264,10 @@ impl Service {
         }
     }
 
-    /// Consumes any pipe.
-    pub async fn consume_shared(&self, name: String) -> Pipe {
-        let consumer = self.amqp.consume(&name, 1000).await.unwrap();
-        Pipe { name, consumer, early: VecDeque::new() }
+    /// Consumes a pipe by its full name.
+    pub async fn consume_named(&self, name: &str) -> Pipe {
+        let consumer = self.amqp.consume(name, 1000).await.unwrap();
+        Pipe { name: name.to_owned(), consumer, early: VecDeque::new() }
     }
 
     /// How many messages wait in a pipe of the test's own.
@@ -262,7 +275,7 @@ impl Service {
         self.amqp.depth(&self.pipe(name)).await.unwrap()
     }
 
-    /// Publishes a message as it is.
+    /// Publishes a message as it is; again where the broker, under load, does not take it, as workers do.
     pub async fn publish(&self, pipe: &str, message: &Value) {
         self.publish_with(pipe, message, &[]).await;
     }
