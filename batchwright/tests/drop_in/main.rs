@@ -27,3 +27,4 @@ mod messages;
 mod percentages;
 mod prerequisites;
 mod transitions;
+mod validation;

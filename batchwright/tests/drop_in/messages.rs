@@ -407,7 +407,7 @@ const PROXIED: [Proxied; 12] = {
 async fn what_passes_through_the_tracking_pipe_is_counted_and_goes_on(store: Store) {
     let service = Service::start(store).await;
     let mut out = service.consume("out").await;
-    let mut upper = service.consume_shared(service.pipe("OUT")).await;
+    let mut upper = service.consume_named(&service.pipe("OUT")).await;
     let pass = async |tracking: &Value, status: Option<&str>, to: Option<&str>, headers: &[(&str, &str)]| {
         let to = to.map(|to| service.pipe(to));
         let mut sent = message("Order", &json!({}), "NEW_TASK", to.as_deref(), tracking);
