@@ -26,5 +26,6 @@ mod endpoints;
 mod messages;
 mod percentages;
 mod prerequisites;
+mod put_again;
 mod transitions;
 mod validation;
