@@ -23,6 +23,7 @@ mod service;
 mod control;
 mod defects;
 mod endpoints;
+mod filters;
 mod job_types;
 mod messages;
 mod percentages;
