@@ -129,7 +129,7 @@ async fn a_job_that_is_over_before_it_was_dispatched_never_is(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     let mut delayed = service.new_job("in");
-    delayed["delay"] = json!(5);
+    delayed["delay"] = json!(8);
     for job in ["cancelled", "deleted", "failed", "completed", "wanted"] {
         service.create(job, &delayed).await;
     }
@@ -147,7 +147,7 @@ async fn a_job_that_was_paused_before_it_was_dispatched_is_when_it_is_resumed(st
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     let mut delayed = service.new_job("in");
-    delayed["delay"] = json!(4);
+    delayed["delay"] = json!(8);
     for job in ["paused", "wanted"] {
         service.create(job, &delayed).await;
         if job == "paused" {
