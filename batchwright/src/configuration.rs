@@ -58,7 +58,7 @@ const CAF: &[(&str, &[(&str, Caf)])] = &[
     ),
     ("BATCHWRIGHT_JOB_TYPES", &[("CAF_JOB_SERVICE_JOB_TYPE_DEFINITIONS_DIR", Caf::Same)]),
     ("BATCHWRIGHT_LOG", &[("CAF_LOG_LEVEL", Caf::Lowercase)]),
-    ("BATCHWRIGHT_PAGE_SIZE", &[("CAF_JOB_SERVICE_PAGE_SIZE", Caf::Same)]),
+    ("BATCHWRIGHT_PAGE_SIZE", &[("CAF_JOB_SERVICE_PAGE_SIZE", Caf::AboveZero)]),
     ("BATCHWRIGHT_PAUSED_PIPE", &[("CAF_WORKER_PAUSED_QUEUE", Caf::Same)]),
     ("BATCHWRIGHT_PREFETCH", &[("CAF_RABBITMQ_PREFETCH_BUFFER", Caf::PlusConcurrency)]),
     ("BATCHWRIGHT_PUBLIC_URL", &[("CAF_WEBSERVICE_URL", Caf::Same)]),

@@ -37,6 +37,8 @@ pub enum Caf {
     Lowercase,
     /// Without the slash at its beginning.
     NoSlash,
+    /// A number; one that is not above 0 counts as not set.
+    AboveZero,
     /// It says the contrary; what is not `true` is false.
     Not,
     /// It is a part of a URL.
@@ -95,8 +97,11 @@ impl Variables {
         let Some((found, made)) = names.iter().find_map(|(name, made)| Some((self.first(&[name])?, *made))) else { return Ok(None) };
         let number =
             || found.value.parse::<u32>().map_err(|error| SettingsError::of(&found.from, format!("is {:?}: {error}", found.value)));
+        if made == Caf::AboveZero && found.value.parse::<i64>().is_ok_and(|number| number <= 0) {
+            return Ok(None);
+        }
         let value = match made {
-            Caf::Same | Caf::Part => found.value.clone(),
+            Caf::Same | Caf::Part | Caf::AboveZero => found.value.clone(),
             Caf::In => format!("{}-in", found.value),
             Caf::PlusOne => number()?.saturating_add(1).to_string(),
             Caf::PlusConcurrency => number()?.saturating_add(concurrency).clamp(1, 65535).to_string(),

@@ -155,6 +155,7 @@ fn names(caf: &[(&str, Caf)]) -> String {
             Caf::In => " with `-in`",
             Caf::PlusConcurrency => " + concurrency",
             Caf::PlusOne => " + 1",
+            Caf::AboveZero => ", when above 0",
             Caf::Not => ", turned round",
         };
         let file = if name.ends_with("_PASSWORD") { format!("<br>`{name}_FILE`") } else { String::new() };
@@ -223,6 +224,11 @@ fn flags_come_before_our_variables_ours_before_cafs_and_cafs_before_defaults() {
         "status-interval=5 (default)",
     ] {
         assert!(told.lines().any(|told| told == line), "{line} in\n{told}");
+    }
+    // What is not above 0 is no page size, and CAF takes its default then.
+    for size in ["0", "-1"] {
+        let told = configuration("up", &[("CAF_JOB_SERVICE_PAGE_SIZE", size)]).unwrap();
+        assert!(told.lines().any(|told| told == "page-size=25 (default)"), "{told}");
     }
     // CAF's are for what serves.
     let told = configuration("bench", &caf).unwrap();
