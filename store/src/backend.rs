@@ -91,6 +91,10 @@ pub trait Backend: StartReads + std::fmt::Debug + Send + Sync {
     fn stowed(&self, incarnation: i64) -> Answer<'_, u64>;
     fn task_table_size(&self) -> Answer<'_, TaskTableSize>;
     fn catalogue_size(&self) -> Answer<'_, CatalogueSize>;
+    /// Does now what the database would do in its own time after a bulk insertion.
+    fn tidy(&self) -> Answer<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
 }
 
 pub trait Transaction: Starts + Send {

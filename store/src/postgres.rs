@@ -270,6 +270,9 @@ impl Backend for PostgresBackend {
             Ok(CatalogueSize { entries: number(0)?, bytes: number(1)? })
         })
     }
+    fn tidy(&self) -> Answer<'_, ()> {
+        Box::pin(async move { self.fetch(sqlx::query("vacuum (analyze) job, label")).await.map(drop) })
+    }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
         Box::pin(async move {
             let mut size = TaskTableSize::default();

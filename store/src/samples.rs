@@ -15,11 +15,12 @@ use crate::{Store, StoreError};
 impl Store {
     /// Adds `sample-1`, `sample-2`, … to a partition, each a second younger than the one before. Of ten, seven have completed, one
     /// has failed, one is cancelled and one active; their names are `Sample 0` to `Sample 999`; they have the labels `team` (ten
-    /// different values) and `ticket` (different for each). For measurements.
+    /// different values) and `ticket` (different for each). For measurements: the database is tidied up afterwards.
     pub async fn add_sample_jobs(&self, partition: &PartitionId, count: u32) -> Result<(), StoreError> {
         let mut tx = self.backend.begin().await?;
         tx.insert_samples(partition.as_str(), count).await?;
-        Ok(tx.commit().await?)
+        tx.commit().await?;
+        Ok(self.backend.tidy().await?)
     }
 }
 
