@@ -1,8 +1,8 @@
-//! What a client may do to a job: cancel, pause, resume, delete (§1.8 of the reference).
+//! What a client may do to a job: cancel, pause, resume, delete.
 //!
-//! With what becomes of tasks that are handed over while their job is paused, and of jobs that are not yet dispatched (§8.1, numbers
-//! 3, 9 and 13). CAF's `poke` and `resume` messages do not exist here, nor do its stowing workers: a Java worker puts the tasks of
-//! paused jobs into `CAF_WORKER_PAUSED_QUEUE`, as it always did.
+//! With what becomes of tasks that are handed over while their job is paused, and of jobs that are not yet dispatched. CAF's `poke`
+//! and `resume` messages do not exist here, nor do its stowing workers: a Java worker puts the tasks of paused jobs into
+//! `CAF_WORKER_PAUSED_QUEUE`, as it always did.
 
 use serde_json::{Value, json};
 

@@ -1,12 +1,12 @@
-//! What is wrong in CAF and right here: the numbered list of §8.1 of the reference.
+//! What is wrong in CAF and right here: its known defects by number, and the tests that show each done right.
 //!
-//! | number | shown by |
+//! | defect | shown by |
 //! |---|---|
 //! | 1 prerequisites that are all complete | `prerequisites::a_job_whose_prerequisites_are_all_complete_starts_at_once` |
 //! | 2 a suspended job with a prerequisite | `prerequisites::jobs_of_a_suspended_partition_start_when_it_is_dispatched` |
 //! | 3 cancelled jobs that are dispatched, released or failed | `control::a_job_that_is_over_before_it_was_dispatched_never_is`, `control::a_dependent_that_is_paused_or_cancelled_is_not_started_by_its_prerequisite`, `transitions::a_failed_job_fails_whoever_waits_for_it_but_not_one_that_is_cancelled` |
 //! | 4 stranded dependents, circles | `prerequisites::who_cancels_or_deletes_a_prerequisite_cancels_those_who_wait_for_it`, `prerequisites::no_job_waits_for_itself` |
-//! | 5, 6, 7 | here |
+//! | 5 a bulk cancel that one unread job stops for ever, 6 filters on stale statuses, 7 a deep id that spoils every read | here |
 //! | 8 progress of a failed job, Failed to Completed | `transitions::reports_change_nothing_of_a_job_that_is_over` |
 //! | 9 delete of a job with stowed tasks | `control::kept_tasks_of_a_job_that_comes_to_its_end_go_with_it` |
 //! | 10 faults of the database that lose reports | `batchwright/tests/survival` |
@@ -14,7 +14,7 @@
 //! | 12 binary task data, correlation id | `messages::the_task_data_is_sent_as_it_was_given`, `messages::a_start_message_has_every_field_of_cafs_and_no_other`; the hash of a job: here |
 //! | 13 pause | `control::a_job_that_was_paused_before_it_was_dispatched_is_when_it_is_resumed`, `control::tasks_of_a_paused_job_outlive_a_restart` |
 //! | 14 500 for bad input, errors that leak | here |
-//! | 15 old issues | here; prerequisites created later and delays: `prerequisites` |
+//! | 15 issues of its past (SCMOD-…, CAF-…) | here; prerequisites created later and delays: `prerequisites` |
 
 use futures_util::future::join_all;
 use reqwest::Method;
@@ -36,7 +36,7 @@ on_both_stores![
     equal_jobs_are_listed_in_one_order,
 ];
 
-// 5
+// Defect 5
 async fn jobs_are_cancelled_beside_one_that_has_finished_unseen(store: Store) {
     let service = Service::start(store).await;
     for job in ["finished", "failed", "open", "paused"] {
@@ -54,7 +54,7 @@ async fn jobs_are_cancelled_beside_one_that_has_finished_unseen(store: Store) {
     }
 }
 
-// 6
+// Defect 6
 async fn filters_see_the_true_status_also_of_a_job_that_nobody_has_read(store: Store) {
     let service = Service::start(store).await;
     for job in ["completed", "failed", "half", "waiting"] {
@@ -90,7 +90,7 @@ async fn filters_see_the_true_status_also_of_a_job_that_nobody_has_read(store: S
     assert_eq!(told[0]["failures"][0]["failureMessage"], "boom");
 }
 
-// 6
+// Defect 6
 async fn equal_ids_in_two_partitions_are_two_jobs(store: Store) {
     let service = Service::start(store).await;
     let elsewhere = |path: &str| format!("/job-service/v1/partitions/elsewhere{path}");
@@ -105,7 +105,7 @@ async fn equal_ids_in_two_partitions_are_two_jobs(store: Store) {
     assert_eq!(service.state("j").await, ("Failed".to_owned(), 0.0));
 }
 
-// 7
+// Defect 7
 async fn an_id_of_a_task_may_be_as_deep_as_it_likes_and_spoils_nothing(store: Store) {
     let service = Service::start(store).await;
     let id = "j".repeat(48);
@@ -125,7 +125,7 @@ async fn an_id_of_a_task_may_be_as_deep_as_it_likes_and_spoils_nothing(store: St
     service.becomes(&id, "Completed", 100.0).await;
 }
 
-// 12
+// Defect 12
 async fn the_same_request_is_the_same_after_a_restart_and_another_one_with_the_same_hash_code_is_not(store: Store) {
     let mut service = Service::start(store).await;
     let named = |name: &str| {
@@ -146,7 +146,7 @@ async fn the_same_request_is_the_same_after_a_restart_and_another_one_with_the_s
     assert_eq!(service.job("j").await, before);
 }
 
-// 14
+// Defect 14
 async fn bad_input_is_the_clients_fault_and_no_error_or_log_tells_secrets(store: Store) {
     let service = Service::start_with(store, &[("CAF_LOG_LEVEL", "DEBUG")]).await;
     let good = service.new_job("in");
@@ -196,7 +196,7 @@ async fn bad_input_is_the_clients_fault_and_no_error_or_log_tells_secrets(store:
     }
 }
 
-// 15: SCMOD-7065
+// Defect 15: SCMOD-7065
 async fn equal_requests_at_the_same_time_create_one_job(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
@@ -211,7 +211,7 @@ async fn equal_requests_at_the_same_time_create_one_job(store: Store) {
     assert_eq!(pipe.next_jobs(4).await, ["a", "b", "c", "last"]);
 }
 
-// 15: SCMOD-6620, SCMOD-4348, SCMOD-6216
+// Defect 15: SCMOD-6620, SCMOD-4348, SCMOD-6216
 async fn creations_and_completions_at_the_same_time_start_every_job_once(store: Store) {
     const JOBS: usize = 12;
     let service = Service::start(store).await;
@@ -243,7 +243,7 @@ async fn creations_and_completions_at_the_same_time_start_every_job_once(store: 
     assert_eq!(pipe.next_jobs(1).await, ["last"]);
 }
 
-// 15: CAF-2670
+// Defect 15: CAF-2670
 async fn a_job_without_subtasks_of_its_own_is_complete_with_its_final_answer(store: Store) {
     let service = Service::start(store).await;
     service.create("empty", &service.new_job("in")).await;
@@ -255,7 +255,7 @@ async fn a_job_without_subtasks_of_its_own_is_complete_with_its_final_answer(sto
     service.becomes("nested", "Completed", 100.0).await;
 }
 
-// 15: SCMOD-10825, SCMOD-15074
+// Defect 15: SCMOD-10825, SCMOD-15074
 async fn a_job_of_many_splits_is_cancelled_and_deleted_as_any_other(store: Store) {
     let service = Service::start(store).await;
     for job in ["cancelled", "deleted", "completed"] {
@@ -281,7 +281,7 @@ async fn a_job_of_many_splits_is_cancelled_and_deleted_as_any_other(store: Store
     assert_eq!(service.state("deleted").await, ("Waiting".to_owned(), 0.0));
 }
 
-// 15: SCMOD-9529
+// Defect 15: SCMOD-9529
 async fn equal_jobs_are_listed_in_one_order(store: Store) {
     let service = Service::start(store).await;
     let mut body = service.new_job("in");

@@ -1,5 +1,5 @@
-//! The table of endpoints (§1.2), rows 1 to 13: what each answers when all is well, and each refusal that a request can provoke;
-//! what all of them have in common (§1.1); and the URLs beside them, of health and of the description of the API.
+//! CAF's endpoints: what each answers when all is well, and each refusal that a request can provoke;
+//! what all of them have in common; and the URLs beside them, of health and of the description of the API.
 
 use std::collections::BTreeSet;
 
@@ -23,11 +23,11 @@ on_both_stores![
     jobs_are_listed_counted_cancelled_and_deleted_a_partition_at_a_time,
 ];
 
-/// What stands below a partition: rows 2, 6, 10 and 13.
+/// What stands below a partition.
 const OF_PARTITION: [(Method, &str); 4] =
     [(Method::GET, "/jobs"), (Method::POST, "/jobs:delete"), (Method::POST, "/jobs:cancel"), (Method::GET, "/jobStats/count")];
 
-/// What stands below a job: rows 3, 4, 5, 7, 8, 9, 11 and 12.
+/// What stands below a job.
 const OF_JOB: [(Method, &str); 8] = [
     (Method::GET, ""),
     (Method::PUT, ""),

@@ -1,4 +1,4 @@
-//! Which jobs are meant (§1.7): the language of filters on all that it can be asked of, the other parameters of lists and counts,
+//! Which jobs are meant: the language of filters on all that it can be asked of, the other parameters of lists and counts,
 //! the order and the pages of lists, and what `jobs:cancel` and `jobs:delete` do to the jobs that are meant.
 //!
 //! Each question is put to the list and to the count, which must agree.

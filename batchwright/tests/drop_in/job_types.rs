@@ -1,4 +1,4 @@
-//! Job types (§1.5): definitions in the folder that CAF's variable names, with scripts in jq instead of JSLT.
+//! Job types: definitions in the folder that CAF's variable names, with scripts in jq instead of JSLT.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! What crosses the wire: the start message (§4.1, §4.6 of the reference), the job as it is told (§2.1), tracking reports and events
-//! (§4.2, §4.4), and messages that pass through the tracking pipe (§4.3).
+//! What crosses the wire: the start message, the job as it is told, tracking reports and events, and messages that pass through the
+//! tracking pipe.
 
 use std::time::SystemTime;
 

@@ -1,4 +1,4 @@
-//! How far a job is, by what its tasks report (§2.4 of the reference).
+//! How far a job is, by what its tasks report.
 //!
 //! CAF's formula, caps and rounding, with its worked examples; one thing is different on purpose: what is told never falls, where
 //! CAF's percentage falls as soon as another subtask is heard of.

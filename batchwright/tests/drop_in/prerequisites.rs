@@ -1,8 +1,7 @@
-//! Jobs that wait: for other jobs, for a time, for their partition (§1.6 of the reference).
+//! Jobs that wait: for other jobs, for a time, for their partition.
 //!
 //! Where CAF lets a job wait for ever (prerequisites that are complete already, cancelled, deleted, or in a circle), the right
-//! behaviour is shown: §8.1, numbers 1, 2 and 4. That something does not start is shown by a job that is created later for the same
-//! pipe and comes first.
+//! behaviour is shown. That something does not start is shown by a job that is created later for the same pipe and comes first.
 
 use std::time::SystemTime;
 

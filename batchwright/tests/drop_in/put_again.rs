@@ -1,4 +1,4 @@
-//! A job that is put again (§1.4): the same request changes nothing, whatever has become of the job; another one is refused;
+//! A job that is put again: the same request changes nothing, whatever has become of the job; another one is refused;
 //! requests that come at the same time agree on one job; and only a job that was deleted runs again.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
-//! Which status follows which, and who brings it about (the state machine of the reference, §2.3).
+//! Which status follows which, and who brings it about.
 //!
-//! Every row but `Failed → Completed`, which must not happen: the first decisive outcome holds. Clients act over REST, workers by
+//! Every transition of CAF's but `Failed → Completed`, which must not happen: the first decisive outcome holds. Clients act over REST, workers by
 //! reports in the tracking pipe. That a failed prerequisite fails who waits for it is told once more, in full, in `prerequisites`.
 
 use reqwest::Method;

@@ -1,4 +1,4 @@
-//! What a new job is checked for (§1.3): every check with its text, in CAF's order; what CAF lets through to its database or fails
+//! What a new job is checked for: every check with its text, in CAF's order; what CAF lets through to its database or fails
 //! on, and answers 500, is refused with 400; what is accepted; and that the task data reaches the worker byte for byte.
 
 use base64::Engine as _;
