@@ -40,8 +40,7 @@ const TRANSACTION_LIMIT: Duration = Duration::from_secs(90);
 /// Where everything of the store lies, so that the database may be shared, also with the tables of the CAF Job Service.
 const SCHEMA: &str = "batchwright";
 /// What the server itself enforces, in milliseconds: shorter, so that it speaks first where it can.
-const SESSION: [(&str, &str); 5] = [
-    ("search_path", SCHEMA),
+const SESSION: [(&str, &str); 4] = [
     ("lock_timeout", "20000"),
     ("statement_timeout", "60000"),
     ("idle_in_transaction_session_timeout", "60000"),
@@ -63,8 +62,9 @@ impl PostgresBackend {
             place: masked(url),
             reason: format!("{error}; its URL must look like postgres://user:password@host:5432/database"),
         })?;
-        let named = options.get_application_name().is_some();
-        let options = if named { options } else { options.application_name("batchwright") }.options(SESSION);
+        let is_named = options.get_application_name().is_some();
+        let options = if is_named { options } else { options.application_name("batchwright") };
+        let options = options.options([("search_path", SCHEMA)]).options(SESSION);
         let pool = PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(CONNECT_LIMIT).connect_lazy_with(options.clone());
         let database = Arc::new(Database::new(url, options, pool));
         let not_yet = match database.open().await {
