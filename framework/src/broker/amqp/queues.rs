@@ -28,6 +28,9 @@ pub struct Queues {
     declare: bool,
     /// Queues that somebody else has declared in another way; said once.
     foreign: Mutex<HashSet<String>>,
+    /// Held while a queue is declared. `RabbitMQ` tells a second declarer that a quorum queue is there while it still makes it for the
+    /// first, and refuses what is published to it until it is made: those messages would arrive after later ones.
+    declaring: tokio::sync::Mutex<()>,
 }
 
 /// Why there is no queue.
@@ -47,7 +50,7 @@ impl Queues {
         if max_priority > 0 && queue_type == QueueType::Quorum {
             tracing::warn!(max_priority, "quorum queues know no priorities; they are declared without");
         }
-        Self { queue_type, max_priority, declare, foreign: Mutex::default() }
+        Self { queue_type, max_priority, declare, foreign: Mutex::default(), declaring: tokio::sync::Mutex::default() }
     }
 
     /// Sees to it that the pipe's queue exists, and the queue for a delay if one is given.
@@ -73,6 +76,7 @@ impl Queues {
 
     async fn declare_queue(&self, live: &Live, queue: &str, arguments: FieldTable) -> Result<(), Undeclared> {
         let name = ShortString::try_new(queue).map_err(|error| Undeclared::Refused(error.to_string()))?;
+        let _turn = self.declaring.lock().await;
         let channel = live.channel().await?;
         let declared = live.within_limit("a declaration", channel.queue_declare(name, QueueDeclareOptions::durable(), arguments));
         let Err(error) = declared.await? else {
