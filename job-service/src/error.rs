@@ -4,12 +4,13 @@
 //! span of the request.
 
 use std::any::Any;
+use std::fmt;
 
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use contract::IdError;
 use contract::rest::ErrorBody;
-use contract::{IdError, JobId};
 use store::StoreError;
 
 pub type ApiResult<T> = Result<T, ApiError>;
@@ -48,7 +49,7 @@ impl ApiError {
     }
 
     /// CAF's text, down to the braces: clients look for it.
-    pub fn job_not_found(job: &JobId) -> Self {
+    pub fn job_not_found(job: impl fmt::Display) -> Self {
         Self::NotFound(format!("ERROR: job_id {{{job}}} not found"))
     }
 

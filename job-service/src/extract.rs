@@ -3,8 +3,9 @@
 use std::str::FromStr;
 
 use axum::extract::{FromRequestParts, Path, Query};
+use axum::http::Method;
 use axum::http::request::Parts;
-use contract::{JobId, PartitionId};
+use contract::{IdError, JobId, PartitionId};
 use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
@@ -53,7 +54,7 @@ impl<S: Send + Sync> FromRequestParts<S> for OfJob {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
         let (partition, job): (String, String) = path(parts, state).await?;
-        Ok(Self(PartitionId::parse(&partition)?, JobId::parse(&job)?))
+        Ok(Self(PartitionId::parse(&partition)?, job_id(&job, &parts.method)?))
     }
 }
 
@@ -62,7 +63,7 @@ impl<S: Send + Sync> FromRequestParts<S> for OfTask {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
         let (partition, job, task): (String, String, String) = path(parts, state).await?;
-        Ok(Self(PartitionId::parse(&partition)?, JobId::parse(&job)?, task))
+        Ok(Self(PartitionId::parse(&partition)?, job_id(&job, &parts.method)?, task))
     }
 }
 
@@ -73,6 +74,14 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
         let read = Query::<T>::from_request_parts(parts, state).await;
         read.map(|Query(params)| Self(params)).map_err(|refusal| ApiError::bad_request(refusal.body_text()))
     }
+}
+
+/// An id too long for any job is not found, as in CAF; who would create one is told why that cannot be.
+fn job_id(text: &str, method: &Method) -> ApiResult<JobId> {
+    JobId::parse(text).map_err(|error| match error {
+        IdError::JobTooLong if *method != Method::PUT => ApiError::job_not_found(text),
+        error => error.into(),
+    })
 }
 
 /// The decoded parts of the path.

@@ -23,6 +23,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use contract::rest::ErrorBody;
 use contract::{JobId, PartitionId};
+use tower::ServiceExt as _;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -54,7 +55,7 @@ pub fn router(parts: Arc<Parts>) -> Router {
     let (router, document) = routes().split_for_parts();
     let ui = SwaggerUi::new("/job-service-ui").url("/job-service-ui/api-docs/openapi.json", document);
     let body_limit = DefaultBodyLimit::max(parts.options.max_body_bytes);
-    router
+    let router = router
         .with_state(parts)
         .route("/job-service-ui/api-docs/swagger.yaml", get(described_in_yaml))
         .merge(Router::from(ui).layer(middleware::from_fn(not_found_as_json)))
@@ -62,7 +63,23 @@ pub fn router(parts: Arc<Parts>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(body_limit)
         .layer(CatchPanicLayer::custom(ApiError::panic_response))
-        .layer(middleware::from_fn(correlation::layer))
+        .layer(middleware::from_fn(correlation::layer));
+    // A layer of a router comes after its route has been found; this must come before.
+    Router::new().fallback_service(router.map_request(without_last_slash))
+}
+
+/// To clients of the CAF, `…/jobs/` is the same as `…/jobs`.
+fn without_last_slash(mut request: Request) -> Request {
+    let Some(path) = request.uri().path().strip_suffix('/').filter(|path| path.starts_with(BASE_PATH)) else { return request };
+    let path = request.uri().query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
+    let mut parts = request.uri().clone().into_parts();
+    if let Ok(path) = path.parse() {
+        parts.path_and_query = Some(path);
+    }
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
+    request
 }
 
 /// The document that describes the API (version 3.1 of that format).

@@ -23,6 +23,7 @@ use tower::ServiceExt;
 
 suite![Service:
     a_new_job_is_told_in_full,
+    a_job_is_where_the_client_has_asked_for_it,
     a_job_needs_no_more_than_a_task,
     the_same_request_again_changes_nothing,
     another_request_for_the_same_job_is_refused,
@@ -50,7 +51,7 @@ suite![Service:
 
 async fn a_new_job_is_told_in_full(service: Service) {
     let created = service.put("reindex-7", &new_job()).await.is(201);
-    assert_eq!((created.header("location"), created.body.as_str()), (service.path("/jobs/reindex-7").as_str(), ""));
+    assert_eq!((created.header("location"), created.body.as_str()), (service.url("/jobs/reindex-7").as_str(), ""));
 
     let mut job = service.get("/jobs/reindex-7").await.is(200).json();
     let [created, updated, incarnation] = ["createTime", "lastUpdateTime", "incarnation"].map(|field| job[field].take().as_i64().unwrap());
@@ -63,6 +64,18 @@ async fn a_new_job_is_told_in_full(service: Service) {
         "completedItems": 0, "failedTasks": 0, "failureCounts": {}, "incarnation": null
     });
     assert_eq!(job, expected);
+}
+
+async fn a_job_is_where_the_client_has_asked_for_it(service: Service) {
+    let path = service.path("/jobs/j");
+    let proxied = [("Host", "10.0.0.7:8080"), ("X-Forwarded-Host", "jobs.example.com, 10.0.0.9"), ("X-Forwarded-Proto", "https")];
+    for (headers, root) in [(&proxied[..1], "http://10.0.0.7:8080"), (&proxied, "https://jobs.example.com")] {
+        let request = service.request(Method::PUT, &path).body(new_job().to_string());
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let created = Answer::of(request).await.is(201);
+        assert_eq!(created.header("location"), format!("{root}{path}"));
+        service.call(Method::DELETE, &path, None).await.is(204);
+    }
 }
 
 async fn a_job_needs_no_more_than_a_task(service: Service) {
@@ -383,7 +396,7 @@ async fn the_state_of_a_task_is_told(service: Service) {
 async fn ids_may_be_of_any_script_and_are_decoded(service: Service) {
     for (encoded, id) in [("gr%C3%BCn%20und%20%2F", "grün und /"), ("%F0%9F%A6%80", "🦀"), ("a+b", "a+b"), ("100%25", "100%")] {
         let created = service.put(encoded, &new_job()).await.is(201);
-        assert_eq!(created.header("location"), service.path(&format!("/jobs/{encoded}")));
+        assert_eq!(created.header("location"), service.url(&format!("/jobs/{encoded}")));
         assert_eq!(service.get(&format!("/jobs/{encoded}")).await.is(200).json()["id"], id);
         assert_eq!(service.get(&format!("/jobs/{encoded}/status")).await.is(200).json(), "Waiting");
     }
@@ -466,7 +479,7 @@ async fn a_service_without_its_broker_is_alive_and_not_ready() {
 #[tokio::test]
 async fn bad_ids_are_refused_the_partition_first() {
     let service = without_jobs().await;
-    let (long_partition, long_job) = ("p".repeat(41), "j".repeat(49));
+    let long_partition = "p".repeat(41);
     let partition = |p: &str| format!("/job-service/v1/partitions/{p}/jobs/a.b");
     for (path, message) in [
         (partition(""), "The partition ID has not been specified."),
@@ -477,7 +490,6 @@ async fn bad_ids_are_refused_the_partition_first() {
         (service.path("/jobs/a!b"), "The job identifier contains one or more invalid characters."),
         (service.path("/jobs/a%0Ab"), "The job identifier contains one or more invalid characters."),
         (service.path("/jobs/(a)"), "The job identifier contains one or more invalid characters."),
-        (service.path(&format!("/jobs/{long_job}")), "The job identifier is longer than 48 characters."),
     ] {
         for method in [Method::GET, Method::DELETE, Method::PUT] {
             service.call(method, &path, Some("no job".into())).await.refuses(400, message);
@@ -486,6 +498,12 @@ async fn bad_ids_are_refused_the_partition_first() {
             service.call(Method::GET, &format!("{path}/{sub}"), None).await.refuses(400, message);
         }
         service.call(Method::POST, &format!("{path}/cancel"), None).await.refuses(400, message);
+    }
+    let long_job = "j".repeat(49);
+    service.put(&long_job, &new_job()).await.refuses(400, "The job identifier is longer than 48 characters.");
+    for sub in ["", "/status", "/tasks/1", "/events"] {
+        let text = format!("ERROR: job_id {{{long_job}}} not found");
+        service.get(&format!("/jobs/{long_job}{sub}")).await.refuses(404, &text);
     }
     for path in ["jobs", "jobStats/count"] {
         let path = format!("/job-service/v1/partitions/a.b/{path}");

@@ -81,8 +81,12 @@ pub async fn status(
         StoreTrouble
     )
 )]
-pub async fn is_active(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJob) -> ApiResult<impl IntoResponse> {
-    let found = parts.store.job_status(&partition, &job, None).await?;
+pub async fn is_active(State(parts): State<Arc<Parts>>, of_job: ApiResult<OfJob>) -> ApiResult<impl IntoResponse> {
+    let found = match of_job {
+        Ok(OfJob(partition, job)) => parts.store.job_status(&partition, &job, None).await?,
+        Err(ApiError::NotFound(_)) => None,
+        Err(error) => return Err(error),
+    };
     let active = found.is_some_and(|status| matches!(shown(status), JobStatus::Active | JobStatus::Waiting));
     Ok((cacheable(&parts), Json(active)))
 }

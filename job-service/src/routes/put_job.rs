@@ -7,7 +7,8 @@ use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{OriginalUri, State};
-use axum::http::{StatusCode, header};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use contract::rest::{ErrorBody, NewJob};
 use store::Creation;
@@ -57,7 +58,7 @@ use crate::start::{self, Moment};
         }
     })),
     responses(
-        (status = 201, description = "Created", headers(("Location" = String, description = "The path of the job")), links(
+        (status = 201, description = "Created", headers(("Location" = String, description = "The URL of the job")), links(
             ("getJob" = (operation_id = "getJob", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
             ("getJobStatus" = (operation_id = "getJobStatus", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
             ("cancelJob" = (operation_id = "cancelJob", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
@@ -81,6 +82,7 @@ pub async fn put(
     OfJob(partition, job): OfJob,
     Extension(CorrelationId(correlation_id)): Extension<CorrelationId>,
     OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> ApiResult<Response> {
     let options = &parts.options;
@@ -102,12 +104,20 @@ pub async fn put(
     match parts.store.create_job(&request, start).await? {
         Creation::Created(life) => {
             tracing::info!(job = life.job_task_id(), incarnation = life.incarnation, "a job was created");
-            Ok((StatusCode::CREATED, [(header::LOCATION, uri.path().to_owned())]).into_response())
+            Ok((StatusCode::CREATED, [(header::LOCATION, requested(&uri, &headers))]).into_response())
         }
         Creation::AlreadyThere => Ok(StatusCode::NO_CONTENT.into_response()),
         Creation::Refused(refusal) => Err(ApiError::bad_request(prerequisites::refusal(&refusal))),
         Creation::Conflict => Err(ApiError::Forbidden("Job already exists".to_owned())),
     }
+}
+
+/// The URL by which the client has asked, also through a proxy that tells it.
+fn requested(uri: &Uri, headers: &HeaderMap) -> String {
+    let header = |name: &str| headers.get(name)?.to_str().ok()?.split(',').next().map(str::trim);
+    let host = header("x-forwarded-host").or_else(|| uri.authority().map(Authority::as_str)).or_else(|| header("host"));
+    let scheme = header("x-forwarded-proto").unwrap_or("http");
+    host.map_or_else(|| uri.path().to_owned(), |host| format!("{scheme}://{host}{}", uri.path()))
 }
 
 /// Milliseconds since 1970.

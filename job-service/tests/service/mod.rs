@@ -139,6 +139,11 @@ impl Service {
         Answer::of(request).await
     }
 
+    /// What stands below the partition of the test, as a whole URL.
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{}", self.root, self.path(path))
+    }
+
     pub fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
         self.client.request(method, format!("{}{path}", self.root))
     }
