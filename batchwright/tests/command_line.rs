@@ -8,7 +8,6 @@ use std::io::Write as _;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
 
 use batchwright::EXAMPLE_OUT_PIPE;
 use batchwright::client::Client;
@@ -67,7 +66,7 @@ async fn run_with_input(arguments: &[&str], input: &str) -> Ended {
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         child.wait_with_output().unwrap()
     });
-    let Output { status, stdout, stderr } = tokio::time::timeout(Duration::from_mins(1), ended).await.unwrap().unwrap();
+    let Output { status, stdout, stderr } = harness::in_time("the command to end", ended).await.unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Ended { code: status.code().unwrap(), out: text(stdout), err: text(stderr) }
 }

@@ -13,11 +13,9 @@ use framework::broker::embedded::Embedded;
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, BrokerError, BrokerState, Consumer, Delivery, HeaderValue, Headers, Heard, Outgoing};
 use futures_util::future::join_all;
+use harness::{PATIENCE, in_time};
 use tempfile::TempDir;
 use tokio::time::{Instant, timeout};
-
-/// How long a test waits for what must come.
-const LIMIT: Duration = Duration::from_secs(30);
 
 /// One broker with its keeper, so that it can be opened again.
 struct Bench {
@@ -111,12 +109,12 @@ fn pipe() -> Arc<str> {
 
 async fn connect(options: &AmqpOptions) -> Arc<dyn Broker> {
     let amqp = Amqp::connect(options.clone()).unwrap();
-    amqp.connected(LIMIT).await.unwrap();
+    amqp.connected(PATIENCE).await.unwrap();
     Arc::new(amqp)
 }
 
 async fn next(consumer: &mut Consumer) -> Delivery {
-    timeout(LIMIT, consumer.next()).await.expect("a delivery did not come in time").expect("the consumer has ended")
+    in_time("a delivery", consumer.next()).await.expect("the consumer has ended")
 }
 
 fn number(delivery: &Delivery) -> u32 {
@@ -286,7 +284,7 @@ async fn the_count_rises_once_when_the_broker_is_closed(bench: Bench) {
     let mut consumer = bench.consume(&pipe, 2).await;
     let _held = (next(&mut consumer).await, next(&mut consumer).await);
     bench.reopen().await;
-    assert!(timeout(LIMIT, consumer.next()).await.unwrap().is_none());
+    assert!(in_time("the end", consumer.next()).await.is_none());
     let mut consumer = bench.consume(&pipe, 10).await;
     for n in 0..4 {
         let delivery = next(&mut consumer).await;
@@ -367,7 +365,7 @@ async fn twenty_thousand_messages_pass_in_windows(bench: Bench) {
         let mut batch = Vec::new();
         let mut expected = 0;
         while expected < COUNT {
-            timeout(LIMIT, consumer.next_many(&mut batch, 500)).await.unwrap();
+            in_time("deliveries", consumer.next_many(&mut batch, 500)).await;
             for delivery in batch.drain(..) {
                 assert_eq!(number(&delivery), expected);
                 expected += 1;

@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "this is how a test fails")]
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use contract::{PAUSED_PIPE, RangeItem, TaskMessage, Tracking};
 use framework::broker::memory::Memory;
@@ -75,7 +74,7 @@ impl World {
 
     async fn next(&self, pipe: &str) -> Delivery {
         let mut consumer = self.pipes.consume(pipe, 1).await.unwrap();
-        tokio::time::timeout(Duration::from_secs(10), consumer.next()).await.unwrap().unwrap()
+        harness::in_time("a delivery", consumer.next()).await.unwrap()
     }
 
     /// The number of the next item in a pipe.

@@ -1,5 +1,5 @@
 //! What a worker's trouble causes, seen from the pipes and from its health endpoint.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
+#![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -63,7 +63,7 @@ async fn reports(pipes: &Memory, ends: usize) -> Vec<TrackingReport> {
     let mut reports = Vec::new();
     let is_end = |report: &&TrackingReport| matches!(report.status, ReportStatus::Complete | ReportStatus::Failed);
     while reports.iter().filter(is_end).count() < ends {
-        let delivery = tokio::time::timeout(Duration::from_secs(20), consumer.next()).await.expect("no report came").unwrap();
+        let delivery = harness::in_time("a report", consumer.next()).await.unwrap();
         let message = TaskMessage::decode(&delivery.body).unwrap();
         delivery.ack();
         let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();

@@ -3,11 +3,10 @@
 //! How messages and queues look to the broker itself is tested beside the AMQP code, what a body is read and written as in
 //! `contract`, batches and the tracking worker in `tests/system/wire_parity.rs`.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
+#![expect(clippy::unwrap_used, reason = "this is how a test fails")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use contract::{ContextData, RangeItem, SourceInfo, TaskMessage, TaskStatus, Tracking};
 use framework::broker::amqp::{Amqp, AmqpOptions};
@@ -138,8 +137,7 @@ impl World {
         if !consumers.contains_key(name) {
             consumers.insert(name.to_owned(), self.broker.consume(&self.pipe(name), 1).await.unwrap());
         }
-        let next = tokio::time::timeout(Duration::from_secs(20), consumers.get_mut(name).unwrap().next()).await;
-        let delivery = next.unwrap_or_else(|_| panic!("nothing comes to {name}")).unwrap();
+        let delivery = harness::in_time(&format!("a message in {name}"), consumers.get_mut(name).unwrap().next()).await.unwrap();
         let body = String::from_utf8(delivery.body.to_vec()).unwrap();
         delivery.ack();
         body
@@ -426,7 +424,7 @@ async fn a_task_that_kills_processes_ends_as_a_failure_with_cafs_text_and_a_copy
     let mut suspects = world.broker.consume(&world.pipe("in.suspects"), 1).await.unwrap();
     world.broker.publish(Outgoing::new(world.pipe("in.suspects"), sent.encode())).await.unwrap();
     for _ in 0..12 {
-        tokio::time::timeout(Duration::from_secs(20), suspects.next()).await.unwrap().unwrap().requeue();
+        harness::in_time("a suspect", suspects.next()).await.unwrap().requeue();
     }
     drop(suspects);
     world.run(|_| {});

@@ -5,8 +5,6 @@
 #[macro_use]
 mod service;
 
-use std::time::Duration;
-
 use contract::{JobId, PAUSED_PIPE, PartitionId, RangeItem, ReportFailure, TaskMessage, Tracking};
 use framework::broker::{Broker, Delivery, HeaderValue, Outgoing};
 use harness::wait_for;
@@ -173,8 +171,7 @@ async fn hand_over(service: &Service, body: Vec<u8>) {
 
 async fn next(service: &Service, pipe: &str) -> Delivery {
     let mut consumer = service.broker.consume(pipe, 1).await.unwrap();
-    let next = tokio::time::timeout(Duration::from_secs(10), consumer.next()).await;
-    next.unwrap_or_else(|_| panic!("nothing comes to {pipe}")).unwrap()
+    harness::in_time(&format!("a message in {pipe}"), consumer.next()).await.unwrap()
 }
 
 async fn stowed(service: &Service, job: &str) -> u64 {

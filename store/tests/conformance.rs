@@ -445,16 +445,15 @@ async fn whoever_waits_is_woken_by_a_commit(world: World) {
     let waiting = if world.store.kind() == "postgres" { Store::open(&world.place.url).await.unwrap() } else { world.store.clone() };
     let mut outbox = waiting.outbox_signal();
     let mut sweep = waiting.sweep_signal();
-    let limit = Duration::from_secs(10);
     assert!(outbox.has_changed().unwrap() && sweep.has_changed().unwrap(), "a new receiver counts as woken");
     outbox.mark_unchanged();
     sweep.mark_unchanged();
     let life = world.create("acme", "wake", OnFailure::Stop).await;
-    tokio::time::timeout(limit, outbox.changed()).await.unwrap().unwrap();
+    harness::in_time("a wake-up", outbox.changed()).await.unwrap();
     world.complete(&life, &["1"]).await;
     assert!(!sweep.has_changed().unwrap());
     world.complete(&life, &["2*"]).await;
-    tokio::time::timeout(limit, sweep.changed()).await.unwrap().unwrap();
+    harness::in_time("a wake-up", sweep.changed()).await.unwrap();
 }
 
 async fn whoever_watches_jobs_is_woken_by_a_deletion(world: World) {
@@ -462,7 +461,7 @@ async fn whoever_watches_jobs_is_woken_by_a_deletion(world: World) {
     let mut jobs = world.store.job_signal();
     jobs.mark_unchanged();
     assert!(world.store.delete_job(&life.partition, &life.job).await.unwrap());
-    tokio::time::timeout(Duration::from_secs(10), jobs.changed()).await.unwrap().unwrap();
+    harness::in_time("a wake-up", jobs.changed()).await.unwrap();
 }
 
 async fn reports_of_nobody_are_ignored(world: World) {

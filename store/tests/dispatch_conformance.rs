@@ -167,7 +167,7 @@ async fn a_message_is_claimed_once_until_its_lease_ends(world: World) {
     let mut signal = other.outbox_signal();
     signal.mark_unchanged();
     world.store.lease_outbox(&[(first.messages[0].id, Duration::ZERO)]).await.unwrap();
-    tokio::time::timeout(Duration::from_secs(10), signal.changed()).await.unwrap().unwrap();
+    harness::in_time("a wake-up", signal.changed()).await.unwrap();
     assert_eq!(texts(other.claim_outbox(10, Duration::from_millis(30)).await.unwrap().messages), ["a"]);
     // Its relay has died.
     let again = wait_for("the lease to end", async || {
@@ -263,7 +263,7 @@ async fn a_job_waits_for_all_its_prerequisites_and_says_for_which(world: World) 
     signal.mark_unchanged();
     let recorded = world.report("later", EventKind::Complete).await;
     assert_eq!(recorded.finished.len(), 1);
-    tokio::time::timeout(Duration::from_secs(10), signal.changed()).await.unwrap().unwrap();
+    harness::in_time("a wake-up", signal.changed()).await.unwrap();
     assert_eq!(waiting_for().await, []);
     assert_eq!(world.status("j").await, JobStatus::Waiting);
     assert_eq!(world.sent().await, ["j"]);
@@ -512,7 +512,7 @@ async fn a_suspended_job_starts_when_its_partition_is_dispatched_and_not_before(
     let mut signal = world.store.outbox_signal();
     signal.mark_unchanged();
     assert_eq!(world.store.dispatch_partition(&partition()).await.unwrap(), 3);
-    tokio::time::timeout(Duration::from_secs(10), signal.changed()).await.unwrap().unwrap();
+    harness::in_time("a wake-up", signal.changed()).await.unwrap();
     assert!(!world.job("j").await.suspended);
     assert_eq!(world.sent().await.into_iter().collect::<BTreeSet<_>>(), ["j", "waits"].map(str::to_owned).into());
     assert_eq!(world.store.dispatch_partition(&partition()).await.unwrap(), 0);

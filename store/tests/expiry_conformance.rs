@@ -6,7 +6,6 @@
 mod place;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use contract::rest::{Expiry, ExpiryPolicy};
 use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
@@ -105,7 +104,7 @@ async fn the_sweeper_is_woken_and_told_when_the_time_comes(world: World) {
     signal.mark_unchanged();
     let life = world.create("later", always("lastUpdateTime+PT10H")).await;
     world.report(&life, "", EventKind::Complete).await;
-    tokio::time::timeout(Duration::from_secs(10), signal.changed()).await.expect("the end of the job wakes the sweeper").unwrap();
+    harness::in_time("the end of the job to wake the sweeper", signal.changed()).await.unwrap();
     let swept = world.store.sweep().await.unwrap();
     let hours = 10 * 3_600_000;
     assert!(swept.jobs == 0 && swept.next.is_some_and(|next| next > hours - 60_000 && next <= hours), "{swept:?}");
@@ -122,7 +121,7 @@ async fn an_expired_job_is_deleted_as_by_a_client(world: World) {
     let swept = world.store.sweep().await.unwrap();
     assert_eq!((swept.jobs, swept.tables), (1, 1));
     assert_eq!(world.store.task_table_size().await.unwrap().tables, 0);
-    tokio::time::timeout(Duration::from_secs(10), watching.changed()).await.expect("who watches jobs is woken").unwrap();
+    harness::in_time("those who watch jobs to be woken", watching.changed()).await.unwrap();
     assert_eq!(world.store.history(&life.partition, &life.job).await.unwrap(), []);
     // Its past life is remembered: what it has left behind counts for no other.
     let next = world.create("phoenix", Expiry::default()).await;

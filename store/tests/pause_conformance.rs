@@ -6,7 +6,6 @@
 mod place;
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
 use futures_util::future::join_all;
@@ -233,7 +232,7 @@ async fn what_is_stowed_of_a_job_that_is_over_is_dropped(world: World) {
     let mut signal = world.store.unstow_signal();
     signal.mark_unchanged();
     world.store.cancel_job(&lives[0].partition, &lives[0].job).await.unwrap();
-    tokio::time::timeout(Duration::from_secs(10), signal.changed()).await.unwrap().unwrap();
+    harness::in_time("a wake-up", signal.changed()).await.unwrap();
     world.report(&lives[1], "1", failure()).await;
     world.store.delete_job(&lives[2].partition, &lives[2].job).await.unwrap();
     while world.store.unstow(20).await.unwrap() {}
@@ -254,12 +253,11 @@ async fn whoever_unstows_and_whoever_relays_is_woken_by_a_resume(world: World) {
     unstow.mark_unchanged();
     outbox.mark_unchanged();
     world.resume(&life).await;
-    let limit = Duration::from_secs(10);
-    tokio::time::timeout(limit, unstow.changed()).await.unwrap().unwrap();
-    tokio::time::timeout(limit, outbox.changed()).await.unwrap().unwrap();
+    harness::in_time("a wake-up", unstow.changed()).await.unwrap();
+    harness::in_time("a wake-up", outbox.changed()).await.unwrap();
     outbox.mark_unchanged();
     world.unstow_all().await;
-    tokio::time::timeout(limit, outbox.changed()).await.unwrap().unwrap();
+    harness::in_time("a wake-up", outbox.changed()).await.unwrap();
 }
 
 /// Tasks are handed over, and their job is paused and resumed, by many at once: each task is stowed and comes back, or was wanted.

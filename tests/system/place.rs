@@ -11,7 +11,7 @@ use contract::rest::{Job, JobTask, NewJob};
 use contract::{BatchTask, JobId, JobStatus, PartitionId, RangeItem, TaskData, TaskMessage, TrackingReport, TrackingReportTask};
 use framework::broker::{Delivery, Outgoing};
 use framework::{Route, Settings, Worker};
-use harness::{free_port, unique, wait_for};
+use harness::{free_port, in_time, unique, wait_for};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -267,9 +267,7 @@ impl System {
         let mut consumer = self.running.broker().consume(pipe, 500).await.unwrap();
         let mut taken = 0;
         loop {
-            let next = tokio::time::timeout(Duration::from_secs(20), consumer.next()).await;
-            let Ok(delivery) = next else { panic!("{pipe} is empty after {taken} messages, and more were wanted") };
-            let delivery = delivery.expect("the broker was closed");
+            let delivery = in_time(&format!("more than {taken} messages in {pipe}"), consumer.next()).await.expect("the broker was closed");
             taken += 1;
             let go_on = wanted(&delivery);
             delivery.ack();

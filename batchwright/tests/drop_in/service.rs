@@ -5,20 +5,15 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Once;
-use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::{Broker as _, Consumer, Delivery, HeaderValue, Outgoing};
-use harness::{free_port, unique, wait_for};
+use harness::{free_port, in_time, unique, wait_for};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::time::timeout;
-
-/// What a test may wait for one message.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Every status of a job that CAF knows.
 pub const STATUSES: [&str; 6] = ["Active", "Cancelled", "Completed", "Failed", "Paused", "Waiting"];
@@ -346,8 +341,7 @@ impl Pipe {
     }
 
     async fn receive(&mut self) -> Delivery {
-        let next = timeout(PATIENCE, self.consumer.next()).await;
-        next.unwrap_or_else(|_| panic!("nothing came to {}", self.name)).unwrap()
+        in_time(&format!("a message in {}", self.name), self.consumer.next()).await.unwrap()
     }
 
     /// Waits for the message with this task id; puts nobody else's away.

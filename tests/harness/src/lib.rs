@@ -29,13 +29,13 @@ pub use crate::postgres::{Postgres, PostgresServer, postgres, psql};
 pub use crate::proxy::Proxy;
 pub use crate::rabbitmq::{Amqp, RabbitServer, rabbitmq};
 
-/// How long [`wait_for`] waits. It is long because a test that passes never waits so long, and one that fails says why.
-const PATIENCE: Duration = Duration::from_mins(1);
+/// How long [`wait_for`] and [`in_time`] wait. It is long because a test that passes never waits so long, and one that fails says why.
+pub const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Looks at `condition`, first at once and then with short, growing pauses, until it returns a value.
 ///
 /// # Panics
-/// After 60 seconds, saying what was waited for and what was seen last (the condition's own `Err`).
+/// After [`PATIENCE`], saying what was waited for and what was seen last (the condition's own `Err`).
 pub async fn wait_for<T, F>(what: &str, condition: F) -> T
 where
     F: AsyncFnMut() -> Result<T, String>,
@@ -45,6 +45,16 @@ where
         #[expect(clippy::panic, reason = "this is how a test fails")]
         Err(last) => panic!("waited {PATIENCE:?} for {what}; last seen: {last}"),
     }
+}
+
+/// What `future` comes to.
+///
+/// # Panics
+/// After [`PATIENCE`], saying what was waited for.
+pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
+    let waited = timeout(PATIENCE, future).await;
+    #[expect(clippy::panic, reason = "this is how a test fails")]
+    waited.unwrap_or_else(|_| panic!("waited {PATIENCE:?} for {what}"))
 }
 
 /// A name nobody else uses, in this run or any other: `prefix`, a part drawn once per process, a number.
@@ -141,9 +151,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    #[should_panic(expected = "waited 60s for the job to end; last seen: 3 of 4 done")]
+    #[should_panic(expected = "waited 120s for the job to end; last seen: 3 of 4 done")]
     async fn waiting_in_vain_panics_with_what_was_wanted_and_what_was_seen_last() {
         wait_for("the job to end", async || Err::<(), _>("3 of 4 done".to_owned())).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    #[should_panic(expected = "waited 120s for a message")]
+    async fn what_does_not_come_in_time_is_said() {
+        in_time("a message", std::future::pending::<()>()).await;
     }
 
     #[tokio::test(start_paused = true)]

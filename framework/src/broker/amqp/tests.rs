@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use harness::{RabbitServer, unique, wait_for};
+use harness::{PATIENCE, RabbitServer, in_time, unique, wait_for};
 use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{FieldTable, ShortString};
 use tokio::time::timeout;
@@ -11,11 +11,9 @@ use super::*;
 use crate::broker::{Delivery, PublishError};
 use bytes::Bytes;
 
-const LIMIT: Duration = Duration::from_mins(1);
-
 async fn connect(options: AmqpOptions) -> Amqp {
     let amqp = Amqp::connect(options).unwrap();
-    amqp.connected(LIMIT).await.unwrap();
+    amqp.connected(PATIENCE).await.unwrap();
     amqp
 }
 
@@ -24,7 +22,7 @@ async fn shared() -> Amqp {
 }
 
 async fn next(consumer: &mut Consumer) -> Delivery {
-    timeout(LIMIT, consumer.next()).await.expect("a delivery did not come in time").expect("the consumer has ended")
+    in_time("a delivery", consumer.next()).await.expect("the consumer has ended")
 }
 
 async fn delete(amqp: &Amqp, queue: &str) {
@@ -50,7 +48,7 @@ async fn an_attempt_to_connect_that_is_given_up_ends_for_the_other_side_too() {
     assert!(attempt.is_err(), "nobody has answered");
     drop(sockets);
     let mut greeting = Vec::new();
-    timeout(LIMIT, peer.unwrap().0.read_to_end(&mut greeting)).await.expect("the socket was left behind").unwrap();
+    in_time("the end of the socket", peer.unwrap().0.read_to_end(&mut greeting)).await.unwrap();
     assert!(greeting.starts_with(b"AMQP"), "{greeting:?}");
 }
 
@@ -198,10 +196,10 @@ async fn a_broker_that_dies_and_comes_back_loses_nothing() {
             .await;
             assert!(amqp.depth(&pipe).await.is_err());
             server.start_again().await.unwrap();
-            amqp.connected(LIMIT).await.unwrap();
+            amqp.connected(PATIENCE).await.unwrap();
         }
         over.cancel();
     };
     tokio::join!(publishing, consuming, trouble);
-    timeout(LIMIT, amqp.close()).await.unwrap();
+    in_time("the end", amqp.close()).await;
 }
