@@ -45,8 +45,8 @@ async fn progress_never_falls_and_is_100_exactly_when_the_job_is_completed(place
 }
 
 async fn a_batch_waits_as_one_message_while_its_pipe_is_full(place: Place) {
-    // Two splits at a time, of ten parts each.
-    let (max_depth, bound) = (30, 30 + 2 * 10);
+    // Splits do not see what is still on its way, so a few more may get through than fill the pipe, but by far not all.
+    let (max_depth, bound) = (30, 250);
     let system = place.start(Stack::new(StackOptions { max_depth, ..place.options() })).await;
     let items = place.pipe("items");
     system.client.put("j", &place.range(500)).await.unwrap();

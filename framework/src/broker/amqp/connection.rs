@@ -63,11 +63,12 @@ impl Live {
 
     /// The broker owed something for too long.
     pub fn give_up(&self, what: &str, limit: Duration) -> Lost {
-        let reason = format!("the broker did not answer within {limit:?} ({what})");
-        if !self.lost.is_cancelled() {
-            tracing::warn!(%reason, "giving up the connection to the broker");
-            self.lost.cancel();
+        if self.lost.is_cancelled() {
+            return Lost("the connection is lost".into());
         }
+        let reason = format!("the broker did not answer within {limit:?} ({what})");
+        tracing::warn!(%reason, "giving up the connection to the broker");
+        self.lost.cancel();
         Lost(reason)
     }
 }

@@ -4,9 +4,11 @@
 //! - A delivery is settled on the channel that brought it, or not at all: each channel has its own way back here, which
 //!   ends with it, so a tag never reaches another channel.
 //! - Whatever ends a channel (the connection, an error, a queue that was deleted), consuming goes on with the next.
+//! - A queue that does not answer takes nothing from the consumers of others.
 //! - When the consumer is dropped, deliveries that it has handed out can still be settled.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,9 +21,10 @@ use lapin::message::Delivery as Received;
 use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, BasicRejectOptions};
 use lapin::types::{FieldTable, ShortString};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::ANSWER_LIMIT;
 use super::connection::{Line, Live, Lost};
 use super::queues::{Queues, Undeclared, headers};
 use crate::broker::{Delivery, Settlement, Settler};
@@ -34,6 +37,8 @@ const SETTLEMENTS: usize = 4096;
 /// deleted and declared again at once, nor do they receive anything from the new one, though it counts them: they would wait
 /// for ever.
 const IDLE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
+/// How long the end of a channel is waited for that nobody needs any more.
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// A channel that lived so long was no failure.
 const LONG: Duration = Duration::from_secs(10);
 
@@ -121,7 +126,14 @@ impl Subscription {
         let qos = channel.basic_qos(self.prefetch, BasicQosOptions::default());
         live.within_limit("the prefetch", qos).await?.map_err(|error| lost(&error))?;
         let consume = channel.basic_consume(queue, "".into(), BasicConsumeOptions::default(), FieldTable::default());
-        let stream = live.within_limit("consuming", consume).await?.map_err(|error| lost(&error))?;
+        let stream = tokio::select! {
+            stream = self.patiently(&live, consume) => stream?.map_err(|error| lost(&error))?,
+            () = self.closed() => {
+                // What an answer would bring yet goes back with the channel.
+                drop(timeout(CLOSE_LIMIT, channel.close(200, "done".into())).await);
+                return Ok(End::Done);
+            }
+        };
         let (sender, settlements) = mpsc::unbounded_channel();
         let mut session = Session {
             live,
@@ -132,6 +144,21 @@ impl Subscription {
             waiting: VecDeque::new(),
         };
         Ok(session.consume(self, stream).await?)
+    }
+
+    /// Waits for what one queue answers. It may be stuck although the broker is not, e.g. a quorum queue without a leader; the connection,
+    /// which serves the consumers of other queues, stays while the broker answers anything.
+    async fn patiently<T>(&self, live: &Live, answer: impl Future<Output = T>) -> Result<T, Lost> {
+        let mut answer = pin!(answer);
+        loop {
+            tokio::select! {
+                answer = timeout(ANSWER_LIMIT, &mut answer) => if let Ok(answer) = answer { return Ok(answer) },
+                () = live.lost.cancelled() => return Err(Lost("the connection is lost".into())),
+            }
+            let other = live.channel().await?;
+            drop(timeout(CLOSE_LIMIT, other.close(200, "still there".into())).await);
+            tracing::warn!(pipe = %self.pipe, "the queue does not answer, though its broker does; waiting for it");
+        }
     }
 }
 
