@@ -124,7 +124,7 @@ install_servers || { failures+=("the servers are not installed"); finish; }
 
 check format cargo fmt --all --check
 check clippy cargo clippy --workspace --all-targets -- -D warnings
-check "format of the first worker" rustfmt --check --edition 2024 --config-path . docs/first-worker/src/main.rs
+check "format of the first worker" rustfmt --check --edition 2024 docs/first-worker/src/main.rs
 
 # Built before the servers start: they need not wait, and who cannot build need not wait for them.
 check build cargo test --workspace --no-run || finish

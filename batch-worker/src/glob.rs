@@ -69,36 +69,74 @@ impl BatchPlugin for Glob {
     const NAME: &'static str = "glob";
 
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
-        let definition: Definition = serde_json::from_str(batch.definition).map_err(|error| SplitError::Definition(error.to_string()))?;
-        let pattern = Pattern::new(&definition.pattern).map_err(|error| SplitError::Definition(format!("pattern: {error}")))?;
+        let definition: Definition = serde_json::from_str(batch.definition)
+            .map_err(|error| SplitError::Definition(error.to_string()))?;
+        let pattern = Pattern::new(&definition.pattern)
+            .map_err(|error| SplitError::Definition(format!("pattern: {error}")))?;
         let root = self.root.clone();
-        let (entries, base, pattern_text) = tokio::task::spawn_blocking(move || -> Result<_, SplitError> {
-            let Definition { folder, pattern: text, entries, base } = definition;
-            match (folder, base, entries.as_slice()) {
-                // The first split pins the folder, and nothing else.
-                (Some(folder), None, []) => Ok((vec![pin(&root, &folder)?], folder, text)),
-                (None, Some(base), [only]) if only.size.is_none() => Ok((list(&root, &base, &pattern, only)?, base, text)),
-                (None, Some(base), [_, ..]) => {
-                    entries.iter().try_for_each(|entry| within(&root, &entry.path).map(drop))?;
-                    Ok((entries, base, text))
+        let (entries, base, pattern_text) =
+            tokio::task::spawn_blocking(move || -> Result<_, SplitError> {
+                let Definition {
+                    folder,
+                    pattern: text,
+                    entries,
+                    base,
+                } = definition;
+                match (folder, base, entries.as_slice()) {
+                    // The first split pins the folder, and nothing else.
+                    (Some(folder), None, []) => Ok((vec![pin(&root, &folder)?], folder, text)),
+                    (None, Some(base), [only]) if only.size.is_none() => {
+                        Ok((list(&root, &base, &pattern, only)?, base, text))
+                    }
+                    (None, Some(base), [_, ..]) => {
+                        entries
+                            .iter()
+                            .try_for_each(|entry| within(&root, &entry.path).map(drop))?;
+                        Ok((entries, base, text))
+                    }
+                    _ => Err(SplitError::Definition(
+                        "name a folder, e.g. {\"folder\": \"scans\", \"pattern\": \"**/*.tif\"}"
+                            .to_owned(),
+                    )),
                 }
-                _ => Err(SplitError::Definition("name a folder, e.g. {\"folder\": \"scans\", \"pattern\": \"**/*.tif\"}".to_owned())),
-            }
-        })
-        .await??;
+            })
+            .await??;
         let even = usize::try_from(even_size(entries.len() as u64, batch.max_parts as u64))?;
         // An even tree is worth no definition that nobody takes.
-        let size = if even > LONGEST_LIST { entries.len().div_ceil(batch.max_parts) } else { even };
+        let size = if even > LONGEST_LIST {
+            entries.len().div_ceil(batch.max_parts)
+        } else {
+            even
+        };
         entries
             .chunks(size)
             .map(|entries| match entries {
-                [Entry { path, modified, size: Some(size) }] => {
+                [
+                    Entry {
+                        path,
+                        modified,
+                        size: Some(size),
+                    },
+                ] => {
                     let (path, params) = (path.clone(), batch.params.clone());
-                    batch.item(FileItem::CLASSIFIER, &FileItem { path, size: *size, modified: *modified, params })
+                    batch.item(
+                        FileItem::CLASSIFIER,
+                        &FileItem {
+                            path,
+                            size: *size,
+                            modified: *modified,
+                            params,
+                        },
+                    )
                 }
                 entries => {
                     let (pattern, base) = (pattern_text.clone(), Some(base.clone()));
-                    let definition = Definition { folder: None, pattern, entries: entries.to_vec(), base };
+                    let definition = Definition {
+                        folder: None,
+                        pattern,
+                        entries: entries.to_vec(),
+                        base,
+                    };
                     Ok(Part::Batch(serde_json::to_string(&definition)?))
                 }
             })
@@ -107,33 +145,80 @@ impl BatchPlugin for Glob {
 }
 
 fn pin(root: &Path, folder: &str) -> Result<Entry, SplitError> {
-    let Stamp { is_folder, modified, .. } = stamp(root, folder)?;
+    let Stamp {
+        is_folder,
+        modified,
+        ..
+    } = stamp(root, folder)?;
     if !is_folder {
-        return Err(SplitError::Definition(format!("{folder:?} is not a folder")));
+        return Err(SplitError::Definition(format!(
+            "{folder:?} is not a folder"
+        )));
     }
-    Ok(Entry { path: folder.to_owned(), modified, size: None })
+    Ok(Entry {
+        path: folder.to_owned(),
+        modified,
+        size: None,
+    })
 }
 
 /// What is in a folder: files that match, and folders. Links are not followed: they may lead in circles.
-fn list(root: &Path, base: &str, pattern: &Pattern, folder: &Entry) -> Result<Vec<Entry>, SplitError> {
+fn list(
+    root: &Path,
+    base: &str,
+    pattern: &Pattern,
+    folder: &Entry,
+) -> Result<Vec<Entry>, SplitError> {
     if pin(root, &folder.path)?.modified != folder.modified {
-        return Err(SplitError::Definition(format!("the folder {:?} has changed since the batch was made", folder.path)));
+        return Err(SplitError::Definition(format!(
+            "the folder {:?} has changed since the batch was made",
+            folder.path
+        )));
     }
-    let options = MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: false };
+    let options = MatchOptions {
+        case_sensitive: true,
+        require_literal_separator: true,
+        require_literal_leading_dot: false,
+    };
     let mut entries = Vec::new();
     for entry in std::fs::read_dir(within(root, &folder.path)?)? {
         let entry = entry?;
         let metadata = entry.metadata()?;
         let Ok(name) = entry.file_name().into_string() else {
-            return Err(SplitError::Definition(format!("a name in the folder {:?} is not UTF-8", folder.path)));
+            return Err(SplitError::Definition(format!(
+                "a name in the folder {:?} is not UTF-8",
+                folder.path
+            )));
         };
-        let path = if folder.path == "." { name } else { format!("{}/{name}", folder.path) };
-        let below = if base == "." { path.as_str() } else { path.strip_prefix(base).unwrap_or(&path).trim_start_matches('/') };
-        let Stamp { is_folder, size, modified } = stamp_of(&metadata)?;
+        let path = if folder.path == "." {
+            name
+        } else {
+            format!("{}/{name}", folder.path)
+        };
+        let below = if base == "." {
+            path.as_str()
+        } else {
+            path.strip_prefix(base)
+                .unwrap_or(&path)
+                .trim_start_matches('/')
+        };
+        let Stamp {
+            is_folder,
+            size,
+            modified,
+        } = stamp_of(&metadata)?;
         if is_folder {
-            entries.push(Entry { path, modified, size: None });
+            entries.push(Entry {
+                path,
+                modified,
+                size: None,
+            });
         } else if metadata.is_file() && pattern.matches_with(below, options) {
-            entries.push(Entry { path, modified, size: Some(size) });
+            entries.push(Entry {
+                path,
+                modified,
+                size: Some(size),
+            });
         }
     }
     // The order of a listing is the file system's; a split must not depend on it.
@@ -146,8 +231,19 @@ mod tests {
     use super::*;
     use std::collections::{BTreeMap, BTreeSet};
 
-    async fn split(root: &Path, definition: &str, max_parts: usize) -> Result<Vec<Part>, SplitError> {
-        Glob::new(root).split(Batch { definition, item_type: None, params: &BTreeMap::new(), max_parts }).await
+    async fn split(
+        root: &Path,
+        definition: &str,
+        max_parts: usize,
+    ) -> Result<Vec<Part>, SplitError> {
+        Glob::new(root)
+            .split(Batch {
+                definition,
+                item_type: None,
+                params: &BTreeMap::new(),
+                max_parts,
+            })
+            .await
     }
 
     async fn files(root: &Path, definition: &str) -> BTreeSet<String> {
@@ -184,19 +280,37 @@ mod tests {
     async fn every_file_that_matches_becomes_one_item() {
         let root = tree();
         assert_eq!(files(root.path(), r#"{"folder":"."}"#).await.len(), 39);
-        assert_eq!(files(root.path(), r#"{"folder":".","pattern":"**/*.txt"}"#).await.len(), 38);
-        assert_eq!(files(root.path(), r#"{"folder":"a","pattern":"*.md"}"#).await, BTreeSet::from(["a/one.md".to_owned()]));
-        assert_eq!(files(root.path(), r#"{"folder":"a","pattern":"b/1?.txt"}"#).await.len(), 10);
+        assert_eq!(
+            files(root.path(), r#"{"folder":".","pattern":"**/*.txt"}"#)
+                .await
+                .len(),
+            38
+        );
+        assert_eq!(
+            files(root.path(), r#"{"folder":"a","pattern":"*.md"}"#).await,
+            BTreeSet::from(["a/one.md".to_owned()])
+        );
+        assert_eq!(
+            files(root.path(), r#"{"folder":"a","pattern":"b/1?.txt"}"#)
+                .await
+                .len(),
+            10
+        );
     }
 
     #[tokio::test]
     async fn a_folder_that_changes_before_it_is_listed_fails_by_name() {
         let root = tree();
         let parts = split(root.path(), r#"{"folder":"a"}"#, 10).await.unwrap();
-        let [Part::Batch(pinned)] = parts.as_slice() else { panic!("{parts:?}") };
+        let [Part::Batch(pinned)] = parts.as_slice() else {
+            panic!("{parts:?}")
+        };
         std::fs::write(root.path().join("a/new.txt"), "z").unwrap();
         let error = split(root.path(), pinned, 10).await.unwrap_err();
-        assert!(matches!(&error, SplitError::Definition(text) if text.contains("\"a\" has changed")), "{error:?}");
+        assert!(
+            matches!(&error, SplitError::Definition(text) if text.contains("\"a\" has changed")),
+            "{error:?}"
+        );
     }
 
     #[tokio::test]
@@ -207,11 +321,17 @@ mod tests {
             (r#"{"folder":"nowhere"}"#, "there is no file \"nowhere\""),
             (r#"{"folder":".."}"#, "no path below the root folder"),
             (r#"{"folder":".","pattern":"a**"}"#, "pattern: "),
-            (r#"{"base":".","entries":[{"path":"../x","modified":0,"size":1}]}"#, "no path below the root folder"),
+            (
+                r#"{"base":".","entries":[{"path":"../x","modified":0,"size":1}]}"#,
+                "no path below the root folder",
+            ),
             (r"{}", "name a folder"),
         ] {
             let error = split(root.path(), definition, 10).await.unwrap_err();
-            assert!(matches!(&error, SplitError::Definition(found) if found.contains(text)), "{definition}: {error:?}");
+            assert!(
+                matches!(&error, SplitError::Definition(found) if found.contains(text)),
+                "{definition}: {error:?}"
+            );
         }
     }
 }

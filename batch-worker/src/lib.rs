@@ -48,9 +48,13 @@ impl std::str::FromStr for Results {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "none" | "RETURN_NONE" => Ok(Self::None),
-            "only-of-empty-batches" | "RETURN_ONLY_IF_ZERO_SUBTASKS" => Ok(Self::OnlyOfEmptyBatches),
+            "only-of-empty-batches" | "RETURN_ONLY_IF_ZERO_SUBTASKS" => {
+                Ok(Self::OnlyOfEmptyBatches)
+            }
             "all" | "RETURN_ALL" => Ok(Self::All),
-            other => Err(format!("{other:?} is no kind of results; write none, only-of-empty-batches or all")),
+            other => Err(format!(
+                "{other:?} is no kind of results; write none, only-of-empty-batches or all"
+            )),
         }
     }
 }
@@ -127,12 +131,19 @@ impl BatchWorker {
         let batch_type = task.batch_type.as_deref().unwrap_or_default();
         let plugin = self.plugins.get(batch_type).ok_or_else(|| {
             let known = self.plugins.keys().copied().collect::<Vec<_>>().join(", ");
-            TaskError::failed(format!("Invalid batch type  {batch_type:?}; this batch worker knows {known}"))
+            TaskError::failed(format!(
+                "Invalid batch type  {batch_type:?}; this batch worker knows {known}"
+            ))
         })?;
-        let definition = task.batch_definition.as_deref().ok_or_else(|| TaskError::failed("the batch has no batchDefinition"))?;
+        let definition = task
+            .batch_definition
+            .as_deref()
+            .ok_or_else(|| TaskError::failed("the batch has no batchDefinition"))?;
         if definition.len() > MAX_DEFINITION {
             let size = definition.len();
-            return Err(TaskError::failed(format!("the batch definition has {size} bytes; the limit is {MAX_DEFINITION}")));
+            return Err(TaskError::failed(format!(
+                "the batch definition has {size} bytes; the limit is {MAX_DEFINITION}"
+            )));
         }
         let no_params = BTreeMap::new();
         let batch = Batch {
@@ -142,7 +153,9 @@ impl BatchWorker {
             max_parts: self.max_parts,
         };
         plugin.split(batch).await.map_err(|error| match error {
-            SplitError::Definition(flaw) => TaskError::failed(format!("batch definition of {batch_type}: {flaw}")),
+            SplitError::Definition(flaw) => {
+                TaskError::failed(format!("batch definition of {batch_type}: {flaw}"))
+            }
             SplitError::Trouble(trouble) => TaskError::retry(trouble),
         })
     }
@@ -154,13 +167,20 @@ impl Worker for BatchWorker {
 
     async fn run(&self, task: BatchTask, ctx: Context) -> Result<Reply<BatchResult>, TaskError> {
         let target = task.target_pipe.clone().filter(|pipe| !pipe.is_empty());
-        let target = target.ok_or_else(|| TaskError::failed("the batch has no targetPipe for its items"))?;
+        let target =
+            target.ok_or_else(|| TaskError::failed("the batch has no targetPipe for its items"))?;
         if target.len() > MAX_PIPE {
             let size = target.len();
-            return Err(TaskError::failed(format!("the targetPipe has {size} bytes; the limit is {MAX_PIPE}")));
+            return Err(TaskError::failed(format!(
+                "the targetPipe has {size} bytes; the limit is {MAX_PIPE}"
+            )));
         }
         // A depth that cannot be told stops nobody.
-        if ctx.depth(&target).await.is_ok_and(|depth| depth > self.max_depth) {
+        if ctx
+            .depth(&target)
+            .await
+            .is_ok_and(|depth| depth > self.max_depth)
+        {
             return Err(TaskError::later(WHILE_FULL));
         }
         let parts = self.split(&task).await?;
@@ -176,7 +196,14 @@ impl Worker for BatchWorker {
             ctx.check_cancelled()?;
             match part {
                 Part::Batch(definition) => {
-                    ctx.dispatch(&own_input, &BatchTask { batch_definition: Some(definition), ..task.clone() }).await?;
+                    ctx.dispatch(
+                        &own_input,
+                        &BatchTask {
+                            batch_definition: Some(definition),
+                            ..task.clone()
+                        },
+                    )
+                    .await?;
                 }
                 Part::Item(payload) => ctx.dispatch_payload(&target, payload).await?,
             }
@@ -185,8 +212,14 @@ impl Worker for BatchWorker {
             return Ok(Reply::none());
         }
         // The job, or where the items went when there is none.
-        let job = ctx.job_task_id().and_then(|id| id.split('.').next()).filter(|job| !job.is_empty());
-        Ok(Reply::send(BatchResult { batch_task: job.unwrap_or(&target).to_owned() }).and_complete())
+        let job = ctx
+            .job_task_id()
+            .and_then(|id| id.split('.').next())
+            .filter(|job| !job.is_empty());
+        Ok(Reply::send(BatchResult {
+            batch_task: job.unwrap_or(&target).to_owned(),
+        })
+        .and_complete())
     }
 }
 
@@ -219,7 +252,10 @@ mod tests {
         let run = testing::run(&BatchWorker::new(1000).with(Range), batch("range", "3-5")).await;
         let items = run.dispatched::<RangeItem>();
         assert_eq!(
-            items.iter().map(|(pipe, item)| (pipe.as_str(), item.number)).collect::<Vec<_>>(),
+            items
+                .iter()
+                .map(|(pipe, item)| (pipe.as_str(), item.number))
+                .collect::<Vec<_>>(),
             [("items", 3), ("items", 4), ("items", 5)]
         );
     }
@@ -235,17 +271,35 @@ mod tests {
     #[tokio::test]
     async fn what_cannot_be_split_fails_and_says_why() {
         let worker = BatchWorker::new(1000).with(Range).with(Lines::new("."));
-        let no_target = BatchTask { target_pipe: None, ..batch("range", "1-2") };
-        let no_definition = BatchTask { batch_definition: None, ..batch("range", "1-2") };
+        let no_target = BatchTask {
+            target_pipe: None,
+            ..batch("range", "1-2")
+        };
+        let no_definition = BatchTask {
+            batch_definition: None,
+            ..batch("range", "1-2")
+        };
         let too_large = batch("range", &" ".repeat(MAX_DEFINITION + 1));
         for (task, text) in [
-            (batch("rnage", "1-2"), "Invalid batch type  \"rnage\"; this batch worker knows lines, range"),
-            (batch("range", "1-x"), "batch definition of range: at character 3: \"x\" is no number"),
+            (
+                batch("rnage", "1-2"),
+                "Invalid batch type  \"rnage\"; this batch worker knows lines, range",
+            ),
+            (
+                batch("range", "1-x"),
+                "batch definition of range: at character 3: \"x\" is no number",
+            ),
             (no_target, "the batch has no targetPipe for its items"),
             (no_definition, "the batch has no batchDefinition"),
-            (too_large, "the batch definition has 4194305 bytes; the limit is 4194304"),
+            (
+                too_large,
+                "the batch definition has 4194305 bytes; the limit is 4194304",
+            ),
         ] {
-            assert_eq!(testing::run(&worker, task).await.failure().as_deref(), Some(text));
+            assert_eq!(
+                testing::run(&worker, task).await.failure().as_deref(),
+                Some(text)
+            );
         }
     }
 }

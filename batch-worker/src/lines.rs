@@ -68,9 +68,12 @@ impl BatchPlugin for Lines {
     const NAME: &'static str = "lines";
 
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
-        let definition: Definition = serde_json::from_str(batch.definition).map_err(|error| SplitError::Definition(error.to_string()))?;
+        let definition: Definition = serde_json::from_str(batch.definition)
+            .map_err(|error| SplitError::Definition(error.to_string()))?;
         if definition.lines_per_item == 0 {
-            return Err(SplitError::Definition("linesPerItem must be at least 1".to_owned()));
+            return Err(SplitError::Definition(
+                "linesPerItem must be at least 1".to_owned(),
+            ));
         }
         let (root, max_parts) = (self.root.clone(), batch.max_parts);
         // Files are read on a thread that may wait for them.
@@ -78,19 +81,35 @@ impl BatchPlugin for Lines {
             let lines_per_item = definition.lines_per_item;
             let segments = pin(&root, definition)?;
             let is_leaf = total(&segments) <= LEAF_BYTES && segments.len() <= max_parts;
-            let ranges = if is_leaf { find_lines(&root, &segments, lines_per_item, max_parts)? } else { None };
+            let ranges = if is_leaf {
+                find_lines(&root, &segments, lines_per_item, max_parts)?
+            } else {
+                None
+            };
             Ok(((segments, lines_per_item), ranges))
         })
         .await??;
         match ranges {
             Some(ranges) => ranges
                 .into_iter()
-                .map(|range| batch.item(LineRange::CLASSIFIER, &LineRange { params: batch.params.clone(), ..range }))
+                .map(|range| {
+                    batch.item(
+                        LineRange::CLASSIFIER,
+                        &LineRange {
+                            params: batch.params.clone(),
+                            ..range
+                        },
+                    )
+                })
                 .collect(),
             None => partition(segments.0, max_parts)
                 .into_iter()
                 .map(|segments_of_part| {
-                    let definition = Definition { files: Vec::new(), segments: segments_of_part, lines_per_item: segments.1 };
+                    let definition = Definition {
+                        files: Vec::new(),
+                        segments: segments_of_part,
+                        lines_per_item: segments.1,
+                    };
                     Ok(Part::Batch(serde_json::to_string(&definition)?))
                 })
                 .collect(),
@@ -102,23 +121,41 @@ impl BatchPlugin for Lines {
 fn pin(root: &Path, definition: Definition) -> Result<Vec<Segment>, SplitError> {
     let mut segments = definition.segments;
     for path in definition.files {
-        let Stamp { is_folder, size, modified } = stamp(root, &path)?;
+        let Stamp {
+            is_folder,
+            size,
+            modified,
+        } = stamp(root, &path)?;
         if is_folder {
             return Err(SplitError::Definition(format!("{path:?} is not a file")));
         }
         if size > 0 {
-            segments.push(Segment { path, size, modified, from: 0, to: size });
+            segments.push(Segment {
+                path,
+                size,
+                modified,
+                from: 0,
+                to: size,
+            });
         }
     }
     Ok(segments)
 }
 
 fn total(segments: &[Segment]) -> u64 {
-    segments.iter().map(|segment| segment.to.saturating_sub(segment.from)).sum()
+    segments
+        .iter()
+        .map(|segment| segment.to.saturating_sub(segment.from))
+        .sum()
 }
 
 /// The items of some segments; `None` when they are more than `max_parts`.
-fn find_lines(root: &Path, segments: &[Segment], lines_per_item: u64, max_parts: usize) -> Result<Option<Vec<LineRange>>, SplitError> {
+fn find_lines(
+    root: &Path,
+    segments: &[Segment],
+    lines_per_item: u64,
+    max_parts: usize,
+) -> Result<Option<Vec<LineRange>>, SplitError> {
     let mut ranges = Vec::new();
     for segment in segments {
         let now = stamp(root, &segment.path)?;
@@ -129,7 +166,10 @@ fn find_lines(root: &Path, segments: &[Segment], lines_per_item: u64, max_parts:
                 now.size
             )));
         }
-        let mut reader = BufReader::with_capacity(64 * 1024, std::fs::File::open(within(root, &segment.path)?)?);
+        let mut reader = BufReader::with_capacity(
+            64 * 1024,
+            std::fs::File::open(within(root, &segment.path)?)?,
+        );
         let mut at = first_line_start(&mut reader, segment)?;
         while at < segment.to {
             if ranges.len() == max_parts {
@@ -140,15 +180,31 @@ fn find_lines(root: &Path, segments: &[Segment], lines_per_item: u64, max_parts:
                 at += skip_line(&mut reader)?;
                 lines += 1;
             }
-            let Segment { path, size, modified, .. } = segment.clone();
-            ranges.push(LineRange { path, offset, length: at - offset, lines, size, modified, params: std::collections::BTreeMap::new() });
+            let Segment {
+                path,
+                size,
+                modified,
+                ..
+            } = segment.clone();
+            ranges.push(LineRange {
+                path,
+                offset,
+                length: at - offset,
+                lines,
+                size,
+                modified,
+                params: std::collections::BTreeMap::new(),
+            });
         }
     }
     Ok(Some(ranges))
 }
 
 /// Where the first line of the segment begins; the reader stands there.
-fn first_line_start<R: BufRead + Seek>(reader: &mut R, segment: &Segment) -> Result<u64, SplitError> {
+fn first_line_start<R: BufRead + Seek>(
+    reader: &mut R,
+    segment: &Segment,
+) -> Result<u64, SplitError> {
     if segment.from == 0 {
         return Ok(0);
     }
@@ -184,7 +240,11 @@ fn partition(segments: Vec<Segment>, max_parts: usize) -> Vec<Vec<Segment>> {
     let half = (max_parts - 1) / 2;
     let is_small = bytes <= LEAF_BYTES;
     // Small, and here all the same: the lines are too many for one split.
-    let (least_bytes, least_count) = if is_small { (1, 1) } else { (LEAF_BYTES, max_parts / 2) };
+    let (least_bytes, least_count) = if is_small {
+        (1, 1)
+    } else {
+        (LEAF_BYTES, max_parts / 2)
+    };
     let group_bytes = bytes.div_ceil(half as u64).max(least_bytes);
     let group_count = count.div_ceil(half).max(least_count);
     let mut groups = vec![Vec::new()];
@@ -199,7 +259,10 @@ fn partition(segments: Vec<Segment>, max_parts: usize) -> Vec<Vec<Segment>> {
             }
             let cut = segment.to.min(segment.from + room);
             room -= cut - segment.from;
-            groups[last].push(Segment { to: cut, ..segment.clone() });
+            groups[last].push(Segment {
+                to: cut,
+                ..segment.clone()
+            });
             segment.from = cut;
         }
     }
@@ -212,8 +275,19 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    async fn split(root: &Path, definition: &str, max_parts: usize) -> Result<Vec<Part>, SplitError> {
-        Lines::new(root).split(Batch { definition, item_type: None, params: &BTreeMap::new(), max_parts }).await
+    async fn split(
+        root: &Path,
+        definition: &str,
+        max_parts: usize,
+    ) -> Result<Vec<Part>, SplitError> {
+        Lines::new(root)
+            .split(Batch {
+                definition,
+                item_type: None,
+                params: &BTreeMap::new(),
+                max_parts,
+            })
+            .await
     }
 
     /// All items of a batch, split to the end.
@@ -285,11 +359,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.txt");
         std::fs::write(&file, "x\n".repeat(1_000_000)).unwrap();
-        let parts = split(folder.path(), r#"{"files":["a.txt"]}"#, 10).await.unwrap();
-        let Part::Batch(part) = &parts[0] else { panic!("{parts:?}") };
+        let parts = split(folder.path(), r#"{"files":["a.txt"]}"#, 10)
+            .await
+            .unwrap();
+        let Part::Batch(part) = &parts[0] else {
+            panic!("{parts:?}")
+        };
         std::fs::write(&file, "y\n").unwrap();
         let error = split(folder.path(), part, 10).await.unwrap_err();
-        assert!(matches!(&error, SplitError::Definition(text) if text.contains("\"a.txt\" has changed")), "{error:?}");
+        assert!(
+            matches!(&error, SplitError::Definition(text) if text.contains("\"a.txt\" has changed")),
+            "{error:?}"
+        );
     }
 
     #[tokio::test]
@@ -299,13 +380,25 @@ mod tests {
             ("{\"files\":[\n1]}", "line 2 column 1"),
             (r#"{"flies":[]}"#, "unknown field `flies`"),
             (r#"{"files":["nowhere"]}"#, "there is no file \"nowhere\""),
-            (r#"{"files":["../etc/passwd"]}"#, "no path below the root folder"),
-            (r#"{"files":["/etc/passwd"]}"#, "no path below the root folder"),
+            (
+                r#"{"files":["../etc/passwd"]}"#,
+                "no path below the root folder",
+            ),
+            (
+                r#"{"files":["/etc/passwd"]}"#,
+                "no path below the root folder",
+            ),
             (r#"{"files":["."]}"#, "is not a file"),
-            (r#"{"files":[],"linesPerItem":0}"#, "linesPerItem must be at least 1"),
+            (
+                r#"{"files":[],"linesPerItem":0}"#,
+                "linesPerItem must be at least 1",
+            ),
         ] {
             let error = split(folder.path(), definition, 10).await.unwrap_err();
-            assert!(matches!(&error, SplitError::Definition(found) if found.contains(text)), "{definition}: {error:?}");
+            assert!(
+                matches!(&error, SplitError::Definition(found) if found.contains(text)),
+                "{definition}: {error:?}"
+            );
         }
     }
 }

@@ -13,14 +13,25 @@ impl BatchPlugin for List {
     const NAME: &'static str = "list";
 
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
-        let values: Vec<&RawValue> = serde_json::from_str(batch.definition).map_err(|error| SplitError::Definition(error.to_string()))?;
+        let values: Vec<&RawValue> = serde_json::from_str(batch.definition)
+            .map_err(|error| SplitError::Definition(error.to_string()))?;
         let size = even_size(values.len() as u64, batch.max_parts as u64);
         if size == 1 {
-            let item =
-                |value: &RawValue| batch.item(ListItem::CLASSIFIER, &ListItem { value: value.to_owned(), params: batch.params.clone() });
+            let item = |value: &RawValue| {
+                batch.item(
+                    ListItem::CLASSIFIER,
+                    &ListItem {
+                        value: value.to_owned(),
+                        params: batch.params.clone(),
+                    },
+                )
+            };
             return values.into_iter().map(item).collect();
         }
-        values.chunks(usize::try_from(size)?).map(|values| Ok(Part::Batch(serde_json::to_string(values)?))).collect()
+        values
+            .chunks(usize::try_from(size)?)
+            .map(|values| Ok(Part::Batch(serde_json::to_string(values)?)))
+            .collect()
     }
 }
 
@@ -30,7 +41,13 @@ mod tests {
     use std::collections::BTreeMap;
 
     async fn split(definition: &str, max_parts: usize) -> Result<Vec<Part>, SplitError> {
-        List.split(Batch { definition, item_type: None, params: &BTreeMap::new(), max_parts }).await
+        List.split(Batch {
+            definition,
+            item_type: None,
+            params: &BTreeMap::new(),
+            max_parts,
+        })
+        .await
     }
 
     #[tokio::test]
@@ -39,7 +56,11 @@ mod tests {
         let values: Vec<String> = parts
             .iter()
             .map(|part| match part {
-                Part::Item(item) => serde_json::from_slice::<ListItem>(&item.data).unwrap().value.get().to_owned(),
+                Part::Item(item) => serde_json::from_slice::<ListItem>(&item.data)
+                    .unwrap()
+                    .value
+                    .get()
+                    .to_owned(),
                 Part::Batch(_) => panic!("{part:?}"),
             })
             .collect();
@@ -49,16 +70,25 @@ mod tests {
     #[tokio::test]
     async fn a_long_list_becomes_lists() {
         let numbers: Vec<u32> = (0..25).collect();
-        let parts = split(&serde_json::to_string(&numbers).unwrap(), 10).await.unwrap();
+        let parts = split(&serde_json::to_string(&numbers).unwrap(), 10)
+            .await
+            .unwrap();
         assert_eq!(parts.len(), 3);
         assert_eq!(parts[2], Part::Batch("[20,21,22,23,24]".into()));
     }
 
     #[tokio::test]
     async fn what_is_no_list_is_named_with_its_place() {
-        for (definition, text) in [("[1,", "line 1 column 3"), ("{}", "expected a sequence"), ("", "line 1 column 0")] {
+        for (definition, text) in [
+            ("[1,", "line 1 column 3"),
+            ("{}", "expected a sequence"),
+            ("", "line 1 column 0"),
+        ] {
             let error = split(definition, 10).await.unwrap_err();
-            assert!(matches!(&error, SplitError::Definition(found) if found.contains(text)), "{definition}: {error:?}");
+            assert!(
+                matches!(&error, SplitError::Definition(found) if found.contains(text)),
+                "{definition}: {error:?}"
+            );
         }
         assert_eq!(split("[]", 10).await.unwrap(), []);
     }

@@ -34,7 +34,8 @@ pub trait BatchPlugin: Send + Sync + 'static {
 
     /// Splits a batch once: into items, or into sub-batches that are split in turn, or both. The same definition must
     /// always give the same parts in the same order, and no more than `max_parts`.
-    fn split(&self, batch: Batch<'_>) -> impl Future<Output = Result<Vec<Part>, SplitError>> + Send;
+    fn split(&self, batch: Batch<'_>)
+    -> impl Future<Output = Result<Vec<Part>, SplitError>> + Send;
 }
 
 /// A batch to split.
@@ -51,9 +52,18 @@ pub struct Batch<'a> {
 
 impl Batch<'_> {
     /// An item with this data; its classifier is the batch's item type, or this one.
-    pub fn item<T: serde::Serialize + ?Sized>(&self, default_type: &str, data: &T) -> Result<Part, SplitError> {
-        let data = serde_json::to_vec(data).map_err(|error| SplitError::Definition(error.to_string()))?;
-        Ok(Part::Item(Payload { classifier: self.item_type.unwrap_or(default_type).to_owned(), api_version: 1, data }))
+    pub fn item<T: serde::Serialize + ?Sized>(
+        &self,
+        default_type: &str,
+        data: &T,
+    ) -> Result<Part, SplitError> {
+        let data =
+            serde_json::to_vec(data).map_err(|error| SplitError::Definition(error.to_string()))?;
+        Ok(Part::Item(Payload {
+            classifier: self.item_type.unwrap_or(default_type).to_owned(),
+            api_version: 1,
+            data,
+        }))
     }
 }
 
@@ -84,7 +94,10 @@ impl<E: Error + Send + Sync + 'static> From<E> for SplitError {
 /// A plugin behind a pointer.
 pub(crate) trait AnyPlugin: Send + Sync {
     fn name(&self) -> &'static str;
-    fn split<'a>(&'a self, batch: Batch<'a>) -> Pin<Box<dyn Future<Output = Result<Vec<Part>, SplitError>> + Send + 'a>>;
+    fn split<'a>(
+        &'a self,
+        batch: Batch<'a>,
+    ) -> Pin<Box<dyn Future<Output = Result<Vec<Part>, SplitError>> + Send + 'a>>;
 }
 
 impl<P: BatchPlugin> AnyPlugin for P {
@@ -92,7 +105,10 @@ impl<P: BatchPlugin> AnyPlugin for P {
         P::NAME
     }
 
-    fn split<'a>(&'a self, batch: Batch<'a>) -> Pin<Box<dyn Future<Output = Result<Vec<Part>, SplitError>> + Send + 'a>> {
+    fn split<'a>(
+        &'a self,
+        batch: Batch<'a>,
+    ) -> Pin<Box<dyn Future<Output = Result<Vec<Part>, SplitError>> + Send + 'a>> {
         Box::pin(BatchPlugin::split(self, batch))
     }
 }

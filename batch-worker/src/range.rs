@@ -15,24 +15,47 @@ impl BatchPlugin for Range {
         let (first, last) = parse(batch.definition)?;
         let size = even_size((last - first).saturating_add(1), batch.max_parts as u64);
         if size == 1 {
-            let item = |number| batch.item(RangeItem::CLASSIFIER, &RangeItem { number, params: batch.params.clone() });
+            let item = |number| {
+                batch.item(
+                    RangeItem::CLASSIFIER,
+                    &RangeItem {
+                        number,
+                        params: batch.params.clone(),
+                    },
+                )
+            };
             return (first..=last).map(item).collect();
         }
-        let starts = std::iter::successors(Some(first), |start| start.checked_add(size).filter(|next| *next <= last));
-        Ok(starts.map(|start| Part::Batch(format!("{start}-{}", start.saturating_add(size - 1).min(last)))).collect())
+        let starts = std::iter::successors(Some(first), |start| {
+            start.checked_add(size).filter(|next| *next <= last)
+        });
+        Ok(starts
+            .map(|start| {
+                Part::Batch(format!(
+                    "{start}-{}",
+                    start.saturating_add(size - 1).min(last)
+                ))
+            })
+            .collect())
     }
 }
 
 fn parse(definition: &str) -> Result<(u64, u64), SplitError> {
     let Some((first, last)) = definition.split_once('-') else {
-        return Err(SplitError::Definition(format!("{definition:?} is no range; write FIRST-LAST, e.g. 1-1000")));
+        return Err(SplitError::Definition(format!(
+            "{definition:?} is no range; write FIRST-LAST, e.g. 1-1000"
+        )));
     };
     let number = |text: &str, place: usize| {
-        text.trim().parse::<u64>().map_err(|_| SplitError::Definition(format!("at character {place}: {text:?} is no number")))
+        text.trim().parse::<u64>().map_err(|_| {
+            SplitError::Definition(format!("at character {place}: {text:?} is no number"))
+        })
     };
     let (first_number, last_number) = (number(first, 1)?, number(last, first.chars().count() + 2)?);
     if first_number > last_number {
-        return Err(SplitError::Definition(format!("the range begins with {first_number} but ends with {last_number}, before it")));
+        return Err(SplitError::Definition(format!(
+            "the range begins with {first_number} but ends with {last_number}, before it"
+        )));
     }
     Ok((first_number, last_number))
 }
@@ -44,7 +67,14 @@ mod tests {
     use std::collections::BTreeMap;
 
     async fn split(definition: &str, max_parts: usize) -> Result<Vec<Part>, SplitError> {
-        Range.split(Batch { definition, item_type: None, params: &BTreeMap::new(), max_parts }).await
+        Range
+            .split(Batch {
+                definition,
+                item_type: None,
+                params: &BTreeMap::new(),
+                max_parts,
+            })
+            .await
     }
 
     /// All numbers in order, and the number of splits.
@@ -53,11 +83,19 @@ mod tests {
         while let Some(definition) = open.pop() {
             splits += 1;
             let parts = split(&definition, max_parts).await.unwrap();
-            assert!(!parts.is_empty() && parts.len() <= max_parts, "{definition} has {} parts", parts.len());
+            assert!(
+                !parts.is_empty() && parts.len() <= max_parts,
+                "{definition} has {} parts",
+                parts.len()
+            );
             for part in parts.into_iter().rev() {
                 match part {
                     Part::Batch(definition) => open.push(definition),
-                    Part::Item(item) => numbers.push(serde_json::from_slice::<RangeItem>(&item.data).unwrap().number),
+                    Part::Item(item) => numbers.push(
+                        serde_json::from_slice::<RangeItem>(&item.data)
+                            .unwrap()
+                            .number,
+                    ),
                 }
             }
         }
@@ -76,7 +114,9 @@ mod tests {
     async fn the_largest_numbers_do_not_overflow() {
         let parts = split("0-18446744073709551615", 10).await.unwrap();
         assert!(parts.len() <= 10);
-        assert!(matches!(parts.last(), Some(Part::Batch(last)) if last.ends_with("-18446744073709551615")));
+        assert!(
+            matches!(parts.last(), Some(Part::Batch(last)) if last.ends_with("-18446744073709551615"))
+        );
     }
 
     proptest! {

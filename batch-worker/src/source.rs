@@ -18,23 +18,37 @@ pub struct Stamp {
 /// How the path below the root looks now.
 pub fn stamp(root: &Path, path: &str) -> Result<Stamp, SplitError> {
     let metadata = std::fs::metadata(within(root, path)?).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => SplitError::Definition(format!("there is no file {path:?}")),
+        std::io::ErrorKind::NotFound => {
+            SplitError::Definition(format!("there is no file {path:?}"))
+        }
         _ => SplitError::from(error),
     })?;
     stamp_of(&metadata)
 }
 
 pub fn stamp_of(metadata: &std::fs::Metadata) -> Result<Stamp, SplitError> {
-    let modified = metadata.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    Ok(Stamp { is_folder: metadata.is_dir(), size: metadata.len(), modified: i64::try_from(modified).unwrap_or(i64::MAX) })
+    let modified = metadata
+        .modified()?
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_nanos();
+    Ok(Stamp {
+        is_folder: metadata.is_dir(),
+        size: metadata.len(),
+        modified: i64::try_from(modified).unwrap_or(i64::MAX),
+    })
 }
 
 /// The path below the root; one that would leave it is refused.
 pub fn within(root: &Path, path: &str) -> Result<PathBuf, SplitError> {
-    let stays = Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    let stays = Path::new(path)
+        .components()
+        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     if stays && !path.is_empty() {
         Ok(root.join(path))
     } else {
-        Err(SplitError::Definition(format!("{path:?} is no path below the root folder")))
+        Err(SplitError::Definition(format!(
+            "{path:?} is no path below the root folder"
+        )))
     }
 }

@@ -22,7 +22,9 @@ use tempfile::TempDir;
 use crate::watch::Show;
 use crate::{Running, Stack, StackOptions};
 
-pub use cancelled_job::{CancelOptions, CancelResult, PacedOptions, run as run_cancelled_job, run_paced_worker};
+pub use cancelled_job::{
+    CancelOptions, CancelResult, PacedOptions, run as run_cancelled_job, run_paced_worker,
+};
 pub use many_jobs::{ManyJobsResult, run as run_many_jobs};
 pub use one_job::{BenchResult, run as run_one_job};
 pub use reads::{ReadTimes, ReadsOptions, ReadsResult, run as run_reads};
@@ -42,7 +44,12 @@ pub struct Pipes {
 impl Pipes {
     pub fn of(name: &str) -> Self {
         let pipe = |what: &str| format!("{name}-{what}");
-        Self { batch: pipe("batch-in"), tracking: pipe("jobtracking-in"), input: pipe("worker-in"), output: pipe("worker-out") }
+        Self {
+            batch: pipe("batch-in"),
+            tracking: pipe("jobtracking-in"),
+            input: pipe("worker-in"),
+            output: pipe("worker-out"),
+        }
     }
 }
 
@@ -68,7 +75,10 @@ pub struct BenchOptions {
 async fn start(options: &BenchOptions) -> anyhow::Result<(Running, Arc<AtomicU64>, TempDir)> {
     ensure!(options.items > 0, "--items must be at least 1");
     let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
-    let data = options.data.clone().unwrap_or_else(|| temporary.path().to_owned());
+    let data = options
+        .data
+        .clone()
+        .unwrap_or_else(|| temporary.path().to_owned());
     let stack_options = StackOptions {
         database: options.database.clone(),
         broker: options.broker.clone(),
@@ -79,7 +89,10 @@ async fn start(options: &BenchOptions) -> anyhow::Result<(Running, Arc<AtomicU64
         tracking_pipe: options.pipes.tracking.clone(),
         ..StackOptions::embedded(data)
     };
-    let worker = NoOp { executed: Arc::default(), with_output: options.with_output };
+    let worker = NoOp {
+        executed: Arc::default(),
+        with_output: options.with_output,
+    };
     let executed = Arc::clone(&worker.executed);
     let settings = Settings {
         input: options.pipes.input.clone(),
@@ -89,7 +102,10 @@ async fn start(options: &BenchOptions) -> anyhow::Result<(Running, Arc<AtomicU64
         prefetch: options.prefetch,
         ..Settings::new("worker-bench")
     };
-    let running = Stack::new(stack_options).worker(settings, worker).start().await?;
+    let running = Stack::new(stack_options)
+        .worker(settings, worker)
+        .start()
+        .await?;
     Ok((running, executed, temporary))
 }
 
@@ -98,7 +114,8 @@ fn new_job(items: u64, pipes: &Pipes, outputs_of: Option<&str>) -> NewJob {
     let batch = BatchTask {
         batch_definition: Some(format!("1-{items}")),
         batch_type: Some("range".to_owned()),
-        task_message_params: outputs_of.map(|run| BTreeMap::from([(RUN.to_owned(), run.to_owned())])),
+        task_message_params: outputs_of
+            .map(|run| BTreeMap::from([(RUN.to_owned(), run.to_owned())])),
         target_pipe: Some(pipes.input.clone()),
         ..BatchTask::default()
     };
@@ -124,7 +141,10 @@ fn peak_memory_bytes() -> u64 {
 fn memory_bytes(process: &str, line: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let value = status.lines().find_map(|text| text.strip_prefix(line));
-    value.and_then(|value| value.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
+    value
+        .and_then(|value| value.trim().trim_end_matches(" kB").parse::<u64>().ok())
+        .unwrap_or(0)
+        * 1024
 }
 
 /// Does nothing, and counts how often.
@@ -151,6 +171,13 @@ impl Worker for NoOp {
 
     async fn run(&self, task: RangeItem, _: Context) -> Result<Reply<Done>, TaskError> {
         self.executed.fetch_add(1, Ordering::Relaxed);
-        Ok(if self.with_output { Reply::send(Done { number: task.number, params: task.params }) } else { Reply::none() })
+        Ok(if self.with_output {
+            Reply::send(Done {
+                number: task.number,
+                params: task.params,
+            })
+        } else {
+            Reply::none()
+        })
     }
 }

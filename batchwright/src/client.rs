@@ -17,7 +17,9 @@ pub struct Client {
 /// What a request came to.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    #[error("cannot reach the job service at {url}: {reason}; is it running, and is the URL right?")]
+    #[error(
+        "cannot reach the job service at {url}: {reason}; is it running, and is the URL right?"
+    )]
     Unreachable { url: String, reason: String },
     /// The service said no.
     #[error("{message} (HTTP {status})")]
@@ -35,8 +37,15 @@ impl Client {
         let http = reqwest::Client::builder()
             .timeout(Duration::from_secs(30))
             .build()
-            .map_err(|error| ClientError::Unreachable { url: base.clone(), reason: error.to_string() })?;
-        Ok(Self { http, base, partition: partition.to_owned() })
+            .map_err(|error| ClientError::Unreachable {
+                url: base.clone(),
+                reason: error.to_string(),
+            })?;
+        Ok(Self {
+            http,
+            base,
+            partition: partition.to_owned(),
+        })
     }
 
     /// Creates a job; false when the same request had created it before.
@@ -64,51 +73,114 @@ impl Client {
     pub async fn watch(&self, job: &str) -> Result<Watch, ClientError> {
         let url = format!("{}/events", self.job_url(job));
         // It lasts as long as the job.
-        let request = self.http.get(&url).timeout(Duration::from_secs(u64::from(u32::MAX)));
-        let response = request.send().await.map_err(|error| self.unreachable(&error))?;
+        let request = self
+            .http
+            .get(&url)
+            .timeout(Duration::from_secs(u64::from(u32::MAX)));
+        let response = request
+            .send()
+            .await
+            .map_err(|error| self.unreachable(&error))?;
         let status = response.status();
         if status.is_success() {
-            return Ok(Watch { response, read: Vec::new() });
+            return Ok(Watch {
+                response,
+                read: Vec::new(),
+            });
         }
-        let body = response.text().await.map_err(|error| self.unreachable(&error))?;
+        let body = response
+            .text()
+            .await
+            .map_err(|error| self.unreachable(&error))?;
         Err(refused(status, &body, &url))
     }
 
     pub async fn cancel(&self, job: &str) -> Result<(), ClientError> {
-        self.send(Method::POST, &format!("{}/cancel", self.job_url(job)), Vec::new()).await.map(drop)
+        self.send(
+            Method::POST,
+            &format!("{}/cancel", self.job_url(job)),
+            Vec::new(),
+        )
+        .await
+        .map(drop)
     }
 
     pub async fn pause(&self, job: &str) -> Result<(), ClientError> {
-        self.send(Method::POST, &format!("{}/pause", self.job_url(job)), Vec::new()).await.map(drop)
+        self.send(
+            Method::POST,
+            &format!("{}/pause", self.job_url(job)),
+            Vec::new(),
+        )
+        .await
+        .map(drop)
     }
 
     pub async fn resume(&self, job: &str) -> Result<(), ClientError> {
-        self.send(Method::POST, &format!("{}/resume", self.job_url(job)), Vec::new()).await.map(drop)
+        self.send(
+            Method::POST,
+            &format!("{}/resume", self.job_url(job)),
+            Vec::new(),
+        )
+        .await
+        .map(drop)
     }
 
     pub async fn delete(&self, job: &str) -> Result<(), ClientError> {
-        self.send(Method::DELETE, &self.job_url(job), Vec::new()).await.map(drop)
+        self.send(Method::DELETE, &self.job_url(job), Vec::new())
+            .await
+            .map(drop)
     }
 
     fn partition_url(&self, what: &str, query: &[(&str, String)]) -> String {
-        let query: Vec<String> = query.iter().map(|(name, value)| format!("{name}={}", encode(value))).collect();
-        format!("{}/partitions/{}/{what}?{}", self.base, encode(&self.partition), query.join("&"))
+        let query: Vec<String> = query
+            .iter()
+            .map(|(name, value)| format!("{name}={}", encode(value)))
+            .collect();
+        format!(
+            "{}/partitions/{}/{what}?{}",
+            self.base,
+            encode(&self.partition),
+            query.join("&")
+        )
     }
 
     fn job_url(&self, job: &str) -> String {
-        format!("{}/partitions/{}/jobs/{}", self.base, encode(&self.partition), encode(job))
+        format!(
+            "{}/partitions/{}/jobs/{}",
+            self.base,
+            encode(&self.partition),
+            encode(job)
+        )
     }
 
     async fn read<T: serde::de::DeserializeOwned>(&self, url: String) -> Result<T, ClientError> {
         let (_, body) = self.send(Method::GET, &url, Vec::new()).await?;
-        serde_json::from_str(&body).map_err(|error| ClientError::NotUnderstood { url, reason: error.to_string() })
+        serde_json::from_str(&body).map_err(|error| ClientError::NotUnderstood {
+            url,
+            reason: error.to_string(),
+        })
     }
 
-    async fn send(&self, method: Method, url: &str, body: Vec<u8>) -> Result<(StatusCode, String), ClientError> {
-        let request = self.http.request(method, url).header("content-type", "application/json").body(body);
-        let response = request.send().await.map_err(|error| self.unreachable(&error))?;
+    async fn send(
+        &self,
+        method: Method,
+        url: &str,
+        body: Vec<u8>,
+    ) -> Result<(StatusCode, String), ClientError> {
+        let request = self
+            .http
+            .request(method, url)
+            .header("content-type", "application/json")
+            .body(body);
+        let response = request
+            .send()
+            .await
+            .map_err(|error| self.unreachable(&error))?;
         let status = response.status();
-        let body = response.text().await.map_err(|error| self.unreachable(&error))?;
+        let body = response
+            .text()
+            .await
+            .map_err(|error| self.unreachable(&error))?;
         if status.is_success() {
             return Ok((status, body));
         }
@@ -116,7 +188,10 @@ impl Client {
     }
 
     fn unreachable(&self, error: &reqwest::Error) -> ClientError {
-        ClientError::Unreachable { url: self.base.clone(), reason: innermost(error) }
+        ClientError::Unreachable {
+            url: self.base.clone(),
+            reason: innermost(error),
+        }
     }
 }
 
@@ -134,12 +209,15 @@ impl Watch {
             while let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.read.drain(..=end).collect();
                 // Of an event only the data matters; that of a deleted job is no job.
-                let job = line.strip_prefix(b"data:").and_then(|data| serde_json::from_slice(data).ok());
+                let job = line
+                    .strip_prefix(b"data:")
+                    .and_then(|data| serde_json::from_slice(data).ok());
                 if job.is_some() {
                     return job;
                 }
             }
-            self.read.extend_from_slice(&self.response.chunk().await.ok()??);
+            self.read
+                .extend_from_slice(&self.response.chunk().await.ok()??);
         }
     }
 }
@@ -149,8 +227,14 @@ fn encode(text: &str) -> String {
 }
 
 fn refused(status: StatusCode, body: &str, url: &str) -> ClientError {
-    let message = serde_json::from_str::<ErrorBody>(body).map_or_else(|_| format!("unexpected answer of {url}"), |error| error.message);
-    ClientError::Refused { status: status.as_u16(), message }
+    let message = serde_json::from_str::<ErrorBody>(body).map_or_else(
+        |_| format!("unexpected answer of {url}"),
+        |error| error.message,
+    );
+    ClientError::Refused {
+        status: status.as_u16(),
+        message,
+    }
 }
 
 fn innermost(error: &dyn std::error::Error) -> String {

@@ -49,23 +49,63 @@ const CAF: &[(&str, &[(&str, Caf)])] = &[
             ("CAF_RABBITMQ_PASSWORD", Caf::Part),
         ],
     ),
-    ("BATCHWRIGHT_CANCEL_BATCH", &[("CAF_CANCEL_JOBS_BATCH_LIMIT", Caf::Same)]),
-    ("BATCHWRIGHT_CONCURRENCY", &[("CAF_WORKER_THREADS", Caf::Same)]),
-    ("BATCHWRIGHT_DELETE_BATCH", &[("CAF_DELETE_JOBS_BATCH_LIMIT", Caf::Same)]),
+    (
+        "BATCHWRIGHT_CANCEL_BATCH",
+        &[("CAF_CANCEL_JOBS_BATCH_LIMIT", Caf::Same)],
+    ),
+    (
+        "BATCHWRIGHT_CONCURRENCY",
+        &[("CAF_WORKER_THREADS", Caf::Same)],
+    ),
+    (
+        "BATCHWRIGHT_DELETE_BATCH",
+        &[("CAF_DELETE_JOBS_BATCH_LIMIT", Caf::Same)],
+    ),
     (
         "BATCHWRIGHT_INPUT_PIPE",
-        &[("CAF_WORKER_INPUT_QUEUE", Caf::Same), ("CAF_WORKER_BASE_QUEUE_NAME", Caf::In), ("CAF_WORKER_NAME", Caf::In)],
+        &[
+            ("CAF_WORKER_INPUT_QUEUE", Caf::Same),
+            ("CAF_WORKER_BASE_QUEUE_NAME", Caf::In),
+            ("CAF_WORKER_NAME", Caf::In),
+        ],
     ),
-    ("BATCHWRIGHT_JOB_TYPES", &[("CAF_JOB_SERVICE_JOB_TYPE_DEFINITIONS_DIR", Caf::Same)]),
+    (
+        "BATCHWRIGHT_JOB_TYPES",
+        &[("CAF_JOB_SERVICE_JOB_TYPE_DEFINITIONS_DIR", Caf::Same)],
+    ),
     ("BATCHWRIGHT_LOG", &[("CAF_LOG_LEVEL", Caf::Lowercase)]),
-    ("BATCHWRIGHT_PAGE_SIZE", &[("CAF_JOB_SERVICE_PAGE_SIZE", Caf::AboveZero)]),
-    ("BATCHWRIGHT_PAUSED_PIPE", &[("CAF_WORKER_PAUSED_QUEUE", Caf::Same)]),
-    ("BATCHWRIGHT_PREFETCH", &[("CAF_RABBITMQ_PREFETCH_BUFFER", Caf::PlusConcurrency)]),
-    ("BATCHWRIGHT_PUBLIC_URL", &[("CAF_WEBSERVICE_URL", Caf::Same)]),
-    ("BATCHWRIGHT_QUEUE_TYPE", &[("CAF_RABBITMQ_QUEUE_TYPE", Caf::Same)]),
-    ("BATCHWRIGHT_STATUS_INTERVAL", &[("CAF_STATUS_CHECK_INTERVAL_SECONDS", Caf::Same)]),
-    ("BATCHWRIGHT_SUSPENDED_PARTITIONS", &[("CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX", Caf::Same)]),
-    ("BATCHWRIGHT_TRACKING_PIPE", &[("CAF_TRACKING_PIPE", Caf::Same)]),
+    (
+        "BATCHWRIGHT_PAGE_SIZE",
+        &[("CAF_JOB_SERVICE_PAGE_SIZE", Caf::AboveZero)],
+    ),
+    (
+        "BATCHWRIGHT_PAUSED_PIPE",
+        &[("CAF_WORKER_PAUSED_QUEUE", Caf::Same)],
+    ),
+    (
+        "BATCHWRIGHT_PREFETCH",
+        &[("CAF_RABBITMQ_PREFETCH_BUFFER", Caf::PlusConcurrency)],
+    ),
+    (
+        "BATCHWRIGHT_PUBLIC_URL",
+        &[("CAF_WEBSERVICE_URL", Caf::Same)],
+    ),
+    (
+        "BATCHWRIGHT_QUEUE_TYPE",
+        &[("CAF_RABBITMQ_QUEUE_TYPE", Caf::Same)],
+    ),
+    (
+        "BATCHWRIGHT_STATUS_INTERVAL",
+        &[("CAF_STATUS_CHECK_INTERVAL_SECONDS", Caf::Same)],
+    ),
+    (
+        "BATCHWRIGHT_SUSPENDED_PARTITIONS",
+        &[("CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX", Caf::Same)],
+    ),
+    (
+        "BATCHWRIGHT_TRACKING_PIPE",
+        &[("CAF_TRACKING_PIPE", Caf::Same)],
+    ),
 ];
 
 /// The settings in effect, with where each comes from.
@@ -88,9 +128,16 @@ pub enum Refusal {
 }
 
 /// Reads the command line and the variables.
-pub fn read<P: Parser>(arguments: impl IntoIterator<Item = OsString>, variables: &Variables) -> Result<(P, Configuration), Refusal> {
+pub fn read<P: Parser>(
+    arguments: impl IntoIterator<Item = OsString>,
+    variables: &Variables,
+) -> Result<(P, Configuration), Refusal> {
     let provided = provided(variables);
-    let mut command = with_defaults(P::command(), provided.as_ref().unwrap_or(&BTreeMap::new()), variables);
+    let mut command = with_defaults(
+        P::command(),
+        provided.as_ref().unwrap_or(&BTreeMap::new()),
+        variables,
+    );
     // Else its arguments cannot be named.
     command.build();
     let arguments: Vec<OsString> = arguments.into_iter().collect();
@@ -99,11 +146,16 @@ pub fn read<P: Parser>(arguments: impl IntoIterator<Item = OsString>, variables:
         Refusal::CommandLine(Box::new(error), from)
     };
     let found = provided.as_ref().cloned().unwrap_or_default();
-    let matches = command.clone().try_get_matches_from(&arguments).map_err(|error| told(error, &found))?;
+    let matches = command
+        .clone()
+        .try_get_matches_from(&arguments)
+        .map_err(|error| told(error, &found))?;
     let parsed = P::from_arg_matches(&matches).map_err(|error| told(error, &found))?;
     // Only now: whoever asks for help gets it.
     let found = provided.map_err(Refusal::Variable)?;
-    variables.refuse_unknown(&known(&command), "batchwright").map_err(Refusal::Variable)?;
+    variables
+        .refuse_unknown(&known(&command), "batchwright")
+        .map_err(Refusal::Variable)?;
     Ok((parsed, Configuration::of(&command, &matches, &found)))
 }
 
@@ -116,7 +168,9 @@ fn provided(variables: &Variables) -> Result<BTreeMap<String, Found>, SettingsEr
         }
     }
     let own = variables.first(&["BATCHWRIGHT_CONCURRENCY", "CAF_WORKER_THREADS"]);
-    let concurrency = own.and_then(|found| found.value.parse().ok()).unwrap_or(CONCURRENCY);
+    let concurrency = own
+        .and_then(|found| found.value.parse().ok())
+        .unwrap_or(CONCURRENCY);
     for (name, caf) in CAF {
         let found = match *name {
             _ if provided.contains_key(*name) || variables.get(name).is_some() => None,
@@ -131,8 +185,14 @@ fn provided(variables: &Variables) -> Result<BTreeMap<String, Found>, SettingsEr
 
 /// The URL of the database by CAF's variables, with CAF's defaults.
 fn database(variables: &Variables) -> Result<Option<Found>, SettingsError> {
-    let name = encoded(variables.get("JOB_SERVICE_DATABASE_NAME").unwrap_or("jobservice"));
-    let application = variables.get("JOB_SERVICE_DATABASE_APPNAME").map(|name| format!("?application_name={}", encoded(name)));
+    let name = encoded(
+        variables
+            .get("JOB_SERVICE_DATABASE_NAME")
+            .unwrap_or("jobservice"),
+    );
+    let application = variables
+        .get("JOB_SERVICE_DATABASE_APPNAME")
+        .map(|name| format!("?application_name={}", encoded(name)));
     variables.url(UrlParts {
         prefix: "JOB_SERVICE_DATABASE_",
         also: &["NAME"],
@@ -145,16 +205,27 @@ fn database(variables: &Variables) -> Result<Option<Found>, SettingsError> {
     })
 }
 
-fn with_defaults(command: Command, found: &BTreeMap<String, Found>, variables: &Variables) -> Command {
+fn with_defaults(
+    command: Command,
+    found: &BTreeMap<String, Found>,
+    variables: &Variables,
+) -> Command {
     let serving = SERVING.contains(&command.get_name()) || command.get_name() == "batchwright";
     let command = command.mut_args(|arg| {
-        let Some(name) = own_name(&arg) else { return arg };
-        let arg = if variables.is_blank(&name) { arg.env(Resettable::Reset) } else { arg };
+        let Some(name) = own_name(&arg) else {
+            return arg;
+        };
+        let arg = if variables.is_blank(&name) {
+            arg.env(Resettable::Reset)
+        } else {
+            arg
+        };
         match found.get(&name) {
             // A secret in a file is one for every command.
             Some(found) if serving || found.from.ends_with("_FILE") => {
                 let hidden = arg.is_hide_env_values_set();
-                arg.default_value(found.value.clone()).hide_default_value(hidden)
+                arg.default_value(found.value.clone())
+                    .hide_default_value(hidden)
             }
             _ => arg,
         }
@@ -163,7 +234,9 @@ fn with_defaults(command: Command, found: &BTreeMap<String, Found>, variables: &
 }
 
 fn own_name(arg: &Arg) -> Option<String> {
-    arg.get_env().and_then(|name| name.to_str()).map(str::to_owned)
+    arg.get_env()
+        .and_then(|name| name.to_str())
+        .map(str::to_owned)
 }
 
 /// Every variable that the program or a worker reads.
@@ -189,15 +262,26 @@ fn origin(
     variables: &Variables,
     found: &BTreeMap<String, Found>,
 ) -> Option<String> {
-    let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidArg) else { return None };
-    let all = command.get_arguments().chain(command.get_subcommands().flat_map(Command::get_arguments));
+    let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let all = command
+        .get_arguments()
+        .chain(command.get_subcommands().flat_map(Command::get_arguments));
     let arg = all.into_iter().find(|arg| arg.to_string() == *refused)?;
     let flag = format!("--{}", arg.get_long()?);
-    if arguments.iter().any(|argument| argument.to_string_lossy().split('=').next() == Some(&flag)) {
+    if arguments
+        .iter()
+        .any(|argument| argument.to_string_lossy().split('=').next() == Some(&flag))
+    {
         return None;
     }
     let name = own_name(arg)?;
-    if variables.get(&name).is_some() { Some(name) } else { found.get(&name).map(|found| found.from.clone()) }
+    if variables.get(&name).is_some() {
+        Some(name)
+    } else {
+        found.get(&name).map(|found| found.from.clone())
+    }
 }
 
 impl Configuration {
@@ -205,9 +289,17 @@ impl Configuration {
         let mut settings = Vec::new();
         let (mut command, mut matches) = (command, matches);
         loop {
-            settings.extend(command.get_arguments().filter_map(|arg| Setting::of(arg, matches, found)));
-            let Some((name, below)) = matches.subcommand() else { break };
-            let Some(next) = command.find_subcommand(name) else { break };
+            settings.extend(
+                command
+                    .get_arguments()
+                    .filter_map(|arg| Setting::of(arg, matches, found)),
+            );
+            let Some((name, below)) = matches.subcommand() else {
+                break;
+            };
+            let Some(next) = command.find_subcommand(name) else {
+                break;
+            };
             (command, matches) = (next, below);
         }
         Self(settings)
@@ -225,14 +317,28 @@ impl Setting {
     fn of(arg: &Arg, matches: &ArgMatches, found: &BTreeMap<String, Found>) -> Option<Self> {
         let (id, variable) = (arg.get_id().as_str(), own_name(arg)?);
         let values = matches.try_get_raw(id).ok().flatten()?;
-        let value = values.map(|value| value.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ");
+        let value = values
+            .map(|value| value.to_string_lossy().into_owned())
+            .collect::<Vec<_>>()
+            .join(" ");
         let from = match matches.value_source(id)? {
             ValueSource::CommandLine => format!("--{}", arg.get_long()?),
             ValueSource::EnvVariable => variable,
-            _ => found.get(&variable).filter(|found| found.value == value).map_or_else(|| "default".to_owned(), |found| found.from.clone()),
+            _ => found
+                .get(&variable)
+                .filter(|found| found.value == value)
+                .map_or_else(|| "default".to_owned(), |found| found.from.clone()),
         };
-        let value = if arg.is_hide_env_values_set() { store::masked(&value) } else { value };
-        Some(Self { name: arg.get_long().unwrap_or(id).to_owned(), value, from })
+        let value = if arg.is_hide_env_values_set() {
+            store::masked(&value)
+        } else {
+            value
+        };
+        Some(Self {
+            name: arg.get_long().unwrap_or(id).to_owned(),
+            value,
+            from,
+        })
     }
 }
 
@@ -257,6 +363,8 @@ impl Refusal {
 
 impl fmt::Display for Configuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|Setting { name, value, from }| writeln!(f, "{name}={value} ({from})"))
+        self.0
+            .iter()
+            .try_for_each(|Setting { name, value, from }| writeln!(f, "{name}={value} ({from})"))
     }
 }

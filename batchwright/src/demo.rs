@@ -58,15 +58,35 @@ struct Texts {
 
 /// Runs the demonstration; true when both counts agree.
 pub async fn run(options: DemoOptions) -> anyhow::Result<bool> {
-    let DemoOptions { paths, lines_per_item } = options;
+    let DemoOptions {
+        paths,
+        lines_per_item,
+    } = options;
     let texts = tokio::task::spawn_blocking(move || read_texts(&paths)).await??;
-    println!("{} text files, {} lines, {} bytes below {}", texts.files.len(), texts.words.lines, texts.bytes, texts.root.display());
+    println!(
+        "{} text files, {} lines, {} bytes below {}",
+        texts.files.len(),
+        texts.words.lines,
+        texts.bytes,
+        texts.root.display()
+    );
     if texts.skipped > 0 {
         println!("{} files are no text and are left out", texts.skipped);
     }
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
-    let roles = vec![Role::JobService, Role::BatchWorker, Role::TrackingWorker, Role::ExampleWorker];
-    let running = Stack::new(StackOptions { roles, root: texts.root.clone(), ..StackOptions::embedded(folder.path()) }).start().await?;
+    let roles = vec![
+        Role::JobService,
+        Role::BatchWorker,
+        Role::TrackingWorker,
+        Role::ExampleWorker,
+    ];
+    let running = Stack::new(StackOptions {
+        roles,
+        root: texts.root.clone(),
+        ..StackOptions::embedded(folder.path())
+    })
+    .start()
+    .await?;
     let counted = count(&running, &texts, lines_per_item).await;
     running.stop().await;
     let counted = counted?;
@@ -74,21 +94,33 @@ pub async fn run(options: DemoOptions) -> anyhow::Result<bool> {
     if agree {
         println!("the totals agree with a plain single-pass count");
     } else {
-        println!("the totals DIFFER from a plain single-pass count: {} words in {} lines", texts.words.total(), texts.words.lines);
+        println!(
+            "the totals DIFFER from a plain single-pass count: {} words in {} lines",
+            texts.words.total(),
+            texts.words.lines
+        );
     }
     Ok(agree)
 }
 
 /// Counts through the whole system.
 async fn count(running: &Running, texts: &Texts, lines_per_item: u64) -> anyhow::Result<Words> {
-    println!("the API is at {}, Swagger UI at {}/job-service-ui/", running.api_url(), running.url());
+    println!(
+        "the API is at {}, Swagger UI at {}/job-service-ui/",
+        running.api_url(),
+        running.url()
+    );
     let client = Client::new(&running.api_url(), "demo")?;
     let began = Instant::now();
     client.put(JOB, &new_job(texts, lines_per_item)?).await?;
     let job = watch::follow(&client, JOB, Show::Progress, |_| {}).await?;
     let seconds = began.elapsed().as_secs_f64();
     if job.status != JobStatus::Completed {
-        let reasons: Vec<_> = job.failures.iter().filter_map(|failure| failure.failure_message.as_deref()).collect();
+        let reasons: Vec<_> = job
+            .failures
+            .iter()
+            .filter_map(|failure| failure.failure_message.as_deref())
+            .collect();
         bail!("the job is {}: {}", job.status, reasons.join("; "));
     }
     let words = collect(&**running.broker(), usize::try_from(job.completed_items)?).await?;
@@ -130,10 +162,17 @@ async fn collect(broker: &dyn Broker, items: usize) -> anyhow::Result<Words> {
     let (mut words, mut seen) = (Words::default(), HashSet::new());
     while seen.len() < items {
         let next = tokio::time::timeout(Duration::from_secs(30), consumer.next()).await;
-        let Ok(Some(delivery)) = next else { bail!("only {} of {items} results are in the output pipe", seen.len()) };
+        let Ok(Some(delivery)) = next else {
+            bail!(
+                "only {} of {items} results are in the output pipe",
+                seen.len()
+            )
+        };
         let message = TaskMessage::decode(&delivery.body)?;
         if seen.insert(message.task_id) {
-            words.add(serde_json::from_slice(message.task_data.as_deref().unwrap_or_default())?);
+            words.add(serde_json::from_slice(
+                message.task_data.as_deref().unwrap_or_default(),
+            )?);
         }
         delivery.ack();
     }
@@ -149,7 +188,12 @@ fn show(words: &Words, items: i64, seconds: f64) {
     }
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
     let rate = items as f64 / seconds;
-    println!("\n{} words, {} of them different, in {} lines", words.total(), words.counts.len(), words.lines);
+    println!(
+        "\n{} words, {} of them different, in {} lines",
+        words.total(),
+        words.counts.len(),
+        words.lines
+    );
     println!("{items} tracked items in {seconds:.2} s: {rate:.0} items/s");
 }
 
@@ -157,16 +201,30 @@ fn show(words: &Words, items: i64, seconds: f64) {
 fn read_texts(paths: &[PathBuf]) -> anyhow::Result<Texts> {
     let mut files = Vec::new();
     for path in paths {
-        let path = path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
+        let path = path
+            .canonicalize()
+            .with_context(|| format!("cannot read {}", path.display()))?;
         find_files(&path, &mut files)?;
     }
     files.sort();
     files.dedup();
     let root = common_folder(&files);
-    let mut texts = Texts { root, files: Vec::new(), bytes: 0, skipped: 0, words: Words::default() };
+    let mut texts = Texts {
+        root,
+        files: Vec::new(),
+        bytes: 0,
+        skipped: 0,
+        words: Words::default(),
+    };
     for file in files {
-        let name = file.strip_prefix(&texts.root).unwrap_or(&file).to_str().map(str::to_owned);
-        let text = std::fs::read(&file).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        let name = file
+            .strip_prefix(&texts.root)
+            .unwrap_or(&file)
+            .to_str()
+            .map(str::to_owned);
+        let text = std::fs::read(&file)
+            .ok()
+            .and_then(|bytes| String::from_utf8(bytes).ok());
         match name.zip(text) {
             Some((name, text)) => {
                 texts.bytes += text.len() as u64;
@@ -179,7 +237,15 @@ fn read_texts(paths: &[PathBuf]) -> anyhow::Result<Texts> {
             None => texts.skipped += 1,
         }
     }
-    ensure!(texts.bytes > 0, "there is no text in {}", paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "));
+    ensure!(
+        texts.bytes > 0,
+        "there is no text in {}",
+        paths
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect::<Vec<_>>()
+            .join(", ")
+    );
     Ok(texts)
 }
 
@@ -189,7 +255,9 @@ fn find_files(path: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
         found.push(path.to_owned());
         return Ok(());
     }
-    for entry in std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))? {
+    for entry in
+        std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?
+    {
         let entry = entry?;
         let name = entry.file_name();
         let is_left_out = name.to_string_lossy().starts_with('.') || name == "target";
@@ -205,7 +273,13 @@ fn common_folder(files: &[PathBuf]) -> PathBuf {
     let folders = files.iter().filter_map(|file| file.parent());
     let common = folders.fold(None::<PathBuf>, |common, folder| match common {
         None => Some(folder.to_owned()),
-        Some(common) => Some(common.ancestors().find(|ancestor| folder.starts_with(ancestor)).unwrap_or(Path::new("/")).to_owned()),
+        Some(common) => Some(
+            common
+                .ancestors()
+                .find(|ancestor| folder.starts_with(ancestor))
+                .unwrap_or(Path::new("/"))
+                .to_owned(),
+        ),
     });
     common.unwrap_or_else(|| PathBuf::from("/"))
 }

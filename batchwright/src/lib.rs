@@ -27,4 +27,7 @@ mod stack;
 pub mod watch;
 
 pub use batch_worker::Results as BatchResults;
-pub use stack::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, Stack, StackError, StackOptions, TRACKING_PIPE};
+pub use stack::{
+    BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, Stack, StackError, StackOptions,
+    TRACKING_PIPE,
+};

@@ -92,7 +92,11 @@ pub struct ServerArgs {
 #[derive(Debug, Args)]
 struct ServiceArgs {
     /// Where the job service is.
-    #[arg(long, env = "BATCHWRIGHT_URL", default_value = "http://127.0.0.1:8080/job-service/v1")]
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_URL",
+        default_value = "http://127.0.0.1:8080/job-service/v1"
+    )]
     url: String,
     /// The partition of the job.
     #[arg(long, short, env = "BATCHWRIGHT_PARTITION", default_value = "default")]
@@ -196,14 +200,18 @@ struct SubmitArgs {
 }
 
 fn main() -> ExitCode {
-    let environment = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let environment = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let variables = Variables::new(environment);
     let (cli, configuration) = match configuration::read::<Cli>(std::env::args_os(), &variables) {
         Ok(read) => read,
         Err(refusal) => return refusal.tell(),
     };
     set_up_log(&cli);
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("batchwright: no threads can be started: {error}");
@@ -219,7 +227,11 @@ fn main() -> ExitCode {
     })
 }
 
-async fn execute(command: Command, variables: &Variables, configuration: &Configuration) -> anyhow::Result<ExitCode> {
+async fn execute(
+    command: Command,
+    variables: &Variables,
+    configuration: &Configuration,
+) -> anyhow::Result<ExitCode> {
     match command {
         Command::Demo(args) => demo(args).await,
         Command::Up(args) => commands::serve::up(args, variables, configuration).await,
@@ -244,15 +256,32 @@ fn set_up_log(cli: &Cli) {
         Command::Up(_) | Command::Run(_) => "info",
         _ => "error",
     };
-    let filter = EnvFilter::builder().parse_lossy(format!("{QUIET},{}", cli.log.as_deref().unwrap_or(level)));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
+    let filter = EnvFilter::builder()
+        .parse_lossy(format!("{QUIET},{}", cli.log.as_deref().unwrap_or(level)));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
 }
 
 async fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
     let own_files = || vec![PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")];
-    let paths = if args.paths.is_empty() { own_files() } else { args.paths };
-    let agree = demo::run(DemoOptions { paths, lines_per_item: args.lines_per_item }).await?;
-    Ok(if agree { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let paths = if args.paths.is_empty() {
+        own_files()
+    } else {
+        args.paths
+    };
+    let agree = demo::run(DemoOptions {
+        paths,
+        lines_per_item: args.lines_per_item,
+    })
+    .await?;
+    Ok(if agree {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
@@ -262,9 +291,20 @@ async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
         return follow(&args.job, &args.service).await;
     }
     if args.service.output == Output::Json {
-        println!("{}", serde_json::json!({ "id": args.job, "created": created }));
+        println!(
+            "{}",
+            serde_json::json!({ "id": args.job, "created": created })
+        );
     } else {
-        println!("{} {}", args.job, if created { "created" } else { "was there already" });
+        println!(
+            "{} {}",
+            args.job,
+            if created {
+                "created"
+            } else {
+                "was there already"
+            }
+        );
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -276,9 +316,11 @@ fn new_job(args: &SubmitArgs) -> anyhow::Result<NewJob> {
             std::io::stdin().read_to_string(&mut text)?;
             text
         } else {
-            std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?
+            std::fs::read_to_string(file)
+                .with_context(|| format!("cannot read {}", file.display()))?
         };
-        return serde_json::from_str(&text).with_context(|| format!("{} is no job", file.display()));
+        return serde_json::from_str(&text)
+            .with_context(|| format!("{} is no job", file.display()));
     }
     let (Some(batch_type), Some(definition)) = (&args.batch_type, &args.definition) else {
         bail!("say what the job is: --file JOB.json, or --batch-type with --definition");
@@ -292,13 +334,19 @@ fn new_job(args: &SubmitArgs) -> anyhow::Result<NewJob> {
     };
     let mut labels = BTreeMap::new();
     for label in &args.labels {
-        let (key, value) = label.split_once('=').with_context(|| format!("{label:?} is no label; write KEY=VALUE"))?;
+        let (key, value) = label
+            .split_once('=')
+            .with_context(|| format!("{label:?} is no label; write KEY=VALUE"))?;
         labels.insert(key.to_owned(), Some(value.to_owned()));
     }
     Ok(NewJob {
         name: args.name.clone(),
         labels: (!labels.is_empty()).then_some(labels),
-        on_failure: if args.continue_on_failure { OnFailure::Continue } else { OnFailure::Stop },
+        on_failure: if args.continue_on_failure {
+            OnFailure::Continue
+        } else {
+            OnFailure::Stop
+        },
         task: Some(JobTask {
             task_classifier: Some(BatchTask::CLASSIFIER.to_owned()),
             task_api_version: Some(BatchTask::API_VERSION),
@@ -312,7 +360,9 @@ fn new_job(args: &SubmitArgs) -> anyhow::Result<NewJob> {
 }
 
 async fn get(args: JobArgs) -> anyhow::Result<ExitCode> {
-    let job = Client::new(&args.service.url, &args.service.partition)?.get(&args.job).await?;
+    let job = Client::new(&args.service.url, &args.service.partition)?
+        .get(&args.job)
+        .await?;
     show(&job, args.service.output)?;
     Ok(exit_code(job.status).into())
 }
@@ -325,22 +375,38 @@ impl WhichArgs {
             ("filter", self.filter),
             ("labelExist", self.label_exist),
         ];
-        given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+        given
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect()
     }
 }
 
 async fn count(args: CountArgs) -> anyhow::Result<ExitCode> {
     let CountArgs { which, service } = args;
-    println!("{}", Client::new(&service.url, &service.partition)?.count(&which.query()).await?);
+    println!(
+        "{}",
+        Client::new(&service.url, &service.partition)?
+            .count(&which.query())
+            .await?
+    );
     Ok(ExitCode::SUCCESS)
 }
 
 async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
-    let ListArgs { which, sort, limit, offset, service } = args;
+    let ListArgs {
+        which,
+        sort,
+        limit,
+        offset,
+        service,
+    } = args;
     let mut query = which.query();
     query.extend([("limit", limit.to_string()), ("offset", offset.to_string())]);
     query.extend(sort.map(|sort| ("sort", sort)));
-    let jobs = Client::new(&service.url, &service.partition)?.list(&query).await?;
+    let jobs = Client::new(&service.url, &service.partition)?
+        .list(&query)
+        .await?;
     if service.output == Output::Json {
         println!("{}", serde_json::to_string(&jobs)?);
     } else {
@@ -359,7 +425,10 @@ async fn follow(job: &str, service: &ServiceArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Changes a job and shows it.
-async fn change(args: &JobArgs, change: impl AsyncFnOnce(&Client) -> Result<(), ClientError>) -> anyhow::Result<ExitCode> {
+async fn change(
+    args: &JobArgs,
+    change: impl AsyncFnOnce(&Client) -> Result<(), ClientError>,
+) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.service.url, &args.service.partition)?;
     change(&client).await?;
     show(&client.get(&args.job).await?, args.service.output)?;

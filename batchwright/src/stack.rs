@@ -126,7 +126,10 @@ impl StackOptions {
             queue_type: QueueType::Quorum,
             job_types: JobTypes::default(),
             page_size: ServiceOptions::default().page_size,
-            batches: (ServiceOptions::default().cancel_batch, ServiceOptions::default().delete_batch),
+            batches: (
+                ServiceOptions::default().cancel_batch,
+                ServiceOptions::default().delete_batch,
+            ),
             expiry: Expiry::default(),
             failed_tasks_kept: StoreOptions::default().failed_tables_kept,
         }
@@ -171,9 +174,15 @@ type RunningRole = std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + S
 #[derive(Debug, thiserror::Error)]
 pub enum StackError {
     #[error("cannot make the folder {folder}: {reason}")]
-    Folder { folder: PathBuf, reason: std::io::Error },
+    Folder {
+        folder: PathBuf,
+        reason: std::io::Error,
+    },
     #[error("cannot listen on {address}: {reason}; choose another address")]
-    Listen { address: SocketAddr, reason: std::io::Error },
+    Listen {
+        address: SocketAddr,
+        reason: std::io::Error,
+    },
     #[error(transparent)]
     Broker(#[from] BrokerError),
     #[error(transparent)]
@@ -184,7 +193,10 @@ pub enum StackError {
 
 impl Stack {
     pub fn new(options: StackOptions) -> Self {
-        Self { options, workers: Vec::new() }
+        Self {
+            options,
+            workers: Vec::new(),
+        }
     }
 
     /// Adds a worker of one's own.
@@ -192,7 +204,10 @@ impl Stack {
     pub fn worker<W: Worker>(mut self, settings: Settings, worker: W) -> Self {
         let name = settings.name.clone();
         let start = |broker, stop| role(Runtime::new(settings, broker).worker(worker), stop);
-        self.workers.push(NewWorker { name, start: Box::new(start) });
+        self.workers.push(NewWorker {
+            name,
+            start: Box::new(start),
+        });
         self
     }
 
@@ -200,25 +215,57 @@ impl Stack {
     pub async fn start(self) -> Result<Running, StackError> {
         let Self { options, workers } = self;
         if options.broker.is_none() || options.database.is_none() {
-            tokio::fs::create_dir_all(&options.data).await.map_err(|reason| StackError::Folder { folder: options.data.clone(), reason })?;
+            tokio::fs::create_dir_all(&options.data)
+                .await
+                .map_err(|reason| StackError::Folder {
+                    folder: options.data.clone(),
+                    reason,
+                })?;
         }
         // The folder's lock comes first: a second process must not touch anything in it.
         let broker: Arc<dyn Broker> = match &options.broker {
-            Some(url) => Arc::new(Amqp::connect(AmqpOptions { queue_type: options.queue_type, ..AmqpOptions::new(url) })?),
+            Some(url) => Arc::new(Amqp::connect(AmqpOptions {
+                queue_type: options.queue_type,
+                ..AmqpOptions::new(url)
+            })?),
             None => Arc::new(Embedded::open(&options.data).await?),
         };
-        let needs_store = options.roles.iter().any(|role| matches!(role, Role::JobService | Role::TrackingWorker));
-        let kept = StoreOptions { failed_tables_kept: options.failed_tasks_kept, ..StoreOptions::default() };
+        let needs_store = options
+            .roles
+            .iter()
+            .any(|role| matches!(role, Role::JobService | Role::TrackingWorker));
+        let kept = StoreOptions {
+            failed_tables_kept: options.failed_tasks_kept,
+            ..StoreOptions::default()
+        };
         let store = match &options.database {
             _ if !needs_store => None,
-            Some(url) if options.wait_for_database => Some(Store::open_when_possible(url, kept).await?),
+            Some(url) if options.wait_for_database => {
+                Some(Store::open_when_possible(url, kept).await?)
+            }
             Some(url) => Some(Store::open_with(url, kept).await?),
-            None => Some(Store::open_with(&format!("sqlite:{}", options.data.join("jobs.db").display()), kept).await?),
+            None => Some(
+                Store::open_with(
+                    &format!("sqlite:{}", options.data.join("jobs.db").display()),
+                    kept,
+                )
+                .await?,
+            ),
         };
         // A worker that is alone serves its health there itself.
-        let listen = |reason| StackError::Listen { address: options.listen, reason };
-        let listener = if options.serves_jobs() { Some(TcpListener::bind(options.listen).await.map_err(listen)?) } else { None };
-        let address = listener.as_ref().and_then(|listener| listener.local_addr().ok()).unwrap_or(options.listen);
+        let listen = |reason| StackError::Listen {
+            address: options.listen,
+            reason,
+        };
+        let listener = if options.serves_jobs() {
+            Some(TcpListener::bind(options.listen).await.map_err(listen)?)
+        } else {
+            None
+        };
+        let address = listener
+            .as_ref()
+            .and_then(|listener| listener.local_addr().ok())
+            .unwrap_or(options.listen);
         let (ended, ends) = mpsc::channel(16);
         let mut running = Running {
             address,
@@ -252,9 +299,17 @@ pub struct Running {
 }
 
 impl Running {
-    fn start_roles(&mut self, options: &StackOptions, workers: Vec<NewWorker>, mut listener: Option<TcpListener>) {
+    fn start_roles(
+        &mut self,
+        options: &StackOptions,
+        workers: Vec<NewWorker>,
+        mut listener: Option<TcpListener>,
+    ) {
         if let Some(store) = self.store.clone() {
-            self.service.run("database".to_owned(), Box::pin(until_unusable(store, self.service.stop.clone())));
+            self.service.run(
+                "database".to_owned(),
+                Box::pin(until_unusable(store, self.service.stop.clone())),
+            );
         }
         for worker in workers {
             let role = (worker.start)(Arc::clone(&self.broker), self.workers.stop.clone());
@@ -271,7 +326,9 @@ impl Running {
     }
 
     fn start_job_service(&mut self, options: &StackOptions, listener: Option<TcpListener>) {
-        let (Some(store), Some(listener)) = (self.store.clone(), listener) else { return };
+        let (Some(store), Some(listener)) = (self.store.clone(), listener) else {
+            return;
+        };
         let service_options = ServiceOptions {
             webservice_url: options.public_url.clone().unwrap_or_else(|| self.api_url()),
             tracking_pipe: options.tracking_pipe.clone(),
@@ -287,8 +344,15 @@ impl Running {
         };
         let service = JobService::new(store, Arc::clone(&self.broker), service_options);
         let stop = self.service.stop.clone();
-        self.service
-            .run("job-service".to_owned(), Box::pin(async move { service.serve(listener, stop).await.map_err(|error| error.to_string()) }));
+        self.service.run(
+            "job-service".to_owned(),
+            Box::pin(async move {
+                service
+                    .serve(listener, stop)
+                    .await
+                    .map_err(|error| error.to_string())
+            }),
+        );
     }
 
     fn start_batch_worker(&mut self, options: &StackOptions) {
@@ -309,11 +373,16 @@ impl Running {
             ..options.settings("worker-batch")
         };
         let ready = Runtime::new(settings, Arc::clone(&self.broker)).worker(worker);
-        self.workers.run("worker-batch".to_owned(), role(ready, self.workers.stop.clone()));
+        self.workers.run(
+            "worker-batch".to_owned(),
+            role(ready, self.workers.stop.clone()),
+        );
     }
 
     fn start_tracking_worker(&mut self, options: &StackOptions) {
-        let Some(store) = self.store.clone() else { return };
+        let Some(store) = self.store.clone() else {
+            return;
+        };
         let worker = TrackingWorker::new(store);
         self.reports = worker.reports();
         // One at a time: it takes everything that waits, and one writer per job is the fastest.
@@ -326,21 +395,41 @@ impl Running {
             ..options.settings("worker-jobtracking")
         };
         let ready = Runtime::new(settings, Arc::clone(&self.broker)).collector(worker);
-        self.tracking.run("worker-jobtracking".to_owned(), role(ready, self.tracking.stop.clone()));
+        self.tracking.run(
+            "worker-jobtracking".to_owned(),
+            role(ready, self.tracking.stop.clone()),
+        );
     }
 
     fn start_example_worker(&mut self, options: &StackOptions) {
         let input = options.example_pipe.clone();
-        let settings = Settings { input, output: Some(EXAMPLE_OUT_PIPE.to_owned()), ..options.settings("worker-example") };
-        let ready = Runtime::new(settings, Arc::clone(&self.broker)).worker(WordCounter { root: options.root.clone() });
-        self.workers.run("worker-example".to_owned(), role(ready, self.workers.stop.clone()));
+        let settings = Settings {
+            input,
+            output: Some(EXAMPLE_OUT_PIPE.to_owned()),
+            ..options.settings("worker-example")
+        };
+        let ready = Runtime::new(settings, Arc::clone(&self.broker)).worker(WordCounter {
+            root: options.root.clone(),
+        });
+        self.workers.run(
+            "worker-example".to_owned(),
+            role(ready, self.workers.stop.clone()),
+        );
     }
 
     /// `http://…`, without a path.
     pub fn url(&self) -> String {
         // A service that listens everywhere is reached here.
-        let host = if self.address.ip().is_unspecified() { "127.0.0.1".to_owned() } else { self.address.ip().to_string() };
-        let host = if host.contains(':') { format!("[{host}]") } else { host };
+        let host = if self.address.ip().is_unspecified() {
+            "127.0.0.1".to_owned()
+        } else {
+            self.address.ip().to_string()
+        };
+        let host = if host.contains(':') {
+            format!("[{host}]")
+        } else {
+            host
+        };
         format!("http://{host}:{}", self.address.port())
     }
 
@@ -411,7 +500,11 @@ struct Group {
 
 impl Group {
     fn new(ended: mpsc::Sender<(String, String)>) -> Self {
-        Self { stop: CancellationToken::new(), tasks: TaskTracker::new(), ended }
+        Self {
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            ended,
+        }
     }
 
     fn run(&self, name: String, role: RunningRole) {
@@ -419,7 +512,9 @@ impl Group {
         self.tasks.spawn(async move {
             let outcome = role.await;
             if !stop.is_cancelled() {
-                let reason = outcome.err().unwrap_or_else(|| "it stopped by itself".to_owned());
+                let reason = outcome
+                    .err()
+                    .unwrap_or_else(|| "it stopped by itself".to_owned());
                 error!(role = name, reason, "a role has ended");
                 // Nobody listens once the system is being stopped.
                 let _ = ended.send((name, reason)).await;
@@ -441,7 +536,12 @@ impl Drop for Group {
 }
 
 fn role<C: Collector>(ready: Ready<C>, stop: CancellationToken) -> RunningRole {
-    Box::pin(async move { ready.run_until(stop).await.map_err(|error| error.to_string()) })
+    Box::pin(async move {
+        ready
+            .run_until(stop)
+            .await
+            .map_err(|error| error.to_string())
+    })
 }
 
 impl fmt::Debug for NewWorker {
@@ -459,7 +559,9 @@ impl std::str::FromStr for Role {
             "batch-worker" => Ok(Self::BatchWorker),
             "tracking-worker" => Ok(Self::TrackingWorker),
             "example-worker" => Ok(Self::ExampleWorker),
-            other => Err(format!("{other:?} is no role; choose job-service, batch-worker, tracking-worker or example-worker")),
+            other => Err(format!(
+                "{other:?} is no role; choose job-service, batch-worker, tracking-worker or example-worker"
+            )),
         }
     }
 }

@@ -21,7 +21,12 @@ pub enum Show {
 }
 
 /// Follows a job until it has ended; `seen` is called with every state that is read.
-pub async fn follow(client: &Client, job: &str, show: Show, mut seen: impl FnMut(&Job)) -> Result<Job, ClientError> {
+pub async fn follow(
+    client: &Client,
+    job: &str,
+    show: Show,
+    mut seen: impl FnMut(&Job),
+) -> Result<Job, ClientError> {
     let mut display = Display::new(show);
     loop {
         let mut watch = client.watch(job).await?;
@@ -49,8 +54,19 @@ pub const fn exit_code(status: JobStatus) -> u8 {
 
 /// One line that tells how far a job is.
 pub fn line(job: &Job) -> String {
-    let Job { id, status, percentage_complete, completed_items, failed_tasks, .. } = job;
-    let failed = if *failed_tasks > 0 { format!(", {failed_tasks} failed") } else { String::new() };
+    let Job {
+        id,
+        status,
+        percentage_complete,
+        completed_items,
+        failed_tasks,
+        ..
+    } = job;
+    let failed = if *failed_tasks > 0 {
+        format!(", {failed_tasks} failed")
+    } else {
+        String::new()
+    };
     format!("{id}: {status}, {percentage_complete:.2} %, {completed_items} items{failed}")
 }
 
@@ -66,16 +82,26 @@ impl Display {
             return Self::Nothing;
         }
         if !std::io::stderr().is_terminal() {
-            return Self::Lines { last: String::new() };
+            return Self::Lines {
+                last: String::new(),
+            };
         }
         let bar = ProgressBar::with_draw_target(Some(10_000), ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template("{elapsed_precise} [{bar:40}] {msg}") {
             bar.set_style(style.progress_chars("=> "));
         }
-        Self::Bar { bar, began: Instant::now() }
+        Self::Bar {
+            bar,
+            began: Instant::now(),
+        }
     }
 
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "for the eye")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "for the eye"
+    )]
     fn update(&mut self, job: &Job) {
         match self {
             Self::Nothing => {}
@@ -89,9 +115,16 @@ impl Display {
             Self::Bar { bar, began } => {
                 let seconds = began.elapsed().as_secs_f64();
                 let rate = job.completed_items as f64 / seconds.max(0.001);
-                let left = if job.percentage_complete > 0.0 { seconds * (100.0 / job.percentage_complete - 1.0) } else { 0.0 };
+                let left = if job.percentage_complete > 0.0 {
+                    seconds * (100.0 / job.percentage_complete - 1.0)
+                } else {
+                    0.0
+                };
                 bar.set_position((job.percentage_complete * 100.0) as u64);
-                bar.set_message(format!("{} ({rate:.0} items/s, {left:.0} s left)", line(job)));
+                bar.set_message(format!(
+                    "{} ({rate:.0} items/s, {left:.0} s left)",
+                    line(job)
+                ));
             }
         }
     }

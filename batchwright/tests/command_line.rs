@@ -1,6 +1,10 @@
 //! The binary from outside: what it prints, how it exits, and that `kill -9` loses and doubles nothing.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -22,7 +26,18 @@ use tempfile::TempDir;
 /// The binary, set up by its arguments alone.
 fn batchwright(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_batchwright"));
-    for variable in ["DATABASE", "BROKER", "LISTEN", "PUBLIC_URL", "ROOT", "ROUTE", "DATA", "URL", "PARTITION", "LOG"] {
+    for variable in [
+        "DATABASE",
+        "BROKER",
+        "LISTEN",
+        "PUBLIC_URL",
+        "ROOT",
+        "ROUTE",
+        "DATA",
+        "URL",
+        "PARTITION",
+        "LOG",
+    ] {
         command.env_remove(format!("BATCHWRIGHT_{variable}"));
     }
     command.args(arguments);
@@ -61,14 +76,27 @@ async fn run_with_input(arguments: &[&str], input: &str) -> Ended {
     let mut command = batchwright(arguments);
     let input = input.to_owned();
     let ended = tokio::task::spawn_blocking(move || {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         // A command that does not read it may be gone already.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         child.wait_with_output().unwrap()
     });
-    let Output { status, stdout, stderr } = harness::in_time("the command to end", ended).await.unwrap();
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = harness::in_time("the command to end", ended).await.unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Ended { code: status.code().unwrap(), out: text(stdout), err: text(stderr) }
+    Ended {
+        code: status.code().unwrap(),
+        out: text(stdout),
+        err: text(stderr),
+    }
 }
 
 /// A folder and a port for `batchwright up`, which may be started there again and again.
@@ -79,7 +107,10 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), listen: format!("127.0.0.1:{}", free_port()) }
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+            listen: format!("127.0.0.1:{}", free_port()),
+        }
     }
 
     fn data(&self) -> PathBuf {
@@ -105,7 +136,17 @@ impl Place {
         std::fs::create_dir_all(folder.join("root")).unwrap();
         let (data, root) = (self.data(), folder.join("root"));
         let [data, root] = [&data, &root].map(|path| path.to_str().unwrap());
-        let mut command = batchwright(&["up", "--data", data, "--listen", &self.listen, "--root", root, "--max-parts", "50"]);
+        let mut command = batchwright(&[
+            "up",
+            "--data",
+            data,
+            "--listen",
+            &self.listen,
+            "--root",
+            root,
+            "--max-parts",
+            "50",
+        ]);
         let said = [folder.join("out"), folder.join("err")];
         let [out, err] = [&said[0], &said[1]].map(|file| File::create(file).unwrap());
         let mut up = Up(command.stdout(out).stderr(err).spawn().unwrap());
@@ -115,7 +156,10 @@ impl Place {
                 panic!("it has ended with {status}: {}", read(&said[1]));
             }
             let out = read(&said[0]);
-            let is_told = ["API ", "Swagger UI ", "health "].iter().all(|what| out.contains(what)) && out.contains(&self.url());
+            let is_told = ["API ", "Swagger UI ", "health "]
+                .iter()
+                .all(|what| out.contains(what))
+                && out.contains(&self.url());
             is_told.then_some(()).ok_or(out)
         })
         .await;
@@ -135,10 +179,15 @@ impl Up {
 
     /// Asks it to stop, as a supervisor does, and waits for its exit code.
     async fn stop(mut self) -> Option<i32> {
-        Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status().unwrap();
-        wait_for("the process to end", async || match self.0.try_wait().unwrap() {
-            Some(status) => Ok(status.code()),
-            None => Err("it runs".to_owned()),
+        Command::new("kill")
+            .args(["-TERM", &self.0.id().to_string()])
+            .status()
+            .unwrap();
+        wait_for("the process to end", async || {
+            match self.0.try_wait().unwrap() {
+                Some(status) => Ok(status.code()),
+                None => Err("it runs".to_owned()),
+            }
         })
         .await
     }
@@ -159,14 +208,26 @@ async fn a_process_that_is_killed_in_the_middle_goes_on_where_it_was_and_counts_
     place.write("lines.txt", &"some words to count\n".repeat(20_000));
     let mut up = place.up().await;
     let definition = json!({"files": ["lines.txt"], "linesPerItem": 1}).to_string();
-    let submitted = run(&["submit", "j", "--url", &place.url(), "--batch-type", "lines", "--definition", &definition]).await;
+    let submitted = run(&[
+        "submit",
+        "j",
+        "--url",
+        &place.url(),
+        "--batch-type",
+        "lines",
+        "--definition",
+        &definition,
+    ])
+    .await;
     assert_eq!(submitted.with(0).out, "j created\n");
 
     // Once while it is being split, once in the middle.
     let client = place.client();
     let reached = async |items: i64| {
         wait_for("items", async || match client.get("j").await {
-            Ok(Job { completed_items, .. }) if completed_items >= items => Ok(completed_items),
+            Ok(Job {
+                completed_items, ..
+            }) if completed_items >= items => Ok(completed_items),
             state => Err(format!("{state:?}")),
         })
         .await
@@ -174,19 +235,31 @@ async fn a_process_that_is_killed_in_the_middle_goes_on_where_it_was_and_counts_
     for items in [1, 6_000] {
         let before = reached(items).await;
         up.kill();
-        assert!(before < LINES, "the job was too fast to be killed in the middle");
+        assert!(
+            before < LINES,
+            "the job was too fast to be killed in the middle"
+        );
         up = place.up().await;
         assert!(client.get("j").await.unwrap().completed_items >= before);
     }
-    let watched = run(&["watch", "j", "--url", &place.url(), "-o", "json"]).await.with(0);
+    let watched = run(&["watch", "j", "--url", &place.url(), "-o", "json"])
+        .await
+        .with(0);
     let job: Job = serde_json::from_value(watched.json()).unwrap();
-    assert_eq!((job.status, job.failed_tasks, job.percentage_complete), (JobStatus::Completed, 0, 100.0));
+    assert_eq!(
+        (job.status, job.failed_tasks, job.percentage_complete),
+        (JobStatus::Completed, 0, 100.0)
+    );
     assert_eq!(job.completed_items, LINES);
     assert_eq!(up.stop().await, Some(0));
 
     // Each item has its output, at least once.
     let broker = Embedded::open(&place.data()).await.unwrap();
-    for pipe in ["worker-batch-in", "worker-example-in", "worker-jobtracking-in"] {
+    for pipe in [
+        "worker-batch-in",
+        "worker-example-in",
+        "worker-jobtracking-in",
+    ] {
         assert_eq!(broker.depth(pipe).await.unwrap(), 0, "{pipe}");
     }
     let depth = broker.depth(EXAMPLE_OUT_PIPE).await.unwrap();
@@ -207,10 +280,23 @@ async fn a_second_process_on_a_folder_in_use_names_the_folder_and_the_process() 
     let up = place.up().await;
     let data = place.data();
     let data = data.to_str().unwrap();
-    let second = run(&["up", "--data", data, "--listen", "127.0.0.1:0"]).await.with(1);
-    assert!(second.err.contains(data) && second.err.contains(&format!("process {}", up.0.id())), "{second:?}");
+    let second = run(&["up", "--data", data, "--listen", "127.0.0.1:0"])
+        .await
+        .with(1);
+    assert!(
+        second.err.contains(data) && second.err.contains(&format!("process {}", up.0.id())),
+        "{second:?}"
+    );
     // The first one does not mind.
-    assert!(place.client().get("unknown").await.unwrap_err().to_string().contains("404"));
+    assert!(
+        place
+            .client()
+            .get("unknown")
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("404")
+    );
     assert_eq!(up.stop().await, Some(0));
 }
 
@@ -222,31 +308,136 @@ async fn submit_get_watch_and_cancel_tell_how_the_job_is_by_text_json_and_exit_c
     let url = place.url();
     let command = async |arguments: &[&str]| run(&[arguments, &["--url", &url]].concat()).await;
 
-    let lines = ["--batch-type", "lines", "--definition", r#"{"files":["a.txt"],"linesPerItem":1}"#];
-    let done = command(&[&["submit", "done", "--watch", "-o", "json", "--name", "Two lines", "--label", "a=b"], &lines[..]].concat()).await;
+    let lines = [
+        "--batch-type",
+        "lines",
+        "--definition",
+        r#"{"files":["a.txt"],"linesPerItem":1}"#,
+    ];
+    let done = command(
+        &[
+            &[
+                "submit",
+                "done",
+                "--watch",
+                "-o",
+                "json",
+                "--name",
+                "Two lines",
+                "--label",
+                "a=b",
+            ],
+            &lines[..],
+        ]
+        .concat(),
+    )
+    .await;
     let job = done.with(0).json();
-    assert_eq!((&job["status"], &job["completedItems"], &job["name"]), (&json!("Completed"), &json!(2), &json!("Two lines")));
+    assert_eq!(
+        (&job["status"], &job["completedItems"], &job["name"]),
+        (&json!("Completed"), &json!(2), &json!("Two lines"))
+    );
     assert_eq!(job["labels"], json!({"a": "b"}));
-    assert_eq!(command(&["get", "done"]).await.with(0).out, "done: Completed, 100.00 %, 2 items\n");
-    assert_eq!(command(&["watch", "done", "-o", "json"]).await.with(0).json(), job);
+    assert_eq!(
+        command(&["get", "done"]).await.with(0).out,
+        "done: Completed, 100.00 %, 2 items\n"
+    );
+    assert_eq!(
+        command(&["watch", "done", "-o", "json"])
+            .await
+            .with(0)
+            .json(),
+        job
+    );
 
-    let bad = command(&["submit", "failed", "--batch-type", "range", "--definition", "1-x", "--watch"]).await.with(10);
-    assert!(bad.out.contains("failed: Failed, 0.00 %, 0 items, 1 failed"), "{bad:?}");
-    assert!(bad.out.contains("at character 3: \"x\" is no number"), "{bad:?}");
-    assert_eq!(command(&["get", "failed", "-o", "json"]).await.with(10).json()["failedTasks"], 1);
+    let bad = command(&[
+        "submit",
+        "failed",
+        "--batch-type",
+        "range",
+        "--definition",
+        "1-x",
+        "--watch",
+    ])
+    .await
+    .with(10);
+    assert!(
+        bad.out
+            .contains("failed: Failed, 0.00 %, 0 items, 1 failed"),
+        "{bad:?}"
+    );
+    assert!(
+        bad.out.contains("at character 3: \"x\" is no number"),
+        "{bad:?}"
+    );
+    assert_eq!(
+        command(&["get", "failed", "-o", "json"])
+            .await
+            .with(10)
+            .json()["failedTasks"],
+        1
+    );
 
-    let waiting = ["submit", "waiting", "-o", "json", "--task-pipe", "nobody", "--batch-type", "range", "--definition", "1-5"];
-    assert_eq!(command(&waiting).await.with(0).json(), json!({"id": "waiting", "created": true}));
-    assert_eq!(command(&waiting).await.with(0).json(), json!({"id": "waiting", "created": false}));
-    assert_eq!(command(&["get", "waiting", "-o", "json"]).await.with(0).json()["status"], "Waiting");
-    assert_eq!(command(&["pause", "waiting", "-o", "json"]).await.with(0).json()["status"], "Paused");
-    assert_eq!(command(&["resume", "waiting", "-o", "json"]).await.with(0).json()["status"], "Active");
-    assert_eq!(command(&["cancel", "waiting", "-o", "json"]).await.with(0).json()["status"], "Cancelled");
-    assert_eq!(command(&["get", "waiting"]).await.with(11).out, "waiting: Cancelled, 0.00 %, 0 items\n");
+    let waiting = [
+        "submit",
+        "waiting",
+        "-o",
+        "json",
+        "--task-pipe",
+        "nobody",
+        "--batch-type",
+        "range",
+        "--definition",
+        "1-5",
+    ];
+    assert_eq!(
+        command(&waiting).await.with(0).json(),
+        json!({"id": "waiting", "created": true})
+    );
+    assert_eq!(
+        command(&waiting).await.with(0).json(),
+        json!({"id": "waiting", "created": false})
+    );
+    assert_eq!(
+        command(&["get", "waiting", "-o", "json"])
+            .await
+            .with(0)
+            .json()["status"],
+        "Waiting"
+    );
+    assert_eq!(
+        command(&["pause", "waiting", "-o", "json"])
+            .await
+            .with(0)
+            .json()["status"],
+        "Paused"
+    );
+    assert_eq!(
+        command(&["resume", "waiting", "-o", "json"])
+            .await
+            .with(0)
+            .json()["status"],
+        "Active"
+    );
+    assert_eq!(
+        command(&["cancel", "waiting", "-o", "json"])
+            .await
+            .with(0)
+            .json()["status"],
+        "Cancelled"
+    );
+    assert_eq!(
+        command(&["get", "waiting"]).await.with(11).out,
+        "waiting: Cancelled, 0.00 %, 0 items\n"
+    );
     command(&["watch", "waiting"]).await.with(11);
 
     // From a file and from standard input, in a partition.
-    let batch = BatchTask { batch_type: Some("lines".into()), batch_definition: Some(lines[3].into()), ..BatchTask::default() };
+    let batch = BatchTask {
+        batch_type: Some("lines".into()),
+        batch_definition: Some(lines[3].into()),
+        ..BatchTask::default()
+    };
     let whole = json!({"task": {
         "taskClassifier": BatchTask::CLASSIFIER, "taskApiVersion": 1, "taskPipe": "worker-batch-in", "targetPipe": EXAMPLE_OUT_PIPE,
         "taskData": BatchTask { target_pipe: Some("worker-example-in".into()), ..batch },
@@ -254,27 +445,101 @@ async fn submit_get_watch_and_cancel_tell_how_the_job_is_by_text_json_and_exit_c
     assert!(serde_json::from_value::<NewJob>(whole.clone()).is_ok());
     let file = place.folder.path().join("job.json");
     std::fs::write(&file, whole.to_string()).unwrap();
-    command(&["submit", "j", "-p", "acme", "--watch", "--file", file.to_str().unwrap()]).await.with(0);
-    let piped = ["submit", "k", "-p", "acme", "--watch", "--url", &url, "--file", "-"];
+    command(&[
+        "submit",
+        "j",
+        "-p",
+        "acme",
+        "--watch",
+        "--file",
+        file.to_str().unwrap(),
+    ])
+    .await
+    .with(0);
+    let piped = [
+        "submit", "k", "-p", "acme", "--watch", "--url", &url, "--file", "-",
+    ];
     run_with_input(&piped, &whole.to_string()).await.with(0);
 
     for (arguments, code, text) in [
-        (&["get", "unknown"][..], 1, "job_id {unknown} not found (HTTP 404)"),
+        (
+            &["get", "unknown"][..],
+            1,
+            "job_id {unknown} not found (HTTP 404)",
+        ),
         (&["get", "j"], 1, "job_id {j} not found (HTTP 404)"),
         (&["watch", "unknown"], 1, "job_id {unknown} not found"),
-        (&["cancel", "done"], 1, "cannot be cancelled as it has a status of Completed"),
-        (&["pause", "done"], 1, "cannot be paused as it has a status of {Completed}"),
-        (&["resume", "done"], 1, "cannot be resumed as it has a status of Completed"),
-        (&["submit", "a:b", "--batch-type", "range", "--definition", "1-2"], 1, "invalid characters"),
-        (&["submit", "done", "--batch-type", "range", "--definition", "1-2"], 1, "Job already exists (HTTP 403)"),
+        (
+            &["cancel", "done"],
+            1,
+            "cannot be cancelled as it has a status of Completed",
+        ),
+        (
+            &["pause", "done"],
+            1,
+            "cannot be paused as it has a status of {Completed}",
+        ),
+        (
+            &["resume", "done"],
+            1,
+            "cannot be resumed as it has a status of Completed",
+        ),
+        (
+            &[
+                "submit",
+                "a:b",
+                "--batch-type",
+                "range",
+                "--definition",
+                "1-2",
+            ],
+            1,
+            "invalid characters",
+        ),
+        (
+            &[
+                "submit",
+                "done",
+                "--batch-type",
+                "range",
+                "--definition",
+                "1-2",
+            ],
+            1,
+            "Job already exists (HTTP 403)",
+        ),
         (&["submit", "x"], 1, "--file"),
-        (&["submit", "x", "--file", "/nowhere.json"], 1, "cannot read /nowhere.json"),
-        (&["submit", "x", "--file", "Cargo.toml"], 1, "Cargo.toml is no job"),
-        (&["submit", "x", "--label", "noValue", "--batch-type", "range", "--definition", "1-2"], 1, "\"noValue\" is no label"),
+        (
+            &["submit", "x", "--file", "/nowhere.json"],
+            1,
+            "cannot read /nowhere.json",
+        ),
+        (
+            &["submit", "x", "--file", "Cargo.toml"],
+            1,
+            "Cargo.toml is no job",
+        ),
+        (
+            &[
+                "submit",
+                "x",
+                "--label",
+                "noValue",
+                "--batch-type",
+                "range",
+                "--definition",
+                "1-2",
+            ],
+            1,
+            "\"noValue\" is no label",
+        ),
         (&["submit", "x", "--batch-type", "range"], 2, "--definition"),
     ] {
         let ended = command(arguments).await.with(code);
-        assert!(ended.err.contains(text) && ended.out.is_empty(), "{arguments:?}: {ended:?}");
+        assert!(
+            ended.err.contains(text) && ended.out.is_empty(),
+            "{arguments:?}: {ended:?}"
+        );
     }
     assert_eq!(up.stop().await, Some(0));
 }
@@ -293,26 +558,68 @@ async fn what_cannot_run_says_what_is_wrong_and_fails() {
     let with = |more: &[&'static str]| [&up[..], more].concat();
     let service = format!("http://127.0.0.1:{}/job-service/v1", free_port());
     for (arguments, code, texts) in [
-        (vec!["bench", "--items", "1", "--database", &nobody], 1, &[nobody.replace("secret", "***").as_str()][..]),
-        (with(&["--database", "mysql://db/jobs"]), 1, &["mysql://db/jobs", "postgres://"]),
-        (with(&["--broker", "http://rabbit"]), 1, &["the broker at the given URL", "Invalid AMQP scheme: http"]),
-        (vec!["up", "--data", &data, "--listen", &taken], 1, &[taken.as_str(), "choose another address"]),
-        (vec!["up", "--data", &below_a_file], 1, &[below_a_file.as_str()]),
+        (
+            vec!["bench", "--items", "1", "--database", &nobody],
+            1,
+            &[nobody.replace("secret", "***").as_str()][..],
+        ),
+        (
+            with(&["--database", "mysql://db/jobs"]),
+            1,
+            &["mysql://db/jobs", "postgres://"],
+        ),
+        (
+            with(&["--broker", "http://rabbit"]),
+            1,
+            &["the broker at the given URL", "Invalid AMQP scheme: http"],
+        ),
+        (
+            vec!["up", "--data", &data, "--listen", &taken],
+            1,
+            &[taken.as_str(), "choose another address"],
+        ),
+        (
+            vec!["up", "--data", &below_a_file],
+            1,
+            &[below_a_file.as_str()],
+        ),
         (with(&["--databse", "x"]), 2, &["--databse", "--database"]),
-        (with(&["--route", "detour"]), 2, &["--route", "direct or reroute"]),
+        (
+            with(&["--route", "detour"]),
+            2,
+            &["--route", "direct or reroute"],
+        ),
         (with(&["--max-parts", "9"]), 2, &["--max-parts"]),
         (vec!["up", "--listen", "8080"], 2, &["--listen", "8080"]),
-        (vec!["run", "tracker", "--broker", amqp], 2, &["\"tracker\" is no role", "tracking-worker"]),
+        (
+            vec!["run", "tracker", "--broker", amqp],
+            2,
+            &["\"tracker\" is no role", "tracking-worker"],
+        ),
         (vec!["run", "batch-worker"], 1, &["--broker"]),
-        (vec!["run", "tracking-worker", "--broker", amqp], 1, &["--database"]),
-        (vec!["get", "j", "--url", &service], 1, &[service.as_str(), "cannot reach the job service"]),
+        (
+            vec!["run", "tracking-worker", "--broker", amqp],
+            1,
+            &["--database"],
+        ),
+        (
+            vec!["get", "j", "--url", &service],
+            1,
+            &[service.as_str(), "cannot reach the job service"],
+        ),
         (vec!["cancel", "j", "--url", "no url"], 1, &["no url"]),
         (vec!["bench", "--items", "0"], 1, &["--items"]),
         (vec!["upp"], 2, &["upp"]),
     ] {
         let ended = run(&arguments).await.with(code);
-        assert!(texts.iter().all(|text| ended.err.contains(text)) && ended.out.is_empty(), "{arguments:?}: {ended:?}");
-        assert!(!ended.err.contains("secret") && !ended.err.contains("panicked"), "{arguments:?}: {ended:?}");
+        assert!(
+            texts.iter().all(|text| ended.err.contains(text)) && ended.out.is_empty(),
+            "{arguments:?}: {ended:?}"
+        );
+        assert!(
+            !ended.err.contains("secret") && !ended.err.contains("panicked"),
+            "{arguments:?}: {ended:?}"
+        );
     }
 }
 
@@ -322,9 +629,15 @@ async fn the_demo_counts_the_words_of_a_folder_and_agrees_with_a_plain_count() {
     for number in 0..40 {
         std::fs::create_dir_all(folder.path().join(format!("{}", number % 7))).unwrap();
         let text = format!("file {number}\n{}", "some more words\n".repeat(number * 5));
-        std::fs::write(folder.path().join(format!("{}/{number}.txt", number % 7)), text).unwrap();
+        std::fs::write(
+            folder.path().join(format!("{}/{number}.txt", number % 7)),
+            text,
+        )
+        .unwrap();
     }
-    let demo = run(&["demo", folder.path().to_str().unwrap()]).await.with(0);
+    let demo = run(&["demo", folder.path().to_str().unwrap()])
+        .await
+        .with(0);
     assert!(demo.out.contains("words"), "{demo:?}");
     let nothing = run(&["demo", "/nowhere/at/all"]).await.with(1);
     assert!(nothing.err.contains("/nowhere/at/all"), "{nothing:?}");
@@ -334,20 +647,46 @@ async fn the_demo_counts_the_words_of_a_folder_and_agrees_with_a_plain_count() {
 async fn a_benchmark_tells_exact_numbers_on_one_line_by_both_routes_with_and_without_servers() {
     let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
     let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
-    for (route, servers) in [("direct", &[][..]), ("reroute", &[]), ("direct", &servers), ("reroute", &servers)] {
+    for (route, servers) in [
+        ("direct", &[][..]),
+        ("reroute", &[]),
+        ("direct", &servers),
+        ("reroute", &servers),
+    ] {
         for output in [&[][..], &["--no-output"]] {
             let name = unique("bench");
-            let result = run(&[&["bench", "--json", "--name", &name, "--items", "1200", "--route", route], servers, output].concat())
-                .await
-                .with(0)
-                .json();
-            for (field, expected) in [("items", json!(1200)), ("completed_items", json!(1200)), ("job_status", json!("Completed"))] {
+            let result = run(&[
+                &[
+                    "bench", "--json", "--name", &name, "--items", "1200", "--route", route,
+                ],
+                servers,
+                output,
+            ]
+            .concat())
+            .await
+            .with(0)
+            .json();
+            for (field, expected) in [
+                ("items", json!(1200)),
+                ("completed_items", json!(1200)),
+                ("job_status", json!("Completed")),
+            ] {
                 assert_eq!(result[field], expected, "{result}");
             }
-            let (rows, splits) = (result["task_table_rows"].as_u64().unwrap(), result["split_nodes"].as_u64().unwrap());
+            let (rows, splits) = (
+                result["task_table_rows"].as_u64().unwrap(),
+                result["split_nodes"].as_u64().unwrap(),
+            );
             assert!(rows <= splits + 10, "{result}");
-            let (broker, store) = if servers.is_empty() { ("embedded", "sqlite") } else { ("rabbitmq", "postgres") };
-            assert_eq!((&result["route"], &result["broker"], &result["store"]), (&json!(route), &json!(broker), &json!(store)));
+            let (broker, store) = if servers.is_empty() {
+                ("embedded", "sqlite")
+            } else {
+                ("rabbitmq", "postgres")
+            };
+            assert_eq!(
+                (&result["route"], &result["broker"], &result["store"]),
+                (&json!(route), &json!(broker), &json!(store))
+            );
         }
     }
 }
@@ -358,21 +697,66 @@ async fn jobs_are_listed_and_counted_as_a_filter_and_an_order_say() {
     let up = place.up().await;
     for (job, team) in [("b", "search"), ("A", "search"), ("c", "mail")] {
         let label = format!("team={team}");
-        let job = ["submit", job, "--url", &place.url(), "--batch-type", "range", "--definition", "1-2", "--item-pipe", "nobody-in"];
-        run(&[&job[..], &["--label", &label]].concat()).await.with(0);
+        let job = [
+            "submit",
+            job,
+            "--url",
+            &place.url(),
+            "--batch-type",
+            "range",
+            "--definition",
+            "1-2",
+            "--item-pipe",
+            "nobody-in",
+        ];
+        run(&[&job[..], &["--label", &label]].concat())
+            .await
+            .with(0);
     }
     let url = place.url();
     let ids = async |arguments: &[&str]| -> Vec<String> {
-        let listed = run(&[&["list", "--url", &url, "-o", "json"], arguments].concat()).await.with(0).json();
-        listed.as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
+        let listed = run(&[&["list", "--url", &url, "-o", "json"], arguments].concat())
+            .await
+            .with(0)
+            .json();
+        listed
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|job| job["id"].as_str().unwrap().to_owned())
+            .collect()
     };
     assert_eq!(ids(&["--sort", "jobId:asc"]).await, ["A", "b", "c"]);
-    assert_eq!(ids(&["--filter", "labels.team==search;id!=x", "--sort", "jobId:desc"]).await, ["b", "A"]);
+    assert_eq!(
+        ids(&[
+            "--filter",
+            "labels.team==search;id!=x",
+            "--sort",
+            "jobId:desc"
+        ])
+        .await,
+        ["b", "A"]
+    );
     assert_eq!(ids(&["--label-exist", "team", "--limit", "1"]).await, ["c"]);
-    let count = run(&["count", "--url", &url, "--filter", "labels.team=in=(search,x)"]).await.with(0);
+    let count = run(&[
+        "count",
+        "--url",
+        &url,
+        "--filter",
+        "labels.team=in=(search,x)",
+    ])
+    .await
+    .with(0);
     assert_eq!(count.out, "2\n");
-    let wrong = run(&["count", "--url", &url, "--filter", "colour==red"]).await.with(1);
-    assert!(wrong.err.contains("Unsupported filter key specified: colour"), "{wrong:?}");
+    let wrong = run(&["count", "--url", &url, "--filter", "colour==red"])
+        .await
+        .with(1);
+    assert!(
+        wrong
+            .err
+            .contains("Unsupported filter key specified: colour"),
+        "{wrong:?}"
+    );
     assert_eq!(up.stop().await, Some(0));
 }
 
@@ -380,11 +764,25 @@ async fn jobs_are_listed_and_counted_as_a_filter_and_an_order_say() {
 async fn a_benchmark_of_reads_tells_times_beside_none_and_beside_all() {
     let postgres = harness::postgres().await.unwrap();
     for database in [&[][..], &["--database", &postgres.url]] {
-        let reads = ["bench", "--json", "--reads", "--stored-jobs", "300", "--requests", "5"];
+        let reads = [
+            "bench",
+            "--json",
+            "--reads",
+            "--stored-jobs",
+            "300",
+            "--requests",
+            "5",
+        ];
         let result = run(&[&reads, database].concat()).await.with(0).json();
         for times in ["beside_none", "beside_all"] {
             let times = result[times].as_array().unwrap();
-            assert!(times.len() > 3 && times.iter().all(|read| read["p50_ms"].as_f64().unwrap() > 0.0), "{result}");
+            assert!(
+                times.len() > 3
+                    && times
+                        .iter()
+                        .all(|read| read["p50_ms"].as_f64().unwrap() > 0.0),
+                "{result}"
+            );
         }
     }
 }
@@ -395,10 +793,29 @@ async fn a_benchmark_of_many_jobs_leaves_no_tables_and_no_larger_catalogue_behin
     let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
     for servers in [&[][..], &servers] {
         let name = unique("bench");
-        let result = run(&[&["bench", "--json", "--name", &name, "--jobs", "30", "--items", "20"], servers].concat()).await.with(0).json();
-        assert_eq!((&result["completed_jobs"], &result["leftover_tables"]), (&json!(30), &json!(0)), "{result}");
-        assert!(result["executed_items"].as_u64().unwrap() >= 600, "{result}");
-        assert_eq!(result["catalogue_before"]["entries"], result["catalogue_after"]["entries"], "{result}");
+        let result = run(&[
+            &[
+                "bench", "--json", "--name", &name, "--jobs", "30", "--items", "20",
+            ],
+            servers,
+        ]
+        .concat())
+        .await
+        .with(0)
+        .json();
+        assert_eq!(
+            (&result["completed_jobs"], &result["leftover_tables"]),
+            (&json!(30), &json!(0)),
+            "{result}"
+        );
+        assert!(
+            result["executed_items"].as_u64().unwrap() >= 600,
+            "{result}"
+        );
+        assert_eq!(
+            result["catalogue_before"]["entries"], result["catalogue_after"]["entries"],
+            "{result}"
+        );
     }
 }
 
@@ -406,13 +823,44 @@ async fn a_benchmark_of_many_jobs_leaves_no_tables_and_no_larger_catalogue_behin
 async fn a_job_that_is_cancelled_leaves_its_worker_processes_idle_and_its_pipes_empty() {
     let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
     let name = unique("bench");
-    let arguments =
-        ["bench", "--json", "--name", &name, "--items", "100000", "--rate", "500", "--worker-processes", "2", "--cancel-after", "1"];
-    let result = run(&[&arguments[..], &["--database", &postgres.url, "--broker", &rabbitmq.url]].concat()).await.with(0).json();
+    let arguments = [
+        "bench",
+        "--json",
+        "--name",
+        &name,
+        "--items",
+        "100000",
+        "--rate",
+        "500",
+        "--worker-processes",
+        "2",
+        "--cancel-after",
+        "1",
+    ];
+    let result = run(&[
+        &arguments[..],
+        &["--database", &postgres.url, "--broker", &rabbitmq.url],
+    ]
+    .concat())
+    .await
+    .with(0)
+    .json();
     assert_eq!(result["job_status"], "Cancelled", "{result}");
-    assert!(result["started_before_answer"].as_u64().unwrap() > 0, "{result}");
-    assert!(result["started_before_answer"].as_u64().unwrap() + result["started_after_answer"].as_u64().unwrap() < 50_000, "{result}");
-    assert_eq!(result["worker_peak_memory_bytes"].as_array().unwrap().len(), 2, "{result}");
+    assert!(
+        result["started_before_answer"].as_u64().unwrap() > 0,
+        "{result}"
+    );
+    assert!(
+        result["started_before_answer"].as_u64().unwrap()
+            + result["started_after_answer"].as_u64().unwrap()
+            < 50_000,
+        "{result}"
+    );
+    assert_eq!(
+        result["worker_peak_memory_bytes"].as_array().unwrap().len(),
+        2,
+        "{result}"
+    );
 
     let alone = run(&["bench", "--cancel-after", "1"]).await.with(1);
     assert!(alone.err.contains("--database"), "{alone:?}");

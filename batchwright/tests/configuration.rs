@@ -12,14 +12,21 @@ use reqwest::Url;
 /// The binary with these variables and no others.
 fn batchwright(arguments: &[&str], variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_batchwright"));
-    command.env_clear().args(arguments).envs(variables.iter().copied()).stdin(Stdio::null());
+    command
+        .env_clear()
+        .args(arguments)
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null());
     command
 }
 
 /// Runs it to its end: exit code and standard error.
 async fn ended(arguments: &[&str], variables: &[(&str, &str)]) -> (i32, String) {
     let mut command = batchwright(arguments, variables);
-    let Output { status, stderr, .. } = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let Output { status, stderr, .. } =
+        tokio::task::spawn_blocking(move || command.output().unwrap())
+            .await
+            .unwrap();
     (status.code().unwrap(), String::from_utf8(stderr).unwrap())
 }
 
@@ -28,7 +35,13 @@ struct Running(Child);
 
 impl Running {
     fn start(mut command: Command, log: &Path) -> Self {
-        Self(command.stdout(Stdio::null()).stderr(File::create(log).unwrap()).spawn().unwrap())
+        Self(
+            command
+                .stdout(Stdio::null())
+                .stderr(File::create(log).unwrap())
+                .spawn()
+                .unwrap(),
+        )
     }
 }
 
@@ -48,17 +61,42 @@ async fn a_variable_that_is_none_or_has_no_sense_stops_the_start_by_its_name() {
             "x",
             "the variable BATCHWRIGHT_LISTN is no setting of batchwright; did you mean BATCHWRIGHT_LISTEN?",
         ),
-        (&["get", "j"], "BATCHWRIGHT_ULR", "x", "did you mean BATCHWRIGHT_URL?"),
-        (&["up"], "BATCHWRIGHT_LISTEN", "here", "The value comes from the variable BATCHWRIGHT_LISTEN."),
+        (
+            &["get", "j"],
+            "BATCHWRIGHT_ULR",
+            "x",
+            "did you mean BATCHWRIGHT_URL?",
+        ),
+        (
+            &["up"],
+            "BATCHWRIGHT_LISTEN",
+            "here",
+            "The value comes from the variable BATCHWRIGHT_LISTEN.",
+        ),
         (
             &["run", "job-service"],
             "CAF_STATUS_CHECK_INTERVAL_SECONDS",
             "5s",
             "The value comes from the variable CAF_STATUS_CHECK_INTERVAL_SECONDS.",
         ),
-        (&["run", "job-service"], "JOB_SERVICE_DATABASE_PORT", "many", "the variable JOB_SERVICE_DATABASE_PORT is \"many\""),
-        (&["up"], "CAF_RABBITMQ_PASSWORD_FILE", "/no/such/file", "the variable CAF_RABBITMQ_PASSWORD_FILE names \"/no/such/file\""),
-        (&["up"], "BATCHWRIGHT_KEEP_FAILED", "lastUpdateTime+P1M", "'P1M' is no span of time"),
+        (
+            &["run", "job-service"],
+            "JOB_SERVICE_DATABASE_PORT",
+            "many",
+            "the variable JOB_SERVICE_DATABASE_PORT is \"many\"",
+        ),
+        (
+            &["up"],
+            "CAF_RABBITMQ_PASSWORD_FILE",
+            "/no/such/file",
+            "the variable CAF_RABBITMQ_PASSWORD_FILE names \"/no/such/file\"",
+        ),
+        (
+            &["up"],
+            "BATCHWRIGHT_KEEP_FAILED",
+            "lastUpdateTime+P1M",
+            "'P1M' is no span of time",
+        ),
     ] {
         let (code, told) = ended(arguments, &[(name, value)]).await;
         assert!(code == 2 && told.contains(text), "{code}: {told}");
@@ -68,17 +106,31 @@ async fn a_variable_that_is_none_or_has_no_sense_stops_the_start_by_its_name() {
 #[tokio::test]
 async fn a_flaw_of_a_job_type_stops_the_start_by_file_and_place() {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("scan.yaml"), "configurationProperties: [{name: bucket}]\ntaskScript: |\n  {\n    a: .b.\n  }\n")
-        .unwrap();
+    std::fs::write(
+        folder.path().join("scan.yaml"),
+        "configurationProperties: [{name: bucket}]\ntaskScript: |\n  {\n    a: .b.\n  }\n",
+    )
+    .unwrap();
     let data = folder.path().join("data");
-    let arguments = ["up", "--data", data.to_str().unwrap(), "--listen", "127.0.0.1:0", "--job-types", folder.path().to_str().unwrap()];
+    let arguments = [
+        "up",
+        "--data",
+        data.to_str().unwrap(),
+        "--listen",
+        "127.0.0.1:0",
+        "--job-types",
+        folder.path().to_str().unwrap(),
+    ];
     let (code, told) = ended(&arguments, &[]).await;
     assert!(
         code == 1 && told.contains("scan.yaml is not valid: the configuration property bucket has no value: the variable BUCKET"),
         "{told}"
     );
     let (code, told) = ended(&arguments, &[("BUCKET", "b")]).await;
-    assert!(code == 1 && told.contains("scan.yaml is not valid: taskScript:3:1: expected "), "{told}");
+    assert!(
+        code == 1 && told.contains("scan.yaml is not valid: taskScript:3:1: expected "),
+        "{told}"
+    );
 }
 
 #[tokio::test]
@@ -93,15 +145,35 @@ async fn what_is_in_effect_is_logged_and_no_secret_with_it() {
         ("CAF_WORKER_THREADS", "3"),
         ("NO_COLOR", "1"),
     ];
-    let _running = Running::start(batchwright(&["run", "batch-worker", "--listen", "127.0.0.1:0"], &variables), &log);
+    let _running = Running::start(
+        batchwright(
+            &["run", "batch-worker", "--listen", "127.0.0.1:0"],
+            &variables,
+        ),
+        &log,
+    );
     let told = wait_for("the configuration in the log", async || {
         let told = std::fs::read_to_string(&log).unwrap();
-        if told.contains("broker") && told.contains("tracking-pipe") { Ok(told) } else { Err(told) }
+        if told.contains("broker") && told.contains("tracking-pipe") {
+            Ok(told)
+        } else {
+            Err(told)
+        }
     })
     .await;
-    assert!(told.contains("amqp://guest:***@127.0.0.1:1/%2f") && told.contains("CAF_RABBITMQ_*"), "{told}");
-    assert!(told.lines().any(|line| line.contains("concurrency") && line.contains("CAF_WORKER_THREADS")), "{told}");
-    assert!(!told.contains("top/secret") && !told.contains("top%2Fsecret"), "{told}");
+    assert!(
+        told.contains("amqp://guest:***@127.0.0.1:1/%2f") && told.contains("CAF_RABBITMQ_*"),
+        "{told}"
+    );
+    assert!(
+        told.lines()
+            .any(|line| line.contains("concurrency") && line.contains("CAF_WORKER_THREADS")),
+        "{told}"
+    );
+    assert!(
+        !told.contains("top/secret") && !told.contains("top%2Fsecret"),
+        "{told}"
+    );
 }
 
 #[tokio::test]
@@ -111,28 +183,49 @@ async fn the_variables_of_caf_are_all_that_a_job_service_needs() {
     let [database, broker] = [&postgres.url, &rabbitmq.url].map(|url| Url::parse(url).unwrap());
     let part = |url: &Url, what: &str| match what {
         "HOST" => url.host_str().unwrap().to_owned(),
-        "PORT" => url.port().unwrap_or(if url.scheme() == "amqp" { 5672 } else { 5432 }).to_string(),
+        "PORT" => url
+            .port()
+            .unwrap_or(if url.scheme() == "amqp" { 5672 } else { 5432 })
+            .to_string(),
         "USERNAME" => url.username().to_owned(),
         "PASSWORD" => url.password().unwrap_or_default().to_owned(),
         _ => url.path().trim_start_matches('/').to_owned(),
     };
     let mut variables: Vec<(String, String)> = Vec::new();
     for what in ["HOST", "PORT", "USERNAME", "PASSWORD"] {
-        variables.push((format!("JOB_SERVICE_DATABASE_{what}"), part(&database, what)));
+        variables.push((
+            format!("JOB_SERVICE_DATABASE_{what}"),
+            part(&database, what),
+        ));
         variables.push((format!("CAF_RABBITMQ_{what}"), part(&broker, what)));
     }
-    variables.push(("JOB_SERVICE_DATABASE_NAME".to_owned(), part(&database, "NAME")));
-    variables.push(("JOB_SERVICE_DATABASE_APPNAME".to_owned(), "job service".to_owned()));
-    let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    variables.push((
+        "JOB_SERVICE_DATABASE_NAME".to_owned(),
+        part(&database, "NAME"),
+    ));
+    variables.push((
+        "JOB_SERVICE_DATABASE_APPNAME".to_owned(),
+        "job service".to_owned(),
+    ));
+    let variables: Vec<(&str, &str)> = variables
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
     let listen = format!("127.0.0.1:{}", free_port());
     let log = folder.path().join("log");
-    let _running = Running::start(batchwright(&["run", "job-service", "--listen", &listen], &variables), &log);
+    let _running = Running::start(
+        batchwright(&["run", "job-service", "--listen", &listen], &variables),
+        &log,
+    );
     let _ = rustls::crypto::ring::default_provider().install_default();
     wait_for("the service to be ready", async || {
         let ready = reqwest::get(format!("http://{listen}/health-check?name=all&type=READY")).await;
         match ready {
             Ok(answer) if answer.status() == 200 => Ok(()),
-            other => Err(format!("{other:?}: {}", std::fs::read_to_string(&log).unwrap())),
+            other => Err(format!(
+                "{other:?}: {}",
+                std::fs::read_to_string(&log).unwrap()
+            )),
         }
     })
     .await;

@@ -122,7 +122,10 @@ mod tests {
             assert_eq!(JobId::parse(text), Err(error), "{text:?}");
         }
         assert!(JobId::parse(&"ü".repeat(48)).is_ok());
-        assert_eq!(PartitionId::parse(&"p".repeat(41)), Err(IdError::PartitionTooLong));
+        assert_eq!(
+            PartitionId::parse(&"p".repeat(41)),
+            Err(IdError::PartitionTooLong)
+        );
     }
 
     #[test]

@@ -44,7 +44,10 @@ pub enum JobTaskIdError {
     NoJob(String),
     #[error("the job task id {id:?} has {part:?} where a number from 1 to 2147483647 belongs")]
     BadNumber { id: String, part: String },
-    #[error("the job task id is nested deeper than {} levels", JobTaskId::MAX_DEPTH)]
+    #[error(
+        "the job task id is nested deeper than {} levels",
+        JobTaskId::MAX_DEPTH
+    )]
     TooDeep,
 }
 
@@ -55,14 +58,27 @@ impl JobTaskId {
     pub const MAX_DEPTH: usize = 64;
 
     pub fn parse(text: &str) -> Result<Self, JobTaskIdError> {
-        let (partition, rest) = text.split_once(':').unwrap_or((Self::DEFAULT_PARTITION, text));
+        let (partition, rest) = text
+            .split_once(':')
+            .unwrap_or((Self::DEFAULT_PARTITION, text));
         let (head, tail) = match rest.split_once('.') {
             Some((head, tail)) => (head, Some(tail)),
             None => (rest, None),
         };
-        let bad = |part: &str| JobTaskIdError::BadNumber { id: text.to_owned(), part: part.to_owned() };
+        let bad = |part: &str| JobTaskIdError::BadNumber {
+            id: text.to_owned(),
+            part: part.to_owned(),
+        };
         let (job, incarnation) = match head.split_once('!') {
-            Some((job, n)) => (job, Some(n.parse::<i64>().ok().filter(|n| *n > 0).ok_or_else(|| bad(n))?)),
+            Some((job, n)) => (
+                job,
+                Some(
+                    n.parse::<i64>()
+                        .ok()
+                        .filter(|n| *n > 0)
+                        .ok_or_else(|| bad(n))?,
+                ),
+            ),
             None => (head, None),
         };
         if job.is_empty() || partition.is_empty() {
@@ -75,14 +91,26 @@ impl JobTaskId {
                 None => (part, false),
             };
             // i32::MAX, because the number of a task is an `integer` in the task table.
-            let number = digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse::<i32>().ok()).flatten();
-            let number = number.and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).ok_or_else(|| bad(part))?;
+            let number = digits
+                .bytes()
+                .all(|b| b.is_ascii_digit())
+                .then(|| digits.parse::<i32>().ok())
+                .flatten();
+            let number = number
+                .and_then(|n| u32::try_from(n).ok())
+                .filter(|n| *n > 0)
+                .ok_or_else(|| bad(part))?;
             if steps.len() == Self::MAX_DEPTH {
                 return Err(JobTaskIdError::TooDeep);
             }
             steps.push(Step { number, last });
         }
-        Ok(Self { partition: partition.to_owned(), job: job.to_owned(), incarnation, steps })
+        Ok(Self {
+            partition: partition.to_owned(),
+            job: job.to_owned(),
+            incarnation,
+            steps,
+        })
     }
 }
 
@@ -116,7 +144,10 @@ mod tests {
     #[test]
     fn an_id_without_partition_is_of_the_default_partition() {
         let id = JobTaskId::parse("job1.2").unwrap();
-        assert_eq!((id.partition.as_str(), id.job.as_str()), ("default", "job1"));
+        assert_eq!(
+            (id.partition.as_str(), id.job.as_str()),
+            ("default", "job1")
+        );
     }
 
     #[test]
@@ -131,11 +162,26 @@ mod tests {
             ("p:j!x.1", "x"),
         ] {
             let error = JobTaskId::parse(text).unwrap_err();
-            assert_eq!(error, JobTaskIdError::BadNumber { id: text.into(), part: part.into() });
+            assert_eq!(
+                error,
+                JobTaskIdError::BadNumber {
+                    id: text.into(),
+                    part: part.into()
+                }
+            );
         }
-        assert!(matches!(JobTaskId::parse(":j"), Err(JobTaskIdError::NoJob(_))));
-        assert!(matches!(JobTaskId::parse("p:.1"), Err(JobTaskIdError::NoJob(_))));
-        assert_eq!(JobTaskId::parse(&format!("p:j{}", ".1".repeat(65))), Err(JobTaskIdError::TooDeep));
+        assert!(matches!(
+            JobTaskId::parse(":j"),
+            Err(JobTaskIdError::NoJob(_))
+        ));
+        assert!(matches!(
+            JobTaskId::parse("p:.1"),
+            Err(JobTaskIdError::NoJob(_))
+        ));
+        assert_eq!(
+            JobTaskId::parse(&format!("p:j{}", ".1".repeat(65))),
+            Err(JobTaskIdError::TooDeep)
+        );
     }
 
     proptest! {

@@ -13,14 +13,18 @@ pub fn decode(body: &[u8]) -> Result<TaskMessage, DecodeError> {
         return Err(DecodeError::Empty);
     }
     // Not `from_slice`: bytes after the closing brace do not matter.
-    let value =
-        Value::deserialize(&mut serde_json::Deserializer::from_slice(body)).map_err(|error| DecodeError::NotJson(error.to_string()))?;
+    let value = Value::deserialize(&mut serde_json::Deserializer::from_slice(body))
+        .map_err(|error| DecodeError::NotJson(error.to_string()))?;
     let Value::Object(mut fields) = value else {
         return Err(DecodeError::NotAnObject(kind(&value)));
     };
     let fields = &mut fields;
     Ok(TaskMessage {
-        version: if fields.contains_key("version") { narrow("version", integer("version", fields)?)? } else { 3 },
+        version: if fields.contains_key("version") {
+            narrow("version", integer("version", fields)?)?
+        } else {
+            3
+        },
         task_id: text("taskId", fields)?.ok_or_else(|| flaw("taskId", "is missing"))?,
         task_classifier: text("taskClassifier", fields)?,
         task_api_version: narrow("taskApiVersion", integer("taskApiVersion", fields)?)?,
@@ -30,7 +34,9 @@ pub fn decode(body: &[u8]) -> Result<TaskMessage, DecodeError> {
         to: text("to", fields)?,
         tracking: object("tracking", fields)?.map(tracking).transpose()?,
         source_info: object("sourceInfo", fields)?.map(source_info).transpose()?,
-        priority: optional_integer("priority", fields)?.map(|n| narrow("priority", n)).transpose()?,
+        priority: optional_integer("priority", fields)?
+            .map(|n| narrow("priority", n))
+            .transpose()?,
         correlation_id: text("correlationId", fields)?,
     })
 }
@@ -52,18 +58,27 @@ fn tracking(mut fields: Map<String, Value>) -> Result<Tracking, DecodeError> {
 }
 
 fn source_info(mut fields: Map<String, Value>) -> Result<SourceInfo, DecodeError> {
-    Ok(SourceInfo { name: text("name", &mut fields)?, version: text("version", &mut fields)? })
+    Ok(SourceInfo {
+        name: text("name", &mut fields)?,
+        version: text("version", &mut fields)?,
+    })
 }
 
 fn task_status(value: Option<Value>) -> Result<Option<TaskStatus>, DecodeError> {
     let found = match &value {
         None | Some(Value::Null) => return Ok(None),
-        Some(Value::String(name)) => TaskStatus::ALL.into_iter().find(|status| status.name() == name),
-        Some(Value::Number(ordinal)) => ordinal.as_u64().and_then(|n| TaskStatus::ALL.get(usize::try_from(n).ok()?).copied()),
+        Some(Value::String(name)) => TaskStatus::ALL
+            .into_iter()
+            .find(|status| status.name() == name),
+        Some(Value::Number(ordinal)) => ordinal
+            .as_u64()
+            .and_then(|n| TaskStatus::ALL.get(usize::try_from(n).ok()?).copied()),
         Some(_) => None,
     };
     let shown = value.unwrap_or_default();
-    found.map(Some).ok_or_else(|| flaw("taskStatus", format!("is {shown}, which is no task status")))
+    found
+        .map(Some)
+        .ok_or_else(|| flaw("taskStatus", format!("is {shown}, which is no task status")))
 }
 
 fn context(value: Option<Value>) -> Result<BTreeMap<String, ContextData>, DecodeError> {
@@ -71,9 +86,17 @@ fn context(value: Option<Value>) -> Result<BTreeMap<String, ContextData>, Decode
         None | Some(Value::Null) => Ok(BTreeMap::new()),
         Some(Value::Object(entries)) => entries
             .into_iter()
-            .map(|(service, data)| Ok((service, ContextData(bytes("context", Some(data))?.unwrap_or_default()))))
+            .map(|(service, data)| {
+                Ok((
+                    service,
+                    ContextData(bytes("context", Some(data))?.unwrap_or_default()),
+                ))
+            })
             .collect(),
-        Some(other) => Err(flaw("context", format!("is a JSON {}, not an object", kind(&other)))),
+        Some(other) => Err(flaw(
+            "context",
+            format!("is a JSON {}, not an object", kind(&other)),
+        )),
     }
 }
 
@@ -81,26 +104,47 @@ fn context(value: Option<Value>) -> Result<BTreeMap<String, ContextData>, Decode
 fn bytes(field: &'static str, value: Option<Value>) -> Result<Option<Vec<u8>>, DecodeError> {
     match value {
         None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => base64_bytes::decode(&text).map(Some).map_err(|error| flaw(field, format!("is not base64: {error}"))),
+        Some(Value::String(text)) => base64_bytes::decode(&text)
+            .map(Some)
+            .map_err(|error| flaw(field, format!("is not base64: {error}"))),
         Some(Value::Array(numbers)) => {
-            let byte = |n: &Value| n.as_i64().and_then(|n| u8::try_from(n).ok().or_else(|| i8::try_from(n).ok().map(i8::cast_unsigned)));
+            let byte = |n: &Value| {
+                n.as_i64().and_then(|n| {
+                    u8::try_from(n)
+                        .ok()
+                        .or_else(|| i8::try_from(n).ok().map(i8::cast_unsigned))
+                })
+            };
             let read: Option<Vec<u8>> = numbers.iter().map(byte).collect();
-            read.map(Some).ok_or_else(|| flaw(field, "is an array with something other than bytes"))
+            read.map(Some)
+                .ok_or_else(|| flaw(field, "is an array with something other than bytes"))
         }
         Some(object @ Value::Object(_)) => Ok(Some(object.to_string().into_bytes())),
-        Some(other) => Err(flaw(field, format!("is a JSON {}, not base64", kind(&other)))),
+        Some(other) => Err(flaw(
+            field,
+            format!("is a JSON {}, not base64", kind(&other)),
+        )),
     }
 }
 
-fn object(field: &'static str, fields: &mut Map<String, Value>) -> Result<Option<Map<String, Value>>, DecodeError> {
+fn object(
+    field: &'static str,
+    fields: &mut Map<String, Value>,
+) -> Result<Option<Map<String, Value>>, DecodeError> {
     match fields.remove(field) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Object(object)) => Ok(Some(object)),
-        Some(other) => Err(flaw(field, format!("is a JSON {}, not an object", kind(&other)))),
+        Some(other) => Err(flaw(
+            field,
+            format!("is a JSON {}, not an object", kind(&other)),
+        )),
     }
 }
 
-fn text(field: &'static str, fields: &mut Map<String, Value>) -> Result<Option<String>, DecodeError> {
+fn text(
+    field: &'static str,
+    fields: &mut Map<String, Value>,
+) -> Result<Option<String>, DecodeError> {
     match fields.remove(field) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
@@ -113,22 +157,32 @@ fn integer(field: &'static str, fields: &mut Map<String, Value>) -> Result<i64, 
     Ok(optional_integer(field, fields)?.unwrap_or(0))
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a number with a fraction is cut, as Jackson does")]
-fn optional_integer(field: &'static str, fields: &mut Map<String, Value>) -> Result<Option<i64>, DecodeError> {
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a number with a fraction is cut, as Jackson does"
+)]
+fn optional_integer(
+    field: &'static str,
+    fields: &mut Map<String, Value>,
+) -> Result<Option<i64>, DecodeError> {
     let read = match fields.remove(field) {
         None | Some(Value::Null) => return Ok(None),
-        Some(Value::Number(n)) => n.as_i64().or_else(|| n.as_f64().map(|n| n as i64)).ok_or(n.to_string()),
+        Some(Value::Number(n)) => n
+            .as_i64()
+            .or_else(|| n.as_f64().map(|n| n as i64))
+            .ok_or(n.to_string()),
         Some(Value::String(text)) => text.trim().parse().map_err(|_| text),
         Some(other) => Err(other.to_string()),
     };
-    read.map(Some).map_err(|shown| flaw(field, format!("is {shown}, not a whole number")))
+    read.map(Some)
+        .map_err(|shown| flaw(field, format!("is {shown}, not a whole number")))
 }
 
 /// Milliseconds since 1970 as a number or as text, or an ISO 8601 time.
 fn time(field: &'static str, fields: &mut Map<String, Value>) -> Result<Option<i64>, DecodeError> {
     if let Some(Value::String(text)) = fields.get(field)
-        && let Ok(time) =
-            chrono::DateTime::parse_from_rfc3339(text).or_else(|_| chrono::DateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S%.f%z"))
+        && let Ok(time) = chrono::DateTime::parse_from_rfc3339(text)
+            .or_else(|_| chrono::DateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S%.f%z"))
     {
         return Ok(Some(time.timestamp_millis()));
     }
@@ -140,7 +194,10 @@ fn narrow(field: &'static str, n: i64) -> Result<i32, DecodeError> {
 }
 
 fn flaw(field: &'static str, flaw: impl Into<String>) -> DecodeError {
-    DecodeError::Field { field, flaw: flaw.into() }
+    DecodeError::Field {
+        field,
+        flaw: flaw.into(),
+    }
 }
 
 const fn kind(value: &Value) -> &'static str {

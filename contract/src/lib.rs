@@ -19,9 +19,14 @@ mod task_message;
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem};
 pub use ids::{IdError, JobId, PartitionId};
 pub use job_task_id::{JobTaskId, JobTaskIdError, Step, subtask_id};
-pub use report::{JobTrackingEvent, ReportFailure, ReportStatus, TrackingReport, TrackingReportTask};
+pub use report::{
+    JobTrackingEvent, ReportFailure, ReportStatus, TrackingReport, TrackingReportTask,
+};
 pub use rest::{JobStatus, OnFailure};
-pub use task_message::{ContextData, DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking, same_pipe};
+pub use task_message::{
+    ContextData, DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking,
+    same_pipe,
+};
 
 /// The pipe to which workers hand over the tasks of paused jobs, unless they are told another.
 pub const PAUSED_PIPE: &str = "worker-paused-in";

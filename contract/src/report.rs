@@ -37,11 +37,20 @@ pub struct TrackingReport {
 
 impl TrackingReport {
     pub fn new(job_task_id: impl Into<String>, status: ReportStatus) -> Self {
-        Self { job_task_id: job_task_id.into(), status, estimated_percentage_completed: 0, retries: None, failure: None }
+        Self {
+            job_task_id: job_task_id.into(),
+            status,
+            estimated_percentage_completed: 0,
+            retries: None,
+            failure: None,
+        }
     }
 
     pub fn failed(job_task_id: impl Into<String>, failure: ReportFailure) -> Self {
-        Self { failure: Some(failure), ..Self::new(job_task_id, ReportStatus::Failed) }
+        Self {
+            failure: Some(failure),
+            ..Self::new(job_task_id, ReportStatus::Failed)
+        }
     }
 }
 

@@ -71,7 +71,9 @@ fn text_or_object() -> utoipa::openapi::Schema {
     use utoipa::openapi::{ObjectBuilder, OneOfBuilder, Type};
     let of_type = |of: Type| ObjectBuilder::new().schema_type(of);
     OneOfBuilder::new()
-        .description(Some("The payload: text, or an object that is sent as its JSON."))
+        .description(Some(
+            "The payload: text, or an object that is sent as its JSON.",
+        ))
         .item(of_type(Type::String))
         .item(of_type(Type::Object))
         .build()
@@ -198,13 +200,16 @@ impl Expiry {
             (JobStatus::Failed, &mut self.failed),
             (JobStatus::Cancelled, &mut self.cancelled),
         ];
-        all.into_iter().filter_map(|(status, policy)| Some((status, policy.as_mut()?)))
+        all.into_iter()
+            .filter_map(|(status, policy)| Some((status, policy.as_mut()?)))
     }
 
     /// Takes on the policies of `default` where there is none.
     #[must_use]
     pub fn or(self, default: &Self) -> Self {
-        let either = |own: Option<ExpiryPolicy>, default: &Option<ExpiryPolicy>| own.or_else(|| default.clone());
+        let either = |own: Option<ExpiryPolicy>, default: &Option<ExpiryPolicy>| {
+            own.or_else(|| default.clone())
+        };
         Self {
             completed: either(self.completed, &default.completed),
             failed: either(self.failed, &default.failed),
@@ -262,7 +267,15 @@ pub enum JobStatus {
 }
 
 impl JobStatus {
-    pub const ALL: [Self; 7] = [Self::Active, Self::Blocked, Self::Cancelled, Self::Completed, Self::Failed, Self::Paused, Self::Waiting];
+    pub const ALL: [Self; 7] = [
+        Self::Active,
+        Self::Blocked,
+        Self::Cancelled,
+        Self::Completed,
+        Self::Failed,
+        Self::Paused,
+        Self::Waiting,
+    ];
 
     pub const fn name(self) -> &'static str {
         match self {
@@ -309,8 +322,19 @@ pub struct Failure {
 
 impl Failure {
     pub fn of_task(task_id: impl Into<String>, failure: ReportFailure) -> Self {
-        let ReportFailure { failure_id, failure_time, failure_source, failure_message } = failure;
-        Self { failure_id, failure_time, failure_source, failure_message, task_id: task_id.into() }
+        let ReportFailure {
+            failure_id,
+            failure_time,
+            failure_source,
+            failure_message,
+        } = failure;
+        Self {
+            failure_id,
+            failure_time,
+            failure_source,
+            failure_message,
+            task_id: task_id.into(),
+        }
     }
 }
 

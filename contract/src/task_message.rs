@@ -96,7 +96,13 @@ pub enum TaskStatus {
 
 impl TaskStatus {
     /// All statuses in CAF's order; their ordinals are understood on input.
-    pub const ALL: [Self; 5] = [Self::NewTask, Self::InvalidTask, Self::ResultSuccess, Self::ResultFailure, Self::ResultException];
+    pub const ALL: [Self; 5] = [
+        Self::NewTask,
+        Self::InvalidTask,
+        Self::ResultSuccess,
+        Self::ResultFailure,
+        Self::ResultException,
+    ];
 
     /// The name on the wire.
     pub const fn name(self) -> &'static str {
@@ -130,7 +136,11 @@ pub enum DecodeError {
 
 impl TaskMessage {
     /// A message with this payload, for this pipe, with a task id of its own.
-    pub fn new<T: TaskData>(task_id: impl Into<String>, to: impl Into<String>, data: &T) -> Result<Self, serde_json::Error> {
+    pub fn new<T: TaskData>(
+        task_id: impl Into<String>,
+        to: impl Into<String>,
+        data: &T,
+    ) -> Result<Self, serde_json::Error> {
         Ok(Self {
             version: envelope_version(),
             task_id: task_id.into(),
@@ -153,7 +163,14 @@ impl TaskMessage {
         let mut strict = serde_json::Deserializer::from_slice(body);
         match Self::deserialize(&mut strict) {
             // A check time may stand under its old name: then only the lenient way sees it.
-            Ok(message) if message.tracking.as_ref().is_none_or(|t| t.last_status_check_time.is_some()) => Ok(message),
+            Ok(message)
+                if message
+                    .tracking
+                    .as_ref()
+                    .is_none_or(|t| t.last_status_check_time.is_some()) =>
+            {
+                Ok(message)
+            }
             _ => lenient::decode(body),
         }
     }
@@ -201,7 +218,8 @@ pub fn patch_tracking(body: &[u8], tracking: Option<&Tracking>) -> Result<Vec<u8
     }
 
     let not_json = |error: serde_json::Error| DecodeError::NotJson(error.to_string());
-    let Fields(fields) = Fields::deserialize(&mut serde_json::Deserializer::from_slice(body)).map_err(not_json)?;
+    let Fields(fields) =
+        Fields::deserialize(&mut serde_json::Deserializer::from_slice(body)).map_err(not_json)?;
     let mut out = Vec::with_capacity(body.len() + 64);
     let mut serializer = serde_json::Serializer::new(&mut out);
     let mut map = serializer.serialize_map(None).map_err(not_json)?;
@@ -210,12 +228,14 @@ pub fn patch_tracking(body: &[u8], tracking: Option<&Tracking>) -> Result<Vec<u8
         if name != "tracking" {
             map.serialize_entry(&name, value).map_err(not_json)?;
         } else if !patched {
-            map.serialize_entry("tracking", &tracking).map_err(not_json)?;
+            map.serialize_entry("tracking", &tracking)
+                .map_err(not_json)?;
             patched = true;
         }
     }
     if !patched {
-        map.serialize_entry("tracking", &tracking).map_err(not_json)?;
+        map.serialize_entry("tracking", &tracking)
+            .map_err(not_json)?;
     }
     SerializeMap::end(map).map_err(not_json)?;
     Ok(out)
@@ -256,16 +276,25 @@ pub(crate) mod base64_bytes {
         STANDARD.decode(text)
     }
 
-    #[expect(clippy::ref_option, reason = "serde's `with` hands the field over like this")]
-    pub fn serialize<S: Serializer>(bytes: &Option<Vec<u8>>, serializer: S) -> Result<S::Ok, S::Error> {
+    #[expect(
+        clippy::ref_option,
+        reason = "serde's `with` hands the field over like this"
+    )]
+    pub fn serialize<S: Serializer>(
+        bytes: &Option<Vec<u8>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         match bytes {
             Some(bytes) => serializer.serialize_str(&encode(bytes)),
             None => serializer.serialize_none(),
         }
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<u8>>, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Vec<u8>>, D::Error> {
         let text = Option::<Cow<'de, str>>::deserialize(deserializer)?;
-        text.map(|text| decode(&text).map_err(serde::de::Error::custom)).transpose()
+        text.map(|text| decode(&text).map_err(serde::de::Error::custom))
+            .transpose()
     }
 }

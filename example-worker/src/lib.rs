@@ -38,7 +38,10 @@ impl Worker for WordCounter {
         let now = file.metadata().await?;
         let modified = now.modified()?.duration_since(UNIX_EPOCH)?.as_nanos();
         if now.len() != task.size || u128::try_from(task.modified) != Ok(modified) {
-            return Err(TaskError::failed(format!("{} has changed since the batch was made", task.path)));
+            return Err(TaskError::failed(format!(
+                "{} has changed since the batch was made",
+                task.path
+            )));
         }
         file.seek(SeekFrom::Start(task.offset)).await?;
         let mut text = Vec::new();
@@ -49,13 +52,20 @@ impl Worker for WordCounter {
             ctx.check_cancelled()?;
             count_words(line, &mut words);
         }
-        Ok(Reply::send(WordCount { path: task.path, lines: task.lines, words }))
+        Ok(Reply::send(WordCount {
+            path: task.path,
+            lines: task.lines,
+            words,
+        }))
     }
 }
 
 /// Adds the words of a line: runs of letters and digits, in lower case.
 pub fn count_words(line: &str, counts: &mut BTreeMap<String, u64>) {
-    for word in line.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()) {
+    for word in line
+        .split(|c: char| !c.is_alphanumeric())
+        .filter(|word| !word.is_empty())
+    {
         *counts.entry(word.to_lowercase()).or_default() += 1;
     }
 }
@@ -70,40 +80,89 @@ mod tests {
     /// One line of a file, as it is now.
     fn lines(folder: &Path, path: &str, offset: u64, length: u64) -> LineRange {
         let now = std::fs::metadata(folder.join(path)).unwrap();
-        let modified = now.modified().unwrap().duration_since(UNIX_EPOCH).unwrap().as_nanos();
+        let modified = now
+            .modified()
+            .unwrap()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_nanos();
         let modified = i64::try_from(modified).unwrap();
-        LineRange { path: path.into(), offset, length, lines: 1, size: now.len(), modified, params: BTreeMap::new() }
+        LineRange {
+            path: path.into(),
+            offset,
+            length,
+            lines: 1,
+            size: now.len(),
+            modified,
+            params: BTreeMap::new(),
+        }
     }
 
     #[tokio::test]
     async fn words_are_counted_in_the_lines_of_the_task_only() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.txt"), "one\nTwo two, drei!\nthree\n").unwrap();
-        let worker = WordCounter { root: folder.path().into() };
+        let worker = WordCounter {
+            root: folder.path().into(),
+        };
         let run = testing::run(&worker, lines(folder.path(), "a.txt", 4, 15)).await;
-        assert_eq!(run.sent().unwrap().words, BTreeMap::from([("two".into(), 2), ("drei".into(), 1)]));
+        assert_eq!(
+            run.sent().unwrap().words,
+            BTreeMap::from([("two".into(), 2), ("drei".into(), 1)])
+        );
     }
 
     #[tokio::test]
     async fn a_missing_file_is_tried_again_and_what_is_no_text_fails() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("bytes"), b"\xff\xfe").unwrap();
-        let worker = WordCounter { root: folder.path().into() };
+        let worker = WordCounter {
+            root: folder.path().into(),
+        };
         let bytes = lines(folder.path(), "bytes", 0, 2);
-        let nowhere = LineRange { path: "nowhere".into(), ..bytes.clone() };
-        assert!(testing::run(&worker, nowhere).await.retry().unwrap().contains("No such file"));
-        assert!(testing::run(&worker, bytes).await.failure().unwrap().contains("invalid utf-8"));
+        let nowhere = LineRange {
+            path: "nowhere".into(),
+            ..bytes.clone()
+        };
+        assert!(
+            testing::run(&worker, nowhere)
+                .await
+                .retry()
+                .unwrap()
+                .contains("No such file")
+        );
+        assert!(
+            testing::run(&worker, bytes)
+                .await
+                .failure()
+                .unwrap()
+                .contains("invalid utf-8")
+        );
     }
 
     #[tokio::test]
     async fn a_file_that_has_changed_fails_by_its_name() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.txt"), "one\n").unwrap();
-        let worker = WordCounter { root: folder.path().into() };
+        let worker = WordCounter {
+            root: folder.path().into(),
+        };
         let now = lines(folder.path(), "a.txt", 0, 4);
-        for before in [LineRange { size: 5, ..now.clone() }, LineRange { modified: now.modified - 1, ..now }] {
+        for before in [
+            LineRange {
+                size: 5,
+                ..now.clone()
+            },
+            LineRange {
+                modified: now.modified - 1,
+                ..now
+            },
+        ] {
             let failure = testing::run(&worker, before).await.failure();
-            assert_eq!(failure.as_deref(), Some("a.txt has changed since the batch was made"));
+            assert_eq!(
+                failure.as_deref(),
+                Some("a.txt has changed since the batch was made")
+            );
         }
     }
 }

@@ -6,5 +6,8 @@ use framework::{Runtime, RuntimeError};
 #[tokio::main]
 async fn main() -> Result<(), RuntimeError> {
     let root = std::env::args_os().nth(1).unwrap_or_else(|| ".".into());
-    Runtime::from_env()?.worker(WordCounter { root: root.into() }).run().await
+    Runtime::from_env()?
+        .worker(WordCounter { root: root.into() })
+        .run()
+        .await
 }

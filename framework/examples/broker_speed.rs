@@ -15,9 +15,14 @@ const BODY: usize = 500;
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let messages: u32 = arguments.first().map_or(Ok(1_000_000), |text| text.parse())?;
+    let messages: u32 = arguments
+        .first()
+        .map_or(Ok(1_000_000), |text| text.parse())?;
     let window: u32 = arguments.get(1).map_or(Ok(1000), |text| text.parse())?;
-    let place = arguments.get(2).cloned().unwrap_or_else(|| format!("broker-speed-{}", std::process::id()));
+    let place = arguments
+        .get(2)
+        .cloned()
+        .unwrap_or_else(|| format!("broker-speed-{}", std::process::id()));
     let broker: Box<dyn Broker> = if place.starts_with("amqp") {
         let amqp = Amqp::connect(AmqpOptions::new(&place))?;
         amqp.connected(Duration::from_secs(10)).await?;
@@ -35,7 +40,9 @@ async fn main() -> anyhow::Result<()> {
         let mut before = Vec::new();
         let mut published = 0;
         while published < messages {
-            let now: Vec<_> = (0..half).map(|_| broker.publish(Outgoing::new(Arc::clone(&pipe), body.clone()))).collect();
+            let now: Vec<_> = (0..half)
+                .map(|_| broker.publish(Outgoing::new(Arc::clone(&pipe), body.clone())))
+                .collect();
             published += half;
             for confirm in join_all(std::mem::replace(&mut before, now)).await {
                 confirm?;
@@ -62,6 +69,8 @@ async fn main() -> anyhow::Result<()> {
     }
     let rate = f64::from(published) / elapsed.as_secs_f64();
     let kind = broker.kind();
-    println!("{kind}: {published} messages of {BODY} bytes, window {window}: {rate:.0} messages/s through ({elapsed:.2?})");
+    println!(
+        "{kind}: {published} messages of {BODY} bytes, window {window}: {rate:.0} messages/s through ({elapsed:.2?})"
+    );
     Ok(())
 }

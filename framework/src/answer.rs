@@ -6,7 +6,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use contract::{ReportFailure, ReportStatus, SourceInfo, TaskData, TaskMessage, TaskStatus, Tracking, TrackingReport, subtask_id};
+use contract::{
+    ReportFailure, ReportStatus, SourceInfo, TaskData, TaskMessage, TaskStatus, Tracking,
+    TrackingReport, subtask_id,
+};
 
 use crate::broker::Outgoing;
 use crate::clock::now_millis;
@@ -67,18 +70,36 @@ impl Author {
     /// Makes the message and the report of one output of the task `input`.
     pub fn produce(&self, input: &TaskMessage, draft: Draft<'_>) -> Produced {
         let tracking = input.tracking.as_ref().map(|tracking| Tracking {
-            job_task_id: tracking.job_task_id.as_deref().map(|id| part_id(id, draft.part)),
-            track_to: if draft.ends_tracking { draft.to.map(str::to_owned) } else { tracking.track_to.clone() },
+            job_task_id: tracking
+                .job_task_id
+                .as_deref()
+                .map(|id| part_id(id, draft.part)),
+            track_to: if draft.ends_tracking {
+                draft.to.map(str::to_owned)
+            } else {
+                tracking.track_to.clone()
+            },
             ..tracking.clone()
         });
-        let hop = next_hop(self.route, draft.to, tracking.as_ref(), draft.failure.is_some());
+        let hop = next_hop(
+            self.route,
+            draft.to,
+            tracking.as_ref(),
+            draft.failure.is_some(),
+        );
         // A rerouted message is its own report.
         let straight = self.route == Route::Direct || hop.pipe.is_none();
         let zero = (self.zero_progress && straight).then_some(ReportStatus::Progress);
-        let report = hop.report.or(zero).zip(tracking.and_then(|tracking| tracking.job_task_id)).map(|(status, id)| TrackingReport {
-            failure: draft.failure.map(|reason| self.failure(draft.status.name(), reason)),
-            ..TrackingReport::new(id, status)
-        });
+        let report = hop
+            .report
+            .or(zero)
+            .zip(tracking.and_then(|tracking| tracking.job_task_id))
+            .map(|(status, id)| TrackingReport {
+                failure: draft
+                    .failure
+                    .map(|reason| self.failure(draft.status.name(), reason)),
+                ..TrackingReport::new(id, status)
+            });
         let message = hop.pipe.map(|pipe| {
             let message = TaskMessage {
                 version: 3,
@@ -90,7 +111,10 @@ impl Author {
                 task_status: Some(draft.status),
                 to: draft.to.map(str::to_owned),
                 tracking: hop.tracking,
-                source_info: Some(SourceInfo { name: Some(self.name.clone()), version: Some(self.version.clone()) }),
+                source_info: Some(SourceInfo {
+                    name: Some(self.name.clone()),
+                    version: Some(self.version.clone()),
+                }),
                 priority: None,
                 correlation_id: input.correlation_id.clone(),
             };
@@ -102,13 +126,20 @@ impl Author {
     /// The announcement that the task has this many subtasks: progress 0 of its final answer.
     pub fn size(input: &TaskMessage, subtasks: u32) -> Option<TrackingReport> {
         let id = input.job_task_id()?;
-        Some(TrackingReport::new(part_id(id, Part::Final(subtasks)), contract::ReportStatus::Progress))
+        Some(TrackingReport::new(
+            part_id(id, Part::Final(subtasks)),
+            contract::ReportStatus::Progress,
+        ))
     }
 
     pub fn failure(&self, kind: &str, reason: &str) -> ReportFailure {
         // A page of HTML or a dump makes no failure clearer, and hundreds of them no message that anybody takes.
         let end = reason.floor_char_boundary(LONGEST_REASON);
-        let reason = if end < reason.len() { format!("{} …", &reason[..end]) } else { reason.to_owned() };
+        let reason = if end < reason.len() {
+            format!("{} …", &reason[..end])
+        } else {
+            reason.to_owned()
+        };
         ReportFailure {
             failure_id: Some(kind.to_owned()),
             failure_time: Some(now_millis()),
@@ -117,13 +148,20 @@ impl Author {
         }
     }
 
-    fn context(&self, input: &TaskMessage, draft: &Draft<'_>) -> BTreeMap<String, contract::ContextData> {
+    fn context(
+        &self,
+        input: &TaskMessage,
+        draft: &Draft<'_>,
+    ) -> BTreeMap<String, contract::ContextData> {
         let mut context = match draft.part {
             Part::Whole | Part::Final(_) => input.context.clone(),
             Part::Subtask(_) => BTreeMap::new(),
         };
         if let Some(note) = &draft.note {
-            context.insert(self.service_path.clone(), contract::ContextData(note.clone()));
+            context.insert(
+                self.service_path.clone(),
+                contract::ContextData(note.clone()),
+            );
         }
         context
     }
@@ -131,7 +169,13 @@ impl Author {
 
 /// The pipe for reports about this task, where it is tracked.
 pub(crate) fn tracking_pipe(input: &TaskMessage) -> Option<Arc<str>> {
-    input.tracking.as_ref()?.tracking_pipe.as_deref().filter(|pipe| !pipe.is_empty()).map(Into::into)
+    input
+        .tracking
+        .as_ref()?
+        .tracking_pipe
+        .as_deref()
+        .filter(|pipe| !pipe.is_empty())
+        .map(Into::into)
 }
 
 /// A message of this type with ready-made data.
@@ -165,12 +209,21 @@ mod tests {
     use super::*;
 
     fn author(route: Route) -> Author {
-        Author { name: "worker".into(), version: "1".into(), service_path: "batchwright/worker".into(), route, zero_progress: false }
+        Author {
+            name: "worker".into(),
+            version: "1".into(),
+            service_path: "batchwright/worker".into(),
+            route,
+            zero_progress: false,
+        }
     }
 
     fn input() -> TaskMessage {
         let mut message = new_message::<contract::BatchTask>("T".into(), "in", Vec::new());
-        message.context.insert("other/service".into(), contract::ContextData(b"kept".to_vec()));
+        message.context.insert(
+            "other/service".into(),
+            contract::ContextData(b"kept".to_vec()),
+        );
         message.correlation_id = Some("c".into());
         message.tracking = Some(Tracking {
             job_task_id: Some("p:j.2*".into()),
@@ -205,7 +258,10 @@ mod tests {
         ] {
             let produced = author(Route::Reroute).produce(&input(), draft(part, Some("next")));
             let message = TaskMessage::decode(&produced.message.unwrap().body).unwrap();
-            assert_eq!((message.task_id.as_str(), message.job_task_id()), (task_id, Some(job_task_id)));
+            assert_eq!(
+                (message.task_id.as_str(), message.job_task_id()),
+                (task_id, Some(job_task_id))
+            );
             assert_eq!(message.correlation_id.as_deref(), Some("c"));
         }
     }
@@ -213,54 +269,117 @@ mod tests {
     #[test]
     fn an_output_that_reaches_the_end_of_tracking_is_reported_and_no_longer_tracked() {
         let produced = author(Route::Direct).produce(&input(), draft(Part::Whole, Some("out")));
-        assert_eq!(produced.report, Some(TrackingReport::new("p:j.2*", ReportStatus::Complete)));
-        assert_eq!(TaskMessage::decode(&produced.message.unwrap().body).unwrap().tracking, None);
+        assert_eq!(
+            produced.report,
+            Some(TrackingReport::new("p:j.2*", ReportStatus::Complete))
+        );
+        assert_eq!(
+            TaskMessage::decode(&produced.message.unwrap().body)
+                .unwrap()
+                .tracking,
+            None
+        );
     }
 
     #[test]
     fn a_final_answer_keeps_the_notes_of_all_services_and_a_subtask_takes_none_along() {
-        let note = |part| Draft { note: Some(b"mine".to_vec()), ..draft(part, Some("next")) };
-        let services = |part| {
-            let message = author(Route::Direct).produce(&input(), note(part)).message.unwrap();
-            TaskMessage::decode(&message.body).unwrap().context.into_keys().collect::<Vec<_>>()
+        let note = |part| Draft {
+            note: Some(b"mine".to_vec()),
+            ..draft(part, Some("next"))
         };
-        assert_eq!(services(Part::Whole), ["batchwright/worker", "other/service"]);
+        let services = |part| {
+            let message = author(Route::Direct)
+                .produce(&input(), note(part))
+                .message
+                .unwrap();
+            TaskMessage::decode(&message.body)
+                .unwrap()
+                .context
+                .into_keys()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            services(Part::Whole),
+            ["batchwright/worker", "other/service"]
+        );
         assert_eq!(services(Part::Subtask(1)), ["batchwright/worker"]);
     }
 
     #[test]
     fn an_output_that_says_so_ends_tracking_where_it_goes() {
-        let ends = |to| Draft { ends_tracking: true, ..draft(Part::Whole, Some(to)) };
+        let ends = |to| Draft {
+            ends_tracking: true,
+            ..draft(Part::Whole, Some(to))
+        };
         let produced = author(Route::Direct).produce(&input(), ends("elsewhere"));
-        assert_eq!(produced.report, Some(TrackingReport::new("p:j.2*", ReportStatus::Complete)));
-        assert_eq!(TaskMessage::decode(&produced.message.unwrap().body).unwrap().tracking, None);
+        assert_eq!(
+            produced.report,
+            Some(TrackingReport::new("p:j.2*", ReportStatus::Complete))
+        );
+        assert_eq!(
+            TaskMessage::decode(&produced.message.unwrap().body)
+                .unwrap()
+                .tracking,
+            None
+        );
         // On the other route whoever passes it on sees it by its tracking.
         let produced = author(Route::Reroute).produce(&input(), ends("elsewhere"));
-        let tracking = TaskMessage::decode(&produced.message.unwrap().body).unwrap().tracking.unwrap();
-        assert_eq!((produced.report, tracking.track_to.as_deref()), (None, Some("elsewhere")));
+        let tracking = TaskMessage::decode(&produced.message.unwrap().body)
+            .unwrap()
+            .tracking
+            .unwrap();
+        assert_eq!(
+            (produced.report, tracking.track_to.as_deref()),
+            (None, Some("elsewhere"))
+        );
     }
 
     #[test]
     fn what_is_not_the_end_of_a_task_is_reported_with_zero_percent_where_that_is_asked_for() {
-        let report = |route, part, to| Author { zero_progress: true, ..author(route) }.produce(&input(), draft(part, to)).report;
+        let report = |route, part, to| {
+            Author {
+                zero_progress: true,
+                ..author(route)
+            }
+            .produce(&input(), draft(part, to))
+            .report
+        };
         let zero = |id: &str| Some(TrackingReport::new(id, ReportStatus::Progress));
-        assert_eq!(report(Route::Direct, Part::Subtask(1), Some("next")), zero("p:j.2*.1"));
-        assert_eq!(report(Route::Direct, Part::Final(1), None), zero("p:j.2*.2*"));
-        assert_eq!(report(Route::Direct, Part::Whole, Some("out")), Some(TrackingReport::new("p:j.2*", ReportStatus::Complete)));
+        assert_eq!(
+            report(Route::Direct, Part::Subtask(1), Some("next")),
+            zero("p:j.2*.1")
+        );
+        assert_eq!(
+            report(Route::Direct, Part::Final(1), None),
+            zero("p:j.2*.2*")
+        );
+        assert_eq!(
+            report(Route::Direct, Part::Whole, Some("out")),
+            Some(TrackingReport::new("p:j.2*", ReportStatus::Complete))
+        );
         assert_eq!(report(Route::Reroute, Part::Subtask(1), Some("next")), None);
     }
 
     #[test]
     fn a_long_reason_is_cut_in_the_report() {
         let failure = author(Route::Direct).failure("RESULT_EXCEPTION", &"ü".repeat(10_000));
-        assert_eq!(failure.failure_message.unwrap().len(), 8 * 1024 + " …".len());
+        assert_eq!(
+            failure.failure_message.unwrap().len(),
+            8 * 1024 + " …".len()
+        );
     }
 
     #[test]
     fn an_answer_without_a_message_ends_tracking_when_it_says_so() {
-        let none = Draft { ends_tracking: true, ..draft(Part::Final(2), None) };
+        let none = Draft {
+            ends_tracking: true,
+            ..draft(Part::Final(2), None)
+        };
         let produced = author(Route::Direct).produce(&input(), none);
-        assert_eq!(produced.report, Some(TrackingReport::new("p:j.2*.3*", ReportStatus::Complete)));
+        assert_eq!(
+            produced.report,
+            Some(TrackingReport::new("p:j.2*.3*", ReportStatus::Complete))
+        );
         assert!(produced.message.is_none());
     }
 }

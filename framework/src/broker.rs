@@ -38,7 +38,11 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
     /// Starts to receive from a pipe, which is declared. At most `prefetch` deliveries are unsettled at any time.
     ///
     /// The consumer outlives lost connections: it ends only when it is dropped or the broker is closed.
-    fn consume<'a>(&'a self, pipe: &'a str, prefetch: u32) -> BoxFuture<'a, Result<Consumer, BrokerError>>;
+    fn consume<'a>(
+        &'a self,
+        pipe: &'a str,
+        prefetch: u32,
+    ) -> BoxFuture<'a, Result<Consumer, BrokerError>>;
 
     /// How many messages wait in a pipe, not counting those delivered and unsettled or delayed. A pipe that does not
     /// exist has none.
@@ -74,7 +78,12 @@ pub struct Outgoing {
 
 impl Outgoing {
     pub fn new(pipe: impl Into<Arc<str>>, body: impl Into<Bytes>) -> Self {
-        Self { pipe: pipe.into(), body: body.into(), headers: Headers::default(), delay: None }
+        Self {
+            pipe: pipe.into(),
+            body: body.into(),
+            headers: Headers::default(),
+            delay: None,
+        }
     }
 }
 
@@ -97,7 +106,9 @@ impl Future for Confirm {
     type Output = Result<(), PublishError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(cx).map(|answer| answer.unwrap_or(Err(PublishError::Closed)))
+        Pin::new(&mut self.0)
+            .poll(cx)
+            .map(|answer| answer.unwrap_or(Err(PublishError::Closed)))
     }
 }
 
@@ -120,7 +131,9 @@ pub enum PublishError {
 pub enum BrokerError {
     #[error("the broker at {place} cannot be used: {reason}")]
     Unusable { place: String, reason: String },
-    #[error("the folder {folder} is in use by the process {pid}; stop it, or choose another folder")]
+    #[error(
+        "the folder {folder} is in use by the process {pid}; stop it, or choose another folder"
+    )]
     FolderInUse { folder: String, pid: String },
     #[error("the broker is closed")]
     Closed,
@@ -203,7 +216,10 @@ pub(crate) struct Hall {
 
 impl Default for Hall {
     fn default() -> Self {
-        Self { said: tokio::sync::broadcast::Sender::new(1024), tasks: tokio_util::task::TaskTracker::new() }
+        Self {
+            said: tokio::sync::broadcast::Sender::new(1024),
+            tasks: tokio_util::task::TaskTracker::new(),
+        }
     }
 }
 
@@ -268,8 +284,22 @@ pub enum Settlement {
 
 impl Delivery {
     /// For implementations. The tag means something to the settler only.
-    pub fn new(pipe: Arc<str>, body: Bytes, headers: Headers, delivery_count: u32, tag: u64, settler: Arc<dyn Settler>) -> Self {
-        Self { pipe, body, headers, delivery_count, tag, settler: Some(settler) }
+    pub fn new(
+        pipe: Arc<str>,
+        body: Bytes,
+        headers: Headers,
+        delivery_count: u32,
+        tag: u64,
+        settler: Arc<dyn Settler>,
+    ) -> Self {
+        Self {
+            pipe,
+            body,
+            headers,
+            delivery_count,
+            tag,
+            settler: Some(settler),
+        }
     }
 
     pub fn ack(self) {
@@ -301,8 +331,19 @@ impl Drop for Delivery {
 
 impl fmt::Debug for Delivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pipe, body, headers, delivery_count, tag, .. } = self;
-        write!(f, "Delivery({tag} from {pipe}, {} bytes, {headers:?}, delivered {delivery_count} times before)", body.len())
+        let Self {
+            pipe,
+            body,
+            headers,
+            delivery_count,
+            tag,
+            ..
+        } = self;
+        write!(
+            f,
+            "Delivery({tag} from {pipe}, {} bytes, {headers:?}, delivered {delivery_count} times before)",
+            body.len()
+        )
     }
 }
 
@@ -319,7 +360,10 @@ pub enum HeaderValue {
 
 impl Headers {
     pub fn get(&self, name: &str) -> Option<&HeaderValue> {
-        self.0.iter().find(|(n, _)| n == name).map(|(_, value)| value)
+        self.0
+            .iter()
+            .find(|(n, _)| n == name)
+            .map(|(_, value)| value)
     }
 
     pub fn set(&mut self, name: &str, value: HeaderValue) {

@@ -16,7 +16,11 @@ pub trait Collector: Send + Sync + 'static {
     fn limit(&self) -> usize;
 
     /// Decides about these deliveries: as many verdicts, in the same order.
-    fn collect(&self, arrivals: &[Arrival], courier: &Courier) -> impl Future<Output = Vec<Verdict>> + Send;
+    fn collect(
+        &self,
+        arrivals: &[Arrival],
+        courier: &Courier,
+    ) -> impl Future<Output = Vec<Verdict>> + Send;
 
     /// Decides about a delivery that has caused a message that the broker does not take: for a pipe that cannot be, or for one that
     /// was full for as long as the retry policy waits.
@@ -31,7 +35,10 @@ pub trait Collector: Send + Sync + 'static {
 
     /// Decides about a delivery that has killed its process time and again, alone. It must not be looked into.
     fn condemn(&self, arrival: &Arrival) -> Verdict {
-        Verdict::Invalid(format!("the process died each time it was given this message ({})", arrival.message().task_id))
+        Verdict::Invalid(format!(
+            "the process died each time it was given this message ({})",
+            arrival.message().task_id
+        ))
     }
 }
 
@@ -66,23 +73,37 @@ impl Arrival {
     pub(crate) fn last_report(&self) -> Option<TrackingReport> {
         let tracking = self.message.tracking.as_ref()?;
         let ends = tracking_ends(self.message.to.as_deref(), tracking);
-        Some(TrackingReport::new(self.message.job_task_id()?, self.report().filter(|_| ends)?))
+        Some(TrackingReport::new(
+            self.message.job_task_id()?,
+            self.report().filter(|_| ends)?,
+        ))
     }
 
     /// The message on its way to `to`, byte for byte but for its tracking, which is gone when it ends there.
     /// `None` when the message is for nobody.
     pub fn onward(&self) -> Option<Outgoing> {
         let to = self.message.to.as_deref()?;
-        let tracking = self.message.tracking.as_ref().filter(|tracking| !tracking_ends(Some(to), tracking));
+        let tracking = self
+            .message
+            .tracking
+            .as_ref()
+            .filter(|tracking| !tracking_ends(Some(to), tracking));
         // It has been decoded, so it is an object.
-        let body = patch_tracking(&self.delivery.body, tracking).unwrap_or_else(|_| self.delivery.body.to_vec());
-        Some(Outgoing { headers: self.delivery.headers.clone(), ..Outgoing::new(to, body) })
+        let body = patch_tracking(&self.delivery.body, tracking)
+            .unwrap_or_else(|_| self.delivery.body.to_vec());
+        Some(Outgoing {
+            headers: self.delivery.headers.clone(),
+            ..Outgoing::new(to, body)
+        })
     }
 
     /// The message as it came, on its way to `to`: for whoever only keeps it for a while. `None` when it is for nobody.
     pub fn back(&self) -> Option<Outgoing> {
         let to = self.message.to.as_deref()?;
-        Some(Outgoing { headers: self.delivery.headers.clone(), ..Outgoing::new(to, self.delivery.body.clone()) })
+        Some(Outgoing {
+            headers: self.delivery.headers.clone(),
+            ..Outgoing::new(to, self.delivery.body.clone())
+        })
     }
 }
 

@@ -81,7 +81,11 @@ impl Payload {
     /// The payload of typed task data.
     pub fn of<T: TaskData>(task: &T) -> Result<Self, TaskError> {
         let data = serde_json::to_vec(task).map_err(TaskError::failed)?;
-        Ok(Self { classifier: T::CLASSIFIER.to_owned(), api_version: T::API_VERSION, data })
+        Ok(Self {
+            classifier: T::CLASSIFIER.to_owned(),
+            api_version: T::API_VERSION,
+            data,
+        })
     }
 }
 
@@ -106,11 +110,22 @@ impl Context {
 
     /// As [`Self::dispatch`], for a payload whose type this worker does not know.
     pub async fn dispatch_payload(&self, pipe: &str, payload: Payload) -> Result<(), TaskError> {
-        let Inner { input, surroundings, split, .. } = &*self.0;
+        let Inner {
+            input,
+            surroundings,
+            split,
+            ..
+        } = &*self.0;
         let mut split = split.lock().await;
         while split.in_flight.len() >= WINDOW {
             if let Some(oldest) = split.in_flight.pop_front()
-                && let Err(error) = all_confirmed(vec![oldest], &*surroundings.broker, &surroundings.retry, &surroundings.shutdown).await
+                && let Err(error) = all_confirmed(
+                    vec![oldest],
+                    &*surroundings.broker,
+                    &surroundings.retry,
+                    &surroundings.shutdown,
+                )
+                .await
             {
                 split.not_taken = Some(error.clone());
                 return Err(not_taken(&error));
@@ -129,7 +144,9 @@ impl Context {
             ends_tracking: false,
         };
         let Produced { message, report } = surroundings.author.produce(input, draft);
-        split.in_flight.extend(message.map(|message| Sent::new(&*surroundings.broker, message)));
+        split
+            .in_flight
+            .extend(message.map(|message| Sent::new(&*surroundings.broker, message)));
         split.reports.extend(report);
         surroundings.depths.add(pipe);
         Ok(())
@@ -154,14 +171,23 @@ impl Context {
     /// An error once the job has ended or the process is to stop; return it with `?`. Cheap enough for an inner loop:
     /// the job service is asked in the background, and seldom.
     pub fn check_cancelled(&self) -> Result<(), TaskError> {
-        let Inner { input, surroundings, wanted, .. } = &*self.0;
+        let Inner {
+            input,
+            surroundings,
+            wanted,
+            ..
+        } = &*self.0;
         if surroundings.shutdown.is_cancelled() {
             return Err(TaskError::unavailable("the process is shutting down"));
         }
         if let Some(tracking) = &input.tracking {
             wanted.look_again(tracking, &surroundings.status);
         }
-        if wanted.ended.is_cancelled() { Err(TaskError::cancelled()) } else { Ok(()) }
+        if wanted.ended.is_cancelled() {
+            Err(TaskError::cancelled())
+        } else {
+            Ok(())
+        }
     }
 
     /// How many messages wait in a pipe, as of a moment ago, and what this process has dispatched there since.
@@ -193,7 +219,11 @@ impl Context {
 
     /// What an earlier visit to this service left in the message ([`crate::Reply::with_note`]).
     pub fn note(&self) -> Option<&[u8]> {
-        self.0.input.context.get(&self.0.surroundings.author.service_path).map(|note| note.0.as_slice())
+        self.0
+            .input
+            .context
+            .get(&self.0.surroundings.author.service_path)
+            .map(|note| note.0.as_slice())
     }
 
     /// Goes through all that the task causes.
@@ -204,30 +234,56 @@ impl Context {
     /// Ends dispatching and hands over what was dispatched.
     pub(crate) async fn finish(&self) -> Dispatched {
         let mut split = self.0.split.lock().await;
-        let Split { count, in_flight, reports, not_taken } = std::mem::take(&mut *split);
+        let Split {
+            count,
+            in_flight,
+            reports,
+            not_taken,
+        } = std::mem::take(&mut *split);
         let is_split = count > 0 || self.0.announced.load(Ordering::Relaxed);
-        Dispatched { count, is_split, not_taken, unconfirmed: in_flight.into(), reports }
+        Dispatched {
+            count,
+            is_split,
+            not_taken,
+            unconfirmed: in_flight.into(),
+            reports,
+        }
     }
 
     /// Sends a report on the task's behalf; nobody waits for it.
     pub(crate) fn tell(&self, report: Option<TrackingReport>) {
-        let Inner { input, surroundings, .. } = &*self.0;
+        let Inner {
+            input,
+            surroundings,
+            ..
+        } = &*self.0;
         if let (Some(report), Some(pipe)) = (report, tracking_pipe(input)) {
-            surroundings.reports.announce(Reports { pipe, correlation_id: input.correlation_id.clone(), list: vec![report] });
+            surroundings.reports.announce(Reports {
+                pipe,
+                correlation_id: input.correlation_id.clone(),
+                list: vec![report],
+            });
         }
     }
 }
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").field("task_id", &self.0.input.task_id).field("attempt", &self.0.attempt).finish_non_exhaustive()
+        f.debug_struct("Context")
+            .field("task_id", &self.0.input.task_id)
+            .field("attempt", &self.0.attempt)
+            .finish_non_exhaustive()
     }
 }
 
 impl Dispatched {
     /// Which part of the task its answer is.
     pub const fn answer(&self) -> Part {
-        if self.is_split { Part::Final(self.count) } else { Part::Whole }
+        if self.is_split {
+            Part::Final(self.count)
+        } else {
+            Part::Whole
+        }
     }
 }
 
@@ -235,7 +291,9 @@ impl Dispatched {
 pub(crate) fn not_taken(error: &PublishError) -> TaskError {
     match error {
         PublishError::Closed => TaskError::unavailable(error.to_string()),
-        PublishError::Unroutable { .. } | PublishError::Refused { .. } => TaskError::failed(error.to_string()),
+        PublishError::Unroutable { .. } | PublishError::Refused { .. } => {
+            TaskError::failed(error.to_string())
+        }
     }
 }
 
@@ -258,11 +316,16 @@ impl Wanted {
     fn look_again(&self, tracking: &Tracking, status: &StatusChecker) {
         let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
         let announcements = status.announcements();
-        let is_fresh = |look: &Look| look.announcements == announcements && look.at.elapsed() < Duration::from_secs(1);
+        let is_fresh = |look: &Look| {
+            look.announcements == announcements && look.at.elapsed() < Duration::from_secs(1)
+        };
         if looked.as_ref().is_some_and(is_fresh) {
             return;
         }
-        *looked = Some(Look { at: Instant::now(), announcements });
+        *looked = Some(Look {
+            at: Instant::now(),
+            announcements,
+        });
         let (tracking, checker, ended) = (tracking.clone(), status.clone(), self.ended.clone());
         status.in_background(async move {
             if checker.has_ended(&tracking).await {

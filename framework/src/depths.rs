@@ -24,7 +24,11 @@ struct Reading {
 impl Depths {
     /// How many messages wait in the pipe, as it was read a moment ago, and what this process has added since.
     pub async fn of(&self, pipe: &str, broker: &dyn Broker) -> Result<u64, BrokerError> {
-        let recent = self.readings().get(pipe).filter(|reading| reading.at.elapsed() < HOLDS).copied();
+        let recent = self
+            .readings()
+            .get(pipe)
+            .filter(|reading| reading.at.elapsed() < HOLDS)
+            .copied();
         if let Some(Reading { depth, added, .. }) = recent {
             return Ok(depth.saturating_add(added));
         }
@@ -32,7 +36,14 @@ impl Depths {
         let mut readings = self.readings();
         // A reading that no longer holds is of no use to anybody.
         readings.retain(|_, reading| reading.at.elapsed() < HOLDS);
-        readings.insert(pipe.to_owned(), Reading { at: Instant::now(), depth, added: 0 });
+        readings.insert(
+            pipe.to_owned(),
+            Reading {
+                at: Instant::now(),
+                depth,
+                added: 0,
+            },
+        );
         Ok(depth)
     }
 

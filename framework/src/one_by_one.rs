@@ -23,7 +23,8 @@ pub(crate) const ATTEMPTS_HEADER: &str = "x-batchwright-attempts";
 /// When the first attempt began, milliseconds since 1970.
 const FIRST_ATTEMPT_HEADER: &str = "x-batchwright-first-attempt";
 /// Between two attempts of a task whose surroundings are down.
-const UNAVAILABLE_DELAYS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+const UNAVAILABLE_DELAYS: (Duration, Duration) =
+    (Duration::from_millis(100), Duration::from_secs(30));
 
 pub(crate) struct OneByOne<W> {
     pub worker: W,
@@ -49,19 +50,35 @@ impl<W: Worker> Collector for OneByOne<W> {
     async fn collect(&self, arrivals: &[Arrival], _: &Courier) -> Vec<Verdict> {
         let mut verdicts = Vec::with_capacity(arrivals.len());
         for arrival in arrivals {
-            verdicts.push(if arrival.is_diverted() { Verdict::PassOn } else { self.attend(arrival).await });
+            verdicts.push(if arrival.is_diverted() {
+                Verdict::PassOn
+            } else {
+                self.attend(arrival).await
+            });
         }
         verdicts
     }
 
     fn undeliverable(&self, arrival: &Arrival, error: &PublishError) -> Verdict {
         let (pipe, verdict) = match error {
-            PublishError::Refused { pipe, .. } => (pipe, self.given_up(arrival, &error.to_string(), Dispatched::default())),
-            PublishError::Unroutable { pipe, .. } => (pipe, self.failed(arrival.message(), &error.to_string(), Dispatched::default())),
+            PublishError::Refused { pipe, .. } => (
+                pipe,
+                self.given_up(arrival, &error.to_string(), Dispatched::default()),
+            ),
+            PublishError::Unroutable { pipe, .. } => (
+                pipe,
+                self.failed(arrival.message(), &error.to_string(), Dispatched::default()),
+            ),
             PublishError::Closed => return Verdict::Again(error.to_string()),
         };
-        let Verdict::Done(mut effects) = verdict else { return verdict };
-        if effects.messages.iter().any(|message| *message.pipe == **pipe) {
+        let Verdict::Done(mut effects) = verdict else {
+            return verdict;
+        };
+        if effects
+            .messages
+            .iter()
+            .any(|message| *message.pipe == **pipe)
+        {
             // The result cannot be told there either; a copy of the task is kept for people.
             effects.messages = vec![self.copy(arrival)];
         }
@@ -73,7 +90,10 @@ impl<W: Worker> Collector for OneByOne<W> {
     }
 
     fn condemn(&self, arrival: &Arrival) -> Verdict {
-        let reason = format!("{} could not process the item.", self.surroundings.author.name);
+        let reason = format!(
+            "{} could not process the item.",
+            self.surroundings.author.name
+        );
         self.given_up(arrival, &reason, Dispatched::default())
     }
 }
@@ -84,7 +104,11 @@ impl<W: Worker> OneByOne<W> {
         // What earlier attempts have dispatched is dispatched again, under the same names, and must be safe all the same.
         let mut earlier = Vec::new();
         loop {
-            let ctx = Context::new(arrival.message.clone(), attempts.failed + 1, self.surroundings.clone());
+            let ctx = Context::new(
+                arrival.message.clone(),
+                attempts.failed + 1,
+                self.surroundings.clone(),
+            );
             let answered = self.run(arrival.message(), &ctx).await;
             let mut dispatched = ctx.finish().await;
             let answered = match &dispatched.not_taken {
@@ -109,20 +133,42 @@ impl<W: Worker> OneByOne<W> {
     }
 
     /// The attempt that follows here and now, if one does.
-    fn next_in_place(&self, error: &TaskError, attempts: Attempts, ctx: &Context) -> Option<Attempts> {
+    fn next_in_place(
+        &self,
+        error: &TaskError,
+        attempts: Attempts,
+        ctx: &Context,
+    ) -> Option<Attempts> {
         let retry = &self.surroundings.retry;
         // Whoever is to stop hands the task over to others.
-        let is_here = error.kind == TaskErrorKind::Retry && retry.is_immediate() && ctx.check_cancelled().is_ok();
-        if is_here { attempts.next(retry).map(|(_, next)| next) } else { None }
+        let is_here = error.kind == TaskErrorKind::Retry
+            && retry.is_immediate()
+            && ctx.check_cancelled().is_ok();
+        if is_here {
+            attempts.next(retry).map(|(_, next)| next)
+        } else {
+            None
+        }
     }
 
     /// Runs the author's code; in place again and again while its surroundings are down.
-    async fn run(&self, message: &TaskMessage, ctx: &Context) -> Result<Reply<W::Output>, TaskError> {
+    async fn run(
+        &self,
+        message: &TaskMessage,
+        ctx: &Context,
+    ) -> Result<Reply<W::Output>, TaskError> {
         let mut delay = UNAVAILABLE_DELAYS.0;
         loop {
             let task = decode::<W::Input>(message)?;
-            let run = AssertUnwindSafe(self.worker.run(task, ctx.clone())).catch_unwind().await;
-            let answered = run.unwrap_or_else(|panic| Err(TaskError::retry(format!("the worker panicked: {}", panic_text(&*panic)))));
+            let run = AssertUnwindSafe(self.worker.run(task, ctx.clone()))
+                .catch_unwind()
+                .await;
+            let answered = run.unwrap_or_else(|panic| {
+                Err(TaskError::retry(format!(
+                    "the worker panicked: {}",
+                    panic_text(&*panic)
+                )))
+            });
             match answered {
                 Err(error) if error.kind == TaskErrorKind::Unavailable => {
                     self.wait_for_surroundings(&error, delay).await?;
@@ -131,14 +177,19 @@ impl<W: Worker> OneByOne<W> {
                     ctx.finish().await;
                 }
                 answered => {
-                    self.unavailable.send_if_modified(|what| what.take().is_some());
+                    self.unavailable
+                        .send_if_modified(|what| what.take().is_some());
                     return answered;
                 }
             }
         }
     }
 
-    async fn wait_for_surroundings(&self, error: &TaskError, delay: Duration) -> Result<(), TaskError> {
+    async fn wait_for_surroundings(
+        &self,
+        error: &TaskError,
+        delay: Duration,
+    ) -> Result<(), TaskError> {
         warn!(what = %error, ?delay, "the worker's surroundings are down; the task is kept");
         self.unavailable.send_replace(Some(error.chain()));
         tokio::select! {
@@ -147,28 +198,66 @@ impl<W: Worker> OneByOne<W> {
         }
     }
 
-    fn answered(&self, input: &TaskMessage, answer: &Answer<W::Output>, dispatched: Dispatched) -> Verdict {
+    fn answered(
+        &self,
+        input: &TaskMessage,
+        answer: &Answer<W::Output>,
+        dispatched: Dispatched,
+    ) -> Verdict {
         let part = dispatched.answer();
         let draft = match answer {
             Answer::PassOn => return Verdict::Done(effects(dispatched, Produced::default())),
-            Answer::None => Draft { ends_tracking: true, ..success::<W::Output>(part, None, Vec::new(), None) },
-            Answer::Send { output, to, is_failure, ends_tracking, context } => {
+            Answer::None => Draft {
+                ends_tracking: true,
+                ..success::<W::Output>(part, None, Vec::new(), None)
+            },
+            Answer::Send {
+                output,
+                to,
+                is_failure,
+                ends_tracking,
+                context,
+            } => {
                 let Some(to) = to.as_deref().or(self.pipes.output.as_deref()) else {
-                    return self.failed(input, "the worker sends output, but no output pipe is configured", dispatched);
+                    return self.failed(
+                        input,
+                        "the worker sends output, but no output pipe is configured",
+                        dispatched,
+                    );
                 };
                 let data = match serde_json::to_vec(output) {
                     Ok(data) => data,
-                    Err(error) => return self.failed(input, &format!("the output is no JSON: {error}"), dispatched),
+                    Err(error) => {
+                        return self.failed(
+                            input,
+                            &format!("the output is no JSON: {error}"),
+                            dispatched,
+                        );
+                    }
                 };
-                let status = if *is_failure { TaskStatus::ResultFailure } else { TaskStatus::ResultSuccess };
-                Draft { status, ends_tracking: *ends_tracking, ..success::<W::Output>(part, Some(to), data, context.clone()) }
+                let status = if *is_failure {
+                    TaskStatus::ResultFailure
+                } else {
+                    TaskStatus::ResultSuccess
+                };
+                Draft {
+                    status,
+                    ends_tracking: *ends_tracking,
+                    ..success::<W::Output>(part, Some(to), data, context.clone())
+                }
             }
         };
         let produced = self.surroundings.author.produce(input, draft);
         Verdict::Done(effects(dispatched, produced))
     }
 
-    fn erred(&self, arrival: &Arrival, error: &TaskError, attempts: Attempts, dispatched: Dispatched) -> Verdict {
+    fn erred(
+        &self,
+        arrival: &Arrival,
+        error: &TaskError,
+        attempts: Attempts,
+        dispatched: Dispatched,
+    ) -> Verdict {
         let input = arrival.message();
         debug!(task = %input.task_id, job = input.job_task_id(), ?error, "a task was not done");
         match error.kind {
@@ -181,14 +270,25 @@ impl<W: Worker> OneByOne<W> {
                 if let Some((delay, attempts)) = attempts.next(&self.surroundings.retry) {
                     return self.retried(arrival, &error.chain(), delay, attempts, dispatched);
                 }
-                let reason = format!("{} (given up after {} attempts)", error.chain(), attempts.failed + 1);
+                let reason = format!(
+                    "{} (given up after {} attempts)",
+                    error.chain(),
+                    attempts.failed + 1
+                );
                 self.given_up(arrival, &reason, dispatched)
             }
         }
     }
 
     /// The task comes back to the tail of its pipe after the delay.
-    fn retried(&self, arrival: &Arrival, reason: &str, delay: Duration, attempts: Attempts, dispatched: Dispatched) -> Verdict {
+    fn retried(
+        &self,
+        arrival: &Arrival,
+        reason: &str,
+        delay: Duration,
+        attempts: Attempts,
+        dispatched: Dispatched,
+    ) -> Verdict {
         warn!(task = %arrival.message.task_id, job = arrival.message.job_task_id(), attempt = attempts.failed, ?delay, reason, "a task is tried again");
         let again = Outgoing {
             delay: (!delay.is_zero()).then_some(delay),
@@ -197,10 +297,19 @@ impl<W: Worker> OneByOne<W> {
         };
         let report = self.retry_report(arrival, reason, attempts);
         // The parts of this attempt are dispatched again by the next one, and counted once.
-        Verdict::Done(Effects { unconfirmed: dispatched.unconfirmed, messages: vec![again], reports: report.into_iter().collect() })
+        Verdict::Done(Effects {
+            unconfirmed: dispatched.unconfirmed,
+            messages: vec![again],
+            reports: report.into_iter().collect(),
+        })
     }
 
-    fn retry_report(&self, arrival: &Arrival, reason: &str, attempts: Attempts) -> Option<TrackingReport> {
+    fn retry_report(
+        &self,
+        arrival: &Arrival,
+        reason: &str,
+        attempts: Attempts,
+    ) -> Option<TrackingReport> {
         arrival.message().job_task_id().map(|id| TrackingReport {
             retries: i32::try_from(attempts.failed).ok(),
             failure: Some(self.surroundings.author.failure("RETRY", reason)),
@@ -240,10 +349,23 @@ impl<W: Worker> OneByOne<W> {
 
     fn invalid(&self, input: &TaskMessage, reason: &str, dispatched: Dispatched) -> Verdict {
         warn!(task = %input.task_id, job = input.job_task_id(), reason, "a task was not understood");
-        self.negative(input, TaskStatus::InvalidTask, reason.as_bytes().to_vec(), reason, dispatched)
+        self.negative(
+            input,
+            TaskStatus::InvalidTask,
+            reason.as_bytes().to_vec(),
+            reason,
+            dispatched,
+        )
     }
 
-    fn negative(&self, input: &TaskMessage, status: TaskStatus, data: Vec<u8>, reason: &str, dispatched: Dispatched) -> Verdict {
+    fn negative(
+        &self,
+        input: &TaskMessage,
+        status: TaskStatus,
+        data: Vec<u8>,
+        reason: &str,
+        dispatched: Dispatched,
+    ) -> Verdict {
         let draft = Draft {
             // Its own name: where a split breaks off differs from attempt to attempt, and the number after the last subtask of
             // this one may be that of a subtask of another, which is done.
@@ -262,7 +384,12 @@ impl<W: Worker> OneByOne<W> {
     }
 }
 
-fn success<T: TaskData>(part: Part, to: Option<&str>, data: Vec<u8>, note: Option<Vec<u8>>) -> Draft<'_> {
+fn success<T: TaskData>(
+    part: Part,
+    to: Option<&str>,
+    data: Vec<u8>,
+    note: Option<Vec<u8>>,
+) -> Draft<'_> {
     Draft {
         part,
         to,
@@ -279,26 +406,43 @@ fn success<T: TaskData>(part: Part, to: Option<&str>, data: Vec<u8>, note: Optio
 fn effects(dispatched: Dispatched, produced: Produced) -> Effects {
     let mut reports = dispatched.reports;
     reports.extend(produced.report);
-    Effects { unconfirmed: dispatched.unconfirmed, messages: produced.message.into_iter().collect(), reports }
+    Effects {
+        unconfirmed: dispatched.unconfirmed,
+        messages: produced.message.into_iter().collect(),
+        reports,
+    }
 }
 
 /// The payload of a message for this worker.
 fn decode<T: TaskData>(message: &TaskMessage) -> Result<T, TaskError> {
     let classifier = message.task_classifier.as_deref().unwrap_or_default();
     if classifier != T::CLASSIFIER {
-        return Err(TaskError::invalid(format!("Task of type {classifier} found on queue for {}", T::CLASSIFIER)));
+        return Err(TaskError::invalid(format!(
+            "Task of type {classifier} found on queue for {}",
+            T::CLASSIFIER
+        )));
     }
     let version = message.task_api_version;
     if version > T::API_VERSION {
         let own = T::API_VERSION;
-        return Err(TaskError::invalid(format!("the task has version {version} of {classifier}; this worker understands up to {own}")));
+        return Err(TaskError::invalid(format!(
+            "the task has version {version} of {classifier}; this worker understands up to {own}"
+        )));
     }
-    let data = message.task_data.as_deref().ok_or_else(|| TaskError::invalid("the message has no task data"))?;
-    serde_json::from_slice(data).map_err(|error| TaskError::invalid(format!("Invalid input message: {error}")))
+    let data = message
+        .task_data
+        .as_deref()
+        .ok_or_else(|| TaskError::invalid("the message has no task data"))?;
+    serde_json::from_slice(data)
+        .map_err(|error| TaskError::invalid(format!("Invalid input message: {error}")))
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no text")
 }
 
 /// The attempts of a task so far, as its headers tell them.
@@ -314,20 +458,32 @@ impl Attempts {
             HeaderValue::Integer(n) => Some(*n),
             HeaderValue::Text(text) => text.parse().ok(),
         };
-        let failed = number(ATTEMPTS_HEADER).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-        Self { failed, first_began: number(FIRST_ATTEMPT_HEADER).unwrap_or_else(now_millis) }
+        let failed = number(ATTEMPTS_HEADER)
+            .and_then(|n| u32::try_from(n).ok())
+            .unwrap_or(0);
+        Self {
+            failed,
+            first_began: number(FIRST_ATTEMPT_HEADER).unwrap_or_else(now_millis),
+        }
     }
 
     /// This attempt has failed too: the delay before the next one, if there is to be one.
     fn next(self, policy: &RetryPolicy) -> Option<(Duration, Self)> {
         let failed = self.failed + 1;
-        let elapsed = Duration::from_millis(u64::try_from(now_millis() - self.first_began).unwrap_or(0));
-        Some((policy.delay_after(failed, elapsed)?, Self { failed, ..self }))
+        let elapsed =
+            Duration::from_millis(u64::try_from(now_millis() - self.first_began).unwrap_or(0));
+        Some((
+            policy.delay_after(failed, elapsed)?,
+            Self { failed, ..self },
+        ))
     }
 
     fn into_headers(self, others: &Headers) -> Headers {
         let mut headers = others.clone();
-        headers.set(ATTEMPTS_HEADER, HeaderValue::Integer(i64::from(self.failed)));
+        headers.set(
+            ATTEMPTS_HEADER,
+            HeaderValue::Integer(i64::from(self.failed)),
+        );
         headers.set(FIRST_ATTEMPT_HEADER, HeaderValue::Integer(self.first_began));
         headers
     }
@@ -369,30 +525,48 @@ mod tests {
             track_to: Some("end".to_owned()),
             ..Tracking::default()
         };
-        let message = TaskMessage { tracking: Some(tracking), ..TaskMessage::new("t", to, &BatchTask::default()).unwrap() };
-        broker.publish(Outgoing::new("splitter-in", message.encode())).await.unwrap();
+        let message = TaskMessage {
+            tracking: Some(tracking),
+            ..TaskMessage::new("t", to, &BatchTask::default()).unwrap()
+        };
+        broker
+            .publish(Outgoing::new("splitter-in", message.encode()))
+            .await
+            .unwrap();
         let mut reports = broker.consume("tracking", 1).await.unwrap();
-        let ready = Runtime::new(Settings::new("splitter"), Arc::new(broker.clone())).worker(Splitter);
+        let ready =
+            Runtime::new(Settings::new("splitter"), Arc::new(broker.clone())).worker(Splitter);
         let report = async {
             let delivery = reports.next().await.unwrap();
             let message = TaskMessage::decode(&delivery.body).unwrap();
             delivery.ack();
             stop.cancel();
-            let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
-            let [report] = task.tracking_reports.as_slice() else { panic!("{task:?}") };
+            let task: TrackingReportTask =
+                serde_json::from_slice(&message.task_data.unwrap()).unwrap();
+            let [report] = task.tracking_reports.as_slice() else {
+                panic!("{task:?}")
+            };
             (report.job_task_id.clone(), report.status)
         };
         let both = async { tokio::join!(ready.run_until(stop.clone()), report).1 };
-        tokio::time::timeout(Duration::from_secs(10), both).await.unwrap()
+        tokio::time::timeout(Duration::from_secs(10), both)
+            .await
+            .unwrap()
     }
 
     #[tokio::test]
     async fn a_split_that_fails_is_reported_by_its_own_name_and_not_by_that_of_a_subtask() {
-        assert_eq!(report_of("splitter-in").await, ("p:j.1".to_owned(), ReportStatus::Failed));
+        assert_eq!(
+            report_of("splitter-in").await,
+            ("p:j.1".to_owned(), ReportStatus::Failed)
+        );
     }
 
     #[tokio::test]
     async fn a_message_that_is_passed_on_to_where_its_tracking_ends_is_reported() {
-        assert_eq!(report_of("end").await, ("p:j.1".to_owned(), ReportStatus::Complete));
+        assert_eq!(
+            report_of("end").await,
+            ("p:j.1".to_owned(), ReportStatus::Complete)
+        );
     }
 }

@@ -84,11 +84,19 @@ impl<C: Collector> Process<C> {
     /// Carries deliveries from arrival to settlement. The slot, if it is one, is free again when the collector has decided.
     pub async fn process<S: Send>(&self, deliveries: Vec<Delivery>, slot: S) {
         let count = deliveries.len();
-        let arrivals: Vec<Arrival> = each(deliveries, |delivery| self.arrive(delivery)).await.into_iter().flatten().collect();
+        let arrivals: Vec<Arrival> = each(deliveries, |delivery| self.arrive(delivery))
+            .await
+            .into_iter()
+            .flatten()
+            .collect();
         if !arrivals.is_empty() {
             let verdicts = self.collect(&arrivals).await;
             drop(slot);
-            each(arrivals.into_iter().zip(verdicts).collect(), |(arrival, verdict)| self.carry_out(arrival, verdict)).await;
+            each(
+                arrivals.into_iter().zip(verdicts).collect(),
+                |(arrival, verdict)| self.carry_out(arrival, verdict),
+            )
+            .await;
         }
         self.open.remove(count);
     }
@@ -105,29 +113,67 @@ impl<C: Collector> Process<C> {
             }
         };
         let job = self.status.check(message.tracking.as_mut()).await;
-        let caused = match admit(job, message.to.as_deref(), &self.pipes.input, self.pipes.paused.is_some()) {
+        let caused = match admit(
+            job,
+            message.to.as_deref(),
+            &self.pipes.input,
+            self.pipes.paused.is_some(),
+        ) {
             Admission::Execute if self.suspects.suspects(&delivery) => {
                 warn!(pipe = %delivery.pipe, task = %message.task_id, count = delivery.delivery_count, "a suspect: it will be run alone");
-                let caused = self.hand_over(&delivery, &self.suspects.pipe, &message).await;
+                let caused = self
+                    .hand_over(&delivery, &self.suspects.pipe, &message)
+                    .await;
                 self.suspects.added.notify_one();
                 caused
             }
-            Admission::Execute => return Some(Arrival { delivery, message, is_diverted: false }),
-            Admission::Divert => return Some(Arrival { delivery, message, is_diverted: true }),
+            Admission::Execute => {
+                return Some(Arrival {
+                    delivery,
+                    message,
+                    is_diverted: false,
+                });
+            }
+            Admission::Divert => {
+                return Some(Arrival {
+                    delivery,
+                    message,
+                    is_diverted: true,
+                });
+            }
             Admission::Discard => {
                 self.discard(delivery, &message);
                 return None;
             }
             Admission::Pause => {
                 self.metrics.paused.increment(1);
-                self.hand_over(&delivery, self.pipes.paused.as_deref().unwrap_or_default(), &message).await
+                self.hand_over(
+                    &delivery,
+                    self.pipes.paused.as_deref().unwrap_or_default(),
+                    &message,
+                )
+                .await
             }
-            Admission::Stray => match tracking_pipe(&message).filter(|pipe| !same_pipe(pipe, &self.pipes.input)) {
-                Some(pipe) => self.hand_over(&delivery, &pipe, &message).await,
-                // It has come to the tracking worker to be counted, and has nowhere to go from here.
-                None if diverted_report(&message).is_some() => return Some(Arrival { delivery, message, is_diverted: true }),
-                None => self.to_invalid(&delivery, "the message names no pipe (`to`) and is not tracked").await,
-            },
+            Admission::Stray => {
+                match tracking_pipe(&message).filter(|pipe| !same_pipe(pipe, &self.pipes.input)) {
+                    Some(pipe) => self.hand_over(&delivery, &pipe, &message).await,
+                    // It has come to the tracking worker to be counted, and has nowhere to go from here.
+                    None if diverted_report(&message).is_some() => {
+                        return Some(Arrival {
+                            delivery,
+                            message,
+                            is_diverted: true,
+                        });
+                    }
+                    None => {
+                        self.to_invalid(
+                            &delivery,
+                            "the message names no pipe (`to`) and is not tracked",
+                        )
+                        .await
+                    }
+                }
+            }
         };
         self.settle(delivery, caused).await;
         None
@@ -135,7 +181,11 @@ impl<C: Collector> Process<C> {
 
     fn decode(&self, delivery: &Delivery) -> Result<TaskMessage, String> {
         if delivery.body.len() > self.max_body {
-            return Err(format!("the body has {} bytes; the limit is {}", delivery.body.len(), self.max_body));
+            return Err(format!(
+                "the body has {} bytes; the limit is {}",
+                delivery.body.len(),
+                self.max_body
+            ));
         }
         TaskMessage::decode(&delivery.body).map_err(|error| error.to_string())
     }
@@ -143,22 +193,32 @@ impl<C: Collector> Process<C> {
     /// The collector decides; when it panics, the deliveries come again.
     async fn collect(&self, arrivals: &[Arrival]) -> Vec<Verdict> {
         let span = match arrivals {
-            [one] => debug_span!("delivery", pipe = %one.delivery.pipe, task = %one.message.task_id, job = one.message.job_task_id()),
+            [one] => {
+                debug_span!("delivery", pipe = %one.delivery.pipe, task = %one.message.task_id, job = one.message.job_task_id())
+            }
             many => debug_span!("deliveries", pipe = %self.pipes.input, count = many.len()),
         };
         let courier = Courier(Arc::clone(&self.broker));
-        let collecting = AssertUnwindSafe(self.collector.collect(arrivals, &courier)).catch_unwind().instrument(span);
+        let collecting = AssertUnwindSafe(self.collector.collect(arrivals, &courier))
+            .catch_unwind()
+            .instrument(span);
         let collected = match arrivals {
-            [suspect] if self.suspects.condemns(&suspect.delivery) => return vec![self.collector.condemn(suspect)],
-            [suspect] if self.suspects.is_one(&suspect.delivery) => match self.abort.run_until_cancelled(collecting).await {
-                Some(collected) => collected,
-                // Others are dropped with all that they are in the middle of, and go back; but that would count against it.
-                None => return vec![Verdict::Again("the process is shutting down".to_owned())],
-            },
+            [suspect] if self.suspects.condemns(&suspect.delivery) => {
+                return vec![self.collector.condemn(suspect)];
+            }
+            [suspect] if self.suspects.is_one(&suspect.delivery) => {
+                match self.abort.run_until_cancelled(collecting).await {
+                    Some(collected) => collected,
+                    // Others are dropped with all that they are in the middle of, and go back; but that would count against it.
+                    None => return vec![Verdict::Again("the process is shutting down".to_owned())],
+                }
+            }
             _ => collecting.await,
         };
         let mut verdicts = collected.unwrap_or_else(|_| Vec::new());
-        verdicts.resize_with(arrivals.len(), || Verdict::Again("the collector did not decide".to_owned()));
+        verdicts.resize_with(arrivals.len(), || {
+            Verdict::Again("the collector did not decide".to_owned())
+        });
         verdicts
     }
 
@@ -171,7 +231,11 @@ impl<C: Collector> Process<C> {
             Verdict::PassOn => {
                 self.metrics.passed_on.increment(1);
                 let messages = arrival.onward().into_iter().collect();
-                let effects = Effects { messages, reports: arrival.last_report().into_iter().collect(), ..Effects::default() };
+                let effects = Effects {
+                    messages,
+                    reports: arrival.last_report().into_iter().collect(),
+                    ..Effects::default()
+                };
                 self.cause_or_fail(&arrival, effects).await
             }
             Verdict::Invalid(reason) => self.to_invalid(&arrival.delivery, &reason).await,
@@ -186,29 +250,51 @@ impl<C: Collector> Process<C> {
     /// reports nobody can take is bad input.
     async fn cause_or_fail(&self, arrival: &Arrival, effects: Effects) -> Result<(), Unsettled> {
         let caused = match self.cause(&arrival.message, effects).await {
-            Err(Unsettled::NotTaken(error @ (PublishError::Unroutable { .. } | PublishError::Refused { .. }))) => {
-                match self.collector.undeliverable(arrival, &error) {
-                    Verdict::Done(effects) => self.cause(&arrival.message, effects).await,
-                    _ => Err(error.into()),
-                }
-            }
+            Err(Unsettled::NotTaken(
+                error @ (PublishError::Unroutable { .. } | PublishError::Refused { .. }),
+            )) => match self.collector.undeliverable(arrival, &error) {
+                Verdict::Done(effects) => self.cause(&arrival.message, effects).await,
+                _ => Err(error.into()),
+            },
             caused => caused,
         };
         match caused {
-            Err(reason @ Unsettled::Unreportable(_)) => self.to_invalid(&arrival.delivery, &reason.to_string()).await,
+            Err(reason @ Unsettled::Unreportable(_)) => {
+                self.to_invalid(&arrival.delivery, &reason.to_string())
+                    .await
+            }
             caused => caused,
         }
     }
 
     /// Everything that a delivery causes, in order: outputs, then reports.
     async fn cause(&self, message: &TaskMessage, effects: Effects) -> Result<(), Unsettled> {
-        let Effects { unconfirmed: mut sent, messages, reports } = effects;
-        sent.extend(messages.into_iter().map(|message| Sent::new(&*self.broker, message)));
+        let Effects {
+            unconfirmed: mut sent,
+            messages,
+            reports,
+        } = effects;
+        sent.extend(
+            messages
+                .into_iter()
+                .map(|message| Sent::new(&*self.broker, message)),
+        );
         if let Err(error) = all_confirmed(sent, &*self.broker, &self.retry, &self.shutdown).await {
-            return Err(if self.shutdown.is_cancelled() { Unsettled::Again(error.to_string()) } else { error.into() });
+            return Err(if self.shutdown.is_cancelled() {
+                Unsettled::Again(error.to_string())
+            } else {
+                error.into()
+            });
         }
         match tracking_pipe(message).filter(|_| !reports.is_empty()) {
-            Some(pipe) => self.report(Reports { pipe, correlation_id: message.correlation_id.clone(), list: reports }).await,
+            Some(pipe) => {
+                self.report(Reports {
+                    pipe,
+                    correlation_id: message.correlation_id.clone(),
+                    list: reports,
+                })
+                .await
+            }
             None => Ok(()),
         }
     }
@@ -218,11 +304,18 @@ impl<C: Collector> Process<C> {
         loop {
             match self.reports.send(reports.clone()).await {
                 Ok(()) => return Ok(()),
-                Err(error @ PublishError::Unroutable { .. }) => return Err(Unsettled::Unreportable(error)),
+                Err(error @ PublishError::Unroutable { .. }) => {
+                    return Err(Unsettled::Unreportable(error));
+                }
                 Err(error @ PublishError::Closed) => return Err(error.into()),
                 Err(error @ PublishError::Refused { .. }) => {
                     warn!(reason = %error, "reports are refused; they are sent again");
-                    if self.shutdown.run_until_cancelled(tokio::time::sleep(BEFORE_AGAIN)).await.is_none() {
+                    if self
+                        .shutdown
+                        .run_until_cancelled(tokio::time::sleep(BEFORE_AGAIN))
+                        .await
+                        .is_none()
+                    {
                         return Err(Unsettled::Again(error.to_string()));
                     }
                 }
@@ -243,11 +336,17 @@ impl<C: Collector> Process<C> {
         };
         // Not requeued: that would count against it, and it has killed nobody.
         let headers = self.suspects.headers(&delivery);
-        let again = Outgoing { headers, delay: Some(delay), ..Outgoing::new(Arc::clone(&delivery.pipe), delivery.body.clone()) };
+        let again = Outgoing {
+            headers,
+            delay: Some(delay),
+            ..Outgoing::new(Arc::clone(&delivery.pipe), delivery.body.clone())
+        };
         if self.publish(again).await.is_ok() {
             return delivery.ack();
         }
-        self.shutdown.run_until_cancelled(tokio::time::sleep(BEFORE_AGAIN)).await;
+        self.shutdown
+            .run_until_cancelled(tokio::time::sleep(BEFORE_AGAIN))
+            .await;
         delivery.requeue();
     }
 
@@ -258,9 +357,19 @@ impl<C: Collector> Process<C> {
     }
 
     /// The message as it came, with the refreshed time of its status check.
-    async fn hand_over(&self, delivery: &Delivery, pipe: &str, message: &TaskMessage) -> Result<(), Unsettled> {
-        let body = patch_tracking(&delivery.body, message.tracking.as_ref()).unwrap_or_else(|_| delivery.body.to_vec());
-        self.publish(Outgoing { headers: delivery.headers.clone(), ..Outgoing::new(pipe, body) }).await
+    async fn hand_over(
+        &self,
+        delivery: &Delivery,
+        pipe: &str,
+        message: &TaskMessage,
+    ) -> Result<(), Unsettled> {
+        let body = patch_tracking(&delivery.body, message.tracking.as_ref())
+            .unwrap_or_else(|_| delivery.body.to_vec());
+        self.publish(Outgoing {
+            headers: delivery.headers.clone(),
+            ..Outgoing::new(pipe, body)
+        })
+        .await
     }
 
     async fn to_invalid(&self, delivery: &Delivery, reason: &str) -> Result<(), Unsettled> {
@@ -269,7 +378,11 @@ impl<C: Collector> Process<C> {
         let mut headers = delivery.headers.clone();
         headers.set(REASON_HEADER, HeaderValue::Text(reason.to_owned()));
         headers.set(ORIGIN_HEADER, HeaderValue::Text(delivery.pipe.to_string()));
-        self.publish(Outgoing { headers, ..Outgoing::new(self.pipes.invalid.as_str(), delivery.body.clone()) }).await
+        self.publish(Outgoing {
+            headers,
+            ..Outgoing::new(self.pipes.invalid.as_str(), delivery.body.clone())
+        })
+        .await
     }
 
     async fn publish(&self, message: Outgoing) -> Result<(), Unsettled> {

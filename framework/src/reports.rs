@@ -67,7 +67,13 @@ impl ReportBuffer {
     /// The buffer's task ends when the last handle is dropped and everything has been sent.
     pub fn start(broker: Arc<dyn Broker>, open: Arc<OpenDeliveries>, tasks: &TaskTracker) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let buffer = Buffer { broker, open, in_flight: Arc::default(), entries: receiver, tasks: tasks.clone() };
+        let buffer = Buffer {
+            broker,
+            open,
+            in_flight: Arc::default(),
+            entries: receiver,
+            tasks: tasks.clone(),
+        };
         tasks.spawn(buffer.run());
         Self(sender)
     }
@@ -75,14 +81,22 @@ impl ReportBuffer {
     /// Sends reports with the next message; answers when it is confirmed.
     pub async fn send(&self, reports: Reports) -> Result<(), PublishError> {
         let (sender, receiver) = oneshot::channel();
-        self.0.send(Entry { reports, waiting: Some(sender) }).map_err(|_| PublishError::Closed)?;
+        self.0
+            .send(Entry {
+                reports,
+                waiting: Some(sender),
+            })
+            .map_err(|_| PublishError::Closed)?;
         receiver.await.unwrap_or(Err(PublishError::Closed))
     }
 
     /// Sends a report that nobody needs to wait for.
     pub fn announce(&self, reports: Reports) {
         // Without a buffer the process is going down, and the delivery will come again.
-        let _ = self.0.send(Entry { reports, waiting: None });
+        let _ = self.0.send(Entry {
+            reports,
+            waiting: None,
+        });
     }
 }
 
@@ -132,7 +146,9 @@ impl Buffer {
             {
                 batch.push(entry);
             }
-            if batch.size >= FULL || batch.waiting + self.in_flight.load(Ordering::Relaxed) >= self.open.count() {
+            if batch.size >= FULL
+                || batch.waiting + self.in_flight.load(Ordering::Relaxed) >= self.open.count()
+            {
                 return batch.entries;
             }
             tokio::select! {
@@ -150,7 +166,10 @@ impl Buffer {
     fn send(&self, batch: Vec<Entry>) {
         let mut by_pipe: BTreeMap<Arc<str>, Vec<Entry>> = BTreeMap::new();
         for entry in batch {
-            by_pipe.entry(Arc::clone(&entry.reports.pipe)).or_default().push(entry);
+            by_pipe
+                .entry(Arc::clone(&entry.reports.pipe))
+                .or_default()
+                .push(entry);
         }
         for (pipe, mut entries) in by_pipe {
             let (correlation_id, mut reports) = merge(&mut entries);
@@ -158,10 +177,20 @@ impl Buffer {
             // A task may have caused more reports than one message should have.
             while !reports.is_empty() {
                 let rest = reports.split_off(reports.len().min(FULL));
-                let message = report_message(&pipe, correlation_id.clone(), std::mem::replace(&mut reports, rest));
-                confirms.push(self.broker.publish(Outgoing::new(Arc::clone(&pipe), message.encode())));
+                let message = report_message(
+                    &pipe,
+                    correlation_id.clone(),
+                    std::mem::replace(&mut reports, rest),
+                );
+                confirms.push(
+                    self.broker
+                        .publish(Outgoing::new(Arc::clone(&pipe), message.encode())),
+                );
             }
-            let waiting: Vec<_> = entries.into_iter().filter_map(|entry| entry.waiting).collect();
+            let waiting: Vec<_> = entries
+                .into_iter()
+                .filter_map(|entry| entry.waiting)
+                .collect();
             let (in_flight, count) = (Arc::clone(&self.in_flight), waiting.len());
             in_flight.fetch_add(count, Ordering::Relaxed);
             self.tasks.spawn(async move {
@@ -178,15 +207,29 @@ impl Buffer {
 
 /// All reports of these entries, and their correlation id where they have one in common.
 fn merge(entries: &mut [Entry]) -> (Option<String>, Vec<TrackingReport>) {
-    let correlation_id = entries.first().and_then(|entry| entry.reports.correlation_id.clone());
-    let same = entries.iter().all(|entry| entry.reports.correlation_id == correlation_id);
-    let reports = entries.iter_mut().flat_map(|entry| std::mem::take(&mut entry.reports.list)).collect();
+    let correlation_id = entries
+        .first()
+        .and_then(|entry| entry.reports.correlation_id.clone());
+    let same = entries
+        .iter()
+        .all(|entry| entry.reports.correlation_id == correlation_id);
+    let reports = entries
+        .iter_mut()
+        .flat_map(|entry| std::mem::take(&mut entry.reports.list))
+        .collect();
     (correlation_id.filter(|_| same), reports)
 }
 
-fn report_message(pipe: &str, correlation_id: Option<String>, tracking_reports: Vec<TrackingReport>) -> TaskMessage {
+fn report_message(
+    pipe: &str,
+    correlation_id: Option<String>,
+    tracking_reports: Vec<TrackingReport>,
+) -> TaskMessage {
     let task = TrackingReportTask { tracking_reports };
     let id = uuid::Uuid::new_v4().to_string();
     let data = serde_json::to_vec(&task).unwrap_or_default();
-    TaskMessage { correlation_id, ..crate::answer::new_message::<TrackingReportTask>(id, pipe, data) }
+    TaskMessage {
+        correlation_id,
+        ..crate::answer::new_message::<TrackingReportTask>(id, pipe, data)
+    }
 }

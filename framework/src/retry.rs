@@ -46,7 +46,11 @@ impl RetryPolicy {
 
     /// A delay that grows by `factor` up to `longest`.
     pub const fn exponential(first: Duration, factor: f64, longest: Duration) -> Self {
-        Self::with(Delays::Exponential { first, factor, longest })
+        Self::with(Delays::Exponential {
+            first,
+            factor,
+            longest,
+        })
     }
 
     /// These delays, one after another; the last one repeats.
@@ -82,13 +86,21 @@ impl RetryPolicy {
         let delay = match &self.delays {
             Delays::Immediate => Duration::ZERO,
             Delays::Constant(delay) => *delay,
-            Delays::Exponential { first, factor, longest } => {
+            Delays::Exponential {
+                first,
+                factor,
+                longest,
+            } => {
                 let exponent = i32::try_from(attempt.saturating_sub(1)).unwrap_or(i32::MAX);
                 let seconds = first.as_secs_f64() * factor.max(1.0).powi(exponent);
-                Duration::try_from_secs_f64(seconds).unwrap_or(*longest).min(*longest)
+                Duration::try_from_secs_f64(seconds)
+                    .unwrap_or(*longest)
+                    .min(*longest)
             }
             Delays::Stepwise(delays) => {
-                let step = usize::try_from(attempt.saturating_sub(1)).unwrap_or(usize::MAX).min(delays.len().saturating_sub(1));
+                let step = usize::try_from(attempt.saturating_sub(1))
+                    .unwrap_or(usize::MAX)
+                    .min(delays.len().saturating_sub(1));
                 delays.get(step).copied().unwrap_or(Duration::ZERO)
             }
         };
@@ -96,7 +108,11 @@ impl RetryPolicy {
     }
 
     const fn with(delays: Delays) -> Self {
-        Self { delays, max_attempts: 10, max_total: Duration::from_hours(24) }
+        Self {
+            delays,
+            max_attempts: 10,
+            max_total: Duration::from_hours(24),
+        }
     }
 }
 
@@ -117,8 +133,19 @@ mod tests {
     #[test]
     fn the_last_step_repeats() {
         let policy = RetryPolicy::stepwise([SECOND, SECOND * 10]).attempts(5);
-        let delays: Vec<_> = (1..=5).map(|attempt| policy.delay_after(attempt, Duration::ZERO)).collect();
-        assert_eq!(delays, [Some(SECOND), Some(SECOND * 10), Some(SECOND * 10), Some(SECOND * 10), None]);
+        let delays: Vec<_> = (1..=5)
+            .map(|attempt| policy.delay_after(attempt, Duration::ZERO))
+            .collect();
+        assert_eq!(
+            delays,
+            [
+                Some(SECOND),
+                Some(SECOND * 10),
+                Some(SECOND * 10),
+                Some(SECOND * 10),
+                None
+            ]
+        );
     }
 
     #[test]
@@ -130,7 +157,12 @@ mod tests {
 
     #[test]
     fn at_least_one_attempt_is_made_and_no_more_when_none_are_allowed() {
-        assert_eq!(RetryPolicy::immediate().attempts(0).delay_after(1, Duration::ZERO), None);
+        assert_eq!(
+            RetryPolicy::immediate()
+                .attempts(0)
+                .delay_after(1, Duration::ZERO),
+            None
+        );
     }
 
     proptest! {

@@ -86,19 +86,38 @@ pub struct Hop {
 }
 
 /// Decides the way of an output that is for the pipe `to` (`None`: there is no message).
-pub fn next_hop(route: Route, to: Option<&str>, tracking: Option<&Tracking>, is_failure: bool) -> Hop {
+pub fn next_hop(
+    route: Route,
+    to: Option<&str>,
+    tracking: Option<&Tracking>,
+    is_failure: bool,
+) -> Hop {
     let Some(tracking) = tracking else {
-        return Hop { pipe: to.map(str::to_owned), tracking: None, report: None };
+        return Hop {
+            pipe: to.map(str::to_owned),
+            tracking: None,
+            report: None,
+        };
     };
     let ends = tracking_ends(to, tracking);
-    let report = if is_failure { ReportStatus::Failed } else { ReportStatus::Complete };
+    let report = if is_failure {
+        ReportStatus::Failed
+    } else {
+        ReportStatus::Complete
+    };
     let report = (is_failure || ends).then_some(report);
     match (route, to, &tracking.tracking_pipe) {
         // The message itself is the report.
-        (Route::Reroute, Some(_), Some(tracking_pipe)) => {
-            Hop { pipe: Some(tracking_pipe.clone()), tracking: Some(tracking.clone()), report: None }
-        }
-        _ => Hop { pipe: to.map(str::to_owned), tracking: (!ends).then(|| tracking.clone()), report },
+        (Route::Reroute, Some(_), Some(tracking_pipe)) => Hop {
+            pipe: Some(tracking_pipe.clone()),
+            tracking: Some(tracking.clone()),
+            report: None,
+        },
+        _ => Hop {
+            pipe: to.map(str::to_owned),
+            tracking: (!ends).then(|| tracking.clone()),
+            report,
+        },
     }
 }
 
@@ -113,8 +132,14 @@ pub fn tracking_ends(to: Option<&str>, tracking: &Tracking) -> bool {
 
 /// What a diverted message tells about its task: the outcome that stands in its envelope, if it tells any.
 pub fn diverted_report(message: &TaskMessage) -> Option<ReportStatus> {
-    let tracking = message.tracking.as_ref().filter(|tracking| tracking.job_task_id.is_some())?;
-    if message.task_status.is_some_and(contract::TaskStatus::is_failure) {
+    let tracking = message
+        .tracking
+        .as_ref()
+        .filter(|tracking| tracking.job_task_id.is_some())?;
+    if message
+        .task_status
+        .is_some_and(contract::TaskStatus::is_failure)
+    {
         return Some(ReportStatus::Failed);
     }
     tracking_ends(message.to.as_deref(), tracking).then_some(ReportStatus::Complete)
@@ -146,7 +171,11 @@ mod tests {
             (Gone, Some("in"), true, Discard),
             (Gone, Some("other"), true, Discard),
         ] {
-            assert_eq!(admit(job, to, "in", has_paused_pipe), expected, "{job:?} to {to:?}");
+            assert_eq!(
+                admit(job, to, "in", has_paused_pipe),
+                expected,
+                "{job:?} to {to:?}"
+            );
         }
     }
 
@@ -160,31 +189,142 @@ mod tests {
         };
         // route, to, trackTo, failure => pipe, tracking kept, report
         for (route, to, track_to, is_failure, pipe, kept, report) in [
-            (Route::Direct, Some("next"), Some("end"), false, Some("next"), true, None),
-            (Route::Direct, Some("end"), Some("end"), false, Some("end"), false, Some(Complete)),
-            (Route::Direct, Some("END"), Some("end"), false, Some("END"), false, Some(Complete)),
-            (Route::Direct, Some("next"), None, false, Some("next"), true, None),
-            (Route::Direct, None, None, false, None, false, Some(Complete)),
+            (
+                Route::Direct,
+                Some("next"),
+                Some("end"),
+                false,
+                Some("next"),
+                true,
+                None,
+            ),
+            (
+                Route::Direct,
+                Some("end"),
+                Some("end"),
+                false,
+                Some("end"),
+                false,
+                Some(Complete),
+            ),
+            (
+                Route::Direct,
+                Some("END"),
+                Some("end"),
+                false,
+                Some("END"),
+                false,
+                Some(Complete),
+            ),
+            (
+                Route::Direct,
+                Some("next"),
+                None,
+                false,
+                Some("next"),
+                true,
+                None,
+            ),
+            (
+                Route::Direct,
+                None,
+                None,
+                false,
+                None,
+                false,
+                Some(Complete),
+            ),
             (Route::Direct, None, Some("end"), false, None, true, None),
-            (Route::Direct, Some("next"), Some("end"), true, Some("next"), true, Some(Failed)),
-            (Route::Direct, Some("end"), Some("end"), true, Some("end"), false, Some(Failed)),
-            (Route::Reroute, Some("next"), Some("end"), false, Some("tracking"), true, None),
-            (Route::Reroute, Some("end"), Some("end"), false, Some("tracking"), true, None),
-            (Route::Reroute, Some("end"), Some("end"), true, Some("tracking"), true, None),
-            (Route::Reroute, None, None, false, None, false, Some(Complete)),
+            (
+                Route::Direct,
+                Some("next"),
+                Some("end"),
+                true,
+                Some("next"),
+                true,
+                Some(Failed),
+            ),
+            (
+                Route::Direct,
+                Some("end"),
+                Some("end"),
+                true,
+                Some("end"),
+                false,
+                Some(Failed),
+            ),
+            (
+                Route::Reroute,
+                Some("next"),
+                Some("end"),
+                false,
+                Some("tracking"),
+                true,
+                None,
+            ),
+            (
+                Route::Reroute,
+                Some("end"),
+                Some("end"),
+                false,
+                Some("tracking"),
+                true,
+                None,
+            ),
+            (
+                Route::Reroute,
+                Some("end"),
+                Some("end"),
+                true,
+                Some("tracking"),
+                true,
+                None,
+            ),
+            (
+                Route::Reroute,
+                None,
+                None,
+                false,
+                None,
+                false,
+                Some(Complete),
+            ),
             (Route::Reroute, None, None, true, None, false, Some(Failed)),
         ] {
             let tracking = tracked(track_to);
-            let expected = Hop { pipe: pipe.map(str::to_owned), tracking: kept.then(|| tracking.clone()), report };
-            assert_eq!(next_hop(route, to, Some(&tracking), is_failure), expected, "{route:?} {to:?} {track_to:?} {is_failure}");
+            let expected = Hop {
+                pipe: pipe.map(str::to_owned),
+                tracking: kept.then(|| tracking.clone()),
+                report,
+            };
+            assert_eq!(
+                next_hop(route, to, Some(&tracking), is_failure),
+                expected,
+                "{route:?} {to:?} {track_to:?} {is_failure}"
+            );
         }
-        let untracked = Hop { pipe: Some("next".into()), tracking: None, report: None };
-        assert_eq!(next_hop(Route::Reroute, Some("next"), None, false), untracked);
+        let untracked = Hop {
+            pipe: Some("next".into()),
+            tracking: None,
+            report: None,
+        };
+        assert_eq!(
+            next_hop(Route::Reroute, Some("next"), None, false),
+            untracked
+        );
     }
 
     #[test]
     fn without_a_tracking_pipe_a_rerouted_output_goes_straight_on() {
-        let tracking = Tracking { track_to: Some("end".into()), ..Tracking::default() };
-        assert_eq!(next_hop(Route::Reroute, Some("next"), Some(&tracking), false).pipe.as_deref(), Some("next"));
+        let tracking = Tracking {
+            track_to: Some("end".into()),
+            ..Tracking::default()
+        };
+        assert_eq!(
+            next_hop(Route::Reroute, Some("next"), Some(&tracking), false)
+                .pipe
+                .as_deref(),
+            Some("next")
+        );
     }
 }

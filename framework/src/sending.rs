@@ -25,7 +25,10 @@ pub struct Sent {
 
 impl Sent {
     pub(crate) fn new(broker: &dyn Broker, message: Outgoing) -> Self {
-        Self { confirm: broker.publish(message.clone()), message }
+        Self {
+            confirm: broker.publish(message.clone()),
+            message,
+        }
     }
 }
 
@@ -50,13 +53,23 @@ pub(crate) async fn all_confirmed(
                 Err(error) => return Err(error),
             }
         }
-        let Some(refusal) = refusal else { return Ok(()) };
+        let Some(refusal) = refusal else {
+            return Ok(());
+        };
         times += 1;
-        let Some(delay) = policy.delay_after(times, began.elapsed()).map(|delay| delay.max(PAUSE)) else { return Err(refusal) };
+        let Some(delay) = policy
+            .delay_after(times, began.elapsed())
+            .map(|delay| delay.max(PAUSE))
+        else {
+            return Err(refusal);
+        };
         warn!(messages = refused.len(), reason = %refusal, ?delay, "outputs are refused; they are published again");
         if until.run_until_cancelled(sleep(delay)).await.is_none() {
             return Err(PublishError::Closed);
         }
-        waiting = refused.into_iter().map(|message| Sent::new(broker, message)).collect();
+        waiting = refused
+            .into_iter()
+            .map(|message| Sent::new(broker, message))
+            .collect();
     }
 }

@@ -82,7 +82,10 @@ impl Settings {
         let known: Vec<String> = VARIABLES.iter().flat_map(Variable::own_names).collect();
         variables.refuse_unknown(&known, "a worker")?;
         let read = Read(variables);
-        let mut settings = Self::new(read.found("NAME")?.map_or_else(|| "worker".to_owned(), |found| found.value));
+        let mut settings = Self::new(
+            read.found("NAME")?
+                .map_or_else(|| "worker".to_owned(), |found| found.value),
+        );
         read.set("INPUT_PIPE", &mut settings.input)?;
         read.set("INVALID_PIPE", &mut settings.invalid)?;
         read.set("REJECT_PIPE", &mut settings.reject)?;
@@ -96,12 +99,18 @@ impl Settings {
         if let Some(found) = read.found("PAUSED_PIPE")? {
             settings.paused = Some(found.value).filter(|pipe| !pipe.is_empty() && pipe != "none");
         }
-        settings.listen = read.found("LISTEN")?.map(|found| parse(&found)).transpose()?;
+        settings.listen = read
+            .found("LISTEN")?
+            .map(|found| parse(&found))
+            .transpose()?;
         if let Some(found) = read.found("ATTEMPTS")? {
             settings.retry = settings.retry.attempts(parse(&found)?);
         }
         if settings.concurrency == 0 || settings.prefetch == 0 {
-            return Err(SettingsError { name: format!("{PREFIX}CONCURRENCY and {PREFIX}PREFETCH"), flaw: "must be at least 1".to_owned() });
+            return Err(SettingsError {
+                name: format!("{PREFIX}CONCURRENCY and {PREFIX}PREFETCH"),
+                flaw: "must be at least 1".to_owned(),
+            });
         }
         Ok(settings)
     }
@@ -135,8 +144,19 @@ impl Variable {
     }
 }
 
-const fn variable(name: &'static str, default: &'static str, meaning: &'static str, caf: &'static [(&'static str, Caf)]) -> Variable {
-    Variable { name, default, meaning, caf, secret: false }
+const fn variable(
+    name: &'static str,
+    default: &'static str,
+    meaning: &'static str,
+    caf: &'static [(&'static str, Caf)],
+) -> Variable {
+    Variable {
+        name,
+        default,
+        meaning,
+        caf,
+        secret: false,
+    }
 }
 
 /// Every variable of a worker.
@@ -154,38 +174,84 @@ pub const VARIABLES: &[Variable] = &[
         ],
         secret: true,
     },
-    variable("NAME", "worker", "the name in messages, logs and metrics", &[("CAF_WORKER_NAME", Caf::Same)]),
+    variable(
+        "NAME",
+        "worker",
+        "the name in messages, logs and metrics",
+        &[("CAF_WORKER_NAME", Caf::Same)],
+    ),
     variable(
         "INPUT_PIPE",
         "<name>-in",
         "the pipe it serves",
-        &[("CAF_WORKER_INPUT_QUEUE", Caf::Same), ("CAF_WORKER_BASE_QUEUE_NAME", Caf::In)],
+        &[
+            ("CAF_WORKER_INPUT_QUEUE", Caf::Same),
+            ("CAF_WORKER_BASE_QUEUE_NAME", Caf::In),
+        ],
     ),
     variable(
         "OUTPUT_PIPE",
         "none",
         "the pipe for results, failures included",
-        &[("CAF_WORKER_OUTPUT_QUEUE", Caf::Same), ("CAF_WORKER_ERROR_QUEUE", Caf::Same)],
+        &[
+            ("CAF_WORKER_OUTPUT_QUEUE", Caf::Same),
+            ("CAF_WORKER_ERROR_QUEUE", Caf::Same),
+        ],
     ),
-    variable("INVALID_PIPE", "<name>-invalid", "bodies that are no task messages", &[]),
-    variable("REJECT_PIPE", "<name>-reject", "copies of tasks that were given up", &[("CAF_WORKER_REJECT_QUEUE", Caf::Same)]),
+    variable(
+        "INVALID_PIPE",
+        "<name>-invalid",
+        "bodies that are no task messages",
+        &[],
+    ),
+    variable(
+        "REJECT_PIPE",
+        "<name>-reject",
+        "copies of tasks that were given up",
+        &[("CAF_WORKER_REJECT_QUEUE", Caf::Same)],
+    ),
     variable(
         "PAUSED_PIPE",
         "worker-paused-in",
         "tasks of paused jobs, which the job service keeps; none: they are executed",
         &[("CAF_WORKER_PAUSED_QUEUE", Caf::Same)],
     ),
-    variable("ROUTE", "direct", "how tracked outputs travel: direct or reroute", &[]),
-    variable("CONCURRENCY", "8", "tasks at the same time", &[("CAF_WORKER_THREADS", Caf::Same)]),
-    variable("PREFETCH", "1000", "deliveries taken and not settled", &[("CAF_RABBITMQ_PREFETCH_BUFFER", Caf::PlusConcurrency)]),
-    variable("ATTEMPTS", "10", "how often a task is tried", &[("CAF_WORKER_RETRY_LIMIT", Caf::PlusOne)]),
+    variable(
+        "ROUTE",
+        "direct",
+        "how tracked outputs travel: direct or reroute",
+        &[],
+    ),
+    variable(
+        "CONCURRENCY",
+        "8",
+        "tasks at the same time",
+        &[("CAF_WORKER_THREADS", Caf::Same)],
+    ),
+    variable(
+        "PREFETCH",
+        "1000",
+        "deliveries taken and not settled",
+        &[("CAF_RABBITMQ_PREFETCH_BUFFER", Caf::PlusConcurrency)],
+    ),
+    variable(
+        "ATTEMPTS",
+        "10",
+        "how often a task is tried",
+        &[("CAF_WORKER_RETRY_LIMIT", Caf::PlusOne)],
+    ),
     variable(
         "SERVICE_PATH",
         "batchwright/<name>",
         "the key of the worker's notes in the context of a message",
         &[("CAF_APPNAME", Caf::NoSlash)],
     ),
-    variable("VERSION", "UNKNOWN", "the version of the worker in messages", &[]),
+    variable(
+        "VERSION",
+        "UNKNOWN",
+        "the version of the worker in messages",
+        &[],
+    ),
     variable(
         "ZERO_PROGRESS",
         "false",
@@ -198,9 +264,24 @@ pub const VARIABLES: &[Variable] = &[
         "x-max-priority of classic queues, where others declare them with it",
         &[("CAF_RABBITMQ_MAX_PRIORITY", Caf::Same)],
     ),
-    variable("QUEUE_TYPE", "quorum", "or classic; all who share a broker must agree", &[("CAF_RABBITMQ_QUEUE_TYPE", Caf::Same)]),
-    variable("LISTEN", "none", "where health and metrics are served, as in 127.0.0.1:8081", &[]),
-    variable("LOG", "info", "what is logged to standard error", &[("CAF_LOG_LEVEL", Caf::Lowercase)]),
+    variable(
+        "QUEUE_TYPE",
+        "quorum",
+        "or classic; all who share a broker must agree",
+        &[("CAF_RABBITMQ_QUEUE_TYPE", Caf::Same)],
+    ),
+    variable(
+        "LISTEN",
+        "none",
+        "where health and metrics are served, as in 127.0.0.1:8081",
+        &[],
+    ),
+    variable(
+        "LOG",
+        "info",
+        "what is logged to standard error",
+        &[("CAF_LOG_LEVEL", Caf::Lowercase)],
+    ),
 ];
 
 /// Reads by the table.
@@ -208,9 +289,15 @@ struct Read<'a>(&'a Variables);
 
 impl Read<'_> {
     fn found(&self, name: &str) -> Result<Option<Found>, SettingsError> {
-        let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else { return Ok(None) };
+        let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
+            return Ok(None);
+        };
         let own = format!("{PREFIX}{name}");
-        let found = if variable.secret { self.0.secret(&own)? } else { self.0.first(&[&own]) };
+        let found = if variable.secret {
+            self.0.secret(&own)?
+        } else {
+            self.0.first(&[&own])
+        };
         if found.is_some() {
             return Ok(found);
         }
@@ -218,12 +305,25 @@ impl Read<'_> {
             return self.0.caf_broker("rabbitmq");
         }
         // Asked for only where it is needed: this is how it is asked for.
-        let adds = variable.caf.iter().any(|(_, made)| *made == Caf::PlusConcurrency);
-        let concurrency = if adds { self.found("CONCURRENCY")?.map(|found| parse(&found)).transpose()? } else { None };
+        let adds = variable
+            .caf
+            .iter()
+            .any(|(_, made)| *made == Caf::PlusConcurrency);
+        let concurrency = if adds {
+            self.found("CONCURRENCY")?
+                .map(|found| parse(&found))
+                .transpose()?
+        } else {
+            None
+        };
         self.0.caf(variable.caf, concurrency.unwrap_or(CONCURRENCY))
     }
 
-    fn set<T: FromStr<Err: std::fmt::Display>>(&self, name: &str, field: &mut T) -> Result<(), SettingsError> {
+    fn set<T: FromStr<Err: std::fmt::Display>>(
+        &self,
+        name: &str,
+        field: &mut T,
+    ) -> Result<(), SettingsError> {
         if let Some(found) = self.found(name)? {
             *field = parse(&found)?;
         }
@@ -242,7 +342,10 @@ pub struct SettingsError {
 impl SettingsError {
     /// A flaw of the variable with this name.
     pub fn of(name: &str, flaw: impl Into<String>) -> Self {
-        Self { name: name.to_owned(), flaw: flaw.into() }
+        Self {
+            name: name.to_owned(),
+            flaw: flaw.into(),
+        }
     }
 }
 
@@ -250,7 +353,10 @@ impl SettingsError {
 pub const PREFIX: &str = "BATCHWRIGHT_";
 
 fn parse<T: FromStr<Err: std::fmt::Display>>(found: &Found) -> Result<T, SettingsError> {
-    found.value.parse().map_err(|error| SettingsError::of(&found.from, format!("is {:?}: {error}", found.value)))
+    found
+        .value
+        .parse()
+        .map_err(|error| SettingsError::of(&found.from, format!("is {:?}: {error}", found.value)))
 }
 
 #[cfg(test)]
@@ -258,14 +364,24 @@ mod tests {
     use super::*;
 
     fn read(variables: &[(&str, &str)]) -> Result<Settings, String> {
-        let owned = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let owned = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         Settings::from_variables(&Variables::new(owned)).map_err(|error| error.to_string())
     }
 
     #[test]
     fn pipes_follow_from_the_name_unless_they_are_named() {
-        let settings = read(&[("BATCHWRIGHT_NAME", "worker-x"), ("BATCHWRIGHT_OUTPUT_PIPE", "out"), ("HOME", "/")]).unwrap();
-        assert_eq!((settings.input.as_str(), settings.reject.as_str()), ("worker-x-in", "worker-x-reject"));
+        let settings = read(&[
+            ("BATCHWRIGHT_NAME", "worker-x"),
+            ("BATCHWRIGHT_OUTPUT_PIPE", "out"),
+            ("HOME", "/"),
+        ])
+        .unwrap();
+        assert_eq!(
+            (settings.input.as_str(), settings.reject.as_str()),
+            ("worker-x-in", "worker-x-reject")
+        );
         assert_eq!(settings.output.as_deref(), Some("out"));
     }
 
@@ -273,8 +389,18 @@ mod tests {
     fn the_paused_pipe_is_shared_by_all_unless_one_is_told_another_or_none() {
         let paused = |variables: &[(&str, &str)]| read(variables).unwrap().paused;
         assert_eq!(paused(&[]).as_deref(), Some("worker-paused-in"));
-        assert_eq!(paused(&[("CAF_WORKER_PAUSED_QUEUE", "caf")]).as_deref(), Some("caf"));
-        assert_eq!(paused(&[("CAF_WORKER_PAUSED_QUEUE", "caf"), ("BATCHWRIGHT_PAUSED_PIPE", "own")]).as_deref(), Some("own"));
+        assert_eq!(
+            paused(&[("CAF_WORKER_PAUSED_QUEUE", "caf")]).as_deref(),
+            Some("caf")
+        );
+        assert_eq!(
+            paused(&[
+                ("CAF_WORKER_PAUSED_QUEUE", "caf"),
+                ("BATCHWRIGHT_PAUSED_PIPE", "own")
+            ])
+            .as_deref(),
+            Some("own")
+        );
         assert_eq!(paused(&[("BATCHWRIGHT_PAUSED_PIPE", "none")]), None);
     }
 
@@ -286,19 +412,42 @@ mod tests {
             (&[("BATCHWRIGHT_ZERO_PROGRESS", "true")], true),
             (&[(CAF, "true")], false),
             (&[(CAF, "false")], true),
-            (&[(CAF, "false"), ("BATCHWRIGHT_ZERO_PROGRESS", "false")], false),
+            (
+                &[(CAF, "false"), ("BATCHWRIGHT_ZERO_PROGRESS", "false")],
+                false,
+            ),
         ] {
-            assert_eq!(read(variables).unwrap().zero_progress, expected, "{variables:?}");
+            assert_eq!(
+                read(variables).unwrap().zero_progress,
+                expected,
+                "{variables:?}"
+            );
         }
     }
 
     #[test]
     fn a_bad_or_unknown_variable_stops_start_up_by_its_name() {
         for (name, value, text) in [
-            ("BATCHWRIGHT_PREFETCH", "many", "the variable BATCHWRIGHT_PREFETCH is \"many\": invalid digit found in string"),
-            ("BATCHWRIGHT_ROUTE", "up", "the variable BATCHWRIGHT_ROUTE is \"up\": \"up\" is no route; write direct or reroute"),
-            ("CAF_WORKER_THREADS", "-1", "the variable CAF_WORKER_THREADS is \"-1\": invalid digit found in string"),
-            ("CAF_WORKER_RETRY_LIMIT", "x", "the variable CAF_WORKER_RETRY_LIMIT is \"x\": invalid digit found in string"),
+            (
+                "BATCHWRIGHT_PREFETCH",
+                "many",
+                "the variable BATCHWRIGHT_PREFETCH is \"many\": invalid digit found in string",
+            ),
+            (
+                "BATCHWRIGHT_ROUTE",
+                "up",
+                "the variable BATCHWRIGHT_ROUTE is \"up\": \"up\" is no route; write direct or reroute",
+            ),
+            (
+                "CAF_WORKER_THREADS",
+                "-1",
+                "the variable CAF_WORKER_THREADS is \"-1\": invalid digit found in string",
+            ),
+            (
+                "CAF_WORKER_RETRY_LIMIT",
+                "x",
+                "the variable CAF_WORKER_RETRY_LIMIT is \"x\": invalid digit found in string",
+            ),
             (
                 "BATCHWRIGHT_PREFECHT",
                 "1",
@@ -307,7 +456,11 @@ mod tests {
         ] {
             assert_eq!(read(&[(name, value)]).unwrap_err(), text);
         }
-        assert!(read(&[("BATCHWRIGHT_CONCURRENCY", "0")]).unwrap_err().contains("at least 1"));
+        assert!(
+            read(&[("BATCHWRIGHT_CONCURRENCY", "0")])
+                .unwrap_err()
+                .contains("at least 1")
+        );
     }
 
     #[test]
@@ -324,16 +477,40 @@ mod tests {
             ("CAF_APPNAME", "/caf/worker"),
         ];
         let settings = read(&caf).unwrap();
-        assert_eq!((settings.name.as_str(), settings.input.as_str()), ("worker-x", "x-in"));
         assert_eq!(
-            (settings.output.as_deref(), settings.reject.as_str(), settings.paused.as_deref()),
+            (settings.name.as_str(), settings.input.as_str()),
+            ("worker-x", "x-in")
+        );
+        assert_eq!(
+            (
+                settings.output.as_deref(),
+                settings.reject.as_str(),
+                settings.paused.as_deref()
+            ),
             (Some("x-err"), "x-reject", Some("x-paused"))
         );
-        assert_eq!((settings.concurrency, settings.prefetch, settings.service_path.as_str()), (3, 10, "caf/worker"));
-        assert!(settings.retry.delay_after(2, Duration::ZERO).is_some() && settings.retry.delay_after(3, Duration::ZERO).is_none());
-        let ours = [("BATCHWRIGHT_NAME", "mine"), ("BATCHWRIGHT_INPUT_PIPE", "mine-in"), ("BATCHWRIGHT_CONCURRENCY", "5")];
+        assert_eq!(
+            (
+                settings.concurrency,
+                settings.prefetch,
+                settings.service_path.as_str()
+            ),
+            (3, 10, "caf/worker")
+        );
+        assert!(
+            settings.retry.delay_after(2, Duration::ZERO).is_some()
+                && settings.retry.delay_after(3, Duration::ZERO).is_none()
+        );
+        let ours = [
+            ("BATCHWRIGHT_NAME", "mine"),
+            ("BATCHWRIGHT_INPUT_PIPE", "mine-in"),
+            ("BATCHWRIGHT_CONCURRENCY", "5"),
+        ];
         let settings = read(&[&caf[..], &ours].concat()).unwrap();
-        assert_eq!((settings.name.as_str(), settings.input.as_str()), ("mine", "mine-in"));
+        assert_eq!(
+            (settings.name.as_str(), settings.input.as_str()),
+            ("mine", "mine-in")
+        );
         assert_eq!((settings.concurrency, settings.prefetch), (5, 12));
     }
 }

@@ -89,7 +89,9 @@ impl AckRuns {
 
     /// A delivery was settled. Unknown and repeated tags are ignored.
     pub fn settled(&mut self, tag: u64, settlement: Settlement, now: Instant) {
-        let Some(slot) = self.slot(tag).filter(|slot| **slot == Slot::Open) else { return };
+        let Some(slot) = self.slot(tag).filter(|slot| **slot == Slot::Open) else {
+            return;
+        };
         match settlement {
             Settlement::Ack => {
                 *slot = Slot::Acked;
@@ -159,7 +161,11 @@ impl AckRuns {
             self.slots.pop_front();
             self.oldest += 1;
         }
-        while self.waiting.front().is_some_and(|(tag, _)| *tag < self.oldest) {
+        while self
+            .waiting
+            .front()
+            .is_some_and(|(tag, _)| *tag < self.oldest)
+        {
             self.waiting.pop_front();
         }
         last.map(Send::UpTo)
@@ -302,13 +308,19 @@ mod tests {
     impl Peer {
         fn receive(&mut self, sends: Vec<Send>) {
             for send in sends {
-                let (Send::UpTo(tag) | Send::One(tag) | Send::Requeue(tag) | Send::Reject(tag)) = send;
+                let (Send::UpTo(tag) | Send::One(tag) | Send::Requeue(tag) | Send::Reject(tag)) =
+                    send;
                 assert!(self.unsettled.remove(&tag), "unknown delivery tag {tag}");
                 if matches!(send, Send::UpTo(_)) {
                     self.unsettled.retain(|other| *other > tag);
                 }
             }
-            assert!(self.open.is_subset(&self.unsettled), "an open delivery was settled: {:?} {:?}", self.open, self.unsettled);
+            assert!(
+                self.open.is_subset(&self.unsettled),
+                "an open delivery was settled: {:?} {:?}",
+                self.open,
+                self.unsettled
+            );
         }
     }
 

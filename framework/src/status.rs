@@ -71,7 +71,11 @@ struct Announcement {
 
 /// Tells every worker process that the status of these jobs (`partition:job`) has changed.
 pub fn announce(broker: &dyn Broker, jobs: Vec<String>) -> Confirm {
-    broker.announce(serde_json::to_vec(&Announcement { jobs }).unwrap_or_default().into())
+    broker.announce(
+        serde_json::to_vec(&Announcement { jobs })
+            .unwrap_or_default()
+            .into(),
+    )
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -90,7 +94,10 @@ impl StatusChecker {
         Self {
             time_limit,
             client: Arc::default(),
-            answers: Cache::builder().max_capacity(CAPACITY as u64).expire_after(AsLongAsItHolds).build(),
+            answers: Cache::builder()
+                .max_capacity(CAPACITY as u64)
+                .expire_after(AsLongAsItHolds)
+                .build(),
             announced: Arc::default(),
             tasks: tasks.clone(),
         }
@@ -98,7 +105,9 @@ impl StatusChecker {
 
     /// Hears announcements until the broker is closed or `until` trips.
     pub async fn listen(&self, broker: &dyn Broker, until: &CancellationToken) {
-        let Ok(mut announcements) = broker.announcements().await else { return };
+        let Ok(mut announcements) = broker.announcements().await else {
+            return;
+        };
         while let Some(Some(heard)) = until.run_until_cancelled(announcements.next()).await {
             self.hear(heard);
         }
@@ -123,7 +132,9 @@ impl StatusChecker {
 
     /// What is known about the job of a message. Stamps the tracking when a check was made.
     pub async fn check(&self, tracking: Option<&mut Tracking>) -> JobKnowledge {
-        let Some(tracking) = tracking else { return JobKnowledge::Presumed };
+        let Some(tracking) = tracking else {
+            return JobKnowledge::Presumed;
+        };
         let announced = self.announced.since(tracking);
         if announced.is_none() && !is_due(tracking, now_millis()) {
             return JobKnowledge::Presumed;
@@ -134,14 +145,17 @@ impl StatusChecker {
         let answer = self.ask_once(url, announced).await;
         tracking.last_status_check_time = Some(answer.at);
         if answer.job != JobKnowledge::Presumed {
-            tracking.status_check_interval_millis = i64::try_from(answer.holds.as_millis()).unwrap_or(i64::MAX);
+            tracking.status_check_interval_millis =
+                i64::try_from(answer.holds.as_millis()).unwrap_or(i64::MAX);
         }
         answer.job
     }
 
     /// Whether the job is known to have ended; asks when the last answer no longer holds.
     pub async fn has_ended(&self, tracking: &Tracking) -> bool {
-        let Some(url) = tracking.status_check_url.as_deref() else { return false };
+        let Some(url) = tracking.status_check_url.as_deref() else {
+            return false;
+        };
         match self.ask_once(url, self.announced.since(tracking)).await.job {
             JobKnowledge::Gone => true,
             JobKnowledge::Is(status) => status.is_finished(),
@@ -156,8 +170,13 @@ impl StatusChecker {
 
     /// The answer that still holds, if it is not older than the announcement; otherwise a new one, one request for all.
     async fn ask_once(&self, url: &str, announced: Option<Instant>) -> Answer {
-        let is_outdated = |answer: &Answer| announced.is_some_and(|announced| answer.asked < announced);
-        self.answers.entry(Arc::from(url)).or_insert_with_if(self.ask(url), is_outdated).await.into_value()
+        let is_outdated =
+            |answer: &Answer| announced.is_some_and(|announced| answer.asked < announced);
+        self.answers
+            .entry(Arc::from(url))
+            .or_insert_with_if(self.ask(url), is_outdated)
+            .await
+            .into_value()
     }
 
     async fn ask(&self, url: &str) -> Answer {
@@ -169,15 +188,32 @@ impl StatusChecker {
                 (JobKnowledge::Presumed, AFTER_TROUBLE)
             }
         };
-        Answer { job, at: now_millis(), asked, holds }
+        Answer {
+            job,
+            at: now_millis(),
+            asked,
+            holds,
+        }
     }
 
     async fn request(&self, url: &str) -> Result<(JobKnowledge, Duration), String> {
         let make = || async { make_client(self.time_limit) };
-        let client = self.client.get_or_try_init(make).await.map_err(|error| chain(&error))?;
-        let response = client.get(url).send().await.map_err(|error| chain(&error))?;
+        let client = self
+            .client
+            .get_or_try_init(make)
+            .await
+            .map_err(|error| chain(&error))?;
+        let response = client
+            .get(url)
+            .send()
+            .await
+            .map_err(|error| chain(&error))?;
         let code = response.status();
-        let holds = response.headers().get("cache-control").and_then(|value| max_age(value.to_str().ok()?)).unwrap_or(DEFAULT_INTERVAL);
+        let holds = response
+            .headers()
+            .get("cache-control")
+            .and_then(|value| max_age(value.to_str().ok()?))
+            .unwrap_or(DEFAULT_INTERVAL);
         let body = response.text().await.map_err(|error| chain(&error))?;
         if code == reqwest::StatusCode::NOT_FOUND {
             // Any proxy can say 404; the job service says so in its own words.
@@ -200,7 +236,11 @@ impl StatusChecker {
 impl Default for Announced {
     /// A process that starts has missed everything.
     fn default() -> Self {
-        Self { jobs: RwLock::default(), missed_until: Mutex::new((Instant::now(), now_millis())), count: AtomicU64::new(0) }
+        Self {
+            jobs: RwLock::default(),
+            missed_until: Mutex::new((Instant::now(), now_millis())),
+            count: AtomicU64::new(0),
+        }
     }
 }
 
@@ -222,25 +262,40 @@ impl Announced {
     }
 
     fn miss(&self) {
-        *self.missed_until.lock().unwrap_or_else(PoisonError::into_inner) = (Instant::now(), now_millis());
+        *self
+            .missed_until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = (Instant::now(), now_millis());
     }
 
     /// When the job of a message was announced; `None` when nothing says that the stamp on it is out of date.
     fn since(&self, tracking: &Tracking) -> Option<Instant> {
-        let (instant, millis) = *self.missed_until.lock().unwrap_or_else(PoisonError::into_inner);
-        let missed = tracking.last_status_check_time.is_none_or(|last| last < millis).then_some(instant);
+        let (instant, millis) = *self
+            .missed_until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let missed = tracking
+            .last_status_check_time
+            .is_none_or(|last| last < millis)
+            .then_some(instant);
         if self.count.load(Ordering::Acquire) == 0 {
             return missed;
         }
         match tracking.job_task_id.as_deref() {
             Some(id) if id.contains(':') => self.noted(job_of(id)).max(missed),
-            Some(id) => self.noted(&format!("{}:{}", JobTaskId::DEFAULT_PARTITION, job_of(id))).max(missed),
+            Some(id) => self
+                .noted(&format!("{}:{}", JobTaskId::DEFAULT_PARTITION, job_of(id)))
+                .max(missed),
             None => missed,
         }
     }
 
     fn noted(&self, job: &str) -> Option<Instant> {
-        self.jobs.read().unwrap_or_else(PoisonError::into_inner).get(job).copied()
+        self.jobs
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(job)
+            .copied()
     }
 }
 
@@ -266,7 +321,9 @@ fn is_due(tracking: &Tracking, now: i64) -> bool {
 }
 
 fn max_age(cache_control: &str) -> Option<Duration> {
-    let seconds = cache_control.split(',').find_map(|directive| directive.trim().strip_prefix("max-age="))?;
+    let seconds = cache_control
+        .split(',')
+        .find_map(|directive| directive.trim().strip_prefix("max-age="))?;
     seconds.parse().ok().map(Duration::from_secs)
 }
 
@@ -295,12 +352,19 @@ mod tests {
     use wiremock::{Mock, MockServer, ResponseTemplate};
 
     fn due_at(url: String) -> Tracking {
-        Tracking { status_check_url: Some(url), ..Tracking::default() }
+        Tracking {
+            status_check_url: Some(url),
+            ..Tracking::default()
+        }
     }
 
     async fn ask(response: ResponseTemplate) -> (JobKnowledge, Tracking) {
         let server = MockServer::start().await;
-        Mock::given(method("GET")).and(path("/status")).respond_with(response).mount(&server).await;
+        Mock::given(method("GET"))
+            .and(path("/status"))
+            .respond_with(response)
+            .mount(&server)
+            .await;
         let mut tracking = due_at(format!("{}/status", server.uri()));
         let checker = StatusChecker::new(Duration::from_millis(300), &TaskTracker::new());
         (checker.check(Some(&mut tracking)).await, tracking)
@@ -308,7 +372,11 @@ mod tests {
 
     #[test]
     fn a_check_is_due_after_the_interval_and_for_stamps_from_the_future() {
-        let at = |last, interval| Tracking { last_status_check_time: last, status_check_interval_millis: interval, ..Tracking::default() };
+        let at = |last, interval| Tracking {
+            last_status_check_time: last,
+            status_check_interval_millis: interval,
+            ..Tracking::default()
+        };
         for (last, interval, due) in [
             (None, 1000, true),
             (Some(9_001), 1000, false),
@@ -318,13 +386,19 @@ mod tests {
             (Some(10_000), 0, true),
             (Some(i64::MAX), i64::MAX, false),
         ] {
-            assert_eq!(is_due(&at(last, interval), 10_000), due, "{last:?} {interval}");
+            assert_eq!(
+                is_due(&at(last, interval), 10_000),
+                due,
+                "{last:?} {interval}"
+            );
         }
     }
 
     #[tokio::test]
     async fn a_status_is_read_with_or_without_quotes_and_holds_for_its_max_age() {
-        let quoted = ResponseTemplate::new(200).set_body_string("\"Cancelled\"").insert_header("Cache-Control", "no-transform, max-age=7");
+        let quoted = ResponseTemplate::new(200)
+            .set_body_string("\"Cancelled\"")
+            .insert_header("Cache-Control", "no-transform, max-age=7");
         let (job, tracking) = ask(quoted).await;
         assert_eq!(job, JobKnowledge::Is(JobStatus::Cancelled));
         assert_eq!(tracking.status_check_interval_millis, 7000);
@@ -336,28 +410,64 @@ mod tests {
 
     #[tokio::test]
     async fn only_the_job_services_own_404_means_that_the_job_is_gone() {
-        let own = ResponseTemplate::new(404).set_body_string(r#"{"message":"ERROR: job_id {j} not found"}"#);
+        let own = ResponseTemplate::new(404)
+            .set_body_string(r#"{"message":"ERROR: job_id {j} not found"}"#);
         assert_eq!(ask(own).await.0, JobKnowledge::Gone);
-        assert_eq!(ask(ResponseTemplate::new(404).set_body_string("<html>no such page</html>")).await.0, JobKnowledge::Presumed);
+        assert_eq!(
+            ask(ResponseTemplate::new(404).set_body_string("<html>no such page</html>"))
+                .await
+                .0,
+            JobKnowledge::Presumed
+        );
     }
 
     #[tokio::test]
     async fn a_check_that_cannot_be_made_does_not_stop_work() {
-        assert_eq!(ask(ResponseTemplate::new(500)).await.0, JobKnowledge::Presumed);
-        assert_eq!(ask(ResponseTemplate::new(200).set_body_string("Bored")).await.0, JobKnowledge::Presumed);
-        assert_eq!(ask(ResponseTemplate::new(200).set_delay(Duration::from_secs(5))).await.0, JobKnowledge::Presumed);
+        assert_eq!(
+            ask(ResponseTemplate::new(500)).await.0,
+            JobKnowledge::Presumed
+        );
+        assert_eq!(
+            ask(ResponseTemplate::new(200).set_body_string("Bored"))
+                .await
+                .0,
+            JobKnowledge::Presumed
+        );
+        assert_eq!(
+            ask(ResponseTemplate::new(200).set_delay(Duration::from_secs(5)))
+                .await
+                .0,
+            JobKnowledge::Presumed
+        );
         let checker = StatusChecker::new(Duration::from_secs(1), &TaskTracker::new());
         for url in ["http://127.0.0.1:1/status", "no url at all"] {
-            assert_eq!(checker.check(Some(&mut due_at(url.into()))).await, JobKnowledge::Presumed, "{url}");
+            assert_eq!(
+                checker.check(Some(&mut due_at(url.into()))).await,
+                JobKnowledge::Presumed,
+                "{url}"
+            );
         }
     }
 
     #[tokio::test]
     async fn an_announcement_makes_every_message_of_its_job_due_until_a_check_has_answered() {
         let server = MockServer::start().await;
-        let answer = |word: &str| ResponseTemplate::new(200).set_body_string(word).insert_header("Cache-Control", "max-age=60");
-        Mock::given(method("GET")).respond_with(answer("Active")).up_to_n_times(1).expect(1).mount(&server).await;
-        Mock::given(method("GET")).respond_with(answer("Cancelled")).expect(1).mount(&server).await;
+        let answer = |word: &str| {
+            ResponseTemplate::new(200)
+                .set_body_string(word)
+                .insert_header("Cache-Control", "max-age=60")
+        };
+        Mock::given(method("GET"))
+            .respond_with(answer("Active"))
+            .up_to_n_times(1)
+            .expect(1)
+            .mount(&server)
+            .await;
+        Mock::given(method("GET"))
+            .respond_with(answer("Cancelled"))
+            .expect(1)
+            .mount(&server)
+            .await;
         let checker = StatusChecker::new(Duration::from_secs(5), &TaskTracker::new());
         let fresh = |job: &str| Tracking {
             job_task_id: Some(format!("{job}.1.2*")),
@@ -365,21 +475,43 @@ mod tests {
             status_check_interval_millis: 60_000,
             ..due_at(format!("{}/{job}", server.uri()))
         };
-        let mut due = Tracking { last_status_check_time: None, ..fresh("p:j") };
-        assert_eq!(checker.check(Some(&mut due)).await, JobKnowledge::Is(JobStatus::Active));
-        assert_eq!(checker.check(Some(&mut fresh("p:j"))).await, JobKnowledge::Presumed);
-        let said = serde_json::to_vec(&Announcement { jobs: vec!["p:j".into()] }).unwrap();
+        let mut due = Tracking {
+            last_status_check_time: None,
+            ..fresh("p:j")
+        };
+        assert_eq!(
+            checker.check(Some(&mut due)).await,
+            JobKnowledge::Is(JobStatus::Active)
+        );
+        assert_eq!(
+            checker.check(Some(&mut fresh("p:j"))).await,
+            JobKnowledge::Presumed
+        );
+        let said = serde_json::to_vec(&Announcement {
+            jobs: vec!["p:j".into()],
+        })
+        .unwrap();
         checker.hear(Heard::Said(said.into()));
         for _ in 0..3 {
-            assert_eq!(checker.check(Some(&mut fresh("p:j"))).await, JobKnowledge::Is(JobStatus::Cancelled));
+            assert_eq!(
+                checker.check(Some(&mut fresh("p:j"))).await,
+                JobKnowledge::Is(JobStatus::Cancelled)
+            );
         }
-        assert_eq!(checker.check(Some(&mut fresh("p:j2"))).await, JobKnowledge::Presumed);
+        assert_eq!(
+            checker.check(Some(&mut fresh("p:j2"))).await,
+            JobKnowledge::Presumed
+        );
     }
 
     #[tokio::test]
     async fn whoever_has_missed_announcements_takes_every_stamp_from_before_for_outdated() {
         let server = MockServer::start().await;
-        Mock::given(method("GET")).respond_with(ResponseTemplate::new(200).set_body_string("Active")).expect(1).mount(&server).await;
+        Mock::given(method("GET"))
+            .respond_with(ResponseTemplate::new(200).set_body_string("Active"))
+            .expect(1)
+            .mount(&server)
+            .await;
         let checker = StatusChecker::new(Duration::from_secs(5), &TaskTracker::new());
         let stamped = |last| Tracking {
             job_task_id: Some("p:j".into()),
@@ -388,8 +520,14 @@ mod tests {
             ..due_at(server.uri())
         };
         checker.hear(Heard::Missed);
-        assert_eq!(checker.check(Some(&mut stamped(now_millis() - 5000))).await, JobKnowledge::Is(JobStatus::Active));
-        assert_eq!(checker.check(Some(&mut stamped(now_millis() + 5000))).await, JobKnowledge::Presumed);
+        assert_eq!(
+            checker.check(Some(&mut stamped(now_millis() - 5000))).await,
+            JobKnowledge::Is(JobStatus::Active)
+        );
+        assert_eq!(
+            checker.check(Some(&mut stamped(now_millis() + 5000))).await,
+            JobKnowledge::Presumed
+        );
     }
 
     #[test]
@@ -398,8 +536,11 @@ mod tests {
         announced.count.fetch_add(1, Ordering::Release);
         // Of just now; without an announcement it would hold.
         let stamp = now_millis();
-        let stamped =
-            |job: usize| Tracking { job_task_id: Some(format!("p:j{job}.1")), last_status_check_time: Some(stamp), ..Tracking::default() };
+        let stamped = |job: usize| Tracking {
+            job_task_id: Some(format!("p:j{job}.1")),
+            last_status_check_time: Some(stamp),
+            ..Tracking::default()
+        };
         while now_millis() == stamp {}
         assert!(announced.since(&stamped(0)).is_none());
         for job in 0..CAPACITY * 2 + 7 {
@@ -417,14 +558,24 @@ mod tests {
     #[tokio::test]
     async fn one_request_serves_all_waiting_messages_of_a_job() {
         let server = MockServer::start().await;
-        let answer = ResponseTemplate::new(200).set_body_string("Active").insert_header("Cache-Control", "max-age=60");
-        Mock::given(method("GET")).respond_with(answer.set_delay(Duration::from_millis(50))).expect(1).mount(&server).await;
+        let answer = ResponseTemplate::new(200)
+            .set_body_string("Active")
+            .insert_header("Cache-Control", "max-age=60");
+        Mock::given(method("GET"))
+            .respond_with(answer.set_delay(Duration::from_millis(50)))
+            .expect(1)
+            .mount(&server)
+            .await;
         let checker = StatusChecker::new(Duration::from_secs(5), &TaskTracker::new());
         let checks = (0..50).map(|_| async {
             let mut tracking = due_at(format!("{}/status?n=7", server.uri()));
             checker.check(Some(&mut tracking)).await
         });
         let answers = futures_util::future::join_all(checks).await;
-        assert!(answers.iter().all(|job| *job == JobKnowledge::Is(JobStatus::Active)));
+        assert!(
+            answers
+                .iter()
+                .all(|job| *job == JobKnowledge::Is(JobStatus::Active))
+        );
     }
 }

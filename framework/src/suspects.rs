@@ -52,7 +52,10 @@ pub(crate) struct Suspects {
 impl Suspects {
     /// Those of the tasks of this pipe.
     pub fn of(input: &str) -> Self {
-        Self { pipe: format!("{input}.suspects"), added: Notify::new() }
+        Self {
+            pipe: format!("{input}.suspects"),
+            added: Notify::new(),
+        }
     }
 
     /// It is not to be run beside others any more.
@@ -120,13 +123,21 @@ pub(crate) async fn take_turns<C: Collector>(process: &Arc<Process<C>>, under_wa
 
 async fn is_anybody_there<C: Collector>(process: &Process<C>) -> bool {
     // A broker that does not answer is looked at again; others say what is wrong with it.
-    process.broker.depth(&process.suspects.pipe).await.is_ok_and(|depth| depth > 0)
+    process
+        .broker
+        .depth(&process.suspects.pipe)
+        .await
+        .is_ok_and(|depth| depth > 0)
 }
 
 /// Takes one suspect and waits for its end. False when there was none.
 async fn take_one<C: Collector>(process: &Arc<Process<C>>, under_way: &UnderWay) -> bool {
-    let Ok(mut consumer) = process.broker.consume(&process.suspects.pipe, 1).await else { return false };
-    let Ok(Some(suspect)) = timeout(COMING, consumer.next()).await else { return false };
+    let Ok(mut consumer) = process.broker.consume(&process.suspects.pipe, 1).await else {
+        return false;
+    };
+    let Ok(Some(suspect)) = timeout(COMING, consumer.next()).await else {
+        return false;
+    };
     // Before it is settled: the next one must not come here, where it might not be run.
     drop(consumer);
     warn!(pipe = %suspect.pipe, deaths = deaths(&suspect), "a suspect is run alone");
@@ -140,7 +151,9 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Mutex;
 
-    use contract::{RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReport, TrackingReportTask};
+    use contract::{
+        RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReport, TrackingReportTask,
+    };
     use tokio_util::sync::CancellationToken;
 
     use super::*;
@@ -190,10 +203,20 @@ mod tests {
     }
 
     fn item(number: u64) -> Vec<u8> {
-        let item = RangeItem { number, params: BTreeMap::new() };
-        let tracking =
-            Tracking { job_task_id: Some(format!("p:j.{number}")), tracking_pipe: Some("tracking".into()), ..Tracking::default() };
-        TaskMessage { tracking: Some(tracking), ..TaskMessage::new(format!("t.{number}"), "w-in", &item).unwrap() }.encode()
+        let item = RangeItem {
+            number,
+            params: BTreeMap::new(),
+        };
+        let tracking = Tracking {
+            job_task_id: Some(format!("p:j.{number}")),
+            tracking_pipe: Some("tracking".into()),
+            ..Tracking::default()
+        };
+        TaskMessage {
+            tracking: Some(tracking),
+            ..TaskMessage::new(format!("t.{number}"), "w-in", &item).unwrap()
+        }
+        .encode()
     }
 
     /// So many processes die while they have the message of this pipe.
@@ -208,7 +231,12 @@ mod tests {
 
     /// A process that runs the worker until `until` resolves, and then stops with little patience.
     async fn run_until<T>(pipes: &Memory, worker: &Noting, until: impl Future<Output = T>) -> T {
-        let settings = Settings { concurrency: 2, drain: Duration::from_millis(1), abort: Duration::from_secs(3), ..Settings::new("w") };
+        let settings = Settings {
+            concurrency: 2,
+            drain: Duration::from_millis(1),
+            abort: Duration::from_secs(3),
+            ..Settings::new("w")
+        };
         let stop = CancellationToken::new();
         let process = pipes.process();
         let runtime = Runtime::new(settings, Arc::new(process.clone())).worker(worker.clone());
@@ -228,11 +256,17 @@ mod tests {
         let delivery = reports.next().await.unwrap();
         let message = TaskMessage::decode(&delivery.body).unwrap();
         delivery.ack();
-        serde_json::from_slice::<TrackingReportTask>(&message.task_data.unwrap()).unwrap().tracking_reports.remove(0)
+        serde_json::from_slice::<TrackingReportTask>(&message.task_data.unwrap())
+            .unwrap()
+            .tracking_reports
+            .remove(0)
     }
 
     async fn publish(pipes: &Memory, pipe: &str, number: u64) {
-        pipes.publish(Outgoing::new(pipe, item(number))).await.unwrap();
+        pipes
+            .publish(Outgoing::new(pipe, item(number)))
+            .await
+            .unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -241,7 +275,10 @@ mod tests {
         publish(&pipes, "w-in", SUSPECT).await;
         die(&pipes, "w-in", SUSPECT_AT).await;
         let report = run_until(&pipes, &worker, first_report(&pipes)).await;
-        assert_eq!((worker.given(), report.status), (vec![SUSPECT], ReportStatus::Complete));
+        assert_eq!(
+            (worker.given(), report.status),
+            (vec![SUSPECT], ReportStatus::Complete)
+        );
         assert_eq!(pipes.depth("w-reject").await.unwrap(), 0);
     }
 
@@ -251,8 +288,14 @@ mod tests {
         publish(&pipes, "w-in.suspects", SUSPECT).await;
         die(&pipes, "w-in.suspects", CONDEMNED_AT).await;
         let report = run_until(&pipes, &worker, first_report(&pipes)).await;
-        assert_eq!((worker.given(), report.status), (Vec::new(), ReportStatus::Failed));
-        assert_eq!(report.failure.unwrap().failure_message.as_deref(), Some("w could not process the item."));
+        assert_eq!(
+            (worker.given(), report.status),
+            (Vec::new(), ReportStatus::Failed)
+        );
+        assert_eq!(
+            report.failure.unwrap().failure_message.as_deref(),
+            Some("w could not process the item.")
+        );
         assert_eq!(pipes.depth("w-reject").await.unwrap(), 1);
         assert_eq!(pipes.depth("w-in.suspects").await.unwrap(), 0);
     }
@@ -269,7 +312,13 @@ mod tests {
         };
         run_until(&pipes, &worker, waiting).await;
         assert_eq!(worker.given(), [HELD]);
-        let suspect = pipes.consume("w-in.suspects", 1).await.unwrap().next().await.unwrap();
+        let suspect = pipes
+            .consume("w-in.suspects", 1)
+            .await
+            .unwrap()
+            .next()
+            .await
+            .unwrap();
         assert_eq!(deaths(&suspect), 0);
     }
 
@@ -280,11 +329,18 @@ mod tests {
         die(&pipes, "w-in.suspects", CONDEMNED_AT - 1).await;
         for life in 0..4 {
             run_until(&pipes, &worker, worker.given_all_of(&[HELD])).await;
-            assert_eq!(std::mem::take(&mut *worker.given.lock().unwrap()), [HELD], "life {life}");
+            assert_eq!(
+                std::mem::take(&mut *worker.given.lock().unwrap()),
+                [HELD],
+                "life {life}"
+            );
         }
         die(&pipes, "w-in.suspects", 1).await;
         let report = run_until(&pipes, &worker, first_report(&pipes)).await;
-        assert_eq!((worker.given(), report.status), (Vec::new(), ReportStatus::Failed));
+        assert_eq!(
+            (worker.given(), report.status),
+            (Vec::new(), ReportStatus::Failed)
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -301,7 +357,11 @@ mod tests {
                 publish(&pipes, "w-in", *other).await;
             }
             worker.given_all_of(&others).await;
-            assert!(began.elapsed() < FIRST_PATIENCE * 100, "they took {:?}", began.elapsed());
+            assert!(
+                began.elapsed() < FIRST_PATIENCE * 100,
+                "they took {:?}",
+                began.elapsed()
+            );
             assert!(!worker.given().contains(&SUSPECT), "it was not alone");
             worker.may_go_on.cancel();
             worker.given_all_of(&[SUSPECT]).await;

@@ -47,12 +47,17 @@ impl<O> Run<O> {
 
     /// The subtasks of this type that were dispatched, in order, with their pipes.
     pub fn dispatched<T: TaskData>(&self) -> Vec<(String, T)> {
-        let of_type = |message: &&TaskMessage| message.task_classifier.as_deref() == Some(T::CLASSIFIER);
+        let of_type =
+            |message: &&TaskMessage| message.task_classifier.as_deref() == Some(T::CLASSIFIER);
         let decoded = |message: &TaskMessage| {
             let data = serde_json::from_slice(message.task_data.as_deref()?).ok()?;
             Some((message.to.clone()?, data))
         };
-        self.dispatched.iter().filter(of_type).filter_map(decoded).collect()
+        self.dispatched
+            .iter()
+            .filter(of_type)
+            .filter_map(decoded)
+            .collect()
     }
 
     /// How many subtasks were dispatched.
@@ -82,10 +87,23 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
         retry: RetryPolicy::default(),
         shutdown: CancellationToken::new(),
     };
-    let ctx = Context::new(new_message::<W::Input>("test".into(), "test-in", data), 1, surroundings);
+    let ctx = Context::new(
+        new_message::<W::Input>("test".into(), "test-in", data),
+        1,
+        surroundings,
+    );
     let result = worker.run(input, ctx).await;
-    let published = recorder.published.lock().unwrap_or_else(PoisonError::into_inner);
-    Run { result, dispatched: published.iter().filter_map(|message| TaskMessage::decode(&message.body).ok()).collect() }
+    let published = recorder
+        .published
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    Run {
+        result,
+        dispatched: published
+            .iter()
+            .filter_map(|message| TaskMessage::decode(&message.body).ok())
+            .collect(),
+    }
 }
 
 /// Takes what is published and hands nothing out.
@@ -96,7 +114,10 @@ struct Recorder {
 
 impl Broker for Recorder {
     fn publish(&self, message: Outgoing) -> Confirm {
-        self.published.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+        self.published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(message);
         let (confirmer, confirm) = Confirm::pair();
         let _ = confirmer.send(Ok(()));
         confirm

@@ -48,7 +48,11 @@ pub trait Worker: Send + Sync + 'static {
     type Output: TaskData;
 
     /// Does one task. `?` on any error means: try again later.
-    fn run(&self, task: Self::Input, ctx: Context) -> impl Future<Output = Result<Reply<Self::Output>, TaskError>> + Send;
+    fn run(
+        &self,
+        task: Self::Input,
+        ctx: Context,
+    ) -> impl Future<Output = Result<Reply<Self::Output>, TaskError>> + Send;
 }
 
 /// How a worker answers a task.
@@ -57,7 +61,13 @@ pub struct Reply<O>(pub(crate) Answer<O>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer<O> {
-    Send { output: O, to: Option<String>, is_failure: bool, ends_tracking: bool, context: Option<Vec<u8>> },
+    Send {
+        output: O,
+        to: Option<String>,
+        is_failure: bool,
+        ends_tracking: bool,
+        context: Option<Vec<u8>>,
+    },
     None,
     PassOn,
 }
@@ -65,12 +75,24 @@ pub(crate) enum Answer<O> {
 impl<O> Reply<O> {
     /// Sends the output to the worker's output pipe.
     pub const fn send(output: O) -> Self {
-        Self(Answer::Send { output, to: None, is_failure: false, ends_tracking: false, context: None })
+        Self(Answer::Send {
+            output,
+            to: None,
+            is_failure: false,
+            ends_tracking: false,
+            context: None,
+        })
     }
 
     /// Sends a negative result. The task is complete, not failed: use [`OrFail`] for what went wrong.
     pub const fn failure(output: O) -> Self {
-        Self(Answer::Send { output, to: None, is_failure: true, ends_tracking: false, context: None })
+        Self(Answer::Send {
+            output,
+            to: None,
+            is_failure: true,
+            ends_tracking: false,
+            context: None,
+        })
     }
 
     /// Nothing to send: the task is done, and tracking ends here.
@@ -141,32 +163,50 @@ pub(crate) enum TaskErrorKind {
 impl TaskError {
     /// The task is tried again, after the delays and as often as the worker's [`crate::RetryPolicy`] says.
     pub fn retry(reason: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { kind: TaskErrorKind::Retry, source: reason.into() }
+        Self {
+            kind: TaskErrorKind::Retry,
+            source: reason.into(),
+        }
     }
 
     /// The task has failed; trying again would not help.
     pub fn failed(reason: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { kind: TaskErrorKind::Failed, source: reason.into() }
+        Self {
+            kind: TaskErrorKind::Failed,
+            source: reason.into(),
+        }
     }
 
     /// The task was not understood.
     pub fn invalid(reason: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { kind: TaskErrorKind::Invalid, source: reason.into() }
+        Self {
+            kind: TaskErrorKind::Invalid,
+            source: reason.into(),
+        }
     }
 
     /// What the worker needs around it is down, whatever the task: the worker takes no new tasks, says so in its
     /// readiness, and runs this task again until it is not so any more. No attempt is spent.
     pub fn unavailable(what: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { kind: TaskErrorKind::Unavailable, source: what.into() }
+        Self {
+            kind: TaskErrorKind::Unavailable,
+            source: what.into(),
+        }
     }
 
     /// It is not the task's time: it comes again after this delay. Nothing is wrong, and no attempt is spent.
     pub fn later(delay: Duration) -> Self {
-        Self { kind: TaskErrorKind::Later(delay), source: "it is not the task's time".into() }
+        Self {
+            kind: TaskErrorKind::Later(delay),
+            source: "it is not the task's time".into(),
+        }
     }
 
     pub(crate) fn cancelled() -> Self {
-        Self { kind: TaskErrorKind::Cancelled, source: "the job has ended".into() }
+        Self {
+            kind: TaskErrorKind::Cancelled,
+            source: "the job has ended".into(),
+        }
     }
 
     /// The error and all its sources, outermost first.

@@ -11,7 +11,9 @@ use bytes::Bytes;
 use framework::broker::amqp::{Amqp, AmqpOptions, QueueType};
 use framework::broker::embedded::Embedded;
 use framework::broker::memory::Memory;
-use framework::broker::{Broker, BrokerError, BrokerState, Consumer, Delivery, HeaderValue, Headers, Heard, Outgoing};
+use framework::broker::{
+    Broker, BrokerError, BrokerState, Consumer, Delivery, HeaderValue, Headers, Heard, Outgoing,
+};
 use futures_util::future::join_all;
 use harness::{PATIENCE, in_time};
 use tempfile::TempDir;
@@ -33,19 +35,31 @@ enum Keeper {
 impl Bench {
     fn memory() -> Self {
         let memory = Memory::new();
-        Self { broker: Arc::new(memory.process()), keeper: Keeper::Memory(memory) }
+        Self {
+            broker: Arc::new(memory.process()),
+            keeper: Keeper::Memory(memory),
+        }
     }
 
     async fn embedded() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let broker = Embedded::open(folder.path()).await.unwrap();
-        Self { broker: Arc::new(broker), keeper: Keeper::Embedded(vec![folder]) }
+        Self {
+            broker: Arc::new(broker),
+            keeper: Keeper::Embedded(vec![folder]),
+        }
     }
 
     async fn amqp(queue_type: QueueType) -> Self {
         let url = harness::rabbitmq().await.unwrap().url;
-        let options = AmqpOptions { queue_type, ..AmqpOptions::new(url) };
-        Self { broker: connect(&options).await, keeper: Keeper::Amqp(options) }
+        let options = AmqpOptions {
+            queue_type,
+            ..AmqpOptions::new(url)
+        };
+        Self {
+            broker: connect(&options).await,
+            keeper: Keeper::Amqp(options),
+        }
     }
 
     /// Closes the broker in good order and opens it as the next process would.
@@ -53,7 +67,11 @@ impl Bench {
         self.broker.close().await;
         self.broker = match &self.keeper {
             Keeper::Memory(memory) => Arc::new(memory.process()),
-            Keeper::Embedded(folders) => Arc::new(Embedded::open(folders.last().unwrap().path()).await.unwrap()),
+            Keeper::Embedded(folders) => Arc::new(
+                Embedded::open(folders.last().unwrap().path())
+                    .await
+                    .unwrap(),
+            ),
             Keeper::Amqp(options) => connect(options).await,
         };
     }
@@ -87,14 +105,23 @@ impl Bench {
 
     /// Publishes numbered messages and waits for all confirms.
     async fn publish(&self, pipe: &Arc<str>, numbers: std::ops::Range<u32>) {
-        let confirms: Vec<_> = numbers.map(|n| self.broker.publish(Outgoing::new(Arc::clone(pipe), n.to_string()))).collect();
+        let confirms: Vec<_> = numbers
+            .map(|n| {
+                self.broker
+                    .publish(Outgoing::new(Arc::clone(pipe), n.to_string()))
+            })
+            .collect();
         for confirm in join_all(confirms).await {
             confirm.unwrap();
         }
     }
 
     async fn wait_for_depth(&self, pipe: &str, depth: u64) {
-        harness::wait_for(&format!("{depth} messages in {pipe}"), async || match self.broker.depth(pipe).await {
+        harness::wait_for(&format!("{depth} messages in {pipe}"), async || match self
+            .broker
+            .depth(pipe)
+            .await
+        {
             Ok(seen) if seen == depth => Ok(()),
             seen => Err(format!("{seen:?}")),
         })
@@ -114,11 +141,16 @@ async fn connect(options: &AmqpOptions) -> Arc<dyn Broker> {
 }
 
 async fn next(consumer: &mut Consumer) -> Delivery {
-    in_time("a delivery", consumer.next()).await.expect("the consumer has ended")
+    in_time("a delivery", consumer.next())
+        .await
+        .expect("the consumer has ended")
 }
 
 fn number(delivery: &Delivery) -> u32 {
-    std::str::from_utf8(&delivery.body).unwrap().parse().unwrap()
+    std::str::from_utf8(&delivery.body)
+        .unwrap()
+        .parse()
+        .unwrap()
 }
 
 async fn next_numbers(consumer: &mut Consumer, count: usize) -> Vec<u32> {
@@ -133,7 +165,9 @@ async fn next_numbers(consumer: &mut Consumer, count: usize) -> Vec<u32> {
 
 /// True when nothing more comes for a while. Only ever used to see that a bound holds, never to wait for progress.
 async fn is_quiet(consumer: &mut Consumer) -> bool {
-    timeout(Duration::from_millis(200), consumer.next()).await.is_err()
+    timeout(Duration::from_millis(200), consumer.next())
+        .await
+        .is_err()
 }
 
 async fn confirmed_messages_arrive_once_each_and_in_order(bench: Bench) {
@@ -141,7 +175,10 @@ async fn confirmed_messages_arrive_once_each_and_in_order(bench: Bench) {
     bench.publish(&pipe, 0..300).await;
     let mut consumer = bench.consume(&pipe, 10).await;
     bench.publish(&pipe, 300..500).await;
-    assert_eq!(next_numbers(&mut consumer, 500).await, (0..500).collect::<Vec<_>>());
+    assert_eq!(
+        next_numbers(&mut consumer, 500).await,
+        (0..500).collect::<Vec<_>>()
+    );
     assert!(is_quiet(&mut consumer).await);
     bench.wait_for_depth(&pipe, 0).await;
 }
@@ -150,7 +187,11 @@ async fn no_more_than_the_prefetch_is_unsettled(bench: Bench) {
     let pipe = pipe();
     bench.publish(&pipe, 0..10).await;
     let mut consumer = bench.consume(&pipe, 3).await;
-    let mut held = vec![next(&mut consumer).await, next(&mut consumer).await, next(&mut consumer).await];
+    let mut held = vec![
+        next(&mut consumer).await,
+        next(&mut consumer).await,
+        next(&mut consumer).await,
+    ];
     assert!(is_quiet(&mut consumer).await);
     bench.wait_for_depth(&pipe, 7).await;
     held.remove(0).ack();
@@ -183,7 +224,10 @@ async fn the_count_does_not_fall(bench: Bench) {
     for _ in 0..3 {
         let delivery = next(&mut consumer).await;
         // A classic queue says only that it is not the first time.
-        assert!(delivery.delivery_count >= 1 && delivery.delivery_count >= last, "{delivery:?} after {last}");
+        assert!(
+            delivery.delivery_count >= 1 && delivery.delivery_count >= last,
+            "{delivery:?} after {last}"
+        );
         last = delivery.delivery_count;
         delivery.requeue();
     }
@@ -254,7 +298,10 @@ async fn confirmed_messages_survive_the_process(bench: Bench) {
     bench.crash().await;
     bench.wait_for_depth(&pipe, 100).await;
     let mut consumer = bench.consume(&pipe, 10).await;
-    assert_eq!(next_numbers(&mut consumer, 100).await, (0..100).collect::<Vec<_>>());
+    assert_eq!(
+        next_numbers(&mut consumer, 100).await,
+        (0..100).collect::<Vec<_>>()
+    );
 }
 
 async fn unsettled_deliveries_come_again_after_a_crash_and_only_they_are_counted(bench: Bench) {
@@ -272,7 +319,10 @@ async fn unsettled_deliveries_come_again_after_a_crash_and_only_they_are_counted
     let mut consumer = bench.consume(&pipe, 10).await;
     for n in 0..10 {
         let delivery = next(&mut consumer).await;
-        assert_eq!((number(&delivery), delivery.delivery_count), (n, u32::from(n < 4)));
+        assert_eq!(
+            (number(&delivery), delivery.delivery_count),
+            (n, u32::from(n < 4))
+        );
         delivery.ack();
     }
 }
@@ -288,7 +338,10 @@ async fn the_count_rises_once_when_the_broker_is_closed(bench: Bench) {
     let mut consumer = bench.consume(&pipe, 10).await;
     for n in 0..4 {
         let delivery = next(&mut consumer).await;
-        assert_eq!((number(&delivery), delivery.delivery_count), (n, u32::from(n < 2)));
+        assert_eq!(
+            (number(&delivery), delivery.delivery_count),
+            (n, u32::from(n < 2))
+        );
         delivery.ack();
     }
 }
@@ -298,13 +351,20 @@ async fn a_delayed_message_arrives_later_and_not_before(bench: Bench) {
     let mut consumer = bench.consume(&pipe, 10).await;
     // The first is not waited for: whatever is due later holds nothing up.
     for delay in [3_600_000, 300, 100] {
-        let message = Outgoing { delay: Some(Duration::from_millis(delay)), ..Outgoing::new(Arc::clone(&pipe), delay.to_string()) };
+        let message = Outgoing {
+            delay: Some(Duration::from_millis(delay)),
+            ..Outgoing::new(Arc::clone(&pipe), delay.to_string())
+        };
         let published = Instant::now();
         bench.broker.publish(message).await.unwrap();
         if delay < 1000 {
             let delivery = next(&mut consumer).await;
             assert_eq!(u64::from(number(&delivery)), delay);
-            assert!(published.elapsed() >= Duration::from_millis(delay), "{delivery:?} came after {:?}", published.elapsed());
+            assert!(
+                published.elapsed() >= Duration::from_millis(delay),
+                "{delivery:?} came after {:?}",
+                published.elapsed()
+            );
             delivery.ack();
         }
     }
@@ -313,7 +373,10 @@ async fn a_delayed_message_arrives_later_and_not_before(bench: Bench) {
 async fn a_delayed_message_survives_the_process(bench: Bench) {
     let mut bench = bench;
     let pipe = pipe();
-    let message = Outgoing { delay: Some(Duration::from_millis(400)), ..Outgoing::new(Arc::clone(&pipe), "7") };
+    let message = Outgoing {
+        delay: Some(Duration::from_millis(400)),
+        ..Outgoing::new(Arc::clone(&pipe), "7")
+    };
     bench.broker.publish(message).await.unwrap();
     bench.crash().await;
     let mut consumer = bench.consume(&pipe, 10).await;
@@ -326,17 +389,34 @@ async fn bodies_of_all_sizes_and_headers_arrive_as_they_were_sent(bench: Bench) 
     let mut headers = Headers::default();
     headers.set("x-text", HeaderValue::Text("grüße\n\"\u{1F600}".into()));
     headers.set("x-number", HeaderValue::Integer(-9_007_199_254_740_993));
-    let bodies = [0, 1, 500, 70_000, 1 << 20].map(|size| (0..size).map(|n| u8::try_from(n % 251).unwrap()).collect::<Bytes>());
+    let bodies = [0, 1, 500, 70_000, 1 << 20].map(|size| {
+        (0..size)
+            .map(|n| u8::try_from(n % 251).unwrap())
+            .collect::<Bytes>()
+    });
     for body in &bodies {
-        let message = Outgoing { headers: headers.clone(), ..Outgoing::new(Arc::clone(&pipe), body.clone()) };
+        let message = Outgoing {
+            headers: headers.clone(),
+            ..Outgoing::new(Arc::clone(&pipe), body.clone())
+        };
         bench.broker.publish(message).await.unwrap();
     }
     let mut consumer = bench.consume(&pipe, 2).await;
     for body in &bodies {
         let delivery = next(&mut consumer).await;
-        assert!(delivery.body == *body, "a body of {} bytes came as {}", body.len(), delivery.body.len());
+        assert!(
+            delivery.body == *body,
+            "a body of {} bytes came as {}",
+            body.len(),
+            delivery.body.len()
+        );
         assert_eq!(delivery.headers.iter().count(), 2);
-        assert!(headers.iter().all(|(name, value)| delivery.headers.get(name) == Some(value)), "{delivery:?}");
+        assert!(
+            headers
+                .iter()
+                .all(|(name, value)| delivery.headers.get(name) == Some(value)),
+            "{delivery:?}"
+        );
         assert_eq!(&*delivery.pipe, &*pipe);
         delivery.ack();
     }
@@ -381,7 +461,12 @@ async fn a_pipe_that_both_ends_use_first_at_the_same_moment_keeps_its_order(benc
     join_all((0..10).map(async |_| {
         let pipe = pipe();
         let mut consumer = bench.consume(&pipe, 100).await;
-        let consuming = async { assert_eq!(next_numbers(&mut consumer, 100).await, (0..100).collect::<Vec<_>>()) };
+        let consuming = async {
+            assert_eq!(
+                next_numbers(&mut consumer, 100).await,
+                (0..100).collect::<Vec<_>>()
+            )
+        };
         tokio::join!(bench.publish(&pipe, 0..100), consuming);
     }))
     .await;
@@ -392,7 +477,10 @@ async fn one_open_delivery_does_not_stall_its_neighbours(bench: Bench) {
     bench.publish(&pipe, 0..100).await;
     let mut consumer = bench.consume(&pipe, 10).await;
     let open = next(&mut consumer).await;
-    assert_eq!(next_numbers(&mut consumer, 99).await, (1..100).collect::<Vec<_>>());
+    assert_eq!(
+        next_numbers(&mut consumer, 99).await,
+        (1..100).collect::<Vec<_>>()
+    );
     open.ack();
 }
 
@@ -402,7 +490,13 @@ async fn a_closed_broker_says_so(bench: Bench) {
     bench.broker.close().await;
     assert_eq!(bench.broker.state(), BrokerState::Closed);
     assert!(consumer.next().await.is_none());
-    assert!(bench.broker.publish(Outgoing::new(pipe.clone(), "1")).await.is_err());
+    assert!(
+        bench
+            .broker
+            .publish(Outgoing::new(pipe.clone(), "1"))
+            .await
+            .is_err()
+    );
     assert!(bench.broker.consume(&pipe, 1).await.is_err());
 }
 
@@ -415,7 +509,11 @@ async fn every_listener_hears_what_is_announced_after_it_has_begun_to_listen(ben
         listeners.push(listener);
     }
     let said = pipe();
-    bench.broker.announce(said.to_string().into()).await.unwrap();
+    bench
+        .broker
+        .announce(said.to_string().into())
+        .await
+        .unwrap();
     for listener in &mut listeners {
         // On a shared server others announce, too.
         while listener.next().await.unwrap() != Heard::Said(said.to_string().into()) {}
@@ -470,7 +568,11 @@ async fn a_folder_belongs_to_one_process_which_is_named() {
     let refused = Embedded::open(folder.path()).await.unwrap_err();
     let text = refused.to_string();
     assert!(matches!(refused, BrokerError::FolderInUse { .. }), "{text}");
-    assert!(text.contains(&folder.path().display().to_string()) && text.contains(&std::process::id().to_string()), "{text}");
+    assert!(
+        text.contains(&folder.path().display().to_string())
+            && text.contains(&std::process::id().to_string()),
+        "{text}"
+    );
     first.close().await;
     Embedded::open(folder.path()).await.unwrap();
 }
@@ -483,13 +585,19 @@ async fn more_messages_than_memory_holds_stay_in_order_and_are_counted() {
     bench.publish(&pipe, 0..COUNT).await;
     assert_eq!(bench.broker.depth(&pipe).await.unwrap(), 50_000);
     let mut consumer = bench.consume(&pipe, 1000).await;
-    assert_eq!(next_numbers(&mut consumer, 25_000).await, (0..25_000).collect::<Vec<_>>());
+    assert_eq!(
+        next_numbers(&mut consumer, 25_000).await,
+        (0..25_000).collect::<Vec<_>>()
+    );
     bench.publish(&pipe, COUNT..COUNT + 1000).await;
     drop(consumer);
     bench.wait_for_depth(&pipe, 26_000).await;
     bench.reopen().await;
     assert_eq!(bench.broker.depth(&pipe).await.unwrap(), 26_000);
     let mut consumer = bench.consume(&pipe, 1000).await;
-    assert_eq!(next_numbers(&mut consumer, 26_000).await, (25_000..51_000).collect::<Vec<_>>());
+    assert_eq!(
+        next_numbers(&mut consumer, 26_000).await,
+        (25_000..51_000).collect::<Vec<_>>()
+    );
     bench.wait_for_depth(&pipe, 0).await;
 }

@@ -40,22 +40,45 @@ struct World {
 
 impl World {
     async fn start(change: impl FnOnce(&mut Settings)) -> Self {
-        let mut settings = Settings { output: Some("out".to_owned()), concurrency: 1, ..Settings::new("w") };
+        let mut settings = Settings {
+            output: Some("out".to_owned()),
+            concurrency: 1,
+            ..Settings::new("w")
+        };
         change(&mut settings);
-        let (pipes, gate, stop) = (Memory::new(), Arc::new(Semaphore::new(1)), CancellationToken::new());
+        let (pipes, gate, stop) = (
+            Memory::new(),
+            Arc::new(Semaphore::new(1)),
+            CancellationToken::new(),
+        );
         let ready = Runtime::new(settings, Arc::new(pipes.clone())).worker(Echo(Arc::clone(&gate)));
         let (tasks, until) = (TaskTracker::new(), stop.clone());
         tasks.spawn(async move { ready.run_until(until).await });
-        Self { pipes, jobs: MockServer::start().await, gate, tasks, stop: stop.drop_guard() }
+        Self {
+            pipes,
+            jobs: MockServer::start().await,
+            gate,
+            tasks,
+            stop: stop.drop_guard(),
+        }
     }
 
     /// From now on the job service says so.
     async fn job_is(&self, status: &str) {
         self.jobs.reset().await;
         // That the job is paused holds for a while; that it is not is asked each time.
-        let cache = if status == "Paused" { "no-transform, max-age=70" } else { "no-transform, max-age=0" };
-        let answer = ResponseTemplate::new(200).set_body_json(status).insert_header("cache-control", cache);
-        Mock::given(path("/status")).respond_with(answer).mount(&self.jobs).await;
+        let cache = if status == "Paused" {
+            "no-transform, max-age=70"
+        } else {
+            "no-transform, max-age=0"
+        };
+        let answer = ResponseTemplate::new(200)
+            .set_body_json(status)
+            .insert_header("cache-control", cache);
+        Mock::given(path("/status"))
+            .respond_with(answer)
+            .mount(&self.jobs)
+            .await;
     }
 
     fn item(&self, number: u64) -> TaskMessage {
@@ -64,17 +87,28 @@ impl World {
             status_check_url: Some(format!("{}/status", self.jobs.uri())),
             ..Tracking::default()
         };
-        let item = RangeItem { number, params: [].into() };
-        TaskMessage { tracking: Some(tracking), ..TaskMessage::new("t", "w-in", &item).unwrap() }
+        let item = RangeItem {
+            number,
+            params: [].into(),
+        };
+        TaskMessage {
+            tracking: Some(tracking),
+            ..TaskMessage::new("t", "w-in", &item).unwrap()
+        }
     }
 
     async fn send(&self, message: &TaskMessage) {
-        self.pipes.publish(Outgoing::new("w-in", message.encode())).await.unwrap();
+        self.pipes
+            .publish(Outgoing::new("w-in", message.encode()))
+            .await
+            .unwrap();
     }
 
     async fn next(&self, pipe: &str) -> Delivery {
         let mut consumer = self.pipes.consume(pipe, 1).await.unwrap();
-        harness::in_time("a delivery", consumer.next()).await.unwrap()
+        harness::in_time("a delivery", consumer.next())
+            .await
+            .unwrap()
     }
 
     /// The number of the next item in a pipe.
@@ -82,7 +116,9 @@ impl World {
         let delivery = self.next(pipe).await;
         let message = TaskMessage::decode(&delivery.body).unwrap();
         delivery.ack();
-        serde_json::from_slice::<RangeItem>(&message.task_data.unwrap()).unwrap().number
+        serde_json::from_slice::<RangeItem>(&message.task_data.unwrap())
+            .unwrap()
+            .number
     }
 }
 
@@ -94,13 +130,26 @@ async fn a_task_of_a_paused_job_is_handed_over_as_it_came_but_for_the_times_of_i
     sent["new"] = serde_json::json!([1, null]);
     sent["priority"] = 7.into();
     let mut message = Outgoing::new("w-in", serde_json::to_vec(&sent).unwrap());
-    message.headers.set("x-batchwright-attempts", HeaderValue::Integer(2));
-    message.headers.set("x-note", HeaderValue::Text("kept".to_owned()));
+    message
+        .headers
+        .set("x-batchwright-attempts", HeaderValue::Integer(2));
+    message
+        .headers
+        .set("x-note", HeaderValue::Text("kept".to_owned()));
     world.pipes.publish(message.clone()).await.unwrap();
     let delivery = world.next(PAUSED_PIPE).await;
     let mut paused: Value = serde_json::from_slice(&delivery.body).unwrap();
-    assert!(paused["tracking"]["lastStatusCheckTime"].take().as_i64().unwrap() > 0);
-    assert_eq!(paused["tracking"]["statusCheckIntervalMillis"].take(), 70_000);
+    assert!(
+        paused["tracking"]["lastStatusCheckTime"]
+            .take()
+            .as_i64()
+            .unwrap()
+            > 0
+    );
+    assert_eq!(
+        paused["tracking"]["statusCheckIntervalMillis"].take(),
+        70_000
+    );
     sent["tracking"]["statusCheckIntervalMillis"].take();
     assert_eq!(paused, sent);
     assert_eq!(delivery.headers, message.headers);
@@ -120,12 +169,18 @@ async fn without_a_paused_pipe_a_task_of_a_paused_job_is_executed() {
 async fn a_diverted_message_of_a_paused_job_goes_on() {
     let world = World::start(|_| {}).await;
     world.job_is("Paused").await;
-    world.send(&TaskMessage { to: Some("elsewhere".to_owned()), ..world.item(1) }).await;
+    world
+        .send(&TaskMessage {
+            to: Some("elsewhere".to_owned()),
+            ..world.item(1)
+        })
+        .await;
     assert_eq!(world.next_item("elsewhere").await, 1);
 }
 
 #[tokio::test]
-async fn a_pause_stops_what_waits_and_not_what_runs_and_what_comes_back_is_done_though_the_pause_is_remembered() {
+async fn a_pause_stops_what_waits_and_not_what_runs_and_what_comes_back_is_done_though_the_pause_is_remembered()
+ {
     let world = World::start(|_| {}).await;
     world.job_is("Active").await;
     world.gate.forget_permits(1);
@@ -145,10 +200,17 @@ async fn a_pause_stops_what_waits_and_not_what_runs_and_what_comes_back_is_done_
     // The job is resumed, and the worker has not heard it: what was handed over is stamped, so it is not handed over again.
     world.job_is("Active").await;
     for delivery in [second, third] {
-        world.pipes.publish(Outgoing::new("w-in", delivery.body.clone())).await.unwrap();
+        world
+            .pipes
+            .publish(Outgoing::new("w-in", delivery.body.clone()))
+            .await
+            .unwrap();
         delivery.ack();
     }
-    assert_eq!((world.next_item("out").await, world.next_item("out").await), (2, 3));
+    assert_eq!(
+        (world.next_item("out").await, world.next_item("out").await),
+        (2, 3)
+    );
     drop(world.stop);
     world.tasks.close();
     world.tasks.wait().await;

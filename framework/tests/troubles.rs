@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use contract::{RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReport, TrackingReportTask};
+use contract::{
+    RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReport, TrackingReportTask,
+};
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, Outgoing};
 use framework::{Context, NoOutput, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
@@ -26,26 +28,46 @@ impl<F: Fn(u64, u32) -> Result<(), TaskError> + Send + Sync + 'static> Worker fo
     type Output = NoOutput;
 
     async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
-        self.attempts.lock().unwrap().push((item.number, ctx.attempt()));
+        self.attempts
+            .lock()
+            .unwrap()
+            .push((item.number, ctx.attempt()));
         (self.act)(item.number, ctx.attempt())?;
         Ok(Reply::none())
     }
 }
 
 fn noting<F: Fn(u64, u32) -> Result<(), TaskError> + Send + Sync + 'static>(act: F) -> Noting<F> {
-    Noting { attempts: Arc::default(), act }
+    Noting {
+        attempts: Arc::default(),
+        act,
+    }
 }
 
 fn message(number: u64, tracking_pipe: &str) -> Outgoing {
-    let item = RangeItem { number, params: BTreeMap::new() };
-    let tracking =
-        Tracking { job_task_id: Some(format!("p:j.{number}")), tracking_pipe: Some(tracking_pipe.into()), ..Tracking::default() };
-    let message = TaskMessage { tracking: Some(tracking), ..TaskMessage::new(format!("t.{number}"), "w-in", &item).unwrap() };
+    let item = RangeItem {
+        number,
+        params: BTreeMap::new(),
+    };
+    let tracking = Tracking {
+        job_task_id: Some(format!("p:j.{number}")),
+        tracking_pipe: Some(tracking_pipe.into()),
+        ..Tracking::default()
+    };
+    let message = TaskMessage {
+        tracking: Some(tracking),
+        ..TaskMessage::new(format!("t.{number}"), "w-in", &item).unwrap()
+    };
     Outgoing::new("w-in", message.encode())
 }
 
 /// Runs a worker until `until` resolves.
-async fn run_until<T>(pipes: &Memory, settings: Settings, worker: impl Worker, until: impl Future<Output = T>) -> T {
+async fn run_until<T>(
+    pipes: &Memory,
+    settings: Settings,
+    worker: impl Worker,
+    until: impl Future<Output = T>,
+) -> T {
     let stop = CancellationToken::new();
     let runtime = Runtime::new(settings, Arc::new(pipes.clone())).worker(worker);
     let (ended, seen) = tokio::join!(runtime.run_until(stop.clone()), async {
@@ -61,7 +83,9 @@ async fn run_until<T>(pipes: &Memory, settings: Settings, worker: impl Worker, u
 async fn reports(pipes: &Memory, ends: usize) -> Vec<TrackingReport> {
     let mut consumer = pipes.consume("tracking", 10).await.unwrap();
     let mut reports = Vec::new();
-    let is_end = |report: &&TrackingReport| matches!(report.status, ReportStatus::Complete | ReportStatus::Failed);
+    let is_end = |report: &&TrackingReport| {
+        matches!(report.status, ReportStatus::Complete | ReportStatus::Failed)
+    };
     while reports.iter().filter(is_end).count() < ends {
         let delivery = harness::in_time("a report", consumer.next()).await.unwrap();
         let message = TaskMessage::decode(&delivery.body).unwrap();
@@ -83,15 +107,44 @@ async fn an_immediate_retry_is_made_in_place_and_before_the_next_task() {
     for number in 1..=3 {
         pipes.publish(message(number, "tracking")).await.unwrap();
     }
-    let settings = Settings { concurrency: 1, retry: RetryPolicy::immediate().attempts(3), ..Settings::new("w") };
+    let settings = Settings {
+        concurrency: 1,
+        retry: RetryPolicy::immediate().attempts(3),
+        ..Settings::new("w")
+    };
     let reports = run_until(&pipes, settings, worker.clone(), reports(&pipes, 3)).await;
     let attempts = worker.attempts.lock().unwrap().clone();
-    assert_eq!(attempts, [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1)]);
-    let of = |id: &str| reports.iter().filter(|report| report.job_task_id == id).map(|r| (r.status, r.retries)).collect::<Vec<_>>();
-    assert_eq!(of("p:j.1"), [(ReportStatus::Retry, Some(1)), (ReportStatus::Retry, Some(2)), (ReportStatus::Complete, None)]);
-    assert_eq!(of("p:j.2").last().map(|(status, _)| *status), Some(ReportStatus::Failed));
-    let failed = reports.iter().find(|report| report.status == ReportStatus::Failed).unwrap();
-    let reason = failed.failure.as_ref().and_then(|failure| failure.failure_message.as_deref());
+    assert_eq!(
+        attempts,
+        [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1)]
+    );
+    let of = |id: &str| {
+        reports
+            .iter()
+            .filter(|report| report.job_task_id == id)
+            .map(|r| (r.status, r.retries))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        of("p:j.1"),
+        [
+            (ReportStatus::Retry, Some(1)),
+            (ReportStatus::Retry, Some(2)),
+            (ReportStatus::Complete, None)
+        ]
+    );
+    assert_eq!(
+        of("p:j.2").last().map(|(status, _)| *status),
+        Some(ReportStatus::Failed)
+    );
+    let failed = reports
+        .iter()
+        .find(|report| report.status == ReportStatus::Failed)
+        .unwrap();
+    let reason = failed
+        .failure
+        .as_ref()
+        .and_then(|failure| failure.failure_message.as_deref());
     assert_eq!(reason, Some("never (given up after 3 attempts)"));
     assert_eq!(pipes.depth("w-reject").await.unwrap(), 1);
 }
@@ -101,20 +154,40 @@ async fn a_worker_whose_surroundings_are_down_keeps_its_task_takes_no_other_and_
     let (pipes, up) = (Memory::new(), Arc::new(AtomicBool::new(false)));
     let worker = noting({
         let up = Arc::clone(&up);
-        move |_, _| if up.load(Ordering::Relaxed) { Ok(()) } else { Err(TaskError::unavailable("the warehouse is closed")) }
+        move |_, _| {
+            if up.load(Ordering::Relaxed) {
+                Ok(())
+            } else {
+                Err(TaskError::unavailable("the warehouse is closed"))
+            }
+        }
     });
     // Whoever comes first wins.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let listen = SocketAddr::from(([127, 0, 0, 1], free_port()));
-    let settings = Settings { listen: Some(listen), retry: RetryPolicy::constant(Duration::ZERO).attempts(1), ..Settings::new("w") };
+    let settings = Settings {
+        listen: Some(listen),
+        retry: RetryPolicy::constant(Duration::ZERO).attempts(1),
+        ..Settings::new("w")
+    };
     let ready = async || {
-        let answer = reqwest::get(format!("http://{listen}/health-check?name=all&type=READY")).await.map_err(|e| e.to_string())?;
-        Ok::<_, String>((answer.status().as_u16(), answer.text().await.map_err(|e| e.to_string())?))
+        let answer = reqwest::get(format!("http://{listen}/health-check?name=all&type=READY"))
+            .await
+            .map_err(|e| e.to_string())?;
+        Ok::<_, String>((
+            answer.status().as_u16(),
+            answer.text().await.map_err(|e| e.to_string())?,
+        ))
     };
     let attempts = || worker.attempts.lock().unwrap().clone();
     let story = async {
         // The worker waits for a delivery already when the first one finds out.
-        wait_for("readiness", async || ready().await.and_then(|(code, text)| if code == 200 { Ok(()) } else { Err(text) })).await;
+        wait_for("readiness", async || {
+            ready()
+                .await
+                .and_then(|(code, text)| if code == 200 { Ok(()) } else { Err(text) })
+        })
+        .await;
         pipes.publish(message(1, "tracking")).await.unwrap();
         wait_for("the outage to be told", async || match ready().await? {
             (503, text) if text.contains("the warehouse is closed") => Ok(()),
@@ -129,13 +202,36 @@ async fn a_worker_whose_surroundings_are_down_keeps_its_task_takes_no_other_and_
             runs => Err(format!("{runs} runs")),
         })
         .await;
-        assert!(attempts().iter().all(|(number, attempt)| (*number, *attempt) == (1, 1)), "{:?}", attempts());
+        assert!(
+            attempts()
+                .iter()
+                .all(|(number, attempt)| (*number, *attempt) == (1, 1)),
+            "{:?}",
+            attempts()
+        );
         up.store(true, Ordering::Relaxed);
         let reports = reports(&pipes, 5).await;
-        assert!(reports.iter().all(|report| report.status == ReportStatus::Complete), "{reports:?}");
-        wait_for("readiness", async || ready().await.and_then(|(code, text)| if code == 200 { Ok(()) } else { Err(text) })).await;
+        assert!(
+            reports
+                .iter()
+                .all(|report| report.status == ReportStatus::Complete),
+            "{reports:?}"
+        );
+        wait_for("readiness", async || {
+            ready()
+                .await
+                .and_then(|(code, text)| if code == 200 { Ok(()) } else { Err(text) })
+        })
+        .await;
     };
     run_until(&pipes, settings, worker.clone(), story).await;
-    assert!(attempts().iter().all(|(_, attempt)| *attempt == 1), "no attempt was spent: {:?}", attempts());
-    assert_eq!(pipes.depth("w-in").await.unwrap() + pipes.depth("w-reject").await.unwrap(), 0);
+    assert!(
+        attempts().iter().all(|(_, attempt)| *attempt == 1),
+        "no attempt was spent: {:?}",
+        attempts()
+    );
+    assert_eq!(
+        pipes.depth("w-in").await.unwrap() + pipes.depth("w-reject").await.unwrap(),
+        0
+    );
 }

@@ -21,7 +21,16 @@ use wiremock::matchers::path;
 use wiremock::{Mock, MockServer, ResponseTemplate};
 
 /// The pipes of a test.
-const PIPES: [&str; 8] = ["in", "in.suspects", "out", "tracking", "items", "next", "invalid", "reject"];
+const PIPES: [&str; 8] = [
+    "in",
+    "in.suspects",
+    "out",
+    "tracking",
+    "items",
+    "next",
+    "invalid",
+    "reject",
+];
 
 /// Does what the item says.
 struct Order;
@@ -39,7 +48,14 @@ impl Worker for Order {
             "end" => return Ok(Reply::none()),
             "split" => {
                 for number in 1..=item.number {
-                    ctx.dispatch(&item.params["pipe"], &RangeItem { number, params: BTreeMap::new() }).await?;
+                    ctx.dispatch(
+                        &item.params["pipe"],
+                        &RangeItem {
+                            number,
+                            params: BTreeMap::new(),
+                        },
+                    )
+                    .await?;
                 }
             }
             _ => {}
@@ -97,9 +113,11 @@ impl World {
             ..Settings::new("worker-order")
         };
         change(&mut settings);
-        let ready = Runtime::new(settings, Arc::clone(&self.broker) as Arc<dyn Broker>).worker(Order);
+        let ready =
+            Runtime::new(settings, Arc::clone(&self.broker) as Arc<dyn Broker>).worker(Order);
         let until = self.stop.clone();
-        self.tasks.spawn(async move { ready.run_until(until).await });
+        self.tasks
+            .spawn(async move { ready.run_until(until).await });
     }
 
     fn pipe(&self, name: &str) -> String {
@@ -108,7 +126,10 @@ impl World {
 
     /// A task that is done in the output pipe, as another worker would send it.
     fn task(&self, what: &str) -> TaskMessage {
-        let params = BTreeMap::from([("do".to_owned(), what.to_owned()), ("pipe".to_owned(), self.pipe("items"))]);
+        let params = BTreeMap::from([
+            ("do".to_owned(), what.to_owned()),
+            ("pipe".to_owned(), self.pipe("items")),
+        ]);
         TaskMessage {
             context: BTreeMap::from([("other/w".to_owned(), ContextData(b"keep".to_vec()))]),
             tracking: Some(Tracking {
@@ -120,7 +141,10 @@ impl World {
                 tracking_pipe: Some(self.pipe("tracking")),
                 track_to: Some(self.pipe("out")),
             }),
-            source_info: Some(SourceInfo { name: Some("worker-batch".to_owned()), version: Some("3.7.0".to_owned()) }),
+            source_info: Some(SourceInfo {
+                name: Some("worker-batch".to_owned()),
+                version: Some("3.7.0".to_owned()),
+            }),
             priority: Some(4),
             correlation_id: Some("corr-42".to_owned()),
             ..TaskMessage::new("T.2", self.pipe("in"), &RangeItem { number: 2, params }).unwrap()
@@ -128,16 +152,27 @@ impl World {
     }
 
     async fn send(&self, message: &TaskMessage) {
-        self.broker.publish(Outgoing::new(self.pipe("in"), message.encode())).await.unwrap();
+        self.broker
+            .publish(Outgoing::new(self.pipe("in"), message.encode()))
+            .await
+            .unwrap();
     }
 
     /// The body of the next message in a pipe.
     async fn next(&self, name: &str) -> String {
         let mut consumers = self.consumers.lock().await;
         if !consumers.contains_key(name) {
-            consumers.insert(name.to_owned(), self.broker.consume(&self.pipe(name), 1).await.unwrap());
+            consumers.insert(
+                name.to_owned(),
+                self.broker.consume(&self.pipe(name), 1).await.unwrap(),
+            );
         }
-        let delivery = harness::in_time(&format!("a message in {name}"), consumers.get_mut(name).unwrap().next()).await.unwrap();
+        let delivery = harness::in_time(
+            &format!("a message in {name}"),
+            consumers.get_mut(name).unwrap().next(),
+        )
+        .await
+        .unwrap();
         let body = String::from_utf8(delivery.body.to_vec()).unwrap();
         delivery.ack();
         body
@@ -160,13 +195,22 @@ impl World {
 
     async fn job_answers(&self, answer: ResponseTemplate) {
         self.jobs.reset().await;
-        Mock::given(path("/status")).respond_with(answer).mount(&self.jobs).await;
+        Mock::given(path("/status"))
+            .respond_with(answer)
+            .mount(&self.jobs)
+            .await;
     }
 
     /// A task whose status is to be checked now, at a URL of its own.
     fn to_be_checked(&self, number: u64) -> TaskMessage {
         let mut task = self.task("");
-        task.task_data = Some(serde_json::to_vec(&RangeItem { number, params: BTreeMap::new() }).unwrap());
+        task.task_data = Some(
+            serde_json::to_vec(&RangeItem {
+                number,
+                params: BTreeMap::new(),
+            })
+            .unwrap(),
+        );
         let tracking = task.tracking.as_mut().unwrap();
         tracking.status_check_url = Some(format!("{}/status?{number}", self.jobs.uri()));
         // Elsewhere, so that the output keeps its tracking.
@@ -180,8 +224,15 @@ impl World {
 async fn settle(url: &str, pipes: [String; PIPES.len()]) {
     let broker = Amqp::connect(AmqpOptions::new(url)).unwrap();
     join_all(pipes.iter().map(async |pipe| {
-        while broker.publish(Outgoing::new(pipe.as_str(), "probe")).await.is_err() {}
-        broker.publish(Outgoing::new(pipe.as_str(), "end")).await.unwrap();
+        while broker
+            .publish(Outgoing::new(pipe.as_str(), "probe"))
+            .await
+            .is_err()
+        {}
+        broker
+            .publish(Outgoing::new(pipe.as_str(), "end"))
+            .await
+            .unwrap();
         let mut consumer = broker.consume(pipe, 1).await.unwrap();
         let mut is_end = false;
         while !is_end {
@@ -196,12 +247,19 @@ async fn settle(url: &str, pipes: [String; PIPES.len()]) {
 
 fn report(body: &str) -> (Value, Value) {
     let message = TaskMessage::decode(body.as_bytes()).unwrap();
-    (serde_json::from_str(body).unwrap(), serde_json::from_slice(&message.task_data.unwrap()).unwrap())
+    (
+        serde_json::from_str(body).unwrap(),
+        serde_json::from_slice(&message.task_data.unwrap()).unwrap(),
+    )
 }
 
 fn base64(text: &str) -> String {
     // The codec of the wire itself.
-    serde_json::to_value(ContextData(text.as_bytes().to_vec())).unwrap().as_str().unwrap().to_owned()
+    serde_json::to_value(ContextData(text.as_bytes().to_vec()))
+        .unwrap()
+        .as_str()
+        .unwrap()
+        .to_owned()
 }
 
 #[tokio::test]
@@ -244,9 +302,18 @@ async fn subtasks_are_numbered_on_both_ids_and_the_final_answer_is_the_next_numb
     for id in ["2.1", "2.2"] {
         let item = world.next_message("items").await;
         let tracking = item.tracking.unwrap();
-        assert_eq!((item.task_id, tracking.job_task_id), (format!("T.{id}"), Some(format!("acme:reindex-7.{id}"))));
-        assert_eq!((item.task_status, item.to), (Some(TaskStatus::NewTask), Some(world.pipe("items"))));
-        assert_eq!((item.priority, item.correlation_id.as_deref()), (None, Some("corr-42")));
+        assert_eq!(
+            (item.task_id, tracking.job_task_id),
+            (format!("T.{id}"), Some(format!("acme:reindex-7.{id}")))
+        );
+        assert_eq!(
+            (item.task_status, item.to),
+            (Some(TaskStatus::NewTask), Some(world.pipe("items")))
+        );
+        assert_eq!(
+            (item.priority, item.correlation_id.as_deref()),
+            (None, Some("corr-42"))
+        );
         assert_eq!(tracking.track_to, Some(world.pipe("out")));
     }
     assert_eq!(world.next_message("out").await.task_id, "T.2.3*");
@@ -263,20 +330,30 @@ async fn each_output_is_reported_like_cafs_workers_do_where_that_is_asked_for() 
     world.send(&world.task("split")).await;
     let (_, payload) = world.next_report().await;
     let report = |id: &str, status: &str| json!({"jobTaskId": id, "status": status, "estimatedPercentageCompleted": 0});
-    let expected =
-        [report("acme:reindex-7.2.1", "Progress"), report("acme:reindex-7.2.2", "Progress"), report("acme:reindex-7.2.3*", "Complete")];
+    let expected = [
+        report("acme:reindex-7.2.1", "Progress"),
+        report("acme:reindex-7.2.2", "Progress"),
+        report("acme:reindex-7.2.3*", "Complete"),
+    ];
     assert_eq!(payload, json!({ "trackingReports": expected }));
 }
 
 #[tokio::test]
-async fn the_case_of_a_pipes_name_counts_neither_for_whom_a_message_is_nor_for_where_tracking_ends() {
+async fn the_case_of_a_pipes_name_counts_neither_for_whom_a_message_is_nor_for_where_tracking_ends()
+{
     let world = World::start(|_| {}).await;
     let mut task = world.task("");
     task.to = task.to.map(|to| to.to_uppercase());
     task.tracking.as_mut().unwrap().track_to = Some(world.pipe("OUT"));
     let answer = TaskMessage::decode(world.answer(&task).await.as_bytes()).unwrap();
-    assert_eq!((answer.to, answer.tracking), (Some(world.pipe("out")), None));
-    assert_eq!(world.next_report().await.1["trackingReports"][0]["status"], "Complete");
+    assert_eq!(
+        (answer.to, answer.tracking),
+        (Some(world.pipe("out")), None)
+    );
+    assert_eq!(
+        world.next_report().await.1["trackingReports"][0]["status"],
+        "Complete"
+    );
 }
 
 #[tokio::test]
@@ -293,7 +370,10 @@ async fn a_report_has_cafs_envelope_and_no_field_that_a_strict_tracker_does_not_
     });
     assert_eq!(envelope, expected);
     let time = payload["trackingReports"][0]["failure"]["failureTime"].take();
-    assert!(time.as_i64().is_some_and(|time| time > 1_767_225_600_000), "{time}");
+    assert!(
+        time.as_i64().is_some_and(|time| time > 1_767_225_600_000),
+        "{time}"
+    );
     let failure = json!({
         "failureId": "RESULT_EXCEPTION", "failureTime": null, "failureSource": "worker-order", "failureMessage": "boom"
     });
@@ -306,49 +386,87 @@ async fn a_report_has_cafs_envelope_and_no_field_that_a_strict_tracker_does_not_
 #[tokio::test]
 async fn a_negative_result_is_complete_and_a_message_without_an_output_is_only_reported() {
     let world = World::start(|_| {}).await;
-    let negative = TaskMessage::decode(world.answer(&world.task("negative")).await.as_bytes()).unwrap();
+    let negative =
+        TaskMessage::decode(world.answer(&world.task("negative")).await.as_bytes()).unwrap();
     assert_eq!(negative.task_status, Some(TaskStatus::ResultFailure));
-    assert_eq!(world.next_report().await.1["trackingReports"][0]["status"], "Complete");
+    assert_eq!(
+        world.next_report().await.1["trackingReports"][0]["status"],
+        "Complete"
+    );
     world.send(&world.task("end")).await;
-    assert_eq!(world.next_report().await.1["trackingReports"][0]["status"], "Complete");
+    assert_eq!(
+        world.next_report().await.1["trackingReports"][0]["status"],
+        "Complete"
+    );
 }
 
 #[tokio::test]
 async fn what_was_not_understood_is_raw_text_and_what_has_failed_is_a_json_string() {
     let world = World::start(|_| {}).await;
-    for (what, status, data) in
-        [("misunderstand", TaskStatus::InvalidTask, "Task failed validation"), ("fail", TaskStatus::ResultException, r#""boom""#)]
-    {
+    for (what, status, data) in [
+        (
+            "misunderstand",
+            TaskStatus::InvalidTask,
+            "Task failed validation",
+        ),
+        ("fail", TaskStatus::ResultException, r#""boom""#),
+    ] {
         let answer = TaskMessage::decode(world.answer(&world.task(what)).await.as_bytes()).unwrap();
         assert_eq!(answer.task_status, Some(status));
         assert_eq!(String::from_utf8(answer.task_data.unwrap()).unwrap(), data);
         // The type and version of the input.
-        assert_eq!((answer.task_classifier.as_deref(), answer.task_api_version), (Some("RangeItem"), 1));
-        assert_eq!(world.next_report().await.1["trackingReports"][0]["failure"]["failureId"], status.name());
+        assert_eq!(
+            (answer.task_classifier.as_deref(), answer.task_api_version),
+            (Some("RangeItem"), 1)
+        );
+        assert_eq!(
+            world.next_report().await.1["trackingReports"][0]["failure"]["failureId"],
+            status.name()
+        );
     }
-    let classifier = TaskMessage { task_classifier: Some("Other".to_owned()), ..world.task("") };
+    let classifier = TaskMessage {
+        task_classifier: Some("Other".to_owned()),
+        ..world.task("")
+    };
     let answer = TaskMessage::decode(world.answer(&classifier).await.as_bytes()).unwrap();
-    assert_eq!(String::from_utf8(answer.task_data.unwrap()).unwrap(), "Task of type Other found on queue for RangeItem");
+    assert_eq!(
+        String::from_utf8(answer.task_data.unwrap()).unwrap(),
+        "Task of type Other found on queue for RangeItem"
+    );
 }
 
 #[tokio::test]
 async fn the_notes_of_services_go_with_answers_and_not_with_subtasks_reports_or_copies() {
     let world = World::start(|_| {}).await;
     let notes = |message: TaskMessage| message.context.into_keys().collect::<Vec<_>>();
-    for (what, expected) in [("note", &["caf/worker", "other/w"][..]), ("", &["other/w"]), ("misunderstand", &["other/w"])] {
+    for (what, expected) in [
+        ("note", &["caf/worker", "other/w"][..]),
+        ("", &["other/w"]),
+        ("misunderstand", &["other/w"]),
+    ] {
         let answer = world.answer(&world.task(what)).await;
-        assert_eq!(notes(TaskMessage::decode(answer.as_bytes()).unwrap()), expected, "{what}");
+        assert_eq!(
+            notes(TaskMessage::decode(answer.as_bytes()).unwrap()),
+            expected,
+            "{what}"
+        );
         assert_eq!(world.next_report().await.0["context"], json!({}));
     }
     world.send(&world.task("split")).await;
-    assert_eq!(notes(world.next_message("items").await), Vec::<String>::new());
+    assert_eq!(
+        notes(world.next_message("items").await),
+        Vec::<String>::new()
+    );
 }
 
 #[tokio::test]
 async fn a_worker_that_tells_no_version_is_of_an_unknown_one() {
     let world = World::start(|settings| settings.version = Settings::new("w").version).await;
     let answer = TaskMessage::decode(world.answer(&world.task("")).await.as_bytes()).unwrap();
-    assert_eq!(answer.source_info.unwrap().version.as_deref(), Some("UNKNOWN"));
+    assert_eq!(
+        answer.source_info.unwrap().version.as_deref(),
+        Some("UNKNOWN")
+    );
 }
 
 #[tokio::test]
@@ -356,12 +474,21 @@ async fn the_answer_to_a_status_check_rewrites_both_of_its_times_in_all_that_the
     let world = World::start(|_| {}).await;
     let caching = |cache: Option<&str>| {
         let answer = ResponseTemplate::new(200).set_body_string("\"Active\"");
-        cache.map_or(answer.clone(), |cache| answer.insert_header("cache-control", cache))
+        cache.map_or(answer.clone(), |cache| {
+            answer.insert_header("cache-control", cache)
+        })
     };
-    for (number, cache, interval) in [(1, Some("no-transform, max-age=7"), 7000), (2, Some("max-age=3"), 3000), (3, None, 120_000)] {
+    for (number, cache, interval) in [
+        (1, Some("no-transform, max-age=7"), 7000),
+        (2, Some("max-age=3"), 3000),
+        (3, None, 120_000),
+    ] {
         world.job_answers(caching(cache)).await;
         let sent = world.to_be_checked(number);
-        let answer = TaskMessage::decode(world.answer(&sent).await.as_bytes()).unwrap().tracking.unwrap();
+        let answer = TaskMessage::decode(world.answer(&sent).await.as_bytes())
+            .unwrap()
+            .tracking
+            .unwrap();
         assert!(answer.last_status_check_time > sent.tracking.unwrap().last_status_check_time);
         assert_eq!(answer.status_check_interval_millis, interval, "{cache:?}");
     }
@@ -371,7 +498,11 @@ async fn the_answer_to_a_status_check_rewrites_both_of_its_times_in_all_that_the
 async fn only_a_definite_answer_stops_a_task() {
     // One after the other.
     let world = World::start(|settings| settings.concurrency = 1).await;
-    let body = |code: u16, body: &str| ResponseTemplate::new(code).set_body_string(body).insert_header("cache-control", "max-age=60");
+    let body = |code: u16, body: &str| {
+        ResponseTemplate::new(code)
+            .set_body_string(body)
+            .insert_header("cache-control", "max-age=60")
+    };
     let mut number = 0;
     for (answer, is_done) in [
         (body(200, "Active"), true),
@@ -379,7 +510,10 @@ async fn only_a_definite_answer_stops_a_task() {
         (body(200, "\"Cancelled\""), false),
         (body(200, "Completed"), false),
         (body(200, "\"Failed\""), false),
-        (body(404, r#"{"message":"ERROR: job_id {reindex-7} not found"}"#), false),
+        (
+            body(404, r#"{"message":"ERROR: job_id {reindex-7} not found"}"#),
+            false,
+        ),
         (body(200, "active"), true),
         (body(200, ""), true),
         (body(503, "Cancelled"), true),
@@ -388,12 +522,22 @@ async fn only_a_definite_answer_stops_a_task() {
         world.job_answers(answer).await;
         world.send(&world.to_be_checked(number)).await;
         // What stands behind it tells when it has been dealt with.
-        world.send(&TaskMessage { task_id: "marker".to_owned(), tracking: None, ..world.task("") }).await;
+        world
+            .send(&TaskMessage {
+                task_id: "marker".to_owned(),
+                tracking: None,
+                ..world.task("")
+            })
+            .await;
         let mut ids = Vec::new();
         while ids.len() < 1 + usize::from(is_done) {
             ids.push(world.next_message("out").await.task_id);
         }
-        assert_eq!(ids.contains(&"T.2".to_owned()), is_done, "the answer {number}: {ids:?}");
+        assert_eq!(
+            ids.contains(&"T.2".to_owned()),
+            is_done,
+            "the answer {number}: {ids:?}"
+        );
     }
 }
 
@@ -406,7 +550,14 @@ async fn a_message_for_somebody_else_goes_on_unchanged_but_for_tracking_that_end
     sent["new"] = json!({"of": "a later version"});
     for ends in [false, true] {
         sent["tracking"]["trackTo"] = world.pipe(if ends { "NEXT" } else { "out" }).into();
-        world.broker.publish(Outgoing::new(world.pipe("in"), serde_json::to_vec(&sent).unwrap())).await.unwrap();
+        world
+            .broker
+            .publish(Outgoing::new(
+                world.pipe("in"),
+                serde_json::to_vec(&sent).unwrap(),
+            ))
+            .await
+            .unwrap();
         let mut onward: Value = serde_json::from_str(&world.next("next").await).unwrap();
         if ends {
             assert_eq!(onward["tracking"], Value::Null);
@@ -421,19 +572,43 @@ async fn a_task_that_kills_processes_ends_as_a_failure_with_cafs_text_and_a_copy
     let world = World::new().await;
     let sent = world.task("");
     // As if processes had died with it, alone.
-    let mut suspects = world.broker.consume(&world.pipe("in.suspects"), 1).await.unwrap();
-    world.broker.publish(Outgoing::new(world.pipe("in.suspects"), sent.encode())).await.unwrap();
+    let mut suspects = world
+        .broker
+        .consume(&world.pipe("in.suspects"), 1)
+        .await
+        .unwrap();
+    world
+        .broker
+        .publish(Outgoing::new(world.pipe("in.suspects"), sent.encode()))
+        .await
+        .unwrap();
     for _ in 0..12 {
-        harness::in_time("a suspect", suspects.next()).await.unwrap().requeue();
+        harness::in_time("a suspect", suspects.next())
+            .await
+            .unwrap()
+            .requeue();
     }
     drop(suspects);
     world.run(|_| {});
     let result = world.next_message("out").await;
-    assert_eq!((result.task_id.as_str(), result.task_status), ("T.2", Some(TaskStatus::ResultException)));
-    assert_eq!(String::from_utf8(result.task_data.unwrap()).unwrap(), r#""worker-order could not process the item.""#);
-    assert_eq!(world.next_report().await.1["trackingReports"][0]["status"], "Failed");
+    assert_eq!(
+        (result.task_id.as_str(), result.task_status),
+        ("T.2", Some(TaskStatus::ResultException))
+    );
+    assert_eq!(
+        String::from_utf8(result.task_data.unwrap()).unwrap(),
+        r#""worker-order could not process the item.""#
+    );
+    assert_eq!(
+        world.next_report().await.1["trackingReports"][0]["status"],
+        "Failed"
+    );
     let mut copy = world.next_message("reject").await;
-    assert!(uuid::Uuid::parse_str(&copy.task_id).is_ok(), "{}", copy.task_id);
+    assert!(
+        uuid::Uuid::parse_str(&copy.task_id).is_ok(),
+        "{}",
+        copy.task_id
+    );
     copy.task_id.clone_from(&sent.task_id);
     let expected = TaskMessage {
         task_status: Some(TaskStatus::ResultException),
@@ -449,8 +624,16 @@ async fn a_task_that_kills_processes_ends_as_a_failure_with_cafs_text_and_a_copy
 async fn a_body_that_is_no_message_goes_to_the_invalid_pipe_once_and_not_round_in_circles() {
     let world = World::start(|_| {}).await;
     for body in ["", "null", "[]", "{}", "no json", r#"{"taskId":null}"#] {
-        world.broker.publish(Outgoing::new(world.pipe("in"), body.as_bytes().to_vec())).await.unwrap();
+        world
+            .broker
+            .publish(Outgoing::new(world.pipe("in"), body.as_bytes().to_vec()))
+            .await
+            .unwrap();
         assert_eq!(world.next("invalid").await, body);
     }
-    assert_eq!(world.broker.depth(&world.pipe("in")).await.unwrap(), 0, "something has come back");
+    assert_eq!(
+        world.broker.depth(&world.pipe("in")).await.unwrap(),
+        0,
+        "something has come back"
+    );
 }

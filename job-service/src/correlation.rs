@@ -19,7 +19,11 @@ pub struct CorrelationId(pub String);
 /// The outermost layer of the service.
 pub async fn layer(mut request: Request, next: Next) -> Response {
     // One that is no visible ASCII could not be logged or sent on safely: as if there were none.
-    let given = request.headers().get(HEADER).and_then(|value| value.to_str().ok()).filter(|text| !text.is_empty());
+    let given = request
+        .headers()
+        .get(HEADER)
+        .and_then(|value| value.to_str().ok())
+        .filter(|text| !text.is_empty());
     let id = given.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned);
     let span = tracing::info_span!("request", method = %request.method(), path = request.uri().path(), correlation_id = %id);
     let echo = HeaderValue::from_str(&id);

@@ -55,7 +55,10 @@ impl ApiError {
 
     /// What a caught panic becomes.
     pub fn panic_response(panic: Box<dyn Any + Send>) -> Response {
-        let text = panic.downcast::<String>().map(|text| *text).or_else(|panic| panic.downcast::<&str>().map(|text| (*text).to_owned()));
+        let text = panic
+            .downcast::<String>()
+            .map(|text| *text)
+            .or_else(|panic| panic.downcast::<&str>().map(|text| (*text).to_owned()));
         Self::Bug(text.unwrap_or_else(|_| "panic".to_owned())).into_response()
     }
 
@@ -66,8 +69,12 @@ impl ApiError {
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Store(StoreError::Refused(_)) | Self::JobType { .. } | Self::Bug(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::Store(StoreError::Refused(_)) | Self::JobType { .. } | Self::Bug(_) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         }
     }
 
@@ -93,11 +100,21 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         match self.status() {
-            StatusCode::SERVICE_UNAVAILABLE => tracing::warn!(error = %self, "a request could not be answered"),
-            StatusCode::INTERNAL_SERVER_ERROR => tracing::error!(error = %self, "a request has failed"),
+            StatusCode::SERVICE_UNAVAILABLE => {
+                tracing::warn!(error = %self, "a request could not be answered")
+            }
+            StatusCode::INTERNAL_SERVER_ERROR => {
+                tracing::error!(error = %self, "a request has failed")
+            }
             status => tracing::debug!(error = %self, %status, "a request was refused"),
         }
-        (self.status(), Json(ErrorBody { message: self.message() })).into_response()
+        (
+            self.status(),
+            Json(ErrorBody {
+                message: self.message(),
+            }),
+        )
+            .into_response()
     }
 }
 
@@ -117,7 +134,9 @@ mod tests {
         let panic = ApiError::panic_response(Box::new("secret"));
         for response in [refused, panic] {
             assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-            let body = axum::body::to_bytes(response.into_body(), 1000).await.unwrap();
+            let body = axum::body::to_bytes(response.into_body(), 1000)
+                .await
+                .unwrap();
             assert!(!body.is_empty() && !String::from_utf8_lossy(&body).contains("secret"));
         }
         let unavailable = ApiError::Store(StoreError::Unavailable("secret".into()));

@@ -54,7 +54,10 @@ impl<S: Send + Sync> FromRequestParts<S> for OfJob {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
         let (partition, job): (String, String) = path(parts, state).await?;
-        Ok(Self(PartitionId::parse(&partition)?, job_id(&job, &parts.method)?))
+        Ok(Self(
+            PartitionId::parse(&partition)?,
+            job_id(&job, &parts.method)?,
+        ))
     }
 }
 
@@ -63,7 +66,11 @@ impl<S: Send + Sync> FromRequestParts<S> for OfTask {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
         let (partition, job, task): (String, String, String) = path(parts, state).await?;
-        Ok(Self(PartitionId::parse(&partition)?, job_id(&job, &parts.method)?, task))
+        Ok(Self(
+            PartitionId::parse(&partition)?,
+            job_id(&job, &parts.method)?,
+            task,
+        ))
     }
 }
 
@@ -72,7 +79,8 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
         let read = Query::<T>::from_request_parts(parts, state).await;
-        read.map(|Query(params)| Self(params)).map_err(|refusal| ApiError::bad_request(refusal.body_text()))
+        read.map(|Query(params)| Self(params))
+            .map_err(|refusal| ApiError::bad_request(refusal.body_text()))
     }
 }
 
@@ -85,15 +93,24 @@ fn job_id(text: &str, method: &Method) -> ApiResult<JobId> {
 }
 
 /// The decoded parts of the path.
-async fn path<S: Send + Sync, T: DeserializeOwned + Send>(parts: &mut Parts, state: &S) -> ApiResult<T> {
+async fn path<S: Send + Sync, T: DeserializeOwned + Send>(
+    parts: &mut Parts,
+    state: &S,
+) -> ApiResult<T> {
     let read = Path::<T>::from_request_parts(parts, state).await;
-    read.map(|Path(value)| value).map_err(|refusal| ApiError::bad_request(refusal.body_text()))
+    read.map(|Path(value)| value)
+        .map_err(|refusal| ApiError::bad_request(refusal.body_text()))
 }
 
 /// A whole number in the query. Nothing at all counts as absent, as in `?limit=`.
 pub fn whole_number<N: FromStr>(name: &str, text: Option<&str>) -> ApiResult<Option<N>> {
-    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
-    let number =
-        text.parse().map_err(|_| ApiError::bad_request(format!("The parameter '{name}' must be a whole number, but is '{text}'.")))?;
+    let Some(text) = text.filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let number = text.parse().map_err(|_| {
+        ApiError::bad_request(format!(
+            "The parameter '{name}' must be a whole number, but is '{text}'."
+        ))
+    })?;
     Ok(Some(number))
 }

@@ -34,7 +34,9 @@ pub enum FilterError {
     SeveralValues,
     #[error("Unable to parse filter: it is longer than {MAX_BYTES} bytes.")]
     TooLong,
-    #[error("Unable to parse filter: there are more than {MAX_DEPTH} parentheses within each other.")]
+    #[error(
+        "Unable to parse filter: there are more than {MAX_DEPTH} parentheses within each other."
+    )]
     TooDeep,
     #[error("Unable to parse filter: it contains the character U+0000.")]
     Nul,
@@ -57,9 +59,17 @@ pub fn parse(text: &str) -> Result<Filter, FilterError> {
     if text.contains('\0') {
         return Err(FilterError::Nul);
     }
-    let mut parser = Parser { text, at: 0, depth: 0 };
+    let mut parser = Parser {
+        text,
+        at: 0,
+        depth: 0,
+    };
     let filter = parser.any()?;
-    if parser.rest().is_empty() { Ok(filter) } else { Err(parser.expected("' and ', ' or ' or the end")) }
+    if parser.rest().is_empty() {
+        Ok(filter)
+    } else {
+        Err(parser.expected("' and ', ' or ' or the end"))
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -125,13 +135,19 @@ impl<'a> Parser<'a> {
         let filter = self.any()?;
         self.depth -= 1;
         self.skip_blanks();
-        if self.take(')') { Ok(filter) } else { Err(self.expected("' and ', ' or ' or ')'")) }
+        if self.take(')') {
+            Ok(filter)
+        } else {
+            Err(self.expected("' and ', ' or ' or ')'"))
+        }
     }
 
     fn comparison(&mut self) -> Result<Filter, FilterError> {
         let selector = self.word();
         if selector.is_empty() {
-            return Err(self.expected("a name such as id, name, status, percentageComplete or labels.KEY"));
+            return Err(
+                self.expected("a name such as id, name, status, percentageComplete or labels.KEY")
+            );
         }
         self.skip_blanks();
         let operator = self.operator()?;
@@ -141,7 +157,9 @@ impl<'a> Parser<'a> {
             ("name", _) => texts(TextField::Name, operator, values),
             ("status", _) => statuses(operator, values),
             ("percentageComplete", _) => percentages(operator, values),
-            (_, Some(("labels", key))) if !key.is_empty() => texts(TextField::Label(key.to_owned()), operator, values),
+            (_, Some(("labels", key))) if !key.is_empty() => {
+                texts(TextField::Label(key.to_owned()), operator, values)
+            }
             _ => Err(FilterError::Key(selector.to_owned())),
         }
     }
@@ -153,7 +171,10 @@ impl<'a> Parser<'a> {
             return Ok(*operator);
         }
         // A word between two = is meant as an operator.
-        let name = rest.strip_prefix('=').and_then(|rest| rest.split_once('=')).map(|(name, _)| name);
+        let name = rest
+            .strip_prefix('=')
+            .and_then(|rest| rest.split_once('='))
+            .map(|(name, _)| name);
         match name.filter(|name| name.bytes().all(|byte| byte.is_ascii_alphabetic())) {
             Some(name) => Err(FilterError::Operator(format!("={name}="))),
             None => Err(self.expected("an operator such as ==, !=, =lt= or =in=")),
@@ -184,7 +205,11 @@ impl<'a> Parser<'a> {
             return self.quoted(quote);
         }
         let word = self.word();
-        if word.is_empty() { Err(self.expected("a value")) } else { Ok(word.to_owned()) }
+        if word.is_empty() {
+            Err(self.expected("a value"))
+        } else {
+            Ok(word.to_owned())
+        }
     }
 
     fn quoted(&mut self, quote: char) -> Result<String, FilterError> {
@@ -201,7 +226,11 @@ impl<'a> Parser<'a> {
             }
         }
         self.at = self.text.len();
-        Err(self.expected(if quote == '"' { "a closing \"" } else { "a closing '" }))
+        Err(self.expected(if quote == '"' {
+            "a closing \""
+        } else {
+            "a closing '"
+        }))
     }
 
     /// What needs no quotes; may be nothing.
@@ -243,7 +272,10 @@ impl<'a> Parser<'a> {
 
     /// Counted in characters from 1, as people do.
     fn expected(&self, what: &'static str) -> FilterError {
-        FilterError::Expected { what, at: self.text[..self.at].chars().count() + 1 }
+        FilterError::Expected {
+            what,
+            at: self.text[..self.at].chars().count() + 1,
+        }
     }
 }
 
@@ -273,7 +305,9 @@ fn texts(field: TextField, operator: Operator, values: Vec<String>) -> Result<Fi
             let value = only(values)?;
             match comparison {
                 Comparison::Equal if value.contains('*') => TextTest::Like(Pattern::new(&value)),
-                Comparison::NotEqual if value.contains('*') => TextTest::Unlike(Pattern::new(&value)),
+                Comparison::NotEqual if value.contains('*') => {
+                    TextTest::Unlike(Pattern::new(&value))
+                }
                 comparison => TextTest::Is(comparison, value),
             }
         }
@@ -287,7 +321,10 @@ fn percentages(operator: Operator, values: Vec<String>) -> Result<Filter, Filter
         _ => Err(FilterError::Number(value)),
     };
     let each = |comparison: Comparison, values: Vec<String>| -> Result<Vec<Filter>, FilterError> {
-        values.into_iter().map(|value| Ok(Filter::Percentage(comparison, number(value)?))).collect()
+        values
+            .into_iter()
+            .map(|value| Ok(Filter::Percentage(comparison, number(value)?)))
+            .collect()
     };
     Ok(match operator {
         Operator::In => Filter::Any(each(Comparison::Equal, values)?),
@@ -299,8 +336,18 @@ fn percentages(operator: Operator, values: Vec<String>) -> Result<Filter, Filter
 /// Statuses are in alphabetical order.
 fn statuses(operator: Operator, values: Vec<String>) -> Result<Filter, FilterError> {
     let status = |value: String| JobStatus::from_name(&value).ok_or(FilterError::Status(value));
-    let which = |accepts: &dyn Fn(JobStatus) -> bool| JobStatus::ALL.into_iter().filter(|status| accepts(*status)).collect();
-    let several = |values: Vec<String>| values.into_iter().map(status).collect::<Result<Vec<_>, _>>();
+    let which = |accepts: &dyn Fn(JobStatus) -> bool| {
+        JobStatus::ALL
+            .into_iter()
+            .filter(|status| accepts(*status))
+            .collect()
+    };
+    let several = |values: Vec<String>| {
+        values
+            .into_iter()
+            .map(status)
+            .collect::<Result<Vec<_>, _>>()
+    };
     Ok(Filter::Status(match operator {
         Operator::In => several(values)?,
         Operator::Out => {

@@ -45,7 +45,10 @@ pub struct JobTypes {
 #[derive(Debug, thiserror::Error)]
 pub enum JobTypesError {
     #[error("the folder {folder} of job type definitions cannot be read: {reason}")]
-    Folder { folder: PathBuf, reason: std::io::Error },
+    Folder {
+        folder: PathBuf,
+        reason: std::io::Error,
+    },
     #[error("the job type definition {file} is not valid: {reason}")]
     Invalid { file: PathBuf, reason: String },
 }
@@ -88,27 +91,49 @@ struct Property {
 
 impl Default for JobTypes {
     fn default() -> Self {
-        Self { types: Arc::default(), time_limit: TIME_LIMIT }
+        Self {
+            types: Arc::default(),
+            time_limit: TIME_LIMIT,
+        }
     }
 }
 
 impl JobTypes {
     /// Reads every `*.yaml` directly in a folder; the name of the file, less `.yaml`, is the id of the type. `lookup` answers
     /// configuration properties, which are named in upper case.
-    pub fn load(folder: &Path, lookup: impl Fn(&str) -> Option<String>) -> Result<Self, JobTypesError> {
-        let unreadable = |reason| JobTypesError::Folder { folder: folder.to_owned(), reason };
+    pub fn load(
+        folder: &Path,
+        lookup: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, JobTypesError> {
+        let unreadable = |reason| JobTypesError::Folder {
+            folder: folder.to_owned(),
+            reason,
+        };
         let mut types = BTreeMap::new();
         for entry in std::fs::read_dir(folder).map_err(unreadable)? {
             let file = entry.map_err(unreadable)?.path();
             if file.extension().is_none_or(|extension| extension != "yaml") || !file.is_file() {
                 continue;
             }
-            let invalid = |reason: String| JobTypesError::Invalid { file: file.clone(), reason };
-            let id = file.file_stem().and_then(|stem| stem.to_str()).ok_or_else(|| invalid("its name is not UTF-8".to_owned()))?;
-            let text = std::fs::read_to_string(&file).map_err(|error| invalid(error.to_string()))?;
-            types.insert(id.to_owned(), Arc::new(JobType::parse(&text, &lookup).map_err(invalid)?));
+            let invalid = |reason: String| JobTypesError::Invalid {
+                file: file.clone(),
+                reason,
+            };
+            let id = file
+                .file_stem()
+                .and_then(|stem| stem.to_str())
+                .ok_or_else(|| invalid("its name is not UTF-8".to_owned()))?;
+            let text =
+                std::fs::read_to_string(&file).map_err(|error| invalid(error.to_string()))?;
+            types.insert(
+                id.to_owned(),
+                Arc::new(JobType::parse(&text, &lookup).map_err(invalid)?),
+            );
         }
-        Ok(Self { types: Arc::new(types), ..Self::default() })
+        Ok(Self {
+            types: Arc::new(types),
+            ..Self::default()
+        })
     }
 
     /// With another limit to how long a request waits for a script (10 s when not given).
@@ -123,17 +148,38 @@ impl JobTypes {
     }
 
     /// Makes the first task of a job of this type.
-    pub(crate) async fn make_task(&self, id: &str, partition: &PartitionId, job: &JobId, parameters: &RawValue) -> ApiResult<MadeTask> {
-        let job_type = self.types.get(id).ok_or_else(|| ApiError::bad_request(format!("Unknown job type ID: {id}")))?;
-        let failed = |reason: String| ApiError::JobType { id: id.to_owned(), reason };
+    pub(crate) async fn make_task(
+        &self,
+        id: &str,
+        partition: &PartitionId,
+        job: &JobId,
+        parameters: &RawValue,
+    ) -> ApiResult<MadeTask> {
+        let job_type = self
+            .types
+            .get(id)
+            .ok_or_else(|| ApiError::bad_request(format!("Unknown job type ID: {id}")))?;
+        let failed = |reason: String| ApiError::JobType {
+            id: id.to_owned(),
+            reason,
+        };
         job_type.check(parameters)?;
-        let input = job_type.input(partition, job, parameters).map_err(|error| failed(error.to_string()))?;
+        let input = job_type
+            .input(partition, job, parameters)
+            .map_err(|error| failed(error.to_string()))?;
         let run = tokio::time::timeout(self.time_limit, Arc::clone(job_type).run(input));
-        let outcome = run.await.map_err(|_| failed(format!("its script took longer than {:?}", self.time_limit)))?;
+        let outcome = run
+            .await
+            .map_err(|_| failed(format!("its script took longer than {:?}", self.time_limit)))?;
         match outcome {
-            Ok(output) => made_task(&output).map_err(|reason| failed(format!("its script made no task: {reason}"))),
-            Err(ScriptError::Refused(reason)) => Err(ApiError::bad_request(format!("{id}: error: {reason}"))),
-            Err(ScriptError::Failed(reason)) => Err(failed(format!("its script has failed: {reason}"))),
+            Ok(output) => made_task(&output)
+                .map_err(|reason| failed(format!("its script made no task: {reason}"))),
+            Err(ScriptError::Refused(reason)) => {
+                Err(ApiError::bad_request(format!("{id}: error: {reason}")))
+            }
+            Err(ScriptError::Failed(reason)) => {
+                Err(failed(format!("its script has failed: {reason}")))
+            }
         }
     }
 }
@@ -141,7 +187,8 @@ impl JobTypes {
 impl JobType {
     fn parse(text: &str, lookup: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
-        let definition: Definition = serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())?;
+        let definition: Definition = serde_saphyr::from_str_with_options(text, options)
+            .map_err(|error| error.to_string())?;
         let mut configuration = BTreeMap::new();
         for Property { name, .. } in definition.configuration_properties.unwrap_or_default() {
             let variable = name.to_uppercase();
@@ -149,30 +196,54 @@ impl JobType {
                 .ok_or_else(|| format!("the configuration property {name} has no value: the variable {variable} is not set"))?;
             configuration.insert(name, value);
         }
-        let schema = definition.job_parameters_schema.unwrap_or_else(|| json!({"type": "null"}));
-        let script = Script::compile(&definition.task_script).map_err(|flaw| format!("taskScript:{flaw}"))?;
+        let schema = definition
+            .job_parameters_schema
+            .unwrap_or_else(|| json!({"type": "null"}));
+        let script = Script::compile(&definition.task_script)
+            .map_err(|flaw| format!("taskScript:{flaw}"))?;
         Ok(Self {
             configuration: json!(configuration),
             constants: json!(definition.constants.unwrap_or_default()),
-            parameters: validator(&schema).map_err(|flaw| format!("jobParametersSchema: {flaw}"))?,
+            parameters: validator(&schema)
+                .map_err(|flaw| format!("jobParametersSchema: {flaw}"))?,
             script,
             runs: Arc::new(Semaphore::new(RUNS)),
         })
     }
 
     fn check(&self, parameters: &RawValue) -> ApiResult<()> {
-        let parameters: Value =
-            serde_json::from_str(parameters.get()).map_err(|error| ApiError::bad_request(format!("Invalid job parameters:\n{error}")))?;
+        let parameters: Value = serde_json::from_str(parameters.get())
+            .map_err(|error| ApiError::bad_request(format!("Invalid job parameters:\n{error}")))?;
         // Bounded, because each flaw quotes what is wrong.
         let line = |flaw: jsonschema::ValidationError<'_>| {
-            let text = format!("${}: {flaw}", flaw.instance_path().as_str().replace('/', "."));
+            let text = format!(
+                "${}: {flaw}",
+                flaw.instance_path().as_str().replace('/', ".")
+            );
             text.chars().take(MAX_FLAW_CHARS).collect::<String>()
         };
-        let flaws: Vec<String> = self.parameters.iter_errors(&parameters).take(MAX_FLAWS).map(line).collect();
-        if flaws.is_empty() { Ok(()) } else { Err(ApiError::bad_request(format!("Invalid job parameters:\n{}", flaws.join("\n")))) }
+        let flaws: Vec<String> = self
+            .parameters
+            .iter_errors(&parameters)
+            .take(MAX_FLAWS)
+            .map(line)
+            .collect();
+        if flaws.is_empty() {
+            Ok(())
+        } else {
+            Err(ApiError::bad_request(format!(
+                "Invalid job parameters:\n{}",
+                flaws.join("\n")
+            )))
+        }
     }
 
-    fn input(&self, partition: &PartitionId, job: &JobId, parameters: &RawValue) -> serde_json::Result<Vec<u8>> {
+    fn input(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+        parameters: &RawValue,
+    ) -> serde_json::Result<Vec<u8>> {
         #[derive(serde::Serialize)]
         #[serde(rename_all = "camelCase")]
         struct Input<'a> {
@@ -183,18 +254,29 @@ impl JobType {
             parameters: &'a RawValue,
         }
         let (partition_id, job_id) = (partition.as_str(), job.as_str());
-        serde_json::to_vec(&Input { configuration: &self.configuration, constants: &self.constants, partition_id, job_id, parameters })
+        serde_json::to_vec(&Input {
+            configuration: &self.configuration,
+            constants: &self.constants,
+            partition_id,
+            job_id,
+            parameters,
+        })
     }
 
     /// Runs the script on a thread that it may keep for as long as it likes.
     async fn run(self: Arc<Self>, input: Vec<u8>) -> Result<String, ScriptError> {
         let stopped = |what: &str| ScriptError::Failed(what.to_owned());
-        let run = Arc::clone(&self.runs).acquire_owned().await.map_err(|_| stopped("it is not run any more"))?;
+        let run = Arc::clone(&self.runs)
+            .acquire_owned()
+            .await
+            .map_err(|_| stopped("it is not run any more"))?;
         let running = tokio::task::spawn_blocking(move || {
             let _run = run;
             self.script.run(&input)
         });
-        running.await.unwrap_or_else(|_| Err(stopped("it has panicked")))
+        running
+            .await
+            .unwrap_or_else(|_| Err(stopped("it has panicked")))
     }
 }
 
@@ -209,8 +291,14 @@ impl fmt::Debug for JobType {
 fn validator(schema: &Value) -> Result<Validator, String> {
     let named = schema.get("$schema").is_some();
     let options = jsonschema::options();
-    let options = if named { options } else { options.with_draft(Draft::Draft4) };
-    options.build(schema).map_err(|flaw| format!("{flaw} (at #{})", flaw.instance_path()))
+    let options = if named {
+        options
+    } else {
+        options.with_draft(Draft::Draft4)
+    };
+    options
+        .build(schema)
+        .map_err(|flaw| format!("{flaw} (at #{})", flaw.instance_path()))
 }
 
 /// The task in the output of a script, which must be complete and have nothing else.
@@ -235,7 +323,10 @@ fn made_task(output: &str) -> Result<MadeTask, String> {
         (made.task_api_version < 1, "taskApiVersion is less than 1"),
         (!data.starts_with('{'), "taskData is not an object"),
         (made.task_pipe.is_empty(), "taskPipe is empty"),
-        (made.target_pipe.as_deref() == Some(""), "targetPipe is empty"),
+        (
+            made.target_pipe.as_deref() == Some(""),
+            "targetPipe is empty",
+        ),
     ] {
         if flawed {
             return Err(flaw.to_owned());

@@ -110,12 +110,21 @@ pub(crate) struct Parts {
 
 impl JobService {
     pub fn new(store: Store, broker: Arc<dyn Broker>, options: ServiceOptions) -> Self {
-        Self(Arc::new(Parts { store, broker, options, ending: CancellationToken::new() }))
+        Self(Arc::new(Parts {
+            store,
+            broker,
+            options,
+            ending: CancellationToken::new(),
+        }))
     }
 
     /// Answers requests and runs what has to go on behind them ([`run_background`](Self::run_background)) until
     /// `shutdown`; then lets open requests end, for ten seconds at most, and stops the rest.
-    pub async fn serve(&self, listener: TcpListener, shutdown: CancellationToken) -> io::Result<()> {
+    pub async fn serve(
+        &self,
+        listener: TcpListener,
+        shutdown: CancellationToken,
+    ) -> io::Result<()> {
         // Behind the requests and not beside them: the last job that is accepted is relayed, too, where there is time.
         let background = CancellationToken::new();
         // A caller that drops this future must not leave the background behind.
@@ -146,7 +155,12 @@ impl JobService {
     /// Relays messages, keeps the tasks of paused jobs, and sweeps the store until `shutdown`. Part of [`serve`](Self::serve); by itself it is for
     /// whoever serves the [`router`](Self::router) in another way.
     pub async fn run_background(&self, shutdown: CancellationToken) {
-        let Parts { store, broker, options, .. } = &*self.0;
+        let Parts {
+            store,
+            broker,
+            options,
+            ..
+        } = &*self.0;
         tokio::join!(
             relay::run(store, broker.as_ref(), &shutdown),
             stower::run(store, broker, &options.paused_pipe, &shutdown),

@@ -25,7 +25,10 @@ impl FromStr for PartitionPattern {
 
     fn from_str(text: &str) -> Result<Self, PatternError> {
         // By itself first: parentheses that do not close must not close those around it.
-        Regex::new(text).and_then(|_| Regex::new(&format!("^(?:{text})$"))).map(Self).map_err(PatternError)
+        Regex::new(text)
+            .and_then(|_| Regex::new(&format!("^(?:{text})$")))
+            .map(Self)
+            .map_err(PatternError)
     }
 }
 
@@ -50,9 +53,18 @@ mod tests {
             ("", "acme", false),
         ] {
             let pattern: PartitionPattern = pattern.parse().unwrap();
-            assert_eq!(pattern.matches(&PartitionId::parse(partition).unwrap()), matches, "{pattern} {partition}");
+            assert_eq!(
+                pattern.matches(&PartitionId::parse(partition).unwrap()),
+                matches,
+                "{pattern} {partition}"
+            );
         }
         assert!("a)|(b".parse::<PartitionPattern>().is_err());
-        assert!("(".parse::<PartitionPattern>().unwrap_err().to_string().contains("unclosed"));
+        assert!(
+            "(".parse::<PartitionPattern>()
+                .unwrap_err()
+                .to_string()
+                .contains("unclosed")
+        );
     }
 }

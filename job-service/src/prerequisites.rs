@@ -19,35 +19,67 @@ const MAX_ENTRIES: usize = 10_000;
 /// requests are equal.
 pub fn parse(entries: &[Option<String>]) -> ApiResult<Vec<Prerequisite>> {
     let mut found: BTreeMap<JobId, bool> = BTreeMap::new();
-    for entry in entries.iter().flatten().filter(|entry| !entry.trim().is_empty()) {
+    for entry in entries
+        .iter()
+        .flatten()
+        .filter(|entry| !entry.trim().is_empty())
+    {
         if entry.chars().count() > MAX_CHARS {
-            return Err(ApiError::bad_request(format!("The prerequisite job id '{entry}' is longer than {MAX_CHARS} characters.")));
+            return Err(ApiError::bad_request(format!(
+                "The prerequisite job id '{entry}' is longer than {MAX_CHARS} characters."
+            )));
         }
         let mut parts = entry.split(',');
         let id = parts.next().unwrap_or_default();
-        let job =
-            JobId::parse(id).map_err(|error| ApiError::bad_request(format!("The prerequisite job id '{id}' is no job id: {error}")))?;
+        let job = JobId::parse(id).map_err(|error| {
+            ApiError::bad_request(format!(
+                "The prerequisite job id '{id}' is no job id: {error}"
+            ))
+        })?;
         *found.entry(job).or_default() |= parts.any(|option| option.trim() == "pc");
     }
     if found.len() > MAX_ENTRIES {
-        return Err(ApiError::bad_request(format!("The job has {} prerequisites; at most {MAX_ENTRIES} are possible.", found.len())));
+        return Err(ApiError::bad_request(format!(
+            "The job has {} prerequisites; at most {MAX_ENTRIES} are possible.",
+            found.len()
+        )));
     }
-    Ok(found.into_iter().map(|(job, pre_created)| Prerequisite { job, pre_created }).collect())
+    Ok(found
+        .into_iter()
+        .map(|(job, pre_created)| Prerequisite { job, pre_created })
+        .collect())
 }
 
 /// The same entries, as short as they can be said. `None` when there are none.
 pub fn spell(prerequisites: &[Prerequisite]) -> Option<Vec<Option<String>>> {
-    let spell = |wanted: &Prerequisite| Some(format!("{}{}", wanted.job, if wanted.pre_created { ",pc" } else { "" }));
+    let spell = |wanted: &Prerequisite| {
+        Some(format!(
+            "{}{}",
+            wanted.job,
+            if wanted.pre_created { ",pc" } else { "" }
+        ))
+    };
     (!prerequisites.is_empty()).then(|| prerequisites.iter().map(spell).collect())
 }
 
 /// CAF's text, and ones like it where CAF lets a job wait for ever.
 pub fn refusal(refusal: &Refusal) -> String {
-    let list = |ids: &[JobId], between: &str| ids.iter().map(JobId::as_str).collect::<Vec<_>>().join(between);
+    let list = |ids: &[JobId], between: &str| {
+        ids.iter()
+            .map(JobId::as_str)
+            .collect::<Vec<_>>()
+            .join(between)
+    };
     match refusal {
-        Refusal::Failed(ids) => format!("One or more prerequisite jobs have failed. Failed Job IDs: {}", list(ids, ", ")),
+        Refusal::Failed(ids) => format!(
+            "One or more prerequisite jobs have failed. Failed Job IDs: {}",
+            list(ids, ", ")
+        ),
         Refusal::Cancelled(ids) => {
-            format!("One or more prerequisite jobs have been cancelled. Cancelled Job IDs: {}", list(ids, ", "))
+            format!(
+                "One or more prerequisite jobs have been cancelled. Cancelled Job IDs: {}",
+                list(ids, ", ")
+            )
         }
         Refusal::Cycle(ids) => format!("The job would wait for itself: {}", list(ids, " -> ")),
     }
@@ -62,12 +94,19 @@ mod tests {
     }
 
     fn spelled(texts: &[&str]) -> Vec<String> {
-        spell(&parse(&entries(texts)).unwrap()).into_iter().flatten().flatten().collect()
+        spell(&parse(&entries(texts)).unwrap())
+            .into_iter()
+            .flatten()
+            .flatten()
+            .collect()
     }
 
     #[test]
     fn entries_are_merged_by_job_and_options_nobody_knows_mean_nothing() {
-        assert_eq!(spelled(&["b", "", " ", "a,x,pc", "b,pc", "a", "c,", "C,p c"]), ["C", "a,pc", "b,pc", "c"]);
+        assert_eq!(
+            spelled(&["b", "", " ", "a,x,pc", "b,pc", "a", "c,", "C,p c"]),
+            ["C", "a,pc", "b,pc", "c"]
+        );
         assert_eq!(spelled(&[" "]), [""; 0]);
         assert_eq!(parse(&[None]).unwrap(), []);
         assert_eq!(spell(&[]), None);
@@ -76,11 +115,23 @@ mod tests {
     #[test]
     fn what_is_no_job_id_is_refused_by_name() {
         let refusal = |text: &str| parse(&entries(&[text])).unwrap_err().to_string();
-        assert_eq!(refusal(",pc"), "The prerequisite job id '' is no job id: The job identifier has not been specified.");
-        assert!(refusal("a:b").starts_with("The prerequisite job id 'a:b' is no job id: The job identifier contains"));
+        assert_eq!(
+            refusal(",pc"),
+            "The prerequisite job id '' is no job id: The job identifier has not been specified."
+        );
+        assert!(refusal("a:b").starts_with(
+            "The prerequisite job id 'a:b' is no job id: The job identifier contains"
+        ));
         assert!(refusal(&"x".repeat(49)).contains("longer than 48"));
-        assert!(refusal(&format!("a,{}", "x".repeat(127))).ends_with("is longer than 128 characters."));
+        assert!(
+            refusal(&format!("a,{}", "x".repeat(127))).ends_with("is longer than 128 characters.")
+        );
         let many: Vec<_> = (0..=MAX_ENTRIES).map(|n| Some(n.to_string())).collect();
-        assert!(parse(&many).unwrap_err().to_string().contains("at most 10000"));
+        assert!(
+            parse(&many)
+                .unwrap_err()
+                .to_string()
+                .contains("at most 10000")
+        );
     }
 }

@@ -35,7 +35,13 @@ const REFUSALS: usize = 10_000;
 
 /// Runs until `shutdown`. What is unconfirmed then stays in the outbox.
 pub async fn run(store: &Store, broker: &dyn Broker, shutdown: &CancellationToken) {
-    let mut relay = Relay { store, broker, claimed: BTreeSet::new(), confirmed: Vec::new(), refusals: HashMap::new() };
+    let mut relay = Relay {
+        store,
+        broker,
+        claimed: BTreeSet::new(),
+        confirmed: Vec::new(),
+        refusals: HashMap::new(),
+    };
     let mut signal = store.outbox_signal();
     let mut failures = 0;
     let mut due = None;
@@ -68,11 +74,17 @@ pub async fn run(store: &Store, broker: &dyn Broker, shutdown: &CancellationToke
 pub fn pause_after(failures: u32) -> Duration {
     const FIRST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(30);
-    FIRST.saturating_mul(2_u32.saturating_pow(failures)).min(LONGEST)
+    FIRST
+        .saturating_mul(2_u32.saturating_pow(failures))
+        .min(LONGEST)
 }
 
 /// Waits for a signal or the time when something is due. False when it is time to stop.
-pub async fn wait(signal: &mut tokio::sync::watch::Receiver<u64>, due: Option<Instant>, shutdown: &CancellationToken) -> bool {
+pub async fn wait(
+    signal: &mut tokio::sync::watch::Receiver<u64>,
+    due: Option<Instant>,
+    shutdown: &CancellationToken,
+) -> bool {
     let timer = async {
         match due {
             Some(due) => tokio::time::sleep_until(due).await,
@@ -108,7 +120,8 @@ impl Relay<'_> {
             if messages.is_empty() {
                 return Ok(next_due.and_then(|due| Instant::now().checked_add(due.max(IDLE))));
             }
-            self.claimed.extend(messages.iter().map(|message| message.id));
+            self.claimed
+                .extend(messages.iter().map(|message| message.id));
             let refused = self.publish(messages).await;
             self.note_confirmed().await?;
             // A refused message comes again when this lease ends.
@@ -129,7 +142,12 @@ impl Relay<'_> {
 
     /// Publishes these messages; answers those that were refused, each with how long it is to wait.
     async fn publish(&mut self, messages: Vec<OutboxMessage>) -> Vec<(i64, Duration)> {
-        let publish = |OutboxMessage { id, pipe, body, headers }| {
+        let publish = |OutboxMessage {
+                           id,
+                           pipe,
+                           body,
+                           headers,
+                       }| {
             let confirm = self.broker.publish(outgoing(pipe, body, headers));
             async move { (id, confirm.await) }
         };
@@ -178,13 +196,21 @@ impl Relay<'_> {
     async fn give_back(mut self) {
         let giving_back = async {
             self.note_confirmed().await?;
-            let leases: Vec<_> = self.claimed.iter().map(|id| (*id, Duration::ZERO)).collect();
+            let leases: Vec<_> = self
+                .claimed
+                .iter()
+                .map(|id| (*id, Duration::ZERO))
+                .collect();
             self.store.lease_outbox(&leases).await
         };
         match timeout(GIVE_BACK_LIMIT, giving_back).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "start messages could not be given back; they wait for the end of their lease"),
-            Err(_) => tracing::warn!("start messages could not be given back in time; they wait for the end of their lease"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "start messages could not be given back; they wait for the end of their lease")
+            }
+            Err(_) => tracing::warn!(
+                "start messages could not be given back in time; they wait for the end of their lease"
+            ),
         }
     }
 }

@@ -50,7 +50,9 @@ impl Given {
     /// The job type that is to make the task, and its parameters.
     pub fn job_type(&self) -> ApiResult<Option<(&str, &RawValue)>> {
         match (&self.new.job_type, &self.new.task) {
-            (Some(_), Some(_)) => Err(ApiError::bad_request("Specifying both typeId and task properties is not allowed.")),
+            (Some(_), Some(_)) => Err(ApiError::bad_request(
+                "Specifying both typeId and task properties is not allowed.",
+            )),
             (Some(id), None) => Ok(Some((id, &self.parameters))),
             (None, _) => Ok(None),
         }
@@ -58,15 +60,27 @@ impl Given {
 }
 
 /// `made` is what the job type has made, where there is one.
-pub fn accept(partition: PartitionId, job: JobId, given: Given, made: Option<MadeTask>) -> ApiResult<Accepted> {
-    let Given { mut new, mut task_data_text, .. } = given;
+pub fn accept(
+    partition: PartitionId,
+    job: JobId,
+    given: Given,
+    made: Option<MadeTask>,
+) -> ApiResult<Accepted> {
+    let Given {
+        mut new,
+        mut task_data_text,
+        ..
+    } = given;
     if let Some(MadeTask { task, data_text }) = made {
         (new.task, task_data_text) = (Some(task), Some(data_text.into_bytes()));
     }
     // A task that a job type has made is not the client's to correct.
     let made_by = new.job_type.clone();
     let flaw = |error: ApiError| match &made_by {
-        Some(id) => ApiError::JobType { id: id.clone(), reason: error.to_string() },
+        Some(id) => ApiError::JobType {
+            id: id.clone(),
+            reason: error.to_string(),
+        },
         None => error,
     };
     let given = check_task(&new).map_err(flaw)?;
@@ -81,7 +95,14 @@ pub fn accept(partition: PartitionId, job: JobId, given: Given, made: Option<Mad
     new.task = new.task.filter(|_| made_by.is_none());
     new.prerequisite_job_ids = prerequisites::spell(&start.prerequisites);
     let content_hash = content_hash(&mut new)?;
-    let NewJob { name, description, external_data, labels, on_failure, .. } = new;
+    let NewJob {
+        name,
+        description,
+        external_data,
+        labels,
+        on_failure,
+        ..
+    } = new;
     let request = JobRequest {
         partition,
         job,
@@ -102,25 +123,41 @@ pub fn accept(partition: PartitionId, job: JobId, given: Given, made: Option<Mad
 pub fn read(body: &[u8]) -> ApiResult<Given> {
     type Fields<'a> = HashMap<String, &'a RawValue>;
     if body.iter().all(u8::is_ascii_whitespace) {
-        return Err(ApiError::bad_request("The body has not been specified. Send the job as a JSON object."));
+        return Err(ApiError::bad_request(
+            "The body has not been specified. Send the job as a JSON object.",
+        ));
     }
     let not_json = |error: serde_json::Error| match error.classify() {
-        serde_json::error::Category::Data => ApiError::bad_request(format!("The body is not a job: {error}")),
+        serde_json::error::Category::Data => {
+            ApiError::bad_request(format!("The body is not a job: {error}"))
+        }
         _ => ApiError::bad_request(format!("The body is not valid JSON: {error}")),
     };
     // First by hand: the derived types would take an array for an object.
     let fields: Fields<'_> = serde_json::from_slice(body).map_err(not_json)?;
     let task: Option<Fields<'_>> = match fields.get("task") {
-        Some(task) => {
-            serde_json::from_str(task.get()).map_err(|error| ApiError::bad_request(format!("The task is not an object: {error}")))?
-        }
+        Some(task) => serde_json::from_str(task.get()).map_err(|error| {
+            ApiError::bad_request(format!("The task is not an object: {error}"))
+        })?,
         None => None,
     };
     let new: NewJob = serde_json::from_slice(body).map_err(not_json)?;
-    let data = task.as_ref().and_then(|task| task.get("taskData")).map(|data| data.get());
-    let task_data_text = data.filter(|text| text.starts_with('{')).map(without_white_space);
-    let parameters = fields.get("parameters").map_or_else(|| RawValue::NULL.to_owned(), |parameters| (*parameters).to_owned());
-    Ok(Given { new, task_data_text, parameters })
+    let data = task
+        .as_ref()
+        .and_then(|task| task.get("taskData"))
+        .map(|data| data.get());
+    let task_data_text = data
+        .filter(|text| text.starts_with('{'))
+        .map(without_white_space);
+    let parameters = fields.get("parameters").map_or_else(
+        || RawValue::NULL.to_owned(),
+        |parameters| (*parameters).to_owned(),
+    );
+    Ok(Given {
+        new,
+        task_data_text,
+        parameters,
+    })
 }
 
 /// The same JSON without the white space between its parts.
@@ -148,21 +185,36 @@ struct GivenTask<'a> {
 }
 
 fn check_task(new: &NewJob) -> ApiResult<GivenTask<'_>> {
-    let task = new.task.as_ref().ok_or_else(|| ApiError::bad_request("The task has not been specified."))?;
-    let classifier =
-        given(task.task_classifier.as_deref()).ok_or_else(|| ApiError::bad_request("The task classifier has not been specified."))?;
+    let task = new
+        .task
+        .as_ref()
+        .ok_or_else(|| ApiError::bad_request("The task has not been specified."))?;
+    let classifier = given(task.task_classifier.as_deref())
+        .ok_or_else(|| ApiError::bad_request("The task classifier has not been specified."))?;
     let api_version = task.task_api_version.unwrap_or(0);
     if api_version == 0 {
-        return Err(ApiError::bad_request("The task api version has not been specified."));
+        return Err(ApiError::bad_request(
+            "The task api version has not been specified.",
+        ));
     }
     if api_version < 0 {
-        return Err(ApiError::bad_request(format!("The task api version must be 1 or more, but is {api_version}.")));
+        return Err(ApiError::bad_request(format!(
+            "The task api version must be 1 or more, but is {api_version}."
+        )));
     }
     if task.target_pipe.as_deref() == Some("") {
-        return Err(ApiError::bad_request("The target queue name has not been specified."));
+        return Err(ApiError::bad_request(
+            "The target queue name has not been specified.",
+        ));
     }
-    let pipe = given(task.task_pipe.as_deref()).ok_or_else(|| ApiError::bad_request("The task queue name has not been specified."))?;
-    Ok(GivenTask { task, classifier, api_version, pipe })
+    let pipe = given(task.task_pipe.as_deref())
+        .ok_or_else(|| ApiError::bad_request("The task queue name has not been specified."))?;
+    Ok(GivenTask {
+        task,
+        classifier,
+        api_version,
+        pipe,
+    })
 }
 
 fn given(text: Option<&str>) -> Option<&str> {
@@ -170,7 +222,12 @@ fn given(text: Option<&str>) -> Option<&str> {
 }
 
 fn check_label_names(new: &NewJob) -> ApiResult<()> {
-    let allowed = |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_:".contains(&b));
+    let allowed = |name: &str| {
+        !name.is_empty()
+            && name
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"-_:".contains(&b))
+    };
     if !new.labels.iter().flatten().all(|(name, _)| allowed(name)) {
         return Err(ApiError::bad_request(
             "A provided label name contains an invalid character, only alphanumeric, '-' and '_' are supported",
@@ -191,10 +248,12 @@ fn task_data(given: &GivenTask<'_>, object_text: Option<Vec<u8>>) -> ApiResult<V
         Value::Object(_) if given.task.task_data_encoding.is_some() => Err(ApiError::bad_request(
             "An encoding type has been found in the task along with taskDataObject. Remove taskDataEncoding and try again",
         )),
-        object @ Value::Object(_) => Ok(object_text.unwrap_or_else(|| object.to_string().into_bytes())),
-        Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
-            Err(ApiError::bad_request("The taskData is null or empty, please ensure taskData is populated and of a suitable datatype"))
+        object @ Value::Object(_) => {
+            Ok(object_text.unwrap_or_else(|| object.to_string().into_bytes()))
         }
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) => Err(ApiError::bad_request(
+            "The taskData is null or empty, please ensure taskData is populated and of a suitable datatype",
+        )),
     }
 }
 
@@ -202,27 +261,44 @@ fn task_data(given: &GivenTask<'_>, object_text: Option<Vec<u8>>) -> ApiResult<V
 fn decode_base64(text: &str) -> ApiResult<Vec<u8>> {
     const LENIENT: GeneralPurpose = GeneralPurpose::new(
         &alphabet::STANDARD,
-        GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent).with_decode_allow_trailing_bits(true),
+        GeneralPurposeConfig::new()
+            .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+            .with_decode_allow_trailing_bits(true),
     );
     let standard = |c: char| match c {
         '-' => '+',
         '_' => '/',
         other => other,
     };
-    let plain: String = text.chars().filter(|c| !c.is_ascii_whitespace()).map(standard).collect();
-    LENIENT.decode(plain).map_err(|error| ApiError::bad_request(format!("The taskData is not base64: {error}")))
+    let plain: String = text
+        .chars()
+        .filter(|c| !c.is_ascii_whitespace())
+        .map(standard)
+        .collect();
+    LENIENT
+        .decode(plain)
+        .map_err(|error| ApiError::bad_request(format!("The taskData is not base64: {error}")))
 }
 
 fn check_pipes(given: &GivenTask<'_>, data: Vec<u8>) -> ApiResult<FirstTask> {
-    let GivenTask { task, classifier, api_version, pipe } = *given;
+    let GivenTask {
+        task,
+        classifier,
+        api_version,
+        pipe,
+    } = *given;
     let target_pipe = task.target_pipe.as_deref();
     for (field, name) in [("taskPipe", Some(pipe)), ("targetPipe", target_pipe)] {
         let name = name.unwrap_or_default();
         if name.len() > MAX_PIPE_BYTES {
-            return Err(ApiError::bad_request(format!("The {field} is longer than {MAX_PIPE_BYTES} bytes.")));
+            return Err(ApiError::bad_request(format!(
+                "The {field} is longer than {MAX_PIPE_BYTES} bytes."
+            )));
         }
         if name.contains(char::is_control) {
-            return Err(ApiError::bad_request(format!("The {field} contains a control character.")));
+            return Err(ApiError::bad_request(format!(
+                "The {field} contains a control character."
+            )));
         }
     }
     // CAF sends such a task without tracking, so its job waits for ever.
@@ -242,7 +318,9 @@ fn check_pipes(given: &GivenTask<'_>, data: Vec<u8>) -> ApiResult<FirstTask> {
 }
 
 fn check_texts(new: &NewJob) -> ApiResult<()> {
-    let too_long = |what: &str| ApiError::bad_request(format!("{what} is longer than {MAX_CHARS} characters."));
+    let too_long = |what: &str| {
+        ApiError::bad_request(format!("{what} is longer than {MAX_CHARS} characters."))
+    };
     let long = |text: &str| text.chars().count() > MAX_CHARS;
     if new.name.as_deref().is_some_and(long) {
         return Err(too_long("The name"));
@@ -256,10 +334,22 @@ fn check_texts(new: &NewJob) -> ApiResult<()> {
         }
     }
     // The one character that PostgreSQL cannot store in a text.
-    let texts = [("name", &new.name), ("description", &new.description), ("externalData", &new.external_data)].into_iter();
-    for (field, text) in texts.chain(new.labels.iter().flatten().map(|(_, value)| ("labels", value))) {
+    let texts = [
+        ("name", &new.name),
+        ("description", &new.description),
+        ("externalData", &new.external_data),
+    ]
+    .into_iter();
+    for (field, text) in texts.chain(
+        new.labels
+            .iter()
+            .flatten()
+            .map(|(_, value)| ("labels", value)),
+    ) {
         if text.as_deref().is_some_and(|text| text.contains('\0')) {
-            return Err(ApiError::bad_request(format!("The field '{field}' contains the character U+0000.")));
+            return Err(ApiError::bad_request(format!(
+                "The field '{field}' contains the character U+0000."
+            )));
         }
     }
     Ok(())
@@ -269,7 +359,11 @@ fn check_expiry(mut expiry: Expiry) -> ApiResult<Expiry> {
     for (status, policy) in expiry.policies() {
         policy.policer = Some(Policer::User);
         let until: Result<KeptUntil, String> = policy.expiry_time.parse();
-        until.map_err(|flaw| ApiError::bad_request(format!("The expiry of a {status} job is not valid: {flaw}.")))?;
+        until.map_err(|flaw| {
+            ApiError::bad_request(format!(
+                "The expiry of a {status} job is not valid: {flaw}."
+            ))
+        })?;
         if policy.operation == ExpiryOperation::Expire {
             return Err(ApiError::bad_request(format!(
                 "The expiry of a {status} job is not supported: this service can delete a job, not mark it as expired. Write Delete as \
@@ -282,16 +376,27 @@ fn check_expiry(mut expiry: Expiry) -> ApiResult<Expiry> {
 
 /// When the job starts. CAF takes a negative delay for none, and so does this.
 fn start(new: &NewJob) -> ApiResult<Start> {
-    let prerequisites = prerequisites::parse(new.prerequisite_job_ids.as_deref().unwrap_or_default())?;
-    Ok(Start { delay: u32::try_from(new.delay.unwrap_or(0)).unwrap_or(0), prerequisites, suspended: false })
+    let prerequisites =
+        prerequisites::parse(new.prerequisite_job_ids.as_deref().unwrap_or_default())?;
+    Ok(Start {
+        delay: u32::try_from(new.delay.unwrap_or(0)).unwrap_or(0),
+        prerequisites,
+        suspended: false,
+    })
 }
 
 fn content_hash(new: &mut NewJob) -> ApiResult<[u8; 32]> {
     // Absent, null and empty mean the same, so they count the same.
     new.labels = new.labels.take().filter(|labels| !labels.is_empty());
-    new.parameters = new.parameters.take().filter(|parameters| new.job_type.is_some() && !parameters.is_null());
+    new.parameters = new
+        .parameters
+        .take()
+        .filter(|parameters| new.job_type.is_some() && !parameters.is_null());
     new.expiry = new.expiry.take().filter(|expiry| !expiry.is_empty());
-    new.expiry.iter_mut().flat_map(Expiry::policies).for_each(|(_, policy)| policy.policer = None);
+    new.expiry
+        .iter_mut()
+        .flat_map(Expiry::policies)
+        .for_each(|(_, policy)| policy.policer = None);
     new.delay = new.delay.filter(|delay| *delay > 0);
     let value = serde_json::to_value(&*new).map_err(|error| ApiError::Bug(error.to_string()))?;
     Ok(Sha256::digest(canonical(&value)).into())
@@ -303,10 +408,15 @@ fn canonical(value: &Value) -> String {
     match value {
         Value::Object(members) => {
             let sorted: BTreeMap<&String, &Value> = members.iter().collect();
-            let members = sorted.into_iter().map(|(name, value)| format!("{}:{}", Value::from(name.as_str()), canonical(value)));
+            let members = sorted.into_iter().map(|(name, value)| {
+                format!("{}:{}", Value::from(name.as_str()), canonical(value))
+            });
             format!("{{{}}}", members.collect::<Vec<_>>().join(","))
         }
-        Value::Array(values) => format!("[{}]", values.iter().map(canonical).collect::<Vec<_>>().join(",")),
+        Value::Array(values) => format!(
+            "[{}]",
+            values.iter().map(canonical).collect::<Vec<_>>().join(",")
+        ),
         scalar => scalar.to_string(),
     }
 }
@@ -319,8 +429,11 @@ mod tests {
 
     fn try_accept(body: &str) -> Result<Accepted, String> {
         let ids = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
-        let given = read(body.as_bytes()).and_then(|given| given.job_type().map(drop).map(|()| given));
-        given.and_then(|given| accept(ids.0, ids.1, given, None)).map_err(|error| error.to_string())
+        let given =
+            read(body.as_bytes()).and_then(|given| given.job_type().map(drop).map(|()| given));
+        given
+            .and_then(|given| accept(ids.0, ids.1, given, None))
+            .map_err(|error| error.to_string())
     }
 
     fn job() -> Value {
@@ -410,13 +523,19 @@ mod tests {
     #[test]
     fn the_flaw_that_caf_looks_for_first_is_told_first() {
         let body = json!({"labels": {" ": ""}, "delay": 1, "task": {"taskClassifier": "W", "taskApiVersion": 1, "targetPipe": ""}});
-        assert_eq!(try_accept(&body.to_string()).unwrap_err(), "The target queue name has not been specified.");
+        assert_eq!(
+            try_accept(&body.to_string()).unwrap_err(),
+            "The target queue name has not been specified."
+        );
     }
 
     #[test]
     fn a_target_pipe_that_is_the_task_pipe_is_refused_and_both_are_named() {
         let refusal = try_accept(&with("task.targetPipe", json!("IN"))).unwrap_err();
-        assert!(refusal.starts_with("The taskPipe and the targetPipe are both 'in'"), "{refusal}");
+        assert!(
+            refusal.starts_with("The taskPipe and the targetPipe are both 'in'"),
+            "{refusal}"
+        );
     }
 
     #[test]
@@ -430,19 +549,41 @@ mod tests {
             ("delay", json!(-5)),
             ("somethingElse", json!({"a": 1})),
         ] {
-            assert_eq!(hash(&with(member, value.clone())), hash(&job().to_string()), "{member} = {value}");
+            assert_eq!(
+                hash(&with(member, value.clone())),
+                hash(&job().to_string()),
+                "{member} = {value}"
+            );
         }
-        assert!(try_accept(&with("labels", json!(null))).unwrap().request.labels.is_empty());
-        assert_eq!(try_accept(&with("task.targetPipe", json!(null))).unwrap().task.target_pipe, None);
+        assert!(
+            try_accept(&with("labels", json!(null)))
+                .unwrap()
+                .request
+                .labels
+                .is_empty()
+        );
+        assert_eq!(
+            try_accept(&with("task.targetPipe", json!(null)))
+                .unwrap()
+                .task
+                .target_pipe,
+            None
+        );
     }
 
     #[test]
     fn task_data_given_as_an_object_travels_as_written_less_white_space() {
         let data = r#"{ "z" : 1.10, "a": [123456789012345678901234567890 , "q \" { \\" ],
             "ü\u00fc": {}}"#;
-        let body = format!(r#"{{"task": {{"taskClassifier": "W", "taskApiVersion": 1, "taskPipe": "in", "taskData": {data}}}}}"#);
-        let expected = r#"{"z":1.10,"a":[123456789012345678901234567890,"q \" { \\"],"ü\u00fc":{}}"#;
-        assert_eq!(String::from_utf8(try_accept(&body).unwrap().task.data).unwrap(), expected);
+        let body = format!(
+            r#"{{"task": {{"taskClassifier": "W", "taskApiVersion": 1, "taskPipe": "in", "taskData": {data}}}}}"#
+        );
+        let expected =
+            r#"{"z":1.10,"a":[123456789012345678901234567890,"q \" { \\"],"ü\u00fc":{}}"#;
+        assert_eq!(
+            String::from_utf8(try_accept(&body).unwrap().task.data).unwrap(),
+            expected
+        );
     }
 
     #[test]
@@ -457,7 +598,11 @@ mod tests {
             let mut body = job();
             body["task"]["taskData"] = json!(text);
             body["task"]["taskDataEncoding"] = json!(encoding);
-            assert_eq!(try_accept(&body.to_string()).unwrap().task.data, bytes, "{text} as {encoding:?}");
+            assert_eq!(
+                try_accept(&body.to_string()).unwrap().task.data,
+                bytes,
+                "{text} as {encoding:?}"
+            );
         }
     }
 
@@ -479,14 +624,21 @@ mod tests {
             ("prerequisiteJobIds", json!(["a"])),
             ("task.targetPipe", json!(null)),
         ] {
-            assert_ne!(hash(&with(member, value.clone())), hash(&job().to_string()), "{member} = {value}");
+            assert_ne!(
+                hash(&with(member, value.clone())),
+                hash(&job().to_string()),
+                "{member} = {value}"
+            );
         }
     }
 
     #[test]
     fn prerequisites_count_by_what_they_mean() {
         let with_ids = |ids: Value| hash(&with("prerequisiteJobIds", ids));
-        assert_eq!(with_ids(json!(["b", null, "a,pc", "a", " "])), with_ids(json!(["a,x,pc", "b,y"])));
+        assert_eq!(
+            with_ids(json!(["b", null, "a,pc", "a", " "])),
+            with_ids(json!(["a,x,pc", "b,y"]))
+        );
         assert_ne!(with_ids(json!(["a", "b"])), with_ids(json!(["a,pc", "b"])));
     }
 
@@ -496,6 +648,9 @@ mod tests {
             r#"{"labels":{"a:b":"1","c":null},"name":"n","onFailure":"stop","task":{"targetPipe":"out","taskApiVersion":1,"#,
             r#""taskClassifier":"W","taskData":"data","taskPipe":"in"}}"#
         );
-        assert_eq!(hash(&job().to_string()), <[u8; 32]>::from(Sha256::digest(canonical)));
+        assert_eq!(
+            hash(&job().to_string()),
+            <[u8; 32]>::from(Sha256::digest(canonical))
+        );
     }
 }

@@ -53,11 +53,15 @@ struct Document;
 
 pub fn router(parts: Arc<Parts>) -> Router {
     let (router, document) = routes().split_for_parts();
-    let ui = SwaggerUi::new("/job-service-ui").url("/job-service-ui/api-docs/openapi.json", document);
+    let ui =
+        SwaggerUi::new("/job-service-ui").url("/job-service-ui/api-docs/openapi.json", document);
     let body_limit = DefaultBodyLimit::max(parts.options.max_body_bytes);
     let router = router
         .with_state(parts)
-        .route("/job-service-ui/api-docs/swagger.yaml", get(described_in_yaml))
+        .route(
+            "/job-service-ui/api-docs/swagger.yaml",
+            get(described_in_yaml),
+        )
         .merge(Router::from(ui).layer(middleware::from_fn(not_found_as_json)))
         .fallback(unknown_url)
         .method_not_allowed_fallback(wrong_method)
@@ -70,8 +74,18 @@ pub fn router(parts: Arc<Parts>) -> Router {
 
 /// To clients of the CAF, `…/jobs/` is the same as `…/jobs`.
 fn without_last_slash(mut request: Request) -> Request {
-    let Some(path) = request.uri().path().strip_suffix('/').filter(|path| path.starts_with(BASE_PATH)) else { return request };
-    let path = request.uri().query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
+    let Some(path) = request
+        .uri()
+        .path()
+        .strip_suffix('/')
+        .filter(|path| path.starts_with(BASE_PATH))
+    else {
+        return request;
+    };
+    let path = request
+        .uri()
+        .query()
+        .map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
     let mut parts = request.uri().clone().into_parts();
     if let Ok(path) = path.parse() {
         parts.path_and_query = Some(path);
@@ -105,22 +119,34 @@ fn routes() -> OpenApiRouter<Arc<Parts>> {
         .routes(routes!(job_status::status))
         .routes(routes!(job_status::is_active))
         .routes(routes!(get_task::get));
-    OpenApiRouter::with_openapi(Document::openapi()).nest(BASE_PATH, api).routes(routes!(health::health_check))
+    OpenApiRouter::with_openapi(Document::openapi())
+        .nest(BASE_PATH, api)
+        .routes(routes!(health::health_check))
 }
 
 /// Where CAF has its description. JSON is YAML, too.
 async fn described_in_yaml() -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "application/yaml")], Json(openapi()))
+    (
+        [(header::CONTENT_TYPE, "application/yaml")],
+        Json(openapi()),
+    )
 }
 
 async fn unknown_url(uri: Uri) -> ApiError {
-    ApiError::NotFound(format!("There is nothing at {}. The API is described at /job-service-ui/.", uri.path()))
+    ApiError::NotFound(format!(
+        "There is nothing at {}. The API is described at /job-service-ui/.",
+        uri.path()
+    ))
 }
 
 /// The UI has a refusal of its own, which is not JSON.
 async fn not_found_as_json(uri: Uri, request: Request, next: Next) -> Response {
     let response = next.run(request).await;
-    if response.status() == StatusCode::NOT_FOUND { unknown_url(uri).await.into_response() } else { response }
+    if response.status() == StatusCode::NOT_FOUND {
+        unknown_url(uri).await.into_response()
+    } else {
+        response
+    }
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {
@@ -129,15 +155,24 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
 
 /// Has the workers ask for the job's status at once. One that does not hear it asks when its last answer no longer holds.
 fn announce(parts: &Parts, partition: &PartitionId, job: &JobId) {
-    drop(framework::announce(&*parts.broker, vec![format!("{partition}:{job}")]));
+    drop(framework::announce(
+        &*parts.broker,
+        vec![format!("{partition}:{job}")],
+    ));
 }
 
 /// What every route that needs the store may answer besides.
 #[derive(utoipa::IntoResponses)]
 #[expect(dead_code, reason = "documentation only")]
 enum StoreTrouble {
-    #[response(status = 500, description = "The service has failed; its log tells why, under the correlation id")]
+    #[response(
+        status = 500,
+        description = "The service has failed; its log tells why, under the correlation id"
+    )]
     Failed(#[to_schema] ErrorBody),
-    #[response(status = 503, description = "The database is not available; try again later")]
+    #[response(
+        status = 503,
+        description = "The database is not available; try again later"
+    )]
     Unavailable(#[to_schema] ErrorBody),
 }

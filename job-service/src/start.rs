@@ -31,7 +31,12 @@ pub struct Moment {
     pub correlation_id: String,
 }
 
-pub fn message(task: FirstTask, life: &Life, moment: Moment, options: &ServiceOptions) -> TaskMessage {
+pub fn message(
+    task: FirstTask,
+    life: &Life,
+    moment: Moment,
+    options: &ServiceOptions,
+) -> TaskMessage {
     TaskMessage {
         version: 3,
         task_id: moment.task_id.to_string(),
@@ -44,7 +49,8 @@ pub fn message(task: FirstTask, life: &Life, moment: Moment, options: &ServiceOp
         tracking: Some(Tracking {
             job_task_id: Some(life.job_task_id()),
             last_status_check_time: Some(moment.now),
-            status_check_interval_millis: i64::try_from(options.status_check_interval.as_millis()).unwrap_or(i64::MAX),
+            status_check_interval_millis: i64::try_from(options.status_check_interval.as_millis())
+                .unwrap_or(i64::MAX),
             status_check_url: Some(status_url(&options.webservice_url, life)),
             tracking_pipe: Some(options.tracking_pipe.clone()),
             track_to: task.target_pipe,
@@ -61,7 +67,10 @@ fn status_url(webservice_url: &str, life: &Life) -> String {
     let base = webservice_url.trim_end_matches('/');
     let partition = utf8_percent_encode(life.partition.as_str(), ENCODED);
     let job = utf8_percent_encode(life.job.as_str(), ENCODED);
-    format!("{base}/partitions/{partition}/jobs/{job}/status?n={}", life.incarnation)
+    format!(
+        "{base}/partitions/{partition}/jobs/{job}/status?n={}",
+        life.incarnation
+    )
 }
 
 #[cfg(test)]
@@ -71,7 +80,12 @@ mod tests {
     use super::*;
 
     fn life(job: &str, incarnation: i64, first: bool) -> Life {
-        Life { partition: PartitionId::parse("acme").unwrap(), job: JobId::parse(job).unwrap(), incarnation, first }
+        Life {
+            partition: PartitionId::parse("acme").unwrap(),
+            job: JobId::parse(job).unwrap(),
+            incarnation,
+            first,
+        }
     }
 
     fn start(life: &Life, target_pipe: Option<&str>) -> String {
@@ -82,8 +96,15 @@ mod tests {
             pipe: "batch-in".into(),
             target_pipe: target_pipe.map(str::to_owned),
         };
-        let moment = Moment { task_id: Uuid::nil(), now: 1_767_225_600_000, correlation_id: "corr-42".into() };
-        let options = ServiceOptions { webservice_url: "http://job-service:8080/job-service/v1/".into(), ..ServiceOptions::default() };
+        let moment = Moment {
+            task_id: Uuid::nil(),
+            now: 1_767_225_600_000,
+            correlation_id: "corr-42".into(),
+        };
+        let options = ServiceOptions {
+            webservice_url: "http://job-service:8080/job-service/v1/".into(),
+            ..ServiceOptions::default()
+        };
         String::from_utf8(message(task, life, moment, &options).encode()).unwrap()
     }
 
@@ -114,6 +135,9 @@ mod tests {
 
     #[test]
     fn ids_are_encoded_in_the_status_url() {
-        assert!(start(&life("a/b ü%#&=", 1, true), None).contains("/jobs/a%2Fb%20%C3%BC%25%23%26%3D/status?n=1"));
+        assert!(
+            start(&life("a/b ü%#&=", 1, true), None)
+                .contains("/jobs/a%2Fb%20%C3%BC%25%23%26%3D/status?n=1")
+        );
     }
 }

@@ -23,7 +23,12 @@ const DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 const MAX_PIPE: usize = 255;
 
 /// Runs until `shutdown`.
-pub async fn run(store: &Store, broker: &Arc<dyn Broker>, paused_pipe: &str, shutdown: &CancellationToken) {
+pub async fn run(
+    store: &Store,
+    broker: &Arc<dyn Broker>,
+    paused_pipe: &str,
+    shutdown: &CancellationToken,
+) {
     let settings = Settings {
         input: paused_pipe.to_owned(),
         invalid: format!("{paused_pipe}.invalid"),
@@ -35,7 +40,9 @@ pub async fn run(store: &Store, broker: &Arc<dyn Broker>, paused_pipe: &str, shu
         paused: None,
         ..Settings::new("job-service-stower")
     };
-    let runtime = Runtime::new(settings, Arc::clone(broker)).collector(Stower { store: store.clone() });
+    let runtime = Runtime::new(settings, Arc::clone(broker)).collector(Stower {
+        store: store.clone(),
+    });
     if let Err(error) = runtime.run_until(shutdown.clone()).await {
         tracing::error!(%error, pipe = paused_pipe, "tasks of paused jobs are not taken");
     }
@@ -60,12 +67,21 @@ impl Collector for Stower {
         let mut verdicts = Vec::with_capacity(arrivals.len());
         let (mut candidates, mut tasks) = (Vec::new(), Vec::new());
         for (place, arrival) in arrivals.iter().enumerate() {
-            let Some(back) = arrival.back().filter(|back| arrival.is_diverted() && is_pipe(&back.pipe)) else {
-                verdicts.push(Verdict::Invalid("the message names no pipe (`to`) to which it could go back".to_owned()));
+            let Some(back) = arrival
+                .back()
+                .filter(|back| arrival.is_diverted() && is_pipe(&back.pipe))
+            else {
+                verdicts.push(Verdict::Invalid(
+                    "the message names no pipe (`to`) to which it could go back".to_owned(),
+                ));
                 continue;
             };
             // What is of no job is not paused either.
-            match arrival.message().job_task_id().and_then(|id| JobTaskId::parse(id).ok()) {
+            match arrival
+                .message()
+                .job_task_id()
+                .and_then(|id| JobTaskId::parse(id).ok())
+            {
                 None => verdicts.push(goes_back(back)),
                 Some(id) => {
                     verdicts.push(Verdict::Discard);
@@ -95,19 +111,29 @@ impl Collector for Stower {
 
     /// A task is never given up here, whatever died while it was there.
     fn condemn(&self, arrival: &Arrival) -> Verdict {
-        Verdict::Again(format!("processes have died while they had {}", arrival.message().task_id))
+        Verdict::Again(format!(
+            "processes have died while they had {}",
+            arrival.message().task_id
+        ))
     }
 }
 
 impl Stower {
     /// Waits for the store as long as it takes. An error is the store's own.
-    async fn stow_when_possible(&self, tasks: &[(JobTaskId, StowedTask)]) -> Result<Vec<Stowing>, String> {
+    async fn stow_when_possible(
+        &self,
+        tasks: &[(JobTaskId, StowedTask)],
+    ) -> Result<Vec<Stowing>, String> {
         let mut delay = DELAYS.0;
         loop {
             match self.store.stow(tasks).await {
                 Ok(stowings) => return Ok(stowings),
                 Err(StoreError::Unavailable(reason)) => {
-                    tracing::warn!(reason, ?delay, "tasks of paused jobs cannot be stowed; they are kept and tried again");
+                    tracing::warn!(
+                        reason,
+                        ?delay,
+                        "tasks of paused jobs cannot be stowed; they are kept and tried again"
+                    );
                     tokio::time::sleep(delay).await;
                     delay = (delay * 2).min(DELAYS.1);
                 }
@@ -122,7 +148,10 @@ fn is_pipe(name: &str) -> bool {
 }
 
 fn goes_back(back: Outgoing) -> Verdict {
-    Verdict::Done(Effects { messages: vec![back], ..Effects::default() })
+    Verdict::Done(Effects {
+        messages: vec![back],
+        ..Effects::default()
+    })
 }
 
 fn stowed(back: &Outgoing) -> StowedTask {
@@ -133,7 +162,11 @@ fn stowed(back: &Outgoing) -> StowedTask {
         };
         (name.to_owned(), value)
     });
-    StowedTask { pipe: back.pipe.to_string(), body: back.body.to_vec(), headers: headers.collect() }
+    StowedTask {
+        pipe: back.pipe.to_string(),
+        body: back.body.to_vec(),
+        headers: headers.collect(),
+    }
 }
 
 /// A message from the store on its way to the broker.

@@ -29,8 +29,14 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
                     tracing::debug!(tables, "task tables were dropped");
                 }
                 // What is due now and was not done now is not done by asking at once.
-                let least = if jobs + tables == 0 { IDLE } else { Duration::ZERO };
-                next.and_then(|millis| Instant::now().checked_add(Duration::from_millis(millis).max(least)))
+                let least = if jobs + tables == 0 {
+                    IDLE
+                } else {
+                    Duration::ZERO
+                };
+                next.and_then(|millis| {
+                    Instant::now().checked_add(Duration::from_millis(millis).max(least))
+                })
             }
             Err(error) => {
                 let pause = pause_after(failures);

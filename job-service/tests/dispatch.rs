@@ -1,6 +1,10 @@
 //! When jobs start, as clients and workers see it: delays, prerequisites, suspended partitions, several services on one store.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
 
 #[macro_use]
 mod service;
@@ -75,33 +79,60 @@ async fn nothing_came(service: &Service, pipe: &str) {
     assert_eq!(service.broker.depth(pipe).await.unwrap(), 0);
 }
 
-async fn a_job_starts_when_its_prerequisites_are_completed_with_what_its_own_request_said(backend: Backend) {
+async fn a_job_starts_when_its_prerequisites_are_completed_with_what_its_own_request_said(
+    backend: Backend,
+) {
     let service = Service::start(backend).await;
     service.put("a", &job("in")).await.is(201);
     message(&service, "in").await;
     let mut waiting = after("next", &["a", " ", "a,pc", "later", "nobody,pc"]);
-    (waiting["task"]["taskData"], waiting["task"]["taskDataEncoding"]) = (json!("AP/+gA=="), json!("base64"));
-    let request = service.request(Method::PUT, &service.path("/jobs/j")).header("CAF-Correlation-Id", "corr-42");
+    (
+        waiting["task"]["taskData"],
+        waiting["task"]["taskDataEncoding"],
+    ) = (json!("AP/+gA=="), json!("base64"));
+    let request = service
+        .request(Method::PUT, &service.path("/jobs/j"))
+        .header("CAF-Correlation-Id", "corr-42");
     Answer::of(request.body(waiting.to_string())).await.is(201);
     let state = service.get("/jobs/j").await.json();
-    assert_eq!(state["waitingFor"], json!([{"jobId": "a", "status": "Waiting"}, {"jobId": "later", "status": null}]));
-    assert_eq!((&state["status"], &state["dueTime"], &state["suspended"]), (&json!("Waiting"), &Value::Null, &Value::Null));
+    assert_eq!(
+        state["waitingFor"],
+        json!([{"jobId": "a", "status": "Waiting"}, {"jobId": "later", "status": null}])
+    );
+    assert_eq!(
+        (&state["status"], &state["dueTime"], &state["suspended"]),
+        (&json!("Waiting"), &Value::Null, &Value::Null)
+    );
     complete(&service, "a").await;
     nothing_came(&service, "next").await;
     service.put("later", &job("in")).await.is(201);
     complete(&service, "later").await;
     let start = message(&service, "next").await;
-    assert_eq!((start.correlation_id.as_deref(), start.task_data), (Some("corr-42"), Some(vec![0, 0xff, 0xfe, 0x80])));
-    assert_eq!(service.get("/jobs/j").await.json()["waitingFor"], Value::Null);
+    assert_eq!(
+        (start.correlation_id.as_deref(), start.task_data),
+        (Some("corr-42"), Some(vec![0, 0xff, 0xfe, 0x80]))
+    );
+    assert_eq!(
+        service.get("/jobs/j").await.json()["waitingFor"],
+        Value::Null
+    );
     nothing_came(&service, "next").await;
 }
 
-async fn a_job_whose_prerequisites_are_complete_or_need_not_be_there_starts_at_once(backend: Backend) {
+async fn a_job_whose_prerequisites_are_complete_or_need_not_be_there_starts_at_once(
+    backend: Backend,
+) {
     let service = Service::start(backend).await;
     service.put("a", &job("in")).await.is(201);
     complete(&service, "a").await;
-    service.put("j", &after("next", &["a", "nobody,pc"])).await.is(201);
-    assert_eq!(message(&service, "next").await.job_task_id(), Some(format!("{}:j", service.partition).as_str()));
+    service
+        .put("j", &after("next", &["a", "nobody,pc"]))
+        .await
+        .is(201);
+    assert_eq!(
+        message(&service, "next").await.job_task_id(),
+        Some(format!("{}:j", service.partition).as_str())
+    );
 }
 
 async fn a_job_that_would_wait_in_vain_is_refused_with_the_reason(backend: Backend) {
@@ -114,26 +145,46 @@ async fn a_job_that_would_wait_in_vain_is_refused_with_the_reason(backend: Backe
     service.cancel("gone").await.is(204);
     service.put("c", &after("in", &["d"])).await.is(201);
     for (prerequisites, text) in [
-        (&["b", "a", "gone"][..], "One or more prerequisite jobs have failed. Failed Job IDs: a, b"),
-        (&["gone", "nobody"], "One or more prerequisite jobs have been cancelled. Cancelled Job IDs: gone"),
+        (
+            &["b", "a", "gone"][..],
+            "One or more prerequisite jobs have failed. Failed Job IDs: a, b",
+        ),
+        (
+            &["gone", "nobody"],
+            "One or more prerequisite jobs have been cancelled. Cancelled Job IDs: gone",
+        ),
         (&["c"], "The job would wait for itself: d -> c -> d"),
         (&["d"], "The job would wait for itself: d -> d"),
     ] {
-        service.put("d", &after("in", prerequisites)).await.refuses(400, text);
+        service
+            .put("d", &after("in", prerequisites))
+            .await
+            .refuses(400, text);
     }
     let bad = service.put("d", &after("in", &["x:y"])).await;
-    assert!(bad.error().starts_with("The prerequisite job id 'x:y' is no job id: "), "{bad:?}");
+    assert!(
+        bad.error()
+            .starts_with("The prerequisite job id 'x:y' is no job id: "),
+        "{bad:?}"
+    );
     service.get("/jobs/d").await.is(404);
 }
 
 async fn a_delay_is_waited_for_and_shown(backend: Backend) {
     let service = Service::start(backend).await;
-    for (id, delay) in [("null", Value::Null), ("negative", json!(-5)), ("zero", json!(0))] {
+    for (id, delay) in [
+        ("null", Value::Null),
+        ("negative", json!(-5)),
+        ("zero", json!(0)),
+    ] {
         let mut now = job(id);
         now["delay"] = delay;
         service.put(id, &now).await.is(201);
         message(&service, id).await;
-        assert_eq!(service.get(&format!("/jobs/{id}")).await.json()["delay"], Value::Null);
+        assert_eq!(
+            service.get(&format!("/jobs/{id}")).await.json()["delay"],
+            Value::Null
+        );
     }
     let mut soon = job("soon");
     soon["delay"] = json!(1);
@@ -142,19 +193,40 @@ async fn a_delay_is_waited_for_and_shown(backend: Backend) {
     assert_eq!(state["delay"], 1);
     let due = state["dueTime"].as_i64().unwrap();
     message(&service, "soon").await;
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
-    assert!(i64::try_from(now).unwrap() >= due - 50, "sent {now}, due {due}");
-    assert!(due >= state["createTime"].as_i64().unwrap() + 950, "{state}");
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_millis();
+    assert!(
+        i64::try_from(now).unwrap() >= due - 50,
+        "sent {now}, due {due}"
+    );
+    assert!(
+        due >= state["createTime"].as_i64().unwrap() + 950,
+        "{state}"
+    );
 }
 
 async fn what_is_waited_for_belongs_to_the_request(backend: Backend) {
     let service = Service::start(backend).await;
-    service.put("j", &after("in", &["b", "a,pc", "c"])).await.is(201);
-    service.put("j", &after("in", &["c", "", "a", "b", "a,x,pc", "b"])).await.is(204);
-    service.put("j", &after("in", &["c", "a", "b"])).await.refuses(403, "Job already exists");
+    service
+        .put("j", &after("in", &["b", "a,pc", "c"]))
+        .await
+        .is(201);
+    service
+        .put("j", &after("in", &["c", "", "a", "b", "a,x,pc", "b"]))
+        .await
+        .is(204);
+    service
+        .put("j", &after("in", &["c", "a", "b"]))
+        .await
+        .refuses(403, "Job already exists");
     let mut delayed = after("in", &["b", "a,pc", "c"]);
     delayed["delay"] = json!(1);
-    service.put("j", &delayed).await.refuses(403, "Job already exists");
+    service
+        .put("j", &delayed)
+        .await
+        .refuses(403, "Job already exists");
 }
 
 async fn a_failure_or_cancellation_reaches_all_that_wait_and_workers_hear_of_it(backend: Backend) {
@@ -164,10 +236,19 @@ async fn a_failure_or_cancellation_reaches_all_that_wait_and_workers_hear_of_it(
     service.put("a", &after("next", &["b"])).await.is(201);
     fail(&service, "root").await;
     let state = service.get("/jobs/a").await.json();
-    assert_eq!((&state["status"], &state["percentageComplete"]), (&json!("Failed"), &json!(0.0)));
+    assert_eq!(
+        (&state["status"], &state["percentageComplete"]),
+        (&json!("Failed"), &json!(0.0))
+    );
     let failure = &state["failures"][0];
-    assert_eq!(failure["failureSource"], format!("{}:root:worker-pages", service.partition));
-    assert_eq!((&failure["failureId"], &failure["failureMessage"]), (&json!("TORN"), &json!("the page is torn")));
+    assert_eq!(
+        failure["failureSource"],
+        format!("{}:root:worker-pages", service.partition)
+    );
+    assert_eq!(
+        (&failure["failureId"], &failure["failureMessage"]),
+        (&json!("TORN"), &json!("the page is torn"))
+    );
 
     service.put("m", &job("in")).await.is(201);
     service.put("n", &after("next", &["m"])).await.is(201);
@@ -175,7 +256,11 @@ async fn a_failure_or_cancellation_reaches_all_that_wait_and_workers_hear_of_it(
     let mut heard = service.broker.announcements().await.unwrap();
     service.cancel("m").await.is(204);
     for id in ["m", "n", "o"] {
-        assert_eq!(service.get(&format!("/jobs/{id}/status")).await.json(), "Cancelled", "{id}");
+        assert_eq!(
+            service.get(&format!("/jobs/{id}/status")).await.json(),
+            "Cancelled",
+            "{id}"
+        );
     }
     let told = loop {
         if let Heard::Said(body) = heard.next().await.unwrap() {
@@ -183,7 +268,12 @@ async fn a_failure_or_cancellation_reaches_all_that_wait_and_workers_hear_of_it(
         }
     };
     let told: Value = serde_json::from_slice(&told).unwrap();
-    let told: BTreeSet<&str> = told["jobs"].as_array().unwrap().iter().map(|job| job.as_str().unwrap()).collect();
+    let told: BTreeSet<&str> = told["jobs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|job| job.as_str().unwrap())
+        .collect();
     let all = ["m", "n", "o"].map(|id| format!("{}:{id}", service.partition));
     assert_eq!(told, all.iter().map(String::as_str).collect());
     service.put("x", &job("in")).await.is(201);
@@ -194,25 +284,62 @@ async fn a_failure_or_cancellation_reaches_all_that_wait_and_workers_hear_of_it(
 }
 
 async fn a_suspended_job_is_kept_until_its_partition_is_dispatched(backend: Backend) {
-    let service = Service::start_configured(backend, |options| options.suspended_partitions = Some("p-.*".parse().unwrap())).await;
+    let service = Service::start_configured(backend, |options| {
+        options.suspended_partitions = Some("p-.*".parse().unwrap())
+    })
+    .await;
     service.put("a", &job("in")).await.is(201);
     service.put("b", &after("next", &["a"])).await.is(201);
     assert_eq!(service.get("/jobs/a").await.json()["suspended"], true);
     // Another partition is none of those.
-    let elsewhere = format!("{}/partitions/x{}", job_service::BASE_PATH, service.partition);
-    service.call(Method::PUT, &format!("{elsewhere}/jobs/j"), Some(job("other").to_string())).await.is(201);
+    let elsewhere = format!(
+        "{}/partitions/x{}",
+        job_service::BASE_PATH,
+        service.partition
+    );
+    service
+        .call(
+            Method::PUT,
+            &format!("{elsewhere}/jobs/j"),
+            Some(job("other").to_string()),
+        )
+        .await
+        .is(201);
     message(&service, "other").await;
     assert_eq!(service.broker.depth("in").await.unwrap(), 0);
-    assert_eq!(service.call(Method::POST, &format!("{elsewhere}/dispatch"), None).await.is(200).json(), json!({"jobsReleased": 0}));
-    let dispatch = async || service.call(Method::POST, &service.path("/dispatch"), None).await.is(200).json();
+    assert_eq!(
+        service
+            .call(Method::POST, &format!("{elsewhere}/dispatch"), None)
+            .await
+            .is(200)
+            .json(),
+        json!({"jobsReleased": 0})
+    );
+    let dispatch = async || {
+        service
+            .call(Method::POST, &service.path("/dispatch"), None)
+            .await
+            .is(200)
+            .json()
+    };
     assert_eq!(dispatch().await, json!({"jobsReleased": 2}));
     message(&service, "in").await;
     assert_eq!(dispatch().await, json!({"jobsReleased": 0}));
     let state = service.get("/jobs/b").await.json();
-    assert_eq!((&state["suspended"], &state["waitingFor"][0]["jobId"]), (&Value::Null, &json!("a")));
+    assert_eq!(
+        (&state["suspended"], &state["waitingFor"][0]["jobId"]),
+        (&Value::Null, &json!("a"))
+    );
     complete(&service, "a").await;
     message(&service, "next").await;
-    service.call(Method::POST, &format!("{}/partitions/a.b/dispatch", job_service::BASE_PATH), None).await.is(400);
+    service
+        .call(
+            Method::POST,
+            &format!("{}/partitions/a.b/dispatch", job_service::BASE_PATH),
+            None,
+        )
+        .await
+        .is(400);
 }
 
 async fn of_two_services_on_one_store_one_sends_each_start_message(backend: Backend) {
@@ -224,7 +351,11 @@ async fn of_two_services_on_one_store_one_sends_each_start_message(backend: Back
         _ => service.store.clone(),
     };
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
-    let other = JobService::new(store, Arc::new(service.broker.clone()), options(&service.root));
+    let other = JobService::new(
+        store,
+        Arc::new(service.broker.clone()),
+        options(&service.root),
+    );
     let token = stop.clone();
     tracker.spawn(async move { other.run_background(token).await });
     tracker.close();
@@ -234,15 +365,21 @@ async fn of_two_services_on_one_store_one_sends_each_start_message(backend: Back
         join_all(chunk.into_iter().map(|n| async move {
             let id = format!("j{n}");
             // Half of them are released by one commit.
-            let new = if n % 2 == 0 { job("in") } else { after("in", &["first"]) };
+            let new = if n % 2 == 0 {
+                job("in")
+            } else {
+                after("in", &["first"])
+            };
             service.put(&id, &new).await.is(201);
         }))
         .await;
     }
     complete(&service, "first").await;
-    wait_for("the outbox to be empty", async || match service.store.outbox(10).await {
-        Ok(left) if left.is_empty() => Ok(()),
-        other => Err(format!("{other:?}")),
+    wait_for("the outbox to be empty", async || {
+        match service.store.outbox(10).await {
+            Ok(left) if left.is_empty() => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
     })
     .await;
     stop.cancel();
@@ -256,13 +393,21 @@ async fn different_jobs(broker: &Memory, pipe: &str, messages: usize) -> usize {
     let mut seen = BTreeSet::new();
     for _ in 0..messages {
         let delivery = consumer.next().await.unwrap();
-        seen.insert(TaskMessage::decode(&delivery.body).unwrap().job_task_id().unwrap().to_owned());
+        seen.insert(
+            TaskMessage::decode(&delivery.body)
+                .unwrap()
+                .job_task_id()
+                .unwrap()
+                .to_owned(),
+        );
         delivery.ack();
     }
     seen.len()
 }
 
-async fn a_thousand_requests_for_one_job_at_once_are_answered_as_if_they_came_one_by_one(backend: Backend) {
+async fn a_thousand_requests_for_one_job_at_once_are_answered_as_if_they_came_one_by_one(
+    backend: Backend,
+) {
     let service = Service::start(backend).await;
     let bodies = ["one", "two"].map(|name| {
         let mut job = job("in");
@@ -270,11 +415,32 @@ async fn a_thousand_requests_for_one_job_at_once_are_answered_as_if_they_came_on
         job
     });
     let (service, bodies) = (&service, &bodies);
-    let answers = join_all((0..1000).map(|n| async move { (n % 2, service.put("j", &bodies[n % 2]).await.status.as_u16()) })).await;
+    let answers = join_all((0..1000).map(|n| async move {
+        (
+            n % 2,
+            service.put("j", &bodies[n % 2]).await.status.as_u16(),
+        )
+    }))
+    .await;
     let winner = answers.iter().find(|(_, status)| *status == 201).unwrap().0;
-    let count = |kind: usize, status: u16| answers.iter().filter(|answer| **answer == (kind, status)).count();
-    assert_eq!((count(winner, 201), count(winner, 204), count(1 - winner, 403)), (1, 499, 500));
+    let count = |kind: usize, status: u16| {
+        answers
+            .iter()
+            .filter(|answer| **answer == (kind, status))
+            .count()
+    };
+    assert_eq!(
+        (
+            count(winner, 201),
+            count(winner, 204),
+            count(1 - winner, 403)
+        ),
+        (1, 499, 500)
+    );
     message(service, "in").await;
-    assert_eq!(service.get("/jobs/j").await.json()["name"], ["one", "two"][winner]);
+    assert_eq!(
+        service.get("/jobs/j").await.json()["name"],
+        ["one", "two"][winner]
+    );
     nothing_came(service, "in").await;
 }

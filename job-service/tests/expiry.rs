@@ -1,6 +1,10 @@
 //! How long jobs are kept once they have ended, over HTTP.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
 
 #[macro_use]
 mod service;
@@ -27,7 +31,11 @@ fn with_expiry(expiry: Value) -> Value {
 async fn is_gone(service: &Service, job: &str) {
     wait_for(&format!("{job} to be deleted"), async || {
         let answer = service.get(&format!("/jobs/{job}")).await;
-        if answer.status == 404 { Ok(()) } else { Err(answer.body) }
+        if answer.status == 404 {
+            Ok(())
+        } else {
+            Err(answer.body)
+        }
     })
     .await;
 }
@@ -35,9 +43,29 @@ async fn is_gone(service: &Service, job: &str) {
 async fn a_job_is_gone_when_its_time_is_over_and_others_stay(backend: Backend) {
     let service = Service::start(backend).await;
     service.put("kept", &new_job()).await.is(201);
-    service.put("later", &with_expiry(json!({"Completed": {"expiryTime": "lastUpdateTime+P1D"}}))).await.is(201);
-    service.put("soon", &with_expiry(json!({"Completed": {"expiryTime": "lastUpdateTime+PT1S", "operation": "Delete"}}))).await.is(201);
-    service.put("cancelled", &with_expiry(json!({"Cancelled": {"expiryTime": "2020-01-01T00:00:00Z"}}))).await.is(201);
+    service
+        .put(
+            "later",
+            &with_expiry(json!({"Completed": {"expiryTime": "lastUpdateTime+P1D"}})),
+        )
+        .await
+        .is(201);
+    service
+        .put(
+            "soon",
+            &with_expiry(
+                json!({"Completed": {"expiryTime": "lastUpdateTime+PT1S", "operation": "Delete"}}),
+            ),
+        )
+        .await
+        .is(201);
+    service
+        .put(
+            "cancelled",
+            &with_expiry(json!({"Cancelled": {"expiryTime": "2020-01-01T00:00:00Z"}})),
+        )
+        .await
+        .is(201);
     for job in ["kept", "later", "soon"] {
         service.report(job, "", EventKind::Complete).await;
     }
@@ -50,12 +78,25 @@ async fn a_job_is_gone_when_its_time_is_over_and_others_stay(backend: Backend) {
     // Another life is none of its past ones.
     service.put("soon", &new_job()).await.is(201);
     service.report("soon", "", EventKind::Complete).await;
-    assert_eq!(service.get("/jobs/soon/status").await.is(200).json(), json!("Waiting"));
+    assert_eq!(
+        service.get("/jobs/soon/status").await.is(200).json(),
+        json!("Waiting")
+    );
 }
 
 async fn the_default_holds_where_the_request_says_nothing(backend: Backend) {
-    let policy = |text: &str| Some(ExpiryPolicy { expiry_time: text.into(), policer: Some(Policer::System), ..Default::default() });
-    let expiry = Expiry { completed: policy("lastUpdateTime+P7D"), failed: policy("createTime+PT0S"), cancelled: None };
+    let policy = |text: &str| {
+        Some(ExpiryPolicy {
+            expiry_time: text.into(),
+            policer: Some(Policer::System),
+            ..Default::default()
+        })
+    };
+    let expiry = Expiry {
+        completed: policy("lastUpdateTime+P7D"),
+        failed: policy("createTime+PT0S"),
+        cancelled: None,
+    };
     let service = Service::start_configured(backend, |options| options.expiry = expiry).await;
     service.put("bare", &new_job()).await.is(201);
     let expected = json!({
@@ -63,7 +104,13 @@ async fn the_default_holds_where_the_request_says_nothing(backend: Backend) {
         "Failed": {"expiryTime": "createTime+PT0S", "operation": "Delete", "policer": "System"},
     });
     assert_eq!(service.get("/jobs/bare").await.json()["expiry"], expected);
-    service.put("own", &with_expiry(json!({"Failed": {"expiryTime": "none"}}))).await.is(201);
+    service
+        .put(
+            "own",
+            &with_expiry(json!({"Failed": {"expiryTime": "none"}})),
+        )
+        .await
+        .is(201);
     let expected = json!({
         "Completed": {"expiryTime": "lastUpdateTime+P7D", "operation": "Delete", "policer": "System"},
         "Failed": {"expiryTime": "none", "operation": "Delete", "policer": "User"},
@@ -71,7 +118,13 @@ async fn the_default_holds_where_the_request_says_nothing(backend: Backend) {
     assert_eq!(service.get("/jobs/own").await.json()["expiry"], expected);
     assert_eq!(service.get("/jobs").await.json()[0]["expiry"], expected);
     for job in ["own", "bare"] {
-        service.report(job, "", EventKind::Failed(contract::ReportFailure::default())).await;
+        service
+            .report(
+                job,
+                "",
+                EventKind::Failed(contract::ReportFailure::default()),
+            )
+            .await;
     }
     is_gone(&service, "bare").await;
     service.get("/jobs/own").await.is(200);
@@ -83,7 +136,13 @@ async fn the_policy_counts_for_whether_a_request_is_the_same(backend: Backend) {
     service.put("j", &with_expiry(policy)).await.is(201);
     let spelled = json!({"Completed": {"operation": "Delete", "expiryTime": "lastUpdateTime+P1D", "policer": "System"}});
     service.put("j", &with_expiry(spelled)).await.is(204);
-    service.put("j", &with_expiry(json!({"Completed": {"expiryTime": "lastUpdateTime+P2D"}}))).await.is(403);
+    service
+        .put(
+            "j",
+            &with_expiry(json!({"Completed": {"expiryTime": "lastUpdateTime+P2D"}})),
+        )
+        .await
+        .is(403);
     service.put("j", &new_job()).await.is(403);
     service.put("k", &new_job()).await.is(201);
     for nothing in [json!(null), json!({})] {
@@ -102,11 +161,26 @@ async fn a_policy_that_cannot_be_meant_is_refused(backend: Backend) {
             json!({"Completed": {"expiryTime": "lastUpdateTime+P1M"}}),
             "The expiry of a Completed job is not valid: 'P1M' is no span of time; write weeks, days, hours, minutes and seconds",
         ),
-        (json!({"Completed": {"expiryTime": "tomorrow"}}), "The expiry of a Completed job is not valid: 'tomorrow' is no time of expiry;"),
-        (json!({"Completed": {}}), "The body is not a job: missing field `expiryTime`"),
-        (json!({"Active": {"expiryTime": "none"}}), "The body is not a job: unknown field `Active`"),
-        (json!({"Failed": {"expiryTime": "none", "operation": "Burn"}}), "The body is not a job: unknown variant `Burn`"),
-        (json!("none"), "The body is not a job: invalid type: string \"none\""),
+        (
+            json!({"Completed": {"expiryTime": "tomorrow"}}),
+            "The expiry of a Completed job is not valid: 'tomorrow' is no time of expiry;",
+        ),
+        (
+            json!({"Completed": {}}),
+            "The body is not a job: missing field `expiryTime`",
+        ),
+        (
+            json!({"Active": {"expiryTime": "none"}}),
+            "The body is not a job: unknown field `Active`",
+        ),
+        (
+            json!({"Failed": {"expiryTime": "none", "operation": "Burn"}}),
+            "The body is not a job: unknown variant `Burn`",
+        ),
+        (
+            json!("none"),
+            "The body is not a job: invalid type: string \"none\"",
+        ),
     ] {
         let refusal = service.put("j", &with_expiry(expiry)).await.is(400).error();
         assert!(refusal.starts_with(text), "{refusal}");

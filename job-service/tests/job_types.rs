@@ -1,6 +1,10 @@
 //! Jobs made from parameters, over HTTP, and definitions that stop the start.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
 
 #[macro_use]
 mod service;
@@ -34,7 +38,11 @@ fn folder(definitions: &[(&str, &str)]) -> TempDir {
 fn load(definitions: &[(&str, &str)]) -> Result<JobTypes, String> {
     let folder = folder(definitions);
     let lookup = |name: &str| (name == "EXPORTBUCKET").then(|| "invoices".to_owned());
-    JobTypes::load(folder.path(), lookup).map_err(|error| error.to_string().replace(folder.path().to_str().unwrap(), ""))
+    JobTypes::load(folder.path(), lookup).map_err(|error| {
+        error
+            .to_string()
+            .replace(folder.path().to_str().unwrap(), "")
+    })
 }
 
 async fn serve(backend: Backend, job_types: JobTypes) -> Service {
@@ -43,8 +51,14 @@ async fn serve(backend: Backend, job_types: JobTypes) -> Service {
 
 /// A definition whose task carries what this expression makes.
 fn definition(schema: &str, expression: &str) -> String {
-    let schema = if schema.is_empty() { String::new() } else { format!("jobParametersSchema: {schema}\n") };
-    let task = format!(r#"{{taskClassifier: "W", taskApiVersion: 1, taskPipe: "in", taskData: {{made: ({expression})}}}}"#);
+    let schema = if schema.is_empty() {
+        String::new()
+    } else {
+        format!("jobParametersSchema: {schema}\n")
+    };
+    let task = format!(
+        r#"{{taskClassifier: "W", taskApiVersion: 1, taskPipe: "in", taskData: {{made: ({expression})}}}}"#
+    );
     format!("{schema}taskScript: {}\n", json!(task))
 }
 
@@ -70,58 +84,128 @@ const GUIDE: &str = include_str!("../../docs/job-types.md");
 async fn the_example_of_the_guide_makes_a_task(backend: Backend) {
     let definition = block(GUIDE, "<!-- example: definition -->", "yaml");
     let service = serve(backend, load(&[("export", definition)]).unwrap()).await;
-    let request: Value = serde_json::from_str(block(GUIDE, "<!-- example: request -->", "json")).unwrap();
+    let request: Value =
+        serde_json::from_str(block(GUIDE, "<!-- example: request -->", "json")).unwrap();
     service.put("j", &request).await.is(201);
-    let expected: Value = serde_json::from_str(block(GUIDE, "<!-- example: task data -->", "json")).unwrap();
+    let expected: Value =
+        serde_json::from_str(block(GUIDE, "<!-- example: task data -->", "json")).unwrap();
     assert_eq!(task_data(&service, "pages-in").await, expected);
     let absolute = json!({"type": "export", "parameters": {"files": ["/etc/passwd"]}});
-    service.put("k", &absolute).await.refuses(400, "export: error: a file is named by an absolute path");
+    service
+        .put("k", &absolute)
+        .await
+        .refuses(400, "export: error: a file is named by an absolute path");
 }
 
 async fn the_same_request_is_told_by_what_was_sent(backend: Backend) {
     let first = load(&[("t", &definition("{}", ".parameters"))]).unwrap();
     let service = serve(backend, first).await;
-    service.put("j", &json!({"type": "t", "parameters": {"a": 1, "b": [2]}})).await.is(201);
-    service.put("j", &json!({"parameters": {"b": [2], "a": 1}, "type": "t"})).await.is(204);
-    service.put("j", &json!({"type": "t", "parameters": {"a": 2, "b": [2]}})).await.refuses(403, "Job already exists");
+    service
+        .put("j", &json!({"type": "t", "parameters": {"a": 1, "b": [2]}}))
+        .await
+        .is(201);
+    service
+        .put("j", &json!({"parameters": {"b": [2], "a": 1}, "type": "t"}))
+        .await
+        .is(204);
+    service
+        .put("j", &json!({"type": "t", "parameters": {"a": 2, "b": [2]}}))
+        .await
+        .refuses(403, "Job already exists");
     // The very task that the type makes is another request.
     let task = json!({"taskClassifier": "W", "taskApiVersion": 1, "taskPipe": "in", "taskData": {"made": {"a": 1, "b": [2]}}});
-    service.put("j", &json!({"task": task})).await.refuses(403, "Job already exists");
+    service
+        .put("j", &json!({"task": task}))
+        .await
+        .refuses(403, "Job already exists");
 }
 
 async fn parameters_are_checked_and_each_flaw_is_told(backend: Backend) {
-    let schema =
-        r#"{"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "exclusiveMaximum": true}}, "required": ["n", "m"]}"#;
-    let newer = schema.replace(r#""maximum": 9, "exclusiveMaximum": true"#, r#""exclusiveMaximum": 9"#);
-    let newer = newer.replacen('{', r#"{"$schema": "http://json-schema.org/draft-07/schema#", "#, 1);
-    let types = load(&[("four", &definition(schema, ".parameters.n")), ("seven", &definition(&newer, ".parameters.n"))]).unwrap();
+    let schema = r#"{"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "exclusiveMaximum": true}}, "required": ["n", "m"]}"#;
+    let newer = schema.replace(
+        r#""maximum": 9, "exclusiveMaximum": true"#,
+        r#""exclusiveMaximum": 9"#,
+    );
+    let newer = newer.replacen(
+        '{',
+        r#"{"$schema": "http://json-schema.org/draft-07/schema#", "#,
+        1,
+    );
+    let types = load(&[
+        ("four", &definition(schema, ".parameters.n")),
+        ("seven", &definition(&newer, ".parameters.n")),
+    ])
+    .unwrap();
     let service = serve(backend, types).await;
     for id in ["four", "seven"] {
-        service.put(id, &json!({"type": id, "parameters": {"n": 8, "m": 0}})).await.is(201);
-        let refusal = service.put("j", &json!({"type": id, "parameters": {"n": 9}})).await.is(400).error();
+        service
+            .put(id, &json!({"type": id, "parameters": {"n": 8, "m": 0}}))
+            .await
+            .is(201);
+        let refusal = service
+            .put("j", &json!({"type": id, "parameters": {"n": 9}}))
+            .await
+            .is(400)
+            .error();
         let lines: Vec<&str> = refusal.lines().collect();
-        assert_eq!((lines.len(), lines[0]), (3, "Invalid job parameters:"), "{refusal}");
+        assert_eq!(
+            (lines.len(), lines[0]),
+            (3, "Invalid job parameters:"),
+            "{refusal}"
+        );
         assert!(
-            lines.iter().any(|line| line.starts_with("$.n: 9")) && lines.iter().any(|line| line.contains("\"m\" is a required")),
+            lines.iter().any(|line| line.starts_with("$.n: 9"))
+                && lines
+                    .iter()
+                    .any(|line| line.contains("\"m\" is a required")),
             "{refusal}"
         );
     }
-    service.put("j", &json!({"type": "Four"})).await.refuses(400, "Unknown job type ID: Four");
+    service
+        .put("j", &json!({"type": "Four"}))
+        .await
+        .refuses(400, "Unknown job type ID: Four");
     let both = json!({"type": "four", "task": {}});
-    service.put("j", &both).await.refuses(400, "Specifying both typeId and task properties is not allowed.");
+    service.put("j", &both).await.refuses(
+        400,
+        "Specifying both typeId and task properties is not allowed.",
+    );
 }
 
 async fn a_type_without_schema_takes_no_parameters(backend: Backend) {
-    let service = serve(backend, load(&[("t", &definition("", "[.parameters, .jobId, .partitionId]"))]).unwrap()).await;
+    let service = serve(
+        backend,
+        load(&[("t", &definition("", "[.parameters, .jobId, .partitionId]"))]).unwrap(),
+    )
+    .await;
     service.put("j", &json!({"type": "t"})).await.is(201);
-    assert_eq!(task_data(&service, "in").await, json!({"made": [null, "j", service.partition]}));
-    service.put("k", &json!({"type": "t", "parameters": null})).await.is(201);
-    assert!(service.put("l", &json!({"type": "t", "parameters": {}})).await.is(400).error().starts_with("Invalid job parameters:\n$: "));
+    assert_eq!(
+        task_data(&service, "in").await,
+        json!({"made": [null, "j", service.partition]})
+    );
+    service
+        .put("k", &json!({"type": "t", "parameters": null}))
+        .await
+        .is(201);
+    assert!(
+        service
+            .put("l", &json!({"type": "t", "parameters": {}}))
+            .await
+            .is(400)
+            .error()
+            .starts_with("Invalid job parameters:\n$: ")
+    );
 }
 
-async fn what_the_client_got_wrong_is_a_400_and_what_the_definition_got_wrong_a_500(backend: Backend) {
+async fn what_the_client_got_wrong_is_a_400_and_what_the_definition_got_wrong_a_500(
+    backend: Backend,
+) {
     let script = |text: &str| format!("taskScript: {}\n", json!(text));
-    let task = |change: &str| script(&format!(r#"{{taskClassifier: "W", taskApiVersion: 1, taskPipe: "in", taskData: {{}}}} | {change}"#));
+    let task = |change: &str| {
+        script(&format!(
+            r#"{{taskClassifier: "W", taskApiVersion: 1, taskPipe: "in", taskData: {{}}}} | {change}"#
+        ))
+    };
     let flawed = [
         ("fails", script(".jobId.name")),
         ("nothing", script("empty")),
@@ -136,41 +220,78 @@ async fn what_the_client_got_wrong_is_a_400_and_what_the_definition_got_wrong_a_
         ("circle", task(".targetPipe = \"IN\"")),
         ("endless", script("last(range(3000000))")),
     ];
-    let mut definitions: Vec<(&str, &str)> = flawed.iter().map(|(id, text)| (*id, text.as_str())).collect();
+    let mut definitions: Vec<(&str, &str)> = flawed
+        .iter()
+        .map(|(id, text)| (*id, text.as_str()))
+        .collect();
     let refusing = script("error(\"not \\(.jobId)\")");
     definitions.push(("refusing", &refusing));
-    let service = serve(backend, load(&definitions).unwrap().with_time_limit(Duration::from_millis(200))).await;
-    service.put("j", &json!({"type": "refusing"})).await.refuses(400, "refusing: error: not j");
+    let service = serve(
+        backend,
+        load(&definitions)
+            .unwrap()
+            .with_time_limit(Duration::from_millis(200)),
+    )
+    .await;
+    service
+        .put("j", &json!({"type": "refusing"}))
+        .await
+        .refuses(400, "refusing: error: not j");
     for (id, _) in &flawed {
         let answer: Answer = service.put("j", &json!({"type": id})).await.is(500);
-        assert!(answer.error().starts_with(&format!("The definition of the job type '{id}' does not make a task")), "{answer:?}");
+        assert!(
+            answer.error().starts_with(&format!(
+                "The definition of the job type '{id}' does not make a task"
+            )),
+            "{answer:?}"
+        );
     }
     service.get("/jobs/j").await.is(404);
 }
 
 #[tokio::test]
 async fn every_script_of_the_guide_makes_what_the_guide_says() {
-    let input: Value = serde_json::from_str(block(GUIDE, "<!-- example: input -->", "json")).unwrap();
+    let input: Value =
+        serde_json::from_str(block(GUIDE, "<!-- example: input -->", "json")).unwrap();
     let scripts = &GUIDE[GUIDE.find("## Scripts that").unwrap()..];
     let sections: Vec<&str> = scripts.split("\n### ").skip(1).collect();
     assert_eq!(sections.len(), 14);
     let mut definitions = Vec::new();
     for (at, section) in sections.iter().enumerate() {
-        let text = format!("{}constants: {}\n", definition("{}", block(section, "", "jq").trim()), input["constants"]);
+        let text = format!(
+            "{}constants: {}\n",
+            definition("{}", block(section, "", "jq").trim()),
+            input["constants"]
+        );
         definitions.push((format!("t{at}"), text));
     }
-    let named: Vec<(&str, &str)> = definitions.iter().map(|(id, text)| (id.as_str(), text.as_str())).collect();
+    let named: Vec<(&str, &str)> = definitions
+        .iter()
+        .map(|(id, text)| (id.as_str(), text.as_str()))
+        .collect();
     let mut service = serve(Backend::Memory, load(&named).unwrap()).await;
     service.partition = input["partitionId"].as_str().unwrap().to_owned();
     let job = input["jobId"].as_str().unwrap();
     for (at, section) in sections.iter().enumerate() {
-        let answer = service.put(job, &json!({"type": format!("t{at}"), "parameters": input["parameters"]})).await;
+        let answer = service
+            .put(
+                job,
+                &json!({"type": format!("t{at}"), "parameters": input["parameters"]}),
+            )
+            .await;
         if section.contains("```text") {
-            answer.refuses(400, &format!("t{at}: error: {}", block(section, "", "text").trim()));
+            answer.refuses(
+                400,
+                &format!("t{at}: error: {}", block(section, "", "text").trim()),
+            );
         } else {
             answer.is(201);
             let expected: Value = serde_json::from_str(block(section, "", "json")).unwrap();
-            assert_eq!(task_data(&service, "in").await["made"], expected, "{section}");
+            assert_eq!(
+                task_data(&service, "in").await["made"],
+                expected,
+                "{section}"
+            );
             service.delete(job).await.is(204);
         }
     }
@@ -179,8 +300,14 @@ async fn every_script_of_the_guide_makes_what_the_guide_says() {
 #[test]
 fn a_definition_with_a_flaw_is_named_with_the_reason() {
     for (text, reason) in [
-        ("taskScript: '{a: .b'\n", "taskScript:1:7: expected closing brace, found the end"),
-        ("taskScript: |\n  {\n    a: nosuch\n  }\n", "taskScript:2:6: there is no function nosuch/0"),
+        (
+            "taskScript: '{a: .b'\n",
+            "taskScript:1:7: expected closing brace, found the end",
+        ),
+        (
+            "taskScript: |\n  {\n    a: nosuch\n  }\n",
+            "taskScript:2:6: there is no function nosuch/0",
+        ),
         ("constants: {}\n", "missing field `taskScript`"),
         ("taskScript: .\nscript: .\n", "unknown field `script`"),
         ("taskScript: [\n", ""),
@@ -188,19 +315,37 @@ fn a_definition_with_a_flaw_is_named_with_the_reason() {
             "taskScript: .\nconfigurationProperties: [{name: nowhere}]\n",
             "the configuration property nowhere has no value: the variable NOWHERE is not set",
         ),
-        ("taskScript: .\nconfigurationProperties: [{title: x}]\n", "unknown field `title`"),
-        ("taskScript: .\njobParametersSchema: {type: 7}\n", "jobParametersSchema: "),
-        ("taskScript: .\njobParametersSchema: {$ref: 'http://127.0.0.1:1/x'}\n", "jobParametersSchema: "),
-        ("taskScript: .\njobParametersSchema: {$schema: 'http://127.0.0.1:1/x'}\n", "jobParametersSchema: "),
+        (
+            "taskScript: .\nconfigurationProperties: [{title: x}]\n",
+            "unknown field `title`",
+        ),
+        (
+            "taskScript: .\njobParametersSchema: {type: 7}\n",
+            "jobParametersSchema: ",
+        ),
+        (
+            "taskScript: .\njobParametersSchema: {$ref: 'http://127.0.0.1:1/x'}\n",
+            "jobParametersSchema: ",
+        ),
+        (
+            "taskScript: .\njobParametersSchema: {$schema: 'http://127.0.0.1:1/x'}\n",
+            "jobParametersSchema: ",
+        ),
     ] {
         let refusal = load(&[("flawed", text)]).expect_err(text);
         assert!(
-            refusal.starts_with("the job type definition /flawed.yaml is not valid: ") && refusal.contains(reason),
+            refusal.starts_with("the job type definition /flawed.yaml is not valid: ")
+                && refusal.contains(reason),
             "{text}: {refusal}"
         );
     }
-    let nowhere = JobTypes::load("/no/such/folder".as_ref(), |_| None).unwrap_err().to_string();
-    assert!(nowhere.starts_with("the folder /no/such/folder of job type definitions cannot be read"), "{nowhere}");
+    let nowhere = JobTypes::load("/no/such/folder".as_ref(), |_| None)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        nowhere.starts_with("the folder /no/such/folder of job type definitions cannot be read"),
+        "{nowhere}"
+    );
 }
 
 #[test]

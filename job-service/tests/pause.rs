@@ -1,6 +1,10 @@
 //! Pausing and resuming over HTTP, and what becomes of the tasks that workers hand over meanwhile.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
 
 #[macro_use]
 mod service;
@@ -26,14 +30,26 @@ suite![Backend:
 async fn a_job_is_paused_and_resumed_and_once_more_changes_nothing(backend: Backend) {
     let service = Service::start(backend).await;
     service.put("j", &new_job()).await.is(201);
-    for (turn, status, active) in [("pause", "Paused", false), ("resume", "Active", true), ("pause", "Paused", false)] {
+    for (turn, status, active) in [
+        ("pause", "Paused", false),
+        ("resume", "Active", true),
+        ("pause", "Paused", false),
+    ] {
         let mut update_time = None;
         for _ in 0..2 {
-            let answer = if turn == "pause" { service.pause("j").await } else { service.resume("j").await };
+            let answer = if turn == "pause" {
+                service.pause("j").await
+            } else {
+                service.resume("j").await
+            };
             assert_eq!(answer.is(204).body, "");
             let job = service.get("/jobs/j").await.json();
             assert_eq!(job["status"], status);
-            assert_eq!(*update_time.get_or_insert(job["lastUpdateTime"].clone()), job["lastUpdateTime"], "once more changes nothing");
+            assert_eq!(
+                *update_time.get_or_insert(job["lastUpdateTime"].clone()),
+                job["lastUpdateTime"],
+                "once more changes nothing"
+            );
         }
         assert_eq!(service.get("/jobs/j/status").await.json(), status);
         assert_eq!(service.get("/jobs/j/isActive").await.json(), active);
@@ -41,53 +57,90 @@ async fn a_job_is_paused_and_resumed_and_once_more_changes_nothing(backend: Back
     service.cancel("j").await.is(204);
 }
 
-async fn what_is_not_active_or_waiting_is_not_paused_and_what_is_not_paused_is_not_resumed(backend: Backend) {
+async fn what_is_not_active_or_waiting_is_not_paused_and_what_is_not_paused_is_not_resumed(
+    backend: Backend,
+) {
     let service = Service::start(backend).await;
     for job in ["waiting", "done", "failed", "cancelled"] {
         service.put(job, &new_job()).await.is(201);
     }
     service.report("done", "", EventKind::Complete).await;
-    service.report("failed", "", EventKind::Failed(ReportFailure::default())).await;
+    service
+        .report("failed", "", EventKind::Failed(ReportFailure::default()))
+        .await;
     service.cancel("cancelled").await.is(204);
-    for (job, status) in [("done", "Completed"), ("failed", "Failed"), ("cancelled", "Cancelled")] {
+    for (job, status) in [
+        ("done", "Completed"),
+        ("failed", "Failed"),
+        ("cancelled", "Cancelled"),
+    ] {
         let text = format!(
             "ERROR: job_id {{{job}}} cannot be paused as it has a status of {{{status}}}. \
              Only jobs with a status of Active or Waiting can be paused."
         );
         service.pause(job).await.refuses(400, &text);
     }
-    for (job, status) in [("waiting", "Waiting"), ("done", "Completed"), ("failed", "Failed"), ("cancelled", "Cancelled")] {
-        let text =
-            format!("job_id {job} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed.");
+    for (job, status) in [
+        ("waiting", "Waiting"),
+        ("done", "Completed"),
+        ("failed", "Failed"),
+        ("cancelled", "Cancelled"),
+    ] {
+        let text = format!(
+            "job_id {job} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed."
+        );
         service.resume(job).await.refuses(400, &text);
-        assert_eq!(service.get(&format!("/jobs/{job}/status")).await.json(), status);
+        assert_eq!(
+            service.get(&format!("/jobs/{job}/status")).await.json(),
+            status
+        );
     }
 }
 
 async fn a_job_that_is_not_there_is_neither_paused_nor_resumed(backend: Backend) {
     let service = Service::start(backend).await;
-    for answer in [service.pause("nobody").await, service.resume("nobody").await] {
+    for answer in [
+        service.pause("nobody").await,
+        service.resume("nobody").await,
+    ] {
         answer.refuses(404, "ERROR: job_id {nobody} not found");
     }
-    for answer in [service.pause("no.body").await, service.resume("no.body").await] {
-        answer.refuses(400, "The job identifier contains one or more invalid characters.");
+    for answer in [
+        service.pause("no.body").await,
+        service.resume("no.body").await,
+    ] {
+        answer.refuses(
+            400,
+            "The job identifier contains one or more invalid characters.",
+        );
     }
 }
 
-async fn a_task_of_a_paused_job_is_kept_until_the_job_is_resumed_and_comes_back_unchanged(backend: Backend) {
+async fn a_task_of_a_paused_job_is_kept_until_the_job_is_resumed_and_comes_back_unchanged(
+    backend: Backend,
+) {
     let service = Service::start(backend).await;
     service.put("j", &new_job()).await.is(201);
     service.pause("j").await.is(204);
     // A field that nobody knows, as of a later version.
-    let body = String::from_utf8(task(&service, "j.3")).unwrap().replacen('{', r#"{"new":[1,2],"#, 1);
+    let body =
+        String::from_utf8(task(&service, "j.3"))
+            .unwrap()
+            .replacen('{', r#"{"new":[1,2],"#, 1);
     hand_over(&service, body.clone().into_bytes()).await;
     wait_until_stowed(&service, 1).await;
     assert_eq!(service.broker.depth(PAUSED_PIPE).await.unwrap(), 0);
     service.resume("j").await.is(204);
     let back = next(&service, "items-in").await;
     assert_eq!(String::from_utf8_lossy(&back.body), body);
-    assert_eq!(back.headers.get("x-batchwright-attempts"), Some(&HeaderValue::Integer(2)));
-    assert_eq!(back.headers.get("x-note"), Some(&HeaderValue::Text("kept".into())));
+    assert_eq!(
+        back.headers.get("x-batchwright-attempts"),
+        Some(&HeaderValue::Integer(2))
+    );
+    assert_eq!(
+        back.headers.get("x-note"),
+        Some(&HeaderValue::Text("kept".into()))
+    );
     assert_eq!(back.headers.iter().count(), 2);
     back.ack();
     wait_until_stowed(&service, 0).await;
@@ -96,8 +149,15 @@ async fn a_task_of_a_paused_job_is_kept_until_the_job_is_resumed_and_comes_back_
 async fn a_task_of_a_job_that_is_not_paused_goes_straight_back(backend: Backend) {
     let service = Service::start(backend).await;
     service.put("j", &new_job()).await.is(201);
-    let untracked = TaskMessage { tracking: None, ..TaskMessage::decode(&task(&service, "j")).unwrap() }.encode();
-    let odd = String::from_utf8(task(&service, "j.3")).unwrap().replace("j.3", "j.x").into_bytes();
+    let untracked = TaskMessage {
+        tracking: None,
+        ..TaskMessage::decode(&task(&service, "j")).unwrap()
+    }
+    .encode();
+    let odd = String::from_utf8(task(&service, "j.3"))
+        .unwrap()
+        .replace("j.3", "j.x")
+        .into_bytes();
     for body in [task(&service, "j.3"), untracked, odd] {
         hand_over(&service, body.clone()).await;
         let back = next(&service, "items-in").await;
@@ -124,7 +184,10 @@ async fn a_task_that_nobody_wants_is_dropped(backend: Backend) {
     service.resume("marker").await.is(204);
     hand_over(&service, task(&service, "marker.1")).await;
     let back = next(&service, "items-in").await;
-    assert_eq!(TaskMessage::decode(&back.body).unwrap().job_task_id(), Some(format!("{}:marker.1", service.partition).as_str()));
+    assert_eq!(
+        TaskMessage::decode(&back.body).unwrap().job_task_id(),
+        Some(format!("{}:marker.1", service.partition).as_str())
+    );
     back.ack();
     for job in ["over", "deleted"] {
         assert_eq!(stowed(&service, job).await, 0, "{job}");
@@ -135,17 +198,23 @@ async fn a_task_that_nobody_wants_is_dropped(backend: Backend) {
 async fn a_task_that_has_nowhere_to_go_back_to_is_invalid(backend: Backend) {
     let service = Service::start(backend).await;
     for to in [json!(PAUSED_PIPE), json!(""), json!("x".repeat(256))] {
-        let mut message: serde_json::Value = serde_json::from_slice(&task(&service, "j.3")).unwrap();
+        let mut message: serde_json::Value =
+            serde_json::from_slice(&task(&service, "j.3")).unwrap();
         message["to"] = to;
         hand_over(&service, serde_json::to_vec(&message).unwrap()).await;
         let invalid = next(&service, &format!("{PAUSED_PIPE}.invalid")).await;
         let reason = "the message names no pipe (`to`) to which it could go back".to_owned();
-        assert_eq!(invalid.headers.get(framework::REASON_HEADER), Some(&HeaderValue::Text(reason)));
+        assert_eq!(
+            invalid.headers.get(framework::REASON_HEADER),
+            Some(&HeaderValue::Text(reason))
+        );
         invalid.ack();
     }
 }
 
-async fn a_job_that_was_paused_before_it_was_started_is_started_when_it_is_resumed(backend: Backend) {
+async fn a_job_that_was_paused_before_it_was_started_is_started_when_it_is_resumed(
+    backend: Backend,
+) {
     let service = Service::start(backend).await;
     service.put("j", &new_job()).await.is(201);
     service.pause("j").await.is(204);
@@ -156,33 +225,54 @@ async fn a_job_that_was_paused_before_it_was_started_is_started_when_it_is_resum
 
 /// A task for the pipe `items-in`; its id begins with that of its job.
 fn task(service: &Service, id: &str) -> Vec<u8> {
-    let tracking = Tracking { job_task_id: Some(format!("{}:{id}", service.partition)), ..Tracking::default() };
-    let item = RangeItem { number: 3, params: [].into() };
-    TaskMessage { tracking: Some(tracking), ..TaskMessage::new("t", "items-in", &item).unwrap() }.encode()
+    let tracking = Tracking {
+        job_task_id: Some(format!("{}:{id}", service.partition)),
+        ..Tracking::default()
+    };
+    let item = RangeItem {
+        number: 3,
+        params: [].into(),
+    };
+    TaskMessage {
+        tracking: Some(tracking),
+        ..TaskMessage::new("t", "items-in", &item).unwrap()
+    }
+    .encode()
 }
 
 /// As a worker does with a task of a job that it takes for paused.
 async fn hand_over(service: &Service, body: Vec<u8>) {
     let mut message = Outgoing::new(PAUSED_PIPE, body);
-    message.headers.set("x-batchwright-attempts", HeaderValue::Integer(2));
-    message.headers.set("x-note", HeaderValue::Text("kept".into()));
+    message
+        .headers
+        .set("x-batchwright-attempts", HeaderValue::Integer(2));
+    message
+        .headers
+        .set("x-note", HeaderValue::Text("kept".into()));
     service.broker.publish(message).await.unwrap();
 }
 
 async fn next(service: &Service, pipe: &str) -> Delivery {
     let mut consumer = service.broker.consume(pipe, 1).await.unwrap();
-    harness::in_time(&format!("a message in {pipe}"), consumer.next()).await.unwrap()
+    harness::in_time(&format!("a message in {pipe}"), consumer.next())
+        .await
+        .unwrap()
 }
 
 async fn stowed(service: &Service, job: &str) -> u64 {
-    let (partition, job) = (PartitionId::parse(&service.partition).unwrap(), JobId::parse(job).unwrap());
+    let (partition, job) = (
+        PartitionId::parse(&service.partition).unwrap(),
+        JobId::parse(job).unwrap(),
+    );
     service.store.stowed_tasks(&partition, &job).await.unwrap()
 }
 
 async fn wait_until_stowed(service: &Service, tasks: u64) {
-    wait_for("the tasks of j to be stowed", async || match stowed(service, "j").await {
-        stowed if stowed == tasks => Ok(()),
-        stowed => Err(format!("{stowed} tasks")),
+    wait_for("the tasks of j to be stowed", async || {
+        match stowed(service, "j").await {
+            stowed if stowed == tasks => Ok(()),
+            stowed => Err(format!("{stowed} tasks")),
+        }
     })
     .await;
 }

@@ -1,6 +1,10 @@
 //! Start messages on their way: what reaches the broker, and what happens when it cannot.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
 
 #[macro_use]
 mod service;
@@ -12,7 +16,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use contract::{JobId, PartitionId, TaskMessage, TaskStatus, Tracking};
 use framework::broker::memory::Memory;
-use framework::broker::{Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError};
+use framework::broker::{
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError,
+};
 use futures_util::future::{BoxFuture, join_all};
 use harness::wait_for;
 use job_service::JobService;
@@ -38,15 +44,33 @@ suite![Backend:
 async fn the_first_worker_gets_the_start_message_of_the_job(backend: Backend) {
     let service = Service::start(backend).await;
     let before = now();
-    let request = service.request(Method::PUT, &service.path("/jobs/reindex%207")).header("CAF-Correlation-Id", "corr-42");
-    Answer::of(request.body(new_job().to_string())).await.is(201);
+    let request = service
+        .request(Method::PUT, &service.path("/jobs/reindex%207"))
+        .header("CAF-Correlation-Id", "corr-42");
+    Answer::of(request.body(new_job().to_string()))
+        .await
+        .is(201);
 
     let message = first_message(&service.broker, "batch-in").await;
-    let (sent, task_id) = (message.tracking.as_ref().unwrap().last_status_check_time.unwrap(), message.task_id.clone());
+    let (sent, task_id) = (
+        message
+            .tracking
+            .as_ref()
+            .unwrap()
+            .last_status_check_time
+            .unwrap(),
+        message.task_id.clone(),
+    );
     assert!((before..=now()).contains(&sent));
     assert!(uuid::Uuid::parse_str(&task_id).is_ok());
-    let life = service.get("/jobs/reindex%207").await.json()["incarnation"].as_i64().unwrap();
-    let url = format!("{}{}?n={life}", service.root, service.path("/jobs/reindex%207/status"));
+    let life = service.get("/jobs/reindex%207").await.json()["incarnation"]
+        .as_i64()
+        .unwrap();
+    let url = format!(
+        "{}{}?n={life}",
+        service.root,
+        service.path("/jobs/reindex%207/status")
+    );
     let expected = TaskMessage {
         version: 3,
         task_id,
@@ -69,7 +93,10 @@ async fn the_first_worker_gets_the_start_message_of_the_job(backend: Backend) {
         correlation_id: Some("corr-42".into()),
     };
     assert_eq!(message, expected);
-    let status = service.call(Method::GET, url.strip_prefix(&service.root).unwrap(), None).await.is(200);
+    let status = service
+        .call(Method::GET, url.strip_prefix(&service.root).unwrap(), None)
+        .await
+        .is(200);
     assert_eq!(status.json(), "Waiting");
 }
 
@@ -80,27 +107,51 @@ async fn a_job_in_its_second_life_starts_under_a_new_job_task_id(backend: Backen
     service.delete("j").await.is(204);
     service.put("j", &new_job()).await.is(201);
     let message = first_message(&service.broker, "batch-in").await;
-    let life = service.get("/jobs/j").await.json()["incarnation"].as_i64().unwrap();
-    assert_eq!(message.job_task_id(), Some(format!("{}:j!{life}", service.partition).as_str()));
-    assert!(message.tracking.unwrap().status_check_url.unwrap().ends_with(&format!("/jobs/j/status?n={life}")));
+    let life = service.get("/jobs/j").await.json()["incarnation"]
+        .as_i64()
+        .unwrap();
+    assert_eq!(
+        message.job_task_id(),
+        Some(format!("{}:j!{life}", service.partition).as_str())
+    );
+    assert!(
+        message
+            .tracking
+            .unwrap()
+            .status_check_url
+            .unwrap()
+            .ends_with(&format!("/jobs/j/status?n={life}"))
+    );
 }
 
 async fn task_data_reaches_the_worker_byte_for_byte(backend: Backend) {
     let service = Service::start(backend).await;
     for (n, (data, encoding, bytes)) in [
-        (json!("AP/+gA=="), json!("base64"), vec![0, 0xff, 0xfe, 0x80]),
+        (
+            json!("AP/+gA=="),
+            json!("base64"),
+            vec![0, 0xff, 0xfe, 0x80],
+        ),
         (json!("grün"), json!("utf8"), "grün".as_bytes().to_vec()),
-        (json!({"b": "ü", "a": [1.0, null]}), Value::Null, br#"{"a":[1.0,null],"b":"#.iter().copied().chain("\"ü\"}".bytes()).collect()),
+        (
+            json!({"b": "ü", "a": [1.0, null]}),
+            Value::Null,
+            br#"{"a":[1.0,null],"b":"#.iter().copied().chain("\"ü\"}".bytes()).collect(),
+        ),
     ]
     .into_iter()
     .enumerate()
     {
         let mut job = new_job();
         (job["task"]["taskData"], job["task"]["taskDataEncoding"]) = (data, encoding);
-        (job["task"]["taskPipe"], job["task"]["targetPipe"]) = (json!(format!("in-{n}")), Value::Null);
+        (job["task"]["taskPipe"], job["task"]["targetPipe"]) =
+            (json!(format!("in-{n}")), Value::Null);
         service.put(&format!("j{n}"), &job).await.is(201);
         let message = first_message(&service.broker, &format!("in-{n}")).await;
-        assert_eq!(String::from_utf8_lossy(&message.task_data.unwrap()), String::from_utf8_lossy(&bytes));
+        assert_eq!(
+            String::from_utf8_lossy(&message.task_data.unwrap()),
+            String::from_utf8_lossy(&bytes)
+        );
         assert_eq!(message.tracking.unwrap().track_to, None);
     }
 }
@@ -152,17 +203,30 @@ async fn a_message_that_is_refused_does_not_hold_up_the_others(backend: Backend)
         create(&store, n, "full").await;
     }
     let memory = Memory::new();
-    let broker = Arc::new(Refusing { memory: memory.clone(), refusals_left: AtomicU32::new(6), refused: AtomicU32::new(0) });
+    let broker = Arc::new(Refusing {
+        memory: memory.clone(),
+        refusals_left: AtomicU32::new(6),
+        refused: AtomicU32::new(0),
+    });
     let background = Background::start(&store, Arc::clone(&broker) as Arc<dyn Broker>);
     create(&store, 2, "in").await;
-    wait_for("the message behind the refused ones", async || match memory.depth("in").await {
-        Ok(1) => Ok(()),
-        other => Err(format!("{other:?}")),
-    })
+    wait_for(
+        "the message behind the refused ones",
+        async || match memory.depth("in").await {
+            Ok(1) => Ok(()),
+            other => Err(format!("{other:?}")),
+        },
+    )
     .await;
     // And the refused ones are tried until they are taken.
     outbox_is_empty(&store).await;
-    assert_eq!((memory.depth("full").await.unwrap(), memory.depth("in").await.unwrap()), (2, 1));
+    assert_eq!(
+        (
+            memory.depth("full").await.unwrap(),
+            memory.depth("in").await.unwrap()
+        ),
+        (2, 1)
+    );
     assert_eq!(broker.refused.load(Ordering::Relaxed), 6);
     background.stop().await;
 }
@@ -188,7 +252,13 @@ async fn a_service_that_is_stopped_ends(backend: Backend) {
     let service = Service::start(backend).await;
     service.put("j", &new_job()).await.is(201);
     service.stop().await;
-    assert!(service.request(Method::GET, "/job-service/v1/ping").send().await.is_err());
+    assert!(
+        service
+            .request(Method::GET, "/job-service/v1/ping")
+            .send()
+            .await
+            .is_err()
+    );
 }
 
 /// A relay and a sweeper without HTTP.
@@ -224,15 +294,27 @@ struct Refusing {
 impl Broker for Refusing {
     fn publish(&self, message: Outgoing) -> Confirm {
         let left = |left: u32| left.checked_sub(1);
-        if &*message.pipe == "full" && self.refusals_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok() {
+        if &*message.pipe == "full"
+            && self
+                .refusals_left
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left)
+                .is_ok()
+        {
             self.refused.fetch_add(1, Ordering::Relaxed);
             let (confirmer, confirm) = Confirm::pair();
-            drop(confirmer.send(Err(PublishError::Refused { pipe: "full".into(), reason: "it is full".into() })));
+            drop(confirmer.send(Err(PublishError::Refused {
+                pipe: "full".into(),
+                reason: "it is full".into(),
+            })));
             return confirm;
         }
         self.memory.publish(message)
     }
-    fn consume<'a>(&'a self, pipe: &'a str, prefetch: u32) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
+    fn consume<'a>(
+        &'a self,
+        pipe: &'a str,
+        prefetch: u32,
+    ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
         self.memory.consume(pipe, prefetch)
     }
     fn announce(&self, body: Bytes) -> Confirm {
@@ -256,11 +338,19 @@ impl Broker for Refusing {
 }
 
 async fn create(store: &Store, n: u32, pipe: &str) {
-    store.create_job(&request(n), |_| (pipe.to_owned(), n.to_string().into_bytes())).await.unwrap();
+    store
+        .create_job(&request(n), |_| {
+            (pipe.to_owned(), n.to_string().into_bytes())
+        })
+        .await
+        .unwrap();
 }
 
 fn request(n: u32) -> JobRequest {
-    JobRequest::new(PartitionId::parse("p").unwrap(), JobId::parse(&format!("j{n}")).unwrap())
+    JobRequest::new(
+        PartitionId::parse("p").unwrap(),
+        JobId::parse(&format!("j{n}")).unwrap(),
+    )
 }
 
 async fn first_message(broker: &Memory, pipe: &str) -> TaskMessage {
@@ -268,27 +358,40 @@ async fn first_message(broker: &Memory, pipe: &str) -> TaskMessage {
     let delivery = consumer.next().await.unwrap();
     let message = TaskMessage::decode(&delivery.body).unwrap();
     // What is read is what was written: nothing is left out, nothing is spelled in another way.
-    assert_eq!(String::from_utf8(message.encode()).unwrap(), String::from_utf8(delivery.body.to_vec()).unwrap());
+    assert_eq!(
+        String::from_utf8(message.encode()).unwrap(),
+        String::from_utf8(delivery.body.to_vec()).unwrap()
+    );
     delivery.ack();
     message
 }
 
 async fn outbox_is_empty(store: &Store) {
-    wait_for("the outbox to be empty", async || match store.outbox(10).await {
-        Ok(messages) if messages.is_empty() => Ok(()),
-        other => Err(format!("{other:?}")),
+    wait_for("the outbox to be empty", async || {
+        match store.outbox(10).await {
+            Ok(messages) if messages.is_empty() => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
     })
     .await;
 }
 
 fn now() -> i64 {
-    i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap()
+    i64::try_from(
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_millis(),
+    )
+    .unwrap()
 }
 
 #[tokio::test]
 async fn a_relay_outlives_its_database() {
     let server = harness::PostgresServer::start().await.unwrap();
-    let store = Store::open(&server.create_database().await.unwrap().url).await.unwrap();
+    let store = Store::open(&server.create_database().await.unwrap().url)
+        .await
+        .unwrap();
     let broker = Memory::new();
     let background = Background::start(&store, Arc::new(broker.clone()));
     create(&store, 0, "in").await;
@@ -297,7 +400,10 @@ async fn a_relay_outlives_its_database() {
     server.kill().await.unwrap();
     server.start_again().await.unwrap();
     wait_for("the store to take a job again", async || {
-        store.create_job(&request(1), |_| ("in".to_owned(), b"1".to_vec())).await.map_err(|error| error.to_string())
+        store
+            .create_job(&request(1), |_| ("in".to_owned(), b"1".to_vec()))
+            .await
+            .map_err(|error| error.to_string())
     })
     .await;
     outbox_is_empty(&store).await;

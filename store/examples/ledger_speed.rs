@@ -20,13 +20,41 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let life = start(&store).await?;
 
     let splits = items / PARTS;
-    let step = |number, of| Step { number, last: number == of };
+    let step = |number, of| Step {
+        number,
+        last: number == of,
+    };
     let mut events: Vec<TrackingEvent> = (1..=splits)
-        .flat_map(|split| (1..=PARTS).map(move |part| vec![Step { number: split, last: false }, step(part, PARTS)]))
-        .map(|steps| TrackingEvent { task: JobTaskId { steps, ..life.clone() }, kind: EventKind::Complete })
+        .flat_map(|split| {
+            (1..=PARTS).map(move |part| {
+                vec![
+                    Step {
+                        number: split,
+                        last: false,
+                    },
+                    step(part, PARTS),
+                ]
+            })
+        })
+        .map(|steps| TrackingEvent {
+            task: JobTaskId {
+                steps,
+                ..life.clone()
+            },
+            kind: EventKind::Complete,
+        })
         .collect();
-    let last = vec![Step { number: splits + 1, last: true }];
-    events.push(TrackingEvent { task: JobTaskId { steps: last, ..life }, kind: EventKind::Complete });
+    let last = vec![Step {
+        number: splits + 1,
+        last: true,
+    }];
+    events.push(TrackingEvent {
+        task: JobTaskId {
+            steps: last,
+            ..life
+        },
+        kind: EventKind::Complete,
+    });
 
     for window in events.chunks_mut(window.max(1)) {
         shuffle(window);
@@ -58,13 +86,22 @@ fn shuffle<T>(items: &mut [T]) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        items.swap(at, usize::try_from(state >> 16).unwrap_or_default() % (at + 1));
+        items.swap(
+            at,
+            usize::try_from(state >> 16).unwrap_or_default() % (at + 1),
+        );
     }
 }
 
 async fn start(store: &Store) -> Result<JobTaskId, Box<dyn std::error::Error>> {
-    let request = JobRequest::new(PartitionId::parse("speed")?, JobId::parse(&format!("job-{}", std::process::id()))?);
-    match store.create_job(&request, |_| ("start".to_owned(), Vec::new())).await? {
+    let request = JobRequest::new(
+        PartitionId::parse("speed")?,
+        JobId::parse(&format!("job-{}", std::process::id()))?,
+    );
+    match store
+        .create_job(&request, |_| ("start".to_owned(), Vec::new()))
+        .await?
+    {
         Creation::Created(life) => Ok(JobTaskId::parse(&life.job_task_id())?),
         other => Err(format!("the job is there already: {other:?}").into()),
     }

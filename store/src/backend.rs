@@ -54,7 +54,12 @@ pub struct JobRow {
 
 impl JobRow {
     pub fn life(&self) -> Life {
-        Life { partition: self.partition.clone(), job: self.job.clone(), incarnation: self.incarnation, first: self.first_life }
+        Life {
+            partition: self.partition.clone(),
+            job: self.job.clone(),
+            incarnation: self.incarnation,
+            first: self.first_life,
+        }
     }
 
     /// Whether a job task id with this incarnation is of this life: a first life may be named by its number, a later one must be.
@@ -106,15 +111,28 @@ pub trait Transaction: Starts + Send {
     fn save_job<'a>(&'a mut self, job: &'a JobRow) -> Answer<'a, ()>;
     /// Removes a job with its labels, failures, history and unsent messages.
     fn delete_job(&mut self, incarnation: i64) -> Answer<'_, ()>;
-    fn insert_labels<'a>(&'a mut self, incarnation: i64, labels: &'a BTreeMap<String, Option<String>>) -> Answer<'a, ()>;
+    fn insert_labels<'a>(
+        &'a mut self,
+        incarnation: i64,
+        labels: &'a BTreeMap<String, Option<String>>,
+    ) -> Answer<'a, ()>;
     /// Adds jobs as [`Store::add_sample_jobs`](crate::Store::add_sample_jobs) tells.
     fn insert_samples<'a>(&'a mut self, partition: &'a str, count: u32) -> Answer<'a, ()>;
-    fn append_history<'a>(&'a mut self, incarnation: i64, transition: &'a Transition) -> Answer<'a, ()>;
+    fn append_history<'a>(
+        &'a mut self,
+        incarnation: i64,
+        transition: &'a Transition,
+    ) -> Answer<'a, ()>;
 
     fn has_lived<'a>(&'a mut self, partition: &'a str, job: &'a str) -> Answer<'a, bool>;
     /// It has turned out that this is not the first life of its id.
     fn mark_reborn(&mut self, incarnation: i64) -> Answer<'_, ()>;
-    fn remember_life<'a>(&'a mut self, partition: &'a str, job: &'a str, incarnation: i64) -> Answer<'a, ()>;
+    fn remember_life<'a>(
+        &'a mut self,
+        partition: &'a str,
+        job: &'a str,
+        incarnation: i64,
+    ) -> Answer<'a, ()>;
     /// Forgets some of the lives that ended longer ago than this, in milliseconds.
     fn forget_lives(&mut self, older_than: u64) -> Answer<'_, ()>;
 
@@ -136,7 +154,12 @@ pub trait Transaction: Starts + Send {
     fn change_places<'a>(&'a mut self, incarnation: i64, changes: &'a Changes) -> Answer<'a, ()>;
     /// The failures that are kept in full, with their kinds.
     fn kept_failures(&mut self, incarnation: i64) -> Answer<'_, HashMap<String, String>>;
-    fn change_failures<'a>(&'a mut self, incarnation: i64, new: &'a [KeptFailure], gone: &'a [String]) -> Answer<'a, ()>;
+    fn change_failures<'a>(
+        &'a mut self,
+        incarnation: i64,
+        new: &'a [KeptFailure],
+        gone: &'a [String],
+    ) -> Answer<'a, ()>;
 
     /// Lists a task table for dropping, this many milliseconds from now at the latest.
     fn retire_table(&mut self, incarnation: i64, delay: u64) -> Answer<'_, ()>;
@@ -189,7 +212,12 @@ pub struct Signals {
 
 impl Default for Signals {
     fn default() -> Self {
-        Self { jobs: watch::Sender::new(0), outbox: watch::Sender::new(0), sweep: watch::Sender::new(0), unstow: watch::Sender::new(0) }
+        Self {
+            jobs: watch::Sender::new(0),
+            outbox: watch::Sender::new(0),
+            sweep: watch::Sender::new(0),
+            unstow: watch::Sender::new(0),
+        }
     }
 }
 
@@ -227,18 +255,25 @@ pub enum Clock {
 
 impl Clock {
     pub fn tokio() -> Self {
-        Self::Tokio { origin: system_now(), start: Instant::now() }
+        Self::Tokio {
+            origin: system_now(),
+            start: Instant::now(),
+        }
     }
 
     pub fn now(&self) -> i64 {
         match self {
             Self::System => system_now(),
-            Self::Tokio { origin, start } => origin + i64::try_from(start.elapsed().as_millis()).unwrap_or(i64::MAX / 2),
+            Self::Tokio { origin, start } => {
+                origin + i64::try_from(start.elapsed().as_millis()).unwrap_or(i64::MAX / 2)
+            }
         }
     }
 }
 
 fn system_now() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let since = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

@@ -15,7 +15,10 @@ use crate::prerequisites::{Ended, Locks, lock, settle};
 use crate::query::{Candidate, Sort, SortBy};
 use crate::{Attempts, JobQuery, Life, Store, StoreError};
 
-const OLDEST_FIRST: Sort = Sort { by: SortBy::CreateTime, ascending: true };
+const OLDEST_FIRST: Sort = Sort {
+    by: SortBy::CreateTime,
+    ascending: true,
+};
 
 /// What becomes of the jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,23 +30,58 @@ enum End {
 impl Store {
     /// Cancels the oldest jobs that are meant and not finished, `limit` at most, and with them those that wait for them, which are
     /// answered, too. None = there are none left. Order and page of the query do not count.
-    pub async fn cancel_some_jobs(&self, partition: &PartitionId, query: &JobQuery, limit: u32) -> Result<Vec<Life>, StoreError> {
-        let unfinished = JobStatus::ALL.into_iter().filter(|status| !status.is_finished());
-        let statuses = unfinished.filter(|status| query.statuses.is_empty() || query.statuses.contains(status)).collect::<Vec<_>>();
+    pub async fn cancel_some_jobs(
+        &self,
+        partition: &PartitionId,
+        query: &JobQuery,
+        limit: u32,
+    ) -> Result<Vec<Life>, StoreError> {
+        let unfinished = JobStatus::ALL
+            .into_iter()
+            .filter(|status| !status.is_finished());
+        let statuses = unfinished
+            .filter(|status| query.statuses.is_empty() || query.statuses.contains(status))
+            .collect::<Vec<_>>();
         if statuses.is_empty() {
             return Ok(Vec::new());
         }
-        self.end_some_jobs(partition, JobQuery { statuses, ..query.clone() }, limit, End::Cancel).await
+        self.end_some_jobs(
+            partition,
+            JobQuery {
+                statuses,
+                ..query.clone()
+            },
+            limit,
+            End::Cancel,
+        )
+        .await
     }
 
     /// Deletes the oldest jobs that are meant, `limit` at most. None = there are none left. Order and page of the query do not
     /// count.
-    pub async fn delete_some_jobs(&self, partition: &PartitionId, query: &JobQuery, limit: u32) -> Result<Vec<Life>, StoreError> {
-        self.end_some_jobs(partition, query.clone(), limit, End::Delete).await
+    pub async fn delete_some_jobs(
+        &self,
+        partition: &PartitionId,
+        query: &JobQuery,
+        limit: u32,
+    ) -> Result<Vec<Life>, StoreError> {
+        self.end_some_jobs(partition, query.clone(), limit, End::Delete)
+            .await
     }
 
-    async fn end_some_jobs(&self, partition: &PartitionId, query: JobQuery, limit: u32, end: End) -> Result<Vec<Life>, StoreError> {
-        let query = JobQuery { sort: OLDEST_FIRST, limit, offset: 0, ..query };
+    async fn end_some_jobs(
+        &self,
+        partition: &PartitionId,
+        query: JobQuery,
+        limit: u32,
+        end: End,
+    ) -> Result<Vec<Life>, StoreError> {
+        let query = JobQuery {
+            sort: OLDEST_FIRST,
+            limit,
+            offset: 0,
+            ..query
+        };
         let (mut attempts, mut locks) = (Attempts::default(), Locks::new());
         loop {
             let chosen = self.backend.jobs(partition.as_str(), &query).await?;
@@ -62,19 +100,33 @@ impl Store {
     }
 
     /// `None` = to be made again with the locks that it turned out to need: those of jobs that wait for the chosen ones.
-    async fn end_chosen(&self, chosen: &[JobRow], query: &JobQuery, end: End, locks: &mut Locks) -> Result<Option<Vec<Life>>, Fault> {
-        let before: BTreeMap<i64, &JobRow> = chosen.iter().map(|job| (job.incarnation, job)).collect();
+    async fn end_chosen(
+        &self,
+        chosen: &[JobRow],
+        query: &JobQuery,
+        end: End,
+        locks: &mut Locks,
+    ) -> Result<Option<Vec<Life>>, Fault> {
+        let before: BTreeMap<i64, &JobRow> =
+            chosen.iter().map(|job| (job.incarnation, job)).collect();
         locks.extend(chosen.iter().map(|job| key(&job.partition, &job.job)));
         let mut labels: BTreeMap<i64, BTreeMap<String, Option<String>>> = BTreeMap::new();
-        for (incarnation, name, value) in self.backend.labels(&before.keys().copied().collect::<Vec<_>>()).await? {
+        for (incarnation, name, value) in self
+            .backend
+            .labels(&before.keys().copied().collect::<Vec<_>>())
+            .await?
+        {
             labels.entry(incarnation).or_default().insert(name, value);
         }
         let (mut tx, now) = (self.backend.begin().await?, self.now());
         let (mut meant, mut ended) = (Vec::new(), Vec::new());
         for job in lock(&mut *tx, locks).await? {
             // Another life of the id was not chosen.
-            let Some(before) = before.get(&job.incarnation) else { continue };
-            let unchanged = (before.status, before.facts.percentage) == (job.status, job.facts.percentage);
+            let Some(before) = before.get(&job.incarnation) else {
+                continue;
+            };
+            let unchanged =
+                (before.status, before.facts.percentage) == (job.status, job.facts.percentage);
             let labels = labels.remove(&job.incarnation).unwrap_or_default();
             let mut candidate = Candidate { job, labels };
             if unchanged || candidate.is_meant_by(query) {

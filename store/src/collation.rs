@@ -15,9 +15,13 @@ use icu_collator::{Collator, CollatorBorrowed, CollatorPreferences};
 pub const NAME: &str = "linguistic";
 
 pub fn compare(a: &str, b: &str) -> Ordering {
-    #[expect(clippy::expect_used, reason = "the tables are compiled in, and the root's are always among them")]
+    #[expect(
+        clippy::expect_used,
+        reason = "the tables are compiled in, and the root's are always among them"
+    )]
     static COLLATOR: LazyLock<CollatorBorrowed<'static>> = LazyLock::new(|| {
-        Collator::try_new(CollatorPreferences::default(), CollatorOptions::default()).expect("the root collation is compiled in")
+        Collator::try_new(CollatorPreferences::default(), CollatorOptions::default())
+            .expect("the root collation is compiled in")
     });
     COLLATOR.compare(a, b).then_with(|| a.cmp(b))
 }
@@ -28,8 +32,10 @@ mod tests {
 
     #[test]
     fn texts_are_in_the_order_of_a_dictionary() {
-        let expected =
-            ["", "_x", "-", "1", "10", "2", "a", "A", "ä", "Ä", "abc d", "abc-d", "abcd", "b", "C", "é", "n", "ñ", "ss", "ß", "z", "日"];
+        let expected = [
+            "", "_x", "-", "1", "10", "2", "a", "A", "ä", "Ä", "abc d", "abc-d", "abcd", "b", "C",
+            "é", "n", "ñ", "ss", "ß", "z", "日",
+        ];
         let mut texts = expected;
         texts.reverse();
         texts.sort_by(|a, b| compare(a, b));

@@ -92,22 +92,36 @@ pub struct Pattern {
 
 impl Pattern {
     pub fn new(text: &str) -> Self {
-        Self { pieces: text.split('*').map(str::to_owned).collect() }
+        Self {
+            pieces: text.split('*').map(str::to_owned).collect(),
+        }
     }
 
     /// What begins with exactly this.
     pub(crate) fn literal_prefix(prefix: &str) -> Self {
-        Self { pieces: vec![prefix.to_owned(), String::new()] }
+        Self {
+            pieces: vec![prefix.to_owned(), String::new()],
+        }
     }
 
     pub fn matches(&self, text: &str) -> bool {
-        let Some((first, others)) = self.pieces.split_first() else { return false };
-        let Some(rest) = text.strip_prefix(first.as_str()) else { return false };
-        let Some((last, between)) = others.split_last() else { return rest.is_empty() };
-        let Some(mut rest) = rest.strip_suffix(last.as_str()) else { return false };
+        let Some((first, others)) = self.pieces.split_first() else {
+            return false;
+        };
+        let Some(rest) = text.strip_prefix(first.as_str()) else {
+            return false;
+        };
+        let Some((last, between)) = others.split_last() else {
+            return rest.is_empty();
+        };
+        let Some(mut rest) = rest.strip_suffix(last.as_str()) else {
+            return false;
+        };
         // The first place is the best one: it leaves the most to what follows.
         for piece in between {
-            let Some(at) = rest.find(piece.as_str()) else { return false };
+            let Some(at) = rest.find(piece.as_str()) else {
+                return false;
+            };
             rest = &rest[at + piece.len()..];
         }
         true
@@ -123,11 +137,18 @@ impl Pattern {
 
     /// As SQLite's `glob` has it.
     pub(crate) fn glob(&self) -> String {
-        self.spelled("*", |c| matches!(c, '?' | '[' | '*').then(|| format!("[{c}]")))
+        self.spelled("*", |c| {
+            matches!(c, '?' | '[' | '*').then(|| format!("[{c}]"))
+        })
     }
 
     fn spelled(&self, star: &str, escaped: fn(char) -> Option<String>) -> String {
-        let spell = |piece: &String| piece.chars().map(|c| escaped(c).unwrap_or_else(|| c.to_string())).collect::<String>();
+        let spell = |piece: &String| {
+            piece
+                .chars()
+                .map(|c| escaped(c).unwrap_or_else(|| c.to_string()))
+                .collect::<String>()
+        };
         self.pieces.iter().map(spell).collect::<Vec<_>>().join(star)
     }
 }
@@ -147,9 +168,9 @@ impl Filter {
             Self::Any(filters) => filters.iter().any(|filter| filter.accepts(job)),
             Self::Text(field, test) => job.text(field).is_some_and(|text| test.accepts(text)),
             // As the databases do: the number nearest to the percentage that is shown.
-            Self::Percentage(comparison, number) => {
-                (f64::from(job.percentage()) / 100.0).partial_cmp(number).is_some_and(|ordering| comparison.accepts(ordering))
-            }
+            Self::Percentage(comparison, number) => (f64::from(job.percentage()) / 100.0)
+                .partial_cmp(number)
+                .is_some_and(|ordering| comparison.accepts(ordering)),
             Self::Status(statuses) => statuses.contains(&job.status()),
         }
     }
@@ -160,7 +181,9 @@ impl Filter {
     pub(crate) fn required_labels(&self) -> Vec<(&str, &str)> {
         match self {
             Self::All(filters) => filters.iter().flat_map(Self::required_labels).collect(),
-            Self::Text(TextField::Label(name), TextTest::Is(Comparison::Equal, value)) => vec![(name.as_str(), value.as_str())],
+            Self::Text(TextField::Label(name), TextTest::Is(Comparison::Equal, value)) => {
+                vec![(name.as_str(), value.as_str())]
+            }
             _ => Vec::new(),
         }
     }
@@ -169,7 +192,9 @@ impl Filter {
 impl TextTest {
     fn accepts(&self, text: &str) -> bool {
         match self {
-            Self::Is(comparison, value) if comparison.is_equality() => comparison.accepts(text.cmp(value)),
+            Self::Is(comparison, value) if comparison.is_equality() => {
+                comparison.accepts(text.cmp(value))
+            }
             Self::Is(comparison, value) => comparison.accepts(collation::compare(text, value)),
             Self::Like(pattern) => pattern.matches(text),
             Self::Unlike(pattern) => !pattern.matches(text),
@@ -203,7 +228,11 @@ mod tests {
             ("a", "A", false),
             ("a", "ab", false),
         ] {
-            assert_eq!(Pattern::new(pattern).matches(text), matches, "{pattern} {text}");
+            assert_eq!(
+                Pattern::new(pattern).matches(text),
+                matches,
+                "{pattern} {text}"
+            );
         }
     }
 

@@ -15,7 +15,9 @@ use crate::pause::release;
 use crate::prerequisites::{self, Ended, Locks, NewWaits, lock, settle};
 use crate::retention;
 use crate::state::{self, Actor};
-use crate::{Attempts, Cancellation, Creation, JobQuery, JobRequest, Life, Store, StoreError, Transition};
+use crate::{
+    Attempts, Cancellation, Creation, JobQuery, JobRequest, Life, Store, StoreError, Transition,
+};
 
 impl Store {
     /// Creates a job and, in the same transaction, puts its start message into the outbox. `start` makes the message for the new
@@ -30,8 +32,14 @@ impl Store {
         loop {
             match self.create_once(request, &start, shared).await {
                 Ok(Attempt::Done(creation)) => return Ok(creation),
-                Ok(Attempt::InTheWay) => match self.backend.job(request.partition.as_str(), request.job.as_str()).await? {
-                    Some(there) if there.content_hash == request.content_hash => return Ok(Creation::AlreadyThere),
+                Ok(Attempt::InTheWay) => match self
+                    .backend
+                    .job(request.partition.as_str(), request.job.as_str())
+                    .await?
+                {
+                    Some(there) if there.content_hash == request.content_hash => {
+                        return Ok(Creation::AlreadyThere);
+                    }
                     Some(_) => return Ok(Creation::Conflict),
                     // It was deleted in between.
                     None => {}
@@ -53,7 +61,8 @@ impl Store {
         let now = self.now();
         let mut job = new_job(request, now);
         let mut tx = self.backend.begin().await?;
-        tx.lock_creations(request.partition.as_str(), shared).await?;
+        tx.lock_creations(request.partition.as_str(), shared)
+            .await?;
         let waits = match prerequisites::of_new(&mut *tx, request, shared).await? {
             NewWaits::For(waits) => waits,
             NewWaits::Not(attempt) => {
@@ -67,7 +76,10 @@ impl Store {
         };
         job.incarnation = incarnation;
         // Only now: a deletion of the life before may have been waited for.
-        if tx.has_lived(request.partition.as_str(), request.job.as_str()).await? {
+        if tx
+            .has_lived(request.partition.as_str(), request.job.as_str())
+            .await?
+        {
             tx.mark_reborn(incarnation).await?;
             job.first_life = false;
         }
@@ -81,18 +93,33 @@ impl Store {
             reason: "created".to_owned(),
         };
         tx.append_history(incarnation, &created).await?;
-        let after = waits.is_empty().then(|| u64::from(request.start.delay) * 1000);
+        let after = waits
+            .is_empty()
+            .then(|| u64::from(request.start.delay) * 1000);
         if !waits.is_empty() {
             tx.insert_prerequisites(&job, &waits).await?;
         }
         let (pipe, body) = start(&life);
-        tx.push_outbox(incarnation, &pipe, &body, Due { after, suspended: request.start.suspended }).await?;
+        tx.push_outbox(
+            incarnation,
+            &pipe,
+            &body,
+            Due {
+                after,
+                suspended: request.start.suspended,
+            },
+        )
+        .await?;
         tx.notify(Signal::Outbox);
         tx.commit().await?;
         Ok(Attempt::Done(Creation::Created(life)))
     }
 
-    pub async fn job(&self, partition: &PartitionId, job: &JobId) -> Result<Option<rest::Job>, StoreError> {
+    pub async fn job(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Option<rest::Job>, StoreError> {
         let row = self.backend.job(partition.as_str(), job.as_str()).await?;
         Ok(self.shown(row.into_iter().collect()).await?.pop())
     }
@@ -105,22 +132,36 @@ impl Store {
         incarnation: Option<i64>,
     ) -> Result<Option<JobStatus>, StoreError> {
         let row = self.backend.job(partition.as_str(), job.as_str()).await?;
-        Ok(row.filter(|row| incarnation.is_none_or(|n| n == row.incarnation)).map(|row| row.status))
+        Ok(row
+            .filter(|row| incarnation.is_none_or(|n| n == row.incarnation))
+            .map(|row| row.status))
     }
 
     /// A page of jobs. Each is as it is now: the ledger rolls up what is reported when it is counted, so nothing is left to do
     /// for whoever reads, and what a query selects by is what it shows.
-    pub async fn jobs(&self, partition: &PartitionId, query: &JobQuery) -> Result<Vec<rest::Job>, StoreError> {
+    pub async fn jobs(
+        &self,
+        partition: &PartitionId,
+        query: &JobQuery,
+    ) -> Result<Vec<rest::Job>, StoreError> {
         let rows = self.backend.jobs(partition.as_str(), query).await?;
         Ok(self.shown(rows).await?)
     }
 
     /// Limit, offset and order do not count.
-    pub async fn count_jobs(&self, partition: &PartitionId, query: &JobQuery) -> Result<u64, StoreError> {
+    pub async fn count_jobs(
+        &self,
+        partition: &PartitionId,
+        query: &JobQuery,
+    ) -> Result<u64, StoreError> {
         Ok(self.backend.count_jobs(partition.as_str(), query).await?)
     }
 
-    pub async fn cancel_job(&self, partition: &PartitionId, job: &JobId) -> Result<Cancellation, StoreError> {
+    pub async fn cancel_job(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Cancellation, StoreError> {
         let own = key(partition, job);
         let (mut attempts, mut locks) = (Attempts::default(), Locks::from([own.clone()]));
         loop {
@@ -134,10 +175,17 @@ impl Store {
     }
 
     /// `None` = to be made again with the locks that it turned out to need.
-    async fn cancel_once(&self, own: &JobKey, locks: &mut Locks) -> Result<Option<Cancellation>, Fault> {
+    async fn cancel_once(
+        &self,
+        own: &JobKey,
+        locks: &mut Locks,
+    ) -> Result<Option<Cancellation>, Fault> {
         let mut tx = self.backend.begin().await?;
         let found = lock(&mut *tx, locks).await?;
-        let answer = match found.into_iter().find(|job| key(&job.partition, &job.job) == *own) {
+        let answer = match found
+            .into_iter()
+            .find(|job| key(&job.partition, &job.job) == *own)
+        {
             None => Cancellation::NotFound,
             Some(job) if job.status == JobStatus::Cancelled => Cancellation::AlreadyCancelled,
             Some(job) if job.status.is_finished() => Cancellation::Finished(job.status),
@@ -145,7 +193,8 @@ impl Store {
                 let now = self.now();
                 cancel_locked(&mut *tx, &mut job, now).await?;
                 let mut lives = vec![job.life()];
-                let Some(dependents) = settle(&mut *tx, locks, &[Ended::of(&job)], now).await? else {
+                let Some(dependents) = settle(&mut *tx, locks, &[Ended::of(&job)], now).await?
+                else {
                     tx.rollback().await?;
                     return Ok(None);
                 };
@@ -164,7 +213,11 @@ impl Store {
     }
 
     /// False when there was no such job. Those that wait for an unfinished one are cancelled.
-    pub async fn delete_job(&self, partition: &PartitionId, job: &JobId) -> Result<bool, StoreError> {
+    pub async fn delete_job(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<bool, StoreError> {
         let own = key(partition, job);
         let (mut attempts, mut locks) = (Attempts::default(), Locks::from([own.clone()]));
         loop {
@@ -181,11 +234,17 @@ impl Store {
     async fn delete_once(&self, own: &JobKey, locks: &mut Locks) -> Result<Option<bool>, Fault> {
         let mut tx = self.backend.begin().await?;
         let found = lock(&mut *tx, locks).await?;
-        let Some(row) = found.into_iter().find(|job| key(&job.partition, &job.job) == *own) else {
+        let Some(row) = found
+            .into_iter()
+            .find(|job| key(&job.partition, &job.job) == *own)
+        else {
             tx.rollback().await?;
             return Ok(Some(false));
         };
-        if settle(&mut *tx, locks, &[Ended::by_deletion(&row)], self.now()).await?.is_none() {
+        if settle(&mut *tx, locks, &[Ended::by_deletion(&row)], self.now())
+            .await?
+            .is_none()
+        {
             tx.rollback().await?;
             return Ok(None);
         }
@@ -195,7 +254,11 @@ impl Store {
     }
 
     /// Oldest first; empty for an unknown job.
-    pub async fn history(&self, partition: &PartitionId, job: &JobId) -> Result<Vec<Transition>, StoreError> {
+    pub async fn history(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Vec<Transition>, StoreError> {
         match self.backend.job(partition.as_str(), job.as_str()).await? {
             Some(row) => Ok(self.backend.history(row.incarnation).await?),
             None => Ok(Vec::new()),
@@ -203,8 +266,15 @@ impl Store {
     }
 
     /// What is known about one task, named by the way from the job to it; `None` when the job or the task is not there.
-    pub async fn task(&self, partition: &PartitionId, job: &JobId, path: &[u32]) -> Result<Option<rest::Task>, StoreError> {
-        let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else { return Ok(None) };
+    pub async fn task(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+        path: &[u32],
+    ) -> Result<Option<rest::Task>, StoreError> {
+        let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else {
+            return Ok(None);
+        };
         let mut keys = vec![];
         let mut way = String::new();
         for number in path {
@@ -213,20 +283,35 @@ impl Store {
         }
         keys.extend([(way.clone(), 0), (way.clone(), -1)]);
         keys.dedup();
-        let places = if row.task_table { self.backend.places(row.incarnation, &keys).await? } else { Vec::new() };
+        let places = if row.task_table {
+            self.backend.places(row.incarnation, &keys).await?
+        } else {
+            Vec::new()
+        };
         let mut failures = Vec::new();
         if row.facts.failed_tasks > 0 {
             failures = self.backend.failures(&[row.incarnation]).await?;
         }
-        let failure = failures.into_iter().map(|(_, failure)| failure).find(|failure| failure.path == way);
+        let failure = failures
+            .into_iter()
+            .map(|(_, failure)| failure)
+            .find(|failure| failure.path == way);
         Ok(what_is_known(&row, path, way, &places, failure))
     }
 
     /// Jobs as the API shows them, in this order.
     async fn shown(&self, rows: Vec<JobRow>) -> Result<Vec<rest::Job>, Fault> {
         let all: Vec<i64> = rows.iter().map(|row| row.incarnation).collect();
-        let unstarted: Vec<i64> = rows.iter().filter(|row| may_wait(row)).map(|row| row.incarnation).collect();
-        let failed: Vec<i64> = rows.iter().filter(|row| row.facts.failed_tasks > 0).map(|row| row.incarnation).collect();
+        let unstarted: Vec<i64> = rows
+            .iter()
+            .filter(|row| may_wait(row))
+            .map(|row| row.incarnation)
+            .collect();
+        let failed: Vec<i64> = rows
+            .iter()
+            .filter(|row| row.facts.failed_tasks > 0)
+            .map(|row| row.incarnation)
+            .collect();
         let mut jobs: Vec<rest::Job> = rows.into_iter().map(shown_alone).collect();
         let at: HashMap<i64, usize> = all.iter().enumerate().map(|(at, n)| (*n, at)).collect();
         if !all.is_empty() {
@@ -236,14 +321,23 @@ impl Store {
         }
         if !failed.is_empty() {
             for (n, kept) in self.backend.failures(&failed).await? {
-                jobs[at[&n]].failures.push(rest::Failure::of_task(kept.path, kept.failure));
+                jobs[at[&n]]
+                    .failures
+                    .push(rest::Failure::of_task(kept.path, kept.failure));
             }
         }
         if !unstarted.is_empty() {
             for (n, job_id, status) in self.backend.prerequisites(&unstarted).await? {
-                jobs[at[&n]].waiting_for.push(rest::AwaitedJob { job_id, status });
+                jobs[at[&n]]
+                    .waiting_for
+                    .push(rest::AwaitedJob { job_id, status });
             }
-            for UnsentStart { incarnation, due_time, suspended } in self.backend.unsent_starts(&unstarted).await? {
+            for UnsentStart {
+                incarnation,
+                due_time,
+                suspended,
+            } in self.backend.unsent_starts(&unstarted).await?
+            {
                 let job = &mut jobs[at[&incarnation]];
                 // Without a delay it has hardly been read when it is over.
                 (job.due_time, job.suspended) = (due_time.filter(|_| job.delay > 0), suspended);
@@ -263,13 +357,25 @@ pub(crate) enum Attempt {
 }
 
 /// Cancels a locked job that is not finished.
-pub(crate) async fn cancel_locked(tx: &mut dyn Transaction, job: &mut JobRow, now: i64) -> Result<(), Fault> {
+pub(crate) async fn cancel_locked(
+    tx: &mut dyn Transaction,
+    job: &mut JobRow,
+    now: i64,
+) -> Result<(), Fault> {
     release(tx, job).await?;
     if job.task_table {
         tx.retire_table(job.incarnation, 0).await?;
         tx.notify(Signal::Sweep);
     }
-    move_job(tx, job, JobStatus::Cancelled, Actor::Client, "cancelled", now).await?;
+    move_job(
+        tx,
+        job,
+        JobStatus::Cancelled,
+        Actor::Client,
+        "cancelled",
+        now,
+    )
+    .await?;
     tx.save_job(job).await?;
     tx.notify(Signal::Jobs);
     Ok(())
@@ -277,7 +383,8 @@ pub(crate) async fn cancel_locked(tx: &mut dyn Transaction, job: &mut JobRow, no
 
 /// Deletes a locked job, whatever its status.
 pub(crate) async fn delete_locked(tx: &mut dyn Transaction, job: &JobRow) -> Result<(), Fault> {
-    tx.remember_life(job.partition.as_str(), job.job.as_str(), job.incarnation).await?;
+    tx.remember_life(job.partition.as_str(), job.job.as_str(), job.incarnation)
+        .await?;
     tx.delete_job(job.incarnation).await?;
     if job.task_table {
         tx.retire_table(job.incarnation, 0).await?;
@@ -308,10 +415,19 @@ pub(crate) async fn move_job(
 }
 
 /// Moves a job to another status, and tells the step. Every transition after the creation passes here.
-pub(crate) fn moved(job: &mut JobRow, to: JobStatus, actor: Actor, reason: &str, now: i64) -> Result<Transition, Fault> {
+pub(crate) fn moved(
+    job: &mut JobRow,
+    to: JobStatus,
+    actor: Actor,
+    reason: &str,
+    now: i64,
+) -> Result<Transition, Fault> {
     let from = job.status;
     if !state::is_legal(from, to, actor) {
-        return Err(Fault::Refused(format!("a job that is {from} cannot become {to} by {}", actor.name())));
+        return Err(Fault::Refused(format!(
+            "a job that is {from} cannot become {to} by {}",
+            actor.name()
+        )));
     }
     job.status = to;
     job.last_update_time = now;
@@ -319,7 +435,13 @@ pub(crate) fn moved(job: &mut JobRow, to: JobStatus, actor: Actor, reason: &str,
         job.finish_time = Some(now);
         job.expiry_time = retention::due(&job.expiry, to, job.create_time, now);
     }
-    Ok(Transition { time: now, from: Some(from), to, actor: actor.name().to_owned(), reason: reason.to_owned() })
+    Ok(Transition {
+        time: now,
+        from: Some(from),
+        to,
+        actor: actor.name().to_owned(),
+        reason: reason.to_owned(),
+    })
 }
 
 pub(crate) fn key(partition: &PartitionId, job: &JobId) -> (String, String) {
@@ -355,7 +477,8 @@ fn may_wait(row: &JobRow) -> bool {
 }
 
 /// Said of a job whose request named no target pipe.
-const WITHOUT_TARGET: &str = "The job names no target pipe: it completes only by workers without output.";
+const WITHOUT_TARGET: &str =
+    "The job names no target pipe: it completes only by workers without output.";
 
 fn shown_alone(row: JobRow) -> rest::Job {
     rest::Job {
@@ -379,13 +502,27 @@ fn shown_alone(row: JobRow) -> rest::Job {
         delay: row.delay,
         due_time: None,
         suspended: false,
-        notes: if row.without_target { vec![WITHOUT_TARGET.to_owned()] } else { Vec::new() },
+        notes: if row.without_target {
+            vec![WITHOUT_TARGET.to_owned()]
+        } else {
+            Vec::new()
+        },
     }
 }
 
 /// Reads the places on the way to a task, and of the task itself, from the top down.
-fn what_is_known(job: &JobRow, path: &[u32], way: String, places: &[Row], failure: Option<KeptFailure>) -> Option<rest::Task> {
-    let find = |path: &str, chunk: i32| places.iter().find(|row| row.path == path && row.chunk == chunk);
+fn what_is_known(
+    job: &JobRow,
+    path: &[u32],
+    way: String,
+    places: &[Row],
+    failure: Option<KeptFailure>,
+) -> Option<rest::Task> {
+    let find = |path: &str, chunk: i32| {
+        places
+            .iter()
+            .find(|row| row.path == path && row.chunk == chunk)
+    };
     let mut task = rest::Task {
         id: way,
         status: rest::TaskState::Waiting,
@@ -415,8 +552,13 @@ fn what_is_known(job: &JobRow, path: &[u32], way: String, places: &[Row], failur
     for (depth, number) in path.iter().enumerate() {
         let above = path_of(path[..depth].iter().copied());
         let (chunk, bit) = position(*number);
-        let Some(header) = find(&above, 0) else { return failure.is_some().then(|| failed(task)) };
-        if header.size.is_some_and(|size| i64::from(*number) > i64::from(size)) {
+        let Some(header) = find(&above, 0) else {
+            return failure.is_some().then(|| failed(task));
+        };
+        if header
+            .size
+            .is_some_and(|size| i64::from(*number) > i64::from(size))
+        {
             return None;
         }
         let bits = find(&above, chunk);
@@ -439,7 +581,12 @@ fn what_is_known(job: &JobRow, path: &[u32], way: String, places: &[Row], failur
 }
 
 /// The job's own task: what the job says, and its split.
-fn own_task(job: &JobRow, mut task: rest::Task, split: Option<&Row>, failure: Option<KeptFailure>) -> rest::Task {
+fn own_task(
+    job: &JobRow,
+    mut task: rest::Task,
+    split: Option<&Row>,
+    failure: Option<KeptFailure>,
+) -> rest::Task {
     if let Some(split) = split {
         describe_split(&mut task, split);
     }
@@ -448,12 +595,19 @@ fn own_task(job: &JobRow, mut task: rest::Task, split: Option<&Row>, failure: Op
         JobStatus::Completed => rest::TaskState::Completed,
         JobStatus::Failed => rest::TaskState::Failed,
         JobStatus::Waiting => rest::TaskState::Waiting,
-        JobStatus::Active | JobStatus::Blocked | JobStatus::Cancelled | JobStatus::Paused => rest::TaskState::Active,
+        JobStatus::Active | JobStatus::Blocked | JobStatus::Cancelled | JobStatus::Paused => {
+            rest::TaskState::Active
+        }
     };
     if let Some(kept) = failure {
         task.attempts = kept.attempts;
         task.failure = Some(rest::Failure::of_task(kept.path, kept.failure));
-    } else if let Some(own) = job.facts.own_task.clone().filter(|_| !job.status.is_finished()) {
+    } else if let Some(own) = job
+        .facts
+        .own_task
+        .clone()
+        .filter(|_| !job.status.is_finished())
+    {
         describe_exception(&mut task, own);
     }
     task
@@ -466,8 +620,14 @@ fn describe_split(task: &mut rest::Task, split: &Row) {
 }
 
 fn describe_exception(task: &mut rest::Task, exception: Exception) {
-    task.status = if exception.retrying { rest::TaskState::Retrying } else { rest::TaskState::Active };
+    task.status = if exception.retrying {
+        rest::TaskState::Retrying
+    } else {
+        rest::TaskState::Active
+    };
     task.since = Some(exception.since);
     task.attempts = exception.attempts;
-    task.failure = exception.failure.map(|failure| rest::Failure::of_task(task.id.clone(), failure));
+    task.failure = exception
+        .failure
+        .map(|failure| rest::Failure::of_task(task.id.clone(), failure));
 }

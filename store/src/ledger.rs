@@ -50,7 +50,14 @@ pub struct Facts {
 
 impl Facts {
     pub fn new(on_failure: OnFailure) -> Self {
-        Self { on_failure, percentage: 0, completed_items: 0, failed_tasks: 0, failure_counts: BTreeMap::new(), own_task: None }
+        Self {
+            on_failure,
+            percentage: 0,
+            completed_items: 0,
+            failed_tasks: 0,
+            failure_counts: BTreeMap::new(),
+            own_task: None,
+        }
     }
 }
 
@@ -92,7 +99,10 @@ pub struct Changes {
 
 impl Changes {
     pub fn is_empty(&self) -> bool {
-        self.pruned.is_empty() && self.gone.is_empty() && self.settled.is_empty() && self.rows.is_empty()
+        self.pruned.is_empty()
+            && self.gone.is_empty()
+            && self.settled.is_empty()
+            && self.rows.is_empty()
     }
 }
 
@@ -130,7 +140,9 @@ pub fn keys_of<'a>(tasks: impl Iterator<Item = &'a [Step]>) -> Vec<Key> {
     let mut path = String::new();
     let mut latest: (&[Step], i32) = (&[], -1);
     for steps in tasks {
-        let Some((own, parents)) = steps.split_last() else { continue };
+        let Some((own, parents)) = steps.split_last() else {
+            continue;
+        };
         let (chunk, _) = position(own.number);
         if latest == (parents, chunk) {
             continue;
@@ -173,7 +185,11 @@ impl Ledger {
         rows.sort_by_cached_key(|row| (depth(&row.path), row.path.clone(), row.chunk));
         for row in rows {
             if row.chunk == EXCEPTION {
-                let slot = Slot { now: Some(Exception::of_row(&row)), stored: true, dirty: false };
+                let slot = Slot {
+                    now: Some(Exception::of_row(&row)),
+                    stored: true,
+                    dirty: false,
+                };
                 self.exceptions.insert(row.path, slot);
                 continue;
             }
@@ -195,7 +211,9 @@ impl Ledger {
         for steps in tasks {
             path.clear();
             for step in steps {
-                let Some(parent) = self.by_path.get(&path) else { break };
+                let Some(parent) = self.by_path.get(&path) else {
+                    break;
+                };
                 extend(&mut path, step.number);
                 if self.splits[*parent].kept == 0 || self.by_path.contains_key(&path) {
                     continue;
@@ -215,7 +233,10 @@ impl Ledger {
     /// What is to be stored.
     pub fn finish(mut self) -> Outcome {
         self.roll_percentages_up();
-        let mut places = Changes { pruned: std::mem::take(&mut self.pruned), ..Changes::default() };
+        let mut places = Changes {
+            pruned: std::mem::take(&mut self.pruned),
+            ..Changes::default()
+        };
         let completed = matches!(self.decision, Some((JobStatus::Completed, _)));
         if completed {
             // The whole table goes.
@@ -235,7 +256,9 @@ impl Ledger {
                     _ => {}
                 }
             }
-            places.rows.sort_by(|a, b| (&a.path, a.chunk).cmp(&(&b.path, b.chunk)));
+            places
+                .rows
+                .sort_by(|a, b| (&a.path, a.chunk).cmp(&(&b.path, b.chunk)));
         }
         Outcome {
             facts: self.facts,
@@ -291,7 +314,13 @@ impl Ledger {
         let at = self.splits.len();
         let depth = depth(path);
         let number = number.parse().unwrap_or_default();
-        self.splits.push(Split { path: path.to_owned(), parent, number, depth, ..Split::default() });
+        self.splits.push(Split {
+            path: path.to_owned(),
+            parent,
+            number,
+            depth,
+            ..Split::default()
+        });
         self.by_path.insert(path.to_owned(), at);
         at
     }
@@ -299,7 +328,11 @@ impl Ledger {
 
 /// How many steps a path has.
 fn depth(path: &str) -> usize {
-    if path.is_empty() { 0 } else { path.bytes().filter(|b| *b == b'.').count() + 1 }
+    if path.is_empty() {
+        0
+    } else {
+        path.bytes().filter(|b| *b == b'.').count() + 1
+    }
 }
 
 /// Appends a step to a path.

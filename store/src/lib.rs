@@ -45,8 +45,9 @@ pub use error::{Condition, StoreError};
 pub use filter::{Comparison, Filter, Pattern, TextField, TextTest};
 pub use memory::FaultPoint;
 pub use model::{
-    Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers, JobRequest, Life, OutboxMessage, Prerequisite, Recorded,
-    Refusal, Start, StowedTask, Stowing, TaskTableSize, TrackingEvent, Transition,
+    Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers, JobRequest, Life,
+    OutboxMessage, Prerequisite, Recorded, Refusal, Start, StowedTask, Stowing, TaskTableSize,
+    TrackingEvent, Transition,
 };
 pub use outbox::Claim;
 pub use query::{JobQuery, Sort, SortBy};
@@ -72,7 +73,10 @@ pub struct StoreOptions {
 impl Default for StoreOptions {
     fn default() -> Self {
         let day = Duration::from_hours(24);
-        Self { failed_tables_kept: day, past_lives_kept: 7 * day }
+        Self {
+            failed_tables_kept: day,
+            past_lives_kept: 7 * day,
+        }
     }
 }
 
@@ -96,7 +100,9 @@ impl Store {
     async fn make(url: &str, options: StoreOptions, patience: bool) -> Result<Self, StoreError> {
         let scheme = url.split(':').next().unwrap_or_default();
         let backend: Arc<dyn Backend> = match scheme {
-            "postgres" | "postgresql" => Arc::new(postgres::PostgresBackend::open(url, patience).await?),
+            "postgres" | "postgresql" => {
+                Arc::new(postgres::PostgresBackend::open(url, patience).await?)
+            }
             "sqlite" => Arc::new(sqlite::SqliteBackend::open(url).await?),
             "memory" => Arc::new(memory::Memory::new(|_| false)),
             _ => return Err(unknown_scheme(url)),
@@ -106,7 +112,10 @@ impl Store {
 
     /// A store in memory that is not available wherever `fails` says so. For simulations.
     pub fn memory_with_faults(fails: impl Fn(FaultPoint) -> bool + Send + Sync + 'static) -> Self {
-        Self { backend: Arc::new(memory::Memory::new(fails)), options: StoreOptions::default() }
+        Self {
+            backend: Arc::new(memory::Memory::new(fails)),
+            options: StoreOptions::default(),
+        }
     }
 
     /// `postgres`, `sqlite` or `memory`.
@@ -158,15 +167,22 @@ impl Store {
 
 fn unknown_scheme(url: &str) -> StoreError {
     let reason = "its URL must begin with postgres:// (or postgresql://), sqlite: or memory:";
-    StoreError::Unusable { place: masked(url), reason: reason.to_owned() }
+    StoreError::Unusable {
+        place: masked(url),
+        reason: reason.to_owned(),
+    }
 }
 
 /// The URL of a server without its password.
 pub fn masked(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
     let authority = rest.find(['/', '?']).unwrap_or(rest.len());
     // A password may itself contain an @ or a slash, wrongly; rather too much is hidden than too little.
-    let Some(at) = rest.rfind('@').or_else(|| rest[..authority].rfind('@')) else { return url.to_owned() };
+    let Some(at) = rest.rfind('@').or_else(|| rest[..authority].rfind('@')) else {
+        return url.to_owned();
+    };
     let user = rest[..at].split(':').next().unwrap_or_default();
     let hidden = if rest[..at].contains(':') { ":***" } else { "" };
     format!("{scheme}://{user}{hidden}@{}", &rest[at + 1..])
@@ -183,7 +199,9 @@ impl Attempts {
     /// Waits, longer each time, when the fault is one that another attempt may pass; false when it is to be reported.
     async fn again(&mut self, fault: &Fault) -> bool {
         self.0 += 1;
-        let Fault::Contention(reason) = fault else { return false };
+        let Fault::Contention(reason) = fault else {
+            return false;
+        };
         if self.0 >= ATTEMPTS {
             return false;
         }
@@ -200,10 +218,19 @@ mod tests {
     #[test]
     fn a_password_is_never_shown() {
         for (url, shown) in [
-            ("postgres://ann:secret@db:5432/jobs", "postgres://ann:***@db:5432/jobs"),
-            ("postgres://ann:sec/r@et@db/jobs", "postgres://ann:***@db/jobs"),
+            (
+                "postgres://ann:secret@db:5432/jobs",
+                "postgres://ann:***@db:5432/jobs",
+            ),
+            (
+                "postgres://ann:sec/r@et@db/jobs",
+                "postgres://ann:***@db/jobs",
+            ),
             ("postgres://ann@db/jobs", "postgres://ann@db/jobs"),
-            ("postgres:///jobs?host=/run/x", "postgres:///jobs?host=/run/x"),
+            (
+                "postgres:///jobs?host=/run/x",
+                "postgres:///jobs?host=/run/x",
+            ),
             ("sqlite:/a/b.db", "sqlite:/a/b.db"),
         ] {
             assert_eq!(masked(url), shown);

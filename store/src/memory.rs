@@ -44,13 +44,22 @@ pub enum FaultPoint {
 
 impl Shared {
     fn pass(&self, point: FaultPoint) -> Result<(), Fault> {
-        if (self.fails)(point) { Err(Fault::Unavailable(format!("a fault was planned here: {point:?}"))) } else { Ok(()) }
+        if (self.fails)(point) {
+            Err(Fault::Unavailable(format!(
+                "a fault was planned here: {point:?}"
+            )))
+        } else {
+            Ok(())
+        }
     }
 }
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("clock", &self.clock).field("signals", &self.signals).finish_non_exhaustive()
+        f.debug_struct("Shared")
+            .field("clock", &self.clock)
+            .field("signals", &self.signals)
+            .finish_non_exhaustive()
     }
 }
 
@@ -65,7 +74,10 @@ struct State {
     waits: Waits,
     lives: BTreeMap<(String, String, i64), i64>,
     stowed: BTreeMap<(i64, i64), StowedTask>,
-    #[expect(clippy::zero_sized_map_values, reason = "a set, whose changes are undone as those of the maps")]
+    #[expect(
+        clippy::zero_sized_map_values,
+        reason = "a set, whose changes are undone as those of the maps"
+    )]
     unstowing: BTreeMap<i64, ()>,
     /// With the time of creation.
     tables: BTreeMap<i64, i64>,
@@ -82,30 +94,54 @@ impl State {
     }
 
     fn rows_of(&self, incarnation: i64, keys: &[Key]) -> Vec<Row> {
-        let mut rows: Vec<Row> =
-            keys.iter().filter_map(|(path, chunk)| self.rows.get(&(incarnation, path.clone(), *chunk)).cloned()).collect();
+        let mut rows: Vec<Row> = keys
+            .iter()
+            .filter_map(|(path, chunk)| {
+                self.rows.get(&(incarnation, path.clone(), *chunk)).cloned()
+            })
+            .collect();
         rows.sort_by(|a, b| (&a.path, a.chunk).cmp(&(&b.path, b.chunk)));
         rows
     }
 
     fn labels_of(&self, incarnation: i64) -> BTreeMap<String, Option<String>> {
-        let labels = self.labels.range((incarnation, String::new())..(incarnation + 1, String::new()));
-        labels.map(|((_, name), value)| (name.clone(), value.clone())).collect()
+        let labels = self
+            .labels
+            .range((incarnation, String::new())..(incarnation + 1, String::new()));
+        labels
+            .map(|((_, name), value)| (name.clone(), value.clone()))
+            .collect()
     }
 
     fn matching(&self, partition: &str, query: &JobQuery) -> Vec<Candidate> {
         let first = (partition.to_owned(), String::new());
-        let jobs = self.jobs.range(first..).take_while(|((p, _), _)| p == partition).map(|(_, job)| job);
-        let candidates = jobs.map(|job| Candidate { job: job.clone(), labels: self.labels_of(job.incarnation) });
-        candidates.filter(|candidate| candidate.is_meant_by(query)).collect()
+        let jobs = self
+            .jobs
+            .range(first..)
+            .take_while(|((p, _), _)| p == partition)
+            .map(|(_, job)| job);
+        let candidates = jobs.map(|job| Candidate {
+            job: job.clone(),
+            labels: self.labels_of(job.incarnation),
+        });
+        candidates
+            .filter(|candidate| candidate.is_meant_by(query))
+            .collect()
     }
 }
 
 impl Memory {
     /// A store that fails wherever `fails` says so.
     pub fn new(fails: impl Fn(FaultPoint) -> bool + Send + Sync + 'static) -> Self {
-        let shared = Shared { clock: Clock::tokio(), signals: Signals::default(), fails: Box::new(fails) };
-        Self { state: Arc::default(), shared: Arc::new(shared) }
+        let shared = Shared {
+            clock: Clock::tokio(),
+            signals: Signals::default(),
+            fails: Box::new(fails),
+        };
+        Self {
+            state: Arc::default(),
+            shared: Arc::new(shared),
+        }
     }
 
     async fn read(&self) -> Result<OwnedMutexGuard<State>, Fault> {
@@ -129,7 +165,12 @@ impl Backend for Memory {
             self.shared.pass(FaultPoint::Begin)?;
             let state = self.state.clone().lock_owned().await;
             let undo = Vec::new();
-            let transaction = MemoryTransaction { state, shared: self.shared.clone(), undo, wake: Vec::new() };
+            let transaction = MemoryTransaction {
+                state,
+                shared: self.shared.clone(),
+                undo,
+                wake: Vec::new(),
+            };
             Ok(Box::new(transaction) as Box<dyn Transaction>)
         })
     }
@@ -141,14 +182,26 @@ impl Backend for Memory {
     }
 
     fn job<'a>(&'a self, partition: &'a str, job: &'a str) -> Answer<'a, Option<JobRow>> {
-        Box::pin(async move { Ok(self.read().await?.jobs.get(&(partition.to_owned(), job.to_owned())).cloned()) })
+        Box::pin(async move {
+            Ok(self
+                .read()
+                .await?
+                .jobs
+                .get(&(partition.to_owned(), job.to_owned()))
+                .cloned())
+        })
     }
     fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {
             let mut jobs = self.read().await?.matching(partition, query);
             jobs.sort_by(|a, b| a.compare(b, &query.sort));
             let offset = usize::try_from(query.offset).unwrap_or(usize::MAX);
-            Ok(jobs.into_iter().skip(offset).take(query.limit as usize).map(|candidate| candidate.job).collect())
+            Ok(jobs
+                .into_iter()
+                .skip(offset)
+                .take(query.limit as usize)
+                .map(|candidate| candidate.job)
+                .collect())
         })
     }
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
@@ -157,15 +210,31 @@ impl Backend for Memory {
     fn labels<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<Label>> {
         Box::pin(async move {
             let state = self.read().await?;
-            let of = |n: i64| state.labels.range((n, String::new())..(n + 1, String::new()));
-            Ok(incarnations.iter().flat_map(|n| of(*n)).map(|((n, key), value)| (*n, key.clone(), value.clone())).collect())
+            let of = |n: i64| {
+                state
+                    .labels
+                    .range((n, String::new())..(n + 1, String::new()))
+            };
+            Ok(incarnations
+                .iter()
+                .flat_map(|n| of(*n))
+                .map(|((n, key), value)| (*n, key.clone(), value.clone()))
+                .collect())
         })
     }
     fn failures<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<(i64, KeptFailure)>> {
         Box::pin(async move {
             let state = self.read().await?;
-            let of = |n: i64| state.failures.range((n, String::new())..(n + 1, String::new()));
-            let mut failures: Vec<_> = incarnations.iter().flat_map(|n| of(*n)).map(|((n, _), f)| (*n, f.clone())).collect();
+            let of = |n: i64| {
+                state
+                    .failures
+                    .range((n, String::new())..(n + 1, String::new()))
+            };
+            let mut failures: Vec<_> = incarnations
+                .iter()
+                .flat_map(|n| of(*n))
+                .map(|((n, _), f)| (*n, f.clone()))
+                .collect();
             failures.sort_by(|(a, f), (b, g)| (a, f.since, &f.path).cmp(&(b, g.since, &g.path)));
             Ok(failures)
         })
@@ -173,23 +242,40 @@ impl Backend for Memory {
     fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>> {
         Box::pin(async move {
             let state = self.read().await?;
-            Ok(state.history.range((incarnation, 0)..(incarnation + 1, 0)).map(|(_, step)| step.clone()).collect())
+            Ok(state
+                .history
+                .range((incarnation, 0)..(incarnation + 1, 0))
+                .map(|(_, step)| step.clone())
+                .collect())
         })
     }
     fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
         Box::pin(async move { Ok(self.read().await?.rows_of(incarnation, keys)) })
     }
     fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
-        Box::pin(async move { Ok(self.read().await?.stowed.range((incarnation, 0)..(incarnation + 1, 0)).count() as u64) })
+        Box::pin(async move {
+            Ok(self
+                .read()
+                .await?
+                .stowed
+                .range((incarnation, 0)..(incarnation + 1, 0))
+                .count() as u64)
+        })
     }
     fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
-        Box::pin(async move { Ok(CatalogueSize { entries: self.read().await?.tables.len() as u64, bytes: 0 }) })
+        Box::pin(async move {
+            Ok(CatalogueSize {
+                entries: self.read().await?.tables.len() as u64,
+                bytes: 0,
+            })
+        })
     }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
         Box::pin(async move {
             let state = self.read().await?;
             let bytes = |row: &Row| {
-                let texts = row.path.len() + row.done.len() + row.failed.as_ref().map_or(0, Vec::len);
+                let texts =
+                    row.path.len() + row.done.len() + row.failed.as_ref().map_or(0, Vec::len);
                 (size_of::<Row>() + texts + row.detail.as_ref().map_or(0, String::len)) as u64
             };
             Ok(TaskTableSize {
@@ -235,12 +321,19 @@ impl MemoryTransaction {
         }));
     }
 
-    fn remove_all<K, V>(&mut self, map: fn(&mut State) -> &mut BTreeMap<K, V>, which: impl Fn(&K, &V) -> bool)
-    where
+    fn remove_all<K, V>(
+        &mut self,
+        map: fn(&mut State) -> &mut BTreeMap<K, V>,
+        which: impl Fn(&K, &V) -> bool,
+    ) where
         K: Ord + Clone + Send + 'static,
         V: Send + 'static,
     {
-        let keys: Vec<K> = map(&mut self.state).iter().filter(|(key, value)| which(key, value)).map(|(key, _)| key.clone()).collect();
+        let keys: Vec<K> = map(&mut self.state)
+            .iter()
+            .filter(|(key, value)| which(key, value))
+            .map(|(key, _)| key.clone())
+            .collect();
         for key in keys {
             self.put(map, key, None);
         }
@@ -255,13 +348,29 @@ impl MemoryTransaction {
         }
     }
 
-    fn oldest_stowed(&self, incarnation: i64, limit: u32) -> impl Iterator<Item = (&(i64, i64), &StowedTask)> {
-        self.state.stowed.range((incarnation, 0)..(incarnation + 1, 0)).take(limit as usize)
+    fn oldest_stowed(
+        &self,
+        incarnation: i64,
+        limit: u32,
+    ) -> impl Iterator<Item = (&(i64, i64), &StowedTask)> {
+        self.state
+            .stowed
+            .range((incarnation, 0)..(incarnation + 1, 0))
+            .take(limit as usize)
     }
 
-    fn paths(&self, incarnation: i64, which: impl Fn(&str, i32) -> bool) -> Vec<(i64, String, i32)> {
-        let rows = self.state.rows.range((incarnation, String::new(), i32::MIN)..(incarnation + 1, String::new(), i32::MIN));
-        rows.map(|(key, _)| key).filter(|(_, path, chunk)| which(path, *chunk)).cloned().collect()
+    fn paths(
+        &self,
+        incarnation: i64,
+        which: impl Fn(&str, i32) -> bool,
+    ) -> Vec<(i64, String, i32)> {
+        let rows = self.state.rows.range(
+            (incarnation, String::new(), i32::MIN)..(incarnation + 1, String::new(), i32::MIN),
+        );
+        rows.map(|(key, _)| key)
+            .filter(|(_, path, chunk)| which(path, *chunk))
+            .cloned()
+            .collect()
     }
 }
 
@@ -272,7 +381,11 @@ fn done<'a, T: Send + 'a>(value: T) -> Answer<'a, T> {
 
 impl Transaction for MemoryTransaction {
     fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> Answer<'a, Vec<JobRow>> {
-        done(keys.iter().filter_map(|key| self.state.jobs.get(key).cloned()).collect())
+        done(
+            keys.iter()
+                .filter_map(|key| self.state.jobs.get(key).cloned())
+                .collect(),
+        )
     }
     fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> Answer<'a, Option<i64>> {
         let id = (job.partition.to_string(), job.job.to_string());
@@ -280,7 +393,14 @@ impl Transaction for MemoryTransaction {
             return done(None);
         }
         let incarnation = self.state.number();
-        self.put(|s| &mut s.jobs, id.clone(), Some(JobRow { incarnation, ..job.clone() }));
+        self.put(
+            |s| &mut s.jobs,
+            id.clone(),
+            Some(JobRow {
+                incarnation,
+                ..job.clone()
+            }),
+        );
         self.put(|s| &mut s.ids, incarnation, Some(id));
         done(Some(incarnation))
     }
@@ -298,13 +418,24 @@ impl Transaction for MemoryTransaction {
         self.remove_all(|s| &mut s.history, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.stowed, |(n, _), _| *n == incarnation);
         self.put(|s| &mut s.unstowing, incarnation, None);
-        self.remove_all(|s| &mut s.outbox, |_, unsent| unsent.incarnation == incarnation);
+        self.remove_all(
+            |s| &mut s.outbox,
+            |_, unsent| unsent.incarnation == incarnation,
+        );
         self.remove_all(|s| &mut s.waits, |_, wait| wait.incarnation == incarnation);
         done(())
     }
-    fn insert_labels<'a>(&'a mut self, incarnation: i64, labels: &'a BTreeMap<String, Option<String>>) -> Answer<'a, ()> {
+    fn insert_labels<'a>(
+        &'a mut self,
+        incarnation: i64,
+        labels: &'a BTreeMap<String, Option<String>>,
+    ) -> Answer<'a, ()> {
         for (key, value) in labels {
-            self.put(|s| &mut s.labels, (incarnation, key.clone()), Some(value.clone()));
+            self.put(
+                |s| &mut s.labels,
+                (incarnation, key.clone()),
+                Some(value.clone()),
+            );
         }
         done(())
     }
@@ -319,23 +450,46 @@ impl Transaction for MemoryTransaction {
             Ok(())
         })
     }
-    fn append_history<'a>(&'a mut self, incarnation: i64, transition: &'a Transition) -> Answer<'a, ()> {
+    fn append_history<'a>(
+        &'a mut self,
+        incarnation: i64,
+        transition: &'a Transition,
+    ) -> Answer<'a, ()> {
         let number = self.state.number();
-        self.put(|s| &mut s.history, (incarnation, number), Some(transition.clone()));
+        self.put(
+            |s| &mut s.history,
+            (incarnation, number),
+            Some(transition.clone()),
+        );
         done(())
     }
 
     fn has_lived<'a>(&'a mut self, partition: &'a str, job: &'a str) -> Answer<'a, bool> {
         let first = (partition.to_owned(), job.to_owned(), i64::MIN);
-        done(self.state.lives.range(first..).next().is_some_and(|((p, j, _), _)| p == partition && j == job))
+        done(
+            self.state
+                .lives
+                .range(first..)
+                .next()
+                .is_some_and(|((p, j, _), _)| p == partition && j == job),
+        )
     }
     fn mark_reborn(&mut self, incarnation: i64) -> Answer<'_, ()> {
         self.change_job(incarnation, |job| job.first_life = false);
         done(())
     }
-    fn remember_life<'a>(&'a mut self, partition: &'a str, job: &'a str, incarnation: i64) -> Answer<'a, ()> {
+    fn remember_life<'a>(
+        &'a mut self,
+        partition: &'a str,
+        job: &'a str,
+        incarnation: i64,
+    ) -> Answer<'a, ()> {
         let now = self.shared.clock.now();
-        self.put(|s| &mut s.lives, (partition.to_owned(), job.to_owned(), incarnation), Some(now));
+        self.put(
+            |s| &mut s.lives,
+            (partition.to_owned(), job.to_owned(), incarnation),
+            Some(now),
+        );
         done(())
     }
     fn forget_lives(&mut self, older_than: u64) -> Answer<'_, ()> {
@@ -352,7 +506,12 @@ impl Transaction for MemoryTransaction {
         done(())
     }
     fn list_unstowing(&mut self, incarnation: i64) -> Answer<'_, bool> {
-        let has_some = self.state.stowed.range((incarnation, 0)..(incarnation + 1, 0)).next().is_some();
+        let has_some = self
+            .state
+            .stowed
+            .range((incarnation, 0)..(incarnation + 1, 0))
+            .next()
+            .is_some();
         let is_news = has_some && !self.state.unstowing.contains_key(&incarnation);
         if is_news {
             self.put(|s| &mut s.unstowing, incarnation, Some(()));
@@ -364,22 +523,49 @@ impl Transaction for MemoryTransaction {
         done(())
     }
     fn next_unstowing(&mut self) -> Answer<'_, Option<(String, String, i64)>> {
-        let next = self.state.unstowing.keys().find_map(|n| Some((*n, self.state.ids.get(n)?)));
+        let next = self
+            .state
+            .unstowing
+            .keys()
+            .find_map(|n| Some((*n, self.state.ids.get(n)?)));
         done(next.map(|(n, (partition, job))| (partition.clone(), job.clone(), n)))
     }
     fn unstow(&mut self, incarnation: i64, limit: u32) -> Answer<'_, u64> {
-        let tasks: Vec<StowedTask> = self.oldest_stowed(incarnation, limit).map(|(_, task)| task.clone()).collect();
-        for StowedTask { pipe, body, headers } in tasks {
+        let tasks: Vec<StowedTask> = self
+            .oldest_stowed(incarnation, limit)
+            .map(|(_, task)| task.clone())
+            .collect();
+        for StowedTask {
+            pipe,
+            body,
+            headers,
+        } in tasks
+        {
             let id = self.state.number();
-            let message = OutboxMessage { id, pipe, body, headers };
+            let message = OutboxMessage {
+                id,
+                pipe,
+                body,
+                headers,
+            };
             let due_time = Some(self.shared.clock.now());
-            let unsent = Unsent { incarnation, message, due_time, leased_until: 0, suspended: false, paused: false };
+            let unsent = Unsent {
+                incarnation,
+                message,
+                due_time,
+                leased_until: 0,
+                suspended: false,
+                paused: false,
+            };
             self.put(|s| &mut s.outbox, id, Some(unsent));
         }
         self.drop_stowed(incarnation, limit)
     }
     fn drop_stowed(&mut self, incarnation: i64, limit: u32) -> Answer<'_, u64> {
-        let keys: Vec<(i64, i64)> = self.oldest_stowed(incarnation, limit).map(|(key, _)| *key).collect();
+        let keys: Vec<(i64, i64)> = self
+            .oldest_stowed(incarnation, limit)
+            .map(|(key, _)| *key)
+            .collect();
         let gone = keys.len() as u64;
         for key in keys {
             self.put(|s| &mut s.stowed, key, None);
@@ -399,44 +585,85 @@ impl Transaction for MemoryTransaction {
         let mut gone = Vec::new();
         for path in &changes.pruned {
             let below = format!("{path}.");
-            gone.extend(self.paths(incarnation, |other, _| other == path || other.starts_with(&below)));
+            gone.extend(self.paths(incarnation, |other, _| {
+                other == path || other.starts_with(&below)
+            }));
         }
         for path in &changes.gone {
             gone.extend(self.paths(incarnation, |other, _| other == path));
         }
-        gone.extend(changes.settled.iter().map(|path| (incarnation, path.clone(), -1)));
+        gone.extend(
+            changes
+                .settled
+                .iter()
+                .map(|path| (incarnation, path.clone(), -1)),
+        );
         for key in gone {
             self.put(|s| &mut s.rows, key, None);
         }
         for row in &changes.rows {
-            self.put(|s| &mut s.rows, (incarnation, row.path.clone(), row.chunk), Some(row.clone()));
+            self.put(
+                |s| &mut s.rows,
+                (incarnation, row.path.clone(), row.chunk),
+                Some(row.clone()),
+            );
         }
         done(())
     }
     fn kept_failures(&mut self, incarnation: i64) -> Answer<'_, HashMap<String, String>> {
-        let failures = self.state.failures.range((incarnation, String::new())..(incarnation + 1, String::new()));
-        let kind = |f: &KeptFailure| f.failure.failure_id.clone().unwrap_or_else(|| UNNAMED_FAILURE.to_owned());
-        done(failures.map(|((_, path), failure)| (path.clone(), kind(failure))).collect())
+        let failures = self
+            .state
+            .failures
+            .range((incarnation, String::new())..(incarnation + 1, String::new()));
+        let kind = |f: &KeptFailure| {
+            f.failure
+                .failure_id
+                .clone()
+                .unwrap_or_else(|| UNNAMED_FAILURE.to_owned())
+        };
+        done(
+            failures
+                .map(|((_, path), failure)| (path.clone(), kind(failure)))
+                .collect(),
+        )
     }
-    fn change_failures<'a>(&'a mut self, incarnation: i64, new: &'a [KeptFailure], gone: &'a [String]) -> Answer<'a, ()> {
+    fn change_failures<'a>(
+        &'a mut self,
+        incarnation: i64,
+        new: &'a [KeptFailure],
+        gone: &'a [String],
+    ) -> Answer<'a, ()> {
         for path in gone {
             self.put(|s| &mut s.failures, (incarnation, path.clone()), None);
         }
         for failure in new {
-            self.put(|s| &mut s.failures, (incarnation, failure.path.clone()), Some(failure.clone()));
+            self.put(
+                |s| &mut s.failures,
+                (incarnation, failure.path.clone()),
+                Some(failure.clone()),
+            );
         }
         done(())
     }
 
     fn retire_table(&mut self, incarnation: i64, delay: u64) -> Answer<'_, ()> {
         let due = self.shared.clock.now().saturating_add_unsigned(delay);
-        let due = self.state.retired.get(&incarnation).map_or(due, |before| due.min(*before));
+        let due = self
+            .state
+            .retired
+            .get(&incarnation)
+            .map_or(due, |before| due.min(*before));
         self.put(|s| &mut s.retired, incarnation, Some(due));
         done(())
     }
     fn due_tables(&mut self, limit: u32) -> Answer<'_, Vec<i64>> {
         let now = self.shared.clock.now();
-        let due = self.state.retired.iter().filter(|(_, due)| **due <= now).map(|(n, _)| *n);
+        let due = self
+            .state
+            .retired
+            .iter()
+            .filter(|(_, due)| **due <= now)
+            .map(|(n, _)| *n);
         done(due.take(limit as usize).collect())
     }
     fn drop_table(&mut self, incarnation: i64) -> Answer<'_, bool> {
@@ -450,18 +677,35 @@ impl Transaction for MemoryTransaction {
     }
     fn due_jobs(&mut self, limit: u32) -> Answer<'_, Vec<(String, String, i64)>> {
         let now = self.shared.clock.now();
-        let jobs = self.state.jobs.iter().filter_map(|((partition, job), row)| Some((partition, job, row.expiry_time?)));
-        let mut due: Vec<_> = jobs.filter(|(.., time)| *time <= now).map(|(p, j, time)| (p.clone(), j.clone(), time)).collect();
+        let jobs = self
+            .state
+            .jobs
+            .iter()
+            .filter_map(|((partition, job), row)| Some((partition, job, row.expiry_time?)));
+        let mut due: Vec<_> = jobs
+            .filter(|(.., time)| *time <= now)
+            .map(|(p, j, time)| (p.clone(), j.clone(), time))
+            .collect();
         due.sort_by_key(|(.., time)| *time);
         due.truncate(limit as usize);
         done(due)
     }
     fn next_due(&mut self, lives_kept: u64) -> Answer<'_, Option<u64>> {
         let tables = self.state.retired.values().copied();
-        let lives = self.state.lives.values().map(|ended| ended.saturating_add_unsigned(lives_kept));
+        let lives = self
+            .state
+            .lives
+            .values()
+            .map(|ended| ended.saturating_add_unsigned(lives_kept));
         let now = self.shared.clock.now();
         let jobs = self.state.jobs.values().filter_map(|job| job.expiry_time);
-        done(tables.chain(lives).chain(jobs).min().map(|due| u64::try_from(due - now).unwrap_or(0)))
+        done(
+            tables
+                .chain(lives)
+                .chain(jobs)
+                .min()
+                .map(|due| u64::try_from(due - now).unwrap_or(0)),
+        )
     }
 
     fn notify(&mut self, signal: Signal) {

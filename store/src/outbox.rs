@@ -77,7 +77,10 @@ impl Store {
         if leases.is_empty() {
             return Ok(());
         }
-        let leases: Vec<(i64, u64)> = leases.iter().map(|(id, lease)| (*id, millis(*lease))).collect();
+        let leases: Vec<(i64, u64)> = leases
+            .iter()
+            .map(|(id, lease)| (*id, millis(*lease)))
+            .collect();
         let mut attempts = Attempts::default();
         loop {
             match self.lease_once(&leases).await {
@@ -125,7 +128,11 @@ impl Store {
 }
 
 /// The messages of a job that is paused wait, those of a job that is no longer paused do not.
-pub(crate) async fn pause_messages(tx: &mut dyn Transaction, incarnation: i64, paused: bool) -> Result<(), Fault> {
+pub(crate) async fn pause_messages(
+    tx: &mut dyn Transaction,
+    incarnation: i64,
+    paused: bool,
+) -> Result<(), Fault> {
     tx.pause_outbox_of(incarnation, paused).await?;
     if !paused {
         tx.notify(Signal::Outbox);

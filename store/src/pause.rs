@@ -22,7 +22,11 @@ use crate::{Attempts, Change, Store, StoreError, StowedTask, Stowing};
 
 impl Store {
     /// From Waiting or Active to Paused.
-    pub async fn pause_job(&self, partition: &PartitionId, job: &JobId) -> Result<Change, StoreError> {
+    pub async fn pause_job(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Change, StoreError> {
         let mut attempts = Attempts::default();
         loop {
             match self.pause_once(partition, job).await {
@@ -39,7 +43,15 @@ impl Store {
             Some(job) if job.status == JobStatus::Paused => Change::NotNeeded,
             Some(mut job) if matches!(job.status, JobStatus::Waiting | JobStatus::Active) => {
                 tx.strike_unstowing(job.incarnation).await?;
-                move_job(&mut *tx, &mut job, JobStatus::Paused, Actor::Client, "paused", self.now()).await?;
+                move_job(
+                    &mut *tx,
+                    &mut job,
+                    JobStatus::Paused,
+                    Actor::Client,
+                    "paused",
+                    self.now(),
+                )
+                .await?;
                 tx.save_job(&job).await?;
                 tx.notify(Signal::Jobs);
                 tx.commit().await?;
@@ -52,7 +64,11 @@ impl Store {
     }
 
     /// From Paused to Active, also where the job was Waiting before.
-    pub async fn resume_job(&self, partition: &PartitionId, job: &JobId) -> Result<Change, StoreError> {
+    pub async fn resume_job(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Change, StoreError> {
         let mut attempts = Attempts::default();
         loop {
             match self.resume_once(partition, job).await {
@@ -68,7 +84,15 @@ impl Store {
             None => Change::NotFound,
             Some(job) if job.status == JobStatus::Active => Change::NotNeeded,
             Some(mut job) if job.status == JobStatus::Paused => {
-                move_job(&mut *tx, &mut job, JobStatus::Active, Actor::Client, "resumed", self.now()).await?;
+                move_job(
+                    &mut *tx,
+                    &mut job,
+                    JobStatus::Active,
+                    Actor::Client,
+                    "resumed",
+                    self.now(),
+                )
+                .await?;
                 tx.save_job(&job).await?;
                 release(&mut *tx, &job).await?;
                 tx.notify(Signal::Jobs);
@@ -84,7 +108,10 @@ impl Store {
     }
 
     /// Stows those of these tasks whose job is paused, all in one transaction; says of each what is to become of it.
-    pub async fn stow(&self, tasks: &[(JobTaskId, StowedTask)]) -> Result<Vec<Stowing>, StoreError> {
+    pub async fn stow(
+        &self,
+        tasks: &[(JobTaskId, StowedTask)],
+    ) -> Result<Vec<Stowing>, StoreError> {
         if tasks.is_empty() {
             return Ok(Vec::new());
         }
@@ -98,13 +125,21 @@ impl Store {
     }
 
     async fn stow_once(&self, tasks: &[(JobTaskId, StowedTask)]) -> Result<Vec<Stowing>, Fault> {
-        let keys: BTreeSet<_> = tasks.iter().map(|(id, _)| (id.partition.clone(), id.job.clone())).collect();
+        let keys: BTreeSet<_> = tasks
+            .iter()
+            .map(|(id, _)| (id.partition.clone(), id.job.clone()))
+            .collect();
         let mut tx = self.backend.begin().await?;
         let found = tx.lock_jobs(&keys.into_iter().collect::<Vec<_>>()).await?;
-        let jobs: BTreeMap<_, _> = found.iter().map(|job| ((job.partition.as_str(), job.job.as_str()), job)).collect();
+        let jobs: BTreeMap<_, _> = found
+            .iter()
+            .map(|job| ((job.partition.as_str(), job.job.as_str()), job))
+            .collect();
         let (mut stowings, mut stowed) = (Vec::with_capacity(tasks.len()), Vec::new());
         for (id, task) in tasks {
-            let job = jobs.get(&(id.partition.as_str(), id.job.as_str())).filter(|job| job.lives_as(id.incarnation));
+            let job = jobs
+                .get(&(id.partition.as_str(), id.job.as_str()))
+                .filter(|job| job.lives_as(id.incarnation));
             stowings.push(match job {
                 None => Stowing::Unwanted,
                 Some(job) if job.status.is_finished() => Stowing::Unwanted,
@@ -147,7 +182,11 @@ impl Store {
             tx.rollback().await?;
             return Ok(false);
         };
-        let found = tx.lock_jobs(&[(partition, job)]).await?.pop().filter(|job| job.incarnation == incarnation);
+        let found = tx
+            .lock_jobs(&[(partition, job)])
+            .await?
+            .pop()
+            .filter(|job| job.incarnation == incarnation);
         let gone = match found.map(|job| job.status) {
             // It was deleted just now, and what was stowed with it; or it was paused again.
             None | Some(JobStatus::Paused) => 0,
@@ -165,7 +204,11 @@ impl Store {
     }
 
     /// How many tasks of a job are stowed; 0 for an unknown one.
-    pub async fn stowed_tasks(&self, partition: &PartitionId, job: &JobId) -> Result<u64, StoreError> {
+    pub async fn stowed_tasks(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<u64, StoreError> {
         match self.backend.job(partition.as_str(), job.as_str()).await? {
             Some(row) => Ok(self.backend.stowed(row.incarnation).await?),
             None => Ok(0),

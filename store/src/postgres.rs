@@ -25,7 +25,10 @@ use crate::error::{Fault, StoreError};
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::select;
 use crate::sql::stow::stow_steps;
-use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
+use crate::sql::{
+    PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place,
+    read_transition,
+};
 use crate::{CatalogueSize, Condition, JobQuery, TaskTableSize, Transition, masked};
 use listen::{CHANNEL, Listener};
 use opening::Database;
@@ -58,14 +61,25 @@ pub struct PostgresBackend {
 impl PostgresBackend {
     /// Opens the database now; with `patience` also later, when it is not available now.
     pub async fn open(url: &str, patience: bool) -> Result<Self, StoreError> {
-        let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| StoreError::Unusable {
-            place: masked(url),
-            reason: format!("{error}; its URL must look like postgres://user:password@host:5432/database"),
+        let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| {
+            StoreError::Unusable {
+                place: masked(url),
+                reason: format!(
+                    "{error}; its URL must look like postgres://user:password@host:5432/database"
+                ),
+            }
         })?;
         let is_named = options.get_application_name().is_some();
-        let options = if is_named { options } else { options.application_name("batchwright") };
+        let options = if is_named {
+            options
+        } else {
+            options.application_name("batchwright")
+        };
         let options = options.options([("search_path", SCHEMA)]).options(SESSION);
-        let pool = PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(CONNECT_LIMIT).connect_lazy_with(options.clone());
+        let pool = PgPoolOptions::new()
+            .max_connections(CONNECTIONS)
+            .acquire_timeout(CONNECT_LIMIT)
+            .connect_lazy_with(options.clone());
         let database = Arc::new(Database::new(url, options, pool));
         let not_yet = match database.open().await {
             Ok(()) => None,
@@ -74,18 +88,29 @@ impl PostgresBackend {
         };
         let signals = Arc::new(Signals::default());
         let listener = Listener::start(Arc::clone(&database), signals.clone(), not_yet).await;
-        Ok(Self { database, signals, clock: Clock::System, listener })
+        Ok(Self {
+            database,
+            signals,
+            clock: Clock::System,
+            listener,
+        })
     }
 
     async fn session(&self) -> Result<Session, Fault> {
         self.database.check_open()?;
         let acquiring = self.database.pool.acquire();
         let connection = if self.database.is_away() {
-            timeout(CONNECT_LIMIT_WHILE_AWAY, acquiring).await.map_err(|_| self.database.away())??
+            timeout(CONNECT_LIMIT_WHILE_AWAY, acquiring)
+                .await
+                .map_err(|_| self.database.away())??
         } else {
             acquiring.await?
         };
-        Ok(Session { connection, deadline: Instant::now() + TRANSACTION_LIMIT, settled: false })
+        Ok(Session {
+            connection,
+            deadline: Instant::now() + TRANSACTION_LIMIT,
+            settled: false,
+        })
     }
 
     /// One statement that reads.
@@ -114,27 +139,45 @@ impl Drop for Session {
 
 impl Session {
     async fn execute(&mut self, query: Query<'_, Postgres, PgArguments>) -> Result<u64, Fault> {
-        let answer = timeout_at(self.deadline, query.execute(&mut *self.connection)).await.map_err(|_| too_slow())?;
+        let answer = timeout_at(self.deadline, query.execute(&mut *self.connection))
+            .await
+            .map_err(|_| too_slow())?;
         Ok(answer?.rows_affected())
     }
 
-    async fn fetch(&mut self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, Fault> {
-        Ok(timeout_at(self.deadline, query.fetch_all(&mut *self.connection)).await.map_err(|_| too_slow())??)
+    async fn fetch(
+        &mut self,
+        query: Query<'_, Postgres, PgArguments>,
+    ) -> Result<Vec<PgRow>, Fault> {
+        Ok(
+            timeout_at(self.deadline, query.fetch_all(&mut *self.connection))
+                .await
+                .map_err(|_| too_slow())??,
+        )
     }
 
     /// Statements without parameters, any number of them.
     async fn run(&mut self, text: String) -> Result<(), Fault> {
         let script = sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *self.connection);
-        timeout_at(self.deadline, script).await.map_err(|_| too_slow())??;
+        timeout_at(self.deadline, script)
+            .await
+            .map_err(|_| too_slow())??;
         Ok(())
     }
 }
 
 fn too_slow() -> Fault {
-    Fault::Unavailable(format!("a transaction took longer than {} s", TRANSACTION_LIMIT.as_secs()))
+    Fault::Unavailable(format!(
+        "a transaction took longer than {} s",
+        TRANSACTION_LIMIT.as_secs()
+    ))
 }
 
-fn select_places(incarnation: i64, keys: &[Key], lock: &str) -> Query<'static, Postgres, PgArguments> {
+fn select_places(
+    incarnation: i64,
+    keys: &[Key],
+    lock: &str,
+) -> Query<'static, Postgres, PgArguments> {
     let text = format!(
         "select {PLACE_COLUMNS} from task_{incarnation} where (path, chunk) in (select * from unnest($1::text[], $2::int4[])) \
          order by path, chunk {lock}"
@@ -146,7 +189,11 @@ fn select_places(incarnation: i64, keys: &[Key], lock: &str) -> Query<'static, P
 /// A table that the sweeper has dropped has no rows.
 fn none_if_gone(fault: Fault) -> Result<Vec<PgRow>, Fault> {
     match fault {
-        Fault::Refused(reason) if reason.contains("relation \"task_") && reason.contains("does not exist") => Ok(Vec::new()),
+        Fault::Refused(reason)
+            if reason.contains("relation \"task_") && reason.contains("does not exist") =>
+        {
+            Ok(Vec::new())
+        }
         fault => Err(fault),
     }
 }
@@ -165,7 +212,10 @@ impl Backend for PostgresBackend {
         Box::pin(async move {
             let mut session = self.session().await?;
             session.execute(sqlx::query("begin")).await?;
-            Ok(Box::new(PostgresTransaction { session, wake: Vec::new() }) as Box<dyn Transaction>)
+            Ok(Box::new(PostgresTransaction {
+                session,
+                wake: Vec::new(),
+            }) as Box<dyn Transaction>)
         })
     }
     fn condition(&self) -> watch::Receiver<Condition> {
@@ -183,9 +233,15 @@ impl Backend for PostgresBackend {
 
     fn job<'a>(&'a self, partition: &'a str, job: &'a str) -> Answer<'a, Option<JobRow>> {
         Box::pin(async move {
-            let query = sqlx::query(concat!("select ", job_columns!(), " from job where partition_id = $1 and job_id = $2"));
+            let query = sqlx::query(concat!(
+                "select ",
+                job_columns!(),
+                " from job where partition_id = $1 and job_id = $2"
+            ));
             let rows = self.fetch(query.bind(partition).bind(job)).await?;
-            let Some(row) = rows.first() else { return Ok(None) };
+            let Some(row) = rows.first() else {
+                return Ok(None);
+            };
             Ok(Some(read_job!(row)))
         })
     }
@@ -203,13 +259,19 @@ impl Backend for PostgresBackend {
         Box::pin(async move {
             let mut select = select::count(partition, query, None)?;
             let rows = self.fetch(select::once(&mut select)).await?;
-            let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
+            let count: i64 = rows
+                .first()
+                .map(|row| row.try_get(0))
+                .transpose()?
+                .unwrap_or_default();
             Ok(u64::try_from(count).unwrap_or_default())
         })
     }
     fn labels<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<Label>> {
         Box::pin(async move {
-            let query = sqlx::query("select incarnation, name, value from label where incarnation = any($1)");
+            let query = sqlx::query(
+                "select incarnation, name, value from label where incarnation = any($1)",
+            );
             let mut labels = Vec::new();
             for row in &self.fetch(query.bind(incarnations)).await? {
                 labels.push((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
@@ -232,7 +294,9 @@ impl Backend for PostgresBackend {
     }
     fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>> {
         Box::pin(async move {
-            let query = sqlx::query("select time, from_status, to_status, actor, reason from history where incarnation = $1 order by id");
+            let query = sqlx::query(
+                "select time, from_status, to_status, actor, reason from history where incarnation = $1 order by id",
+            );
             let mut history = Vec::new();
             for row in &self.fetch(query.bind(incarnation)).await? {
                 history.push(read_transition!(row));
@@ -242,7 +306,10 @@ impl Backend for PostgresBackend {
     }
     fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
         Box::pin(async move {
-            let rows = self.fetch(select_places(incarnation, keys, "")).await.or_else(none_if_gone)?;
+            let rows = self
+                .fetch(select_places(incarnation, keys, ""))
+                .await
+                .or_else(none_if_gone)?;
             let mut places = Vec::with_capacity(rows.len());
             for row in &rows {
                 places.push(read_place!(row));
@@ -254,7 +321,11 @@ impl Backend for PostgresBackend {
         Box::pin(async move {
             let query = sqlx::query("select count(*) from stowed_task where incarnation = $1");
             let rows = self.fetch(query.bind(incarnation)).await?;
-            let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
+            let count: i64 = rows
+                .first()
+                .map(|row| row.try_get(0))
+                .transpose()?
+                .unwrap_or_default();
             Ok(u64::try_from(count).unwrap_or_default())
         })
     }
@@ -265,13 +336,25 @@ impl Backend for PostgresBackend {
                  where relkind = 'r' and relnamespace = 'pg_catalog'::regnamespace)",
             );
             let rows = self.fetch(query).await?;
-            let Some(row) = rows.first() else { return Ok(CatalogueSize::default()) };
-            let number = |column: usize| row.try_get::<i64, _>(column).map(|n| u64::try_from(n).unwrap_or_default());
-            Ok(CatalogueSize { entries: number(0)?, bytes: number(1)? })
+            let Some(row) = rows.first() else {
+                return Ok(CatalogueSize::default());
+            };
+            let number = |column: usize| {
+                row.try_get::<i64, _>(column)
+                    .map(|n| u64::try_from(n).unwrap_or_default())
+            };
+            Ok(CatalogueSize {
+                entries: number(0)?,
+                bytes: number(1)?,
+            })
         })
     }
     fn tidy(&self) -> Answer<'_, ()> {
-        Box::pin(async move { self.fetch(sqlx::query("vacuum (analyze) job, label")).await.map(drop) })
+        Box::pin(async move {
+            self.fetch(sqlx::query("vacuum (analyze) job, label"))
+                .await
+                .map(drop)
+        })
     }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
         Box::pin(async move {
@@ -304,14 +387,20 @@ impl PostgresTransaction {
         self.session.execute(query).await
     }
 
-    async fn fetch(&mut self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, Fault> {
+    async fn fetch(
+        &mut self,
+        query: Query<'_, Postgres, PgArguments>,
+    ) -> Result<Vec<PgRow>, Fault> {
         self.session.fetch(query).await
     }
 }
 
 impl Transaction for PostgresTransaction {
     common_steps!("(extract(epoch from clock_timestamp()) * 1000)::bigint");
-    stow_steps!(Postgres, "(extract(epoch from clock_timestamp()) * 1000)::bigint");
+    stow_steps!(
+        Postgres,
+        "(extract(epoch from clock_timestamp()) * 1000)::bigint"
+    );
 
     fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> Answer<'a, Vec<JobRow>> {
         Box::pin(async move {
@@ -321,7 +410,8 @@ impl Transaction for PostgresTransaction {
                 " from job where (partition_id, job_id) in (select * from unnest($1::text[], $2::text[])) \
                  order by partition_id, job_id for update"
             ));
-            let (partitions, ids): (Vec<&str>, Vec<&str>) = keys.iter().map(|(p, j)| (p.as_str(), j.as_str())).unzip();
+            let (partitions, ids): (Vec<&str>, Vec<&str>) =
+                keys.iter().map(|(p, j)| (p.as_str(), j.as_str())).unzip();
             let mut jobs = Vec::new();
             for row in &self.fetch(query.bind(partitions).bind(ids)).await? {
                 jobs.push(read_job!(row));
@@ -347,7 +437,10 @@ impl Transaction for PostgresTransaction {
     fn load_places<'a>(&'a mut self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
         Box::pin(async move {
             let mut places = Vec::new();
-            for row in &self.fetch(select_places(incarnation, keys, "for update")).await? {
+            for row in &self
+                .fetch(select_places(incarnation, keys, "for update"))
+                .await?
+            {
                 places.push(read_place!(row));
             }
             Ok(places)
@@ -357,13 +450,18 @@ impl Transaction for PostgresTransaction {
         Box::pin(async move {
             for path in &changes.pruned {
                 // '/' follows '.', so this is everything below.
-                let text = format!("delete from task_{incarnation} where path = $1 or (path >= $1 || '.' and path < $1 || '/')");
-                self.execute(sqlx::query(AssertSqlSafe(text)).bind(path.as_str())).await?;
+                let text = format!(
+                    "delete from task_{incarnation} where path = $1 or (path >= $1 || '.' and path < $1 || '/')"
+                );
+                self.execute(sqlx::query(AssertSqlSafe(text)).bind(path.as_str()))
+                    .await?;
             }
             for (paths, chunk) in [(&changes.gone, ""), (&changes.settled, " and chunk = -1")] {
                 if !paths.is_empty() {
-                    let text = format!("delete from task_{incarnation} where path = any($1){chunk}");
-                    self.execute(sqlx::query(AssertSqlSafe(text)).bind(&paths[..])).await?;
+                    let text =
+                        format!("delete from task_{incarnation} where path = any($1){chunk}");
+                    self.execute(sqlx::query(AssertSqlSafe(text)).bind(&paths[..]))
+                        .await?;
                 }
             }
             if !changes.rows.is_empty() {
@@ -390,11 +488,21 @@ impl Transaction for PostgresTransaction {
         Box::pin(async move {
             let name = format!("task_{incarnation}");
             let find = sqlx::query("select to_regclass($1) is not null").bind(name.as_str());
-            let there = self.fetch(find).await?.first().map(|row| row.try_get(0)).transpose()?.unwrap_or(false);
+            let there = self
+                .fetch(find)
+                .await?
+                .first()
+                .map(|row| row.try_get(0))
+                .transpose()?
+                .unwrap_or(false);
             if there {
-                self.execute(sqlx::query(AssertSqlSafe(format!("drop table {name}")))).await?;
+                self.execute(sqlx::query(AssertSqlSafe(format!("drop table {name}"))))
+                    .await?;
             }
-            self.execute(sqlx::query("delete from retired_table where incarnation = $1").bind(incarnation)).await?;
+            self.execute(
+                sqlx::query("delete from retired_table where incarnation = $1").bind(incarnation),
+            )
+            .await?;
             Ok(there)
         })
     }
@@ -407,8 +515,18 @@ impl Transaction for PostgresTransaction {
     fn commit(mut self: Box<Self>) -> Answer<'static, ()> {
         Box::pin(async move {
             if !self.wake.is_empty() {
-                let payload = self.wake.iter().map(|signal| signal.name()).collect::<Vec<_>>().join(" ");
-                self.execute(sqlx::query("select pg_notify($1, $2)").bind(CHANNEL).bind(payload)).await?;
+                let payload = self
+                    .wake
+                    .iter()
+                    .map(|signal| signal.name())
+                    .collect::<Vec<_>>()
+                    .join(" ");
+                self.execute(
+                    sqlx::query("select pg_notify($1, $2)")
+                        .bind(CHANNEL)
+                        .bind(payload),
+                )
+                .await?;
             }
             self.execute(sqlx::query("commit")).await?;
             self.session.settled = true;

@@ -30,7 +30,8 @@ use crate::{Creation, JobRequest, Life, Prerequisite, Refusal};
 pub(crate) type Locks = BTreeSet<JobKey>;
 
 pub(crate) async fn lock(tx: &mut dyn Transaction, locks: &Locks) -> Result<Vec<JobRow>, Fault> {
-    tx.lock_jobs(&locks.iter().cloned().collect::<Vec<_>>()).await
+    tx.lock_jobs(&locks.iter().cloned().collect::<Vec<_>>())
+        .await
 }
 
 /// What a new job waits for.
@@ -41,7 +42,11 @@ pub(crate) enum NewWaits {
 }
 
 /// Looks at the prerequisites of a new job and locks them. `shared` = other jobs may be created at the same time.
-pub(crate) async fn of_new(tx: &mut dyn Transaction, request: &JobRequest, shared: bool) -> Result<NewWaits, Fault> {
+pub(crate) async fn of_new(
+    tx: &mut dyn Transaction,
+    request: &JobRequest,
+    shared: bool,
+) -> Result<NewWaits, Fault> {
     let (partition, job) = (&request.partition, &request.job);
     let refused = |refusal| Ok(NewWaits::Not(Attempt::Done(Creation::Refused(refusal))));
     let prerequisites = &request.start.prerequisites;
@@ -49,15 +54,30 @@ pub(crate) async fn of_new(tx: &mut dyn Transaction, request: &JobRequest, share
         return Ok(NewWaits::For(Vec::new()));
     }
     // With the lock of the job itself: one that is being deleted is waited for in order, too.
-    let keys: Locks = prerequisites.iter().map(|wanted| &wanted.job).chain([job]).map(|id| key(partition, id)).collect();
-    let there: BTreeMap<JobId, JobStatus> = lock(tx, &keys).await?.into_iter().map(|row| (row.job, row.status)).collect();
+    let keys: Locks = prerequisites
+        .iter()
+        .map(|wanted| &wanted.job)
+        .chain([job])
+        .map(|id| key(partition, id))
+        .collect();
+    let there: BTreeMap<JobId, JobStatus> = lock(tx, &keys)
+        .await?
+        .into_iter()
+        .map(|row| (row.job, row.status))
+        .collect();
     if there.contains_key(job) {
         return Ok(NewWaits::Not(Attempt::InTheWay));
     }
     if prerequisites.iter().any(|wanted| wanted.job == *job) {
         return refused(Refusal::Cycle(vec![job.clone(), job.clone()]));
     }
-    let with = |status| there.iter().filter(move |(_, s)| **s == status).map(|(id, _)| id.clone()).collect::<Vec<_>>();
+    let with = |status| {
+        there
+            .iter()
+            .filter(move |(_, s)| **s == status)
+            .map(|(id, _)| id.clone())
+            .collect::<Vec<_>>()
+    };
     let (failed, cancelled) = (with(JobStatus::Failed), with(JobStatus::Cancelled));
     if !failed.is_empty() {
         return refused(Refusal::Failed(failed));
@@ -71,15 +91,24 @@ pub(crate) async fn of_new(tx: &mut dyn Transaction, request: &JobRequest, share
     };
     let waits: Vec<&Prerequisite> = prerequisites.iter().filter(is_waited_for).collect();
     let all_exist = waits.iter().all(|wanted| there.contains_key(&wanted.job));
-    let is_awaited = !tx.dependents(&[key(partition, job)], false).await?.is_empty();
+    let is_awaited = !tx
+        .dependents(&[key(partition, job)], false)
+        .await?
+        .is_empty();
     if shared && (!all_exist || is_awaited) {
         return Ok(NewWaits::Not(Attempt::NotAlone));
     }
-    let waits: Vec<String> = waits.into_iter().map(|wanted| wanted.job.to_string()).collect();
+    let waits: Vec<String> = waits
+        .into_iter()
+        .map(|wanted| wanted.job.to_string())
+        .collect();
     if is_awaited {
         let ways = tx.ways_up(partition.as_str(), &waits).await?;
         if let Some(cycle) = cycle(job.as_str(), &waits, &ways) {
-            let ids = cycle.iter().map(|id| crate::sql::job_id(id)).collect::<Result<_, _>>()?;
+            let ids = cycle
+                .iter()
+                .map(|id| crate::sql::job_id(id))
+                .collect::<Result<_, _>>()?;
             return refused(Refusal::Cycle(ids));
         }
     }
@@ -128,13 +157,26 @@ pub(crate) struct Ended {
 impl Ended {
     /// A job that has come to its end.
     pub fn of(job: &JobRow) -> Self {
-        Self { key: key(&job.partition, &job.job), incarnation: job.incarnation, how: job.status, deleted: false }
+        Self {
+            key: key(&job.partition, &job.job),
+            incarnation: job.incarnation,
+            how: job.status,
+            deleted: false,
+        }
     }
 
     /// A job that is about to be deleted.
     pub fn by_deletion(job: &JobRow) -> Self {
-        let how = if job.status.is_finished() { job.status } else { JobStatus::Cancelled };
-        Self { how, deleted: true, ..Self::of(job) }
+        let how = if job.status.is_finished() {
+            job.status
+        } else {
+            JobStatus::Cancelled
+        };
+        Self {
+            how,
+            deleted: true,
+            ..Self::of(job)
+        }
     }
 
     /// What is said of it, or of one that ended because of it.
@@ -164,16 +206,31 @@ pub(crate) async fn settle(
     if ended.is_empty() {
         return Ok(Some(Vec::new()));
     }
-    let completed: Vec<JobKey> = ended.iter().filter(|job| job.how == JobStatus::Completed).map(|job| job.key.clone()).collect();
+    let completed: Vec<JobKey> = ended
+        .iter()
+        .filter(|job| job.how == JobStatus::Completed)
+        .map(|job| job.key.clone())
+        .collect();
     loop {
-        let mut released = if completed.is_empty() { Vec::new() } else { tx.dependents(&completed, false).await? };
+        let mut released = if completed.is_empty() {
+            Vec::new()
+        } else {
+            tx.dependents(&completed, false).await?
+        };
         let mut cascades = Vec::new();
         for root in ended.iter().filter(|job| job.how != JobStatus::Completed) {
             let waits = tx.dependents(std::slice::from_ref(&root.key), true).await?;
             cascades.push(Cascade { root, waits });
         }
-        let waits = || released.iter().chain(cascades.iter().flat_map(|cascade| &cascade.waits));
-        let missing: Locks = waits().map(|wait| (wait.partition.clone(), wait.job.clone())).filter(|key| !locks.contains(key)).collect();
+        let waits = || {
+            released
+                .iter()
+                .chain(cascades.iter().flat_map(|cascade| &cascade.waits))
+        };
+        let missing: Locks = waits()
+            .map(|wait| (wait.partition.clone(), wait.job.clone()))
+            .filter(|key| !locks.contains(key))
+            .collect();
         if !missing.is_empty() {
             let in_order = locks.last() < missing.first();
             if in_order {
@@ -187,7 +244,11 @@ pub(crate) async fn settle(
             return Ok(None);
         }
         let fallen = end_dependents(tx, &cascades, now).await?;
-        let gone: Vec<i64> = ended.iter().map(|job| job.incarnation).chain(fallen.iter().map(|(life, _)| life.incarnation)).collect();
+        let gone: Vec<i64> = ended
+            .iter()
+            .map(|job| job.incarnation)
+            .chain(fallen.iter().map(|(life, _)| life.incarnation))
+            .collect();
         tx.forget_starts(&gone).await?;
         released.retain(|wait| !gone.contains(&wait.incarnation));
         if !released.is_empty() {
@@ -203,27 +264,66 @@ pub(crate) async fn settle(
 }
 
 /// Ends the jobs of these cascades as their roots have ended.
-async fn end_dependents(tx: &mut dyn Transaction, cascades: &[Cascade<'_>], now: i64) -> Result<Vec<(Life, JobStatus)>, Fault> {
-    let keys: Locks = cascades.iter().flat_map(|cascade| &cascade.waits).map(|wait| (wait.partition.clone(), wait.job.clone())).collect();
+async fn end_dependents(
+    tx: &mut dyn Transaction,
+    cascades: &[Cascade<'_>],
+    now: i64,
+) -> Result<Vec<(Life, JobStatus)>, Fault> {
+    let keys: Locks = cascades
+        .iter()
+        .flat_map(|cascade| &cascade.waits)
+        .map(|wait| (wait.partition.clone(), wait.job.clone()))
+        .collect();
     if keys.is_empty() {
         return Ok(Vec::new());
     }
-    let mut rows: BTreeMap<i64, JobRow> = lock(tx, &keys).await?.into_iter().map(|row| (row.incarnation, row)).collect();
+    let mut rows: BTreeMap<i64, JobRow> = lock(tx, &keys)
+        .await?
+        .into_iter()
+        .map(|row| (row.incarnation, row))
+        .collect();
     let (mut jobs, mut steps, mut failures) = (Vec::new(), Vec::new(), Vec::new());
     for Cascade { root, waits } in cascades.iter().filter(|cascade| !cascade.waits.is_empty()) {
-        let inherited = if root.how == JobStatus::Failed { Some(inherited_failure(tx, root).await?) } else { None };
+        let inherited = if root.how == JobStatus::Failed {
+            Some(inherited_failure(tx, root).await?)
+        } else {
+            None
+        };
         for wait in waits {
             // Each once, though it may wait for more than one of them.
-            let Some(mut job) = rows.remove(&wait.incarnation).filter(|job| !job.status.is_finished()) else { continue };
+            let Some(mut job) = rows
+                .remove(&wait.incarnation)
+                .filter(|job| !job.status.is_finished())
+            else {
+                continue;
+            };
             let verb = root.reason(wait.prerequisite == root.key.1);
             let reason = format!("its prerequisite {} {verb}", wait.prerequisite);
-            let actor = if inherited.is_some() { Actor::Tracking } else { Actor::Client };
-            steps.push((job.incarnation, moved(&mut job, root.how, actor, &reason, now)?));
+            let actor = if inherited.is_some() {
+                Actor::Tracking
+            } else {
+                Actor::Client
+            };
+            steps.push((
+                job.incarnation,
+                moved(&mut job, root.how, actor, &reason, now)?,
+            ));
             if let Some(failure) = &inherited {
-                let kind = failure.failure_id.clone().unwrap_or_else(|| UNNAMED_FAILURE.to_owned());
+                let kind = failure
+                    .failure_id
+                    .clone()
+                    .unwrap_or_else(|| UNNAMED_FAILURE.to_owned());
                 job.facts.failed_tasks += 1;
                 *job.facts.failure_counts.entry(kind).or_default() += 1;
-                failures.push((job.incarnation, KeptFailure { path: String::new(), since: now, attempts: None, failure: failure.clone() }));
+                failures.push((
+                    job.incarnation,
+                    KeptFailure {
+                        path: String::new(),
+                        since: now,
+                        attempts: None,
+                        failure: failure.clone(),
+                    },
+                ));
             }
             if job.task_table {
                 tx.retire_table(job.incarnation, 0).await?;
@@ -246,10 +346,18 @@ async fn end_dependents(tx: &mut dyn Transaction, cascades: &[Cascade<'_>], now:
 
 /// The failure of a job as those have it that waited for it: it names the job where it happened.
 async fn inherited_failure(tx: &mut dyn Transaction, root: &Ended) -> Result<ReportFailure, Fault> {
-    let failure = tx.first_failure(root.incarnation).await?.unwrap_or_default();
-    let source = failure.failure_source.unwrap_or_else(|| "Unknown".to_owned());
+    let failure = tx
+        .first_failure(root.incarnation)
+        .await?
+        .unwrap_or_default();
+    let source = failure
+        .failure_source
+        .unwrap_or_else(|| "Unknown".to_owned());
     let (partition, job) = &root.key;
-    Ok(ReportFailure { failure_source: Some(format!("{partition}:{job}:{source}")), ..failure })
+    Ok(ReportFailure {
+        failure_source: Some(format!("{partition}:{job}:{source}")),
+        ..failure
+    })
 }
 
 #[cfg(test)]
@@ -262,12 +370,26 @@ mod tests {
 
     #[test]
     fn a_circle_is_told_from_a_way_that_ends_and_named_in_order() {
-        let ways = |pairs: &[(&str, &str)]| pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect::<Vec<_>>();
+        let ways = |pairs: &[(&str, &str)]| {
+            pairs
+                .iter()
+                .map(|(a, b)| ((*a).to_owned(), (*b).to_owned()))
+                .collect::<Vec<_>>()
+        };
         let diamond = ways(&[("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")]);
         assert_eq!(cycle("new", &texts(&["a"]), &diamond), None);
-        assert_eq!(cycle("d", &texts(&["a"]), &diamond), Some(texts(&["d", "a", "b", "d"])));
-        assert_eq!(cycle("d", &texts(&["x", "c", "a"]), &diamond), Some(texts(&["d", "c", "d"])));
+        assert_eq!(
+            cycle("d", &texts(&["a"]), &diamond),
+            Some(texts(&["d", "a", "b", "d"]))
+        );
+        assert_eq!(
+            cycle("d", &texts(&["x", "c", "a"]), &diamond),
+            Some(texts(&["d", "c", "d"]))
+        );
         // One that is there already, elsewhere, is nobody's but its own.
-        assert_eq!(cycle("new", &texts(&["a"]), &ways(&[("a", "b"), ("b", "a")])), None);
+        assert_eq!(
+            cycle("new", &texts(&["a"]), &ways(&[("a", "b"), ("b", "a")])),
+            None
+        );
     }
 }

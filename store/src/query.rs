@@ -80,8 +80,15 @@ impl Candidate {
         let prefix = query.id_prefix.as_deref().unwrap_or_default();
         self.job.job.as_str().starts_with(prefix)
             && (query.statuses.is_empty() || query.statuses.contains(&self.job.status))
-            && (query.labels.is_empty() || query.labels.iter().any(|name| self.labels.contains_key(name)))
-            && query.filter.as_ref().is_none_or(|filter| filter.accepts(self))
+            && (query.labels.is_empty()
+                || query
+                    .labels
+                    .iter()
+                    .any(|name| self.labels.contains_key(name)))
+            && query
+                .filter
+                .as_ref()
+                .is_none_or(|filter| filter.accepts(self))
     }
 
     pub fn compare(&self, other: &Self, sort: &Sort) -> Ordering {
@@ -100,8 +107,13 @@ impl Candidate {
                 texts(value(self).as_deref(), value(other).as_deref())
             }
         };
-        let ordering = by.then_with(|| (a.create_time, a.incarnation).cmp(&(b.create_time, b.incarnation)));
-        if sort.ascending { ordering } else { ordering.reverse() }
+        let ordering =
+            by.then_with(|| (a.create_time, a.incarnation).cmp(&(b.create_time, b.incarnation)));
+        if sort.ascending {
+            ordering
+        } else {
+            ordering.reverse()
+        }
     }
 }
 

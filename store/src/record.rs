@@ -23,7 +23,10 @@ impl Store {
             return Ok(Recorded::default());
         }
         let groups = by_job(events);
-        let mut locks: Locks = groups.keys().map(|(p, j)| ((*p).to_owned(), (*j).to_owned())).collect();
+        let mut locks: Locks = groups
+            .keys()
+            .map(|(p, j)| ((*p).to_owned(), (*j).to_owned()))
+            .collect();
         let mut attempts = Attempts::default();
         loop {
             match self.record_once(&groups, &mut locks).await {
@@ -36,13 +39,22 @@ impl Store {
     }
 
     /// `None` = to be made again with the locks that it turned out to need: those of jobs that wait for one that has ended.
-    async fn record_once(&self, groups: &BTreeMap<(&str, &str), Events<'_>>, locks: &mut Locks) -> Result<Option<Recorded>, Fault> {
+    async fn record_once(
+        &self,
+        groups: &BTreeMap<(&str, &str), Events<'_>>,
+        locks: &mut Locks,
+    ) -> Result<Option<Recorded>, Fault> {
         let mut tx = self.backend.begin().await?;
-        let mut recorded = Recorded { ignored: groups.values().map(|events| events.len() as u64).sum(), ..Recorded::default() };
+        let mut recorded = Recorded {
+            ignored: groups.values().map(|events| events.len() as u64).sum(),
+            ..Recorded::default()
+        };
         let now = self.now();
         let mut ended = Vec::new();
         for mut job in lock(&mut *tx, locks).await? {
-            let Some(events) = groups.get(&(job.partition.as_str(), job.job.as_str())) else { continue };
+            let Some(events) = groups.get(&(job.partition.as_str(), job.job.as_str())) else {
+                continue;
+            };
             let events = living(&job, events);
             if events.is_empty() || job.status.is_finished() {
                 continue;
@@ -63,9 +75,19 @@ impl Store {
     }
 
     /// Counts the events of one locked job in; answers how many counted.
-    async fn record_job(&self, tx: &mut dyn Transaction, job: &mut JobRow, events: &[&TrackingEvent], now: i64) -> Result<u64, Fault> {
+    async fn record_job(
+        &self,
+        tx: &mut dyn Transaction,
+        job: &mut JobRow,
+        events: &[&TrackingEvent],
+        now: i64,
+    ) -> Result<u64, Fault> {
         let n = job.incarnation;
-        let kept = if job.facts.failed_tasks > 0 { tx.kept_failures(n).await? } else { HashMap::new() };
+        let kept = if job.facts.failed_tasks > 0 {
+            tx.kept_failures(n).await?
+        } else {
+            HashMap::new()
+        };
         let mut ledger = Ledger::new(job.facts.clone(), kept, now);
         if job.task_table {
             ledger.load(tx.load_places(n, &keys_of(steps(events))).await?);
@@ -74,15 +96,31 @@ impl Store {
                 ledger.load(tx.load_places(n, &more).await?);
             }
         }
-        let counted = events.iter().filter(|event| ledger.apply(&event.task.steps, &event.kind)).count() as u64;
+        let counted = events
+            .iter()
+            .filter(|event| ledger.apply(&event.task.steps, &event.kind))
+            .count() as u64;
         let outcome = ledger.finish();
         self.store_outcome(tx, job, outcome, now).await?;
         Ok(counted)
     }
 
-    async fn store_outcome(&self, tx: &mut dyn Transaction, job: &mut JobRow, outcome: Outcome, now: i64) -> Result<(), Fault> {
+    async fn store_outcome(
+        &self,
+        tx: &mut dyn Transaction,
+        job: &mut JobRow,
+        outcome: Outcome,
+        now: i64,
+    ) -> Result<(), Fault> {
         let n = job.incarnation;
-        let Outcome { facts, active, decision, places, new_failures, gone_failures } = outcome;
+        let Outcome {
+            facts,
+            active,
+            decision,
+            places,
+            new_failures,
+            gone_failures,
+        } = outcome;
         let mut changed = job.facts != facts;
         job.facts = facts;
         if !places.is_empty() {
@@ -101,14 +139,27 @@ impl Store {
                 move_job(tx, job, status, Actor::Tracking, &reason, now).await?;
                 release(tx, job).await?;
                 if job.task_table {
-                    let kept = if status == JobStatus::Failed { self.options.failed_tables_kept } else { std::time::Duration::ZERO };
-                    tx.retire_table(n, u64::try_from(kept.as_millis()).unwrap_or(u64::MAX)).await?;
+                    let kept = if status == JobStatus::Failed {
+                        self.options.failed_tables_kept
+                    } else {
+                        std::time::Duration::ZERO
+                    };
+                    tx.retire_table(n, u64::try_from(kept.as_millis()).unwrap_or(u64::MAX))
+                        .await?;
                     tx.notify(Signal::Sweep);
                 }
             }
             None if active && job.status == JobStatus::Waiting => {
                 changed = true;
-                move_job(tx, job, JobStatus::Active, Actor::Tracking, "the first report of a task", now).await?;
+                move_job(
+                    tx,
+                    job,
+                    JobStatus::Active,
+                    Actor::Tracking,
+                    "the first report of a task",
+                    now,
+                )
+                .await?;
             }
             None => {}
         }
@@ -125,7 +176,9 @@ impl Store {
 fn by_job(events: &[TrackingEvent]) -> BTreeMap<(&str, &str), Events<'_>> {
     let mut groups: BTreeMap<(&str, &str), Events<'_>> = BTreeMap::new();
     // Events come in runs of one job.
-    for run in events.chunk_by(|a, b| a.task.job == b.task.job && a.task.partition == b.task.partition) {
+    for run in
+        events.chunk_by(|a, b| a.task.job == b.task.job && a.task.partition == b.task.partition)
+    {
         let JobTaskId { partition, job, .. } = &run[0].task;
         groups.entry((partition, job)).or_default().extend(run);
     }
@@ -134,7 +187,11 @@ fn by_job(events: &[TrackingEvent]) -> BTreeMap<(&str, &str), Events<'_>> {
 
 /// The events of this life of the job id.
 fn living<'a>(job: &JobRow, events: &[&'a TrackingEvent]) -> Events<'a> {
-    events.iter().copied().filter(|event| job.lives_as(event.task.incarnation)).collect()
+    events
+        .iter()
+        .copied()
+        .filter(|event| job.lives_as(event.task.incarnation))
+        .collect()
 }
 
 fn steps<'a>(events: &'a [&TrackingEvent]) -> impl Iterator<Item = &'a [Step]> {

@@ -42,7 +42,11 @@ impl std::str::FromStr for KeptUntil {
 
 /// Reads a span like `P30D`, `PT90M` or `P1DT12H` (ISO 8601). Months and years have no fixed length and are refused.
 pub fn span(text: &str) -> Result<Duration, String> {
-    let flawed = || format!("'{text}' is no span of time; write weeks, days, hours, minutes and seconds as in P2W, P1DT12H or PT90M");
+    let flawed = || {
+        format!(
+            "'{text}' is no span of time; write weeks, days, hours, minutes and seconds as in P2W, P1DT12H or PT90M"
+        )
+    };
     let rest = text.strip_prefix('P').ok_or_else(flawed)?;
     let (days, time) = match rest.split_once('T') {
         Some((days, time)) if !time.is_empty() => (days, time),
@@ -53,11 +57,17 @@ pub fn span(text: &str) -> Result<Duration, String> {
         return Err(flawed());
     }
     let mut seconds: u64 = 0;
-    for (mut part, units) in [(days, &[('W', 604_800), ('D', 86_400)][..]), (time, &[('H', 3600), ('M', 60), ('S', 1)][..])] {
+    for (mut part, units) in [
+        (days, &[('W', 604_800), ('D', 86_400)][..]),
+        (time, &[('H', 3600), ('M', 60), ('S', 1)][..]),
+    ] {
         for (unit, length) in units {
             if let Some((number, after)) = part.split_once(*unit) {
                 let number: u64 = number.parse().map_err(|_| flawed())?;
-                seconds = number.checked_mul(*length).and_then(|more| seconds.checked_add(more)).ok_or_else(flawed)?;
+                seconds = number
+                    .checked_mul(*length)
+                    .and_then(|more| seconds.checked_add(more))
+                    .ok_or_else(flawed)?;
                 part = after;
             }
         }
@@ -67,7 +77,9 @@ pub fn span(text: &str) -> Result<Duration, String> {
     }
     // So long that nobody sees the end, and no sum of times overflows.
     if seconds > 1000 * 366 * 86_400 {
-        Err(format!("'{text}' is longer than a thousand years; write none"))
+        Err(format!(
+            "'{text}' is longer than a thousand years; write none"
+        ))
     } else {
         Ok(Duration::from_secs(seconds))
     }
@@ -78,7 +90,12 @@ fn millis(text: &str) -> Result<i64, String> {
 }
 
 /// When a job that has just come to this end is to go, by a policy that was checked; `None` = never.
-pub(crate) fn due(expiry: &Expiry, status: JobStatus, create_time: i64, last_update_time: i64) -> Option<i64> {
+pub(crate) fn due(
+    expiry: &Expiry,
+    status: JobStatus,
+    create_time: i64,
+    last_update_time: i64,
+) -> Option<i64> {
     let policy = match status {
         JobStatus::Completed => expiry.completed.as_ref(),
         JobStatus::Failed => expiry.failed.as_ref(),
@@ -103,7 +120,10 @@ mod tests {
         for (text, expected) in [
             ("none", KeptUntil::Forever),
             ("lastUpdateTime+P1D", KeptUntil::AfterLastUpdate(DAY)),
-            ("lastUpdateTime+P1W2DT3H4M5S", KeptUntil::AfterLastUpdate(9 * DAY + 11_045_000)),
+            (
+                "lastUpdateTime+P1W2DT3H4M5S",
+                KeptUntil::AfterLastUpdate(9 * DAY + 11_045_000),
+            ),
             ("createTime+PT9H", KeptUntil::AfterCreation(32_400_000)),
             ("createTime+PT0S", KeptUntil::AfterCreation(0)),
             ("1970-01-02T01:00:00.5+01:00", KeptUntil::Moment(DAY + 500)),
@@ -136,11 +156,26 @@ mod tests {
 
     #[test]
     fn a_job_goes_by_the_policy_of_its_outcome() {
-        let policy = |text: &str| Some(contract::rest::ExpiryPolicy { expiry_time: text.to_owned(), ..Default::default() });
-        let expiry = Expiry { completed: policy("lastUpdateTime+PT1S"), failed: policy("createTime+PT1S"), cancelled: policy("none") };
+        let policy = |text: &str| {
+            Some(contract::rest::ExpiryPolicy {
+                expiry_time: text.to_owned(),
+                ..Default::default()
+            })
+        };
+        let expiry = Expiry {
+            completed: policy("lastUpdateTime+PT1S"),
+            failed: policy("createTime+PT1S"),
+            cancelled: policy("none"),
+        };
         assert_eq!(due(&expiry, JobStatus::Completed, 10, 500), Some(1500));
         assert_eq!(due(&expiry, JobStatus::Failed, 10, 500), Some(1010));
-        for never in [JobStatus::Cancelled, JobStatus::Active, JobStatus::Paused, JobStatus::Waiting, JobStatus::Blocked] {
+        for never in [
+            JobStatus::Cancelled,
+            JobStatus::Active,
+            JobStatus::Paused,
+            JobStatus::Waiting,
+            JobStatus::Blocked,
+        ] {
             assert_eq!(due(&expiry, never, 10, 500), None);
         }
         assert_eq!(due(&Expiry::default(), JobStatus::Completed, 10, 500), None);

@@ -16,7 +16,11 @@ impl Store {
     /// Adds `sample-1`, `sample-2`, … to a partition, each a second younger than the one before. Of ten, seven have completed, one
     /// has failed, one is cancelled and one active; their names are `Sample 0` to `Sample 999`; they have the labels `team` (ten
     /// different values) and `ticket` (different for each). For measurements: the database is tidied up afterwards.
-    pub async fn add_sample_jobs(&self, partition: &PartitionId, count: u32) -> Result<(), StoreError> {
+    pub async fn add_sample_jobs(
+        &self,
+        partition: &PartitionId,
+        count: u32,
+    ) -> Result<(), StoreError> {
         let mut tx = self.backend.begin().await?;
         tx.insert_samples(partition.as_str(), count).await?;
         tx.commit().await?;
@@ -37,7 +41,10 @@ pub const INSERT_LABELS: &str = "insert into label (incarnation, name, value) \
     union all select incarnation, 'ticket', 'T-' || job_id from job where partition_id = $1 and job_id like 'sample-%'";
 
 /// The same, for the store that has no SQL.
-pub fn sample(partition: &str, number: u32) -> Result<(JobRow, BTreeMap<String, Option<String>>), Fault> {
+pub fn sample(
+    partition: &str,
+    number: u32,
+) -> Result<(JobRow, BTreeMap<String, Option<String>>), Fault> {
     let id = format!("sample-{number}");
     let number = i64::from(number);
     let time = 1_600_000_000_000 + number * 1000;
@@ -47,7 +54,10 @@ pub fn sample(partition: &str, number: u32) -> Result<(JobRow, BTreeMap<String, 
         2 => JobStatus::Cancelled,
         _ => JobStatus::Completed,
     };
-    let labels = [("team", format!("team-{}", time / 1000 * 31 % 10)), ("ticket", format!("T-{id}"))];
+    let labels = [
+        ("team", format!("team-{}", time / 1000 * 31 % 10)),
+        ("ticket", format!("T-{id}")),
+    ];
     let job = JobRow {
         partition: crate::sql::partition_id(partition)?,
         job: crate::sql::job_id(&id)?,
@@ -59,7 +69,10 @@ pub fn sample(partition: &str, number: u32) -> Result<(JobRow, BTreeMap<String, 
         content_hash: vec![0; 32],
         status,
         delay: 0,
-        facts: Facts { percentage: if number % 10 < 3 { 0 } else { 10_000 }, ..Facts::new(OnFailure::Stop) },
+        facts: Facts {
+            percentage: if number % 10 < 3 { 0 } else { 10_000 },
+            ..Facts::new(OnFailure::Stop)
+        },
         task_table: false,
         create_time: time,
         last_update_time: time,
@@ -68,5 +81,11 @@ pub fn sample(partition: &str, number: u32) -> Result<(JobRow, BTreeMap<String, 
         expiry_time: None,
         without_target: false,
     };
-    Ok((job, labels.into_iter().map(|(name, value)| (name.to_owned(), Some(value))).collect()))
+    Ok((
+        job,
+        labels
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), Some(value)))
+            .collect(),
+    ))
 }

@@ -21,7 +21,11 @@ pub trait Dialect: Database {
     fn integer(select: &mut QueryBuilder<Self>, number: i64);
     fn real(select: &mut QueryBuilder<Self>, number: f64);
     /// ` = any(…)`, or its contrary.
-    fn one_of(select: &mut QueryBuilder<Self>, values: Vec<String>, none: bool) -> Result<(), Fault>;
+    fn one_of(
+        select: &mut QueryBuilder<Self>,
+        values: Vec<String>,
+        none: bool,
+    ) -> Result<(), Fault>;
     fn like(select: &mut QueryBuilder<Self>, pattern: &Pattern, not: bool);
 }
 
@@ -35,12 +39,21 @@ impl Dialect for Postgres {
     fn real(select: &mut QueryBuilder<Self>, number: f64) {
         select.push_bind(number);
     }
-    fn one_of(select: &mut QueryBuilder<Self>, values: Vec<String>, none: bool) -> Result<(), Fault> {
-        select.push(if none { " <> all(" } else { " = any(" }).push_bind(values).push(")");
+    fn one_of(
+        select: &mut QueryBuilder<Self>,
+        values: Vec<String>,
+        none: bool,
+    ) -> Result<(), Fault> {
+        select
+            .push(if none { " <> all(" } else { " = any(" })
+            .push_bind(values)
+            .push(")");
         Ok(())
     }
     fn like(select: &mut QueryBuilder<Self>, pattern: &Pattern, not: bool) {
-        select.push(if not { " not like " } else { " like " }).push_bind(pattern.like());
+        select
+            .push(if not { " not like " } else { " like " })
+            .push_bind(pattern.like());
     }
 }
 
@@ -54,14 +67,24 @@ impl Dialect for Sqlite {
     fn real(select: &mut QueryBuilder<Self>, number: f64) {
         select.push_bind(number);
     }
-    fn one_of(select: &mut QueryBuilder<Self>, values: Vec<String>, none: bool) -> Result<(), Fault> {
+    fn one_of(
+        select: &mut QueryBuilder<Self>,
+        values: Vec<String>,
+        none: bool,
+    ) -> Result<(), Fault> {
         let values = serde_json::to_string(&values)?;
-        select.push(if none { " not in" } else { " in" }).push(" (select value from json_each(").push_bind(values).push("))");
+        select
+            .push(if none { " not in" } else { " in" })
+            .push(" (select value from json_each(")
+            .push_bind(values)
+            .push("))");
         Ok(())
     }
     fn like(select: &mut QueryBuilder<Self>, pattern: &Pattern, not: bool) {
         // `like` does not tell upper from lower case here.
-        select.push(if not { " not glob " } else { " glob " }).push_bind(pattern.glob());
+        select
+            .push(if not { " not glob " } else { " glob " })
+            .push_bind(pattern.glob());
     }
 }
 
@@ -69,7 +92,11 @@ impl Dialect for Sqlite {
 pub type Start<'a> = Option<(&'a str, &'a str)>;
 
 /// A page of jobs.
-pub fn page<DB: Dialect>(partition: &str, query: &JobQuery, start: Start<'_>) -> Result<QueryBuilder<DB>, Fault>
+pub fn page<DB: Dialect>(
+    partition: &str,
+    query: &JobQuery,
+    start: Start<'_>,
+) -> Result<QueryBuilder<DB>, Fault>
 where
     DB::Arguments: Default,
 {
@@ -88,7 +115,11 @@ where
 }
 
 /// How many jobs there are on all pages.
-pub fn count<DB: Dialect>(partition: &str, query: &JobQuery, start: Start<'_>) -> Result<QueryBuilder<DB>, Fault>
+pub fn count<DB: Dialect>(
+    partition: &str,
+    query: &JobQuery,
+    start: Start<'_>,
+) -> Result<QueryBuilder<DB>, Fault>
 where
     DB::Arguments: Default,
 {
@@ -99,7 +130,9 @@ where
 }
 
 /// The statement of a builder, not to be kept.
-pub fn once<DB: Database + HasStatementCache>(select: &mut QueryBuilder<DB>) -> Query<'_, DB, DB::Arguments> {
+pub fn once<DB: Database + HasStatementCache>(
+    select: &mut QueryBuilder<DB>,
+) -> Query<'_, DB, DB::Arguments> {
     select.build().persistent(false)
 }
 
@@ -116,7 +149,11 @@ fn push_jobs<DB: Dialect>(select: &mut QueryBuilder<DB>, start: Start<'_>) {
     select.push(") cross join job on incarnation = start");
 }
 
-fn push_conditions<DB: Dialect>(select: &mut QueryBuilder<DB>, partition: &str, query: &JobQuery) -> Result<(), Fault> {
+fn push_conditions<DB: Dialect>(
+    select: &mut QueryBuilder<DB>,
+    partition: &str,
+    query: &JobQuery,
+) -> Result<(), Fault> {
     select.push(" where partition_id = ");
     DB::text(select, partition.to_owned());
     if let Some(prefix) = &query.id_prefix {
@@ -128,7 +165,9 @@ fn push_conditions<DB: Dialect>(select: &mut QueryBuilder<DB>, partition: &str, 
         push_filter(select, &Filter::Status(query.statuses.clone()))?;
     }
     if !query.labels.is_empty() {
-        select.push(" and exists (select 1 from label l where l.incarnation = job.incarnation and l.name");
+        select.push(
+            " and exists (select 1 from label l where l.incarnation = job.incarnation and l.name",
+        );
         push_one_of(select, &query.labels, false)?;
         select.push(")");
     }
@@ -146,12 +185,18 @@ fn push_filter<DB: Dialect>(select: &mut QueryBuilder<DB>, filter: &Filter) -> R
         Filter::Text(field, test) => push_text(select, field, test),
         Filter::Percentage(comparison, number) => {
             // The number nearest to what is shown, which is in hundredths here.
-            select.push("percentage / cast(100 as double precision) ").push(comparison.operator()).push(" ");
+            select
+                .push("percentage / cast(100 as double precision) ")
+                .push(comparison.operator())
+                .push(" ");
             DB::real(select, *number);
             Ok(())
         }
         Filter::Status(statuses) => {
-            let names: Vec<String> = statuses.iter().map(|status| status.name().to_owned()).collect();
+            let names: Vec<String> = statuses
+                .iter()
+                .map(|status| status.name().to_owned())
+                .collect();
             select.push("status");
             push_one_of(select, &names, false)
         }
@@ -159,7 +204,12 @@ fn push_filter<DB: Dialect>(select: &mut QueryBuilder<DB>, filter: &Filter) -> R
 }
 
 /// Halves it, and the halves: a long list becomes no deep expression, of which databases bear only so much.
-fn push_joined<DB: Dialect>(select: &mut QueryBuilder<DB>, filters: &[Filter], word: &str, none: &str) -> Result<(), Fault> {
+fn push_joined<DB: Dialect>(
+    select: &mut QueryBuilder<DB>,
+    filters: &[Filter],
+    word: &str,
+    none: &str,
+) -> Result<(), Fault> {
     match filters {
         [] => {
             select.push(none);
@@ -177,12 +227,18 @@ fn push_joined<DB: Dialect>(select: &mut QueryBuilder<DB>, filters: &[Filter], w
     Ok(())
 }
 
-fn push_text<DB: Dialect>(select: &mut QueryBuilder<DB>, field: &TextField, test: &TextTest) -> Result<(), Fault> {
+fn push_text<DB: Dialect>(
+    select: &mut QueryBuilder<DB>,
+    field: &TextField,
+    test: &TextTest,
+) -> Result<(), Fault> {
     match field {
         TextField::Id => select.push("job_id"),
         TextField::Name => select.push("name"),
         TextField::Label(name) => {
-            select.push("exists (select 1 from label l where l.incarnation = job.incarnation and l.name = ");
+            select.push(
+                "exists (select 1 from label l where l.incarnation = job.incarnation and l.name = ",
+            );
             DB::text(select, name.clone());
             select.push(" and l.value")
         }
@@ -204,13 +260,28 @@ fn push_text<DB: Dialect>(select: &mut QueryBuilder<DB>, field: &TextField, test
 }
 
 fn push_comparison<DB: Database>(select: &mut QueryBuilder<DB>, comparison: Comparison) {
-    let collation = if comparison.is_equality() { "" } else { " collate linguistic" };
+    let collation = if comparison.is_equality() {
+        ""
+    } else {
+        " collate linguistic"
+    };
     select.push(format_args!("{collation} {} ", comparison.operator()));
 }
 
-fn push_one_of<DB: Dialect>(select: &mut QueryBuilder<DB>, values: &[String], none: bool) -> Result<(), Fault> {
+fn push_one_of<DB: Dialect>(
+    select: &mut QueryBuilder<DB>,
+    values: &[String],
+    none: bool,
+) -> Result<(), Fault> {
     if let [only] = values {
-        push_comparison(select, if none { Comparison::NotEqual } else { Comparison::Equal });
+        push_comparison(
+            select,
+            if none {
+                Comparison::NotEqual
+            } else {
+                Comparison::Equal
+            },
+        );
         DB::text(select, only.clone());
         return Ok(());
     }
@@ -226,7 +297,11 @@ fn push_sorted_label<DB: Dialect>(select: &mut QueryBuilder<DB>, name: &str) {
 }
 
 fn push_order<DB: Database>(select: &mut QueryBuilder<DB>, sort: &Sort) {
-    let (way, nulls) = if sort.ascending { ("asc", "last") } else { ("desc", "first") };
+    let (way, nulls) = if sort.ascending {
+        ("asc", "last")
+    } else {
+        ("desc", "first")
+    };
     select.push(" order by ");
     let text = |name: &str| format!("{name} collate linguistic {way} nulls {nulls}, ");
     match &sort.by {

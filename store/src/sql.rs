@@ -36,7 +36,11 @@ macro_rules! read_job {
         let expiry: Option<String> = row.try_get("expiry")?;
         let on_failure: String = row.try_get("on_failure")?;
         let facts = crate::ledger::Facts {
-            on_failure: if on_failure == "continue" { contract::OnFailure::Continue } else { contract::OnFailure::Stop },
+            on_failure: if on_failure == "continue" {
+                contract::OnFailure::Continue
+            } else {
+                contract::OnFailure::Stop
+            },
             percentage: row.try_get("percentage")?,
             completed_items: row.try_get("completed_items")?,
             failed_tasks: row.try_get("failed_tasks")?,
@@ -59,7 +63,11 @@ macro_rules! read_job {
             create_time: row.try_get("create_time")?,
             last_update_time: row.try_get("last_update_time")?,
             finish_time: row.try_get("finish_time")?,
-            expiry: expiry.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default(),
+            expiry: expiry
+                .as_deref()
+                .map(serde_json::from_str)
+                .transpose()?
+                .unwrap_or_default(),
             expiry_time: row.try_get("expiry_time")?,
             without_target: row.try_get("without_target")?,
         }
@@ -326,15 +334,18 @@ pub fn millis(span: u64) -> i64 {
 }
 
 pub fn partition_id(text: &str) -> Result<contract::PartitionId, Fault> {
-    contract::PartitionId::parse(text).map_err(|error| Fault::Refused(format!("the stored partition {text:?}: {error}")))
+    contract::PartitionId::parse(text)
+        .map_err(|error| Fault::Refused(format!("the stored partition {text:?}: {error}")))
 }
 
 pub fn job_id(text: &str) -> Result<contract::JobId, Fault> {
-    contract::JobId::parse(text).map_err(|error| Fault::Refused(format!("the stored job {text:?}: {error}")))
+    contract::JobId::parse(text)
+        .map_err(|error| Fault::Refused(format!("the stored job {text:?}: {error}")))
 }
 
 pub fn status(text: &str) -> Result<contract::JobStatus, Fault> {
-    contract::JobStatus::from_name(text).ok_or_else(|| Fault::Refused(format!("the stored status {text:?} is none")))
+    contract::JobStatus::from_name(text)
+        .ok_or_else(|| Fault::Refused(format!("the stored status {text:?} is none")))
 }
 
 impl From<sqlx::Error> for Fault {
@@ -347,7 +358,12 @@ impl From<sqlx::Error> for Fault {
                 Kind::Unavailable => Self::Unavailable(text),
                 Kind::Refused => Self::Refused(text),
             },
-            E::Io(_) | E::Tls(_) | E::Protocol(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed => Self::Unavailable(text),
+            E::Io(_)
+            | E::Tls(_)
+            | E::Protocol(_)
+            | E::PoolTimedOut
+            | E::PoolClosed
+            | E::WorkerCrashed => Self::Unavailable(text),
             _ => Self::Refused(text),
         }
     }
@@ -369,7 +385,9 @@ fn kind_of(code: &str) -> Kind {
             // Lock and statement timeouts; a server that has become a standby.
             "55P03" | "25P03" | "25006" => Kind::Unavailable,
             // A database that starts, stops, is full, cannot be reached, or does not let this process in now.
-            _ if ["08", "28", "3D", "53", "55", "57", "58"].contains(&&code[..2]) => Kind::Unavailable,
+            _ if ["08", "28", "3D", "53", "55", "57", "58"].contains(&&code[..2]) => {
+                Kind::Unavailable
+            }
             _ => Kind::Refused,
         };
     }
@@ -390,10 +408,21 @@ mod tests {
     fn what_another_attempt_may_pass_is_told_from_what_must_wait_and_what_is_refused() {
         for (codes, kind) in [
             (&["40001", "40P01", "5", "517", "6"][..], Kind::Contention),
-            (&["08006", "53300", "55P03", "57014", "57P01", "25P03", "10", "13", "14", "522"], Kind::Unavailable),
+            (
+                &[
+                    "08006", "53300", "55P03", "57014", "57P01", "25P03", "10", "13", "14", "522",
+                ],
+                Kind::Unavailable,
+            ),
             // A server that is a standby now, another password than this one's, a database that is being made anew.
-            (&["25006", "28P01", "28000", "3D000", "7", "8", "1032", "9"], Kind::Unavailable),
-            (&["23505", "42P01", "22021", "1", "19", "2067", ""], Kind::Refused),
+            (
+                &["25006", "28P01", "28000", "3D000", "7", "8", "1032", "9"],
+                Kind::Unavailable,
+            ),
+            (
+                &["23505", "42P01", "22021", "1", "19", "2067", ""],
+                Kind::Refused,
+            ),
         ] {
             for code in codes {
                 assert_eq!(kind_of(code), kind, "{code}");

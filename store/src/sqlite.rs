@@ -11,7 +11,10 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::query::Query;
-use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow, SqliteSynchronous};
+use sqlx::sqlite::{
+    SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
+    SqliteRow, SqliteSynchronous,
+};
 use sqlx::{AssertSqlSafe, QueryBuilder, Row as _, Sqlite};
 
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
@@ -21,7 +24,10 @@ use crate::filter::Filter;
 use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
 use crate::select;
 use crate::sql::stow::stow_steps;
-use crate::sql::{PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place, read_transition};
+use crate::sql::{
+    PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place,
+    read_transition,
+};
 use crate::{CatalogueSize, JobQuery, TaskTableSize, Transition};
 
 /// Connections that read beside the one that writes.
@@ -42,11 +48,16 @@ pub struct SqliteBackend {
 
 impl SqliteBackend {
     pub async fn open(url: &str) -> Result<Self, StoreError> {
-        let unusable = |reason: String| StoreError::Unusable { place: url.to_owned(), reason };
+        let unusable = |reason: String| StoreError::Unusable {
+            place: url.to_owned(),
+            reason,
+        };
         let path = url.strip_prefix("sqlite:").unwrap_or(url);
         let path = path.strip_prefix("//").unwrap_or(path);
         if path.is_empty() || path.starts_with(":memory:") {
-            return Err(unusable("its URL must name a file, as in sqlite:/path/to/file.db".to_owned()));
+            return Err(unusable(
+                "its URL must name a file, as in sqlite:/path/to/file.db".to_owned(),
+            ));
         }
         let options = SqliteConnectOptions::new()
             .filename(path)
@@ -56,24 +67,56 @@ impl SqliteBackend {
             .foreign_keys(true)
             .collation(collation::NAME, collation::compare)
             .busy_timeout(Duration::from_secs(10));
-        let pool = SqlitePoolOptions::new().idle_timeout(None).max_lifetime(None);
-        let writer = pool.clone().max_connections(1).connect_with(options.clone()).await.map_err(|error| unusable(error.to_string()))?;
-        sqlx::migrate!("../migrations/sqlite").run(&writer).await.map_err(|error| unusable(error.to_string()))?;
+        let pool = SqlitePoolOptions::new()
+            .idle_timeout(None)
+            .max_lifetime(None);
+        let writer = pool
+            .clone()
+            .max_connections(1)
+            .connect_with(options.clone())
+            .await
+            .map_err(|error| unusable(error.to_string()))?;
+        sqlx::migrate!("../migrations/sqlite")
+            .run(&writer)
+            .await
+            .map_err(|error| unusable(error.to_string()))?;
         let readers = pool.max_connections(READERS).connect_lazy_with(options);
-        Ok(Self { writer, readers, signals: Arc::default(), clock: Clock::System })
+        Ok(Self {
+            writer,
+            readers,
+            signals: Arc::default(),
+            clock: Clock::System,
+        })
     }
 
-    async fn fetch(&self, query: Query<'_, Sqlite, SqliteArguments>) -> Result<Vec<SqliteRow>, Fault> {
+    async fn fetch(
+        &self,
+        query: Query<'_, Sqlite, SqliteArguments>,
+    ) -> Result<Vec<SqliteRow>, Fault> {
         Ok(query.fetch_all(&self.readers).await?)
     }
 
     /// A label that only few jobs have, of those that the query wants. SQLite plans without knowing how many that are, and would
     /// look at every job of the partition for it.
     async fn rare_label<'q>(&self, query: &'q JobQuery) -> Result<select::Start<'q>, Fault> {
-        for (name, value) in query.filter.as_ref().map(Filter::required_labels).unwrap_or_default().into_iter().take(LOOKED_AT) {
-            let count = sqlx::query("select count(*) < $3 from (select 1 from label where name = $1 and value = $2 limit $3)");
+        for (name, value) in query
+            .filter
+            .as_ref()
+            .map(Filter::required_labels)
+            .unwrap_or_default()
+            .into_iter()
+            .take(LOOKED_AT)
+        {
+            let count = sqlx::query(
+                "select count(*) < $3 from (select 1 from label where name = $1 and value = $2 limit $3)",
+            );
             let rows = self.fetch(count.bind(name).bind(value).bind(FEW)).await?;
-            if rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or(false) {
+            if rows
+                .first()
+                .map(|row| row.try_get(0))
+                .transpose()?
+                .unwrap_or(false)
+            {
                 return Ok(Some((name, value)));
             }
         }
@@ -86,8 +129,15 @@ fn json(values: &(impl serde::Serialize + ?Sized)) -> Result<String, Fault> {
 }
 
 /// Reads rows of a task table. The keys lead; a plan that reads the whole table is not possible.
-fn select_places(incarnation: i64, keys: &[Key]) -> Result<Query<'static, Sqlite, SqliteArguments>, Fault> {
-    let columns = PLACE_COLUMNS.split(", ").map(|column| format!("t.{}", column.trim())).collect::<Vec<_>>().join(", ");
+fn select_places(
+    incarnation: i64,
+    keys: &[Key],
+) -> Result<Query<'static, Sqlite, SqliteArguments>, Fault> {
+    let columns = PLACE_COLUMNS
+        .split(", ")
+        .map(|column| format!("t.{}", column.trim()))
+        .collect::<Vec<_>>()
+        .join(", ");
     let text = format!(
         "select {columns} from json_each($1) as k cross join task_{incarnation} as t \
          on t.path = k.value ->> 0 and t.chunk = k.value ->> 1 order by t.path, t.chunk"
@@ -116,13 +166,22 @@ impl Backend for SqliteBackend {
     fn begin(&self) -> Answer<'_, Box<dyn Transaction>> {
         Box::pin(async move {
             let connection = self.writer.acquire().await?;
-            let mut transaction = SqliteTransaction { connection, signals: self.signals.clone(), wake: Vec::new(), ended: false };
+            let mut transaction = SqliteTransaction {
+                connection,
+                signals: self.signals.clone(),
+                wake: Vec::new(),
+                ended: false,
+            };
             transaction.execute(sqlx::query("begin immediate")).await?;
             Ok(Box::new(transaction) as Box<dyn Transaction>)
         })
     }
     fn ping(&self) -> Answer<'_, ()> {
-        Box::pin(async move { self.fetch(sqlx::query("select 1 from job limit 1")).await.map(drop) })
+        Box::pin(async move {
+            self.fetch(sqlx::query("select 1 from job limit 1"))
+                .await
+                .map(drop)
+        })
     }
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
@@ -133,9 +192,15 @@ impl Backend for SqliteBackend {
 
     fn job<'a>(&'a self, partition: &'a str, job: &'a str) -> Answer<'a, Option<JobRow>> {
         Box::pin(async move {
-            let query = sqlx::query(concat!("select ", job_columns!(), " from job where partition_id = $1 and job_id = $2"));
+            let query = sqlx::query(concat!(
+                "select ",
+                job_columns!(),
+                " from job where partition_id = $1 and job_id = $2"
+            ));
             let rows = self.fetch(query.bind(partition).bind(job)).await?;
-            let Some(row) = rows.first() else { return Ok(None) };
+            let Some(row) = rows.first() else {
+                return Ok(None);
+            };
             Ok(Some(read_job!(row)))
         })
     }
@@ -153,13 +218,19 @@ impl Backend for SqliteBackend {
         Box::pin(async move {
             let mut select = select::count(partition, query, self.rare_label(query).await?)?;
             let rows = self.fetch(select::once(&mut select)).await?;
-            let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
+            let count: i64 = rows
+                .first()
+                .map(|row| row.try_get(0))
+                .transpose()?
+                .unwrap_or_default();
             Ok(u64::try_from(count).unwrap_or_default())
         })
     }
     fn labels<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<Label>> {
         Box::pin(async move {
-            let query = sqlx::query("select incarnation, name, value from label where incarnation in (select value from json_each($1))");
+            let query = sqlx::query(
+                "select incarnation, name, value from label where incarnation in (select value from json_each($1))",
+            );
             let mut labels = Vec::new();
             for row in &self.fetch(query.bind(json(incarnations)?)).await? {
                 labels.push((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
@@ -182,7 +253,9 @@ impl Backend for SqliteBackend {
     }
     fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>> {
         Box::pin(async move {
-            let query = sqlx::query("select time, from_status, to_status, actor, reason from history where incarnation = $1 order by id");
+            let query = sqlx::query(
+                "select time, from_status, to_status, actor, reason from history where incarnation = $1 order by id",
+            );
             let mut history = Vec::new();
             for row in &self.fetch(query.bind(incarnation)).await? {
                 history.push(read_transition!(row));
@@ -192,7 +265,10 @@ impl Backend for SqliteBackend {
     }
     fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
         Box::pin(async move {
-            let rows = self.fetch(select_places(incarnation, keys)?).await.or_else(|fault| none_if_gone(fault, Vec::new()))?;
+            let rows = self
+                .fetch(select_places(incarnation, keys)?)
+                .await
+                .or_else(|fault| none_if_gone(fault, Vec::new()))?;
             let mut places = Vec::with_capacity(rows.len());
             for row in &rows {
                 places.push(read_place!(row));
@@ -204,7 +280,11 @@ impl Backend for SqliteBackend {
         Box::pin(async move {
             let query = sqlx::query("select count(*) from stowed_task where incarnation = $1");
             let rows = self.fetch(query.bind(incarnation)).await?;
-            let count: i64 = rows.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
+            let count: i64 = rows
+                .first()
+                .map(|row| row.try_get(0))
+                .transpose()?
+                .unwrap_or_default();
             Ok(u64::try_from(count).unwrap_or_default())
         })
     }
@@ -214,20 +294,34 @@ impl Backend for SqliteBackend {
                 "select (select count(*) from sqlite_schema), (select page_count from pragma_page_count) * (select page_size from pragma_page_size)",
             );
             let rows = self.fetch(query).await?;
-            let Some(row) = rows.first() else { return Ok(CatalogueSize::default()) };
-            let number = |column: usize| row.try_get::<i64, _>(column).map(|n| u64::try_from(n).unwrap_or_default());
-            Ok(CatalogueSize { entries: number(0)?, bytes: number(1)? })
+            let Some(row) = rows.first() else {
+                return Ok(CatalogueSize::default());
+            };
+            let number = |column: usize| {
+                row.try_get::<i64, _>(column)
+                    .map(|n| u64::try_from(n).unwrap_or_default())
+            };
+            Ok(CatalogueSize {
+                entries: number(0)?,
+                bytes: number(1)?,
+            })
         })
     }
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
         Box::pin(async move {
             let mut size = TaskTableSize::default();
-            let names = sqlx::query("select name from sqlite_schema where type = 'table' and name glob 'task_[0-9]*'");
+            let names = sqlx::query(
+                "select name from sqlite_schema where type = 'table' and name glob 'task_[0-9]*'",
+            );
             for name in &self.fetch(names).await? {
                 let name: &str = name.try_get(0)?;
-                let count =
-                    format!("select (select count(*) from {name}), (select coalesce(sum(pgsize), 0) from dbstat where name = '{name}')");
-                let rows = self.fetch(sqlx::query(AssertSqlSafe(count))).await.or_else(|fault| none_if_gone(fault, Vec::new()))?;
+                let count = format!(
+                    "select (select count(*) from {name}), (select coalesce(sum(pgsize), 0) from dbstat where name = '{name}')"
+                );
+                let rows = self
+                    .fetch(sqlx::query(AssertSqlSafe(count)))
+                    .await
+                    .or_else(|fault| none_if_gone(fault, Vec::new()))?;
                 for row in &rows {
                     let (rows, bytes): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
                     size.tables += 1;
@@ -261,7 +355,10 @@ impl SqliteTransaction {
         Ok(query.execute(&mut *self.connection).await?.rows_affected())
     }
 
-    async fn fetch(&mut self, query: Query<'_, Sqlite, SqliteArguments>) -> Result<Vec<SqliteRow>, Fault> {
+    async fn fetch(
+        &mut self,
+        query: Query<'_, Sqlite, SqliteArguments>,
+    ) -> Result<Vec<SqliteRow>, Fault> {
         Ok(query.fetch_all(&mut *self.connection).await?)
     }
 }
@@ -295,7 +392,9 @@ impl Transaction for SqliteTransaction {
                  percent integer not null, flags integer not null, items integer not null, open_sum integer not null, \
                  done blob not null, failed blob, attempts integer, since integer, detail text, primary key (path, chunk)) without rowid"
             );
-            self.execute(sqlx::query(AssertSqlSafe(text))).await.map(drop)
+            self.execute(sqlx::query(AssertSqlSafe(text)))
+                .await
+                .map(drop)
         })
     }
     fn load_places<'a>(&'a mut self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
@@ -311,22 +410,45 @@ impl Transaction for SqliteTransaction {
         Box::pin(async move {
             for path in &changes.pruned {
                 // '/' follows '.', so this is everything below.
-                let text = format!("delete from task_{incarnation} where path = $1 or (path >= $1 || '.' and path < $1 || '/')");
-                self.execute(sqlx::query(AssertSqlSafe(text)).bind(path.as_str())).await?;
+                let text = format!(
+                    "delete from task_{incarnation} where path = $1 or (path >= $1 || '.' and path < $1 || '/')"
+                );
+                self.execute(sqlx::query(AssertSqlSafe(text)).bind(path.as_str()))
+                    .await?;
             }
             for (paths, chunk) in [(&changes.gone, ""), (&changes.settled, " and chunk = -1")] {
                 if !paths.is_empty() {
-                    let text = format!("delete from task_{incarnation} where path in (select value from json_each($1)){chunk}");
-                    self.execute(sqlx::query(AssertSqlSafe(text)).bind(json(paths)?)).await?;
+                    let text = format!(
+                        "delete from task_{incarnation} where path in (select value from json_each($1)){chunk}"
+                    );
+                    self.execute(sqlx::query(AssertSqlSafe(text)).bind(json(paths)?))
+                        .await?;
                 }
             }
             for rows in changes.rows.chunks(ROWS_AT_ONCE) {
-                let mut insert = QueryBuilder::<Sqlite>::new(format!("insert into task_{incarnation} ({PLACE_COLUMNS}) "));
+                let mut insert = QueryBuilder::<Sqlite>::new(format!(
+                    "insert into task_{incarnation} ({PLACE_COLUMNS}) "
+                ));
                 insert.push_values(rows, |mut values, row| {
-                    values.push_bind(row.path.as_str()).push_bind(row.chunk).push_bind(row.size).push_bind(row.top);
-                    values.push_bind(row.done_count).push_bind(row.failed_count).push_bind(row.kept).push_bind(row.counted);
-                    values.push_bind(row.percent).push_bind(row.flags).push_bind(row.items).push_bind(row.open_sum);
-                    values.push_bind(&row.done[..]).push_bind(row.failed.as_deref()).push_bind(row.attempts);
+                    values
+                        .push_bind(row.path.as_str())
+                        .push_bind(row.chunk)
+                        .push_bind(row.size)
+                        .push_bind(row.top);
+                    values
+                        .push_bind(row.done_count)
+                        .push_bind(row.failed_count)
+                        .push_bind(row.kept)
+                        .push_bind(row.counted);
+                    values
+                        .push_bind(row.percent)
+                        .push_bind(row.flags)
+                        .push_bind(row.items)
+                        .push_bind(row.open_sum);
+                    values
+                        .push_bind(&row.done[..])
+                        .push_bind(row.failed.as_deref())
+                        .push_bind(row.attempts);
                     values.push_bind(row.since).push_bind(row.detail.as_deref());
                 });
                 insert.push(" ").push(PLACE_UPDATE);
@@ -352,10 +474,17 @@ impl Transaction for SqliteTransaction {
     fn drop_table(&mut self, incarnation: i64) -> Answer<'_, bool> {
         Box::pin(async move {
             let name = format!("task_{incarnation}");
-            let find = sqlx::query("select 1 from sqlite_schema where name = $1").bind(name.as_str());
+            let find =
+                sqlx::query("select 1 from sqlite_schema where name = $1").bind(name.as_str());
             let there = !self.fetch(find).await?.is_empty();
-            self.execute(sqlx::query(AssertSqlSafe(format!("drop table if exists {name}")))).await?;
-            self.execute(sqlx::query("delete from retired_table where incarnation = $1").bind(incarnation)).await?;
+            self.execute(sqlx::query(AssertSqlSafe(format!(
+                "drop table if exists {name}"
+            ))))
+            .await?;
+            self.execute(
+                sqlx::query("delete from retired_table where incarnation = $1").bind(incarnation),
+            )
+            .await?;
             Ok(there)
         })
     }

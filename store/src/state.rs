@@ -67,7 +67,12 @@ mod tests {
     #[test]
     fn every_pair_of_statuses_has_the_actors_that_the_table_says() {
         let mut lines = EXPECTED.lines();
-        let columns: Vec<_> = lines.next().unwrap().split_whitespace().map(|name| JobStatus::from_name(name).unwrap()).collect();
+        let columns: Vec<_> = lines
+            .next()
+            .unwrap()
+            .split_whitespace()
+            .map(|name| JobStatus::from_name(name).unwrap())
+            .collect();
         let mut pairs = 0;
         for line in lines {
             let mut words = line.split_whitespace();
@@ -75,7 +80,12 @@ mod tests {
             for (to, letters) in columns.iter().zip(words) {
                 for actor in [Actor::Client, Actor::Tracking, Actor::Service] {
                     let expected = letters.contains(&actor.name()[..1]);
-                    assert_eq!(is_legal(from, *to, actor), expected, "{from} -> {to} by {}", actor.name());
+                    assert_eq!(
+                        is_legal(from, *to, actor),
+                        expected,
+                        "{from} -> {to} by {}",
+                        actor.name()
+                    );
                     pairs += 1;
                 }
             }

@@ -57,12 +57,17 @@ impl Store {
             tx.rollback().await?;
             return Ok(0);
         }
-        let keys: Vec<(String, String)> = due.iter().map(|(partition, job, _)| (partition.clone(), job.clone())).collect();
+        let keys: Vec<(String, String)> = due
+            .iter()
+            .map(|(partition, job, _)| (partition.clone(), job.clone()))
+            .collect();
         let mut deleted = 0;
         for job in tx.lock_jobs(&keys).await? {
             // Another life may have begun in between.
             let is_due = |(partition, id, time): &(String, String, i64)| {
-                partition == job.partition.as_str() && id == job.job.as_str() && job.expiry_time == Some(*time)
+                partition == job.partition.as_str()
+                    && id == job.job.as_str()
+                    && job.expiry_time == Some(*time)
             };
             if due.iter().any(is_due) {
                 delete_locked(&mut *tx, &job).await?;
@@ -74,7 +79,8 @@ impl Store {
     }
 
     async fn sweep_once(&self) -> Result<Swept, Fault> {
-        let lives_kept = u64::try_from(self.options.past_lives_kept.as_millis()).unwrap_or(u64::MAX);
+        let lives_kept =
+            u64::try_from(self.options.past_lives_kept.as_millis()).unwrap_or(u64::MAX);
         let mut tx = self.backend.begin().await?;
         let mut tables = 0;
         for incarnation in tx.due_tables(TABLES).await? {
@@ -83,6 +89,10 @@ impl Store {
         tx.forget_lives(lives_kept).await?;
         let next = tx.next_due(lives_kept).await?;
         tx.commit().await?;
-        Ok(Swept { jobs: 0, tables, next })
+        Ok(Swept {
+            jobs: 0,
+            tables,
+            next,
+        })
     }
 }

@@ -1,6 +1,11 @@
 //! What every store must do with paused jobs and their stowed tasks. Memory, a SQLite file, PostgreSQL.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test says so when something is not as it must be")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test says so when something is not as it must be"
+)]
 
 #[macro_use]
 mod place;
@@ -9,7 +14,10 @@ use std::collections::BTreeSet;
 
 use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
 use futures_util::future::join_all;
-use store::{Change, Creation, EventKind, Header, Headers, JobRequest, Life, OutboxMessage, Store, StowedTask, Stowing, TrackingEvent};
+use store::{
+    Change, Creation, EventKind, Header, Headers, JobRequest, Life, OutboxMessage, Store,
+    StowedTask, Stowing, TrackingEvent,
+};
 
 use place::Place;
 
@@ -22,7 +30,10 @@ struct World {
 impl World {
     async fn open(kind: &str) -> Self {
         let place = Place::of(kind).await;
-        Self { store: Store::open(&place.url).await.unwrap(), place }
+        Self {
+            store: Store::open(&place.url).await.unwrap(),
+            place,
+        }
     }
 
     /// Another process takes over; in memory there is none.
@@ -35,9 +46,19 @@ impl World {
 
     /// A job whose start message has been sent.
     async fn started(&self, job: &str) -> Life {
-        let request =
-            JobRequest { content_hash: [7; 32], ..JobRequest::new(PartitionId::parse("acme").unwrap(), JobId::parse(job).unwrap()) };
-        let life = match self.store.create_job(&request, |_| ("start".to_owned(), Vec::new())).await.unwrap() {
+        let request = JobRequest {
+            content_hash: [7; 32],
+            ..JobRequest::new(
+                PartitionId::parse("acme").unwrap(),
+                JobId::parse(job).unwrap(),
+            )
+        };
+        let life = match self
+            .store
+            .create_job(&request, |_| ("start".to_owned(), Vec::new()))
+            .await
+            .unwrap()
+        {
             Creation::Created(life) => life,
             other => panic!("{job}: {other:?}"),
         };
@@ -52,35 +73,64 @@ impl World {
     }
 
     async fn pause(&self, life: &Life) -> Change {
-        self.store.pause_job(&life.partition, &life.job).await.unwrap()
+        self.store
+            .pause_job(&life.partition, &life.job)
+            .await
+            .unwrap()
     }
 
     async fn resume(&self, life: &Life) -> Change {
-        self.store.resume_job(&life.partition, &life.job).await.unwrap()
+        self.store
+            .resume_job(&life.partition, &life.job)
+            .await
+            .unwrap()
     }
 
     async fn status(&self, life: &Life) -> JobStatus {
-        self.store.job_status(&life.partition, &life.job, None).await.unwrap().unwrap()
+        self.store
+            .job_status(&life.partition, &life.job, None)
+            .await
+            .unwrap()
+            .unwrap()
     }
 
     async fn report(&self, life: &Life, path: &str, kind: EventKind) {
-        self.store.record(&[TrackingEvent { task: id(life, path), kind }]).await.unwrap();
+        self.store
+            .record(&[TrackingEvent {
+                task: id(life, path),
+                kind,
+            }])
+            .await
+            .unwrap();
     }
 
     /// Stows the tasks with these numbers.
     async fn stow(&self, life: &Life, numbers: std::ops::RangeInclusive<u32>) -> Vec<Stowing> {
-        let tasks: Vec<_> = numbers.map(|n| (id(life, &n.to_string()), task(n))).collect();
+        let tasks: Vec<_> = numbers
+            .map(|n| (id(life, &n.to_string()), task(n)))
+            .collect();
         self.store.stow(&tasks).await.unwrap()
     }
 
     async fn stowed(&self, life: &Life) -> u64 {
-        self.store.stowed_tasks(&life.partition, &life.job).await.unwrap()
+        self.store
+            .stowed_tasks(&life.partition, &life.job)
+            .await
+            .unwrap()
     }
 
     /// What is in the outbox; it is empty then.
     async fn sent(&self) -> Vec<OutboxMessage> {
         let messages = self.store.outbox(10_000).await.unwrap();
-        self.store.outbox_sent(&messages.iter().map(|message| message.id).collect::<Vec<_>>()).await.unwrap();
+        self.store
+            .outbox_sent(
+                &messages
+                    .iter()
+                    .map(|message| message.id)
+                    .collect::<Vec<_>>(),
+            )
+            .await
+            .unwrap();
         messages
     }
 
@@ -96,11 +146,18 @@ fn id(life: &Life, path: &str) -> JobTaskId {
 }
 
 fn task(number: u32) -> StowedTask {
-    StowedTask { pipe: format!("pipe-{}", number % 2), body: number.to_string().into_bytes(), headers: Headers::new() }
+    StowedTask {
+        pipe: format!("pipe-{}", number % 2),
+        body: number.to_string().into_bytes(),
+        headers: Headers::new(),
+    }
 }
 
 fn numbers(messages: &[OutboxMessage]) -> Vec<u32> {
-    messages.iter().map(|message| String::from_utf8_lossy(&message.body).parse().unwrap()).collect()
+    messages
+        .iter()
+        .map(|message| String::from_utf8_lossy(&message.body).parse().unwrap())
+        .collect()
 }
 
 fn failure() -> EventKind {
@@ -109,16 +166,38 @@ fn failure() -> EventKind {
 
 async fn a_job_is_paused_and_resumed_by_its_client_and_its_history_says_so(world: World) {
     let life = world.started("j").await;
-    assert_eq!(world.resume(&life).await, Change::Impossible(JobStatus::Waiting));
-    assert_eq!((world.pause(&life).await, world.status(&life).await), (Change::Made, JobStatus::Paused));
-    assert_eq!((world.pause(&life).await, world.status(&life).await), (Change::NotNeeded, JobStatus::Paused));
+    assert_eq!(
+        world.resume(&life).await,
+        Change::Impossible(JobStatus::Waiting)
+    );
+    assert_eq!(
+        (world.pause(&life).await, world.status(&life).await),
+        (Change::Made, JobStatus::Paused)
+    );
+    assert_eq!(
+        (world.pause(&life).await, world.status(&life).await),
+        (Change::NotNeeded, JobStatus::Paused)
+    );
     // Also where it was Waiting before.
-    assert_eq!((world.resume(&life).await, world.status(&life).await), (Change::Made, JobStatus::Active));
-    assert_eq!((world.resume(&life).await, world.status(&life).await), (Change::NotNeeded, JobStatus::Active));
+    assert_eq!(
+        (world.resume(&life).await, world.status(&life).await),
+        (Change::Made, JobStatus::Active)
+    );
+    assert_eq!(
+        (world.resume(&life).await, world.status(&life).await),
+        (Change::NotNeeded, JobStatus::Active)
+    );
     world.report(&life, "1", EventKind::Complete).await;
     assert_eq!(world.pause(&life).await, Change::Made);
-    let history = world.store.history(&life.partition, &life.job).await.unwrap();
-    let steps: Vec<_> = history.iter().map(|step| (step.to, step.actor.as_str(), step.reason.as_str())).collect();
+    let history = world
+        .store
+        .history(&life.partition, &life.job)
+        .await
+        .unwrap();
+    let steps: Vec<_> = history
+        .iter()
+        .map(|step| (step.to, step.actor.as_str(), step.reason.as_str()))
+        .collect();
     assert_eq!(
         steps,
         [
@@ -129,27 +208,65 @@ async fn a_job_is_paused_and_resumed_by_its_client_and_its_history_says_so(world
         ]
     );
     let unknown = JobId::parse("unknown").unwrap();
-    assert_eq!(world.store.pause_job(&life.partition, &unknown).await.unwrap(), Change::NotFound);
-    assert_eq!(world.store.resume_job(&life.partition, &unknown).await.unwrap(), Change::NotFound);
-    assert_eq!(world.store.stowed_tasks(&life.partition, &unknown).await.unwrap(), 0);
+    assert_eq!(
+        world
+            .store
+            .pause_job(&life.partition, &unknown)
+            .await
+            .unwrap(),
+        Change::NotFound
+    );
+    assert_eq!(
+        world
+            .store
+            .resume_job(&life.partition, &unknown)
+            .await
+            .unwrap(),
+        Change::NotFound
+    );
+    assert_eq!(
+        world
+            .store
+            .stowed_tasks(&life.partition, &unknown)
+            .await
+            .unwrap(),
+        0
+    );
 }
 
 async fn a_job_that_is_over_is_neither_paused_nor_resumed(world: World) {
-    for (job, status) in [("done", JobStatus::Completed), ("failed", JobStatus::Failed), ("cancelled", JobStatus::Cancelled)] {
+    for (job, status) in [
+        ("done", JobStatus::Completed),
+        ("failed", JobStatus::Failed),
+        ("cancelled", JobStatus::Cancelled),
+    ] {
         let life = world.started(job).await;
         match status {
             JobStatus::Completed => world.report(&life, "", EventKind::Complete).await,
             JobStatus::Failed => world.report(&life, "", failure()).await,
-            _ => drop(world.store.cancel_job(&life.partition, &life.job).await.unwrap()),
+            _ => drop(
+                world
+                    .store
+                    .cancel_job(&life.partition, &life.job)
+                    .await
+                    .unwrap(),
+            ),
         }
-        assert_eq!((world.pause(&life).await, world.resume(&life).await), (Change::Impossible(status), Change::Impossible(status)));
+        assert_eq!(
+            (world.pause(&life).await, world.resume(&life).await),
+            (Change::Impossible(status), Change::Impossible(status))
+        );
     }
 }
 
 async fn a_paused_job_counts_what_is_reported_and_comes_to_its_end(world: World) {
     let life = world.paused("j").await;
     world.report(&life, "1", EventKind::Complete).await;
-    assert_eq!(world.status(&life).await, JobStatus::Paused, "a report does not resume a job");
+    assert_eq!(
+        world.status(&life).await,
+        JobStatus::Paused,
+        "a report does not resume a job"
+    );
     world.report(&life, "2*", EventKind::Complete).await;
     assert_eq!(world.status(&life).await, JobStatus::Completed);
     let life = world.paused("k").await;
@@ -160,39 +277,95 @@ async fn a_paused_job_counts_what_is_reported_and_comes_to_its_end(world: World)
 async fn a_task_is_stowed_only_while_its_own_life_of_the_job_is_paused(world: World) {
     use Stowing::{Stowed, Unwanted, Wanted};
 
-    let [waiting, paused, cancelled] = [world.started("waiting").await, world.paused("paused").await, world.paused("cancelled").await];
-    world.store.cancel_job(&cancelled.partition, &cancelled.job).await.unwrap();
+    let [waiting, paused, cancelled] = [
+        world.started("waiting").await,
+        world.paused("paused").await,
+        world.paused("cancelled").await,
+    ];
+    world
+        .store
+        .cancel_job(&cancelled.partition, &cancelled.job)
+        .await
+        .unwrap();
     let first = world.paused("reborn").await;
-    world.store.delete_job(&first.partition, &first.job).await.unwrap();
+    world
+        .store
+        .delete_job(&first.partition, &first.job)
+        .await
+        .unwrap();
     let second = world.paused("reborn").await;
-    let unknown = Life { job: JobId::parse("unknown").unwrap(), ..first.clone() };
-    let lives = [&waiting, &paused, &cancelled, &first, &second, &unknown, &paused];
-    let tasks: Vec<_> = lives.iter().zip(1..).map(|(life, n)| (id(life, "1"), task(n))).collect();
-    assert_eq!(world.store.stow(&tasks).await.unwrap(), [Wanted, Stowed, Unwanted, Unwanted, Stowed, Unwanted, Stowed]);
-    assert_eq!((world.stowed(&paused).await, world.stowed(&second).await, world.stowed(&waiting).await), (2, 1, 0));
+    let unknown = Life {
+        job: JobId::parse("unknown").unwrap(),
+        ..first.clone()
+    };
+    let lives = [
+        &waiting, &paused, &cancelled, &first, &second, &unknown, &paused,
+    ];
+    let tasks: Vec<_> = lives
+        .iter()
+        .zip(1..)
+        .map(|(life, n)| (id(life, "1"), task(n)))
+        .collect();
+    assert_eq!(
+        world.store.stow(&tasks).await.unwrap(),
+        [Wanted, Stowed, Unwanted, Unwanted, Stowed, Unwanted, Stowed]
+    );
+    assert_eq!(
+        (
+            world.stowed(&paused).await,
+            world.stowed(&second).await,
+            world.stowed(&waiting).await
+        ),
+        (2, 1, 0)
+    );
     assert_eq!(world.store.stow(&[]).await.unwrap(), []);
 }
 
-async fn stowed_tasks_go_to_the_outbox_when_their_job_is_resumed_in_their_order_and_unchanged(mut world: World) {
+async fn stowed_tasks_go_to_the_outbox_when_their_job_is_resumed_in_their_order_and_unchanged(
+    mut world: World,
+) {
     let [life, other] = [world.paused("j").await, world.paused("other").await];
     let headers = Headers::from([
         ("x-batchwright-attempts".to_owned(), Header::Integer(2)),
-        ("x-note".to_owned(), Header::Text("ünusual\0 \"text\"".to_owned())),
+        (
+            "x-note".to_owned(),
+            Header::Text("ünusual\0 \"text\"".to_owned()),
+        ),
     ]);
-    let odd = StowedTask { pipe: "pipe".to_owned(), body: vec![0, 0xff, b'{'], headers };
-    world.store.stow(&[(id(&life, "1"), odd.clone())]).await.unwrap();
+    let odd = StowedTask {
+        pipe: "pipe".to_owned(),
+        body: vec![0, 0xff, b'{'],
+        headers,
+    };
+    world
+        .store
+        .stow(&[(id(&life, "1"), odd.clone())])
+        .await
+        .unwrap();
     world.stow(&life, 1..=1200).await;
     world.stow(&other, 1..=3).await;
-    assert!(!world.store.unstow(500).await.unwrap(), "nothing goes while the jobs are paused");
+    assert!(
+        !world.store.unstow(500).await.unwrap(),
+        "nothing goes while the jobs are paused"
+    );
     world.reopen().await;
     assert_eq!(world.resume(&life).await, Change::Made);
     world.unstow_all().await;
     let sent = world.sent().await;
     let first = &sent[0];
-    assert_eq!((&first.pipe, &first.body, &first.headers), (&odd.pipe, &odd.body, &odd.headers));
+    assert_eq!(
+        (&first.pipe, &first.body, &first.headers),
+        (&odd.pipe, &odd.body, &odd.headers)
+    );
     assert_eq!(numbers(&sent[1..]), (1..=1200).collect::<Vec<_>>());
-    assert_eq!((sent[1].pipe.as_str(), sent[2].pipe.as_str()), ("pipe-1", "pipe-0"));
-    assert_eq!((world.stowed(&life).await, world.stowed(&other).await), (0, 3));
+    assert_eq!(
+        (sent[1].pipe.as_str(), sent[2].pipe.as_str()),
+        ("pipe-1", "pipe-0")
+    );
+    assert_eq!(
+        (world.stowed(&life).await, world.stowed(&other).await),
+        (0, 3)
+    );
 }
 
 async fn a_resume_that_is_stopped_in_the_middle_goes_on_in_the_next_process(mut world: World) {
@@ -202,7 +375,10 @@ async fn a_resume_that_is_stopped_in_the_middle_goes_on_in_the_next_process(mut 
     assert!(world.store.unstow(10).await.unwrap());
     assert_eq!(world.stowed(&life).await, 15);
     world.reopen().await;
-    assert!(world.store.unstow_signal().has_changed().unwrap(), "who starts looks for what is left");
+    assert!(
+        world.store.unstow_signal().has_changed().unwrap(),
+        "who starts looks for what is left"
+    );
     world.unstow_all().await;
     assert_eq!(numbers(&world.sent().await), (1..=25).collect::<Vec<_>>());
 }
@@ -225,16 +401,30 @@ async fn a_job_that_is_paused_again_in_the_middle_of_its_resume_keeps_what_is_le
 }
 
 async fn what_is_stowed_of_a_job_that_is_over_is_dropped(world: World) {
-    let lives = [world.paused("cancelled").await, world.paused("failed").await, world.paused("deleted").await];
+    let lives = [
+        world.paused("cancelled").await,
+        world.paused("failed").await,
+        world.paused("deleted").await,
+    ];
     for life in &lives {
         world.stow(life, 1..=30).await;
     }
     let mut signal = world.store.unstow_signal();
     signal.mark_unchanged();
-    world.store.cancel_job(&lives[0].partition, &lives[0].job).await.unwrap();
-    harness::in_time("a wake-up", signal.changed()).await.unwrap();
+    world
+        .store
+        .cancel_job(&lives[0].partition, &lives[0].job)
+        .await
+        .unwrap();
+    harness::in_time("a wake-up", signal.changed())
+        .await
+        .unwrap();
     world.report(&lives[1], "1", failure()).await;
-    world.store.delete_job(&lives[2].partition, &lives[2].job).await.unwrap();
+    world
+        .store
+        .delete_job(&lives[2].partition, &lives[2].job)
+        .await
+        .unwrap();
     while world.store.unstow(20).await.unwrap() {}
     for life in &lives {
         assert_eq!(world.stowed(life).await, 0, "{life:?}");
@@ -246,18 +436,28 @@ async fn what_is_stowed_of_a_job_that_is_over_is_dropped(world: World) {
 
 async fn whoever_unstows_and_whoever_relays_is_woken_by_a_resume(world: World) {
     // With PostgreSQL, it may be somebody in another process.
-    let waiting = if world.store.kind() == "postgres" { Store::open(&world.place.url).await.unwrap() } else { world.store.clone() };
+    let waiting = if world.store.kind() == "postgres" {
+        Store::open(&world.place.url).await.unwrap()
+    } else {
+        world.store.clone()
+    };
     let life = world.paused("j").await;
     world.stow(&life, 1..=1).await;
     let (mut unstow, mut outbox) = (waiting.unstow_signal(), waiting.outbox_signal());
     unstow.mark_unchanged();
     outbox.mark_unchanged();
     world.resume(&life).await;
-    harness::in_time("a wake-up", unstow.changed()).await.unwrap();
-    harness::in_time("a wake-up", outbox.changed()).await.unwrap();
+    harness::in_time("a wake-up", unstow.changed())
+        .await
+        .unwrap();
+    harness::in_time("a wake-up", outbox.changed())
+        .await
+        .unwrap();
     outbox.mark_unchanged();
     world.unstow_all().await;
-    harness::in_time("a wake-up", outbox.changed()).await.unwrap();
+    harness::in_time("a wake-up", outbox.changed())
+        .await
+        .unwrap();
 }
 
 /// Tasks are handed over, and their job is paused and resumed, by many at once: each task is stowed and comes back, or was wanted.
@@ -297,7 +497,11 @@ async fn no_order_of_stowing_pausing_and_resuming_leaves_a_task_behind(world: Wo
     });
     world.unstow_all().await;
     assert_eq!(world.stowed(&life).await, 0);
-    let mut all: Vec<u32> = wanted.into_iter().flatten().chain(numbers(&world.sent().await)).collect();
+    let mut all: Vec<u32> = wanted
+        .into_iter()
+        .flatten()
+        .chain(numbers(&world.sent().await))
+        .collect();
     all.sort_unstable();
     assert_eq!(all, (1..=TASKS).collect::<Vec<_>>());
 }

@@ -24,7 +24,9 @@ impl Worker for Poisoned {
 
     async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<RangeItem>, TaskError> {
         // One write, so that lines of tasks beside each other do not mix.
-        (&self.runs).write_all(format!("{}\n", item.number).as_bytes()).unwrap();
+        (&self.runs)
+            .write_all(format!("{}\n", item.number).as_bytes())
+            .unwrap();
         if item.number == self.poison {
             std::process::abort();
         }
@@ -35,7 +37,11 @@ impl Worker for Poisoned {
 #[tokio::main]
 async fn main() {
     let mut arguments = std::env::args().skip(1);
-    let mut next = || arguments.next().expect("BROKER PREFIX POISON PREFETCH RUNS");
+    let mut next = || {
+        arguments
+            .next()
+            .expect("BROKER PREFIX POISON PREFETCH RUNS")
+    };
     let (broker, prefix, poison, prefetch, runs) = (next(), next(), next(), next(), next());
     let pipe = |name: &str| format!("{prefix}-{name}");
     let settings = Settings {
@@ -46,7 +52,18 @@ async fn main() {
         prefetch: prefetch.parse().unwrap(),
         ..Settings::new("items")
     };
-    let worker = Poisoned { poison: poison.parse().unwrap(), runs: OpenOptions::new().append(true).create(true).open(runs).unwrap() };
+    let worker = Poisoned {
+        poison: poison.parse().unwrap(),
+        runs: OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(runs)
+            .unwrap(),
+    };
     let amqp = Amqp::connect(AmqpOptions::new(broker)).unwrap();
-    Runtime::new(settings, Arc::new(amqp)).worker(worker).run().await.unwrap();
+    Runtime::new(settings, Arc::new(amqp))
+        .worker(worker)
+        .run()
+        .await
+        .unwrap();
 }

@@ -35,20 +35,41 @@ pub enum Checked {
 
 impl Checks {
     pub fn new(store: Store, completions: bool, pauses: Option<Duration>, start: Instant) -> Self {
-        Self { store, completions, pauses, start, answers: Mutex::default() }
+        Self {
+            store,
+            completions,
+            pauses,
+            start,
+            answers: Mutex::default(),
+        }
     }
 
     pub async fn check(&self, role: Who, delivery: &Delivery) -> Checked {
-        let Ok(mut message) = TaskMessage::decode(&delivery.body) else { return Checked::Wanted };
+        let Ok(mut message) = TaskMessage::decode(&delivery.body) else {
+            return Checked::Wanted;
+        };
         // The correlation id names the life.
-        let life = message.correlation_id.as_deref().and_then(|id| id.parse().ok());
-        let (Some(tracking), Some(life)) = (&mut message.tracking, life) else { return Checked::Wanted };
+        let life = message
+            .correlation_id
+            .as_deref()
+            .and_then(|id| id.parse().ok());
+        let (Some(tracking), Some(life)) = (&mut message.tracking, life) else {
+            return Checked::Wanted;
+        };
         if self.completions && self.status(life).await == Some(JobStatus::Completed) {
             return Checked::Unwanted;
         }
-        let Some(holds) = self.pauses.filter(|_| matches!(role, Who::Batch | Who::Items)) else { return Checked::Wanted };
+        let Some(holds) = self
+            .pauses
+            .filter(|_| matches!(role, Who::Batch | Who::Items))
+        else {
+            return Checked::Wanted;
+        };
         let holds = i64::try_from(holds.as_millis()).unwrap_or(i64::MAX);
-        if tracking.last_status_check_time.is_some_and(|last| last + holds > self.now()) {
+        if tracking
+            .last_status_check_time
+            .is_some_and(|last| last + holds > self.now())
+        {
             return Checked::Wanted;
         }
         let (asked, is_paused) = self.is_paused(life, holds).await;
@@ -56,21 +77,38 @@ impl Checks {
             return Checked::Wanted;
         }
         tracking.last_status_check_time = Some(asked);
-        Checked::Paused(patch_tracking(&delivery.body, message.tracking.as_ref()).unwrap_or_default())
+        Checked::Paused(
+            patch_tracking(&delivery.body, message.tracking.as_ref()).unwrap_or_default(),
+        )
     }
 
     async fn is_paused(&self, life: i64, holds: i64) -> (i64, bool) {
-        let known = self.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&life).copied();
+        let known = self
+            .answers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&life)
+            .copied();
         if let Some(answer) = known.filter(|(asked, _)| asked + holds > self.now()) {
             return answer;
         }
-        let answer = (self.now(), self.status(life).await == Some(JobStatus::Paused));
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner).insert(life, answer);
+        let answer = (
+            self.now(),
+            self.status(life).await == Some(JobStatus::Paused),
+        );
+        self.answers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(life, answer);
         answer
     }
 
     async fn status(&self, life: i64) -> Option<JobStatus> {
-        self.store.job_status(partition(), job_id(), Some(life)).await.ok().flatten()
+        self.store
+            .job_status(partition(), job_id(), Some(life))
+            .await
+            .ok()
+            .flatten()
     }
 
     fn now(&self) -> i64 {

@@ -16,7 +16,11 @@ const ITEM: u64 = 1_000_003;
 /// The nth of the chain, from 1.
 fn id(number: u64) -> JobId {
     // Every other one comes before the job in the order of locks.
-    let name = if number.is_multiple_of(2) { format!("zz-{number}") } else { format!("after-{number}") };
+    let name = if number.is_multiple_of(2) {
+        format!("zz-{number}")
+    } else {
+        format!("after-{number}")
+    };
     JobId::parse(&name).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -27,18 +31,33 @@ fn life_of(number: u64) -> String {
 impl World {
     pub async fn create_dependents(&self) -> Result<(), String> {
         for number in 1..=self.0.scenario.dependents {
-            let before = if number == 1 { job_id().clone() } else { id(number - 1) };
+            let before = if number == 1 {
+                job_id().clone()
+            } else {
+                id(number - 1)
+            };
             let request = JobRequest {
                 start: Start {
                     delay: u32::from(number == 2),
-                    prerequisites: vec![Prerequisite { job: before, pre_created: false }],
+                    prerequisites: vec![Prerequisite {
+                        job: before,
+                        pre_created: false,
+                    }],
                     suspended: false,
                 },
                 content_hash: [9; 32],
                 ..JobRequest::new(partition().clone(), id(number))
             };
-            let start = |life: &Life| (ITEMS_IN.to_owned(), start_message(number, life, self.0.scenario.output).encode());
-            match self.insist(|| self.0.store.create_job(&request, start)).await? {
+            let start = |life: &Life| {
+                (
+                    ITEMS_IN.to_owned(),
+                    start_message(number, life, self.0.scenario.output).encode(),
+                )
+            };
+            match self
+                .insist(|| self.0.store.create_job(&request, start))
+                .await?
+            {
                 Creation::Created(_) | Creation::AlreadyThere => {}
                 other => return Err(format!("dependent {number}: {other:?}")),
             }
@@ -62,16 +81,27 @@ impl World {
         let mut broken = Vec::new();
         let mut before: Option<JobStatus> = None;
         for number in 1..=self.0.scenario.dependents {
-            let Some(status) = self.status(&id(number)).await else { continue };
-            let executed = lock(&self.0.executed).get(&(life_of(number), ITEM)).copied().unwrap_or(0);
+            let Some(status) = self.status(&id(number)).await else {
+                continue;
+            };
+            let executed = lock(&self.0.executed)
+                .get(&(life_of(number), ITEM))
+                .copied()
+                .unwrap_or(0);
             if before.is_some_and(|before| before != status) {
-                broken.push(format!("dependent {number} is {status}, and the one before it is {before:?}"));
+                broken.push(format!(
+                    "dependent {number} is {status}, and the one before it is {before:?}"
+                ));
             }
             if (executed > 0) != (status == JobStatus::Completed) {
-                broken.push(format!("dependent {number} is {status}, and was executed {executed} times"));
+                broken.push(format!(
+                    "dependent {number} is {status}, and was executed {executed} times"
+                ));
             }
             if self.0.scenario.ops.is_empty() && executed > 1 {
-                broken.push(format!("dependent {number} was executed {executed} times, and nothing has happened"));
+                broken.push(format!(
+                    "dependent {number} was executed {executed} times, and nothing has happened"
+                ));
             }
             before = Some(status);
         }
@@ -82,24 +112,38 @@ impl World {
             && job.incarnation < first.incarnation
             && job.status != first.status
         {
-            broken.push(format!("the job is {}, and what waited for it {}", job.status, first.status));
+            broken.push(format!(
+                "the job is {}, and what waited for it {}",
+                job.status, first.status
+            ));
         }
         broken
     }
 
     async fn status(&self, job: &JobId) -> Option<JobStatus> {
-        self.insist(|| self.0.store.job_status(partition(), job, None)).await.ok().flatten()
+        self.insist(|| self.0.store.job_status(partition(), job, None))
+            .await
+            .ok()
+            .flatten()
     }
 }
 
 fn start_message(number: u64, life: &Life, output: bool) -> TaskMessage {
-    let item = RangeItem { number: ITEM, params: BTreeMap::from([("life".to_owned(), life_of(number))]) };
+    let item = RangeItem {
+        number: ITEM,
+        params: BTreeMap::from([("life".to_owned(), life_of(number))]),
+    };
     let tracking = Tracking {
         job_task_id: Some(life.job_task_id()),
         tracking_pipe: Some(TRACKING_IN.to_owned()),
         track_to: output.then(|| ITEMS_OUT.to_owned()),
         ..Tracking::default()
     };
-    let new = TaskMessage::new(life_of(number), ITEMS_IN, &item).unwrap_or_else(|error| panic!("{error}"));
-    TaskMessage { tracking: Some(tracking), correlation_id: Some(life.incarnation.to_string()), ..new }
+    let new = TaskMessage::new(life_of(number), ITEMS_IN, &item)
+        .unwrap_or_else(|error| panic!("{error}"));
+    TaskMessage {
+        tracking: Some(tracking),
+        correlation_id: Some(life.incarnation.to_string()),
+        ..new
+    }
 }

@@ -13,7 +13,8 @@ use bytes::Bytes;
 use contract::PAUSED_PIPE;
 use framework::broker::memory::Memory;
 use framework::broker::{
-    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Outgoing, PublishError, Settlement, Settler,
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Outgoing,
+    PublishError, Settlement, Settler,
 };
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -73,8 +74,18 @@ pub enum AckFault {
 impl PublishFault {
     /// All faults, with such a delay where there is one.
     pub const fn all(delay: Duration) -> [Self; 7] {
-        use PublishFault::{ConfirmedLate, CrashAfter, CrashBefore, Late, Refused, TakenAndRefused, Twice};
-        [CrashBefore, CrashAfter, Twice, Late(delay), ConfirmedLate(delay), Refused, TakenAndRefused]
+        use PublishFault::{
+            ConfirmedLate, CrashAfter, CrashBefore, Late, Refused, TakenAndRefused, Twice,
+        };
+        [
+            CrashBefore,
+            CrashAfter,
+            Twice,
+            Late(delay),
+            ConfirmedLate(delay),
+            Refused,
+            TakenAndRefused,
+        ]
     }
 }
 
@@ -106,7 +117,11 @@ struct Steps {
 
 impl Faults {
     pub fn new(ops: &[Op]) -> Arc<Self> {
-        Arc::new(Self { ops: ops.to_vec(), steps: Mutex::default(), trackers: Mutex::default() })
+        Arc::new(Self {
+            ops: ops.to_vec(),
+            steps: Mutex::default(),
+            trackers: Mutex::default(),
+        })
     }
 
     /// Whether the store fails at this point, now.
@@ -123,7 +138,9 @@ impl Faults {
                 Op::CrashTracking(at, nth) if at == point && nth == n => {
                     // What a dead process is told does not matter; that it tries again does no harm.
                     fails = true;
-                    lock(&self.trackers).drain(..).for_each(|tracker| tracker.crash());
+                    lock(&self.trackers)
+                        .drain(..)
+                        .for_each(|tracker| tracker.crash());
                 }
                 _ => {}
             }
@@ -181,7 +198,13 @@ pub struct FaultyBroker {
 
 impl FaultyBroker {
     /// The broker of a new process of this role, whose status checks are these.
-    pub fn start(pipes: &Memory, role: Who, faults: &Arc<Faults>, tasks: &TaskTracker, checks: Checks) -> Self {
+    pub fn start(
+        pipes: &Memory,
+        role: Who,
+        faults: &Arc<Faults>,
+        tasks: &TaskTracker,
+        checks: Checks,
+    ) -> Self {
         let broker = Self {
             inner: pipes.process(),
             role,
@@ -208,7 +231,10 @@ impl FaultyBroker {
 
     /// What is for a paused job goes to the paused pipe, and is acknowledged when it is there.
     async fn hand_over(&self, body: Vec<u8>, delivery: Delivery) {
-        let handed_over = Outgoing { headers: delivery.headers.clone(), ..Outgoing::new(PAUSED_PIPE, body) };
+        let handed_over = Outgoing {
+            headers: delivery.headers.clone(),
+            ..Outgoing::new(PAUSED_PIPE, body)
+        };
         match self.publish(handed_over).await {
             Ok(()) => delivery.ack(),
             Err(_) => delivery.requeue(),
@@ -229,7 +255,10 @@ impl Broker for FaultyBroker {
     fn publish(&self, message: Outgoing) -> Confirm {
         let refused = |pipe: &str| {
             let (confirmer, confirm) = Confirm::pair();
-            let _ = confirmer.send(Err(PublishError::Refused { pipe: pipe.to_owned(), reason: "as planned".to_owned() }));
+            let _ = confirmer.send(Err(PublishError::Refused {
+                pipe: pipe.to_owned(),
+                reason: "as planned".to_owned(),
+            }));
             confirm
         };
         match self.faults.publishes(self.role) {
@@ -248,10 +277,13 @@ impl Broker for FaultyBroker {
                 drop(self.inner.publish(message.clone()));
                 self.inner.publish(message)
             }
-            Some(PublishFault::Late(delay)) => {
-                self.inner.publish(Outgoing { delay: Some(message.delay.unwrap_or_default() + delay), ..message })
+            Some(PublishFault::Late(delay)) => self.inner.publish(Outgoing {
+                delay: Some(message.delay.unwrap_or_default() + delay),
+                ..message
+            }),
+            Some(PublishFault::ConfirmedLate(delay)) => {
+                self.confirm_later(self.inner.publish(message), delay)
             }
-            Some(PublishFault::ConfirmedLate(delay)) => self.confirm_later(self.inner.publish(message), delay),
             Some(PublishFault::Refused) => refused(&message.pipe),
             Some(PublishFault::TakenAndRefused) => {
                 let confirm = refused(&message.pipe);
@@ -261,11 +293,18 @@ impl Broker for FaultyBroker {
         }
     }
 
-    fn consume<'a>(&'a self, pipe: &'a str, prefetch: u32) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
+    fn consume<'a>(
+        &'a self,
+        pipe: &'a str,
+        prefetch: u32,
+    ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
         async move {
             let mut inner = self.inner.consume(pipe, prefetch).await?;
             let (sender, receiver) = mpsc::channel(usize::try_from(prefetch).unwrap_or(1).max(1));
-            let settler = Arc::new(Settles { broker: self.clone(), held: Mutex::default() });
+            let settler = Arc::new(Settles {
+                broker: self.clone(),
+                held: Mutex::default(),
+            });
             self.tasks.spawn(async move {
                 loop {
                     let delivery = tokio::select! {
@@ -275,7 +314,12 @@ impl Broker for FaultyBroker {
                         delivery = inner.next() => delivery,
                     };
                     let Some(delivery) = delivery else { return };
-                    match settler.broker.checks.check(settler.broker.role, &delivery).await {
+                    match settler
+                        .broker
+                        .checks
+                        .check(settler.broker.role, &delivery)
+                        .await
+                    {
                         Checked::Wanted => {}
                         Checked::Unwanted => {
                             delivery.reject();

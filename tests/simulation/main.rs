@@ -4,7 +4,11 @@
 //! fails is made smaller and shown; it becomes a test of its own below. The order of tasks within the runtime is not seeded, so a
 //! failure that is a matter of chance may need its seed more than once.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
 
 mod checks;
 mod dependents;
@@ -24,9 +28,14 @@ use crate::world::run;
 
 const RUNS: u64 = 100;
 
-#[expect(clippy::disallowed_methods, reason = "a test is asked for more runs, or one, by its environment")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test is asked for more runs, or one, by its environment"
+)]
 fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().map(|text| text.parse().unwrap())
+    std::env::var(variable)
+        .ok()
+        .map(|text| text.parse().unwrap())
 }
 
 fn run_seeds(route: Route) {
@@ -39,7 +48,10 @@ fn run_seeds(route: Route) {
         if let Err(broken) = run(&scenario) {
             let smallest = scenario.shrink(|smaller| run(smaller).is_err());
             let smaller = run(&smallest).err().unwrap_or_default();
-            panic!("seed {seed} ({}):\n{broken}\n\nThe smallest that fails: {smallest:#?}\n{smaller}", route.name());
+            panic!(
+                "seed {seed} ({}):\n{broken}\n\nThe smallest that fails: {smallest:#?}\n{smaller}",
+                route.name()
+            );
         }
     }
 }
@@ -50,7 +62,8 @@ fn a_job_comes_to_its_exact_end_whatever_fails_on_the_way_when_outputs_travel_di
 }
 
 #[test]
-fn a_job_comes_to_its_exact_end_whatever_fails_on_the_way_when_outputs_travel_through_the_tracking_pipe() {
+fn a_job_comes_to_its_exact_end_whatever_fails_on_the_way_when_outputs_travel_through_the_tracking_pipe()
+ {
     run_seeds(Route::Reroute);
 }
 
@@ -70,7 +83,11 @@ fn run_at_every_step(scenario: &Scenario, fault: impl Fn(u32) -> Op) {
 /// A job in two levels, of which everything must be safe before it is counted.
 fn small(route: Route, on_failure: OnFailure) -> Scenario {
     let continues = on_failure == OnFailure::Continue;
-    let (failing, hopeless) = if continues { (Some(4), Some(5)) } else { (None, None) };
+    let (failing, hopeless) = if continues {
+        (Some(4), Some(5))
+    } else {
+        (None, None)
+    };
     Scenario {
         items: 11,
         route,
@@ -88,7 +105,12 @@ fn small(route: Route, on_failure: OnFailure) -> Scenario {
 fn run_every_fault(scenario: &Scenario) {
     for role in [Who::Service, Who::Batch, Who::Items, Who::Tracking] {
         // Those that only cost time or order are left to the seeds.
-        for fault in [PublishFault::CrashBefore, PublishFault::CrashAfter, PublishFault::Refused, PublishFault::TakenAndRefused] {
+        for fault in [
+            PublishFault::CrashBefore,
+            PublishFault::CrashAfter,
+            PublishFault::Refused,
+            PublishFault::TakenAndRefused,
+        ] {
             run_at_every_step(scenario, |nth| Op::Publish(role, nth, fault));
         }
         for fault in [AckFault::CrashBefore, AckFault::CrashAfter] {
@@ -119,7 +141,13 @@ fn no_single_fault_at_any_step_changes_the_counts_of_a_job_that_goes_on_after_fa
 #[test]
 fn no_single_fault_at_any_step_forgets_a_job_that_waits_for_another() {
     for fails in [None, Some(4)] {
-        run_every_fault(&Scenario { items: 5, retrying: None, failing: fails, dependents: 2, ..small(Route::Direct, OnFailure::Stop) });
+        run_every_fault(&Scenario {
+            items: 5,
+            retrying: None,
+            failing: fails,
+            dependents: 2,
+            ..small(Route::Direct, OnFailure::Stop)
+        });
     }
 }
 
@@ -128,7 +156,12 @@ fn who_waits_for_a_job_goes_its_way_at_whatever_moment_it_is_cancelled_or_delete
     for action in [Action::Cancel, Action::Delete, Action::PutAgain(3)] {
         for millis in (0..40).step_by(2) {
             let ops = vec![Op::Client(action, Duration::from_millis(millis))];
-            run(&Scenario { dependents: 3, ops, ..small(Route::Direct, OnFailure::Stop) }).unwrap();
+            run(&Scenario {
+                dependents: 3,
+                ops,
+                ..small(Route::Direct, OnFailure::Stop)
+            })
+            .unwrap();
         }
     }
 }
@@ -137,8 +170,16 @@ fn who_waits_for_a_job_goes_its_way_at_whatever_moment_it_is_cancelled_or_delete
 fn a_job_that_is_put_again_at_any_moment_counts_nothing_of_its_past_life() {
     for route in [Route::Direct, Route::Reroute] {
         for millis in (0..40).step_by(2) {
-            let ops = vec![Op::Client(Action::PutAgain(13), Duration::from_millis(millis))];
-            run(&Scenario { items: 40, ops, ..small(route, OnFailure::Continue) }).unwrap();
+            let ops = vec![Op::Client(
+                Action::PutAgain(13),
+                Duration::from_millis(millis),
+            )];
+            run(&Scenario {
+                items: 40,
+                ops,
+                ..small(route, OnFailure::Continue)
+            })
+            .unwrap();
         }
     }
 }
@@ -147,10 +188,21 @@ fn a_job_that_is_put_again_at_any_moment_counts_nothing_of_its_past_life() {
 fn a_job_that_is_paused_and_resumed_at_any_moment_is_done_and_counted_exactly() {
     for route in [Route::Direct, Route::Reroute] {
         for pauses_hold in [0, 7].map(|millis| Some(Duration::from_millis(millis))) {
-            for (pause, resume) in (0..36).step_by(2).flat_map(|pause| [(pause, pause), (pause, pause + 3), (pause, pause + 30)]) {
+            for (pause, resume) in (0..36)
+                .step_by(2)
+                .flat_map(|pause| [(pause, pause), (pause, pause + 3), (pause, pause + 30)])
+            {
                 let at = Duration::from_millis;
-                let ops = vec![Op::Client(Action::Pause, at(pause)), Op::Client(Action::Resume, at(resume))];
-                let scenario = Scenario { items: 40, ops, pauses_hold, ..small(route, OnFailure::Stop) };
+                let ops = vec![
+                    Op::Client(Action::Pause, at(pause)),
+                    Op::Client(Action::Resume, at(resume)),
+                ];
+                let scenario = Scenario {
+                    items: 40,
+                    ops,
+                    pauses_hold,
+                    ..small(route, OnFailure::Stop)
+                };
                 run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
             }
         }
@@ -160,15 +212,28 @@ fn a_job_that_is_paused_and_resumed_at_any_moment_is_done_and_counted_exactly() 
 /// Paused while some of its items are done, some wait, and some are tried again.
 fn paused_in_the_middle() -> Scenario {
     let at = Duration::from_millis;
-    let ops = vec![Op::Client(Action::Pause, at(8)), Op::Client(Action::Resume, at(30))];
-    Scenario { concurrency: 2, work: at(5), pauses_hold: Some(Duration::ZERO), ops, ..small(Route::Direct, OnFailure::Stop) }
+    let ops = vec![
+        Op::Client(Action::Pause, at(8)),
+        Op::Client(Action::Resume, at(30)),
+    ];
+    Scenario {
+        concurrency: 2,
+        work: at(5),
+        pauses_hold: Some(Duration::ZERO),
+        ops,
+        ..small(Route::Direct, OnFailure::Stop)
+    }
 }
 
 #[test]
 fn no_single_fault_at_any_step_changes_the_outcome_of_a_job_that_is_paused_meanwhile() {
     let scenario = paused_in_the_middle();
     for role in [Who::Service, Who::Items] {
-        for fault in [PublishFault::CrashBefore, PublishFault::CrashAfter, PublishFault::Refused] {
+        for fault in [
+            PublishFault::CrashBefore,
+            PublishFault::CrashAfter,
+            PublishFault::Refused,
+        ] {
             run_at_every_step(&scenario, |nth| Op::Publish(role, nth, fault));
         }
         for fault in [AckFault::CrashBefore, AckFault::CrashAfter] {
@@ -184,7 +249,15 @@ fn no_single_fault_at_any_step_changes_the_outcome_of_a_job_that_is_paused_meanw
 fn a_job_that_nothing_happens_to_is_completed_item_by_item() {
     for route in [Route::Direct, Route::Reroute] {
         for output in [false, true] {
-            assert_eq!(run(&Scenario { items: 150, route, output, ..Scenario::default() }), Ok(0));
+            assert_eq!(
+                run(&Scenario {
+                    items: 150,
+                    route,
+                    output,
+                    ..Scenario::default()
+                }),
+                Ok(0)
+            );
         }
     }
 }

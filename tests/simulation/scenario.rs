@@ -93,7 +93,9 @@ impl Scenario {
         let count = dice.below(9);
         scenario.ops = (0..count).map(|_| op(&mut dice, items)).collect();
         if dice.chance(2) {
-            scenario.pauses_hold = dice.pick(&[Some(0), Some(0), Some(7), Some(50), None]).map(Duration::from_millis);
+            scenario.pauses_hold = dice
+                .pick(&[Some(0), Some(0), Some(7), Some(50), None])
+                .map(Duration::from_millis);
             for _ in 0..dice.between(1, 3) {
                 scenario.ops.extend(pause(&mut dice));
             }
@@ -105,7 +107,10 @@ impl Scenario {
 
     /// Whether the item with this number is reported failed in the end.
     pub fn fails(&self, number: u64) -> bool {
-        [self.failing, self.hopeless].into_iter().flatten().any(|n| number.is_multiple_of(n))
+        [self.failing, self.hopeless]
+            .into_iter()
+            .flatten()
+            .any(|n| number.is_multiple_of(n))
     }
 
     /// Whether the worker says at once that this item has failed.
@@ -120,22 +125,56 @@ impl Scenario {
                 .map(|at| {
                     let mut ops = self.ops.clone();
                     ops.remove(at);
-                    Self { ops, ..self.clone() }
+                    Self {
+                        ops,
+                        ..self.clone()
+                    }
                 })
                 .collect();
             smaller.extend([
-                Self { items: self.items / 2, ..self.clone() },
-                Self { processes: 1, ..self.clone() },
-                Self { failing: None, ..self.clone() },
-                Self { retrying: None, ..self.clone() },
-                Self { hopeless: None, ..self.clone() },
-                Self { output: false, ..self.clone() },
-                Self { checked: false, ..self.clone() },
-                Self { pauses_hold: self.pauses_hold.map(|_| Duration::ZERO), ..self.clone() },
-                Self { dependents: 0, ..self.clone() },
-                Self { on_failure: OnFailure::Stop, ..self.clone() },
+                Self {
+                    items: self.items / 2,
+                    ..self.clone()
+                },
+                Self {
+                    processes: 1,
+                    ..self.clone()
+                },
+                Self {
+                    failing: None,
+                    ..self.clone()
+                },
+                Self {
+                    retrying: None,
+                    ..self.clone()
+                },
+                Self {
+                    hopeless: None,
+                    ..self.clone()
+                },
+                Self {
+                    output: false,
+                    ..self.clone()
+                },
+                Self {
+                    checked: false,
+                    ..self.clone()
+                },
+                Self {
+                    pauses_hold: self.pauses_hold.map(|_| Duration::ZERO),
+                    ..self.clone()
+                },
+                Self {
+                    dependents: 0,
+                    ..self.clone()
+                },
+                Self {
+                    on_failure: OnFailure::Stop,
+                    ..self.clone()
+                },
             ]);
-            let is_smaller = |other: &Self| other.items > 0 && format!("{other:?}") != format!("{self:?}");
+            let is_smaller =
+                |other: &Self| other.items > 0 && format!("{other:?}") != format!("{self:?}");
             match smaller.into_iter().filter(is_smaller).find(&fails) {
                 Some(found) => self = found,
                 None => return self,
@@ -146,16 +185,29 @@ impl Scenario {
 
 fn op(dice: &mut Dice, items: u64) -> Op {
     let role = dice.pick(&[Who::Service, Who::Batch, Who::Items, Who::Tracking]);
-    let steps = if role == Who::Service { 2 } else { items + items / 5 + 2 };
+    let steps = if role == Who::Service {
+        2
+    } else {
+        items + items / 5 + 2
+    };
     // Reports go together, so a role may publish far less than it does.
     let most = if dice.chance(2) { steps } else { steps.min(8) };
     let nth = u32::try_from(dice.between(1, most)).unwrap_or(1);
-    let point = dice.pick(&[FaultPoint::Read, FaultPoint::Begin, FaultPoint::Commit, FaultPoint::Committed]);
+    let point = dice.pick(&[
+        FaultPoint::Read,
+        FaultPoint::Begin,
+        FaultPoint::Commit,
+        FaultPoint::Committed,
+    ]);
     let early = u32::try_from(dice.between(1, 25)).unwrap_or(1);
     let moment = Duration::from_millis(dice.between(0, 120));
     match dice.below(12) {
         0..=4 => Op::Publish(role, nth, publish_fault(dice)),
-        5..=6 => Op::Ack(role, if role == Who::Items { nth } else { early }, dice.pick(&[AckFault::CrashBefore, AckFault::CrashAfter])),
+        5..=6 => Op::Ack(
+            role,
+            if role == Who::Items { nth } else { early },
+            dice.pick(&[AckFault::CrashBefore, AckFault::CrashAfter]),
+        ),
         7 => Op::Store(point, early, u32::try_from(dice.below(12)).unwrap_or(1)),
         8 => Op::CrashTracking(point, early),
         9 => Op::Restart(role, moment),
@@ -170,12 +222,22 @@ fn pause(dice: &mut Dice) -> Vec<Op> {
     let nth = u32::try_from(dice.between(1, 40)).unwrap_or(1);
     let mut ops = vec![
         Op::Client(Action::Pause, Duration::from_millis(moment)),
-        Op::Client(Action::Resume, Duration::from_millis(moment + dice.between(0, 80))),
+        Op::Client(
+            Action::Resume,
+            Duration::from_millis(moment + dice.between(0, 80)),
+        ),
     ];
     match dice.below(5) {
         0 => ops.push(Op::Publish(Who::Service, nth, publish_fault(dice))),
-        1 => ops.push(Op::Ack(Who::Service, nth, dice.pick(&[AckFault::CrashBefore, AckFault::CrashAfter]))),
-        2 => ops.push(Op::Restart(Who::Service, Duration::from_millis(moment + dice.between(0, 80)))),
+        1 => ops.push(Op::Ack(
+            Who::Service,
+            nth,
+            dice.pick(&[AckFault::CrashBefore, AckFault::CrashAfter]),
+        )),
+        2 => ops.push(Op::Restart(
+            Who::Service,
+            Duration::from_millis(moment + dice.between(0, 80)),
+        )),
         _ => {}
     }
     ops

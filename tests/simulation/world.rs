@@ -11,10 +11,16 @@ use std::time::Duration;
 
 use batch_worker::{BatchWorker, Range};
 use contract::rest::Job;
-use contract::{BatchTask, JobId, JobStatus, OnFailure, PAUSED_PIPE, PartitionId, RangeItem, TaskMessage, TaskStatus, Tracking};
+use contract::{
+    BatchTask, JobId, JobStatus, OnFailure, PAUSED_PIPE, PartitionId, RangeItem, TaskMessage,
+    TaskStatus, Tracking,
+};
 use framework::broker::Broker as _;
 use framework::broker::memory::Memory;
-use framework::{Arrival, Collector, Context, Courier, Reply, RetryPolicy, Runtime, RuntimeError, Settings, TaskError, Verdict, Worker};
+use framework::{
+    Arrival, Collector, Context, Courier, Reply, RetryPolicy, Runtime, RuntimeError, Settings,
+    TaskError, Verdict, Worker,
+};
 use job_service::{JobService, ServiceOptions};
 use store::{Cancellation, Creation, JobRequest, Life, Store, StoreError};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -51,7 +57,11 @@ const PATIENCE: u32 = 3600;
 
 /// Lives through a scenario. Answers how many of its faults have happened; an error says which invariant was broken.
 pub fn run(scenario: &Scenario) -> Result<usize, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().map_err(|e| e.to_string())?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .map_err(|e| e.to_string())?;
     runtime.block_on(async { World::new(scenario.clone()).live().await })
 }
 
@@ -86,7 +96,10 @@ impl World {
         let faults = Faults::new(&scenario.ops);
         let planned = Arc::clone(&faults);
         let store = Store::memory_with_faults(move |point| planned.fails(point));
-        let observer = Observer { store: store.clone(), seen: Arc::default() };
+        let observer = Observer {
+            store: store.clone(),
+            seen: Arc::default(),
+        };
         Self(Arc::new(Parts {
             scenario,
             pipes: Memory::new(),
@@ -103,7 +116,11 @@ impl World {
 
     async fn live(self) -> Result<usize, String> {
         let parts = &self.0;
-        let mut job = Put { number: 1, items: parts.scenario.items, expected: Expected::Outcome };
+        let mut job = Put {
+            number: 1,
+            items: parts.scenario.items,
+            expected: Expected::Outcome,
+        };
         self.create(&job).await?;
         self.create_dependents().await?;
         let processes = TaskTracker::new();
@@ -113,7 +130,12 @@ impl World {
                 processes.spawn(async move { world.keep_running(role).await });
             }
         }
-        let mut moments: Vec<(Duration, Op)> = parts.scenario.ops.iter().filter_map(|op| Some((moment(*op)?, *op))).collect();
+        let mut moments: Vec<(Duration, Op)> = parts
+            .scenario
+            .ops
+            .iter()
+            .filter_map(|op| Some((moment(*op)?, *op)))
+            .collect();
         moments.sort_by_key(|(at, _)| *at);
         for (at, op) in moments {
             sleep_until(parts.start + at).await;
@@ -130,7 +152,11 @@ impl World {
         broken.extend(self.check_dependents().await);
         // The tables of failed jobs are kept for a day.
         sleep(Duration::from_hours(25)).await;
-        let size = parts.store.task_table_size().await.map_err(|e| e.to_string())?;
+        let size = parts
+            .store
+            .task_table_size()
+            .await
+            .map_err(|e| e.to_string())?;
         if (size.tables, size.rows) != (0, 0) {
             broken.push(format!("task tables are left: {size:?}"));
         }
@@ -138,9 +164,17 @@ impl World {
         self.stop(|_| true);
         processes.close();
         processes.wait().await;
-        broken.extend(self.left_in_pipes().await.map(|left| format!("after the stop there is left: {left}")));
+        broken.extend(
+            self.left_in_pipes()
+                .await
+                .map(|left| format!("after the stop there is left: {left}")),
+        );
         broken.extend(parts.observer.broken().await);
-        if broken.is_empty() { Ok(parts.faults.happened()) } else { Err(broken.join("\n")) }
+        if broken.is_empty() {
+            Ok(parts.faults.happened())
+        } else {
+            Err(broken.join("\n"))
+        }
     }
 
     /// Waits until nothing has moved for a while.
@@ -149,8 +183,10 @@ impl World {
         let (mut quiet, mut last) = (0, String::new());
         for _ in 0..PATIENCE {
             sleep(Duration::from_secs(1)).await;
-            let outbox =
-                parts.store.outbox(10).await.map_or_else(|error| format!("{error}"), |left| format!("{} in the outbox", left.len()));
+            let outbox = parts.store.outbox(10).await.map_or_else(
+                |error| format!("{error}"),
+                |left| format!("{} in the outbox", left.len()),
+            );
             let job = parts.observer.look().await;
             let stowed = parts.store.stowed_tasks(partition(), job_id()).await;
             let outbox = format!("{outbox}, {} stowed", stowed.unwrap_or(u64::MAX));
@@ -161,14 +197,24 @@ impl World {
             };
             let waiting = self.unended_dependents().await;
             let at_rest = pipes.is_none() && outbox == "0 in the outbox, 0 stowed";
-            quiet = if ended && waiting.is_empty() && at_rest { quiet + 1 } else { 0 };
+            quiet = if ended && waiting.is_empty() && at_rest {
+                quiet + 1
+            } else {
+                0
+            };
             if quiet == REST {
                 return Ok(());
             }
-            last = format!("{outbox}; {}; {job:?}; not ended: {waiting:?}", pipes.unwrap_or_default());
+            last = format!(
+                "{outbox}; {}; {job:?}; not ended: {waiting:?}",
+                pipes.unwrap_or_default()
+            );
         }
         let executed = self.executed_by_life();
-        Err(format!("no rest after {PATIENCE} s: {last}; executed: {executed:?}; {:?}", parts.faults))
+        Err(format!(
+            "no rest after {PATIENCE} s: {last}; executed: {executed:?}; {:?}",
+            parts.faults
+        ))
     }
 
     async fn left_in_pipes(&self) -> Option<String> {
@@ -196,24 +242,53 @@ impl World {
     async fn keep_running(&self, role: Who) {
         let parts = &self.0;
         while !parts.over.is_cancelled() {
-            let broker = FaultyBroker::start(&parts.pipes, role, &parts.faults, &parts.tasks, self.checks());
+            let broker = FaultyBroker::start(
+                &parts.pipes,
+                role,
+                &parts.faults,
+                &parts.tasks,
+                self.checks(),
+            );
             let stop = CancellationToken::new();
             lock(&parts.stops).push((role, stop.clone()));
             let crashed = broker.crashed().clone();
             // One that finds its broker gone ends by itself, and is started again.
-            let _ = crashed.run_until_cancelled(self.run_process(role, broker.clone(), stop)).await;
+            let _ = crashed
+                .run_until_cancelled(self.run_process(role, broker.clone(), stop))
+                .await;
             broker.crash();
             sleep(Duration::from_millis(50)).await;
         }
     }
 
     fn checks(&self) -> Checks {
-        let Parts { scenario, store, start, .. } = &*self.0;
-        Checks::new(store.clone(), scenario.checked, scenario.pauses_hold, *start)
+        let Parts {
+            scenario,
+            store,
+            start,
+            ..
+        } = &*self.0;
+        Checks::new(
+            store.clone(),
+            scenario.checked,
+            scenario.pauses_hold,
+            *start,
+        )
     }
 
-    async fn run_process(&self, role: Who, broker: FaultyBroker, stop: CancellationToken) -> Result<(), RuntimeError> {
-        let Parts { scenario, store, observer, executed, .. } = &*self.0;
+    async fn run_process(
+        &self,
+        role: Who,
+        broker: FaultyBroker,
+        stop: CancellationToken,
+    ) -> Result<(), RuntimeError> {
+        let Parts {
+            scenario,
+            store,
+            observer,
+            executed,
+            ..
+        } = &*self.0;
         let broker = Arc::new(broker);
         let settings = |name: &str| Settings {
             route: scenario.route,
@@ -224,22 +299,43 @@ impl World {
         };
         match role {
             Who::Service => {
-                JobService::new(store.clone(), broker, ServiceOptions::default()).run_background(stop).await;
+                JobService::new(store.clone(), broker, ServiceOptions::default())
+                    .run_background(stop)
+                    .await;
                 Ok(())
             }
             Who::Batch => {
                 let worker = BatchWorker::new(BatchWorker::MIN_PARTS).with(Range);
-                Runtime::new(settings("worker-batch"), broker).worker(worker).run_until(stop).await
+                Runtime::new(settings("worker-batch"), broker)
+                    .worker(worker)
+                    .run_until(stop)
+                    .await
             }
             Who::Items => {
-                let worker = ItemWorker { scenario: scenario.clone(), executed: Arc::clone(executed) };
+                let worker = ItemWorker {
+                    scenario: scenario.clone(),
+                    executed: Arc::clone(executed),
+                };
                 let output = scenario.output.then(|| ITEMS_OUT.to_owned());
-                let settings = Settings { output, ..settings("worker-items") };
-                Runtime::new(settings, broker).worker(worker).run_until(stop).await
+                let settings = Settings {
+                    output,
+                    ..settings("worker-items")
+                };
+                Runtime::new(settings, broker)
+                    .worker(worker)
+                    .run_until(stop)
+                    .await
             }
             Who::Tracking => {
-                let worker = Watched { worker: TrackingWorker::new(store.clone()), limit: scenario.flush, observer: observer.clone() };
-                Runtime::new(settings("worker-jobtracking"), broker).collector(worker).run_until(stop).await
+                let worker = Watched {
+                    worker: TrackingWorker::new(store.clone()),
+                    limit: scenario.flush,
+                    observer: observer.clone(),
+                };
+                Runtime::new(settings("worker-jobtracking"), broker)
+                    .collector(worker)
+                    .run_until(stop)
+                    .await
             }
         }
     }
@@ -268,16 +364,31 @@ impl Put {
 impl World {
     async fn act(&self, action: Action, job: &mut Put) -> Result<(), String> {
         match action {
-            Action::Cancel => match self.insist(|| self.0.store.cancel_job(partition(), job_id())).await? {
-                Cancellation::Cancelled(_) | Cancellation::AlreadyCancelled => job.expected = Expected::Cancelled,
+            Action::Cancel => match self
+                .insist(|| self.0.store.cancel_job(partition(), job_id()))
+                .await?
+            {
+                Cancellation::Cancelled(_) | Cancellation::AlreadyCancelled => {
+                    job.expected = Expected::Cancelled
+                }
                 Cancellation::NotFound | Cancellation::Finished(_) => {}
             },
             Action::Delete => self.delete(job).await?,
-            Action::Pause => drop(self.insist(|| self.0.store.pause_job(partition(), job_id())).await?),
-            Action::Resume => drop(self.insist(|| self.0.store.resume_job(partition(), job_id())).await?),
+            Action::Pause => drop(
+                self.insist(|| self.0.store.pause_job(partition(), job_id()))
+                    .await?,
+            ),
+            Action::Resume => drop(
+                self.insist(|| self.0.store.resume_job(partition(), job_id()))
+                    .await?,
+            ),
             Action::PutAgain(items) => {
                 self.delete(job).await?;
-                *job = Put { number: job.number + 1, items, expected: Expected::Outcome };
+                *job = Put {
+                    number: job.number + 1,
+                    items,
+                    expected: Expected::Outcome,
+                };
                 self.create(job).await?;
             }
         }
@@ -285,7 +396,8 @@ impl World {
     }
 
     async fn delete(&self, job: &mut Put) -> Result<(), String> {
-        self.insist(|| self.0.store.delete_job(partition(), job_id())).await?;
+        self.insist(|| self.0.store.delete_job(partition(), job_id()))
+            .await?;
         job.expected = Expected::Gone;
         Ok(())
     }
@@ -297,7 +409,10 @@ impl World {
             ..JobRequest::new(partition().clone(), job_id().clone())
         };
         let start = |life: &Life| (BATCH_IN.to_owned(), self.start_message(job, life).encode());
-        match self.insist(|| self.0.store.create_job(&request, start)).await? {
+        match self
+            .insist(|| self.0.store.create_job(&request, start))
+            .await?
+        {
             Creation::Created(_) | Creation::AlreadyThere => Ok(()),
             Creation::Refused(refusal) => Err(format!("refused: {refusal:?}")),
             Creation::Conflict => Err("a job that was deleted is in the way".to_owned()),
@@ -319,10 +434,17 @@ impl World {
             ..Tracking::default()
         };
         let new = TaskMessage::new(job.task_id(), BATCH_IN, &batch).unwrap();
-        TaskMessage { tracking: Some(tracking), correlation_id: Some(life.incarnation.to_string()), ..new }
+        TaskMessage {
+            tracking: Some(tracking),
+            correlation_id: Some(life.incarnation.to_string()),
+            ..new
+        }
     }
 
-    pub async fn insist<T, F: Future<Output = Result<T, StoreError>>>(&self, ask: impl Fn() -> F) -> Result<T, String> {
+    pub async fn insist<T, F: Future<Output = Result<T, StoreError>>>(
+        &self,
+        ask: impl Fn() -> F,
+    ) -> Result<T, String> {
         loop {
             match ask().await {
                 Ok(answer) => return Ok(answer),
@@ -339,8 +461,12 @@ impl World {
     async fn check(&self, put: &Put) -> Vec<String> {
         let scenario = &self.0.scenario;
         let mut broken = Vec::new();
-        let Some(job) = self.0.observer.look().await else { return broken };
-        let failing = (1..=put.items).filter(|number| scenario.fails(*number)).count();
+        let Some(job) = self.0.observer.look().await else {
+            return broken;
+        };
+        let failing = (1..=put.items)
+            .filter(|number| scenario.fails(*number))
+            .count();
         let status = match put.expected {
             Expected::Cancelled => JobStatus::Cancelled,
             _ if failing > 0 => JobStatus::Failed,
@@ -355,10 +481,14 @@ impl World {
             if scenario.output {
                 broken.extend(self.check_output(put, failing).await);
             }
-            let hopeless = (1..=put.items).filter(|number| !scenario.fails_at_once(*number) && scenario.fails(*number)).count() as u64;
+            let hopeless = (1..=put.items)
+                .filter(|number| !scenario.fails_at_once(*number) && scenario.fails(*number))
+                .count() as u64;
             let copies = self.0.pipes.depth(ITEMS_REJECT).await.unwrap_or(0);
             if copies < hopeless {
-                broken.push(format!("{hopeless} tasks were given up, but {copies} copies are in the reject pipe"));
+                broken.push(format!(
+                    "{hopeless} tasks were given up, but {copies} copies are in the reject pipe"
+                ));
             }
         }
         match self.0.store.history(partition(), job_id()).await {
@@ -374,22 +504,33 @@ impl World {
         let counted: i64 = job.failure_counts.values().sum();
         let exact = match self.0.scenario.on_failure {
             _ if failing == 0 => job.completed_items == items && job.failed_tasks == 0,
-            OnFailure::Stop => job.completed_items <= items - failing && job.failed_tasks == 1 && job.failures.len() == 1,
+            OnFailure::Stop => {
+                job.completed_items <= items - failing
+                    && job.failed_tasks == 1
+                    && job.failures.len() == 1
+            }
             OnFailure::Continue => {
                 job.completed_items == items - failing
                     && job.failed_tasks == failing
                     && i64::try_from(job.failures.len()) == Ok(failing.min(100))
             }
         };
-        (!exact || counted != job.failed_tasks).then(|| format!("of {items} items {failing} fail, but the counts are {job:?}"))
+        (!exact || counted != job.failed_tasks)
+            .then(|| format!("of {items} items {failing} fail, but the counts are {job:?}"))
     }
 
     fn check_work(&self, put: &Put) -> Option<String> {
         let executed = lock(&self.0.executed);
         let life = put.task_id();
-        let missed: Vec<u64> = (1..=put.items).filter(|number| !executed.contains_key(&(life.clone(), *number))).collect();
-        let strange: Vec<_> = executed.keys().filter(|(of, number)| *of == life && !(1..=put.items).contains(number)).collect();
-        (!missed.is_empty() || !strange.is_empty()).then(|| format!("never executed: {missed:?}; executed, but no items: {strange:?}"))
+        let missed: Vec<u64> = (1..=put.items)
+            .filter(|number| !executed.contains_key(&(life.clone(), *number)))
+            .collect();
+        let strange: Vec<_> = executed
+            .keys()
+            .filter(|(of, number)| *of == life && !(1..=put.items).contains(number))
+            .collect();
+        (!missed.is_empty() || !strange.is_empty())
+            .then(|| format!("never executed: {missed:?}; executed, but no items: {strange:?}"))
     }
 
     async fn check_output(&self, put: &Put, failing: usize) -> Vec<String> {
@@ -397,17 +538,27 @@ impl World {
         let (mut done, mut failed) = (BTreeSet::new(), BTreeSet::new());
         for message in self.outputs().await {
             if message.tracking.is_some() {
-                broken.push(format!("tracking has ended, but a message in the output pipe has some: {message:?}"));
+                broken.push(format!(
+                    "tracking has ended, but a message in the output pipe has some: {message:?}"
+                ));
             }
             match message.task_status {
                 Some(TaskStatus::ResultSuccess) => {
-                    let item: RangeItem = serde_json::from_slice(&message.task_data.unwrap_or_default()).unwrap();
+                    let item: RangeItem =
+                        serde_json::from_slice(&message.task_data.unwrap_or_default()).unwrap();
                     done.extend((item.params.get("life") == Some(&life)).then_some(item.number));
                 }
-                _ => failed.extend(message.task_id.starts_with(&format!("{life}.")).then_some(message.task_id)),
+                _ => failed.extend(
+                    message
+                        .task_id
+                        .starts_with(&format!("{life}."))
+                        .then_some(message.task_id),
+                ),
             }
         }
-        let all: BTreeSet<u64> = (1..=put.items).filter(|number| !self.0.scenario.fails(*number)).collect();
+        let all: BTreeSet<u64> = (1..=put.items)
+            .filter(|number| !self.0.scenario.fails(*number))
+            .collect();
         if done != all || failed.len() != failing {
             broken.push(format!("the output pipe has the results of {done:?}, not {all:?}; {failing} fail, and there are {failed:?}"));
         }
@@ -417,10 +568,20 @@ impl World {
     /// Takes everything out of the output pipe.
     async fn outputs(&self) -> Vec<TaskMessage> {
         let waiting = self.0.pipes.depth(ITEMS_OUT).await.unwrap_or(0);
-        let mut consumer = self.0.pipes.consume(ITEMS_OUT, u32::try_from(waiting).unwrap_or(u32::MAX)).await.unwrap();
+        let mut consumer = self
+            .0
+            .pipes
+            .consume(ITEMS_OUT, u32::try_from(waiting).unwrap_or(u32::MAX))
+            .await
+            .unwrap();
         let (mut deliveries, mut messages) = (Vec::new(), Vec::new());
         if waiting > 0 {
-            consumer.next_many(&mut deliveries, usize::try_from(waiting).unwrap_or(usize::MAX)).await;
+            consumer
+                .next_many(
+                    &mut deliveries,
+                    usize::try_from(waiting).unwrap_or(usize::MAX),
+                )
+                .await;
         }
         for delivery in deliveries {
             messages.push(TaskMessage::decode(&delivery.body).unwrap());
@@ -438,12 +599,14 @@ fn moment(op: Op) -> Option<Duration> {
 }
 
 pub fn partition() -> &'static PartitionId {
-    static ID: std::sync::LazyLock<PartitionId> = std::sync::LazyLock::new(|| PartitionId::parse("sim").unwrap());
+    static ID: std::sync::LazyLock<PartitionId> =
+        std::sync::LazyLock::new(|| PartitionId::parse("sim").unwrap());
     &ID
 }
 
 pub fn job_id() -> &'static JobId {
-    static ID: std::sync::LazyLock<JobId> = std::sync::LazyLock::new(|| JobId::parse("job").unwrap());
+    static ID: std::sync::LazyLock<JobId> =
+        std::sync::LazyLock::new(|| JobId::parse("job").unwrap());
     &ID
 }
 
@@ -469,12 +632,27 @@ impl Worker for ItemWorker {
             return Err(TaskError::failed(format!("item {} is bad", item.number)));
         }
         if self.scenario.fails(item.number) {
-            return Err(TaskError::retry(format!("item {} is hopeless", item.number)));
+            return Err(TaskError::retry(format!(
+                "item {} is hopeless",
+                item.number
+            )));
         }
-        if ctx.attempt() < 3 && self.scenario.retrying.is_some_and(|n| item.number.is_multiple_of(n)) {
-            return Err(TaskError::retry(format!("item {} is not ready", item.number)));
+        if ctx.attempt() < 3
+            && self
+                .scenario
+                .retrying
+                .is_some_and(|n| item.number.is_multiple_of(n))
+        {
+            return Err(TaskError::retry(format!(
+                "item {} is not ready",
+                item.number
+            )));
         }
-        Ok(if self.scenario.output { Reply::send(item) } else { Reply::none() })
+        Ok(if self.scenario.output {
+            Reply::send(item)
+        } else {
+            Reply::none()
+        })
     }
 }
 
@@ -516,16 +694,24 @@ impl Observer {
         // One look at a time, so that what is seen later is later.
         let mut seen = self.seen.lock().await;
         let job = self.store.job(partition(), job_id()).await.ok().flatten()?;
-        if let Some(before) = seen.job.take().filter(|before| before.incarnation == job.incarnation) {
+        if let Some(before) = seen
+            .job
+            .take()
+            .filter(|before| before.incarnation == job.incarnation)
+        {
             if job.percentage_complete < before.percentage_complete {
-                seen.broken.push(format!("the percentage fell: {before:?}, then {job:?}"));
+                seen.broken
+                    .push(format!("the percentage fell: {before:?}, then {job:?}"));
             }
             if before.status.is_finished() && before != job {
-                seen.broken.push(format!("an outcome changed: {before:?}, then {job:?}"));
+                seen.broken
+                    .push(format!("an outcome changed: {before:?}, then {job:?}"));
             }
         }
         if (job.percentage_complete >= 100.0) != (job.status == JobStatus::Completed) {
-            seen.broken.push(format!("100 percent and Completed are not the same: {job:?}"));
+            seen.broken.push(format!(
+                "100 percent and Completed are not the same: {job:?}"
+            ));
         }
         seen.job = Some(job.clone());
         Some(job)

@@ -25,13 +25,16 @@ type Starts = Arc<Mutex<Vec<(String, Instant)>>>;
 
 /// Notes when an item starts, and waits to be let through.
 fn noted(starts: &Starts, gates: Vec<Gate>) -> impl Worker + use<> {
-    Each((Arc::clone(starts), gates), async |(starts, gates): (Starts, Vec<Gate>), item: RangeItem, ctx: Context| {
-        let life = item.params.get("life").cloned().unwrap_or_default();
-        let gate = gates[life.parse::<usize>().unwrap_or(0)].clone();
-        starts.lock().unwrap().push((life, Instant::now()));
-        gate.pass(&ctx).await?;
-        Ok(Reply::send(item))
-    })
+    Each(
+        (Arc::clone(starts), gates),
+        async |(starts, gates): (Starts, Vec<Gate>), item: RangeItem, ctx: Context| {
+            let life = item.params.get("life").cloned().unwrap_or_default();
+            let gate = gates[life.parse::<usize>().unwrap_or(0)].clone();
+            starts.lock().unwrap().push((life, Instant::now()));
+            gate.pass(&ctx).await?;
+            Ok(Reply::send(item))
+        },
+    )
 }
 
 async fn a_cancelled_job_stops_within_one_status_interval(place: Place) {
@@ -41,11 +44,16 @@ async fn a_cancelled_job_stops_within_one_status_interval(place: Place) {
     })
     .await;
     let state = system.job("j").await;
-    assert_eq!((state.status, state.completed_items), (JobStatus::Cancelled, 200));
+    assert_eq!(
+        (state.status, state.completed_items),
+        (JobStatus::Cancelled, 200)
+    );
     system.stop().await;
     // Nothing of it was kept back by the worker either.
     let system = place.start(place.stack()).await;
-    system.drained(&["batch", "items", "tracking"].map(|pipe| place.pipe(pipe))).await;
+    system
+        .drained(&["batch", "items", "tracking"].map(|pipe| place.pipe(pipe)))
+        .await;
     system.stop().await;
 }
 
@@ -65,15 +73,25 @@ async fn stops_in_the_middle(place: &Place, end: impl AsyncFnOnce(&System)) -> S
     let system = place.run(noted(&starts, vec![gate.clone()])).await;
     system.client.put("j", &place.range(2000)).await.unwrap();
     gate.admit(200);
-    wait_for("the middle of the job", async || match system.job("j").await.completed_items {
-        200 => Ok(()),
-        items => Err(format!("{items} items")),
+    wait_for("the middle of the job", async || {
+        match system.job("j").await.completed_items {
+            200 => Ok(()),
+            items => Err(format!("{items} items")),
+        }
     })
     .await;
     // All of it is on its way, and most of it waits.
-    wait_for("the other items to wait", async || match system.running.broker().depth(&place.pipe("items")).await.unwrap() {
-        1000.. => Ok(()),
-        depth => Err(format!("{depth} items")),
+    wait_for("the other items to wait", async || {
+        match system
+            .running
+            .broker()
+            .depth(&place.pipe("items"))
+            .await
+            .unwrap()
+        {
+            1000.. => Ok(()),
+            depth => Err(format!("{depth} items")),
+        }
     })
     .await;
     end(&system).await;
@@ -81,23 +99,57 @@ async fn stops_in_the_middle(place: &Place, end: impl AsyncFnOnce(&System)) -> S
     // More items could be done, but very slowly.
     wait_for("the pipes to be empty", async || {
         gate.admit(4);
-        let depth = system.running.broker().depth(&place.pipe("items")).await.unwrap();
-        if depth == 0 { Ok(()) } else { Err(format!("{depth} items")) }
+        let depth = system
+            .running
+            .broker()
+            .depth(&place.pipe("items"))
+            .await
+            .unwrap();
+        if depth == 0 {
+            Ok(())
+        } else {
+            Err(format!("{depth} items"))
+        }
     })
     .await;
     // The pipe keeps its order: what stands behind the job's items tells when the worker has seen them all.
-    let marker = RangeItem { number: 0, params: BTreeMap::from([("life".into(), "marker".into())]) };
-    system.publish(&place.pipe("items"), TaskMessage::new("marker", place.pipe("items"), &marker).unwrap().encode()).await;
+    let marker = RangeItem {
+        number: 0,
+        params: BTreeMap::from([("life".into(), "marker".into())]),
+    };
+    system
+        .publish(
+            &place.pipe("items"),
+            TaskMessage::new("marker", place.pipe("items"), &marker)
+                .unwrap()
+                .encode(),
+        )
+        .await;
     gate.open();
     wait_for("the marker", async || {
-        let is_there = starts.lock().unwrap().iter().any(|(life, _)| life == "marker");
+        let is_there = starts
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|(life, _)| life == "marker");
         is_there.then_some(()).ok_or("no marker".to_owned())
     })
     .await;
-    system.drained(&["batch", "tracking"].map(|pipe| place.pipe(pipe))).await;
+    system
+        .drained(&["batch", "tracking"].map(|pipe| place.pipe(pipe)))
+        .await;
     let starts = starts.lock().unwrap();
-    let last = starts.iter().filter(|(life, _)| life.is_empty()).map(|(_, at)| *at).max().unwrap();
-    assert!(last <= ended + STATUS_INTERVAL + SLACK, "an item began {:?} after the end", last - ended);
+    let last = starts
+        .iter()
+        .filter(|(life, _)| life.is_empty())
+        .map(|(_, at)| *at)
+        .max()
+        .unwrap();
+    assert!(
+        last <= ended + STATUS_INTERVAL + SLACK,
+        "an item began {:?} after the end",
+        last - ended
+    );
     assert!(starts.len() < 1000, "{} items began", starts.len());
     system
 }
@@ -110,18 +162,29 @@ async fn each_life_of_a_job_id_is_counted_by_itself(place: Place) {
     let items = |life: usize| 100 + life as u64;
     let mut deleted = BTreeMap::new();
     for (life, gate) in gates.iter().enumerate().skip(1) {
-        assert!(system.client.put("j", &of_life(&place, life, items(life))).await.unwrap(), "life {life} is a new one");
+        assert!(
+            system
+                .client
+                .put("j", &of_life(&place, life, items(life)))
+                .await
+                .unwrap(),
+            "life {life} is a new one"
+        );
         if life % 2 == 1 {
             // Deleted in the middle; then all that is left of it may run on, among the items of the next life.
             gate.admit(20);
-            wait_for("the middle of the job", async || match system.job("j").await.completed_items {
-                20 => Ok(()),
-                items => Err(format!("{items} items in life {life}")),
+            wait_for("the middle of the job", async || {
+                match system.job("j").await.completed_items {
+                    20 => Ok(()),
+                    items => Err(format!("{items} items in life {life}")),
+                }
             })
             .await;
         } else {
             gate.open();
-            system.completed("j", i64::try_from(items(life)).unwrap()).await;
+            system
+                .completed("j", i64::try_from(items(life)).unwrap())
+                .await;
         }
         system.client.delete("j").await.unwrap();
         deleted.insert(life.to_string(), Instant::now());
@@ -129,8 +192,10 @@ async fn each_life_of_a_job_id_is_counted_by_itself(place: Place) {
         gate.open();
     }
     // Every output of a life that was completed is there.
-    let mut missing: BTreeSet<(usize, u64)> =
-        (2..=LIVES).step_by(2).flat_map(|life| (1..=items(life)).map(move |number| (life, number))).collect();
+    let mut missing: BTreeSet<(usize, u64)> = (2..=LIVES)
+        .step_by(2)
+        .flat_map(|life| (1..=items(life)).map(move |number| (life, number)))
+        .collect();
     system
         .take(&place.pipe("output"), |delivery| {
             let message = TaskMessage::decode(&delivery.body).unwrap();
@@ -139,17 +204,27 @@ async fn each_life_of_a_job_id_is_counted_by_itself(place: Place) {
             !missing.is_empty()
         })
         .await;
-    system.drained(&["batch", "items", "tracking"].map(|pipe| place.pipe(pipe))).await;
+    system
+        .drained(&["batch", "items", "tracking"].map(|pipe| place.pipe(pipe)))
+        .await;
     for (life, at) in starts.lock().unwrap().iter() {
         let limit = deleted[life] + STATUS_INTERVAL + SLACK;
-        assert!(*at <= limit, "an item of life {life} began {:?} too late", *at - limit);
+        assert!(
+            *at <= limit,
+            "an item of life {life} began {:?} too late",
+            *at - limit
+        );
     }
     system.stop().await;
 }
 
 fn of_life(place: &Place, life: usize, items: u64) -> NewJob {
     let mut new_job = place.range(items);
-    let data = new_job.task.as_mut().and_then(|task| task.task_data.as_mut()).unwrap();
+    let data = new_job
+        .task
+        .as_mut()
+        .and_then(|task| task.task_data.as_mut())
+        .unwrap();
     data["taskMessageParams"] = serde_json::json!({ "life": life.to_string() });
     new_job
 }
@@ -169,18 +244,35 @@ async fn the_first_failed_item_fails_a_job_that_stops_on_failure(place: Place) {
     let system = place.run(fails_multiples_of(77)).await;
     system.client.put("j", &place.range(100)).await.unwrap();
     let state = system.ended("j").await;
-    assert_eq!((state.status, state.failed_tasks, state.failures.len()), (JobStatus::Failed, 1, 1), "{state:?}");
+    assert_eq!(
+        (state.status, state.failed_tasks, state.failures.len()),
+        (JobStatus::Failed, 1, 1),
+        "{state:?}"
+    );
     assert!(state.percentage_complete < 100.0, "{state:?}");
     let failure = &state.failures[0];
     // Parts of ten items: the seventh of the eighth part.
     assert_eq!(failure.task_id, "8.7");
     assert_eq!(failure.failure_id.as_deref(), Some("RESULT_EXCEPTION"));
     assert_eq!(failure.failure_source.as_deref(), Some("items"));
-    assert_eq!(failure.failure_message.as_deref(), Some("77 is an unlucky number"));
-    assert!(failure.failure_time.is_some_and(|time| time >= state.create_time), "{failure:?}");
-    system.drained(&["batch", "items", "tracking"].map(|pipe| place.pipe(pipe))).await;
+    assert_eq!(
+        failure.failure_message.as_deref(),
+        Some("77 is an unlucky number")
+    );
+    assert!(
+        failure
+            .failure_time
+            .is_some_and(|time| time >= state.create_time),
+        "{failure:?}"
+    );
+    system
+        .drained(&["batch", "items", "tracking"].map(|pipe| place.pipe(pipe)))
+        .await;
     assert_eq!(system.ended("j").await.failed_tasks, 1);
-    assert_eq!(system.history("j").await.last().map(|(status, _)| *status), Some(JobStatus::Failed));
+    assert_eq!(
+        system.history("j").await.last().map(|(status, _)| *status),
+        Some(JobStatus::Failed)
+    );
 
     // The result says so, too.
     let mut failed = None;
@@ -198,12 +290,36 @@ async fn the_first_failed_item_fails_a_job_that_stops_on_failure(place: Place) {
 
 async fn a_job_that_goes_on_does_all_other_items_and_tells_every_failure(place: Place) {
     let system = place.run(fails_multiples_of(30)).await;
-    system.client.put("j", &NewJob { on_failure: OnFailure::Continue, ..place.range(200) }).await.unwrap();
+    system
+        .client
+        .put(
+            "j",
+            &NewJob {
+                on_failure: OnFailure::Continue,
+                ..place.range(200)
+            },
+        )
+        .await
+        .unwrap();
     let (state, _) = system.follow("j", |_| {}).await;
-    assert_eq!((state.status, state.completed_items, state.failed_tasks), (JobStatus::Failed, 194, 6), "{state:?}");
-    assert_eq!(state.failure_counts, BTreeMap::from([("RESULT_EXCEPTION".to_owned(), 6)]));
-    let told: BTreeSet<&str> = state.failures.iter().filter_map(|failure| failure.failure_message.as_deref()).collect();
-    let expected: Vec<String> = (30..=180).step_by(30).map(|number| format!("{number} is an unlucky number")).collect();
+    assert_eq!(
+        (state.status, state.completed_items, state.failed_tasks),
+        (JobStatus::Failed, 194, 6),
+        "{state:?}"
+    );
+    assert_eq!(
+        state.failure_counts,
+        BTreeMap::from([("RESULT_EXCEPTION".to_owned(), 6)])
+    );
+    let told: BTreeSet<&str> = state
+        .failures
+        .iter()
+        .filter_map(|failure| failure.failure_message.as_deref())
+        .collect();
+    let expected: Vec<String> = (30..=180)
+        .step_by(30)
+        .map(|number| format!("{number} is an unlucky number"))
+        .collect();
     assert_eq!(told, expected.iter().map(String::as_str).collect());
     system.stop().await;
 }

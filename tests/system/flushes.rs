@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use contract::{JobId, JobStatus, PartitionId, ReportStatus, TaskMessage, TrackingReport, TrackingReportTask};
+use contract::{
+    JobId, JobStatus, PartitionId, ReportStatus, TaskMessage, TrackingReport, TrackingReportTask,
+};
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, HeaderValue, Outgoing};
 use framework::{REASON_HEADER, Runtime, Settings};
@@ -14,41 +16,94 @@ use tracking_worker::TrackingWorker;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flush_that_the_database_refuses_is_halved_until_the_guilty_report_stands_alone() {
     const ITEMS: u32 = 300;
-    let store = Store::open(&harness::postgres().await.unwrap().url).await.unwrap();
-    let (partition, job) = (PartitionId::parse(&unique("p")).unwrap(), JobId::parse("j").unwrap());
+    let store = Store::open(&harness::postgres().await.unwrap().url)
+        .await
+        .unwrap();
+    let (partition, job) = (
+        PartitionId::parse(&unique("p")).unwrap(),
+        JobId::parse("j").unwrap(),
+    );
     let request = JobRequest::new(partition.clone(), job.clone());
-    let created = store.create_job(&request, |_| ("start".to_owned(), Vec::new())).await.unwrap();
-    let Creation::Created(life) = created else { panic!("{created:?}") };
+    let created = store
+        .create_job(&request, |_| ("start".to_owned(), Vec::new()))
+        .await
+        .unwrap();
+    let Creation::Created(life) = created else {
+        panic!("{created:?}")
+    };
 
     let broker = Memory::new();
     let report = |job_task_id: String, status| {
-        let task = TrackingReportTask { tracking_reports: vec![TrackingReport::new(job_task_id, status)] };
-        Outgoing::new("tracking-in", TaskMessage::new(unique("report"), "tracking-in", &task).unwrap().encode())
+        let task = TrackingReportTask {
+            tracking_reports: vec![TrackingReport::new(job_task_id, status)],
+        };
+        Outgoing::new(
+            "tracking-in",
+            TaskMessage::new(unique("report"), "tracking-in", &task)
+                .unwrap()
+                .encode(),
+        )
     };
     for number in 1..=ITEMS {
-        broker.publish(report(format!("{}.{number}", life.job_task_id()), ReportStatus::Complete)).await.unwrap();
+        broker
+            .publish(report(
+                format!("{}.{number}", life.job_task_id()),
+                ReportStatus::Complete,
+            ))
+            .await
+            .unwrap();
         if number == 100 {
             // PostgreSQL takes no text with a zero character.
-            broker.publish(report(format!("{partition}:no\0job.1"), ReportStatus::Complete)).await.unwrap();
+            broker
+                .publish(report(
+                    format!("{partition}:no\0job.1"),
+                    ReportStatus::Complete,
+                ))
+                .await
+                .unwrap();
         }
     }
-    broker.publish(report(format!("{}.{}*", life.job_task_id(), ITEMS + 1), ReportStatus::Complete)).await.unwrap();
+    broker
+        .publish(report(
+            format!("{}.{}*", life.job_task_id(), ITEMS + 1),
+            ReportStatus::Complete,
+        ))
+        .await
+        .unwrap();
 
     let stop = CancellationToken::new();
-    let runtime = Runtime::new(Settings::new("tracking"), Arc::new(broker.clone())).collector(TrackingWorker::new(store.clone()));
+    let runtime = Runtime::new(Settings::new("tracking"), Arc::new(broker.clone()))
+        .collector(TrackingWorker::new(store.clone()));
     let watching = async {
-        let state = wait_for("the job to end", async || match store.job(&partition, &job).await.unwrap() {
-            Some(state) if state.status.is_finished() => Ok(state),
-            state => Err(format!("{state:?}")),
+        let state = wait_for("the job to end", async || {
+            match store.job(&partition, &job).await.unwrap() {
+                Some(state) if state.status.is_finished() => Ok(state),
+                state => Err(format!("{state:?}")),
+            }
         })
         .await;
         let seen = (state.status, state.completed_items, state.failed_tasks);
-        assert_eq!(seen, (JobStatus::Completed, i64::from(ITEMS), 0), "{state:?}");
-        let delivery = broker.consume("tracking-invalid", 1).await.unwrap().next().await.unwrap();
+        assert_eq!(
+            seen,
+            (JobStatus::Completed, i64::from(ITEMS), 0),
+            "{state:?}"
+        );
+        let delivery = broker
+            .consume("tracking-invalid", 1)
+            .await
+            .unwrap()
+            .next()
+            .await
+            .unwrap();
         let message = TaskMessage::decode(&delivery.body).unwrap();
         let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
-        assert!(task.tracking_reports[0].job_task_id.contains("no\0job"), "{task:?}");
-        let Some(HeaderValue::Text(reason)) = delivery.headers.get(REASON_HEADER) else { panic!("no reason: {delivery:?}") };
+        assert!(
+            task.tracking_reports[0].job_task_id.contains("no\0job"),
+            "{task:?}"
+        );
+        let Some(HeaderValue::Text(reason)) = delivery.headers.get(REASON_HEADER) else {
+            panic!("no reason: {delivery:?}")
+        };
         assert!(reason.starts_with("the database refused: "), "{reason}");
         delivery.ack();
         stop.cancel();

@@ -9,7 +9,12 @@
 //! - **Nothing sleeps and nothing is tried again.** A story waits for what it can see ([`harness::wait_for`]), and holds items
 //!   back by a gate where it needs a job in the middle.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "this is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
 
 /// Makes four tests of each story, named after where and by which route it takes place.
 macro_rules! stories {

@@ -21,11 +21,14 @@ stories![
 type Starts = Arc<Mutex<Vec<Instant>>>;
 
 fn noted(starts: &Starts, gate: &Gate) -> impl Worker + use<> {
-    Each((Arc::clone(starts), gate.clone()), async |(starts, gate): (Starts, Gate), item: RangeItem, ctx: Context| {
-        starts.lock().unwrap().push(Instant::now());
-        gate.pass(&ctx).await?;
-        Ok(Reply::send(item))
-    })
+    Each(
+        (Arc::clone(starts), gate.clone()),
+        async |(starts, gate): (Starts, Gate), item: RangeItem, ctx: Context| {
+            starts.lock().unwrap().push(Instant::now());
+            gate.pass(&ctx).await?;
+            Ok(Reply::send(item))
+        },
+    )
 }
 
 /// Begins a job and pauses it when so many of its items are done.
@@ -34,9 +37,11 @@ async fn paused_in_the_middle(place: &Place, items: u64, done: u32, starts: &Sta
     let system = place.run(noted(starts, &gate)).await;
     system.client.put("j", &place.range(items)).await.unwrap();
     gate.admit(done as usize);
-    wait_for("the middle of the job", async || match system.job("j").await.completed_items {
-        completed if completed == i64::from(done) => Ok(()),
-        completed => Err(format!("{completed} items")),
+    wait_for("the middle of the job", async || {
+        match system.job("j").await.completed_items {
+            completed if completed == i64::from(done) => Ok(()),
+            completed => Err(format!("{completed} items")),
+        }
     })
     .await;
     system.client.pause("j").await.unwrap();
@@ -48,15 +53,21 @@ async fn paused_in_the_middle(place: &Place, items: u64, done: u32, starts: &Sta
 
 /// Waits until what waited in the pipes is in the store.
 async fn stowed(place: &Place, system: &System) {
-    wait_for("tasks to be stowed", async || match system.stowed("j").await {
-        0 => Err("none".to_owned()),
-        _ => Ok(()),
+    wait_for("tasks to be stowed", async || {
+        match system.stowed("j").await {
+            0 => Err("none".to_owned()),
+            _ => Ok(()),
+        }
     })
     .await;
-    system.drained(&["batch", "items", "paused", "tracking"].map(|pipe| place.pipe(pipe))).await;
+    system
+        .drained(&["batch", "items", "paused", "tracking"].map(|pipe| place.pipe(pipe)))
+        .await;
 }
 
-async fn a_job_that_is_paused_in_the_middle_stops_outlives_restarts_and_is_completed_when_it_is_resumed(place: Place) {
+async fn a_job_that_is_paused_in_the_middle_stops_outlives_restarts_and_is_completed_when_it_is_resumed(
+    place: Place,
+) {
     use JobStatus::{Active, Completed, Paused, Waiting};
 
     let starts = Starts::default();
@@ -75,13 +86,24 @@ async fn a_job_that_is_paused_in_the_middle_stops_outlives_restarts_and_is_compl
     assert_eq!(state.status, JobStatus::Paused);
     assert!((100..1000).contains(&state.completed_items), "{state:?}");
     let last = starts.lock().unwrap().iter().max().copied().unwrap();
-    assert!(last <= paused + STATUS_INTERVAL + SLACK, "an item began {:?} after the pause", last - paused);
+    assert!(
+        last <= paused + STATUS_INTERVAL + SLACK,
+        "an item began {:?} after the pause",
+        last - paused
+    );
     system.client.resume("j").await.unwrap();
     system.completed("j", 1500).await;
     system.has_outputs(&place.pipe("output"), 1..=1500).await;
-    system.drained(&["batch", "items", "paused", "tracking"].map(|pipe| place.pipe(pipe))).await;
+    system
+        .drained(&["batch", "items", "paused", "tracking"].map(|pipe| place.pipe(pipe)))
+        .await;
     assert_eq!(system.stowed("j").await, 0);
-    let statuses: Vec<JobStatus> = system.history("j").await.into_iter().map(|(status, _)| status).collect();
+    let statuses: Vec<JobStatus> = system
+        .history("j")
+        .await
+        .into_iter()
+        .map(|(status, _)| status)
+        .collect();
     assert_eq!(statuses, [Waiting, Active, Paused, Active, Completed]);
     system.stop().await;
 }
@@ -95,30 +117,46 @@ async fn a_job_that_is_paused_and_resumed_again_and_again_is_counted_exactly(pla
         if system.client.pause("j").await.is_err() {
             break;
         }
-        system.drained(&["batch", "items"].map(|pipe| place.pipe(pipe))).await;
+        system
+            .drained(&["batch", "items"].map(|pipe| place.pipe(pipe)))
+            .await;
         system.client.resume("j").await.unwrap();
-        before = wait_for("more items than before", async || match system.job("j").await.completed_items {
-            items if items > before => Ok(items),
-            items => Err(format!("{items} items")),
+        before = wait_for("more items than before", async || {
+            match system.job("j").await.completed_items {
+                items if items > before => Ok(items),
+                items => Err(format!("{items} items")),
+            }
         })
         .await;
     }
     system.completed("j", 3000).await;
     system.has_outputs(&place.pipe("output"), 1..=3000).await;
-    system.drained(&["batch", "items", "paused", "tracking"].map(|pipe| place.pipe(pipe))).await;
+    system
+        .drained(&["batch", "items", "paused", "tracking"].map(|pipe| place.pipe(pipe)))
+        .await;
     system.stop().await;
 }
 
-async fn a_job_that_is_paused_before_it_begins_waits_and_is_completed_when_it_is_resumed(place: Place) {
-    let options = batchwright::StackOptions { roles: vec![batchwright::Role::JobService], ..place.options() };
+async fn a_job_that_is_paused_before_it_begins_waits_and_is_completed_when_it_is_resumed(
+    place: Place,
+) {
+    let options = batchwright::StackOptions {
+        roles: vec![batchwright::Role::JobService],
+        ..place.options()
+    };
     let system = place.start(batchwright::Stack::new(options)).await;
     system.client.put("j", &place.range(50)).await.unwrap();
     system.client.pause("j").await.unwrap();
     system.stop().await;
     let system = place.run(echo()).await;
-    system.drained(&["batch", "paused"].map(|pipe| place.pipe(pipe))).await;
+    system
+        .drained(&["batch", "paused"].map(|pipe| place.pipe(pipe)))
+        .await;
     let state = system.job("j").await;
-    assert_eq!((state.status, state.completed_items), (JobStatus::Paused, 0));
+    assert_eq!(
+        (state.status, state.completed_items),
+        (JobStatus::Paused, 0)
+    );
     system.client.resume("j").await.unwrap();
     system.completed("j", 50).await;
     system.stop().await;
@@ -128,13 +166,21 @@ async fn a_paused_job_that_is_cancelled_leaves_nothing_behind(place: Place) {
     let system = paused_in_the_middle(&place, 500, 20, &Starts::default()).await;
     stowed(&place, &system).await;
     system.client.cancel("j").await.unwrap();
-    wait_for("the stowed tasks to go", async || match system.stowed("j").await {
-        0 => Ok(()),
-        stowed => Err(format!("{stowed} tasks")),
+    wait_for("the stowed tasks to go", async || {
+        match system.stowed("j").await {
+            0 => Ok(()),
+            stowed => Err(format!("{stowed} tasks")),
+        }
     })
     .await;
-    system.drained(&["batch", "items", "paused", "tracking"].map(|pipe| place.pipe(pipe))).await;
+    system
+        .drained(&["batch", "items", "paused", "tracking"].map(|pipe| place.pipe(pipe)))
+        .await;
     let state = system.job("j").await;
-    assert_eq!((state.status, state.completed_items >= 20), (JobStatus::Cancelled, true), "{state:?}");
+    assert_eq!(
+        (state.status, state.completed_items >= 20),
+        (JobStatus::Cancelled, true),
+        "{state:?}"
+    );
     system.stop().await;
 }

@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use batchwright::client::Client;
 use batchwright::{Running, Stack, StackOptions};
 use contract::rest::{Job, JobTask, NewJob};
-use contract::{BatchTask, JobId, JobStatus, PartitionId, RangeItem, TaskData, TaskMessage, TrackingReport, TrackingReportTask};
+use contract::{
+    BatchTask, JobId, JobStatus, PartitionId, RangeItem, TaskData, TaskMessage, TrackingReport,
+    TrackingReportTask,
+};
 use framework::broker::{Delivery, Outgoing};
 use framework::{Route, Settings, Worker};
 use harness::{free_port, in_time, unique, wait_for};
@@ -47,11 +50,19 @@ impl Place {
     pub async fn new(route: Route, servers: Servers) -> Self {
         let (mut database, mut broker) = (None, None);
         if servers == Servers::Real {
-            let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
+            let (postgres, rabbitmq) =
+                tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
             (database, broker) = (Some(postgres.url), Some(rabbitmq.url));
         }
         let listen = SocketAddr::from(([127, 0, 0, 1], free_port()));
-        Self { route, id: unique("story"), folder: tempfile::tempdir().unwrap(), listen, database, broker }
+        Self {
+            route,
+            id: unique("story"),
+            folder: tempfile::tempdir().unwrap(),
+            listen,
+            database,
+            broker,
+        }
     }
 
     /// The full name of one of the story's pipes.
@@ -106,13 +117,19 @@ impl Place {
 
     /// The whole system with a worker for the pipe `items`.
     pub async fn run(&self, worker: impl Worker) -> System {
-        self.start(self.stack().worker(self.settings("items"), worker)).await
+        self.start(self.stack().worker(self.settings("items"), worker))
+            .await
     }
 
     pub async fn start(&self, stack: Stack) -> System {
         let running = stack.start().await.unwrap();
         let client = Client::new(&running.api_url(), &self.id).unwrap();
-        System { running, client, http: reqwest::Client::new(), partition: self.id.clone() }
+        System {
+            running,
+            client,
+            http: reqwest::Client::new(),
+            partition: self.id.clone(),
+        }
     }
 
     /// A job of the items 1 to `items`, sent to the pipe `items`; they are done in the pipe `output`.
@@ -147,7 +164,13 @@ impl Place {
 
     /// The body of a message that tells the tracking worker of tasks.
     pub fn reports(&self, tracking_reports: Vec<TrackingReport>) -> Vec<u8> {
-        TaskMessage::new(unique("report"), self.pipe("tracking"), &TrackingReportTask { tracking_reports }).unwrap().encode()
+        TaskMessage::new(
+            unique("report"),
+            self.pipe("tracking"),
+            &TrackingReportTask { tracking_reports },
+        )
+        .unwrap()
+        .encode()
     }
 }
 
@@ -175,20 +198,40 @@ impl System {
     }
 
     /// Sends a body to a path below the partition.
-    pub async fn put(&self, path: &str, body: impl Into<reqwest::Body>, headers: &[(&str, &str)]) -> Answer {
-        let request = self.http.put(self.url(path)).header("content-type", "application/json").body(body);
-        self.answer(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await
+    pub async fn put(
+        &self,
+        path: &str,
+        body: impl Into<reqwest::Body>,
+        headers: &[(&str, &str)],
+    ) -> Answer {
+        let request = self
+            .http
+            .put(self.url(path))
+            .header("content-type", "application/json")
+            .body(body);
+        self.answer(headers.iter().fold(request, |request, (name, value)| {
+            request.header(*name, *value)
+        }))
+        .await
     }
 
     fn url(&self, path: &str) -> String {
-        format!("{}/partitions/{}{path}", self.running.api_url(), self.partition)
+        format!(
+            "{}/partitions/{}{path}",
+            self.running.api_url(),
+            self.partition
+        )
     }
 
     async fn answer(&self, request: reqwest::RequestBuilder) -> Answer {
         let response = request.send().await.unwrap();
         let code = response.status().as_u16();
         let text = response.text().await.unwrap();
-        let body = if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap() };
+        let body = if text.is_empty() {
+            Value::Null
+        } else {
+            serde_json::from_str(&text).unwrap()
+        };
         Answer { code, body }
     }
 
@@ -201,7 +244,11 @@ impl System {
     pub async fn ended(&self, job: &str) -> Job {
         wait_for("the job to end", async || {
             let state = self.job(job).await;
-            if state.status.is_finished() { Ok(state) } else { Err(format!("{state:?}")) }
+            if state.status.is_finished() {
+                Ok(state)
+            } else {
+                Err(format!("{state:?}"))
+            }
         })
         .await
     }
@@ -213,40 +260,79 @@ impl System {
         loop {
             let state = self.job(job).await;
             let percentage = state.percentage_complete;
-            assert!((last..=100.0).contains(&percentage), "{percentage} after {last}");
-            assert_eq!(percentage >= 100.0, state.status == JobStatus::Completed, "{state:?}");
+            assert!(
+                (last..=100.0).contains(&percentage),
+                "{percentage} after {last}"
+            );
+            assert_eq!(
+                percentage >= 100.0,
+                state.status == JobStatus::Completed,
+                "{state:?}"
+            );
             steps += u32::from(percentage > last);
             last = percentage;
             seen(&state);
             if state.status.is_finished() {
                 return (state, steps);
             }
-            assert!(began.elapsed() < Duration::from_mins(1), "the job does not end: {state:?}");
+            assert!(
+                began.elapsed() < Duration::from_mins(1),
+                "the job does not end: {state:?}"
+            );
         }
     }
 
     /// Waits until the job is Completed, with exactly so many items.
     pub async fn completed(&self, job: &str, items: i64) {
         let state = self.ended(job).await;
-        let seen = (state.status, state.completed_items, state.failed_tasks, state.percentage_complete);
+        let seen = (
+            state.status,
+            state.completed_items,
+            state.failed_tasks,
+            state.percentage_complete,
+        );
         assert_eq!(seen, (JobStatus::Completed, items, 0, 100.0), "{state:?}");
     }
 
     /// The statuses that the job has had, each with who brought it about.
     pub async fn history(&self, job: &str) -> Vec<(JobStatus, String)> {
-        let (partition, job) = (PartitionId::parse(&self.partition).unwrap(), JobId::parse(job).unwrap());
-        let history = self.running.store().unwrap().history(&partition, &job).await.unwrap();
-        history.into_iter().map(|step| (step.to, step.actor)).collect()
+        let (partition, job) = (
+            PartitionId::parse(&self.partition).unwrap(),
+            JobId::parse(job).unwrap(),
+        );
+        let history = self
+            .running
+            .store()
+            .unwrap()
+            .history(&partition, &job)
+            .await
+            .unwrap();
+        history
+            .into_iter()
+            .map(|step| (step.to, step.actor))
+            .collect()
     }
 
     /// How many tasks of the job are kept in the store because it is paused.
     pub async fn stowed(&self, job: &str) -> u64 {
-        let (partition, job) = (PartitionId::parse(&self.partition).unwrap(), JobId::parse(job).unwrap());
-        self.running.store().unwrap().stowed_tasks(&partition, &job).await.unwrap()
+        let (partition, job) = (
+            PartitionId::parse(&self.partition).unwrap(),
+            JobId::parse(job).unwrap(),
+        );
+        self.running
+            .store()
+            .unwrap()
+            .stowed_tasks(&partition, &job)
+            .await
+            .unwrap()
     }
 
     pub async fn publish(&self, pipe: &str, body: impl Into<Vec<u8>>) {
-        self.running.broker().publish(Outgoing::new(pipe, body.into())).await.unwrap();
+        self.running
+            .broker()
+            .publish(Outgoing::new(pipe, body.into()))
+            .await
+            .unwrap();
     }
 
     /// Waits until nothing waits in any of these pipes.
@@ -255,9 +341,20 @@ impl System {
             let mut depths = BTreeMap::new();
             for pipe in pipes {
                 // A broker that is not connected yet tells nothing.
-                depths.insert(pipe, self.running.broker().depth(pipe).await.map_err(|error| error.to_string())?);
+                depths.insert(
+                    pipe,
+                    self.running
+                        .broker()
+                        .depth(pipe)
+                        .await
+                        .map_err(|error| error.to_string())?,
+                );
             }
-            if depths.values().all(|depth| *depth == 0) { Ok(()) } else { Err(format!("{depths:?}")) }
+            if depths.values().all(|depth| *depth == 0) {
+                Ok(())
+            } else {
+                Err(format!("{depths:?}"))
+            }
         })
         .await;
     }
@@ -267,7 +364,12 @@ impl System {
         let mut consumer = self.running.broker().consume(pipe, 500).await.unwrap();
         let mut taken = 0;
         loop {
-            let delivery = in_time(&format!("more than {taken} messages in {pipe}"), consumer.next()).await.expect("the broker was closed");
+            let delivery = in_time(
+                &format!("more than {taken} messages in {pipe}"),
+                consumer.next(),
+            )
+            .await
+            .expect("the broker was closed");
             taken += 1;
             let go_on = wanted(&delivery);
             delivery.ack();
@@ -278,10 +380,17 @@ impl System {
     }
 
     /// Takes the next delivery out of a pipe.
-    pub async fn take_one(&self, pipe: &str) -> (TaskMessage, Vec<(String, framework::broker::HeaderValue)>) {
+    pub async fn take_one(
+        &self,
+        pipe: &str,
+    ) -> (TaskMessage, Vec<(String, framework::broker::HeaderValue)>) {
         let mut found = None;
         self.take(pipe, |delivery| {
-            let headers = delivery.headers.iter().map(|(name, value)| (name.to_owned(), value.clone())).collect();
+            let headers = delivery
+                .headers
+                .iter()
+                .map(|(name, value)| (name.to_owned(), value.clone()))
+                .collect();
             found = Some((TaskMessage::decode(&delivery.body).unwrap(), headers));
             false
         })
@@ -298,9 +407,15 @@ impl System {
         }
         self.take(pipe, |delivery| {
             let message = TaskMessage::decode(&delivery.body).unwrap();
-            assert!(message.tracking.is_none(), "tracking ends in the output pipe: {message:?}");
+            assert!(
+                message.tracking.is_none(),
+                "tracking ends in the output pipe: {message:?}"
+            );
             if seen.insert(message.task_id.clone()) {
-                found.push(serde_json::from_slice(message.task_data.as_deref().unwrap_or_default()).unwrap());
+                found.push(
+                    serde_json::from_slice(message.task_data.as_deref().unwrap_or_default())
+                        .unwrap(),
+                );
             }
             seen.len() < tasks
         })

@@ -11,9 +11,11 @@ async fn a_system_that_is_stopped_in_the_middle_goes_on_where_it_was(place: Plac
     system.client.put("j", &place.range(4000)).await.unwrap();
     let mut before = -1;
     for _ in 0..3 {
-        before = wait_for("more items than before", async || match system.job("j").await.completed_items {
-            items if items > before => Ok(items),
-            items => Err(format!("{items} items")),
+        before = wait_for("more items than before", async || {
+            match system.job("j").await.completed_items {
+                items if items > before => Ok(items),
+                items => Err(format!("{items} items")),
+            }
         })
         .await;
         system.stop().await;
@@ -22,6 +24,8 @@ async fn a_system_that_is_stopped_in_the_middle_goes_on_where_it_was(place: Plac
     }
     system.completed("j", 4000).await;
     system.has_outputs(&place.pipe("output"), 1..=4000).await;
-    system.drained(&["batch", "items", "tracking"].map(|pipe| place.pipe(pipe))).await;
+    system
+        .drained(&["batch", "items", "tracking"].map(|pipe| place.pipe(pipe)))
+        .await;
     system.stop().await;
 }

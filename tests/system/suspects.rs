@@ -23,15 +23,31 @@ struct Restarted {
 
 impl Restarted {
     fn start(arguments: Vec<String>) -> Self {
-        let started = Self { over: Arc::default(), child: Arc::default(), deaths: Arc::default() };
-        let (over, current, deaths) = (Arc::clone(&started.over), Arc::clone(&started.child), Arc::clone(&started.deaths));
+        let started = Self {
+            over: Arc::default(),
+            child: Arc::default(),
+            deaths: Arc::default(),
+        };
+        let (over, current, deaths) = (
+            Arc::clone(&started.over),
+            Arc::clone(&started.child),
+            Arc::clone(&started.deaths),
+        );
         tokio::task::spawn_blocking(move || {
             while !over.load(Ordering::Relaxed) {
-                let child = Command::new(env!("CARGO_BIN_EXE_poisoned")).args(&arguments).spawn().unwrap();
+                let child = Command::new(env!("CARGO_BIN_EXE_poisoned"))
+                    .args(&arguments)
+                    .spawn()
+                    .unwrap();
                 let output = Arc::clone(&current);
                 *output.lock().unwrap() = Some(child);
                 // The lock must be free for whoever ends it.
-                while output.lock().unwrap().as_mut().is_some_and(|child| child.try_wait().unwrap().is_none()) {
+                while output
+                    .lock()
+                    .unwrap()
+                    .as_mut()
+                    .is_some_and(|child| child.try_wait().unwrap().is_none())
+                {
                     std::thread::park_timeout(Duration::from_millis(10));
                 }
                 deaths.fetch_add(1, Ordering::Relaxed);
@@ -62,23 +78,58 @@ async fn an_item_that_kills_its_process_ends_in_the_reject_pipe_and_all_others_a
     let runs = place.files().join("runs");
     let worker = Restarted::start(vec![
         harness::rabbitmq().await.unwrap().url,
-        place.pipe("items").strip_suffix("-items").unwrap().to_owned(),
+        place
+            .pipe("items")
+            .strip_suffix("-items")
+            .unwrap()
+            .to_owned(),
         poison.to_string(),
         prefetch.to_string(),
         runs.to_str().unwrap().to_owned(),
     ]);
     let began = Instant::now();
-    system.client.put("j", &NewJob { on_failure: OnFailure::Continue, ..place.range(items) }).await.unwrap();
+    system
+        .client
+        .put(
+            "j",
+            &NewJob {
+                on_failure: OnFailure::Continue,
+                ..place.range(items)
+            },
+        )
+        .await
+        .unwrap();
     let state = system.ended("j").await;
     let took = began.elapsed();
     let done = i64::try_from(items - 1).unwrap();
-    assert_eq!((state.status, state.completed_items, state.failed_tasks), (JobStatus::Failed, done, 1), "{state:?}");
-    assert_eq!(state.failures[0].failure_message.as_deref(), Some("items could not process the item."));
+    assert_eq!(
+        (state.status, state.completed_items, state.failed_tasks),
+        (JobStatus::Failed, done, 1),
+        "{state:?}"
+    );
+    assert_eq!(
+        state.failures[0].failure_message.as_deref(),
+        Some("items could not process the item.")
+    );
 
     let (copy, _) = system.take_one(&place.pipe("items-reject")).await;
     let item: RangeItem = serde_json::from_slice(&copy.task_data.unwrap()).unwrap();
-    assert_eq!((item.number, copy.task_status), (poison, Some(TaskStatus::ResultException)));
-    system.drained(&["items", "items.suspects", "items-reject", "items-invalid", "tracking"].map(|pipe| place.pipe(pipe))).await;
+    assert_eq!(
+        (item.number, copy.task_status),
+        (poison, Some(TaskStatus::ResultException))
+    );
+    system
+        .drained(
+            &[
+                "items",
+                "items.suspects",
+                "items-reject",
+                "items-invalid",
+                "tracking",
+            ]
+            .map(|pipe| place.pipe(pipe)),
+        )
+        .await;
 
     let mut times = BTreeMap::<u64, u32>::new();
     for line in std::fs::read_to_string(&runs).unwrap().lines() {
@@ -89,9 +140,15 @@ async fn an_item_that_kills_its_process_ends_in_the_reject_pipe_and_all_others_a
     for runs in times.values() {
         *others.entry(*runs).or_default() += 1;
     }
-    println!("{items} items, prefetch {prefetch}, in {took:?}: the poison ran {killed} times; the others, by number of runs: {others:?}");
+    println!(
+        "{items} items, prefetch {prefetch}, in {took:?}: the poison ran {killed} times; the others, by number of runs: {others:?}"
+    );
     assert_eq!(times.len() as u64, items - 1, "each other one has run");
-    assert_eq!((killed, worker.deaths.load(Ordering::Relaxed)), (8, 8), "five times beside others, three times alone");
+    assert_eq!(
+        (killed, worker.deaths.load(Ordering::Relaxed)),
+        (8, 8),
+        "five times beside others, three times alone"
+    );
     assert!(others.keys().all(|runs| *runs <= killed + 1), "{others:?}");
     drop(worker);
     system.stop().await;
@@ -102,34 +159,54 @@ stories![a_long_item_does_not_stall_the_others];
 async fn a_long_item_does_not_stall_the_others(place: Place) {
     let items: u64 = sized(1_000, 10_000);
     let gate = Gate::closed();
-    let worker = Each(gate.clone(), async |gate: Gate, item: RangeItem, ctx: Context| {
-        if item.number == 1 && item.params.contains_key("long") {
-            gate.pass(&ctx).await?;
-        }
-        Ok(Reply::send(item))
-    });
-    let settings = Settings { prefetch: 100, ..place.settings("items") };
+    let worker = Each(
+        gate.clone(),
+        async |gate: Gate, item: RangeItem, ctx: Context| {
+            if item.number == 1 && item.params.contains_key("long") {
+                gate.pass(&ctx).await?;
+            }
+            Ok(Reply::send(item))
+        },
+    );
+    let settings = Settings {
+        prefetch: 100,
+        ..place.settings("items")
+    };
     let system = place.start(place.stack().worker(settings, worker)).await;
     let began = Instant::now();
-    system.client.put("short", &place.range(items)).await.unwrap();
-    system.completed("short", i64::try_from(items).unwrap()).await;
+    system
+        .client
+        .put("short", &place.range(items))
+        .await
+        .unwrap();
+    system
+        .completed("short", i64::try_from(items).unwrap())
+        .await;
     let short = began.elapsed();
 
     let mut with_a_long_one = place.range(items);
-    let data = with_a_long_one.task.as_mut().and_then(|task| task.task_data.as_mut()).unwrap();
+    let data = with_a_long_one
+        .task
+        .as_mut()
+        .and_then(|task| task.task_data.as_mut())
+        .unwrap();
     data["taskMessageParams"] = serde_json::json!({ "long": "yes" });
     let began = Instant::now();
     system.client.put("long", &with_a_long_one).await.unwrap();
-    wait_for("all others, while one is held", async || match system.job("long").await.completed_items {
-        done if done == i64::try_from(items - 1).unwrap() => Ok(()),
-        done => Err(format!("{done} items")),
+    wait_for("all others, while one is held", async || {
+        match system.job("long").await.completed_items {
+            done if done == i64::try_from(items - 1).unwrap() => Ok(()),
+            done => Err(format!("{done} items")),
+        }
     })
     .await;
     let long = began.elapsed();
     println!("{items} items: in {short:?}; in {long:?} but one that is held");
     assert_eq!(system.job("long").await.status, JobStatus::Active);
     gate.open();
-    system.completed("long", i64::try_from(items).unwrap()).await;
+    system
+        .completed("long", i64::try_from(items).unwrap())
+        .await;
     system.has_outputs(&place.pipe("output"), 1..=items).await;
     system.stop().await;
 }

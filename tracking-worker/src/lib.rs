@@ -15,7 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_recursion::async_recursion;
-use contract::{JobTaskId, JobTrackingEvent, ReportFailure, ReportStatus, TaskData, TaskMessage, TrackingReport, TrackingReportTask};
+use contract::{
+    JobTaskId, JobTrackingEvent, ReportFailure, ReportStatus, TaskData, TaskMessage,
+    TrackingReport, TrackingReportTask,
+};
 use framework::broker::HeaderValue;
 use framework::{Arrival, Collector, Courier, Effects, Verdict};
 use futures_util::future::{OptionFuture, join_all};
@@ -50,7 +53,10 @@ struct Told {
 
 impl TrackingWorker {
     pub fn new(store: Store) -> Self {
-        Self { store, reports: Arc::default() }
+        Self {
+            store,
+            reports: Arc::default(),
+        }
     }
 
     /// How many reports this worker has counted in, repeated ones included.
@@ -68,10 +74,19 @@ impl Collector for TrackingWorker {
         // All are on their way before the first confirm is awaited.
         let forwards: Vec<_> = arrivals
             .iter()
-            .map(|arrival| arrival.onward().filter(|_| arrival.is_diverted()).map(|message| courier.publish(message)))
+            .map(|arrival| {
+                arrival
+                    .onward()
+                    .filter(|_| arrival.is_diverted())
+                    .map(|message| courier.publish(message))
+            })
             .map(OptionFuture::from)
             .collect();
-        let mut told: Vec<Told> = arrivals.iter().enumerate().map(|(place, arrival)| listen(place, arrival)).collect();
+        let mut told: Vec<Told> = arrivals
+            .iter()
+            .enumerate()
+            .map(|(place, arrival)| listen(place, arrival))
+            .collect();
         let mut verdicts: Vec<Verdict> = join_all(forwards)
             .await
             .into_iter()
@@ -100,14 +115,19 @@ impl Collector for TrackingWorker {
     fn missing(&self) -> Option<String> {
         match &*self.store.condition().borrow() {
             Condition::Available => None,
-            Condition::Unavailable(reason) => Some(format!("the database is not available: {reason}")),
+            Condition::Unavailable(reason) => {
+                Some(format!("the database is not available: {reason}"))
+            }
             Condition::Unusable(error) => Some(error.to_string()),
         }
     }
 
     /// A report is never given up, whatever died while it was there.
     fn condemn(&self, arrival: &Arrival) -> Verdict {
-        Verdict::Again(format!("processes have died while they had {}", arrival.message().task_id))
+        Verdict::Again(format!(
+            "processes have died while they had {}",
+            arrival.message().task_id
+        ))
     }
 }
 
@@ -115,7 +135,10 @@ impl TrackingWorker {
     /// Commits what these messages tell; answers which of them the store refuses, and why.
     #[async_recursion]
     async fn record(&self, told: &[Told]) -> Vec<(usize, String)> {
-        let events: Vec<TrackingEvent> = told.iter().flat_map(|told| told.events.iter().cloned()).collect();
+        let events: Vec<TrackingEvent> = told
+            .iter()
+            .flat_map(|told| told.events.iter().cloned())
+            .collect();
         if events.is_empty() {
             return Vec::new();
         }
@@ -124,7 +147,11 @@ impl TrackingWorker {
             Err(reason) => match told {
                 [alone] => vec![(alone.place, reason)],
                 many => {
-                    warn!(reason, messages = many.len(), "the store refuses a flush; it is halved");
+                    warn!(
+                        reason,
+                        messages = many.len(),
+                        "the store refuses a flush; it is halved"
+                    );
                     let (first, second) = many.split_at(many.len() / 2);
                     let mut guilty = self.record(first).await;
                     guilty.extend(self.record(second).await);
@@ -140,7 +167,8 @@ impl TrackingWorker {
         loop {
             match self.store.record(events).await {
                 Ok(recorded) => {
-                    self.reports.fetch_add(events.len() as u64, Ordering::Relaxed);
+                    self.reports
+                        .fetch_add(events.len() as u64, Ordering::Relaxed);
                     for (life, status) in recorded.finished {
                         info!(partition = %life.partition, job = %life.job, incarnation = life.incarnation, %status, "a job has ended");
                     }
@@ -148,7 +176,10 @@ impl TrackingWorker {
                 }
                 Err(StoreError::Unavailable(reason)) => {
                     if delay == DELAYS.0 {
-                        warn!(reason, "the ledger cannot be written; the reports are kept and tried again until it can");
+                        warn!(
+                            reason,
+                            "the ledger cannot be written; the reports are kept and tried again until it can"
+                        );
                     }
                     tokio::time::sleep(delay).await;
                     delay = (delay * 2).min(DELAYS.1);
@@ -177,12 +208,22 @@ fn listen(place: usize, arrival: &Arrival) -> Told {
     if arrival.is_diverted() {
         let events = match rejected(arrival) {
             Some(rejected) => Some(rejected),
-            None => arrival.report().and_then(|status| diverted_event(arrival.message(), status)),
+            None => arrival
+                .report()
+                .and_then(|status| diverted_event(arrival.message(), status)),
         };
-        return Told { place, events: events.into_iter().collect(), flaw: None };
+        return Told {
+            place,
+            events: events.into_iter().collect(),
+            flaw: None,
+        };
     }
     match reports(arrival.message()) {
-        Err(flaw) => Told { place, events: Vec::new(), flaw: Some(flaw) },
+        Err(flaw) => Told {
+            place,
+            events: Vec::new(),
+            flaw: Some(flaw),
+        },
         Ok(reports) => {
             let (mut events, mut flaw) = (Vec::with_capacity(reports.len()), None);
             for report in reports {
@@ -191,25 +232,39 @@ fn listen(place: usize, arrival: &Arrival) -> Told {
                     Err(reason) => flaw = Some(reason),
                 }
             }
-            Told { place, events, flaw }
+            Told {
+                place,
+                events,
+                flaw,
+            }
         }
     }
 }
 
 /// The reports in a message to the tracking worker itself.
 fn reports(message: &TaskMessage) -> Result<Vec<TrackingReport>, String> {
-    let data = message.task_data.as_deref().ok_or("the message has no task data")?;
+    let data = message
+        .task_data
+        .as_deref()
+        .ok_or("the message has no task data")?;
     let classifier = message.task_classifier.as_deref().unwrap_or_default();
     match classifier {
-        TrackingReportTask::CLASSIFIER => {
-            serde_json::from_slice::<TrackingReportTask>(data).map(|task| task.tracking_reports).map_err(|error| error.to_string())
-        }
+        TrackingReportTask::CLASSIFIER => serde_json::from_slice::<TrackingReportTask>(data)
+            .map(|task| task.tracking_reports)
+            .map_err(|error| error.to_string()),
         JobTrackingEvent::CLASSIFIER => {
-            let event: JobTrackingEvent = serde_json::from_slice(data).map_err(|error| error.to_string())?;
+            let event: JobTrackingEvent =
+                serde_json::from_slice(data).map_err(|error| error.to_string())?;
             let report = TrackingReport::new(event.job_task_id, ReportStatus::Progress);
-            Ok(vec![TrackingReport { estimated_percentage_completed: event.estimated_percentage_completed, ..report }])
+            Ok(vec![TrackingReport {
+                estimated_percentage_completed: event.estimated_percentage_completed,
+                ..report
+            }])
         }
-        _ => Err(format!("Task of type {classifier} found on queue for {}", TrackingReportTask::CLASSIFIER)),
+        _ => Err(format!(
+            "Task of type {classifier} found on queue for {}",
+            TrackingReportTask::CLASSIFIER
+        )),
     }
 }
 
@@ -218,8 +273,13 @@ fn event(report: TrackingReport) -> Result<TrackingEvent, String> {
     let kind = match report.status {
         ReportStatus::Complete => EventKind::Complete,
         ReportStatus::Failed => EventKind::Failed(report.failure.unwrap_or_default()),
-        ReportStatus::Retry => EventKind::Retry { attempts: report.retries, failure: report.failure },
-        ReportStatus::Progress => EventKind::Progress(u8::try_from(report.estimated_percentage_completed.clamp(0, 100)).unwrap_or(0)),
+        ReportStatus::Retry => EventKind::Retry {
+            attempts: report.retries,
+            failure: report.failure,
+        },
+        ReportStatus::Progress => EventKind::Progress(
+            u8::try_from(report.estimated_percentage_completed.clamp(0, 100)).unwrap_or(0),
+        ),
     };
     Ok(TrackingEvent { task, kind })
 }
@@ -227,7 +287,9 @@ fn event(report: TrackingReport) -> Result<TrackingEvent, String> {
 /// What a diverted message tells by its envelope. An id that is no id is nobody's task; the message goes on all the same.
 fn diverted_event(message: &TaskMessage, status: ReportStatus) -> Option<TrackingEvent> {
     let id = message.job_task_id()?;
-    let task = JobTaskId::parse(id).inspect_err(|error| warn!(%error, "a diverted message cannot be tracked")).ok()?;
+    let task = JobTaskId::parse(id)
+        .inspect_err(|error| warn!(%error, "a diverted message cannot be tracked"))
+        .ok()?;
     let kind = match status {
         ReportStatus::Failed => EventKind::Failed(ReportFailure {
             failure_id: message.task_status.map(|status| status.name().to_owned()),
@@ -255,27 +317,38 @@ fn rejected(arrival: &Arrival) -> Option<TrackingEvent> {
         failure_id: Some(REJECTED_HEADER.to_owned()),
         failure_time: Some(now_millis()),
         failure_source: Some(source_of(message)),
-        failure_message: Some(format!("{reason}. Execution of this job task was retried {retries} times.")),
+        failure_message: Some(format!(
+            "{reason}. Execution of this job task was retried {retries} times."
+        )),
     };
-    Some(TrackingEvent { task, kind: EventKind::Failed(failure) })
+    Some(TrackingEvent {
+        task,
+        kind: EventKind::Failed(failure),
+    })
 }
 
 /// Milliseconds since 1970, UTC.
 fn now_millis() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn source_of(message: &TaskMessage) -> String {
     match &message.source_info {
         None => "Unknown - no source info".to_owned(),
-        Some(source) => source.name.clone().unwrap_or_else(|| "Unknown - worker name not set".to_owned()),
+        Some(source) => source
+            .name
+            .clone()
+            .unwrap_or_else(|| "Unknown - worker name not set".to_owned()),
     }
 }
 
 /// The reason of a failure is the task data: plain text, or text as a JSON string.
 fn reason_of(data: &[u8]) -> String {
-    serde_json::from_slice::<String>(data).unwrap_or_else(|_| String::from_utf8_lossy(data).into_owned())
+    serde_json::from_slice::<String>(data)
+        .unwrap_or_else(|_| String::from_utf8_lossy(data).into_owned())
 }
 
 #[cfg(test)]
@@ -285,16 +358,26 @@ mod tests {
     #[test]
     fn a_failure_is_told_in_plain_text_however_it_was_written() {
         assert_eq!(reason_of(br#""class X boom""#), "class X boom");
-        assert_eq!(reason_of(b"Task failed validation"), "Task failed validation");
+        assert_eq!(
+            reason_of(b"Task failed validation"),
+            "Task failed validation"
+        );
     }
 
     #[test]
     fn messages_are_grouped_by_the_number_of_their_events() {
-        let event = TrackingEvent { task: JobTaskId::parse("p:j.1").unwrap(), kind: EventKind::Complete };
+        let event = TrackingEvent {
+            task: JobTaskId::parse("p:j.1").unwrap(),
+            kind: EventKind::Complete,
+        };
         let told: Vec<Told> = [15_000, 6_000, 1, 0]
             .iter()
             .enumerate()
-            .map(|(place, n)| Told { place, events: vec![event.clone(); *n], flaw: None })
+            .map(|(place, n)| Told {
+                place,
+                events: vec![event.clone(); *n],
+                flaw: None,
+            })
             .collect();
         let sizes: Vec<usize> = groups(&told).iter().map(|group| group.len()).collect();
         assert_eq!(sizes, [2, 2]);
@@ -304,6 +387,9 @@ mod tests {
     #[test]
     fn what_is_no_report_is_named() {
         let message = TaskMessage::new("t", "in", &contract::BatchTask::default()).unwrap();
-        assert_eq!(reports(&message).unwrap_err(), "Task of type BatchWorker found on queue for TrackingReportTask");
+        assert_eq!(
+            reports(&message).unwrap_err(),
+            "Task of type BatchWorker found on queue for TrackingReportTask"
+        );
     }
 }

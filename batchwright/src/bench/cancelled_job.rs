@@ -10,7 +10,9 @@ use anyhow::{Context as _, bail, ensure};
 use contract::{JobStatus, RangeItem};
 use framework::broker::Broker;
 use framework::broker::amqp::{Amqp, AmqpOptions};
-use framework::{Context, NoOutput, Reply, Route, Runtime, Settings, TaskError, Worker, stop_signal};
+use framework::{
+    Context, NoOutput, Reply, Route, Runtime, Settings, TaskError, Worker, stop_signal,
+};
 use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
@@ -73,14 +75,18 @@ pub struct CancelResult {
 impl CancelResult {
     /// Whether the job was cancelled and everything of it is gone.
     pub fn is_exact(&self) -> bool {
-        self.job_status == JobStatus::Cancelled && self.drained_after_seconds < DRAINED_WITHIN.as_secs_f64()
+        self.job_status == JobStatus::Cancelled
+            && self.drained_after_seconds < DRAINED_WITHIN.as_secs_f64()
     }
 }
 
 /// Runs a job, cancels it, and waits until the pipes are empty.
 pub async fn run(options: &CancelOptions) -> anyhow::Result<CancelResult> {
     ensure!(options.items > 0, "--items must be at least 1");
-    ensure!(options.worker_processes > 0, "--worker-processes must be at least 1");
+    ensure!(
+        options.worker_processes > 0,
+        "--worker-processes must be at least 1"
+    );
     let stack_options = StackOptions {
         database: Some(options.database.clone()),
         broker: Some(options.broker.clone()),
@@ -92,7 +98,9 @@ pub async fn run(options: &CancelOptions) -> anyhow::Result<CancelResult> {
     };
     let running = Stack::new(stack_options).start().await?;
     let measured = async {
-        let workers = (0..options.worker_processes).map(|_| start_worker(options)).collect::<anyhow::Result<Vec<_>>>()?;
+        let workers = (0..options.worker_processes)
+            .map(|_| start_worker(options))
+            .collect::<anyhow::Result<Vec<_>>>()?;
         measure(options, &running, workers).await
     };
     let measured = measured.await;
@@ -100,22 +108,41 @@ pub async fn run(options: &CancelOptions) -> anyhow::Result<CancelResult> {
     measured
 }
 
-async fn measure(options: &CancelOptions, running: &Running, workers: Vec<Child>) -> anyhow::Result<CancelResult> {
+async fn measure(
+    options: &CancelOptions,
+    running: &Running,
+    workers: Vec<Child>,
+) -> anyhow::Result<CancelResult> {
     let client = Client::new(&running.api_url(), "bench")?;
     let job = uuid::Uuid::new_v4().simple().to_string();
-    let processes: Vec<String> =
-        std::iter::once("self".to_owned()).chain(workers.iter().filter_map(|worker| Some(worker.id()?.to_string()))).collect();
+    let processes: Vec<String> = std::iter::once("self".to_owned())
+        .chain(
+            workers
+                .iter()
+                .filter_map(|worker| Some(worker.id()?.to_string())),
+        )
+        .collect();
     let broker = &**running.broker();
 
-    client.put(&job, &new_job(options.items, &options.pipes, None)).await?;
+    client
+        .put(&job, &new_job(options.items, &options.pipes, None))
+        .await?;
     let created = Instant::now();
     let (mut highest_depth, mut memory) = (0, Vec::new());
     while created.elapsed() < options.cancel_after {
         highest_depth = highest_depth.max(broker.depth(&options.pipes.input).await?);
-        memory.push(processes.iter().map(|process| memory_bytes(process, "VmRSS:")).collect::<Vec<_>>());
+        memory.push(
+            processes
+                .iter()
+                .map(|process| memory_bytes(process, "VmRSS:"))
+                .collect::<Vec<_>>(),
+        );
         let state = client.get(&job).await?;
         if state.status.is_finished() {
-            bail!("the job was {} before it could be cancelled; take more items, or cancel earlier", state.status);
+            bail!(
+                "the job was {} before it could be cancelled; take more items, or cancel earlier",
+                state.status
+            );
         }
         tokio::time::sleep(LOOK).await;
     }
@@ -134,7 +161,11 @@ async fn measure(options: &CancelOptions, running: &Running, workers: Vec<Child>
             *starts.entry(time).or_default() += count;
         }
     }
-    let thirds = [memory.len() / 3, memory.len() * 2 / 3, memory.len().saturating_sub(1)];
+    let thirds = [
+        memory.len() / 3,
+        memory.len() * 2 / 3,
+        memory.len().saturating_sub(1),
+    ];
     Ok(CancelResult {
         items: options.items,
         job_status: ended.status,
@@ -142,14 +173,22 @@ async fn measure(options: &CancelOptions, running: &Running, workers: Vec<Child>
         answer_ms,
         started_before_answer: starts.range(..=answered).map(|(_, count)| count).sum(),
         started_after_answer: starts.range(answered + 1..).map(|(_, count)| count).sum(),
-        last_start_after_answer_ms: starts.last_key_value().map_or(0, |(time, _)| (time - answered).max(0)),
+        last_start_after_answer_ms: starts
+            .last_key_value()
+            .map_or(0, |(time, _)| (time - answered).max(0)),
         drained_after_seconds,
         max_depth: options.max_depth,
         highest_depth,
         peak_memory_bytes: peak_memory_bytes(),
         worker_peak_memory_bytes,
         memory_bytes_by_third: (0..processes.len())
-            .map(|process| thirds.map(|at| memory.get(at).map_or(0, |sample: &Vec<u64>| sample[process])))
+            .map(|process| {
+                thirds.map(|at| {
+                    memory
+                        .get(at)
+                        .map_or(0, |sample: &Vec<u64>| sample[process])
+                })
+            })
             .collect(),
         worker_processes: options.worker_processes,
         route: options.route.name().to_owned(),
@@ -165,7 +204,11 @@ async fn drained(broker: &dyn Broker, pipes: &Pipes) -> anyhow::Result<f64> {
         for pipe in [&pipes.batch, &pipes.input, &pipes.tracking] {
             waiting += broker.depth(pipe).await?;
         }
-        let since = if waiting > 0 { None } else { Some(empty_since.unwrap_or_else(|| began.elapsed())) };
+        let since = if waiting > 0 {
+            None
+        } else {
+            Some(empty_since.unwrap_or_else(|| began.elapsed()))
+        };
         match since {
             Some(since) if began.elapsed() >= since + QUIET => return Ok(since.as_secs_f64()),
             since => empty_since = since,
@@ -215,9 +258,14 @@ pub async fn run_paced_worker(options: &PacedOptions) -> anyhow::Result<()> {
         pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         tokio::sync::Mutex::new(pace)
     });
-    let worker = Paced { starts: Arc::clone(&starts), pace };
+    let worker = Paced {
+        starts: Arc::clone(&starts),
+        pace,
+    };
     let stop = CancellationToken::new();
-    let runtime = Runtime::new(settings, Arc::clone(&broker)).worker(worker).run_until(stop.clone());
+    let runtime = Runtime::new(settings, Arc::clone(&broker))
+        .worker(worker)
+        .run_until(stop.clone());
     let asked = async {
         stop_signal().await;
         stop.cancel();
@@ -226,29 +274,67 @@ pub async fn run_paced_worker(options: &PacedOptions) -> anyhow::Result<()> {
     ended?;
     broker.close().await;
     let starts = std::mem::take(&mut *starts.lock().unwrap_or_else(PoisonError::into_inner));
-    println!("{}", serde_json::to_string(&Said { starts: starts.into_iter().collect(), peak_memory_bytes: peak_memory_bytes() })?);
+    println!(
+        "{}",
+        serde_json::to_string(&Said {
+            starts: starts.into_iter().collect(),
+            peak_memory_bytes: peak_memory_bytes()
+        })?
+    );
     Ok(())
 }
 
 fn start_worker(options: &CancelOptions) -> anyhow::Result<Child> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut command = Command::new(program);
-    command.args(["bench-worker", "--input", &options.pipes.input, "--route", options.route.name()]);
-    command.args(["--concurrency", &options.concurrency.to_string(), "--prefetch", &options.prefetch.to_string()]);
+    command.args([
+        "bench-worker",
+        "--input",
+        &options.pipes.input,
+        "--route",
+        options.route.name(),
+    ]);
+    command.args([
+        "--concurrency",
+        &options.concurrency.to_string(),
+        "--prefetch",
+        &options.prefetch.to_string(),
+    ]);
     if let Some(rate) = options.rate {
-        command.args(["--rate", &(rate / f64::from(options.worker_processes)).to_string()]);
+        command.args([
+            "--rate",
+            &(rate / f64::from(options.worker_processes)).to_string(),
+        ]);
     }
     // Not among the arguments: it may hold a password.
     command.env("BATCHWRIGHT_BROKER", &options.broker);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn().context("cannot start a worker process")
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("cannot start a worker process")
 }
 
 async fn stop_worker(worker: Child) -> anyhow::Result<Said> {
-    let process = worker.id().context("a worker process has ended before its time")?;
-    let asked = Command::new("kill").arg(process.to_string()).status().await.context("cannot run kill")?;
-    ensure!(asked.success(), "a worker process could not be asked to stop");
+    let process = worker
+        .id()
+        .context("a worker process has ended before its time")?;
+    let asked = Command::new("kill")
+        .arg(process.to_string())
+        .status()
+        .await
+        .context("cannot run kill")?;
+    ensure!(
+        asked.success(),
+        "a worker process could not be asked to stop"
+    );
     let output = worker.wait_with_output().await?;
-    ensure!(output.status.success(), "a worker process has ended with {}", output.status);
+    ensure!(
+        output.status.success(),
+        "a worker process has ended with {}",
+        output.status
+    );
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
@@ -263,7 +349,12 @@ impl Worker for Paced {
     type Output = NoOutput;
 
     async fn run(&self, _: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
-        *self.starts.lock().unwrap_or_else(PoisonError::into_inner).entry(now()).or_default() += 1;
+        *self
+            .starts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(now())
+            .or_default() += 1;
         if let Some(pace) = &self.pace {
             pace.lock().await.tick().await;
         }
@@ -273,6 +364,8 @@ impl Worker for Paced {
 
 /// Milliseconds since 1970.
 fn now() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

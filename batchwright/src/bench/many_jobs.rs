@@ -44,7 +44,9 @@ pub struct ManyJobsResult {
 impl ManyJobsResult {
     /// Whether every job has completed, with all of its items, and nothing of their tasks is left.
     pub const fn is_exact(&self) -> bool {
-        self.completed_jobs == self.jobs && self.executed_items >= self.jobs * self.items_per_job && self.leftover_tables == 0
+        self.completed_jobs == self.jobs
+            && self.executed_items >= self.jobs * self.items_per_job
+            && self.leftover_tables == 0
     }
 }
 
@@ -55,14 +57,19 @@ pub async fn run(options: &BenchOptions, jobs: u64) -> anyhow::Result<ManyJobsRe
     // A partition of its own: nothing of an earlier run is counted.
     let partition = uuid::Uuid::new_v4().simple().to_string();
     let client = Client::new(&running.api_url(), &partition)?;
-    let store = running.store().context("the benchmark runs with a store")?.clone();
+    let store = running
+        .store()
+        .context("the benchmark runs with a store")?
+        .clone();
     let measured = async {
         let catalogue_before = store.catalogue_size().await?;
         let began = Instant::now();
         create(&client, options, jobs).await?;
         finish(&client).await?;
         let seconds = began.elapsed().as_secs_f64();
-        let completed_jobs = client.count(&[("statusType", "Completed".to_owned())]).await?;
+        let completed_jobs = client
+            .count(&[("statusType", "Completed".to_owned())])
+            .await?;
         let (swept_after_seconds, leftover_tables) = swept(&store).await?;
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let per_second = |count: u64| count as f64 / seconds;
@@ -93,9 +100,18 @@ async fn create(client: &Client, options: &BenchOptions, jobs: u64) -> anyhow::R
     let outputs_of = |job: &str| options.with_output.then(|| job.to_owned());
     let put = |number: u64| async move {
         let job = number.to_string();
-        client.put(&job, &new_job(options.items, &options.pipes, outputs_of(&job).as_deref())).await
+        client
+            .put(
+                &job,
+                &new_job(options.items, &options.pipes, outputs_of(&job).as_deref()),
+            )
+            .await
     };
-    stream::iter(1..=jobs).map(put).buffer_unordered(CLIENTS).try_for_each(async |_| Ok(())).await?;
+    stream::iter(1..=jobs)
+        .map(put)
+        .buffer_unordered(CLIENTS)
+        .try_for_each(async |_| Ok(()))
+        .await?;
     Ok(())
 }
 
@@ -103,9 +119,14 @@ async fn create(client: &Client, options: &BenchOptions, jobs: u64) -> anyhow::R
 async fn finish(client: &Client) -> anyhow::Result<()> {
     let (mut last, mut since) = (u64::MAX, Instant::now());
     loop {
-        match client.count(&[("statusType", "NotFinished".to_owned())]).await? {
+        match client
+            .count(&[("statusType", "NotFinished".to_owned())])
+            .await?
+        {
             0 => return Ok(()),
-            left if left == last && since.elapsed() > Duration::from_mins(2) => bail!("{left} jobs have not moved for two minutes"),
+            left if left == last && since.elapsed() > Duration::from_mins(2) => {
+                bail!("{left} jobs have not moved for two minutes")
+            }
             left if left != last => (last, since) = (left, Instant::now()),
             _ => {}
         }

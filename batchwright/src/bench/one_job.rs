@@ -63,17 +63,31 @@ pub async fn run(options: &BenchOptions) -> anyhow::Result<BenchResult> {
     measured
 }
 
-async fn measure(options: &BenchOptions, running: &Running, executed: &AtomicU64) -> anyhow::Result<BenchResult> {
+async fn measure(
+    options: &BenchOptions,
+    running: &Running,
+    executed: &AtomicU64,
+) -> anyhow::Result<BenchResult> {
     let client = Client::new(&running.api_url(), "bench")?;
     let job = uuid::Uuid::new_v4().simple().to_string();
     let mut highest = TaskTableSize::default();
     let (mut percentage, mut progress_steps, mut progress_fell) = (0.0, 0, false);
     let began = Instant::now();
-    client.put(&job, &new_job(options.items, &options.pipes, options.with_output.then_some(job.as_str()))).await?;
+    client
+        .put(
+            &job,
+            &new_job(
+                options.items,
+                &options.pipes,
+                options.with_output.then_some(job.as_str()),
+            ),
+        )
+        .await?;
     let ended = {
         let follow = watch::follow(&client, &job, options.show, |state| {
             progress_steps += u64::from(state.percentage_complete > percentage);
-            progress_fell |= state.percentage_complete < percentage || state.percentage_complete > 100.0;
+            progress_fell |=
+                state.percentage_complete < percentage || state.percentage_complete > 100.0;
             percentage = state.percentage_complete;
         });
         tokio::pin!(follow);
@@ -85,7 +99,17 @@ async fn measure(options: &BenchOptions, running: &Running, executed: &AtomicU64
         }
     };
     let seconds = began.elapsed().as_secs_f64();
-    let outputs = if options.with_output { drain(&**running.broker(), &options.pipes.output, &job, options.items).await? } else { 0 };
+    let outputs = if options.with_output {
+        drain(
+            &**running.broker(),
+            &options.pipes.output,
+            &job,
+            options.items,
+        )
+        .await?
+    } else {
+        0
+    };
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
     let items_per_second = ended.completed_items as f64 / seconds;
     Ok(BenchResult {
@@ -105,7 +129,10 @@ async fn measure(options: &BenchOptions, running: &Running, executed: &AtomicU64
         peak_memory_bytes: peak_memory_bytes(),
         route: options.route.name().to_owned(),
         broker: running.broker().kind().to_owned(),
-        store: running.store().map(|store| store.kind().to_owned()).unwrap_or_default(),
+        store: running
+            .store()
+            .map(|store| store.kind().to_owned())
+            .unwrap_or_default(),
     })
 }
 
@@ -116,18 +143,26 @@ async fn drain(broker: &dyn Broker, pipe: &str, job: &str, items: u64) -> anyhow
     let mut found = 0;
     let mut deliveries = Vec::new();
     while found < items {
-        let taken = tokio::time::timeout(Duration::from_secs(20), consumer.next_many(&mut deliveries, 1000)).await;
+        let taken = tokio::time::timeout(
+            Duration::from_secs(20),
+            consumer.next_many(&mut deliveries, 1000),
+        )
+        .await;
         if !matches!(taken, Ok(1..)) {
             break;
         }
         for delivery in deliveries.drain(..) {
             let message = TaskMessage::decode(&delivery.body)?;
-            let result: Done = serde_json::from_slice(message.task_data.as_deref().unwrap_or_default())?;
+            let result: Done =
+                serde_json::from_slice(message.task_data.as_deref().unwrap_or_default())?;
             // Results of an earlier run that was interrupted may still be there.
             if result.params.get(RUN).is_some_and(|run| run == job) {
                 match seen.get_mut(usize::try_from(result.number)?) {
                     Some(seen) => found += u64::from(!std::mem::replace(seen, true)),
-                    None => bail!("a result for the number {}, which is no item", result.number),
+                    None => bail!(
+                        "a result for the number {}, which is no item",
+                        result.number
+                    ),
                 }
             }
             delivery.ack();
@@ -142,5 +177,9 @@ async fn table_size(running: &Running) -> anyhow::Result<TaskTableSize> {
 }
 
 fn larger(a: TaskTableSize, b: TaskTableSize) -> TaskTableSize {
-    TaskTableSize { tables: a.tables.max(b.tables), rows: a.rows.max(b.rows), bytes: a.bytes.max(b.bytes) }
+    TaskTableSize {
+        tables: a.tables.max(b.tables),
+        rows: a.rows.max(b.rows),
+        bytes: a.bytes.max(b.bytes),
+    }
 }

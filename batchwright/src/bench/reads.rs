@@ -64,23 +64,42 @@ const PAGES: [&str; 5] = [
 pub async fn run(options: &ReadsOptions) -> anyhow::Result<ReadsResult> {
     ensure!(options.requests > 0, "--requests must be at least 1");
     let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
-    let data = options.data.clone().unwrap_or_else(|| temporary.path().to_owned());
-    let stack_options = StackOptions { database: options.database.clone(), roles: vec![Role::JobService], ..StackOptions::embedded(data) };
+    let data = options
+        .data
+        .clone()
+        .unwrap_or_else(|| temporary.path().to_owned());
+    let stack_options = StackOptions {
+        database: options.database.clone(),
+        roles: vec![Role::JobService],
+        ..StackOptions::embedded(data)
+    };
     let running = Stack::new(stack_options).start().await?;
     let partition = uuid::Uuid::new_v4().simple().to_string();
     let client = Client::new(&running.api_url(), &partition)?;
-    let store = running.store().context("the benchmark runs with a store")?.clone();
+    let store = running
+        .store()
+        .context("the benchmark runs with a store")?
+        .clone();
     let measured = async {
         create_own_jobs(&client).await?;
         let beside_none = read(&client, options.requests).await?;
         let began = Instant::now();
         if options.stored_jobs > 0 {
-            store.add_sample_jobs(&PartitionId::parse(&partition)?, options.stored_jobs).await?;
+            store
+                .add_sample_jobs(&PartitionId::parse(&partition)?, options.stored_jobs)
+                .await?;
         }
         let fill_seconds = began.elapsed().as_secs_f64();
         let beside_all = read(&client, options.requests).await?;
         let (stored_jobs, requests) = (options.stored_jobs, options.requests);
-        Ok(ReadsResult { stored_jobs, requests, fill_seconds, beside_none, beside_all, store: store.kind().to_owned() })
+        Ok(ReadsResult {
+            stored_jobs,
+            requests,
+            fill_seconds,
+            beside_none,
+            beside_all,
+            store: store.kind().to_owned(),
+        })
     };
     let measured = measured.await;
     running.stop().await;
@@ -89,10 +108,19 @@ pub async fn run(options: &ReadsOptions) -> anyhow::Result<ReadsResult> {
 
 async fn create_own_jobs(client: &Client) -> anyhow::Result<()> {
     for number in 0..OWN_JOBS {
-        let labels = [("team", "team-3".to_owned()), ("mine", "yes".to_owned()), ("number", number.to_string())];
+        let labels = [
+            ("team", "team-3".to_owned()),
+            ("mine", "yes".to_owned()),
+            ("number", number.to_string()),
+        ];
         let job = NewJob {
             name: Some(format!("Job {number}")),
-            labels: Some(labels.into_iter().map(|(name, value)| (name.to_owned(), Some(value))).collect()),
+            labels: Some(
+                labels
+                    .into_iter()
+                    .map(|(name, value)| (name.to_owned(), Some(value)))
+                    .collect(),
+            ),
             task: Some(JobTask {
                 task_classifier: Some("Nothing".to_owned()),
                 task_api_version: Some(1),
@@ -119,7 +147,9 @@ async fn one_job(client: &Client, requests: usize) -> anyhow::Result<ReadTimes> 
     let mut times = Vec::with_capacity(requests);
     for number in 0..requests + WARM_UP {
         let began = Instant::now();
-        client.get(&format!("own-{}", number % OWN_JOBS as usize)).await?;
+        client
+            .get(&format!("own-{}", number % OWN_JOBS as usize))
+            .await?;
         times.push(began.elapsed());
     }
     Ok(percentiles("one job", times.split_off(WARM_UP)))
@@ -135,14 +165,37 @@ async fn page(client: &Client, what: &str, requests: usize) -> anyhow::Result<Re
         let began = Instant::now();
         let jobs = client.list(&query).await?;
         times.push(began.elapsed());
-        ensure!(jobs.len() == PAGE, "a page of {} jobs by {what:?}", jobs.len());
-        ensure!(jobs.iter().all(|job| job.labels.len() >= 2), "a job without its labels by {what:?}");
+        ensure!(
+            jobs.len() == PAGE,
+            "a page of {} jobs by {what:?}",
+            jobs.len()
+        );
+        ensure!(
+            jobs.iter().all(|job| job.labels.len() >= 2),
+            "a job without its labels by {what:?}"
+        );
     }
-    Ok(percentiles(&format!("page of {PAGE}: {}", if what.is_empty() { "newest first" } else { what }), times.split_off(WARM_UP)))
+    Ok(percentiles(
+        &format!(
+            "page of {PAGE}: {}",
+            if what.is_empty() {
+                "newest first"
+            } else {
+                what
+            }
+        ),
+        times.split_off(WARM_UP),
+    ))
 }
 
 fn percentiles(what: &str, mut times: Vec<Duration>) -> ReadTimes {
     times.sort_unstable();
-    let at = |hundredths: usize| times[(times.len() * hundredths / 100).min(times.len() - 1)].as_secs_f64() * 1000.0;
-    ReadTimes { what: what.to_owned(), p50_ms: at(50), p99_ms: at(99) }
+    let at = |hundredths: usize| {
+        times[(times.len() * hundredths / 100).min(times.len() - 1)].as_secs_f64() * 1000.0
+    };
+    ReadTimes {
+        what: what.to_owned(),
+        p50_ms: at(50),
+        p99_ms: at(99),
+    }
 }

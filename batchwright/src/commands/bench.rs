@@ -84,7 +84,12 @@ pub struct BenchWorkerArgs {
 pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
     if args.reads {
         let requests = usize::try_from(args.requests)?;
-        let options = ReadsOptions { stored_jobs: args.stored_jobs, requests, database: args.servers.database, data: args.data };
+        let options = ReadsOptions {
+            stored_jobs: args.stored_jobs,
+            requests,
+            database: args.servers.database,
+            data: args.data,
+        };
         return show(&bench::run_reads(&options).await?, true, args.json);
     }
     if let Some(seconds) = args.cancel_after {
@@ -101,7 +106,11 @@ pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
         data: args.data,
         concurrency: usize::try_from(args.concurrency)?,
         prefetch: args.prefetch,
-        show: if args.json { Show::Nothing } else { Show::Progress },
+        show: if args.json {
+            Show::Nothing
+        } else {
+            Show::Progress
+        },
     };
     if let Some(jobs) = args.jobs {
         let result = bench::run_many_jobs(&options, jobs).await?;
@@ -113,9 +122,13 @@ pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
 
 fn cancel_options(args: &BenchArgs, seconds: f64) -> anyhow::Result<CancelOptions> {
     let (Some(database), Some(broker)) = (&args.servers.database, &args.servers.broker) else {
-        bail!("a job that is cancelled has workers in other processes, so it needs servers: --database postgres://… --broker amqp://…");
+        bail!(
+            "a job that is cancelled has workers in other processes, so it needs servers: --database postgres://… --broker amqp://…"
+        );
     };
-    let Ok(cancel_after) = Duration::try_from_secs_f64(seconds) else { bail!("--cancel-after {seconds} is no number of seconds") };
+    let Ok(cancel_after) = Duration::try_from_secs_f64(seconds) else {
+        bail!("--cancel-after {seconds} is no number of seconds")
+    };
     Ok(CancelOptions {
         items: args.items,
         pipes: Pipes::of(&args.name),
@@ -132,17 +145,46 @@ fn cancel_options(args: &BenchArgs, seconds: f64) -> anyhow::Result<CancelOption
 }
 
 pub async fn bench_worker(args: BenchWorkerArgs) -> anyhow::Result<ExitCode> {
-    let BenchWorkerArgs { broker, input, route, concurrency, prefetch, rate } = args;
-    bench::run_paced_worker(&PacedOptions { broker, input, route, concurrency, prefetch, rate }).await?;
+    let BenchWorkerArgs {
+        broker,
+        input,
+        route,
+        concurrency,
+        prefetch,
+        rate,
+    } = args;
+    bench::run_paced_worker(&PacedOptions {
+        broker,
+        input,
+        route,
+        concurrency,
+        prefetch,
+        rate,
+    })
+    .await?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn a_rate(text: &str) -> Result<f64, String> {
-    let rate = text.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate > 0.0);
+    let rate = text
+        .parse::<f64>()
+        .ok()
+        .filter(|rate| rate.is_finite() && *rate > 0.0);
     rate.ok_or_else(|| format!("{text:?} is no number above 0"))
 }
 
 fn show(result: &impl Serialize, exact: bool, on_one_line: bool) -> anyhow::Result<ExitCode> {
-    println!("{}", if on_one_line { serde_json::to_string(result) } else { serde_json::to_string_pretty(result) }?);
-    Ok(if exact { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    println!(
+        "{}",
+        if on_one_line {
+            serde_json::to_string(result)
+        } else {
+            serde_json::to_string_pretty(result)
+        }?
+    );
+    Ok(if exact {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }

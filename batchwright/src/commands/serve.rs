@@ -121,9 +121,20 @@ pub struct RunArgs {
 }
 
 impl StackArgs {
-    fn options(self, data: PathBuf, roles: Vec<Role>, variables: &Variables) -> anyhow::Result<StackOptions> {
+    fn options(
+        self,
+        data: PathBuf,
+        roles: Vec<Role>,
+        variables: &Variables,
+    ) -> anyhow::Result<StackOptions> {
         let lookup = |name: &str| variables.get(name).map(str::to_owned);
-        let job_types = self.jobs.job_types.as_deref().map(|folder| JobTypes::load(folder, lookup)).transpose()?.unwrap_or_default();
+        let job_types = self
+            .jobs
+            .job_types
+            .as_deref()
+            .map(|folder| JobTypes::load(folder, lookup))
+            .transpose()?
+            .unwrap_or_default();
         Ok(StackOptions {
             database: self.servers.database,
             broker: self.servers.broker,
@@ -158,20 +169,42 @@ impl StackArgs {
     }
 }
 
-pub async fn up(args: UpArgs, variables: &Variables, configuration: &Configuration) -> anyhow::Result<ExitCode> {
-    let roles = vec![Role::JobService, Role::BatchWorker, Role::TrackingWorker, Role::ExampleWorker];
+pub async fn up(
+    args: UpArgs,
+    variables: &Variables,
+    configuration: &Configuration,
+) -> anyhow::Result<ExitCode> {
+    let roles = vec![
+        Role::JobService,
+        Role::BatchWorker,
+        Role::TrackingWorker,
+        Role::ExampleWorker,
+    ];
     configuration.log();
-    let running = Stack::new(args.stack.options(args.data, roles, variables)?).start().await?;
+    let running = Stack::new(args.stack.options(args.data, roles, variables)?)
+        .start()
+        .await?;
     println!("API         {}", running.api_url());
     println!("Swagger UI  {}/job-service-ui/", running.url());
-    println!("health      {}/health-check?name=all&type=READY", running.url());
+    println!(
+        "health      {}/health-check?name=all&type=READY",
+        running.url()
+    );
     std::io::stdout().flush()?;
     running.until_asked_to_stop().await?;
     Ok(ExitCode::SUCCESS)
 }
 
-pub async fn run(args: RunArgs, variables: &Variables, configuration: &Configuration) -> anyhow::Result<ExitCode> {
-    let RunArgs { role, input_pipe, stack } = args;
+pub async fn run(
+    args: RunArgs,
+    variables: &Variables,
+    configuration: &Configuration,
+) -> anyhow::Result<ExitCode> {
+    let RunArgs {
+        role,
+        input_pipe,
+        stack,
+    } = args;
     if stack.servers.broker.is_none() {
         bail!("a role by itself needs a broker that it shares with the others: --broker amqp://…");
     }
@@ -201,5 +234,9 @@ fn a_time_of_expiry(text: &str) -> Result<String, String> {
 }
 
 fn policy(expiry_time: String) -> Option<ExpiryPolicy> {
-    (expiry_time != "none").then(|| ExpiryPolicy { expiry_time, policer: Some(Policer::System), ..ExpiryPolicy::default() })
+    (expiry_time != "none").then(|| ExpiryPolicy {
+        expiry_time,
+        policer: Some(Policer::System),
+        ..ExpiryPolicy::default()
+    })
 }

@@ -11,14 +11,33 @@ use crate::Cli;
 /// CAF's variables that have no effect here, and why.
 const NOT_READ: &[(&[&str], &str)] = &[
     (
-        &["CAF_RABBITMQ_BACKOFF_INTERVAL", "CAF_RABBITMQ_MAX_BACKOFF_INTERVAL", "CAF_RABBITMQ_MAX_ATTEMPTS"],
+        &[
+            "CAF_RABBITMQ_BACKOFF_INTERVAL",
+            "CAF_RABBITMQ_MAX_BACKOFF_INTERVAL",
+            "CAF_RABBITMQ_MAX_ATTEMPTS",
+        ],
         "a lost connection is made again for ever, with a back-off of its own",
     ),
-    (&["CAF_WORKER_RETRY_QUEUE"], "what is tried again comes back to the input pipe, by way of its delay pipes"),
-    (&["CAF_WORKER_FRIENDLY_NAME"], "a failure names the worker by its name"),
-    (&["CAF_WORKER_ENABLE_DIVERTED_TASK_CHECKING"], "a worker always passes on what is not for it"),
-    (&["CAF_WORKER_REPORT_UPDATES_BUFFER_LIMIT"], "reports are sent in runs that measure themselves"),
-    (&["CAF_WORKER_MAX_BATCH_TIME"], "the tracking worker takes what is there and waits for nothing"),
+    (
+        &["CAF_WORKER_RETRY_QUEUE"],
+        "what is tried again comes back to the input pipe, by way of its delay pipes",
+    ),
+    (
+        &["CAF_WORKER_FRIENDLY_NAME"],
+        "a failure names the worker by its name",
+    ),
+    (
+        &["CAF_WORKER_ENABLE_DIVERTED_TASK_CHECKING"],
+        "a worker always passes on what is not for it",
+    ),
+    (
+        &["CAF_WORKER_REPORT_UPDATES_BUFFER_LIMIT"],
+        "reports are sent in runs that measure themselves",
+    ),
+    (
+        &["CAF_WORKER_MAX_BATCH_TIME"],
+        "the tracking worker takes what is there and waits for nothing",
+    ),
     (
         &[
             "CAF_WORKER_DATASTORE_PATH",
@@ -31,10 +50,22 @@ const NOT_READ: &[(&[&str], &str)] = &[
         ],
         "there is no data store",
     ),
-    (&["CAF_WORKER_PAYLOAD_OFFLOADING_ENABLED", "CAF_WORKER_PAYLOAD_OFFLOADING_THRESHOLD_BYTES"], "payloads travel in their messages"),
-    (&["CAF_WORKER_FAILURE_QUEUE"], "there is no scheduler role with messages of its own"),
     (
-        &["CAF_BATCH_WORKER_CACHE_EXPIRE_TIME", "CAF_BATCH_WORKER_ERROR_QUEUE"],
+        &[
+            "CAF_WORKER_PAYLOAD_OFFLOADING_ENABLED",
+            "CAF_WORKER_PAYLOAD_OFFLOADING_THRESHOLD_BYTES",
+        ],
+        "payloads travel in their messages",
+    ),
+    (
+        &["CAF_WORKER_FAILURE_QUEUE"],
+        "there is no scheduler role with messages of its own",
+    ),
+    (
+        &[
+            "CAF_BATCH_WORKER_CACHE_EXPIRE_TIME",
+            "CAF_BATCH_WORKER_ERROR_QUEUE",
+        ],
         "the batch worker has no cache; its failures are reported and copied to its reject pipe",
     ),
     (
@@ -74,12 +105,25 @@ const NOT_READ: &[(&[&str], &str)] = &[
         ],
         "there are no configuration files",
     ),
-    (&["CAF_ENABLE_ENV_SECRETS", "CAF_ENABLE_FILE_SECRETS"], "both ways are always there; the variable comes before the file"),
     (
-        &["CAF_SCHEDULER_INPUT_QUEUE", "CAF_SCHEDULED_EXECUTOR_PERIOD", "CAF_DROP_TABLES_SCHEDULER_PERIOD"],
+        &["CAF_ENABLE_ENV_SECRETS", "CAF_ENABLE_FILE_SECRETS"],
+        "both ways are always there; the variable comes before the file",
+    ),
+    (
+        &[
+            "CAF_SCHEDULER_INPUT_QUEUE",
+            "CAF_SCHEDULED_EXECUTOR_PERIOD",
+            "CAF_DROP_TABLES_SCHEDULER_PERIOD",
+        ],
         "there is no scheduler to wake or to time: a commit wakes the relay and the sweeper",
     ),
-    (&["CAF_JOB_TRACKING_PROPAGATE_FAILURES", "CAF_JOB_SCHEDULER_PROPAGATE_FAILURES"], "CAF does not read them either"),
+    (
+        &[
+            "CAF_JOB_TRACKING_PROPAGATE_FAILURES",
+            "CAF_JOB_SCHEDULER_PROPAGATE_FAILURES",
+        ],
+        "CAF does not read them either",
+    ),
     (
         &[
             "CAF_WORKER_TASKSTOWING_DATABASE_HOST",
@@ -106,10 +150,18 @@ const NOT_READ: &[(&[&str], &str)] = &[
         "HTTPS ends at a proxy",
     ),
     (
-        &["JOB_SERVICE_JAVA_OPTS", "CRASH_DUMP_ON_OUT_OF_MEMORY_ERROR", "HEAP_DUMP_ON_OUT_OF_MEMORY_ERROR", "CRASH_DUMP_FILE_PATH"],
+        &[
+            "JOB_SERVICE_JAVA_OPTS",
+            "CRASH_DUMP_ON_OUT_OF_MEMORY_ERROR",
+            "HEAP_DUMP_ON_OUT_OF_MEMORY_ERROR",
+            "CRASH_DUMP_FILE_PATH",
+        ],
         "there is no Java",
     ),
-    (&["CAF_JOB_SERVICE_RESUME_JOB_QUEUE"], "what a paused job holds is sent on by the service itself"),
+    (
+        &["CAF_JOB_SERVICE_RESUME_JOB_QUEUE"],
+        "what a paused job holds is sent on by the service itself",
+    ),
 ];
 
 /// The tables of the guide.
@@ -120,27 +172,63 @@ fn tables() -> String {
         "### `batchwright up`, `batchwright run ROLE`\n\n| variable | flag | default | CAF's variables | |\n|---|---|---|---|---|"
     );
     let command = Cli::command();
-    let serving = SERVING.iter().filter_map(|name| command.find_subcommand(name)).flat_map(Command::get_arguments);
+    let serving = SERVING
+        .iter()
+        .filter_map(|name| command.find_subcommand(name))
+        .flat_map(Command::get_arguments);
     let mut rows = BTreeMap::new();
     for arg in command.get_arguments().chain(serving) {
         let Some(name) = own_name(arg) else { continue };
-        let default = arg.get_default_values().first().map_or_else(|| "none".to_owned(), |value| format!("`{}`", value.to_string_lossy()));
-        let caf = CAF.iter().find(|(own, _)| *own == name).map_or(&[][..], |(_, caf)| *caf);
-        let file = if SECRET.contains(&name.as_str()) { format!("<br>`{name}_FILE`") } else { String::new() };
+        let default = arg.get_default_values().first().map_or_else(
+            || "none".to_owned(),
+            |value| format!("`{}`", value.to_string_lossy()),
+        );
+        let caf = CAF
+            .iter()
+            .find(|(own, _)| *own == name)
+            .map_or(&[][..], |(_, caf)| *caf);
+        let file = if SECRET.contains(&name.as_str()) {
+            format!("<br>`{name}_FILE`")
+        } else {
+            String::new()
+        };
         let meaning = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        let row = format!("| `{name}`{file} | `--{}` | {default} | {} | {meaning} |", arg.get_long().unwrap_or_default(), names(caf));
+        let row = format!(
+            "| `{name}`{file} | `--{}` | {default} | {} | {meaning} |",
+            arg.get_long().unwrap_or_default(),
+            names(caf)
+        );
         rows.insert(name, row);
     }
     for row in rows.values() {
         let _ = writeln!(text, "{row}");
     }
-    let _ = writeln!(text, "\n### A worker (`Runtime::from_env`)\n\n| variable | default | CAF's variables | |\n|---|---|---|---|");
+    let _ = writeln!(
+        text,
+        "\n### A worker (`Runtime::from_env`)\n\n| variable | default | CAF's variables | |\n|---|---|---|---|"
+    );
     for variable in VARIABLES {
-        let own: Vec<String> = variable.own_names().map(|name| format!("`{name}`")).collect();
-        let default = if variable.default == "none" { "none".to_owned() } else { format!("`{}`", variable.default) };
-        let _ = writeln!(text, "| {} | {default} | {} | {} |", own.join("<br>"), names(variable.caf), variable.meaning);
+        let own: Vec<String> = variable
+            .own_names()
+            .map(|name| format!("`{name}`"))
+            .collect();
+        let default = if variable.default == "none" {
+            "none".to_owned()
+        } else {
+            format!("`{}`", variable.default)
+        };
+        let _ = writeln!(
+            text,
+            "| {} | {default} | {} | {} |",
+            own.join("<br>"),
+            names(variable.caf),
+            variable.meaning
+        );
     }
-    let _ = writeln!(text, "\n### Not read\n\n| CAF's variables | why not |\n|---|---|");
+    let _ = writeln!(
+        text,
+        "\n### Not read\n\n| CAF's variables | why not |\n|---|---|"
+    );
     for (names, why) in NOT_READ {
         let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
         let _ = writeln!(text, "| {} | {why} |", names.join("<br>"));
@@ -158,7 +246,11 @@ fn names(caf: &[(&str, Caf)]) -> String {
             Caf::AboveZero => ", when above 0",
             Caf::Not => ", turned round",
         };
-        let file = if name.ends_with("_PASSWORD") { format!("<br>`{name}_FILE`") } else { String::new() };
+        let file = if name.ends_with("_PASSWORD") {
+            format!("<br>`{name}_FILE`")
+        } else {
+            String::new()
+        };
         format!("`{name}`{made}{file}")
     };
     caf.iter().map(one).collect::<Vec<_>>().join("<br>")
@@ -169,24 +261,38 @@ fn the_guide_tells_what_is_read_and_what_is_not() {
     const GUIDE: &str = include_str!("../../../docs/configuration.md");
     let (_, rest) = GUIDE.split_once("<!-- tables -->\n").unwrap();
     let (told, _) = rest.split_once("<!-- end of tables -->").unwrap();
-    assert!(told == tables(), "docs/configuration.md is to have between its marks:\n{}", tables());
+    assert!(
+        told == tables(),
+        "docs/configuration.md is to have between its marks:\n{}",
+        tables()
+    );
 }
 
 #[test]
 fn no_variable_is_both_read_and_not_read_and_every_own_name_is_one() {
-    let read: Vec<&str> =
-        CAF.iter().flat_map(|(_, caf)| *caf).chain(VARIABLES.iter().flat_map(|variable| variable.caf)).map(|(name, _)| *name).collect();
+    let read: Vec<&str> = CAF
+        .iter()
+        .flat_map(|(_, caf)| *caf)
+        .chain(VARIABLES.iter().flat_map(|variable| variable.caf))
+        .map(|(name, _)| *name)
+        .collect();
     for (names, _) in NOT_READ {
         assert_eq!(names.iter().find(|name| read.contains(name)), None);
     }
     let known = known(&Cli::command());
     for (own, _) in CAF {
-        assert!(known.contains(&(*own).to_owned()) && own.starts_with(PREFIX), "{own}");
+        assert!(
+            known.contains(&(*own).to_owned()) && own.starts_with(PREFIX),
+            "{own}"
+        );
     }
 }
 
 fn variables(all: &[(&str, &str)]) -> Variables {
-    Variables::new(all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))
+    Variables::new(
+        all.iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+    )
 }
 
 fn configuration(arguments: &str, all: &[(&str, &str)]) -> Result<String, String> {
@@ -212,7 +318,14 @@ const CAF_SERVERS: [(&str, &str); 9] = [
 
 #[test]
 fn flags_come_before_our_variables_ours_before_cafs_and_cafs_before_defaults() {
-    let caf = [&CAF_SERVERS[..], &[("CAF_JOB_SERVICE_PAGE_SIZE", "7"), ("CAF_WEBSERVICE_URL", "http://service")]].concat();
+    let caf = [
+        &CAF_SERVERS[..],
+        &[
+            ("CAF_JOB_SERVICE_PAGE_SIZE", "7"),
+            ("CAF_WEBSERVICE_URL", "http://service"),
+        ],
+    ]
+    .concat();
     let told = configuration("run job-service --page-size 9", &caf).unwrap();
     for line in [
         "database=postgres://ann:***@db:5432/jobs?application_name=job%20service (JOB_SERVICE_DATABASE_*)",
@@ -228,23 +341,41 @@ fn flags_come_before_our_variables_ours_before_cafs_and_cafs_before_defaults() {
     // What is not above 0 is no page size, and CAF takes its default then.
     for size in ["0", "-1"] {
         let told = configuration("up", &[("CAF_JOB_SERVICE_PAGE_SIZE", size)]).unwrap();
-        assert!(told.lines().any(|told| told == "page-size=25 (default)"), "{told}");
+        assert!(
+            told.lines().any(|told| told == "page-size=25 (default)"),
+            "{told}"
+        );
     }
     // CAF's are for what serves.
     let told = configuration("bench", &caf).unwrap();
     assert!(!told.contains("mq:5672"), "{told}");
-    assert!(!configuration("run job-service", &[("BATCHWRIGHT_DATABASE", "postgres://own/db"), CAF_SERVERS[0]]).unwrap().contains("@db:"));
+    assert!(
+        !configuration(
+            "run job-service",
+            &[
+                ("BATCHWRIGHT_DATABASE", "postgres://own/db"),
+                CAF_SERVERS[0]
+            ]
+        )
+        .unwrap()
+        .contains("@db:")
+    );
 }
 
 #[test]
 fn a_value_that_cannot_be_is_told_with_its_variable() {
-    let refusal = configuration("run tracking-worker", &[("CAF_STATUS_CHECK_INTERVAL_SECONDS", "often")]).unwrap_err();
+    let refusal = configuration(
+        "run tracking-worker",
+        &[("CAF_STATUS_CHECK_INTERVAL_SECONDS", "often")],
+    )
+    .unwrap_err();
     assert!(
         refusal.contains("invalid value 'often' for '--status-interval")
             && refusal.ends_with("from Some(\"CAF_STATUS_CHECK_INTERVAL_SECONDS\")"),
         "{refusal}"
     );
-    let refusal = configuration("up --page-size 0", &[("CAF_JOB_SERVICE_PAGE_SIZE", "7")]).unwrap_err();
+    let refusal =
+        configuration("up --page-size 0", &[("CAF_JOB_SERVICE_PAGE_SIZE", "7")]).unwrap_err();
     assert!(refusal.ends_with("from None"), "{refusal}");
     for (name, value, text) in [
         (
@@ -252,7 +383,11 @@ fn a_value_that_cannot_be_is_told_with_its_variable() {
             "x",
             "the variable BATCHWRIGHT_JOB_TYPE is no setting of batchwright; did you mean BATCHWRIGHT_JOB_TYPES?",
         ),
-        ("CAF_RABBITMQ_PORT", "x", "the variable CAF_RABBITMQ_PORT is \"x\": invalid digit found in string"),
+        (
+            "CAF_RABBITMQ_PORT",
+            "x",
+            "the variable CAF_RABBITMQ_PORT is \"x\": invalid digit found in string",
+        ),
         (
             "BATCHWRIGHT_DATABASE_FILE",
             "/no/such",
@@ -261,12 +396,23 @@ fn a_value_that_cannot_be_is_told_with_its_variable() {
     ] {
         assert_eq!(configuration("up", &[(name, value)]).unwrap_err(), text);
     }
-    let input = [("BATCHWRIGHT_INPUT_PIPE", "known to workers"), ("BATCHWRIGHT_ATTEMPTS", "3"), ("OTHER_THING", "")];
+    let input = [
+        ("BATCHWRIGHT_INPUT_PIPE", "known to workers"),
+        ("BATCHWRIGHT_ATTEMPTS", "3"),
+        ("OTHER_THING", ""),
+    ];
     assert!(configuration("get j", &input).is_ok());
     let help = configuration(
         "up --help",
-        &[("BATCHWRIGHT_DATABASE_FILE", "/no/such"), ("CAF_RABBITMQ_PASSWORD", "secret"), ("BATCHWRIGHT_X", "")],
+        &[
+            ("BATCHWRIGHT_DATABASE_FILE", "/no/such"),
+            ("CAF_RABBITMQ_PASSWORD", "secret"),
+            ("BATCHWRIGHT_X", ""),
+        ],
     )
     .unwrap_err();
-    assert!(help.contains("Usage: ") && !help.contains("secret"), "{help}");
+    assert!(
+        help.contains("Usage: ") && !help.contains("secret"),
+        "{help}"
+    );
 }

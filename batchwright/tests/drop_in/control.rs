@@ -23,7 +23,12 @@ on_both_stores![
 ];
 
 /// Every status, with what an action answers: 204 or the text of the refusal.
-async fn each_status(service: &Service, action: &str, after: &str, answers: [(&str, Option<String>); 6]) {
+async fn each_status(
+    service: &Service,
+    action: &str,
+    after: &str,
+    answers: [(&str, Option<String>); 6],
+) {
     for (status, refusal) in answers {
         service.create_as(status, status).await;
         let before = service.job(status).await;
@@ -33,13 +38,26 @@ async fn each_status(service: &Service, action: &str, after: &str, answers: [(&s
             None => assert_eq!(answer.is(204).body, "", "{action} of {status}"),
         }
         let now = service.job(status).await;
-        let expected = if answer_changes(status, action) { after } else { status };
+        let expected = if answer_changes(status, action) {
+            after
+        } else {
+            status
+        };
         assert_eq!(now["status"], expected, "{action} of {status}");
         if expected == status {
-            assert_eq!(now, before, "{action} of {status} changes nothing, not even lastUpdateTime");
+            assert_eq!(
+                now, before,
+                "{action} of {status} changes nothing, not even lastUpdateTime"
+            );
         } else {
-            assert!(now["lastUpdateTime"].as_i64() >= before["lastUpdateTime"].as_i64(), "{action} of {status}");
-            assert_eq!(now["percentageComplete"], before["percentageComplete"], "{action} of {status}");
+            assert!(
+                now["lastUpdateTime"].as_i64() >= before["lastUpdateTime"].as_i64(),
+                "{action} of {status}"
+            );
+            assert_eq!(
+                now["percentageComplete"], before["percentageComplete"],
+                "{action} of {status}"
+            );
         }
     }
 }
@@ -52,9 +70,15 @@ fn answer_changes(status: &str, action: &str) -> bool {
     }
 }
 
-async fn a_job_that_is_not_over_can_be_cancelled_and_cancelling_again_changes_nothing(store: Store) {
+async fn a_job_that_is_not_over_can_be_cancelled_and_cancelling_again_changes_nothing(
+    store: Store,
+) {
     let service = Service::start(store).await;
-    let refusal = |status: &str| Some(format!("ERROR: job_id {{{status}}} cannot be cancelled as it has a status of {status}."));
+    let refusal = |status: &str| {
+        Some(format!(
+            "ERROR: job_id {{{status}}} cannot be cancelled as it has a status of {status}."
+        ))
+    };
     let answers = [
         ("Waiting", None),
         ("Active", None),
@@ -66,7 +90,9 @@ async fn a_job_that_is_not_over_can_be_cancelled_and_cancelling_again_changes_no
     each_status(&service, "cancel", "Cancelled", answers).await;
 }
 
-async fn only_a_job_that_waits_or_is_active_can_be_paused_and_pausing_again_changes_nothing(store: Store) {
+async fn only_a_job_that_waits_or_is_active_can_be_paused_and_pausing_again_changes_nothing(
+    store: Store,
+) {
     let service = Service::start(store).await;
     let refusal = |status: &str| {
         Some(format!(
@@ -88,7 +114,9 @@ async fn only_a_job_that_waits_or_is_active_can_be_paused_and_pausing_again_chan
 async fn only_a_paused_job_can_be_resumed_and_resuming_an_active_one_changes_nothing(store: Store) {
     let service = Service::start(store).await;
     let refusal = |status: &str| {
-        Some(format!("job_id {status} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed."))
+        Some(format!(
+            "job_id {status} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed."
+        ))
     };
     let answers = [
         ("Waiting", refusal("Waiting")),
@@ -103,14 +131,24 @@ async fn only_a_paused_job_can_be_resumed_and_resuming_an_active_one_changes_not
 
 async fn any_job_can_be_deleted_once(store: Store) {
     let service = Service::start(store).await;
-    for status in ["Waiting", "Active", "Paused", "Cancelled", "Completed", "Failed"] {
+    for status in [
+        "Waiting",
+        "Active",
+        "Paused",
+        "Cancelled",
+        "Completed",
+        "Failed",
+    ] {
         service.create_as(status, status).await;
         service.complete(status, ".1").await;
         service.all_is_counted().await;
         service.delete(status).await.is(204);
         let text = format!("ERROR: job_id {{{status}}} not found");
         service.delete(status).await.refuses(404, &text);
-        service.get(&format!("/jobs/{status}/status")).await.refuses(404, &text);
+        service
+            .get(&format!("/jobs/{status}/status"))
+            .await
+            .refuses(404, &text);
         // Its id is free.
         service.create(status, &service.new_job("in")).await;
         assert_eq!(service.state(status).await, ("Waiting".to_owned(), 0.0));
@@ -120,9 +158,15 @@ async fn any_job_can_be_deleted_once(store: Store) {
 async fn nothing_can_be_done_to_a_job_that_is_not_there(store: Store) {
     let service = Service::start(store).await;
     for action in ["cancel", "pause", "resume"] {
-        service.post(&format!("/jobs/nobody/{action}"), &[]).await.refuses(404, "ERROR: job_id {nobody} not found");
+        service
+            .post(&format!("/jobs/nobody/{action}"), &[])
+            .await
+            .refuses(404, "ERROR: job_id {nobody} not found");
     }
-    service.delete("nobody").await.refuses(404, "ERROR: job_id {nobody} not found");
+    service
+        .delete("nobody")
+        .await
+        .refuses(404, "ERROR: job_id {nobody} not found");
 }
 
 async fn a_job_that_is_over_before_it_was_dispatched_never_is(store: Store) {
@@ -163,7 +207,9 @@ async fn a_job_that_was_paused_before_it_was_dispatched_is_when_it_is_resumed(st
 async fn a_dependent_that_is_paused_or_cancelled_is_not_started_by_its_prerequisite(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
-    service.create("root", &service.new_job("of-no-interest")).await;
+    service
+        .create("root", &service.new_job("of-no-interest"))
+        .await;
     let mut waiting = service.new_job("in");
     waiting["prerequisiteJobIds"] = json!(["root"]);
     for job in ["cancelled", "paused", "wanted"] {
@@ -173,7 +219,10 @@ async fn a_dependent_that_is_paused_or_cancelled_is_not_started_by_its_prerequis
     service.post("/jobs/paused/pause", &[]).await.is(204);
     service.complete("root", "").await;
     assert_eq!(pipe.next_jobs(1).await, ["wanted"]);
-    assert_eq!(service.state("cancelled").await, ("Cancelled".to_owned(), 0.0));
+    assert_eq!(
+        service.state("cancelled").await,
+        ("Cancelled".to_owned(), 0.0)
+    );
     service.create("marker", &service.new_job("in")).await;
     assert_eq!(pipe.next_jobs(1).await, ["marker"]);
     service.post("/jobs/paused/resume", &[]).await.is(204);
@@ -188,7 +237,13 @@ fn task_of(service: &Service, job: &str, steps: &str) -> Value {
         "statusCheckUrl": format!("{}{}", service.root, service.path(&format!("/jobs/{job}/status"))),
         "trackingPipe": service.tracking_pipe, "trackTo": service.pipe("target")
     });
-    let mut task = message("OrderWorker", &json!({"orderId": 51}), "NEW_TASK", Some(&service.pipe("work")), &tracking);
+    let mut task = message(
+        "OrderWorker",
+        &json!({"orderId": 51}),
+        "NEW_TASK",
+        Some(&service.pipe("work")),
+        &tracking,
+    );
     task["correlationId"] = json!("corr-42");
     task["sourceInfo"] = json!({"name": "worker-batch", "version": "3.7.0"});
     task["context"] = json!({"caf/worker": "b3BhcXVl"});
@@ -203,8 +258,12 @@ async fn hand_over(service: &Service, work: &mut Pipe, tasks: &[&Value]) {
         service.publish(&paused, task).await;
     }
     let active = harness::unique("active");
-    service.create(&active, &service.new_job("of-no-interest")).await;
-    service.publish(&paused, &task_of(service, &active, ".1")).await;
+    service
+        .create(&active, &service.new_job("of-no-interest"))
+        .await;
+    service
+        .publish(&paused, &task_of(service, &active, ".1"))
+        .await;
     // One that has come back before may come once more when its process was killed just then.
     while let [back] = &*work.next_jobs(1).await
         && *back != format!("{active}.1")
@@ -253,7 +312,12 @@ async fn kept_tasks_of_a_job_that_comes_to_its_end_go_with_it(store: Store) {
     let jobs = ["deleted", "cancelled", "completed", "failed"];
     for job in jobs {
         service.create_as(job, "Paused").await;
-        hand_over(&service, &mut work, &[&task_of(&service, job, ".1"), &task_of(&service, job, ".2")]).await;
+        hand_over(
+            &service,
+            &mut work,
+            &[&task_of(&service, job, ".1"), &task_of(&service, job, ".2")],
+        )
+        .await;
     }
     // CAF answers 500, because of the kept tasks.
     service.delete("deleted").await.is(204);
@@ -266,7 +330,9 @@ async fn kept_tasks_of_a_job_that_comes_to_its_end_go_with_it(store: Store) {
     let late = jobs.map(|job| task_of(&service, job, ".3"));
     hand_over(&service, &mut work, &late.each_ref()).await;
     service.post("/jobs:delete", &[]).await.is(200);
-    service.create("deleted", &service.new_job("of-no-interest")).await;
+    service
+        .create("deleted", &service.new_job("of-no-interest"))
+        .await;
     // What is given back later comes first.
     service.create_as("last", "Paused").await;
     hand_over(&service, &mut work, &[&task_of(&service, "last", ".1")]).await;

@@ -47,9 +47,20 @@ async fn jobs_are_cancelled_beside_one_that_has_finished_unseen(store: Store) {
     service.complete("finished", ".2*").await;
     service.fail("failed", ".1", "boom").await;
     service.all_is_counted().await;
-    assert_eq!(service.post("/jobs:cancel", &[]).await.is(200).json(), json!({"jobsCanceled": 2}));
-    assert_eq!(service.post("/jobs:cancel", &[]).await.is(200).json(), json!({"jobsCanceled": 0}));
-    for (job, status) in [("finished", "Completed"), ("failed", "Failed"), ("open", "Cancelled"), ("paused", "Cancelled")] {
+    assert_eq!(
+        service.post("/jobs:cancel", &[]).await.is(200).json(),
+        json!({"jobsCanceled": 2})
+    );
+    assert_eq!(
+        service.post("/jobs:cancel", &[]).await.is(200).json(),
+        json!({"jobsCanceled": 0})
+    );
+    for (job, status) in [
+        ("finished", "Completed"),
+        ("failed", "Failed"),
+        ("open", "Cancelled"),
+        ("paused", "Cancelled"),
+    ] {
         assert_eq!(service.state(job).await.0, status, "{job}");
     }
 }
@@ -72,20 +83,40 @@ async fn filters_see_the_true_status_also_of_a_job_that_nobody_has_read(store: S
         ("statusType", "NotFinished", vec!["half", "waiting"]),
         ("statusType", "Inactive", vec!["completed", "failed"]),
         ("filter", "status==Failed", vec!["failed"]),
-        ("filter", "percentageComplete=ge=50", vec!["completed", "failed", "half"]),
+        (
+            "filter",
+            "percentageComplete=ge=50",
+            vec!["completed", "failed", "half"],
+        ),
     ] {
-        let filter = if parameter == "filter" { format!("{mine};{value}") } else { mine.to_owned() };
+        let filter = if parameter == "filter" {
+            format!("{mine};{value}")
+        } else {
+            mine.to_owned()
+        };
         let mut parameters = vec![("filter", filter.as_str())];
         if parameter != "filter" {
             parameters.push((parameter, value));
         }
-        let count = service.ask("/jobStats/count", &parameters).await.is(200).json();
+        let count = service
+            .ask("/jobStats/count", &parameters)
+            .await
+            .is(200)
+            .json();
         assert_eq!(count, json!(expected.len()), "{parameter}={value}");
         parameters.push(("sort", "jobId:asc"));
-        assert_eq!(service.ask("/jobs", &parameters).await.ids(), expected, "{parameter}={value}");
+        assert_eq!(
+            service.ask("/jobs", &parameters).await.ids(),
+            expected,
+            "{parameter}={value}"
+        );
     }
     // A list tells as much as a job does, its failures and times included.
-    let told = service.ask("/jobs", &[("filter", "id==failed")]).await.is(200).json();
+    let told = service
+        .ask("/jobs", &[("filter", "id==failed")])
+        .await
+        .is(200)
+        .json();
     assert_eq!(told, json!([service.job("failed").await]));
     assert_eq!(told[0]["failures"][0]["failureMessage"], "boom");
 }
@@ -95,13 +126,39 @@ async fn equal_ids_in_two_partitions_are_two_jobs(store: Store) {
     let service = Service::start(store).await;
     let elsewhere = |path: &str| format!("/job-service/v1/partitions/elsewhere{path}");
     service.create("j", &service.new_job("in")).await;
-    service.call(Method::PUT, &elsewhere("/jobs/j"), Some(&service.new_job("in").to_string()), &[]).await.is(201);
+    service
+        .call(
+            Method::PUT,
+            &elsewhere("/jobs/j"),
+            Some(&service.new_job("in").to_string()),
+            &[],
+        )
+        .await
+        .is(201);
     service.fail("j", "", "a secret of this tenant").await;
     service.becomes("j", "Failed", 0.0).await;
-    let told = service.call(Method::GET, &elsewhere("/jobs"), None, &[]).await.is(200).json();
-    assert_eq!((&told[0]["status"], &told[0]["failures"], told.as_array().unwrap().len()), (&json!("Waiting"), &json!([]), 1));
+    let told = service
+        .call(Method::GET, &elsewhere("/jobs"), None, &[])
+        .await
+        .is(200)
+        .json();
+    assert_eq!(
+        (
+            &told[0]["status"],
+            &told[0]["failures"],
+            told.as_array().unwrap().len()
+        ),
+        (&json!("Waiting"), &json!([]), 1)
+    );
     let cancel = elsewhere("/jobs:cancel");
-    assert_eq!(service.call(Method::POST, &cancel, None, &[]).await.is(200).json(), json!({"jobsCanceled": 1}));
+    assert_eq!(
+        service
+            .call(Method::POST, &cancel, None, &[])
+            .await
+            .is(200)
+            .json(),
+        json!({"jobsCanceled": 1})
+    );
     assert_eq!(service.state("j").await, ("Failed".to_owned(), 0.0));
 }
 
@@ -114,7 +171,9 @@ async fn an_id_of_a_task_may_be_as_deep_as_it_likes_and_spoils_nothing(store: St
     // Parents of 59 characters and more, ids of more than 70, and what no worker would ever make.
     for depth in [200, 64, 30, 11, 6] {
         service.complete(&id, &".1".repeat(depth)).await;
-        service.fail("other", &format!("{}.x", ".7".repeat(depth)), "no id").await;
+        service
+            .fail("other", &format!("{}.x", ".7".repeat(depth)), "no id")
+            .await;
         service.all_is_counted().await;
         service.job(&id).await;
         assert!(service.get("/jobs").await.ids().contains(&id), "{depth}");
@@ -126,7 +185,9 @@ async fn an_id_of_a_task_may_be_as_deep_as_it_likes_and_spoils_nothing(store: St
 }
 
 // Defect 12
-async fn the_same_request_is_the_same_after_a_restart_and_another_one_with_the_same_hash_code_is_not(store: Store) {
+async fn the_same_request_is_the_same_after_a_restart_and_another_one_with_the_same_hash_code_is_not(
+    store: Store,
+) {
     let mut service = Service::start(store).await;
     let named = |name: &str| {
         let mut job = service.new_job("in");
@@ -142,7 +203,10 @@ async fn the_same_request_is_the_same_after_a_restart_and_another_one_with_the_s
     service.restart().await;
     let before = service.job("j").await;
     service.put("j", &first).await.is(204);
-    service.put("j", &other).await.refuses(403, "Job already exists");
+    service
+        .put("j", &other)
+        .await
+        .refuses(403, "Job already exists");
     assert_eq!(service.job("j").await, before);
 }
 
@@ -161,36 +225,119 @@ async fn bad_input_is_the_clients_fault_and_no_error_or_log_tells_secrets(store:
     let long = "x".repeat(49);
     let jobs = |parameters: &str| service.path(&format!("/jobs?{parameters}"));
     for (what, method, path, body) in [
-        ("no body", Method::PUT, service.path("/jobs/j"), Some(String::new())),
-        ("no object", Method::PUT, service.path("/jobs/j"), Some("null".to_owned())),
-        ("neither task nor type", Method::PUT, service.path("/jobs/j"), Some("{}".to_owned())),
-        ("no api version", Method::PUT, service.path("/jobs/j"), Some(with("task.taskApiVersion", json!(null)))),
-        ("a long id", Method::PUT, service.path(&format!("/jobs/{long}")), Some(good.to_string())),
-        ("a long name", Method::PUT, service.path("/jobs/j"), Some(with("name", json!("x".repeat(256))))),
-        ("a long label", Method::PUT, service.path("/jobs/j"), Some(with("labels", json!({"k": "x".repeat(256)})))),
-        ("a zero character", Method::PUT, service.path("/jobs/j"), Some(with("description", json!("\0")))),
-        ("a status that is none", Method::GET, jobs("filter=status%3D%3DReady"), None),
-        ("a wildcard for a status", Method::GET, jobs("filter=status%3D%3DAct%2A"), None),
-        ("a percentage that is none", Method::GET, jobs("filter=percentageComplete%3D%3Dhalf"), None),
-        ("a limit that is no number", Method::GET, jobs("limit=many"), None),
-        ("an apostrophe", Method::GET, jobs("sort=%27%20or%201%3D1"), None),
+        (
+            "no body",
+            Method::PUT,
+            service.path("/jobs/j"),
+            Some(String::new()),
+        ),
+        (
+            "no object",
+            Method::PUT,
+            service.path("/jobs/j"),
+            Some("null".to_owned()),
+        ),
+        (
+            "neither task nor type",
+            Method::PUT,
+            service.path("/jobs/j"),
+            Some("{}".to_owned()),
+        ),
+        (
+            "no api version",
+            Method::PUT,
+            service.path("/jobs/j"),
+            Some(with("task.taskApiVersion", json!(null))),
+        ),
+        (
+            "a long id",
+            Method::PUT,
+            service.path(&format!("/jobs/{long}")),
+            Some(good.to_string()),
+        ),
+        (
+            "a long name",
+            Method::PUT,
+            service.path("/jobs/j"),
+            Some(with("name", json!("x".repeat(256)))),
+        ),
+        (
+            "a long label",
+            Method::PUT,
+            service.path("/jobs/j"),
+            Some(with("labels", json!({"k": "x".repeat(256)}))),
+        ),
+        (
+            "a zero character",
+            Method::PUT,
+            service.path("/jobs/j"),
+            Some(with("description", json!("\0"))),
+        ),
+        (
+            "a status that is none",
+            Method::GET,
+            jobs("filter=status%3D%3DReady"),
+            None,
+        ),
+        (
+            "a wildcard for a status",
+            Method::GET,
+            jobs("filter=status%3D%3DAct%2A"),
+            None,
+        ),
+        (
+            "a percentage that is none",
+            Method::GET,
+            jobs("filter=percentageComplete%3D%3Dhalf"),
+            None,
+        ),
+        (
+            "a limit that is no number",
+            Method::GET,
+            jobs("limit=many"),
+            None,
+        ),
+        (
+            "an apostrophe",
+            Method::GET,
+            jobs("sort=%27%20or%201%3D1"),
+            None,
+        ),
     ] {
         let answer = service.call(method, &path, body.as_deref(), &[]).await;
         assert_eq!(answer.status, 400, "{what}: {}", answer.body);
         let told = answer.json();
         let text = told["message"].as_str().unwrap();
         assert_eq!(told.as_object().unwrap().len(), 1, "{what}: {told}");
-        for leak in ["SQL", "Where:", "select", "sqlx", "relation", "panicked", ".rs"] {
+        for leak in [
+            "SQL", "Where:", "select", "sqlx", "relation", "panicked", ".rs",
+        ] {
             assert!(!text.contains(leak), "{what}: {text}");
         }
     }
     // What means something is no error: an explicit null.
-    for (job, field) in [("no-labels", "labels"), ("no-delay", "delay"), ("no-prerequisites", "prerequisiteJobIds")] {
-        service.call(Method::PUT, &service.path(&format!("/jobs/{job}")), Some(&with(field, json!(null))), &[]).await.is(201);
+    for (job, field) in [
+        ("no-labels", "labels"),
+        ("no-delay", "delay"),
+        ("no-prerequisites", "prerequisiteJobIds"),
+    ] {
+        service
+            .call(
+                Method::PUT,
+                &service.path(&format!("/jobs/{job}")),
+                Some(&with(field, json!(null))),
+                &[],
+            )
+            .await
+            .is(201);
     }
     let logged = service.log();
     for password in service.passwords() {
-        for leak in [format!(":{password}@"), format!("password={password}"), format!("PASSWORD={password}")] {
+        for leak in [
+            format!(":{password}@"),
+            format!("password={password}"),
+            format!("PASSWORD={password}"),
+        ] {
             assert!(!logged.contains(&leak), "{leak} is in the log");
         }
     }
@@ -202,8 +349,11 @@ async fn equal_requests_at_the_same_time_create_one_job(store: Store) {
     let mut pipe = service.consume("in").await;
     for job in ["a", "b", "c"] {
         let body = service.new_job("in");
-        let mut codes: Vec<u16> =
-            join_all((0..12).map(|_| service.put(job, &body))).await.into_iter().map(|answer| answer.status).collect();
+        let mut codes: Vec<u16> = join_all((0..12).map(|_| service.put(job, &body)))
+            .await
+            .into_iter()
+            .map(|answer| answer.status)
+            .collect();
         codes.sort_unstable();
         assert_eq!((codes[0], &codes[1..]), (201, &[204; 11][..]), "{job}");
     }
@@ -221,7 +371,9 @@ async fn creations_and_completions_at_the_same_time_start_every_job_once(store: 
     let roots = (0..JOBS).map(|n| {
         let service = &service;
         async move {
-            service.create(&root(n), &service.new_job("of-no-interest")).await;
+            service
+                .create(&root(n), &service.new_job("of-no-interest"))
+                .await;
             service.complete(&root(n), ".2*").await;
             service.complete(&root(n), ".1").await;
         }
@@ -261,7 +413,8 @@ async fn a_job_of_many_splits_is_cancelled_and_deleted_as_any_other(store: Store
     for job in ["cancelled", "deleted", "completed"] {
         service.create(job, &service.new_job("in")).await;
         // Each has a table of its own in CAF.
-        let done = |steps: String| json!({"jobTaskId": service.task(job, &steps), "status": "Complete"});
+        let done =
+            |steps: String| json!({"jobTaskId": service.task(job, &steps), "status": "Complete"});
         let splits: Vec<Value> = (1..=1500).map(|n| done(format!(".{n}.1.{n}"))).collect();
         for some in splits.chunks(500) {
             service.report(some).await;
@@ -292,12 +445,23 @@ async fn equal_jobs_are_listed_in_one_order(store: Store) {
     }
     // By the creation, the last one first, where nothing else is asked for.
     let newest: Vec<&String> = ids.iter().rev().collect();
-    assert_eq!(service.get("/jobs").await.ids().iter().collect::<Vec<_>>(), newest);
+    assert_eq!(
+        service.get("/jobs").await.ids().iter().collect::<Vec<_>>(),
+        newest
+    );
     for sort in ["name:asc", "status:desc", "percentageComplete:asc"] {
         let all = service.ask("/jobs", &[("sort", sort)]).await.ids();
         let mut paged = Vec::new();
         for offset in ["0", "4", "8"] {
-            paged.extend(service.ask("/jobs", &[("sort", sort), ("limit", "4"), ("offset", offset)]).await.ids());
+            paged.extend(
+                service
+                    .ask(
+                        "/jobs",
+                        &[("sort", sort), ("limit", "4"), ("offset", offset)],
+                    )
+                    .await
+                    .ids(),
+            );
         }
         assert_eq!(paged, all, "{sort}");
     }

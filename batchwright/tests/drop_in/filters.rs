@@ -24,16 +24,38 @@ on_both_stores![
 
 async fn put(service: &Service, id: &str, fields: Value) {
     let mut job = service.new_job("in");
-    job.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    job.as_object_mut()
+        .unwrap()
+        .extend(fields.as_object().unwrap().clone());
     service.create(id, &job).await;
 }
 
 /// Six jobs, the oldest first: `alpha`, `Beta`, `gamma`, `delta`, `Ep_1` and `EpX1`, each in another status.
 async fn six_jobs(service: &Service) {
-    put(service, "alpha", json!({"name": "Alpha one", "labels": {"team": "search", "tag:colour": "blue"}})).await;
-    put(service, "Beta", json!({"name": "100% of_it", "labels": {"team": "Search", "tag:colour": "red"}})).await;
-    put(service, "gamma", json!({"labels": {"team": null, "tag:colour": "Amber"}})).await;
-    put(service, "delta", json!({"name": r#"it's "so"; (a,b)\"#, "labels": {"owner": "it's \"me\""}})).await;
+    put(
+        service,
+        "alpha",
+        json!({"name": "Alpha one", "labels": {"team": "search", "tag:colour": "blue"}}),
+    )
+    .await;
+    put(
+        service,
+        "Beta",
+        json!({"name": "100% of_it", "labels": {"team": "Search", "tag:colour": "red"}}),
+    )
+    .await;
+    put(
+        service,
+        "gamma",
+        json!({"labels": {"team": null, "tag:colour": "Amber"}}),
+    )
+    .await;
+    put(
+        service,
+        "delta",
+        json!({"name": r#"it's "so"; (a,b)\"#, "labels": {"owner": "it's \"me\""}}),
+    )
+    .await;
     put(service, "Ep_1", json!({"name": "", "labels": {"team": ""}})).await;
     put(service, "EpX1", json!({"name": "épée"})).await;
     service.progress("Beta", ".2", 40).await;
@@ -49,17 +71,29 @@ async fn six_jobs(service: &Service) {
 
 /// The jobs that are meant, the oldest first.
 async fn meant(service: &Service, parameters: &[(&str, &str)]) -> Vec<String> {
-    let count = service.ask("/jobStats/count", parameters).await.is(200).json();
+    let count = service
+        .ask("/jobStats/count", parameters)
+        .await
+        .is(200)
+        .json();
     let with_order = [parameters, &[("sort", "createTime:asc")]].concat();
     let ids = service.ask("/jobs", &with_order).await.ids();
-    assert_eq!(count, ids.len(), "list and count of {parameters:?} differ: {ids:?}");
+    assert_eq!(
+        count,
+        ids.len(),
+        "list and count of {parameters:?} differ: {ids:?}"
+    );
     ids
 }
 
 /// The table of filters, each with the jobs that it means.
 async fn mean(service: &Service, table: &[(&str, &[&str])]) {
     for (filter, expected) in table {
-        assert_eq!(meant(service, &[("filter", filter)]).await, *expected, "{filter}");
+        assert_eq!(
+            meant(service, &[("filter", filter)]).await,
+            *expected,
+            "{filter}"
+        );
     }
 }
 
@@ -68,23 +102,79 @@ async fn every_operator_compares_every_selector(store: Store) {
     six_jobs(&service).await;
     // The order of texts is that of a dictionary: alpha, Beta, delta, Ep_1, EpX1, gamma. `{}` is the selector.
     for (selector, value, equal, less, greater) in [
-        ("id", "delta", &["delta"][..], &["alpha", "Beta"][..], &["gamma", "Ep_1", "EpX1"][..]),
-        ("id", "Delta", &[], &["alpha", "Beta", "delta"], &["gamma", "Ep_1", "EpX1"]),
+        (
+            "id",
+            "delta",
+            &["delta"][..],
+            &["alpha", "Beta"][..],
+            &["gamma", "Ep_1", "EpX1"][..],
+        ),
+        (
+            "id",
+            "Delta",
+            &[],
+            &["alpha", "Beta", "delta"],
+            &["gamma", "Ep_1", "EpX1"],
+        ),
         // A job without a name is not compared.
-        ("name", "'Alpha one'", &["alpha"], &["Beta", "Ep_1"], &["delta", "EpX1"]),
-        ("name", "''", &["Ep_1"], &[], &["alpha", "Beta", "delta", "EpX1"]),
-        ("name", "épée", &["EpX1"], &["alpha", "Beta", "Ep_1"], &["delta"]),
-        ("status", "Completed", &["gamma"], &["Beta", "EpX1"], &["alpha", "delta", "Ep_1"]),
-        ("percentageComplete", "46.67", &["Beta"], &["alpha", "delta", "Ep_1", "EpX1"], &["gamma"]),
-        ("percentageComplete", "-1e1", &[], &[], &["alpha", "Beta", "gamma", "delta", "Ep_1", "EpX1"]),
+        (
+            "name",
+            "'Alpha one'",
+            &["alpha"],
+            &["Beta", "Ep_1"],
+            &["delta", "EpX1"],
+        ),
+        (
+            "name",
+            "''",
+            &["Ep_1"],
+            &[],
+            &["alpha", "Beta", "delta", "EpX1"],
+        ),
+        (
+            "name",
+            "épée",
+            &["EpX1"],
+            &["alpha", "Beta", "Ep_1"],
+            &["delta"],
+        ),
+        (
+            "status",
+            "Completed",
+            &["gamma"],
+            &["Beta", "EpX1"],
+            &["alpha", "delta", "Ep_1"],
+        ),
+        (
+            "percentageComplete",
+            "46.67",
+            &["Beta"],
+            &["alpha", "delta", "Ep_1", "EpX1"],
+            &["gamma"],
+        ),
+        (
+            "percentageComplete",
+            "-1e1",
+            &[],
+            &[],
+            &["alpha", "Beta", "gamma", "delta", "Ep_1", "EpX1"],
+        ),
         // A job is compared by a label only where it has the label, and the label a value.
         ("labels.team", "search", &["alpha"], &["Ep_1"], &["Beta"]),
-        ("labels.tag:colour", "blue", &["alpha"], &["gamma"], &["Beta"]),
+        (
+            "labels.tag:colour",
+            "blue",
+            &["alpha"],
+            &["gamma"],
+            &["Beta"],
+        ),
         ("labels.none", "x", &[], &[], &[]),
     ] {
         let with = |parts: &[&[&str]]| {
             let all = ["alpha", "Beta", "gamma", "delta", "Ep_1", "EpX1"];
-            all.into_iter().filter(|id| parts.iter().any(|part| part.contains(id))).collect::<Vec<_>>()
+            all.into_iter()
+                .filter(|id| parts.iter().any(|part| part.contains(id)))
+                .collect::<Vec<_>>()
         };
         for (operators, expected) in [
             (&["=="][..], with(&[equal])),
@@ -95,7 +185,11 @@ async fn every_operator_compares_every_selector(store: Store) {
             (&["=ge=", ">="], with(&[greater, equal])),
         ] {
             for operator in operators {
-                mean(&service, &[(&format!("{selector}{operator}{value}"), &expected)]).await;
+                mean(
+                    &service,
+                    &[(&format!("{selector}{operator}{value}"), &expected)],
+                )
+                .await;
             }
         }
     }
@@ -105,13 +199,22 @@ async fn every_operator_compares_every_selector(store: Store) {
             ("id=in=(alpha,gamma,nobody)", &["alpha", "gamma"]),
             ("id=in=(Alpha)", &[]),
             ("id=in=alpha", &["alpha"]),
-            ("id=out=(alpha,gamma,nobody)", &["Beta", "delta", "Ep_1", "EpX1"]),
+            (
+                "id=out=(alpha,gamma,nobody)",
+                &["Beta", "delta", "Ep_1", "EpX1"],
+            ),
             ("name=in=('Alpha one',épée)", &["alpha", "EpX1"]),
             ("name=out=('Alpha one', 'épée')", &["Beta", "delta", "Ep_1"]),
             ("status=in=(Waiting,Active)", &["alpha", "Beta"]),
             ("status=in=( Failed , Paused )", &["delta", "Ep_1"]),
-            ("status=out=(Failed,Completed)", &["alpha", "Beta", "Ep_1", "EpX1"]),
-            ("percentageComplete=in=(0,100)", &["alpha", "gamma", "delta", "Ep_1", "EpX1"]),
+            (
+                "status=out=(Failed,Completed)",
+                &["alpha", "Beta", "Ep_1", "EpX1"],
+            ),
+            (
+                "percentageComplete=in=(0,100)",
+                &["alpha", "gamma", "delta", "Ep_1", "EpX1"],
+            ),
             ("percentageComplete=out=(0,100.0)", &["Beta"]),
             ("labels.team=in=(search,Search)", &["alpha", "Beta"]),
             ("labels.team=out=(search)", &["Beta", "Ep_1"]),
@@ -120,7 +223,10 @@ async fn every_operator_compares_every_selector(store: Store) {
         ],
     )
     .await;
-    for (status, id) in STATUSES.into_iter().zip(["Beta", "EpX1", "gamma", "delta", "Ep_1", "alpha"]) {
+    for (status, id) in STATUSES
+        .into_iter()
+        .zip(["Beta", "EpX1", "gamma", "delta", "Ep_1", "alpha"])
+    {
         mean(&service, &[(&format!("status=={status}"), &[id])]).await;
     }
 }
@@ -167,10 +273,24 @@ async fn conditions_are_joined_grouped_and_quoted(store: Store) {
     )
     .await;
     // Values are never part of the language of the database.
-    for hostile in ["x' or '1'='1", "x'; drop table job; --", "x\\' or 1=1 --", "$1", "{}", "%s"] {
+    for hostile in [
+        "x' or '1'='1",
+        "x'; drop table job; --",
+        "x\\' or 1=1 --",
+        "$1",
+        "{}",
+        "%s",
+    ] {
         let quoted = hostile.replace('\\', "\\\\").replace('\'', "\\'");
         for selector in ["id", "name", "labels.team"] {
-            mean(&service, &[(&format!("{selector}=='{quoted}'"), &[]), (&format!("{selector}=='{quoted}*'"), &[])]).await;
+            mean(
+                &service,
+                &[
+                    (&format!("{selector}=='{quoted}'"), &[]),
+                    (&format!("{selector}=='{quoted}*'"), &[]),
+                ],
+            )
+            .await;
         }
     }
     // A blank may come as a plus.
@@ -181,11 +301,21 @@ async fn conditions_are_joined_grouped_and_quoted(store: Store) {
 async fn a_star_stands_for_any_run_of_characters_and_nothing_else_does(store: Store) {
     let service = Service::start(store).await;
     six_jobs(&service).await;
-    put(&service, "brackets", json!({"name": "[a-z]?", "labels": {"team": "a\\b"}})).await;
+    put(
+        &service,
+        "brackets",
+        json!({"name": "[a-z]?", "labels": {"team": "a\\b"}}),
+    )
+    .await;
     mean(
         &service,
         &[
-            ("id==*", &["alpha", "Beta", "gamma", "delta", "Ep_1", "EpX1", "brackets"]),
+            (
+                "id==*",
+                &[
+                    "alpha", "Beta", "gamma", "delta", "Ep_1", "EpX1", "brackets",
+                ],
+            ),
             ("id==*a", &["alpha", "Beta", "gamma", "delta"]),
             ("id==al*", &["alpha"]),
             ("id==*lp*", &["alpha"]),
@@ -211,7 +341,10 @@ async fn a_star_stands_for_any_run_of_characters_and_nothing_else_does(store: St
             ("name=='Alpha*'", &["alpha"]),
             ("name==*é*", &["EpX1"]),
             // No name, no match, either way.
-            ("name==*", &["alpha", "Beta", "delta", "Ep_1", "EpX1", "brackets"]),
+            (
+                "name==*",
+                &["alpha", "Beta", "delta", "Ep_1", "EpX1", "brackets"],
+            ),
             ("name!=*e*", &["Beta", "delta", "Ep_1", "brackets"]),
             ("labels.team==*earch", &["alpha", "Beta"]),
             ("labels.team!=s*", &["Beta", "Ep_1", "brackets"]),
@@ -219,8 +352,18 @@ async fn a_star_stands_for_any_run_of_characters_and_nothing_else_does(store: St
             ("labels.tag:colour==*e*", &["alpha", "Beta", "gamma"]),
             // To the other operators it is a character like others.
             ("id=in=(al*,Beta)", &["Beta"]),
-            ("id=out=(*)", &["alpha", "Beta", "gamma", "delta", "Ep_1", "EpX1", "brackets"]),
-            ("id>=*", &["alpha", "Beta", "gamma", "delta", "Ep_1", "EpX1", "brackets"]),
+            (
+                "id=out=(*)",
+                &[
+                    "alpha", "Beta", "gamma", "delta", "Ep_1", "EpX1", "brackets",
+                ],
+            ),
+            (
+                "id>=*",
+                &[
+                    "alpha", "Beta", "gamma", "delta", "Ep_1", "EpX1", "brackets",
+                ],
+            ),
         ],
     )
     .await;
@@ -229,16 +372,33 @@ async fn a_star_stands_for_any_run_of_characters_and_nothing_else_does(store: St
 async fn what_is_wrong_with_a_question_is_said_and_nothing_is_ended_by_it(store: Store) {
     let service = Service::start(store).await;
     service.create("j", &service.new_job("in")).await;
-    let everywhere =
-        [(Method::GET, "/jobs"), (Method::GET, "/jobStats/count"), (Method::POST, "/jobs:cancel"), (Method::POST, "/jobs:delete")];
+    let everywhere = [
+        (Method::GET, "/jobs"),
+        (Method::GET, "/jobStats/count"),
+        (Method::POST, "/jobs:cancel"),
+        (Method::POST, "/jobs:delete"),
+    ];
     let ask = async |method: &Method, path: &str, name: &str, value: &str| {
         let path = service.path(&format!("{path}?{name}={}", encoded(value)));
         service.call(method.clone(), &path, None, &[]).await
     };
     for (method, path) in &everywhere {
-        for key in ["colour", "Id", "ID", "Name", "jobId", "description", "createTime", "labels", "label.team", "Labels.team"] {
+        for key in [
+            "colour",
+            "Id",
+            "ID",
+            "Name",
+            "jobId",
+            "description",
+            "createTime",
+            "labels",
+            "label.team",
+            "Labels.team",
+        ] {
             for filter in [format!("{key}==x"), format!("id==j;({key}=in=(x),id==j)")] {
-                ask(method, path, "filter", &filter).await.refuses(400, &format!("Unsupported filter key specified: {key}"));
+                ask(method, path, "filter", &filter)
+                    .await
+                    .refuses(400, &format!("Unsupported filter key specified: {key}"));
             }
         }
         // CAF's text, and then where and what.
@@ -274,16 +434,35 @@ async fn what_is_wrong_with_a_question_is_said_and_nothing_is_ended_by_it(store:
             "id==a\0",
         ] {
             let answer = ask(method, path, "filter", filter).await;
-            assert_eq!((answer.status, answer.header("content-type")), (400, Some("application/json")), "{path} {filter}: {answer:?}");
+            assert_eq!(
+                (answer.status, answer.header("content-type")),
+                (400, Some("application/json")),
+                "{path} {filter}: {answer:?}"
+            );
             let text = answer.json()["message"].as_str().unwrap().to_owned();
-            assert!(text.starts_with("Unable to parse filter"), "{path} {filter}: {text}");
+            assert!(
+                text.starts_with("Unable to parse filter"),
+                "{path} {filter}: {text}"
+            );
         }
         // What CAF passes to its database, which answers 500.
         for (filter, text) in [
-            ("percentageComplete==ten", "Invalid value for percentageComplete in filter: ten. It must be a number."),
-            ("percentageComplete=in=(1,5*)", "Invalid value for percentageComplete in filter: 5*. It must be a number."),
-            ("percentageComplete==*", "Invalid value for percentageComplete in filter: *. It must be a number."),
-            ("percentageComplete<NaN", "Invalid value for percentageComplete in filter: NaN. It must be a number."),
+            (
+                "percentageComplete==ten",
+                "Invalid value for percentageComplete in filter: ten. It must be a number.",
+            ),
+            (
+                "percentageComplete=in=(1,5*)",
+                "Invalid value for percentageComplete in filter: 5*. It must be a number.",
+            ),
+            (
+                "percentageComplete==*",
+                "Invalid value for percentageComplete in filter: *. It must be a number.",
+            ),
+            (
+                "percentageComplete<NaN",
+                "Invalid value for percentageComplete in filter: NaN. It must be a number.",
+            ),
             (
                 "status==active",
                 "Invalid value for status in filter: active. \
@@ -314,16 +493,27 @@ async fn what_is_wrong_with_a_question_is_said_and_nothing_is_ended_by_it(store:
         ("name:", "Invalid value for sort direction: "),
         ("labels.team:up", "Invalid value for sort direction: up"),
     ] {
-        ask(&Method::GET, "/jobs", "sort", sort).await.refuses(400, text);
+        ask(&Method::GET, "/jobs", "sort", sort)
+            .await
+            .refuses(400, text);
     }
-    for (name, value) in [("limit", "ten"), ("limit", "1.5"), ("offset", "x"), ("offset", "1e3")] {
+    for (name, value) in [
+        ("limit", "ten"),
+        ("limit", "1.5"),
+        ("offset", "x"),
+        ("offset", "1e3"),
+    ] {
         let text = format!("The parameter '{name}' must be a whole number, but is '{value}'.");
-        ask(&Method::GET, "/jobs", name, value).await.refuses(400, &text);
+        ask(&Method::GET, "/jobs", name, value)
+            .await
+            .refuses(400, &text);
     }
     // To ignore it would be to end every job.
     for path in ["/jobs:cancel", "/jobs:delete"] {
         let text = "The parameter 'statusType' must be NotFinished, NotCompleted, Completed or Inactive, but is 'completed'.";
-        ask(&Method::POST, path, "statusType", "completed").await.refuses(400, text);
+        ask(&Method::POST, path, "statusType", "completed")
+            .await
+            .refuses(400, text);
     }
     assert_eq!(service.state("j").await, ("Waiting".to_owned(), 0.0));
 }
@@ -348,10 +538,17 @@ async fn a_status_is_found_as_soon_as_it_is_true(store: Store) {
         ("filter", "percentageComplete==50", &["half"]),
         ("filter", "percentageComplete==100", &["done", "last"]),
     ] {
-        assert_eq!(meant(&service, &[(name, value)]).await, expected, "{name}={value}");
+        assert_eq!(
+            meant(&service, &[(name, value)]).await,
+            expected,
+            "{name}={value}"
+        );
     }
     // A job that has ended unseen does not stand in the way of the others.
-    assert_eq!(service.post("/jobs:cancel", &[]).await.is(200).json(), json!({"jobsCanceled": 1}));
+    assert_eq!(
+        service.post("/jobs:cancel", &[]).await.is(200).json(),
+        json!({"jobsCanceled": 1})
+    );
     assert_eq!(service.state("half").await.0, "Cancelled");
     assert_eq!(service.state("done").await, ("Completed".to_owned(), 100.0));
 }
@@ -361,7 +558,10 @@ async fn prefix_status_type_and_labels_narrow_down(store: Store) {
     service.create_in_every_status().await;
     let all = &STATUSES[..];
     for (status_type, expected) in [
-        ("NotCompleted", &["Active", "Cancelled", "Failed", "Paused", "Waiting"][..]),
+        (
+            "NotCompleted",
+            &["Active", "Cancelled", "Failed", "Paused", "Waiting"][..],
+        ),
         ("Completed", &["Completed"]),
         ("Inactive", &["Cancelled", "Completed", "Failed"]),
         ("NotFinished", &["Active", "Paused", "Waiting"]),
@@ -370,12 +570,26 @@ async fn prefix_status_type_and_labels_narrow_down(store: Store) {
         ("Failed", all),
         ("", all),
     ] {
-        assert_eq!(meant(&service, &[("statusType", status_type)]).await, expected, "{status_type}");
+        assert_eq!(
+            meant(&service, &[("statusType", status_type)]).await,
+            expected,
+            "{status_type}"
+        );
     }
-    for (prefix, expected) in
-        [("C", &["Cancelled", "Completed"][..]), ("Comp", &["Completed"]), ("c", &[]), ("", all), ("_", &[]), ("%", &[]), ("*", &[])]
-    {
-        assert_eq!(meant(&service, &[("jobIdStartsWith", prefix)]).await, expected, "{prefix}");
+    for (prefix, expected) in [
+        ("C", &["Cancelled", "Completed"][..]),
+        ("Comp", &["Completed"]),
+        ("c", &[]),
+        ("", all),
+        ("_", &[]),
+        ("%", &[]),
+        ("*", &[]),
+    ] {
+        assert_eq!(
+            meant(&service, &[("jobIdStartsWith", prefix)]).await,
+            expected,
+            "{prefix}"
+        );
     }
     service.post("/jobs:delete", &[]).await.is(200);
     for (id, labels) in [
@@ -396,12 +610,35 @@ async fn prefix_status_type_and_labels_narrow_down(store: Store) {
         (&[("labelExist", "owner,team")], &["a_1", "a%1"]),
         (&[("labelExist", "tag:1,team,none")], &["a_1", "aX1"]),
         (&[("labelExist", "none")], &[]),
-        (&[("labelExist", "tag:1"), ("jobIdStartsWith", "aX")], &["aX1"]),
-        (&[("labelExist", "tag:1"), ("filter", "labels.team==search")], &["a_1"]),
-        (&[("statusType", "NotFinished"), ("filter", "id!=a_1"), ("jobIdStartsWith", "a"), ("labelExist", "Team,owner")], &["a%1", "a[1]"]),
-        (&[("statusType", "Completed"), ("jobIdStartsWith", "a")], &[]),
+        (
+            &[("labelExist", "tag:1"), ("jobIdStartsWith", "aX")],
+            &["aX1"],
+        ),
+        (
+            &[("labelExist", "tag:1"), ("filter", "labels.team==search")],
+            &["a_1"],
+        ),
+        (
+            &[
+                ("statusType", "NotFinished"),
+                ("filter", "id!=a_1"),
+                ("jobIdStartsWith", "a"),
+                ("labelExist", "Team,owner"),
+            ],
+            &["a%1", "a[1]"],
+        ),
+        (
+            &[("statusType", "Completed"), ("jobIdStartsWith", "a")],
+            &[],
+        ),
     ] {
-        let ids = service.ask("/jobs", &[parameters, &[("sort", "createTime:asc")]].concat()).await.ids();
+        let ids = service
+            .ask(
+                "/jobs",
+                &[parameters, &[("sort", "createTime:asc")]].concat(),
+            )
+            .await
+            .ids();
         assert_eq!(ids, expected, "{parameters:?}");
     }
     // All labels of a job are told, whichever was asked for.
@@ -413,12 +650,17 @@ async fn a_page_is_as_long_as_the_variable_says_and_begins_where_it_is_told(stor
     let service = Service::start_with(store, &[("CAF_JOB_SERVICE_PAGE_SIZE", "3")]).await;
     let usual = Service::start(store).await;
     for n in 0..27 {
-        usual.create(&format!("j{n:02}"), &usual.new_job("in")).await;
+        usual
+            .create(&format!("j{n:02}"), &usual.new_job("in"))
+            .await;
         if n < 7 {
-            service.create(&format!("j{n}"), &service.new_job("in")).await;
+            service
+                .create(&format!("j{n}"), &service.new_job("in"))
+                .await;
         }
     }
-    let page = |numbers: std::ops::Range<u8>| numbers.rev().map(|n| format!("j{n}")).collect::<Vec<_>>();
+    let page =
+        |numbers: std::ops::Range<u8>| numbers.rev().map(|n| format!("j{n}")).collect::<Vec<_>>();
     for (parameters, expected) in [
         (&[][..], page(4..7)),
         (&[("limit", "")], page(4..7)),
@@ -434,13 +676,35 @@ async fn a_page_is_as_long_as_the_variable_says_and_begins_where_it_is_told(stor
         (&[("offset", "7")], vec![]),
         (&[("offset", "2147483647")], vec![]),
         (&[("limit", "2"), ("offset", "3")], page(2..4)),
-        (&[("limit", "2"), ("offset", "2"), ("filter", "id!=j6")], page(2..4)),
-        (&[("limit", "2"), ("offset", "1"), ("jobIdStartsWith", "j"), ("sort", "jobId:asc")], vec!["j1".into(), "j2".into()]),
+        (
+            &[("limit", "2"), ("offset", "2"), ("filter", "id!=j6")],
+            page(2..4),
+        ),
+        (
+            &[
+                ("limit", "2"),
+                ("offset", "1"),
+                ("jobIdStartsWith", "j"),
+                ("sort", "jobId:asc"),
+            ],
+            vec!["j1".into(), "j2".into()],
+        ),
     ] {
-        assert_eq!(service.ask("/jobs", parameters).await.ids(), expected, "{parameters:?}");
+        assert_eq!(
+            service.ask("/jobs", parameters).await.ids(),
+            expected,
+            "{parameters:?}"
+        );
     }
     // A count is of all pages.
-    assert_eq!(service.ask("/jobStats/count", &[("limit", "2"), ("offset", "3")]).await.is(200).json(), 7);
+    assert_eq!(
+        service
+            .ask("/jobStats/count", &[("limit", "2"), ("offset", "3")])
+            .await
+            .is(200)
+            .json(),
+        7
+    );
     assert_eq!(usual.get("/jobs").await.ids().len(), 25);
     assert_eq!(usual.ask("/jobs", &[("limit", "26")]).await.ids().len(), 26);
 }
@@ -448,11 +712,26 @@ async fn a_page_is_as_long_as_the_variable_says_and_begins_where_it_is_told(stor
 async fn jobs_are_sorted_by_every_field_both_ways(store: Store) {
     let service = Service::start(store).await;
     for (id, fields) in [
-        ("b", json!({"name": "C", "description": "same", "externalData": "10", "labels": {"team": "Zeta", "tag:1": "2"}})),
-        ("C", json!({"description": "Äpfel", "externalData": "9", "labels": {"team": null, "tag:1": "1"}})),
-        ("A", json!({"name": "A", "description": "same", "externalData": "_", "labels": {"team": "alpha"}})),
-        ("d", json!({"name": "b", "description": "apfel", "labels": {"team": "Beta"}})),
-        ("ä", json!({"name": "B", "description": "Birne", "externalData": "a", "labels": {"tag:1": "3"}})),
+        (
+            "b",
+            json!({"name": "C", "description": "same", "externalData": "10", "labels": {"team": "Zeta", "tag:1": "2"}}),
+        ),
+        (
+            "C",
+            json!({"description": "Äpfel", "externalData": "9", "labels": {"team": null, "tag:1": "1"}}),
+        ),
+        (
+            "A",
+            json!({"name": "A", "description": "same", "externalData": "_", "labels": {"team": "alpha"}}),
+        ),
+        (
+            "d",
+            json!({"name": "b", "description": "apfel", "labels": {"team": "Beta"}}),
+        ),
+        (
+            "ä",
+            json!({"name": "B", "description": "Birne", "externalData": "a", "labels": {"tag:1": "3"}}),
+        ),
     ] {
         put(&service, &encoded(id), fields).await;
     }
@@ -474,15 +753,29 @@ async fn jobs_are_sorted_by_every_field_both_ways(store: Store) {
         ("labels.tag:1", ["C", "b", "ä", "A", "d"]),
         ("labels.none", ["b", "C", "A", "d", "ä"]),
     ] {
-        let ask = async |way: &str| service.ask("/jobs", &[("sort", &format!("{sort}:{way}"))]).await.ids();
+        let ask = async |way: &str| {
+            service
+                .ask("/jobs", &[("sort", &format!("{sort}:{way}"))])
+                .await
+                .ids()
+        };
         assert_eq!(ask("asc").await, expected, "{sort}");
         let backwards: Vec<&str> = expected.into_iter().rev().collect();
         assert_eq!(ask("desc").await, backwards, "{sort}");
     }
     for (way, newest_first) in [("asc", false), ("desc", true)] {
         let sort = format!("lastUpdateTime:{way}");
-        let jobs = service.ask("/jobs", &[("sort", &sort)]).await.is(200).json();
-        let mut times: Vec<i64> = jobs.as_array().unwrap().iter().map(|job| job["lastUpdateTime"].as_i64().unwrap()).collect();
+        let jobs = service
+            .ask("/jobs", &[("sort", &sort)])
+            .await
+            .is(200)
+            .json();
+        let mut times: Vec<i64> = jobs
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|job| job["lastUpdateTime"].as_i64().unwrap())
+            .collect();
         if newest_first {
             times.reverse();
         }
@@ -494,8 +787,17 @@ async fn jobs_are_sorted_by_every_field_both_ways(store: Store) {
 /// Twelve jobs: those of even number are `even-…`; 1 to 3 are labelled, 10 is cancelled and 11 is completed.
 async fn twelve_jobs(service: &Service) {
     for n in 0..12 {
-        let labels = if (1..=3).contains(&n) { json!({"few": n.to_string()}) } else { json!({}) };
-        put(service, &format!("{}-{n}", if n % 2 == 0 { "even" } else { "odd" }), json!({"labels": labels})).await;
+        let labels = if (1..=3).contains(&n) {
+            json!({"few": n.to_string()})
+        } else {
+            json!({})
+        };
+        put(
+            service,
+            &format!("{}-{n}", if n % 2 == 0 { "even" } else { "odd" }),
+            json!({"labels": labels}),
+        )
+        .await;
     }
     service.post("/jobs/even-10/cancel", &[]).await.is(204);
     service.complete("odd-11", "").await;
@@ -505,8 +807,19 @@ async fn twelve_jobs(service: &Service) {
 async fn jobs_are_cancelled_in_batches(store: Store) {
     let service = Service::start_with(store, &[("CAF_CANCEL_JOBS_BATCH_LIMIT", "3")]).await;
     twelve_jobs(&service).await;
-    let elsewhere = format!("/job-service/v1/partitions/{}/jobs/even-0", unique("elsewhere"));
-    service.call(Method::PUT, &elsewhere, Some(&service.new_job("in").to_string()), &[]).await.is(201);
+    let elsewhere = format!(
+        "/job-service/v1/partitions/{}/jobs/even-0",
+        unique("elsewhere")
+    );
+    service
+        .call(
+            Method::PUT,
+            &elsewhere,
+            Some(&service.new_job("in").to_string()),
+            &[],
+        )
+        .await
+        .is(201);
     for (parameters, count, unfinished) in [
         (&[("filter", "id==nobody")][..], 0, 10),
         (&[("labelExist", "few"), ("filter", "labels.few>=2")], 2, 8),
@@ -518,26 +831,62 @@ async fn jobs_are_cancelled_in_batches(store: Store) {
         (&[], 0, 0),
     ] {
         let answer = service.post("/jobs:cancel", parameters).await.is(200);
-        assert_eq!(answer.json(), json!({"jobsCanceled": count}), "{parameters:?}");
-        assert_eq!(service.ask("/jobStats/count", &[("statusType", "NotFinished")]).await.json(), unfinished, "{parameters:?}");
+        assert_eq!(
+            answer.json(),
+            json!({"jobsCanceled": count}),
+            "{parameters:?}"
+        );
+        assert_eq!(
+            service
+                .ask("/jobStats/count", &[("statusType", "NotFinished")])
+                .await
+                .json(),
+            unfinished,
+            "{parameters:?}"
+        );
     }
     assert_eq!(service.state("odd-11").await.0, "Completed");
-    assert_eq!(service.call(Method::GET, &elsewhere, None, &[]).await.json()["status"], "Waiting");
+    assert_eq!(
+        service
+            .call(Method::GET, &elsewhere, None, &[])
+            .await
+            .json()["status"],
+        "Waiting"
+    );
 
     // More batches than one, whatever the filter.
     for n in 0..20 {
-        service.create(&format!("more-{n}"), &service.new_job("in")).await;
+        service
+            .create(&format!("more-{n}"), &service.new_job("in"))
+            .await;
     }
     let filter = [("filter", "id==more-*;id!=more-7")];
-    assert_eq!(service.post("/jobs:cancel", &filter).await.is(200).json(), json!({"jobsCanceled": 19}));
-    assert_eq!(meant(&service, &[("statusType", "NotFinished")]).await, ["more-7"]);
+    assert_eq!(
+        service.post("/jobs:cancel", &filter).await.is(200).json(),
+        json!({"jobsCanceled": 19})
+    );
+    assert_eq!(
+        meant(&service, &[("statusType", "NotFinished")]).await,
+        ["more-7"]
+    );
 }
 
 async fn jobs_are_deleted_in_batches(store: Store) {
     let service = Service::start_with(store, &[("CAF_DELETE_JOBS_BATCH_LIMIT", "3")]).await;
     twelve_jobs(&service).await;
-    let elsewhere = format!("/job-service/v1/partitions/{}/jobs/even-0", unique("elsewhere"));
-    service.call(Method::PUT, &elsewhere, Some(&service.new_job("in").to_string()), &[]).await.is(201);
+    let elsewhere = format!(
+        "/job-service/v1/partitions/{}/jobs/even-0",
+        unique("elsewhere")
+    );
+    service
+        .call(
+            Method::PUT,
+            &elsewhere,
+            Some(&service.new_job("in").to_string()),
+            &[],
+        )
+        .await
+        .is(201);
     for (parameters, count, left) in [
         (&[("filter", "id==nobody")][..], 0, 12),
         (&[("labelExist", "few"), ("filter", "labels.few>=2")], 2, 10),
@@ -547,16 +896,42 @@ async fn jobs_are_deleted_in_batches(store: Store) {
         (&[], 0, 0),
     ] {
         let answer = service.post("/jobs:delete", parameters).await.is(200);
-        assert_eq!(answer.json(), json!({"jobsDeleted": count}), "{parameters:?}");
-        assert_eq!(service.get("/jobStats/count").await.json(), left, "{parameters:?}");
+        assert_eq!(
+            answer.json(),
+            json!({"jobsDeleted": count}),
+            "{parameters:?}"
+        );
+        assert_eq!(
+            service.get("/jobStats/count").await.json(),
+            left,
+            "{parameters:?}"
+        );
     }
-    service.call(Method::GET, &elsewhere, None, &[]).await.is(200);
+    service
+        .call(Method::GET, &elsewhere, None, &[])
+        .await
+        .is(200);
 
     // More batches than one; and what has been deleted may be created again.
     for n in 0..20 {
-        service.create(&format!("even-{n}"), &service.new_job("in")).await;
+        service
+            .create(&format!("even-{n}"), &service.new_job("in"))
+            .await;
     }
-    assert_eq!(service.ask("/jobStats/count", &[("jobIdStartsWith", "even-")]).await.json(), 20);
-    assert_eq!(service.post("/jobs:delete", &[("filter", "id!=even-7")]).await.is(200).json(), json!({"jobsDeleted": 19}));
+    assert_eq!(
+        service
+            .ask("/jobStats/count", &[("jobIdStartsWith", "even-")])
+            .await
+            .json(),
+        20
+    );
+    assert_eq!(
+        service
+            .post("/jobs:delete", &[("filter", "id!=even-7")])
+            .await
+            .is(200)
+            .json(),
+        json!({"jobsDeleted": 19})
+    );
     assert_eq!(service.get("/jobs").await.ids(), ["even-7"]);
 }

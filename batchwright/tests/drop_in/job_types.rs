@@ -7,7 +7,11 @@ use serde_json::{Value, json};
 
 use crate::service::{Service, Store};
 
-on_both_stores![a_job_is_made_from_its_type_and_parameters, what_cannot_be_made_is_refused, a_type_is_a_yaml_file_of_the_folder];
+on_both_stores![
+    a_job_is_made_from_its_type_and_parameters,
+    what_cannot_be_made_is_refused,
+    a_type_is_a_yaml_file_of_the_folder
+];
 
 /// A type with all that a definition may have.
 const EXPORT: &str = r#"
@@ -50,10 +54,22 @@ taskScript: |
 
 /// What a script may make that is no task.
 const NO_TASKS: [(&str, &str); 5] = [
-    ("no-classifier", r#"{taskApiVersion: 1, taskPipe: "p", taskData: {}}"#),
-    ("version-0", r#"{taskClassifier: "W", taskApiVersion: 0, taskPipe: "p", taskData: {}}"#),
-    ("data-is-text", r#"{taskClassifier: "W", taskApiVersion: 1, taskPipe: "p", taskData: "text"}"#),
-    ("one-field-more", r#"{taskClassifier: "W", taskApiVersion: 1, taskPipe: "p", taskData: {}, other: 1}"#),
+    (
+        "no-classifier",
+        r#"{taskApiVersion: 1, taskPipe: "p", taskData: {}}"#,
+    ),
+    (
+        "version-0",
+        r#"{taskClassifier: "W", taskApiVersion: 0, taskPipe: "p", taskData: {}}"#,
+    ),
+    (
+        "data-is-text",
+        r#"{taskClassifier: "W", taskApiVersion: 1, taskPipe: "p", taskData: "text"}"#,
+    ),
+    (
+        "one-field-more",
+        r#"{taskClassifier: "W", taskApiVersion: 1, taskPipe: "p", taskData: {}, other: 1}"#,
+    ),
     ("fails", "{taskClassifier: .jobId.name}"),
 ];
 
@@ -68,10 +84,17 @@ async fn start(store: Store, folder: &Path, pipe: &str) -> Service {
     fs::create_dir(folder.join("below")).unwrap();
     write("below/nested.yaml", BASIC);
     for (id, script) in NO_TASKS {
-        write(&format!("{id}.yaml"), &format!("taskScript: |\n  {script}\n"));
+        write(
+            &format!("{id}.yaml"),
+            &format!("taskScript: |\n  {script}\n"),
+        );
     }
     let folder = folder.display().to_string();
-    let variables = [("CAF_JOB_SERVICE_JOB_TYPE_DEFINITIONS_DIR", folder.as_str()), ("EXPORTBUCKET", "invoices"), ("TASK_PIPE", pipe)];
+    let variables = [
+        ("CAF_JOB_SERVICE_JOB_TYPE_DEFINITIONS_DIR", folder.as_str()),
+        ("EXPORTBUCKET", "invoices"),
+        ("TASK_PIPE", pipe),
+    ];
     Service::start_with(store, &variables).await
 }
 
@@ -82,8 +105,14 @@ async fn a_job_is_made_from_its_type_and_parameters(store: Store) {
     let body = json!({"name": "Export", "type": "export", "parameters": {"files": ["a.pdf", "b.pdf"], "page": 3}});
     service.create("scan-12", &body).await;
     let (message, data) = workers.next().await;
-    assert_eq!((&message["taskClassifier"], &message["taskApiVersion"]), (&json!("ExportPages"), &json!(74)));
-    assert_eq!((&message["to"], &message["tracking"]["trackTo"]), (&json!(pipe), &json!("pages-out")));
+    assert_eq!(
+        (&message["taskClassifier"], &message["taskApiVersion"]),
+        (&json!("ExportPages"), &json!(74))
+    );
+    assert_eq!(
+        (&message["to"], &message["tracking"]["trackTo"]),
+        (&json!(pipe), &json!("pages-out"))
+    );
     assert_eq!(
         data,
         json!({
@@ -98,16 +127,27 @@ async fn a_job_is_made_from_its_type_and_parameters(store: Store) {
 
     // What was sent decides whether it is the same request.
     service.put("scan-12", &body).await.is(204);
-    let other = json!({"name": "Export", "type": "export", "parameters": {"files": ["a.pdf"], "page": 3}});
-    service.put("scan-12", &other).await.refuses(403, "Job already exists");
+    let other =
+        json!({"name": "Export", "type": "export", "parameters": {"files": ["a.pdf"], "page": 3}});
+    service
+        .put("scan-12", &other)
+        .await
+        .refuses(403, "Job already exists");
 
-    for (id, body) in [("absent", json!({"type": "basic"})), ("null", json!({"type": "basic", "parameters": null}))] {
+    for (id, body) in [
+        ("absent", json!({"type": "basic"})),
+        ("null", json!({"type": "basic", "parameters": null})),
+    ] {
         service.create(id, &body).await;
         let (message, data) = workers.next().await;
         let input = json!({
             "configuration": {"task_pipe": pipe}, "constants": {}, "partitionId": service.partition, "jobId": id, "parameters": null
         });
-        assert_eq!((data, &message["tracking"]["trackTo"]), (json!({"input": input}), &Value::Null), "{id}");
+        assert_eq!(
+            (data, &message["tracking"]["trackTo"]),
+            (json!({"input": input}), &Value::Null),
+            "{id}"
+        );
     }
 }
 
@@ -117,34 +157,71 @@ async fn what_cannot_be_made_is_refused(store: Store) {
     let put = async |body: Value| service.put("j", &body).await;
     let mut both = service.new_job("in");
     both["type"] = json!("export");
-    put(both).await.refuses(400, "Specifying both typeId and task properties is not allowed.");
+    put(both).await.refuses(
+        400,
+        "Specifying both typeId and task properties is not allowed.",
+    );
     // Before whatever else is wrong.
-    put(json!({"type": "missing", "labels": {"a b": ""}})).await.refuses(400, "Unknown job type ID: missing");
-    put(json!({"type": "export", "parameters": {"files": ["a"], "page": 0}})).await.refuses(400, "export: error: there is no page 0");
+    put(json!({"type": "missing", "labels": {"a b": ""}}))
+        .await
+        .refuses(400, "Unknown job type ID: missing");
+    put(json!({"type": "export", "parameters": {"files": ["a"], "page": 0}}))
+        .await
+        .refuses(400, "export: error: there is no page 0");
     // Each flaw of the parameters has its line, which names the place.
     for (parameters, places) in [
         (json!(null), &["$"][..]),
         (json!("text"), &["$"]),
         (json!({}), &["$"]),
         (json!({"files": []}), &["$.files"]),
-        (json!({"files": ["a", 1], "page": "one"}), &["$.files.1", "$.page"]),
+        (
+            json!({"files": ["a", 1], "page": "one"}),
+            &["$.files.1", "$.page"],
+        ),
         (json!({"files": ["a"], "other": 1}), &["$"]),
     ] {
-        let answer = put(json!({"type": "export", "parameters": parameters})).await.is(400).json();
+        let answer = put(json!({"type": "export", "parameters": parameters}))
+            .await
+            .is(400)
+            .json();
         let lines: Vec<&str> = answer["message"].as_str().unwrap().lines().collect();
         assert_eq!(lines[0], "Invalid job parameters:", "{parameters}");
-        let mut told: Vec<&str> = lines[1..].iter().map(|line| line.split_once(": ").unwrap().0).collect();
+        let mut told: Vec<&str> = lines[1..]
+            .iter()
+            .map(|line| line.split_once(": ").unwrap().0)
+            .collect();
         told.sort_unstable();
         assert_eq!(told, places, "{parameters}: {answer}");
     }
     // Without a schema there are none to be given.
-    let refused = put(json!({"type": "basic", "parameters": {}})).await.is(400).json();
-    assert!(refused["message"].as_str().unwrap().starts_with("Invalid job parameters:\n"), "{refused}");
+    let refused = put(json!({"type": "basic", "parameters": {}}))
+        .await
+        .is(400)
+        .json();
+    assert!(
+        refused["message"]
+            .as_str()
+            .unwrap()
+            .starts_with("Invalid job parameters:\n"),
+        "{refused}"
+    );
     // The flaw of a definition is not the client's.
     for (id, _) in NO_TASKS {
         let refused = put(json!({"type": id})).await;
-        assert_eq!((refused.status, refused.header("content-type")), (500, Some("application/json")), "{id}: {}", refused.body);
-        assert!(refused.json()["message"].as_str().unwrap().contains(&format!("'{id}'")), "{}", refused.body);
+        assert_eq!(
+            (refused.status, refused.header("content-type")),
+            (500, Some("application/json")),
+            "{id}: {}",
+            refused.body
+        );
+        assert!(
+            refused.json()["message"]
+                .as_str()
+                .unwrap()
+                .contains(&format!("'{id}'")),
+            "{}",
+            refused.body
+        );
     }
     assert_eq!(service.get("/jobStats/count").await.is(200).json(), 0);
 }
@@ -152,10 +229,27 @@ async fn what_cannot_be_made_is_refused(store: Store) {
 async fn a_type_is_a_yaml_file_of_the_folder(store: Store) {
     let (folder, pipe) = (tempfile::tempdir().unwrap(), harness::unique("types"));
     let service = start(store, folder.path(), &pipe).await;
-    for id in ["Basic", "BASIC", "basic.yaml", "wrong-extension", "wrong-extension.yml", "notes", "folder", "nested", "below/nested", ""] {
-        service.put("j", &json!({"type": id})).await.refuses(400, &format!("Unknown job type ID: {id}"));
+    for id in [
+        "Basic",
+        "BASIC",
+        "basic.yaml",
+        "wrong-extension",
+        "wrong-extension.yml",
+        "notes",
+        "folder",
+        "nested",
+        "below/nested",
+        "",
+    ] {
+        service
+            .put("j", &json!({"type": id}))
+            .await
+            .refuses(400, &format!("Unknown job type ID: {id}"));
     }
     service.create("j", &json!({"type": "basic"})).await;
     let without = Service::start(store).await;
-    without.put("j", &json!({"type": "basic"})).await.refuses(400, "Unknown job type ID: basic");
+    without
+        .put("j", &json!({"type": "basic"}))
+        .await
+        .refuses(400, "Unknown job type ID: basic");
 }

@@ -4,7 +4,11 @@
 //! `PostgreSQL`, configured by CAF's own variables, and with jobs in `SQLite`; the broker is `RabbitMQ`. No type of this project is
 //! used to make or to read what crosses the wire: requests, messages and answers are plain JSON, as a Java worker writes and reads it.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
 
 /// Makes two tests of each function, one per store.
 macro_rules! on_both_stores {

@@ -42,25 +42,48 @@ async fn a_start_message_has_every_field_of_cafs_and_no_other(store: Store) {
     let mut without_target = service.new_job("in");
     without_target["task"]["targetPipe"] = json!(null);
     let mut without_target_field = service.new_job("in");
-    without_target_field["task"].as_object_mut().unwrap().remove("targetPipe");
+    without_target_field["task"]
+        .as_object_mut()
+        .unwrap()
+        .remove("targetPipe");
     for (job, body, correlation_id) in [
         ("given", service.new_job("in"), Some("corr-42")),
         ("null", without_target, None),
         ("absent", without_target_field, Some("corr 43")),
     ] {
-        let headers: Vec<_> = correlation_id.map(|id| ("CAF-Correlation-Id", id)).into_iter().collect();
+        let headers: Vec<_> = correlation_id
+            .map(|id| ("CAF-Correlation-Id", id))
+            .into_iter()
+            .collect();
         let before = now();
-        let answer = service.call(Method::PUT, &service.path(&format!("/jobs/{job}")), Some(&body.to_string()), &headers).await.is(201);
+        let answer = service
+            .call(
+                Method::PUT,
+                &service.path(&format!("/jobs/{job}")),
+                Some(&body.to_string()),
+                &headers,
+            )
+            .await
+            .is(201);
         let (mut message, data) = pipe.next().await;
         assert_eq!(data, body["task"]["taskData"]);
         let task_id = message["taskId"].take();
         let parts: Vec<usize> = task_id.as_str().unwrap().split('-').map(str::len).collect();
         assert_eq!(parts, [8, 4, 4, 4, 12], "{task_id} is no UUID");
-        let checked = u128::from(message["tracking"]["lastStatusCheckTime"].take().as_u64().unwrap());
+        let checked = u128::from(
+            message["tracking"]["lastStatusCheckTime"]
+                .take()
+                .as_u64()
+                .unwrap(),
+        );
         assert!((before..=now()).contains(&checked), "{checked}");
         let correlation_id = message["correlationId"].take();
         let echoed = answer.headers.get("CAF-Correlation-Id").unwrap().as_bytes();
-        assert_eq!(correlation_id.as_str().unwrap().as_bytes(), echoed, "as it is told in the answer");
+        assert_eq!(
+            correlation_id.as_str().unwrap().as_bytes(),
+            echoed,
+            "as it is told in the answer"
+        );
         let incarnation = &service.job(job).await["incarnation"];
         let path = service.path(&format!("/jobs/{job}/status?n={incarnation}"));
         assert_eq!(
@@ -80,11 +103,20 @@ async fn a_start_message_has_every_field_of_cafs_and_no_other(store: Store) {
     // A job that waits keeps the id of the request that has created it; CAF takes that of whoever completes the other one.
     let mut dependent = service.new_job("in");
     dependent["prerequisiteJobIds"] = json!(["given"]);
-    let (path, headers) = (service.path("/jobs/dependent"), [("CAF-Correlation-Id", "corr-44")]);
-    service.call(Method::PUT, &path, Some(&dependent.to_string()), &headers).await.is(201);
+    let (path, headers) = (
+        service.path("/jobs/dependent"),
+        [("CAF-Correlation-Id", "corr-44")],
+    );
+    service
+        .call(Method::PUT, &path, Some(&dependent.to_string()), &headers)
+        .await
+        .is(201);
     service.complete("given", "").await;
     let (message, _) = pipe.next().await;
-    assert_eq!((&message["tracking"]["jobTaskId"], &message["correlationId"]), (&json!(service.task("dependent", "")), &json!("corr-44")));
+    assert_eq!(
+        (&message["tracking"]["jobTaskId"], &message["correlationId"]),
+        (&json!(service.task("dependent", "")), &json!("corr-44"))
+    );
 }
 
 async fn the_task_data_is_sent_as_it_was_given(store: Store) {
@@ -95,9 +127,19 @@ async fn the_task_data_is_sent_as_it_was_given(store: Store) {
         ("utf8", json!("grün"), Some("utf8"), "grün".as_bytes()),
         ("base64", json!("aGVsbG8="), Some("base64"), b"hello"),
         // CAF sends something else when it is no UTF-8.
-        ("binary", json!("/+8AAYD+"), Some("base64"), &[0xff, 0xef, 0, 1, 0x80, 0xfe]),
+        (
+            "binary",
+            json!("/+8AAYD+"),
+            Some("base64"),
+            &[0xff, 0xef, 0, 1, 0x80, 0xfe],
+        ),
         ("looks-like-base64", json!("aGVsbG8="), None, b"aGVsbG8="),
-        ("object", json!({"z": 1, "a": [null, {"ü": "\""}]}), None, r#"{"a":[null,{"ü":"\""}],"z":1}"#.as_bytes()),
+        (
+            "object",
+            json!({"z": 1, "a": [null, {"ü": "\""}]}),
+            None,
+            r#"{"a":[null,{"ü":"\""}],"z":1}"#.as_bytes(),
+        ),
     ] {
         let mut body = service.new_job("in");
         body["task"]["taskData"] = data;
@@ -106,11 +148,16 @@ async fn the_task_data_is_sent_as_it_was_given(store: Store) {
         }
         service.create(job, &body).await;
         let (message, _) = pipe.next().await;
-        let bytes = STANDARD.decode(message["taskData"].as_str().unwrap()).unwrap();
+        let bytes = STANDARD
+            .decode(message["taskData"].as_str().unwrap())
+            .unwrap();
         match encoding {
             // The order of the members of an object is the sender's.
             None if job == "object" => {
-                assert_eq!(serde_json::from_slice::<Value>(&bytes).unwrap(), serde_json::from_slice::<Value>(sent).unwrap());
+                assert_eq!(
+                    serde_json::from_slice::<Value>(&bytes).unwrap(),
+                    serde_json::from_slice::<Value>(sent).unwrap()
+                );
                 assert_eq!(bytes.len(), sent.len(), "no white space");
             }
             _ => assert_eq!(bytes, sent, "{job}"),
@@ -126,30 +173,67 @@ async fn the_status_url_of_a_message_tells_the_status_of_this_life_of_the_job(st
         service.create("j", &service.new_job("in")).await;
         let (message, _) = pipe.next().await;
         let incarnation = service.job("j").await["incarnation"].clone();
-        let expected = if life == 0 { service.task("j", "") } else { format!("{}!{incarnation}", service.task("j", "")) };
-        let id = message["tracking"]["jobTaskId"].as_str().unwrap().to_owned();
+        let expected = if life == 0 {
+            service.task("j", "")
+        } else {
+            format!("{}!{incarnation}", service.task("j", ""))
+        };
+        let id = message["tracking"]["jobTaskId"]
+            .as_str()
+            .unwrap()
+            .to_owned();
         assert_eq!(id, expected);
-        let url = message["tracking"]["statusCheckUrl"].as_str().unwrap().strip_prefix(&service.root).unwrap().to_owned();
+        let url = message["tracking"]["statusCheckUrl"]
+            .as_str()
+            .unwrap()
+            .strip_prefix(&service.root)
+            .unwrap()
+            .to_owned();
         let answer = service.call(Method::GET, &url, None, &[]).await.is(200);
-        assert_eq!((answer.body.as_str(), answer.header("CacheableJobStatus")), ("\"Waiting\"", Some("true")));
-        assert_eq!(answer.header("Cache-Control"), Some("no-transform, max-age=7"));
+        assert_eq!(
+            (answer.body.as_str(), answer.header("CacheableJobStatus")),
+            ("\"Waiting\"", Some("true"))
+        );
+        assert_eq!(
+            answer.header("Cache-Control"),
+            Some("no-transform, max-age=7")
+        );
         for past in &urls {
-            service.call(Method::GET, past, None, &[]).await.refuses(404, "ERROR: job_id {j} not found");
+            service
+                .call(Method::GET, past, None, &[])
+                .await
+                .refuses(404, "ERROR: job_id {j} not found");
         }
         // The reports of this life count, and those of lives before do not.
-        service.report(&[json!({"jobTaskId": id, "status": "Progress", "estimatedPercentageCompleted": 30})]).await;
+        service
+            .report(&[
+                json!({"jobTaskId": id, "status": "Progress", "estimatedPercentageCompleted": 30}),
+            ])
+            .await;
         service.becomes("j", "Active", 30.0).await;
         if life > 0 {
             service.complete("j", "").await;
             service.all_is_counted().await;
             assert_eq!(service.state("j").await, ("Active".to_owned(), 30.0));
         }
-        service.report(&[json!({"jobTaskId": format!("{id}.1"), "status": "Complete"})]).await;
+        service
+            .report(&[json!({"jobTaskId": format!("{id}.1"), "status": "Complete"})])
+            .await;
         service.becomes("j", "Active", 50.0).await;
-        assert_eq!(service.call(Method::GET, &url, None, &[]).await.is(200).body, "\"Active\"");
+        assert_eq!(
+            service
+                .call(Method::GET, &url, None, &[])
+                .await
+                .is(200)
+                .body,
+            "\"Active\""
+        );
         urls.push(url);
         service.delete("j").await.is(204);
-        service.call(Method::GET, urls.last().unwrap(), None, &[]).await.refuses(404, "ERROR: job_id {j} not found");
+        service
+            .call(Method::GET, urls.last().unwrap(), None, &[])
+            .await
+            .refuses(404, "ERROR: job_id {j} not found");
     }
 }
 
@@ -157,18 +241,54 @@ async fn ids_are_encoded_in_the_status_url(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     let (partition, job) = ("a b/ü+&", "50% #1=ß\"'<>");
-    let path = format!("/job-service/v1/partitions/{}/jobs/{}", encoded(partition), encoded(job));
-    service.call(Method::PUT, &path, Some(&service.new_job("in").to_string()), &[]).await.is(201);
+    let path = format!(
+        "/job-service/v1/partitions/{}/jobs/{}",
+        encoded(partition),
+        encoded(job)
+    );
+    service
+        .call(
+            Method::PUT,
+            &path,
+            Some(&service.new_job("in").to_string()),
+            &[],
+        )
+        .await
+        .is(201);
     let (message, _) = pipe.next().await;
-    assert_eq!(message["tracking"]["jobTaskId"], format!("{partition}:{job}"));
+    assert_eq!(
+        message["tracking"]["jobTaskId"],
+        format!("{partition}:{job}")
+    );
     let url = message["tracking"]["statusCheckUrl"].as_str().unwrap();
-    assert!(url.starts_with(&format!("{}/job-service/v1/partitions/a%20b%2F%C3%BC%2B%26/jobs/50%25%20%231%3D", service.root)), "{url}");
-    let status = service.call(Method::GET, url.strip_prefix(&service.root).unwrap(), None, &[]).await.is(200);
+    assert!(
+        url.starts_with(&format!(
+            "{}/job-service/v1/partitions/a%20b%2F%C3%BC%2B%26/jobs/50%25%20%231%3D",
+            service.root
+        )),
+        "{url}"
+    );
+    let status = service
+        .call(
+            Method::GET,
+            url.strip_prefix(&service.root).unwrap(),
+            None,
+            &[],
+        )
+        .await
+        .is(200);
     assert_eq!(status.json(), "Waiting");
     service.report(&[json!({"jobTaskId": format!("{partition}:{job}"), "status": "Progress", "estimatedPercentageCompleted": 5})]).await;
     service.all_is_counted().await;
-    let told = service.call(Method::GET, &path, None, &[]).await.is(200).json();
-    assert_eq!((&told["id"], &told["status"]), (&json!(job), &json!("Active")));
+    let told = service
+        .call(Method::GET, &path, None, &[])
+        .await
+        .is(200)
+        .json();
+    assert_eq!(
+        (&told["id"], &told["status"]),
+        (&json!(job), &json!("Active"))
+    );
 }
 
 async fn a_job_is_told_with_every_field_and_null_where_there_is_nothing(store: Store) {
@@ -183,7 +303,10 @@ async fn a_job_is_told_with_every_field_and_null_where_there_is_nothing(store: S
     full["delay"] = json!(3600);
     service.create("full", &full).await;
     for (job, expected) in [
-        ("bare", json!({"name": null, "description": null, "externalData": null, "labels": {}})),
+        (
+            "bare",
+            json!({"name": null, "description": null, "externalData": null, "labels": {}}),
+        ),
         (
             "full",
             json!({
@@ -196,7 +319,10 @@ async fn a_job_is_told_with_every_field_and_null_where_there_is_nothing(store: S
             assert_eq!(told.get(field), expected.get(field), "{field} of {job}");
         }
         assert_eq!(told["id"], job);
-        assert_eq!((&told["status"], &told["failures"]), (&json!("Waiting"), &json!([])));
+        assert_eq!(
+            (&told["status"], &told["failures"]),
+            (&json!("Waiting"), &json!([]))
+        );
         // A number with a fraction, as a Java client reads it.
         assert!(told["percentageComplete"].is_f64(), "{told}");
         assert_eq!(told["percentageComplete"], json!(0.0));
@@ -207,12 +333,23 @@ async fn a_job_is_told_with_every_field_and_null_where_there_is_nothing(store: S
         for field in ["task", "prerequisiteJobIds", "parameters", "type"] {
             assert_eq!(told.get(field), None, "{field} of {job}");
         }
-        assert_eq!(service.ask("/jobs", &[("filter", &format!("id=={job}"))]).await.is(200).json(), json!([told]));
+        assert_eq!(
+            service
+                .ask("/jobs", &[("filter", &format!("id=={job}"))])
+                .await
+                .is(200)
+                .json(),
+            json!([told])
+        );
     }
     service.complete("bare", "").await;
     service.becomes("bare", "Completed", 100.0).await;
     let told = service.job("bare").await;
-    assert!(told["percentageComplete"].is_f64() && told["lastUpdateTime"].as_u64() >= told["createTime"].as_u64(), "{told}");
+    assert!(
+        told["percentageComplete"].is_f64()
+            && told["lastUpdateTime"].as_u64() >= told["createTime"].as_u64(),
+        "{told}"
+    );
 }
 
 async fn a_failure_is_told_with_all_that_was_reported(store: Store) {
@@ -225,7 +362,10 @@ async fn a_failure_is_told_with_all_that_was_reported(store: Store) {
         ("long", full(&long)),
         ("empty", full("")),
         ("partial", json!({"failureId": "X-2"})),
-        ("nulls", json!({"failureId": null, "failureTime": null, "failureSource": null, "failureMessage": null})),
+        (
+            "nulls",
+            json!({"failureId": null, "failureTime": null, "failureSource": null, "failureMessage": null}),
+        ),
         ("none", json!(null)),
     ] {
         service.create(job, &service.new_job("in")).await;
@@ -233,8 +373,17 @@ async fn a_failure_is_told_with_all_that_was_reported(store: Store) {
         service.becomes(job, "Failed", 0.0).await;
         let told = service.job(job).await["failures"].clone();
         assert_eq!(told.as_array().unwrap().len(), 1, "{job}: {told}");
-        for field in ["failureId", "failureTime", "failureSource", "failureMessage"] {
-            assert_eq!(told[0].get(field), Some(&failure[field]), "{field} of {job}");
+        for field in [
+            "failureId",
+            "failureTime",
+            "failureSource",
+            "failureMessage",
+        ] {
+            assert_eq!(
+                told[0].get(field),
+                Some(&failure[field]),
+                "{field} of {job}"
+            );
         }
     }
 }
@@ -259,17 +408,37 @@ async fn reports_count_in_their_order_and_a_retry_decides_nothing(store: Store) 
             report("completes", "", "Progress", 20),
         ])
         .await;
-    service.report(&[report("fails", "", "Progress", 30), report("fails", "", "Failed", 0), report("fails", "", "Complete", 100)]).await;
+    service
+        .report(&[
+            report("fails", "", "Progress", 30),
+            report("fails", "", "Failed", 0),
+            report("fails", "", "Complete", 100),
+        ])
+        .await;
     let failure = json!({"failureId": "X", "failureTime": 1, "failureSource": "w", "failureMessage": "again"});
     let mut retry = report("tried-again", ".1", "Retry", 0);
     (retry["retries"], retry["failure"]) = (json!(3), failure);
-    service.report(&[report("tried-again", ".1", "Progress", 40), retry, report("mixed", ".2*", "Complete", 100)]).await;
-    service.report(&[report("mixed", ".1", "Complete", 0)]).await;
+    service
+        .report(&[
+            report("tried-again", ".1", "Progress", 40),
+            retry,
+            report("mixed", ".2*", "Complete", 100),
+        ])
+        .await;
+    service
+        .report(&[report("mixed", ".1", "Complete", 0)])
+        .await;
     service.becomes("mixed", "Completed", 100.0).await;
     assert_eq!(service.state("progress").await, ("Active".to_owned(), 30.0));
-    assert_eq!(service.state("completes").await, ("Completed".to_owned(), 100.0));
+    assert_eq!(
+        service.state("completes").await,
+        ("Completed".to_owned(), 100.0)
+    );
     assert_eq!(service.state("fails").await, ("Failed".to_owned(), 30.0));
-    assert_eq!(service.state("tried-again").await, ("Active".to_owned(), 20.0));
+    assert_eq!(
+        service.state("tried-again").await,
+        ("Active".to_owned(), 20.0)
+    );
     assert_eq!(service.job("tried-again").await["failures"], json!([]));
     service.complete("tried-again", ".1").await;
     service.complete("tried-again", ".2*").await;
@@ -279,23 +448,54 @@ async fn reports_count_in_their_order_and_a_retry_decides_nothing(store: Store) 
 async fn an_id_without_a_partition_is_of_the_default_partition(store: Store) {
     let service = Service::start(store).await;
     let path = "/job-service/v1/partitions/default/jobs/j";
-    service.call(Method::PUT, path, Some(&service.new_job("in").to_string()), &[]).await.is(201);
+    service
+        .call(
+            Method::PUT,
+            path,
+            Some(&service.new_job("in").to_string()),
+            &[],
+        )
+        .await
+        .is(201);
     service.create("j", &service.new_job("in")).await;
-    service.report(&[json!({"jobTaskId": "j.1", "status": "Complete"})]).await;
+    service
+        .report(&[json!({"jobTaskId": "j.1", "status": "Complete"})])
+        .await;
     service.all_is_counted().await;
-    assert_eq!(service.call(Method::GET, path, None, &[]).await.is(200).json()["percentageComplete"], 50.0);
+    assert_eq!(
+        service
+            .call(Method::GET, path, None, &[])
+            .await
+            .is(200)
+            .json()["percentageComplete"],
+        50.0
+    );
     assert_eq!(service.state("j").await, ("Waiting".to_owned(), 0.0));
 }
 
 async fn events_of_the_older_kind_are_progress(store: Store) {
     let service = Service::start(store).await;
     service.create("j", &service.new_job("in")).await;
-    for (steps, percentage, told) in [("", 0, ("Waiting", 0.0)), ("", 30, ("Active", 30.0)), (".1", 80, ("Active", 40.0))] {
+    for (steps, percentage, told) in [
+        ("", 0, ("Waiting", 0.0)),
+        ("", 30, ("Active", 30.0)),
+        (".1", 80, ("Active", 40.0)),
+    ] {
         let data = json!({"jobTaskId": service.task("j", steps), "estimatedPercentageCompleted": percentage});
-        let event = message("JobTrackingWorker", &data, "NEW_TASK", Some(&service.tracking_pipe), &json!(null));
+        let event = message(
+            "JobTrackingWorker",
+            &data,
+            "NEW_TASK",
+            Some(&service.tracking_pipe),
+            &json!(null),
+        );
         service.publish(&service.tracking_pipe, &event).await;
         service.all_is_counted().await;
-        assert_eq!(service.state("j").await, (told.0.to_owned(), told.1), "{percentage} at {steps:?}");
+        assert_eq!(
+            service.state("j").await,
+            (told.0.to_owned(), told.1),
+            "{percentage} at {steps:?}"
+        );
     }
 }
 
@@ -304,7 +504,11 @@ async fn a_report_with_fields_of_a_later_version_counts(store: Store) {
     let service = Service::start(store).await;
     service.create("done", &service.new_job("in")).await;
     service.create("failed", &service.new_job("in")).await;
-    service.report(&[json!({"jobTaskId": service.task("done", ""), "status": "Complete", "duration": 5})]).await;
+    service
+        .report(&[
+            json!({"jobTaskId": service.task("done", ""), "status": "Complete", "duration": 5}),
+        ])
+        .await;
     let failure = json!({"failureId": "X", "failureTime": 1, "failureSource": "w", "failureMessage": "boom", "cause": "y"});
     service.report(&[json!({"jobTaskId": service.task("failed", ""), "status": "Failed", "failure": failure})]).await;
     service.becomes("done", "Completed", 100.0).await;
@@ -323,13 +527,40 @@ async fn what_is_no_report_is_put_aside_and_loses_nothing_else(store: Store) {
         report
     };
     let flawed = [
-        ("an unknown status", "TrackingReportTask", reports(with("status", json!("Finished")))),
-        ("no status", "TrackingReportTask", reports(with("status", json!(null)))),
-        ("no id", "TrackingReportTask", reports(with("jobTaskId", json!(null)))),
-        ("an id that is none", "TrackingReportTask", reports(with("jobTaskId", json!(format!("{}.x", service.task("j", "")))))),
-        ("no list", "TrackingReportTask", json!({"trackingReports": null})),
+        (
+            "an unknown status",
+            "TrackingReportTask",
+            reports(with("status", json!("Finished"))),
+        ),
+        (
+            "no status",
+            "TrackingReportTask",
+            reports(with("status", json!(null))),
+        ),
+        (
+            "no id",
+            "TrackingReportTask",
+            reports(with("jobTaskId", json!(null))),
+        ),
+        (
+            "an id that is none",
+            "TrackingReportTask",
+            reports(with(
+                "jobTaskId",
+                json!(format!("{}.x", service.task("j", ""))),
+            )),
+        ),
+        (
+            "no list",
+            "TrackingReportTask",
+            json!({"trackingReports": null}),
+        ),
         ("no object", "TrackingReportTask", json!("Complete")),
-        ("another classifier", "BatchWorker", reports(with("status", json!("Complete")))),
+        (
+            "another classifier",
+            "BatchWorker",
+            reports(with("status", json!("Complete"))),
+        ),
     ];
     let mut put_aside = Vec::new();
     for (flaw, classifier, data) in flawed {
@@ -337,21 +568,38 @@ async fn what_is_no_report_is_put_aside_and_loses_nothing_else(store: Store) {
         service.publish(&service.tracking_pipe, &message).await;
         put_aside.push((flaw, message));
         // What comes between is counted.
-        service.progress("good", "", u8::try_from(put_aside.len()).unwrap()).await;
+        service
+            .progress("good", "", u8::try_from(put_aside.len()).unwrap())
+            .await;
     }
-    let mut without_data = message("TrackingReportTask", &json!({}), "NEW_TASK", tracker, &json!(null));
+    let mut without_data = message(
+        "TrackingReportTask",
+        &json!({}),
+        "NEW_TASK",
+        tracker,
+        &json!(null),
+    );
     without_data["taskData"] = json!(null);
     service.publish(&service.tracking_pipe, &without_data).await;
     put_aside.push(("no data", without_data));
     // No task message at all.
-    service.publish(&service.tracking_pipe, &json!({"to": service.tracking_pipe})).await;
+    service
+        .publish(
+            &service.tracking_pipe,
+            &json!({"to": service.tracking_pipe}),
+        )
+        .await;
     service.publish(&service.tracking_pipe, &json!([1])).await;
     service.all_is_counted().await;
     assert_eq!(service.state("j").await, ("Waiting".to_owned(), 0.0));
     assert_eq!(service.state("good").await, ("Active".to_owned(), 7.0));
     let _alone = INVALID.lock().await;
     for (flaw, message) in put_aside {
-        let found = service.consume_named(INVALID_PIPE).await.find(message["taskId"].as_str().unwrap()).await;
+        let found = service
+            .consume_named(INVALID_PIPE)
+            .await
+            .find(message["taskId"].as_str().unwrap())
+            .await;
         assert_eq!(found, message, "{flaw}");
     }
 }
@@ -370,7 +618,10 @@ struct Proxied {
 }
 
 const FAILED_AS_TASK: Option<[&str; 3]> = Some(["RESULT_EXCEPTION", "worker-x", "class X boom"]);
-const REJECTED: &[(&str, &str)] = &[("x-caf-worker-rejected", "TASKMESSAGE_REJECTED"), ("x-caf-worker-retry", "10")];
+const REJECTED: &[(&str, &str)] = &[
+    ("x-caf-worker-rejected", "TASKMESSAGE_REJECTED"),
+    ("x-caf-worker-retry", "10"),
+];
 
 #[rustfmt::skip]
 const PROXIED: [Proxied; 12] = {
@@ -408,19 +659,37 @@ async fn what_passes_through_the_tracking_pipe_is_counted_and_goes_on(store: Sto
     let service = Service::start(store).await;
     let mut out = service.consume("out").await;
     let mut upper = service.consume_named(&service.pipe("OUT")).await;
-    let pass = async |tracking: &Value, status: Option<&str>, to: Option<&str>, headers: &[(&str, &str)]| {
+    let pass = async |tracking: &Value,
+                      status: Option<&str>,
+                      to: Option<&str>,
+                      headers: &[(&str, &str)]| {
         let to = to.map(|to| service.pipe(to));
         let mut sent = message("Order", &json!({}), "NEW_TASK", to.as_deref(), tracking);
         sent["taskStatus"] = json!(status);
         sent["taskData"] = json!(STANDARD.encode("class X boom"));
         sent["sourceInfo"] = json!({"name": "worker-x", "version": "1"});
         sent["new"] = json!({"deep": [1]});
-        service.publish_with(&service.tracking_pipe, &sent, headers).await;
+        service
+            .publish_with(&service.tracking_pipe, &sent, headers)
+            .await;
         sent
     };
-    for Proxied { name, status, to, track_to, headers, becomes, keeps_tracking } in PROXIED {
+    for Proxied {
+        name,
+        status,
+        to,
+        track_to,
+        headers,
+        becomes,
+        keeps_tracking,
+    } in PROXIED
+    {
         service.create(name, &service.new_job("in")).await;
-        let url = format!("{}{}", service.root, service.path(&format!("/jobs/{name}/status")));
+        let url = format!(
+            "{}{}",
+            service.root,
+            service.path(&format!("/jobs/{name}/status"))
+        );
         let now = u64::try_from(now()).unwrap();
         let tracking = json!({
             "jobTaskId": service.task(name, ""), "lastStatusCheckTime": now + 30_000, "statusCheckIntervalMillis": 60_000,
@@ -428,7 +697,11 @@ async fn what_passes_through_the_tracking_pipe_is_counted_and_goes_on(store: Sto
         });
         let mut sent = pass(&tracking, status, to, headers).await;
         if let Some(to) = to {
-            let (arrived, _) = if to == "OUT" { upper.next().await } else { out.next().await };
+            let (arrived, _) = if to == "OUT" {
+                upper.next().await
+            } else {
+                out.next().await
+            };
             if !keeps_tracking {
                 sent["tracking"] = json!(null);
             }
@@ -436,19 +709,36 @@ async fn what_passes_through_the_tracking_pipe_is_counted_and_goes_on(store: Sto
         }
         service.all_is_counted().await;
         let job = service.job(name).await;
-        assert_eq!((&job["status"], &job["percentageComplete"]), (&json!(becomes.0), &json!(becomes.1)), "{name}: {job}");
+        assert_eq!(
+            (&job["status"], &job["percentageComplete"]),
+            (&json!(becomes.0), &json!(becomes.1)),
+            "{name}: {job}"
+        );
         let Some([id, source, text]) = becomes.2 else {
             assert_eq!(job["failures"], json!([]), "{name}");
             continue;
         };
         let failure = &job["failures"][0];
-        assert_eq!((&failure["failureId"], &failure["failureSource"]), (&json!(id), &json!(source)), "{name}");
+        assert_eq!(
+            (&failure["failureId"], &failure["failureSource"]),
+            (&json!(id), &json!(source)),
+            "{name}"
+        );
         assert_eq!(failure["failureMessage"], text, "{name}");
-        assert!(u64::try_from(self::now()).unwrap() >= failure["failureTime"].as_u64().unwrap(), "{name}");
-        assert!(failure["failureTime"].as_u64().unwrap() >= now, "{name}: the time is when it came");
+        assert!(
+            u64::try_from(self::now()).unwrap() >= failure["failureTime"].as_u64().unwrap(),
+            "{name}"
+        );
+        assert!(
+            failure["failureTime"].as_u64().unwrap() >= now,
+            "{name}: the time is when it came"
+        );
     }
     // Without tracking, or with tracking of nothing, it goes on as it is.
-    for tracking in [json!(null), json!({"jobTaskId": null, "statusCheckIntervalMillis": 0, "trackTo": "end"})] {
+    for tracking in [
+        json!(null),
+        json!({"jobTaskId": null, "statusCheckIntervalMillis": 0, "trackTo": "end"}),
+    ] {
         let sent = pass(&tracking, Some("RESULT_SUCCESS"), Some("out"), &[]).await;
         let mut arrived = out.next().await.0;
         if !tracking.is_null() {
@@ -460,39 +750,79 @@ async fn what_passes_through_the_tracking_pipe_is_counted_and_goes_on(store: Sto
     // A worker that does not say who it is.
     for (name, source, told) in [
         ("no-source", json!(null), "Unknown - no source info"),
-        ("no-name", json!({"name": null, "version": "1"}), "Unknown - worker name not set"),
+        (
+            "no-name",
+            json!({"name": null, "version": "1"}),
+            "Unknown - worker name not set",
+        ),
     ] {
         service.create(name, &service.new_job("in")).await;
         let tracking = json!({"jobTaskId": service.task(name, ".1"), "trackingPipe": service.tracking_pipe, "trackTo": "end"});
-        let mut sent = message("Order", &json!({}), "RESULT_EXCEPTION", Some(&service.pipe("out")), &tracking);
+        let mut sent = message(
+            "Order",
+            &json!({}),
+            "RESULT_EXCEPTION",
+            Some(&service.pipe("out")),
+            &tracking,
+        );
         sent["sourceInfo"] = source;
         service.publish(&service.tracking_pipe, &sent).await;
         service.becomes(name, "Failed", 0.0).await;
-        assert_eq!(service.job(name).await["failures"][0]["failureSource"], told, "{name}");
+        assert_eq!(
+            service.job(name).await["failures"][0]["failureSource"],
+            told,
+            "{name}"
+        );
     }
 }
 
 async fn what_passes_through_the_tracking_pipe_is_dropped_when_its_job_is_over(store: Store) {
     let service = Service::start(store).await;
     let mut out = service.consume("out").await;
-    let statuses = ["Completed", "Failed", "Cancelled", "Waiting", "Active", "Paused"];
+    let statuses = [
+        "Completed",
+        "Failed",
+        "Cancelled",
+        "Waiting",
+        "Active",
+        "Paused",
+    ];
     for status in statuses {
         service.create_as(status, status).await;
     }
     service.create("deleted", &service.new_job("in")).await;
     service.delete("deleted").await.is(204);
-    let url = |job: &str| format!("{}{}", service.root, service.path(&format!("/jobs/{job}/status")));
+    let url = |job: &str| {
+        format!(
+            "{}{}",
+            service.root,
+            service.path(&format!("/jobs/{job}/status"))
+        )
+    };
     // A check that nobody answers stops nothing.
     let nowhere = "http://127.0.0.1:1/job-service/v1/partitions/p/jobs/Cancelled/status".to_owned();
-    let mut checks: Vec<(&str, String)> = statuses.iter().chain(&["deleted"]).map(|job| (*job, url(job))).collect();
+    let mut checks: Vec<(&str, String)> = statuses
+        .iter()
+        .chain(&["deleted"])
+        .map(|job| (*job, url(job)))
+        .collect();
     checks.extend([("unchecked", nowhere), ("last", url("Active"))]);
     for (job, url) in checks {
         let tracking = json!({
             "jobTaskId": service.task(job, ".1"), "lastStatusCheckTime": null, "statusCheckIntervalMillis": 5000, "statusCheckUrl": url,
             "trackingPipe": service.tracking_pipe, "trackTo": "end"
         });
-        let passing = message("Order", &json!({}), "NEW_TASK", Some(&service.pipe("out")), &tracking);
+        let passing = message(
+            "Order",
+            &json!({}),
+            "NEW_TASK",
+            Some(&service.pipe("out")),
+            &tracking,
+        );
         service.publish(&service.tracking_pipe, &passing).await;
     }
-    assert_eq!(out.next_jobs(5).await, ["Waiting.1", "Active.1", "Paused.1", "unchecked.1", "last.1"]);
+    assert_eq!(
+        out.next_jobs(5).await,
+        ["Waiting.1", "Active.1", "Paused.1", "unchecked.1", "last.1"]
+    );
 }

@@ -30,10 +30,21 @@ fn progress(service: &Service, job: &str, steps: &str, percentage: u8) -> Value 
 async fn direct_progress_is_taken_as_it_is_up_to_99_9_and_never_falls(store: Store) {
     let service = Service::start(store).await;
     service.create("j", &service.new_job("in")).await;
-    for (reported, told) in [(1, 1.0), (40, 40.0), (30, 40.0), (99, 99.0), (100, 99.9), (50, 99.9)] {
+    for (reported, told) in [
+        (1, 1.0),
+        (40, 40.0),
+        (30, 40.0),
+        (99, 99.0),
+        (100, 99.9),
+        (50, 99.9),
+    ] {
         service.progress("j", "", reported).await;
         service.all_is_counted().await;
-        assert_eq!(service.state("j").await, ("Active".to_owned(), told), "{reported} reported");
+        assert_eq!(
+            service.state("j").await,
+            ("Active".to_owned(), told),
+            "{reported} reported"
+        );
     }
     service.complete("j", "").await;
     service.becomes("j", "Completed", 100.0).await;
@@ -50,11 +61,19 @@ async fn the_worked_examples_come_out(store: Store) {
     service.progress("one-by-one", ".2", 40).await;
     service.all_is_counted().await;
     // It is 46.67 now, but 50 has been told.
-    assert_eq!(service.state("one-by-one").await, ("Active".to_owned(), 50.0));
+    assert_eq!(
+        service.state("one-by-one").await,
+        ("Active".to_owned(), 50.0)
+    );
     service.complete("one-by-one", ".3*").await;
     service.becomes("one-by-one", "Active", 80.0).await;
     // Where it was not told, the same is 46.67.
-    service.report(&[done(&service, "together", ".1"), progress(&service, "together", ".2", 40)]).await;
+    service
+        .report(&[
+            done(&service, "together", ".1"),
+            progress(&service, "together", ".2", 40),
+        ])
+        .await;
     service.becomes("together", "Active", 46.67).await;
     service.complete("together", ".3*").await;
     service.becomes("together", "Active", 80.0).await;
@@ -67,7 +86,9 @@ async fn the_worked_examples_come_out(store: Store) {
 async fn many_subtasks_of_an_unknown_number_are_99_7_at_most(store: Store) {
     let service = Service::start(store).await;
     service.create("j", &service.new_job("in")).await;
-    let all: Vec<Value> = (1..=6000).map(|number| done(&service, "j", &format!(".{number}"))).collect();
+    let all: Vec<Value> = (1..=6000)
+        .map(|number| done(&service, "j", &format!(".{number}")))
+        .collect();
     for some in all.chunks(500) {
         service.report(some).await;
     }
@@ -86,7 +107,12 @@ async fn subtasks_of_subtasks_count_as_what_their_parent_is_worth(store: Store) 
     for job in ["nested", "capped"] {
         service.create(job, &service.new_job("in")).await;
     }
-    for (steps, told) in [(".2*", 50.0), (".1.1", 75.0), (".1.3*", 83.33), (".1.2.1", 91.67)] {
+    for (steps, told) in [
+        (".2*", 50.0),
+        (".1.1", 75.0),
+        (".1.3*", 83.33),
+        (".1.2.1", 91.67),
+    ] {
         service.complete("nested", steps).await;
         service.becomes("nested", "Active", told).await;
     }
@@ -96,13 +122,24 @@ async fn subtasks_of_subtasks_count_as_what_their_parent_is_worth(store: Store) 
     service.progress("capped", ".1", 100).await;
     service.becomes("capped", "Active", 49.95).await;
     // One of two, as it seems, below another subtask makes that half as much.
-    service.report(&[progress(&service, "capped", ".2.1", 100), done(&service, "capped", ".3*")]).await;
+    service
+        .report(&[
+            progress(&service, "capped", ".2.1", 100),
+            done(&service, "capped", ".3*"),
+        ])
+        .await;
     service.becomes("capped", "Active", 83.28).await;
 }
 
 async fn the_percentage_is_rounded_to_two_decimals(store: Store) {
     let service = Service::start(store).await;
-    for (size, told) in [(3, 33.33), (6, 16.67), (7, 14.29), (1000, 0.1), (100_000, 0.0)] {
+    for (size, told) in [
+        (3, 33.33),
+        (6, 16.67),
+        (7, 14.29),
+        (1000, 0.1),
+        (100_000, 0.0),
+    ] {
         let job = format!("of-{size}");
         service.create(&job, &service.new_job("in")).await;
         service.complete(&job, &format!(".{size}*")).await;
@@ -126,7 +163,9 @@ async fn subtasks_may_come_in_any_order_and_twice(store: Store) {
         service.create(&job, &service.new_job("in")).await;
         for steps in &order[..3] {
             service.complete(&job, steps).await;
-            service.report(&[done(&service, &job, steps), done(&service, &job, steps)]).await;
+            service
+                .report(&[done(&service, &job, steps), done(&service, &job, steps)])
+                .await;
         }
         service.becomes(&job, "Active", 75.0).await;
         // Once more what is done is no fourth one.
@@ -134,7 +173,11 @@ async fn subtasks_may_come_in_any_order_and_twice(store: Store) {
             service.complete(&job, steps).await;
         }
         service.all_is_counted().await;
-        assert_eq!(service.state(&job).await, ("Active".to_owned(), 75.0), "{order:?}");
+        assert_eq!(
+            service.state(&job).await,
+            ("Active".to_owned(), 75.0),
+            "{order:?}"
+        );
         service.complete(&job, order[3]).await;
         service.becomes(&job, "Completed", 100.0).await;
     }
@@ -151,7 +194,13 @@ async fn a_final_subtask_is_the_same_with_and_without_its_star(store: Store) {
     service.create("j", &service.new_job("in")).await;
     service.progress("j", ".2", 40).await;
     service.all_is_counted().await;
-    service.report(&[done(&service, "j", ".2"), done(&service, "j", ".2*"), done(&service, "j", ".2*")]).await;
+    service
+        .report(&[
+            done(&service, "j", ".2"),
+            done(&service, "j", ".2*"),
+            done(&service, "j", ".2*"),
+        ])
+        .await;
     service.becomes("j", "Active", 50.0).await;
     service.complete("j", ".1").await;
     service.becomes("j", "Completed", 100.0).await;

@@ -38,14 +38,20 @@ async fn started(service: &Service, pipe: &mut Pipe, expected: &[&str]) {
     let later = harness::unique("later");
     service.create(&later, &service.new_job("in")).await;
     let mut jobs = pipe.next_jobs(expected.len() + 1).await;
-    assert_eq!(jobs.pop(), Some(later), "{jobs:?} came, and nothing but {expected:?} should have");
+    assert_eq!(
+        jobs.pop(),
+        Some(later),
+        "{jobs:?} came, and nothing but {expected:?} should have"
+    );
     jobs.sort();
     assert_eq!(jobs, expected);
 }
 
 async fn put_in(service: &Service, partition: &str, job: &str, body: &Value) -> Answer {
     let path = format!("/job-service/v1/partitions/{partition}/jobs/{job}");
-    service.call(Method::PUT, &path, Some(&body.to_string()), &[]).await
+    service
+        .call(Method::PUT, &path, Some(&body.to_string()), &[])
+        .await
 }
 
 /// Milliseconds since 1970.
@@ -61,10 +67,16 @@ async fn a_job_starts_when_the_last_of_its_prerequisites_is_completed_and_only_o
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     for job in ["a", "b"] {
-        service.create(job, &service.new_job("of-no-interest")).await;
+        service
+            .create(job, &service.new_job("of-no-interest"))
+            .await;
     }
-    service.create("j", &waiting_for(&service, &json!(["a", "b"]))).await;
-    service.create("k", &waiting_for(&service, &json!(["j"]))).await;
+    service
+        .create("j", &waiting_for(&service, &json!(["a", "b"])))
+        .await;
+    service
+        .create("k", &waiting_for(&service, &json!(["j"])))
+        .await;
     started(&service, &mut pipe, &[]).await;
     service.complete("b", "").await;
     service.becomes("b", "Completed", 100.0).await;
@@ -88,16 +100,24 @@ async fn a_job_whose_prerequisites_are_all_complete_starts_at_once(store: Store)
     for job in ["a", "b"] {
         service.create_as(job, "Completed").await;
     }
-    service.create("complete", &waiting_for(&service, &json!(["a", "b,pc"]))).await;
-    service.create("absent", &waiting_for(&service, &json!(["never,pc"]))).await;
-    service.create("both", &waiting_for(&service, &json!(["a", "never,pc"]))).await;
+    service
+        .create("complete", &waiting_for(&service, &json!(["a", "b,pc"])))
+        .await;
+    service
+        .create("absent", &waiting_for(&service, &json!(["never,pc"])))
+        .await;
+    service
+        .create("both", &waiting_for(&service, &json!(["a", "never,pc"])))
+        .await;
     started(&service, &mut pipe, &["absent", "both", "complete"]).await;
 }
 
 async fn options_of_an_entry_are_read_as_caf_reads_them(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
-    service.create("there", &service.new_job("of-no-interest")).await;
+    service
+        .create("there", &service.new_job("of-no-interest"))
+        .await;
     let at_once = [
         ("absent-pc", json!(["absent,pc"])),
         ("absent-pc-and-more", json!(["absent,x,pc,y"])),
@@ -116,12 +136,15 @@ async fn options_of_an_entry_are_read_as_caf_reads_them(store: Store) {
     for (job, entries) in at_once.iter().chain(&when_there_is).chain(&when_both_are) {
         service.create(job, &waiting_for(&service, entries)).await;
     }
-    let names = |jobs: &[(&'static str, Value)]| jobs.iter().map(|(job, _)| *job).collect::<Vec<_>>();
+    let names =
+        |jobs: &[(&'static str, Value)]| jobs.iter().map(|(job, _)| *job).collect::<Vec<_>>();
     started(&service, &mut pipe, &names(&at_once)).await;
     service.complete("there", "").await;
     service.becomes("there", "Completed", 100.0).await;
     started(&service, &mut pipe, &names(&when_there_is)).await;
-    service.create("absent", &service.new_job("of-no-interest")).await;
+    service
+        .create("absent", &service.new_job("of-no-interest"))
+        .await;
     service.complete("absent", "").await;
     service.becomes("absent", "Completed", 100.0).await;
     started(&service, &mut pipe, &names(&when_both_are)).await;
@@ -130,13 +153,17 @@ async fn options_of_an_entry_are_read_as_caf_reads_them(store: Store) {
 async fn a_prerequisite_may_be_created_later(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
-    service.create("j", &waiting_for(&service, &json!(["later"]))).await;
+    service
+        .create("j", &waiting_for(&service, &json!(["later"])))
+        .await;
     started(&service, &mut pipe, &[]).await;
     // A report of a job that is not there is nobody's completion.
     service.complete("later", "").await;
     service.all_is_counted().await;
     started(&service, &mut pipe, &[]).await;
-    service.create("later", &service.new_job("of-no-interest")).await;
+    service
+        .create("later", &service.new_job("of-no-interest"))
+        .await;
     started(&service, &mut pipe, &[]).await;
     service.complete("later", "").await;
     service.becomes("later", "Completed", 100.0).await;
@@ -145,15 +172,33 @@ async fn a_prerequisite_may_be_created_later(store: Store) {
 
 async fn a_job_that_would_wait_in_vain_is_refused_and_not_created(store: Store) {
     let service = Service::start(store).await;
-    for (job, status) in [("b", "Failed"), ("a", "Failed"), ("c", "Cancelled"), ("d", "Cancelled"), ("good", "Completed")] {
+    for (job, status) in [
+        ("b", "Failed"),
+        ("a", "Failed"),
+        ("c", "Cancelled"),
+        ("d", "Cancelled"),
+        ("good", "Completed"),
+    ] {
         service.create_as(job, status).await;
     }
     for (entries, text) in [
-        (json!(["b", "good", "a"]), "One or more prerequisite jobs have failed. Failed Job IDs: a, b"),
-        (json!(["a,pc", "absent"]), "One or more prerequisite jobs have failed. Failed Job IDs: a"),
-        (json!(["a", "c"]), "One or more prerequisite jobs have failed. Failed Job IDs: a"),
+        (
+            json!(["b", "good", "a"]),
+            "One or more prerequisite jobs have failed. Failed Job IDs: a, b",
+        ),
+        (
+            json!(["a,pc", "absent"]),
+            "One or more prerequisite jobs have failed. Failed Job IDs: a",
+        ),
+        (
+            json!(["a", "c"]),
+            "One or more prerequisite jobs have failed. Failed Job IDs: a",
+        ),
         // CAF has it wait for ever.
-        (json!(["d", "good", "c"]), "One or more prerequisite jobs have been cancelled. Cancelled Job IDs: c, d"),
+        (
+            json!(["d", "good", "c"]),
+            "One or more prerequisite jobs have been cancelled. Cancelled Job IDs: c, d",
+        ),
     ] {
         let mut body = waiting_for(&service, &entries);
         body["labels"] = json!({"k": "v"});
@@ -162,28 +207,57 @@ async fn a_job_that_would_wait_in_vain_is_refused_and_not_created(store: Store) 
         // Again it is refused for the same reason, not for being there.
         service.put("j", &body).await.refuses(400, text);
     }
-    assert_eq!(service.ask("/jobStats/count", &[("filter", "id==j")]).await.is(200).json(), json!(0));
-    service.create("j", &waiting_for(&service, &json!(["good"]))).await;
+    assert_eq!(
+        service
+            .ask("/jobStats/count", &[("filter", "id==j")])
+            .await
+            .is(200)
+            .json(),
+        json!(0)
+    );
+    service
+        .create("j", &waiting_for(&service, &json!(["good"])))
+        .await;
 }
 
-async fn a_delay_counts_from_the_creation_or_from_the_completion_of_the_last_prerequisite(store: Store) {
+async fn a_delay_counts_from_the_creation_or_from_the_completion_of_the_last_prerequisite(
+    store: Store,
+) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     let delayed = |mut job: Value, delay: i32| {
         job["delay"] = json!(delay);
         job
     };
-    service.create("from-creation", &delayed(service.new_job("in"), 2)).await;
+    service
+        .create("from-creation", &delayed(service.new_job("in"), 2))
+        .await;
     assert_eq!(pipe.next_jobs(1).await, ["from-creation"]);
     assert!(now() >= time(&service.job("from-creation").await, "createTime") + 2000);
-    service.create("none", &delayed(service.new_job("in"), -5)).await;
+    service
+        .create("none", &delayed(service.new_job("in"), -5))
+        .await;
     assert_eq!(pipe.next_jobs(1).await, ["none"]);
     service.create_as("done", "Completed").await;
-    service.create("last", &service.new_job("of-no-interest")).await;
-    service.create("from-completion", &delayed(waiting_for(&service, &json!(["done", "last"])), 2)).await;
-    service.create("all-done", &delayed(waiting_for(&service, &json!(["done"])), 1)).await;
+    service
+        .create("last", &service.new_job("of-no-interest"))
+        .await;
+    service
+        .create(
+            "from-completion",
+            &delayed(waiting_for(&service, &json!(["done", "last"])), 2),
+        )
+        .await;
+    service
+        .create(
+            "all-done",
+            &delayed(waiting_for(&service, &json!(["done"])), 1),
+        )
+        .await;
     // By now a delay that counted from the creation would be over, for one that is as long and began later is.
-    service.create("as-long", &delayed(service.new_job("in"), 2)).await;
+    service
+        .create("as-long", &delayed(service.new_job("in"), 2))
+        .await;
     assert_eq!(pipe.next_jobs(2).await, ["all-done", "as-long"]);
     assert!(now() >= time(&service.job("all-done").await, "createTime") + 1000);
     service.complete("last", "").await;
@@ -196,12 +270,17 @@ async fn a_failure_fails_all_who_wait_and_names_the_job_where_it_happened(store:
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     for job in ["root", "other"] {
-        service.create(job, &service.new_job("of-no-interest")).await;
+        service
+            .create(job, &service.new_job("of-no-interest"))
+            .await;
     }
     for (job, entries) in [
         ("child", json!(["root"])),
         ("grandchild", json!(["child", "other"])),
-        ("great-grandchild", json!(["grandchild,pc", "root", "absent"])),
+        (
+            "great-grandchild",
+            json!(["grandchild,pc", "root", "absent"]),
+        ),
         ("bystander", json!(["other"])),
     ] {
         service.create(job, &waiting_for(&service, &entries)).await;
@@ -209,13 +288,20 @@ async fn a_failure_fails_all_who_wait_and_names_the_job_where_it_happened(store:
     service.fail("root", ".1", "the disk is full").await;
     service.becomes("root", "Failed", 0.0).await;
     for job in ["child", "grandchild", "great-grandchild"] {
-        assert_eq!(service.state(job).await, ("Failed".to_owned(), 0.0), "{job}");
+        assert_eq!(
+            service.state(job).await,
+            ("Failed".to_owned(), 0.0),
+            "{job}"
+        );
         let failures = service.job(job).await["failures"].clone();
         assert_eq!(failures.as_array().unwrap().len(), 1, "{failures}");
         let expected = [
             ("failureId", json!("RESULT_EXCEPTION")),
             ("failureTime", json!(1_700_000_000_000_i64)),
-            ("failureSource", json!(format!("{}:worker-x", service.task("root", "")))),
+            (
+                "failureSource",
+                json!(format!("{}:worker-x", service.task("root", ""))),
+            ),
             ("failureMessage", json!("the disk is full")),
         ];
         for (field, value) in expected {
@@ -228,27 +314,60 @@ async fn a_failure_fails_all_who_wait_and_names_the_job_where_it_happened(store:
 }
 
 async fn jobs_of_a_suspended_partition_start_when_it_is_dispatched(store: Store) {
-    let variables = [("CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX", "tenant-[0-9]|other")];
+    let variables = [(
+        "CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX",
+        "tenant-[0-9]|other",
+    )];
     let service = Service::start_with(store, &variables).await;
     let mut pipe = service.consume("in").await;
     // The whole id must match.
     for partition in ["tenant-1", "tenant-12", "my-tenant-1", "other"] {
-        put_in(&service, partition, partition, &service.new_job("in")).await.is(201);
+        put_in(&service, partition, partition, &service.new_job("in"))
+            .await
+            .is(201);
     }
-    put_in(&service, "tenant-1", "done-soon", &service.new_job("of-no-interest")).await.is(201);
-    put_in(&service, "tenant-1", "waits", &waiting_for(&service, &json!(["done-soon"]))).await.is(201);
+    put_in(
+        &service,
+        "tenant-1",
+        "done-soon",
+        &service.new_job("of-no-interest"),
+    )
+    .await
+    .is(201);
+    put_in(
+        &service,
+        "tenant-1",
+        "waits",
+        &waiting_for(&service, &json!(["done-soon"])),
+    )
+    .await
+    .is(201);
     started(&service, &mut pipe, &["my-tenant-1", "tenant-12"]).await;
     // Nor does it start when its prerequisite is completed.
-    service.report(&[json!({"jobTaskId": "tenant-1:done-soon", "status": "Complete"})]).await;
+    service
+        .report(&[json!({"jobTaskId": "tenant-1:done-soon", "status": "Complete"})])
+        .await;
     service.all_is_counted().await;
     started(&service, &mut pipe, &[]).await;
     let dispatch = "/job-service/v1/partitions/tenant-1/dispatch";
-    let answer = service.call(Method::POST, dispatch, None, &[]).await.is(200);
+    let answer = service
+        .call(Method::POST, dispatch, None, &[])
+        .await
+        .is(200);
     assert_eq!(answer.json(), json!({"jobsReleased": 2}));
     started(&service, &mut pipe, &["tenant-1", "waits"]).await;
-    assert_eq!(service.call(Method::POST, dispatch, None, &[]).await.is(200).json(), json!({"jobsReleased": 0}));
+    assert_eq!(
+        service
+            .call(Method::POST, dispatch, None, &[])
+            .await
+            .is(200)
+            .json(),
+        json!({"jobsReleased": 0})
+    );
     // What is created later is suspended as before.
-    put_in(&service, "tenant-1", "later", &service.new_job("in")).await.is(201);
+    put_in(&service, "tenant-1", "later", &service.new_job("in"))
+        .await
+        .is(201);
     started(&service, &mut pipe, &[]).await;
 }
 
@@ -257,24 +376,44 @@ async fn who_cancels_or_deletes_a_prerequisite_cancels_those_who_wait_for_it(sto
     let mut pipe = service.consume("in").await;
     for how in ["cancel", "delete"] {
         let root = format!("{how}-root");
-        service.create(&root, &service.new_job("of-no-interest")).await;
+        service
+            .create(&root, &service.new_job("of-no-interest"))
+            .await;
         let (child, grandchild) = (format!("{how}-child"), format!("{how}-grandchild"));
-        service.create(&child, &waiting_for(&service, &json!([root, "absent"]))).await;
-        service.create(&grandchild, &waiting_for(&service, &json!([child]))).await;
+        service
+            .create(&child, &waiting_for(&service, &json!([root, "absent"])))
+            .await;
+        service
+            .create(&grandchild, &waiting_for(&service, &json!([child])))
+            .await;
         match how {
-            "cancel" => drop(service.post(&format!("/jobs/{root}/cancel"), &[]).await.is(204)),
+            "cancel" => drop(
+                service
+                    .post(&format!("/jobs/{root}/cancel"), &[])
+                    .await
+                    .is(204),
+            ),
             _ => drop(service.delete(&root).await.is(204)),
         }
         for job in [&child, &grandchild] {
-            assert_eq!(service.state(job).await, ("Cancelled".to_owned(), 0.0), "{job}");
+            assert_eq!(
+                service.state(job).await,
+                ("Cancelled".to_owned(), 0.0),
+                "{job}"
+            );
         }
     }
     // The id is used again and completed: too late for them.
-    service.create("delete-root", &service.new_job("of-no-interest")).await;
+    service
+        .create("delete-root", &service.new_job("of-no-interest"))
+        .await;
     let again = service.job("delete-root").await["incarnation"].clone();
     service.report(&[json!({"jobTaskId": format!("{}!{again}", service.task("delete-root", "")), "status": "Complete"})]).await;
     service.becomes("delete-root", "Completed", 100.0).await;
-    assert_eq!(service.state("delete-child").await, ("Cancelled".to_owned(), 0.0));
+    assert_eq!(
+        service.state("delete-child").await,
+        ("Cancelled".to_owned(), 0.0)
+    );
     started(&service, &mut pipe, &[]).await;
 }
 
@@ -282,13 +421,19 @@ async fn a_completed_prerequisite_may_be_deleted_and_its_id_used_again(store: St
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     for job in ["a", "b"] {
-        service.create(job, &service.new_job("of-no-interest")).await;
+        service
+            .create(job, &service.new_job("of-no-interest"))
+            .await;
     }
-    service.create("j", &waiting_for(&service, &json!(["a", "b"]))).await;
+    service
+        .create("j", &waiting_for(&service, &json!(["a", "b"])))
+        .await;
     service.complete("a", "").await;
     service.becomes("a", "Completed", 100.0).await;
     service.delete("a").await.is(204);
-    service.create("a", &service.new_job("of-no-interest")).await;
+    service
+        .create("a", &service.new_job("of-no-interest"))
+        .await;
     assert_eq!(service.state("j").await, ("Waiting".to_owned(), 0.0));
     service.complete("b", "").await;
     service.becomes("b", "Completed", 100.0).await;
@@ -297,11 +442,24 @@ async fn a_completed_prerequisite_may_be_deleted_and_its_id_used_again(store: St
 
 async fn no_job_waits_for_itself(store: Store) {
     let service = Service::start(store).await;
-    service.put("a", &waiting_for(&service, &json!(["a"]))).await.refuses(400, "The job would wait for itself: a -> a");
-    service.create("a", &waiting_for(&service, &json!(["b"]))).await;
-    service.create("b", &waiting_for(&service, &json!(["c"]))).await;
-    service.put("c", &waiting_for(&service, &json!(["a"]))).await.refuses(400, "The job would wait for itself: c -> a -> b -> c");
-    service.put("c", &waiting_for(&service, &json!(["c,pc"]))).await.refuses(400, "The job would wait for itself: c -> c");
+    service
+        .put("a", &waiting_for(&service, &json!(["a"])))
+        .await
+        .refuses(400, "The job would wait for itself: a -> a");
+    service
+        .create("a", &waiting_for(&service, &json!(["b"])))
+        .await;
+    service
+        .create("b", &waiting_for(&service, &json!(["c"])))
+        .await;
+    service
+        .put("c", &waiting_for(&service, &json!(["a"])))
+        .await
+        .refuses(400, "The job would wait for itself: c -> a -> b -> c");
+    service
+        .put("c", &waiting_for(&service, &json!(["c,pc"])))
+        .await
+        .refuses(400, "The job would wait for itself: c -> c");
     service.get("/jobs/c").await.is(404);
     service.create("c", &service.new_job("in")).await;
 }
@@ -319,16 +477,31 @@ async fn what_is_no_job_id_is_no_prerequisite(store: Store) {
     }
     service.get("/jobs/j").await.is(404);
     let longest = format!("{},{}", "x".repeat(48), "y".repeat(79));
-    service.create("j", &waiting_for(&service, &json!([longest]))).await;
+    service
+        .create("j", &waiting_for(&service, &json!([longest])))
+        .await;
 }
 
 async fn nobody_waits_for_a_job_of_another_partition(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
-    service.create("a", &service.new_job("of-no-interest")).await;
-    put_in(&service, "elsewhere", "a", &service.new_job("of-no-interest")).await.is(201);
-    service.create("j", &waiting_for(&service, &json!(["a"]))).await;
-    service.report(&[json!({"jobTaskId": "elsewhere:a", "status": "Complete"})]).await;
+    service
+        .create("a", &service.new_job("of-no-interest"))
+        .await;
+    put_in(
+        &service,
+        "elsewhere",
+        "a",
+        &service.new_job("of-no-interest"),
+    )
+    .await
+    .is(201);
+    service
+        .create("j", &waiting_for(&service, &json!(["a"])))
+        .await;
+    service
+        .report(&[json!({"jobTaskId": "elsewhere:a", "status": "Complete"})])
+        .await;
     service.all_is_counted().await;
     started(&service, &mut pipe, &[]).await;
     service.complete("a", "").await;

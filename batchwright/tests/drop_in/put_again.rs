@@ -34,7 +34,14 @@ fn full_job(service: &Service) -> Value {
 }
 
 async fn put_text(service: &Service, job: &str, body: &str) -> Answer {
-    service.call(Method::PUT, &service.path(&format!("/jobs/{job}")), Some(body), &[]).await
+    service
+        .call(
+            Method::PUT,
+            &service.path(&format!("/jobs/{job}")),
+            Some(body),
+            &[],
+        )
+        .await
 }
 
 /// How often each status was the answer.
@@ -62,13 +69,27 @@ async fn the_same_request_in_any_spelling_changes_nothing(store: Store) {
     );
     for body in [&job.to_string(), &backwards] {
         let answer = put_text(&service, "j", body).await.is(204);
-        assert_eq!((answer.body.as_str(), answer.header("location")), ("", None));
+        assert_eq!(
+            (answer.body.as_str(), answer.header("location")),
+            ("", None)
+        );
     }
     // Task data that is an object, with its fields in another order.
-    let object =
-        |data: &str| format!(r#"{{"task":{{"taskClassifier":"W","taskApiVersion":1,"taskPipe":"{task_pipe}","taskData":{data}}}}}"#);
-    put_text(&service, "object", &object(r#"{"a":1,"b":{"c":2,"d":3}}"#)).await.is(201);
-    put_text(&service, "object", &object(r#"{ "b": {"d": 3, "c": 2}, "a": 1 }"#)).await.is(204);
+    let object = |data: &str| {
+        format!(
+            r#"{{"task":{{"taskClassifier":"W","taskApiVersion":1,"taskPipe":"{task_pipe}","taskData":{data}}}}}"#
+        )
+    };
+    put_text(&service, "object", &object(r#"{"a":1,"b":{"c":2,"d":3}}"#))
+        .await
+        .is(201);
+    put_text(
+        &service,
+        "object",
+        &object(r#"{ "b": {"d": 3, "c": 2}, "a": 1 }"#),
+    )
+    .await
+    .is(204);
     // Nothing has been sent a second time.
     assert_eq!(workers.next_jobs(1).await, ["object"]);
 
@@ -86,7 +107,10 @@ async fn the_same_request_starts_nothing_whatever_has_become_of_the_job(store: S
     let before = service.get("/jobs").await.is(200).json();
     for status in STATUSES {
         service.put(status, &service.new_job(status)).await.is(204);
-        service.put(status, &service.new_job("other")).await.refuses(403, "Job already exists");
+        service
+            .put(status, &service.new_job("other"))
+            .await
+            .refuses(403, "Job already exists");
     }
     for status in STATUSES {
         let (mut pipe, after) = (service.consume(status).await, format!("after-{status}"));
@@ -101,7 +125,10 @@ async fn the_same_request_starts_nothing_whatever_has_become_of_the_job(store: S
     service.restart().await;
     for status in STATUSES {
         service.put(status, &service.new_job(status)).await.is(204);
-        service.put(status, &service.new_job("other")).await.refuses(403, "Job already exists");
+        service
+            .put(status, &service.new_job("other"))
+            .await
+            .refuses(403, "Job already exists");
         service.delete(&format!("after-{status}")).await.is(204);
     }
     assert_eq!(service.get("/jobs").await.is(200).json(), before);
@@ -117,9 +144,15 @@ async fn a_request_that_differs_in_any_field_is_refused(store: Store) {
         ("/description", vec![json!("D"), json!(null)]),
         ("/externalData", vec![json!("E"), json!(null)]),
         ("/delay", vec![json!(1)]),
-        ("/prerequisiteJobIds", vec![json!(["gone"]), json!(["away,pc"]), json!([])]),
+        (
+            "/prerequisiteJobIds",
+            vec![json!(["gone"]), json!(["away,pc"]), json!([])],
+        ),
         ("/labels/team", vec![json!("Search"), json!(null)]),
-        ("/labels", vec![json!({"team": "search"}), json!({}), json!(null)]),
+        (
+            "/labels",
+            vec![json!({"team": "search"}), json!({}), json!(null)],
+        ),
         ("/task/taskClassifier", vec![json!("w")]),
         ("/task/taskApiVersion", vec![json!(2)]),
         ("/task/taskData", vec![json!("eB==")]),
@@ -138,7 +171,11 @@ async fn a_request_that_differs_in_any_field_is_refused(store: Store) {
             let mut other = job.clone();
             *other.pointer_mut(place).unwrap() = value.clone();
             let answer = service.put("j", &other).await;
-            assert_eq!((answer.status, answer.json()), (403, json!({"message": "Job already exists"})), "{place} is {value}");
+            assert_eq!(
+                (answer.status, answer.json()),
+                (403, json!({"message": "Job already exists"})),
+                "{place} is {value}"
+            );
         }
         service.put("j", &job).await.is(204);
     }
@@ -150,9 +187,17 @@ async fn of_many_identical_requests_at_once_one_creates_the_job(store: Store) {
     let mut workers = service.consume("in").await;
     let mut waits = service.new_job("in");
     waits["prerequisiteJobIds"] = json!(["first"]);
-    for (id, job) in [("plain", service.new_job("in")), ("full", full_job(&service)), ("waits", waits)] {
+    for (id, job) in [
+        ("plain", service.new_job("in")),
+        ("full", full_job(&service)),
+        ("waits", waits),
+    ] {
         let answers = join_all((0..MANY).map(|_| service.put(id, &job))).await;
-        assert_eq!(tally(&answers), BTreeMap::from([(201, 1), (204, MANY - 1)]), "{id}");
+        assert_eq!(
+            tally(&answers),
+            BTreeMap::from([(201, 1), (204, MANY - 1)]),
+            "{id}"
+        );
     }
     service.create("first", &service.new_job("in")).await;
     // Each is sent once.
@@ -177,7 +222,11 @@ async fn of_many_conflicting_requests_at_once_one_wins(store: Store) {
     for (id, names) in [("all-differ", MANY), ("two-kinds", 2)] {
         let jobs: Vec<Value> = (0..MANY).map(|n| named((n % names).to_string())).collect();
         let answers = join_all(jobs.iter().map(|job| service.put(id, job))).await;
-        let winner = answers.iter().position(|answer| answer.status == 201).unwrap() % names;
+        let winner = answers
+            .iter()
+            .position(|answer| answer.status == 201)
+            .unwrap()
+            % names;
         for (n, answer) in answers.iter().enumerate() {
             match answer.status {
                 201 | 204 => assert_eq!(n % names, winner, "{id}: {answer:?}"),
@@ -185,11 +234,23 @@ async fn of_many_conflicting_requests_at_once_one_wins(store: Store) {
             }
         }
         let alike = MANY / names;
-        assert_eq!(answers.iter().filter(|answer| answer.status == 201).count(), 1, "{id}");
-        assert_eq!(answers.iter().filter(|answer| answer.status == 204).count(), alike - 1, "{id}");
+        assert_eq!(
+            answers.iter().filter(|answer| answer.status == 201).count(),
+            1,
+            "{id}"
+        );
+        assert_eq!(
+            answers.iter().filter(|answer| answer.status == 204).count(),
+            alike - 1,
+            "{id}"
+        );
         // The job and its one message are those of the winner.
         assert_eq!(service.job(id).await["name"], winner.to_string(), "{id}");
-        assert_eq!(workers.next().await.1, json!({"name": winner.to_string()}), "{id}");
+        assert_eq!(
+            workers.next().await.1,
+            json!({"name": winner.to_string()}),
+            "{id}"
+        );
     }
     service.create("last", &service.new_job("in")).await;
     assert_eq!(workers.next_jobs(1).await, ["last"]);
@@ -200,7 +261,14 @@ async fn a_deleted_job_put_again_is_a_new_life_of_its_id(store: Store) {
     let mut workers = service.consume("in").await;
     let status_of = async |message: &Value| {
         let url = message["tracking"]["statusCheckUrl"].as_str().unwrap();
-        service.call(Method::GET, url.strip_prefix(&service.root).unwrap(), None, &[]).await
+        service
+            .call(
+                Method::GET,
+                url.strip_prefix(&service.root).unwrap(),
+                None,
+                &[],
+            )
+            .await
     };
     service.create("j", &service.new_job("in")).await;
     let (first, _) = workers.next().await;
@@ -208,7 +276,9 @@ async fn a_deleted_job_put_again_is_a_new_life_of_its_id(store: Store) {
     service.progress("j", "", 60).await;
     service.becomes("j", "Active", 60.0).await;
     service.delete("j").await.is(204);
-    status_of(&first).await.refuses(404, "ERROR: job_id {j} not found");
+    status_of(&first)
+        .await
+        .refuses(404, "ERROR: job_id {j} not found");
 
     // The same request or another, it is a new job.
     let mut other = service.new_job("in");
@@ -217,7 +287,10 @@ async fn a_deleted_job_put_again_is_a_new_life_of_its_id(store: Store) {
     assert_eq!(service.state("j").await, ("Waiting".to_owned(), 0.0));
     let (second, _) = workers.next().await;
     let second_id = second["tracking"]["jobTaskId"].as_str().unwrap().to_owned();
-    assert!(second_id.starts_with(&format!("{}!", service.task("j", ""))), "{second_id}");
+    assert!(
+        second_id.starts_with(&format!("{}!", service.task("j", ""))),
+        "{second_id}"
+    );
     assert_eq!(status_of(&second).await.is(200).json(), "Waiting");
     // What is left of the first life is told that its job is gone, and its reports count for nothing.
     status_of(&first).await.is(404);
@@ -226,15 +299,25 @@ async fn a_deleted_job_put_again_is_a_new_life_of_its_id(store: Store) {
     service.report(&[json!({"jobTaskId": second_id, "status": "Progress", "estimatedPercentageCompleted": 30})]).await;
     service.becomes("j", "Active", 30.0).await;
     assert_eq!(service.job("j").await["failures"], json!([]));
-    service.report(&[json!({"jobTaskId": second_id, "status": "Complete"})]).await;
+    service
+        .report(&[json!({"jobTaskId": second_id, "status": "Complete"})])
+        .await;
     service.becomes("j", "Completed", 100.0).await;
 
     // And the very same request again: a third life.
     service.put("j", &other).await.is(204);
     service.delete("j").await.is(204);
     service.create("j", &other).await;
-    let third_id = workers.next().await.0["tracking"]["jobTaskId"].as_str().unwrap().to_owned();
-    assert!(third_id.starts_with(&format!("{}!", service.task("j", ""))) && third_id != second_id, "{third_id}");
-    service.report(&[json!({"jobTaskId": third_id, "status": "Complete"})]).await;
+    let third_id = workers.next().await.0["tracking"]["jobTaskId"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert!(
+        third_id.starts_with(&format!("{}!", service.task("j", ""))) && third_id != second_id,
+        "{third_id}"
+    );
+    service
+        .report(&[json!({"jobTaskId": third_id, "status": "Complete"})])
+        .await;
     service.becomes("j", "Completed", 100.0).await;
 }

@@ -16,7 +16,14 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Every status of a job that CAF knows.
-pub const STATUSES: [&str; 6] = ["Active", "Cancelled", "Completed", "Failed", "Paused", "Waiting"];
+pub const STATUSES: [&str; 6] = [
+    "Active",
+    "Cancelled",
+    "Completed",
+    "Failed",
+    "Paused",
+    "Waiting",
+];
 
 /// Where the jobs are.
 #[derive(Debug, Clone, Copy)]
@@ -77,8 +84,14 @@ impl Service {
         let tracking_pipe = format!("{id}-tracking");
         let mut all = vec![
             ("BATCHWRIGHT_LISTEN".to_owned(), format!("127.0.0.1:{port}")),
-            ("BATCHWRIGHT_DATA".to_owned(), folder.path().join("data").display().to_string()),
-            ("CAF_WEBSERVICE_URL".to_owned(), format!("{root}/job-service/v1")),
+            (
+                "BATCHWRIGHT_DATA".to_owned(),
+                folder.path().join("data").display().to_string(),
+            ),
+            (
+                "CAF_WEBSERVICE_URL".to_owned(),
+                format!("{root}/job-service/v1"),
+            ),
             ("CAF_TRACKING_PIPE".to_owned(), tracking_pipe.clone()),
             ("CAF_WORKER_PAUSED_QUEUE".to_owned(), format!("{id}-paused")),
         ];
@@ -91,10 +104,23 @@ impl Service {
             }
             Store::Sqlite => None,
         };
-        all.extend(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        all.extend(
+            variables
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+        );
         let amqp = Amqp::connect(AmqpOptions::new(broker)).unwrap();
         let process = Process::start(all, folder.path().join("log"));
-        let service = Self { partition: id, root, tracking_pipe, http: http_client(), amqp, process, _folder: folder, _database: database };
+        let service = Self {
+            partition: id,
+            root,
+            tracking_pipe,
+            http: http_client(),
+            amqp,
+            process,
+            _folder: folder,
+            _database: database,
+        };
         service.is_up().await;
         service
     }
@@ -113,28 +139,52 @@ impl Service {
 
     /// The passwords of the servers that the process uses.
     pub fn passwords(&self) -> impl Iterator<Item = &str> {
-        self.process.variables.iter().filter(|(name, _)| name.ends_with("PASSWORD")).map(|(_, password)| password.as_str())
+        self.process
+            .variables
+            .iter()
+            .filter(|(name, _)| name.ends_with("PASSWORD"))
+            .map(|(_, password)| password.as_str())
     }
 
     async fn is_up(&self) {
         wait_for("the service to answer", async || {
-            let answer = self.http.get(format!("{}/job-service/v1/ping", self.root)).send().await;
-            answer.map(drop).map_err(|error| format!("{error}\n{}", self.log()))
+            let answer = self
+                .http
+                .get(format!("{}/job-service/v1/ping", self.root))
+                .send()
+                .await;
+            answer
+                .map(drop)
+                .map_err(|error| format!("{error}\n{}", self.log()))
         })
         .await;
     }
 
     /// A request to any URL of the server.
-    pub async fn call(&self, method: Method, path: &str, body: Option<&str>, headers: &[(&str, &str)]) -> Answer {
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&str>,
+        headers: &[(&str, &str)],
+    ) -> Answer {
         let request = self.http.request(method, format!("{}{path}", self.root));
-        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let request = headers.iter().fold(request, |request, (name, value)| {
+            request.header(*name, *value)
+        });
         let request = match body {
-            Some(body) => request.header("Content-Type", "application/json").body(body.to_owned()),
+            Some(body) => request
+                .header("Content-Type", "application/json")
+                .body(body.to_owned()),
             None => request,
         };
         let response = request.send().await.unwrap();
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
-        Answer { status, headers, body: response.text().await.unwrap() }
+        Answer {
+            status,
+            headers,
+            body: response.text().await.unwrap(),
+        }
     }
 
     /// The path of something below the test's partition.
@@ -154,11 +204,23 @@ impl Service {
 
     /// `POST` below the test's partition with parameters, which are encoded.
     pub async fn post(&self, path: &str, parameters: &[(&str, &str)]) -> Answer {
-        self.call(Method::POST, &self.path(&with_parameters(path, parameters)), None, &[]).await
+        self.call(
+            Method::POST,
+            &self.path(&with_parameters(path, parameters)),
+            None,
+            &[],
+        )
+        .await
     }
 
     pub async fn put(&self, job: &str, body: &Value) -> Answer {
-        self.call(Method::PUT, &self.path(&format!("/jobs/{job}")), Some(&body.to_string()), &[]).await
+        self.call(
+            Method::PUT,
+            &self.path(&format!("/jobs/{job}")),
+            Some(&body.to_string()),
+            &[],
+        )
+        .await
     }
 
     /// Creates a job and checks that it is new.
@@ -167,7 +229,13 @@ impl Service {
     }
 
     pub async fn delete(&self, job: &str) -> Answer {
-        self.call(Method::DELETE, &self.path(&format!("/jobs/{job}")), None, &[]).await
+        self.call(
+            Method::DELETE,
+            &self.path(&format!("/jobs/{job}")),
+            None,
+            &[],
+        )
+        .await
     }
 
     /// The job as it is told.
@@ -178,7 +246,10 @@ impl Service {
     /// The status and the percentage of the job.
     pub async fn state(&self, job: &str) -> (String, f64) {
         let job = self.job(job).await;
-        (job["status"].as_str().unwrap().to_owned(), job["percentageComplete"].as_f64().unwrap())
+        (
+            job["status"].as_str().unwrap().to_owned(),
+            job["percentageComplete"].as_f64().unwrap(),
+        )
     }
 
     /// Makes a job that has this status: `Active` and what comes after it at 10 %, `Completed` at 100 %.
@@ -189,7 +260,14 @@ impl Service {
         }
         self.progress(job, "", 10).await;
         self.becomes(job, "Active", 10.0).await;
-        let end = format!("/jobs/{job}/{}", if status == "Paused" { "pause" } else { "cancel" });
+        let end = format!(
+            "/jobs/{job}/{}",
+            if status == "Paused" {
+                "pause"
+            } else {
+                "cancel"
+            }
+        );
         match status {
             "Active" => {}
             "Paused" | "Cancelled" => drop(self.post(&end, &[]).await.is(204)),
@@ -197,7 +275,12 @@ impl Service {
             "Failed" => self.fail(job, "", "it was in vain").await,
             other => panic!("no test makes a job {other}"),
         }
-        self.becomes(job, status, if status == "Completed" { 100.0 } else { 10.0 }).await;
+        self.becomes(
+            job,
+            status,
+            if status == "Completed" { 100.0 } else { 10.0 },
+        )
+        .await;
     }
 
     /// Waits until all that was sent to the tracking worker so far is counted: something that was sent later is.
@@ -211,10 +294,17 @@ impl Service {
     /// Waits until the job has this status and this percentage.
     pub async fn becomes(&self, job: &str, status: &str, percentage: f64) {
         let wanted = (status.to_owned(), percentage);
-        wait_for(&format!("{job} to be {status} at {percentage}"), async || {
-            let state = self.state(job).await;
-            if state == wanted { Ok(()) } else { Err(format!("{state:?}")) }
-        })
+        wait_for(
+            &format!("{job} to be {status} at {percentage}"),
+            async || {
+                let state = self.state(job).await;
+                if state == wanted {
+                    Ok(())
+                } else {
+                    Err(format!("{state:?}"))
+                }
+            },
+        )
         .await;
     }
 
@@ -262,7 +352,11 @@ impl Service {
     /// Consumes a pipe by its full name.
     pub async fn consume_named(&self, name: &str) -> Pipe {
         let consumer = self.amqp.consume(name, 1000).await.unwrap();
-        Pipe { name: name.to_owned(), consumer, early: VecDeque::new() }
+        Pipe {
+            name: name.to_owned(),
+            consumer,
+            early: VecDeque::new(),
+        }
     }
 
     /// How many messages wait in a pipe of the test's own.
@@ -279,28 +373,45 @@ impl Service {
     pub async fn publish_with(&self, pipe: &str, message: &Value, headers: &[(&str, &str)]) {
         let mut outgoing = Outgoing::new(pipe, message.to_string().into_bytes());
         for (name, value) in headers {
-            outgoing.headers.set(name, HeaderValue::Text((*value).to_owned()));
+            outgoing
+                .headers
+                .set(name, HeaderValue::Text((*value).to_owned()));
         }
-        wait_for("the broker to take a message", async || self.amqp.publish(outgoing.clone()).await.map_err(|error| error.to_string()))
-            .await;
+        wait_for("the broker to take a message", async || {
+            self.amqp
+                .publish(outgoing.clone())
+                .await
+                .map_err(|error| error.to_string())
+        })
+        .await;
     }
 
     /// Sends reports to the tracking worker in one message, as Java workers do.
     pub async fn report(&self, reports: &[Value]) {
         let data = json!({"trackingReports": reports});
-        let message = message("TrackingReportTask", &data, "NEW_TASK", Some(&self.tracking_pipe), &Value::Null);
+        let message = message(
+            "TrackingReportTask",
+            &data,
+            "NEW_TASK",
+            Some(&self.tracking_pipe),
+            &Value::Null,
+        );
         self.publish(&self.tracking_pipe, &message).await;
     }
 
     /// Reports a task of the job complete.
     pub async fn complete(&self, job: &str, steps: &str) {
-        self.report(&[json!({"jobTaskId": self.task(job, steps), "status": "Complete"})]).await;
+        self.report(&[json!({"jobTaskId": self.task(job, steps), "status": "Complete"})])
+            .await;
     }
 
     /// Reports a task of the job failed.
     pub async fn fail(&self, job: &str, steps: &str, text: &str) {
         let failure = json!({"failureId": "RESULT_EXCEPTION", "failureTime": 1_700_000_000_000_i64, "failureSource": "worker-x", "failureMessage": text});
-        self.report(&[json!({"jobTaskId": self.task(job, steps), "status": "Failed", "failure": failure})]).await;
+        self.report(&[
+            json!({"jobTaskId": self.task(job, steps), "status": "Failed", "failure": failure}),
+        ])
+        .await;
     }
 
     /// Reports how far a task of the job is.
@@ -318,7 +429,13 @@ impl Service {
 }
 
 /// A CAF task message.
-pub fn message(classifier: &str, data: &Value, status: &str, to: Option<&str>, tracking: &Value) -> Value {
+pub fn message(
+    classifier: &str,
+    data: &Value,
+    status: &str,
+    to: Option<&str>,
+    tracking: &Value,
+) -> Value {
     json!({
         "version": 3, "taskId": unique("task"), "taskClassifier": classifier, "taskApiVersion": 1,
         "taskData": STANDARD.encode(data.to_string()), "taskStatus": status, "context": {}, "to": to, "tracking": tracking,
@@ -335,13 +452,17 @@ impl Pipe {
         };
         let message: Value = serde_json::from_slice(&delivery.body).unwrap();
         delivery.ack();
-        let data = STANDARD.decode(message["taskData"].as_str().unwrap()).unwrap();
+        let data = STANDARD
+            .decode(message["taskData"].as_str().unwrap())
+            .unwrap();
         let data = serde_json::from_slice(&data).unwrap_or_else(|_| json!(data));
         (message, data)
     }
 
     async fn receive(&mut self) -> Delivery {
-        in_time(&format!("a message in {}", self.name), self.consumer.next()).await.unwrap()
+        in_time(&format!("a message in {}", self.name), self.consumer.next())
+            .await
+            .unwrap()
     }
 
     /// Waits for the message with this task id; puts nobody else's away.
@@ -363,7 +484,10 @@ impl Pipe {
     pub async fn next_jobs(&mut self, count: usize) -> Vec<String> {
         let mut jobs = Vec::new();
         for _ in 0..count {
-            let id = self.next().await.0["tracking"]["jobTaskId"].as_str().unwrap().to_owned();
+            let id = self.next().await.0["tracking"]["jobTaskId"]
+                .as_str()
+                .unwrap()
+                .to_owned();
             jobs.push(id.split_once(':').unwrap().1.to_owned());
         }
         jobs
@@ -380,7 +504,10 @@ impl Answer {
     /// An error with exactly this text, as every error is sent.
     #[track_caller]
     pub fn refuses(&self, status: u16, text: &str) {
-        assert_eq!((self.status, self.json()), (status, json!({"message": text})));
+        assert_eq!(
+            (self.status, self.json()),
+            (status, json!({"message": text}))
+        );
         assert_eq!(self.header("content-type"), Some("application/json"));
     }
 
@@ -397,14 +524,23 @@ impl Answer {
     #[track_caller]
     pub fn ids(&self) -> Vec<String> {
         assert_eq!(self.status, 200, "{}", self.body);
-        self.json().as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
+        self.json()
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|job| job["id"].as_str().unwrap().to_owned())
+            .collect()
     }
 }
 
 impl Process {
     fn start(variables: Vec<(String, String)>, log: PathBuf) -> Self {
         let child = launch(&variables, &log);
-        Self { variables, log, child }
+        Self {
+            variables,
+            log,
+            child,
+        }
     }
 
     fn kill(&mut self) {
@@ -422,14 +558,23 @@ impl Drop for Process {
 fn launch(variables: &[(String, String)], log: &Path) -> Child {
     let log = File::options().create(true).append(true).open(log).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_batchwright"));
-    command.arg("up").env_clear().envs(variables.iter().cloned()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    command
+        .arg("up")
+        .env_clear()
+        .envs(variables.iter().cloned())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log);
     command.spawn().unwrap()
 }
 
 fn http_client() -> reqwest::Client {
     static PROVIDER: Once = Once::new();
     PROVIDER.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
-    reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap()
+    reqwest::Client::builder()
+        .redirect(reqwest::redirect::Policy::none())
+        .build()
+        .unwrap()
 }
 
 /// The URL of a broker in CAF's variables.
@@ -458,21 +603,35 @@ fn caf_database(url: &str) -> Vec<(String, String)> {
             ("NAME", url.path().trim_start_matches('/').to_owned()),
             ("USERNAME", url.username().to_owned()),
             // One that is not asked for does no harm, and can be looked for in the log.
-            ("PASSWORD", url.password().unwrap_or("a-password-of-no-use").to_owned()),
+            (
+                "PASSWORD",
+                url.password().unwrap_or("a-password-of-no-use").to_owned(),
+            ),
             ("APPNAME", "drop-in".to_owned()),
         ],
     )
 }
 
 fn caf(prefix: &str, parts: &[(&str, String)]) -> Vec<(String, String)> {
-    parts.iter().map(|(name, value)| (format!("{prefix}_{name}"), value.clone())).collect()
+    parts
+        .iter()
+        .map(|(name, value)| (format!("{prefix}_{name}"), value.clone()))
+        .collect()
 }
 
 fn with_parameters(path: &str, parameters: &[(&str, &str)]) -> String {
-    let parameters: Vec<String> = parameters.iter().map(|(name, value)| format!("{name}={}", encoded(value))).collect();
-    if parameters.is_empty() { path.to_owned() } else { format!("{path}?{}", parameters.join("&")) }
+    let parameters: Vec<String> = parameters
+        .iter()
+        .map(|(name, value)| format!("{name}={}", encoded(value)))
+        .collect();
+    if parameters.is_empty() {
+        path.to_owned()
+    } else {
+        format!("{path}?{}", parameters.join("&"))
+    }
 }
 
 pub fn encoded(text: &str) -> String {
-    percent_encoding::percent_encode(text.as_bytes(), percent_encoding::NON_ALPHANUMERIC).to_string()
+    percent_encoding::percent_encode(text.as_bytes(), percent_encoding::NON_ALPHANUMERIC)
+        .to_string()
 }

@@ -24,17 +24,26 @@ on_both_stores![
 /// The statuses of jobs that are not over, with the percentage that `create_as` gives them.
 const OPEN: [(&str, f64); 3] = [("Waiting", 0.0), ("Active", 10.0), ("Paused", 10.0)];
 
-async fn a_job_waits_until_the_first_report_that_is_not_zero_or_the_first_subtask_that_is_done(store: Store) {
+async fn a_job_waits_until_the_first_report_that_is_not_zero_or_the_first_subtask_that_is_done(
+    store: Store,
+) {
     let service = Service::start(store).await;
     for job in ["progress", "task-progress", "subtask", "complete", "failed"] {
         service.create(job, &service.new_job("in")).await;
         let created = service.job(job).await;
         assert_eq!(created["status"], "Waiting", "{created}");
-        assert_eq!(created["createTime"], created["lastUpdateTime"], "{created}");
+        assert_eq!(
+            created["createTime"], created["lastUpdateTime"],
+            "{created}"
+        );
         service.progress(job, "", 0).await;
         service.progress(job, ".1", 0).await;
         service.all_is_counted().await;
-        assert_eq!(service.job(job).await, created, "zero progress changes nothing");
+        assert_eq!(
+            service.job(job).await,
+            created,
+            "zero progress changes nothing"
+        );
     }
     service.progress("progress", "", 1).await;
     service.becomes("progress", "Active", 1.0).await;
@@ -52,13 +61,27 @@ async fn only_a_resume_makes_a_paused_job_active(store: Store) {
     let service = Service::start(store).await;
     for (from, percentage) in [("Waiting", 0.0), ("Active", 10.0)] {
         service.create_as(from, from).await;
-        service.post(&format!("/jobs/{from}/pause"), &[]).await.is(204);
-        assert_eq!(service.state(from).await, ("Paused".to_owned(), percentage), "{from}");
+        service
+            .post(&format!("/jobs/{from}/pause"), &[])
+            .await
+            .is(204);
+        assert_eq!(
+            service.state(from).await,
+            ("Paused".to_owned(), percentage),
+            "{from}"
+        );
         service.progress(from, "", 20).await;
         service.becomes(from, "Paused", 20.0).await;
-        service.post(&format!("/jobs/{from}/resume"), &[]).await.is(204);
+        service
+            .post(&format!("/jobs/{from}/resume"), &[])
+            .await
+            .is(204);
         // Also the one that waited: it is active from now on.
-        assert_eq!(service.state(from).await, ("Active".to_owned(), 20.0), "{from}");
+        assert_eq!(
+            service.state(from).await,
+            ("Active".to_owned(), 20.0),
+            "{from}"
+        );
     }
     service.create_as("untouched", "Waiting").await;
     service.post("/jobs/untouched/pause", &[]).await.is(204);
@@ -84,7 +107,9 @@ async fn the_job_task_or_all_subtasks_complete_a_job_in_whatever_status_it_is(st
     }
 }
 
-async fn a_failure_of_the_job_task_or_of_any_subtask_fails_a_job_in_whatever_status_it_is(store: Store) {
+async fn a_failure_of_the_job_task_or_of_any_subtask_fails_a_job_in_whatever_status_it_is(
+    store: Store,
+) {
     let service = Service::start(store).await;
     for (from, percentage) in OPEN {
         for (by, steps) in [("task", ""), ("subtask", ".2"), ("deep", ".1.3*.7")] {
@@ -92,7 +117,11 @@ async fn a_failure_of_the_job_task_or_of_any_subtask_fails_a_job_in_whatever_sta
             service.create_as(&job, from).await;
             service.fail(&job, steps, "boom").await;
             service.becomes(&job, "Failed", percentage).await;
-            assert_eq!(service.job(&job).await["failures"][0]["failureMessage"], "boom", "{job}");
+            assert_eq!(
+                service.job(&job).await["failures"][0]["failureMessage"],
+                "boom",
+                "{job}"
+            );
         }
     }
 }
@@ -101,8 +130,15 @@ async fn a_job_that_is_not_over_can_be_cancelled(store: Store) {
     let service = Service::start(store).await;
     for (from, percentage) in OPEN {
         service.create_as(from, from).await;
-        service.post(&format!("/jobs/{from}/cancel"), &[]).await.is(204);
-        assert_eq!(service.state(from).await, ("Cancelled".to_owned(), percentage), "{from}");
+        service
+            .post(&format!("/jobs/{from}/cancel"), &[])
+            .await
+            .is(204);
+        assert_eq!(
+            service.state(from).await,
+            ("Cancelled".to_owned(), percentage),
+            "{from}"
+        );
     }
 }
 
@@ -119,16 +155,29 @@ async fn a_failed_job_fails_whoever_waits_for_it_but_not_one_that_is_cancelled(s
     service.fail("root", ".1", "boom").await;
     service.becomes("waiting", "Failed", 0.0).await;
     assert_eq!(service.state("paused").await, ("Failed".to_owned(), 0.0));
-    assert_eq!(service.state("cancelled").await, ("Cancelled".to_owned(), 0.0));
+    assert_eq!(
+        service.state("cancelled").await,
+        ("Cancelled".to_owned(), 0.0)
+    );
     assert_eq!(service.job("cancelled").await["failures"], json!([]));
 }
 
 async fn a_job_can_be_deleted_in_whatever_status_it_is(store: Store) {
     let service = Service::start(store).await;
-    for status in ["Waiting", "Active", "Paused", "Completed", "Failed", "Cancelled"] {
+    for status in [
+        "Waiting",
+        "Active",
+        "Paused",
+        "Completed",
+        "Failed",
+        "Cancelled",
+    ] {
         service.create_as(status, status).await;
         assert_eq!(service.delete(status).await.is(204).body, "", "{status}");
-        service.get(&format!("/jobs/{status}")).await.refuses(404, &format!("ERROR: job_id {{{status}}} not found"));
+        service
+            .get(&format!("/jobs/{status}"))
+            .await
+            .refuses(404, &format!("ERROR: job_id {{{status}}} not found"));
     }
 }
 
@@ -165,7 +214,9 @@ async fn reports_change_nothing_of_a_job_that_is_over(store: Store) {
     }
 }
 
-async fn reports_of_jobs_that_are_unknown_or_deleted_are_ignored_and_the_tracker_goes_on(store: Store) {
+async fn reports_of_jobs_that_are_unknown_or_deleted_are_ignored_and_the_tracker_goes_on(
+    store: Store,
+) {
     let service = Service::start(store).await;
     service.create_as("deleted", "Active").await;
     service.delete("deleted").await.is(204);
@@ -177,14 +228,27 @@ async fn reports_of_jobs_that_are_unknown_or_deleted_are_ignored_and_the_tracker
     }
     let done = |job: &str| json!({"jobTaskId": service.task(job, ""), "status": "Complete"});
     // Beside such a report one that counts.
-    service.report(&[done("unknown"), done("known"), done("deleted")]).await;
+    service
+        .report(&[done("unknown"), done("known"), done("deleted")])
+        .await;
     service.becomes("known", "Completed", 100.0).await;
     for job in ["unknown", "deleted"] {
         service.get(&format!("/jobs/{job}")).await.is(404);
         let path = service.path(&format!("/jobs/{job}/isActive"));
-        assert_eq!(service.call(Method::GET, &path, None, &[]).await.is(200).json(), json!(false));
+        assert_eq!(
+            service
+                .call(Method::GET, &path, None, &[])
+                .await
+                .is(200)
+                .json(),
+            json!(false)
+        );
     }
-    assert!(!service.log().contains("could not be understood"), "{}", service.log());
+    assert!(
+        !service.log().contains("could not be understood"),
+        "{}",
+        service.log()
+    );
 }
 
 async fn a_paused_job_stays_paused_while_it_progresses(store: Store) {

@@ -18,7 +18,8 @@ on_both_stores![
 ];
 
 const LABEL: &str = "A provided label name contains an invalid character, only alphanumeric, '-' and '_' are supported";
-const DATA_TYPE: &str = "The taskData is null or empty, please ensure taskData is populated and of a suitable datatype";
+const DATA_TYPE: &str =
+    "The taskData is null or empty, please ensure taskData is populated and of a suitable datatype";
 const OBJECT_ENCODED: &str = "An encoding type has been found in the task along with taskDataObject. Remove taskDataEncoding and try again";
 
 /// The job with another value in one place, or with none (`ABSENT`).
@@ -40,7 +41,14 @@ fn absent() -> Value {
 }
 
 async fn put_text(service: &Service, job: &str, body: Option<&str>) -> Answer {
-    service.call(Method::PUT, &service.path(&format!("/jobs/{job}")), body, &[]).await
+    service
+        .call(
+            Method::PUT,
+            &service.path(&format!("/jobs/{job}")),
+            body,
+            &[],
+        )
+        .await
 }
 
 /// The table of what is wrong: each is told in exactly these words, and no job is made of any.
@@ -48,8 +56,16 @@ async fn are_refused(service: &Service, flawed: Vec<(&str, Value, &str)>) {
     let sound = service.new_job("in");
     for (place, value, text) in flawed {
         let answer = service.put("j", &with(&sound, place, value.clone())).await;
-        assert_eq!((answer.status, answer.json()), (400, json!({"message": text})), "{place} is {value}");
-        assert_eq!(answer.header("content-type"), Some("application/json"), "{place} is {value}");
+        assert_eq!(
+            (answer.status, answer.json()),
+            (400, json!({"message": text})),
+            "{place} is {value}"
+        );
+        assert_eq!(
+            answer.header("content-type"),
+            Some("application/json"),
+            "{place} is {value}"
+        );
     }
     assert_eq!(service.get("/jobs").await.is(200).json(), json!([]));
 }
@@ -60,28 +76,69 @@ async fn of_several_flaws_the_one_that_caf_looks_for_first_is_told(store: Store)
         "type": "none", "name": "n".repeat(256), "labels": {"a b": "v".repeat(256)}, "prerequisiteJobIds": ["a:b"],
         "task": {"taskClassifier": "", "taskApiVersion": 0, "targetPipe": "", "taskPipe": "", "taskData": ""}
     });
-    let path = |partition: &str, job: &str| format!("/job-service/v1/partitions/{partition}/jobs/{job}");
-    let put = async |path: String, body: &Value| service.call(Method::PUT, &path, Some(&body.to_string()), &[]).await;
+    let path =
+        |partition: &str, job: &str| format!("/job-service/v1/partitions/{partition}/jobs/{job}");
+    let put = async |path: String, body: &Value| {
+        service
+            .call(Method::PUT, &path, Some(&body.to_string()), &[])
+            .await
+    };
     // Each flaw is mended when it has been told, and then it is the next one's turn.
-    put(path("p*", "j*"), &body).await.refuses(400, "The partition ID contains one or more invalid characters.");
-    put(path("p", "j*"), &body).await.refuses(400, "The job identifier contains one or more invalid characters.");
+    put(path("p*", "j*"), &body).await.refuses(
+        400,
+        "The partition ID contains one or more invalid characters.",
+    );
+    put(path("p", "j*"), &body).await.refuses(
+        400,
+        "The job identifier contains one or more invalid characters.",
+    );
     let sound = path(&service.partition, "j");
     for (text, place, mended) in [
-        ("Specifying both typeId and task properties is not allowed.", "/type", absent()),
-        ("The task classifier has not been specified.", "/task/taskClassifier", json!("W")),
-        ("The task api version has not been specified.", "/task/taskApiVersion", json!(1)),
-        ("The target queue name has not been specified.", "/task/targetPipe", json!(null)),
-        ("The task queue name has not been specified.", "/task/taskPipe", json!(service.pipe("in"))),
+        (
+            "Specifying both typeId and task properties is not allowed.",
+            "/type",
+            absent(),
+        ),
+        (
+            "The task classifier has not been specified.",
+            "/task/taskClassifier",
+            json!("W"),
+        ),
+        (
+            "The task api version has not been specified.",
+            "/task/taskApiVersion",
+            json!(1),
+        ),
+        (
+            "The target queue name has not been specified.",
+            "/task/targetPipe",
+            json!(null),
+        ),
+        (
+            "The task queue name has not been specified.",
+            "/task/taskPipe",
+            json!(service.pipe("in")),
+        ),
         (LABEL, "/labels", json!({"a": "v".repeat(256)})),
         ("The task data has not been specified.", "/task", {
-            let task = json!({"taskClassifier": "W", "taskApiVersion": 1, "taskPipe": service.pipe("in")});
-            with(&with(&json!({"task": task}), "/task/taskData", json!({})), "/task/taskDataEncoding", json!("utf8"))["task"].clone()
+            let task =
+                json!({"taskClassifier": "W", "taskApiVersion": 1, "taskPipe": service.pipe("in")});
+            with(
+                &with(&json!({"task": task}), "/task/taskData", json!({})),
+                "/task/taskDataEncoding",
+                json!("utf8"),
+            )["task"]
+                .clone()
         }),
         (OBJECT_ENCODED, "/task/taskData", json!(1)),
         (DATA_TYPE, "/task/taskData", json!("data")),
         // What CAF leaves to its database comes last.
         ("The name is longer than 255 characters.", "/name", absent()),
-        ("The value of the label 'a' is longer than 255 characters.", "/labels", absent()),
+        (
+            "The value of the label 'a' is longer than 255 characters.",
+            "/labels",
+            absent(),
+        ),
         (
             "The prerequisite job id 'a:b' is no job id: The job identifier contains one or more invalid characters.",
             "/prerequisiteJobIds",
@@ -98,20 +155,67 @@ async fn each_flaw_is_told_in_cafs_words(store: Store) {
     let service = Service::start(store).await;
     let mut flawed = Vec::new();
     for (place, text, values) in [
-        ("/task/taskClassifier", "The task classifier has not been specified.", vec![absent(), json!(null), json!("")]),
-        ("/task/taskApiVersion", "The task api version has not been specified.", vec![json!(0)]),
-        ("/task/targetPipe", "The target queue name has not been specified.", vec![json!("")]),
-        ("/task/taskPipe", "The task queue name has not been specified.", vec![absent(), json!(null), json!("")]),
-        ("/labels", LABEL, ["", "a b", "a.b", "ä", "a\n", "*"].map(|key| json!({"sound": "x", key: "y"})).to_vec()),
-        ("/task/taskData", "The task data has not been specified.", vec![absent(), json!(null), json!("")]),
-        ("/task/taskData", DATA_TYPE, vec![json!(0), json!(1.5), json!(true), json!([]), json!(["data"]), json!([{}])]),
-        ("/task/taskDataEncoding", OBJECT_ENCODED, vec![json!("utf8"), json!("base64")]),
-        ("/type", "Specifying both typeId and task properties is not allowed.", vec![json!("any"), json!("")]),
+        (
+            "/task/taskClassifier",
+            "The task classifier has not been specified.",
+            vec![absent(), json!(null), json!("")],
+        ),
+        (
+            "/task/taskApiVersion",
+            "The task api version has not been specified.",
+            vec![json!(0)],
+        ),
+        (
+            "/task/targetPipe",
+            "The target queue name has not been specified.",
+            vec![json!("")],
+        ),
+        (
+            "/task/taskPipe",
+            "The task queue name has not been specified.",
+            vec![absent(), json!(null), json!("")],
+        ),
+        (
+            "/labels",
+            LABEL,
+            ["", "a b", "a.b", "ä", "a\n", "*"]
+                .map(|key| json!({"sound": "x", key: "y"}))
+                .to_vec(),
+        ),
+        (
+            "/task/taskData",
+            "The task data has not been specified.",
+            vec![absent(), json!(null), json!("")],
+        ),
+        (
+            "/task/taskData",
+            DATA_TYPE,
+            vec![
+                json!(0),
+                json!(1.5),
+                json!(true),
+                json!([]),
+                json!(["data"]),
+                json!([{}]),
+            ],
+        ),
+        (
+            "/task/taskDataEncoding",
+            OBJECT_ENCODED,
+            vec![json!("utf8"), json!("base64")],
+        ),
+        (
+            "/type",
+            "Specifying both typeId and task properties is not allowed.",
+            vec![json!("any"), json!("")],
+        ),
     ] {
         flawed.extend(values.into_iter().map(|value| (place, value, text)));
     }
     are_refused(&service, flawed).await;
-    put_text(&service, "j", Some(r#"{"type": "none"}"#)).await.refuses(400, "Unknown job type ID: none");
+    put_text(&service, "j", Some(r#"{"type": "none"}"#))
+        .await
+        .refuses(400, "Unknown job type ID: none");
 }
 
 async fn what_caf_answers_with_500_is_refused(store: Store) {
@@ -122,9 +226,12 @@ async fn what_caf_answers_with_500_is_refused(store: Store) {
     let long_key = "k".repeat(256);
     let key_text = format!("The label name '{long_key}' is longer than 255 characters.");
     let long_id = "p".repeat(49);
-    let id_text = format!("The prerequisite job id '{long_id}' is no job id: The job identifier is longer than 48 characters.");
+    let id_text = format!(
+        "The prerequisite job id '{long_id}' is no job id: The job identifier is longer than 48 characters."
+    );
     let long_entry = format!("a,{}", "x".repeat(127));
-    let entry_text = format!("The prerequisite job id '{long_entry}' is longer than 128 characters.");
+    let entry_text =
+        format!("The prerequisite job id '{long_entry}' is longer than 128 characters.");
     let same = service.new_job("in")["task"]["taskPipe"].clone();
     let same_text = format!(
         "The taskPipe and the targetPipe are both {}: tracking would end before the first task begins, and the job would never complete. \
@@ -138,17 +245,53 @@ async fn what_caf_answers_with_500_is_refused(store: Store) {
             ("/task", json!(null), TASK),
             ("/task/taskApiVersion", absent(), API_VERSION),
             ("/task/taskApiVersion", json!(null), API_VERSION),
-            ("/task/taskApiVersion", json!(-1), "The task api version must be 1 or more, but is -1."),
-            ("/name", json!(long), "The name is longer than 255 characters."),
-            ("/labels", json!({"a": "", "k": long}), "The value of the label 'k' is longer than 255 characters."),
+            (
+                "/task/taskApiVersion",
+                json!(-1),
+                "The task api version must be 1 or more, but is -1.",
+            ),
+            (
+                "/name",
+                json!(long),
+                "The name is longer than 255 characters.",
+            ),
+            (
+                "/labels",
+                json!({"a": "", "k": long}),
+                "The value of the label 'k' is longer than 255 characters.",
+            ),
             ("/labels", json!({long_key.as_str(): ""}), &key_text),
-            ("/task/taskPipe", json!("q".repeat(256)), "The taskPipe is longer than 255 bytes."),
-            ("/task/targetPipe", json!("q".repeat(256)), "The targetPipe is longer than 255 bytes."),
+            (
+                "/task/taskPipe",
+                json!("q".repeat(256)),
+                "The taskPipe is longer than 255 bytes.",
+            ),
+            (
+                "/task/targetPipe",
+                json!("q".repeat(256)),
+                "The targetPipe is longer than 255 bytes.",
+            ),
             // The one character that PostgreSQL does not take in a text.
-            ("/name", json!("a\0"), "The field 'name' contains the character U+0000."),
-            ("/description", json!("\0"), "The field 'description' contains the character U+0000."),
-            ("/externalData", json!("\0"), "The field 'externalData' contains the character U+0000."),
-            ("/labels", json!({"k": "\0"}), "The field 'labels' contains the character U+0000."),
+            (
+                "/name",
+                json!("a\0"),
+                "The field 'name' contains the character U+0000.",
+            ),
+            (
+                "/description",
+                json!("\0"),
+                "The field 'description' contains the character U+0000.",
+            ),
+            (
+                "/externalData",
+                json!("\0"),
+                "The field 'externalData' contains the character U+0000.",
+            ),
+            (
+                "/labels",
+                json!({"k": "\0"}),
+                "The field 'labels' contains the character U+0000.",
+            ),
             ("/prerequisiteJobIds", json!(["a", long_id]), &id_text),
             ("/prerequisiteJobIds", json!([long_entry]), &entry_text),
             // CAF sends such a task without tracking, and its job waits for ever.
@@ -163,8 +306,28 @@ async fn a_body_that_is_no_job_is_refused(store: Store) {
     let task = service.new_job("in")["task"].clone();
     let with_field = |field: &str| format!("{{\"task\": {task}, {field}}}");
     let absent = [None, Some(String::new()), Some(" \n".into())];
-    let malformed = ["{", "{\"name\": }", "{\"name\": \"a\"", "{} {}", "name=a", "{'name': 'a'}", "\u{feff}"].map(str::to_owned);
-    let others = ["null", "1", "true", "\"job\"", "[]", "[{}]", "{\"task\": 1}", "{\"task\": []}", "{\"task\": \"W\"}"].map(str::to_owned);
+    let malformed = [
+        "{",
+        "{\"name\": }",
+        "{\"name\": \"a\"",
+        "{} {}",
+        "name=a",
+        "{'name': 'a'}",
+        "\u{feff}",
+    ]
+    .map(str::to_owned);
+    let others = [
+        "null",
+        "1",
+        "true",
+        "\"job\"",
+        "[]",
+        "[{}]",
+        "{\"task\": 1}",
+        "{\"task\": []}",
+        "{\"task\": \"W\"}",
+    ]
+    .map(str::to_owned);
     let mistyped = [
         r#""name": {}"#,
         r#""description": []"#,
@@ -177,13 +340,34 @@ async fn a_body_that_is_no_job_is_refused(store: Store) {
         r#""type": {}"#,
     ]
     .map(with_field);
-    let in_task = [r#""taskApiVersion": "one""#, r#""taskApiVersion": 4294967297"#, r#""taskDataEncoding": "utf16""#, r#""taskPipe": {}"#]
-        .map(|field| format!("{{\"task\": {{{field}, {}}}", &task.to_string()[1..]));
-    let said = malformed.into_iter().chain(others).chain(mistyped).chain(in_task).map(Some);
+    let in_task = [
+        r#""taskApiVersion": "one""#,
+        r#""taskApiVersion": 4294967297"#,
+        r#""taskDataEncoding": "utf16""#,
+        r#""taskPipe": {}"#,
+    ]
+    .map(|field| format!("{{\"task\": {{{field}, {}}}", &task.to_string()[1..]));
+    let said = malformed
+        .into_iter()
+        .chain(others)
+        .chain(mistyped)
+        .chain(in_task)
+        .map(Some);
     for body in absent.into_iter().chain(said) {
         let answer = put_text(&service, "j", body.as_deref()).await;
-        assert_eq!((answer.status, answer.header("content-type")), (400, Some("application/json")), "{body:?}: {}", answer.body);
-        assert!(answer.json()["message"].as_str().is_some_and(|text| !text.is_empty()), "{body:?}: {}", answer.body);
+        assert_eq!(
+            (answer.status, answer.header("content-type")),
+            (400, Some("application/json")),
+            "{body:?}: {}",
+            answer.body
+        );
+        assert!(
+            answer.json()["message"]
+                .as_str()
+                .is_some_and(|text| !text.is_empty()),
+            "{body:?}: {}",
+            answer.body
+        );
     }
     assert_eq!(service.get("/jobs").await.is(200).json(), json!([]));
 }
@@ -198,15 +382,40 @@ async fn what_means_nothing_and_what_is_just_short_enough_is_accepted(store: Sto
         ("/delay", json!(-5), "name", json!(null)),
         ("/labels", json!(null), "labels", json!({})),
         ("/labels", json!({}), "labels", json!({})),
-        ("/labels", json!({"a:b": null, "A-b_1": ""}), "labels", json!({"a:b": null, "A-b_1": ""})),
-        ("/labels", json!({key.as_str(): longest}), "labels", json!({key.as_str(): longest})),
+        (
+            "/labels",
+            json!({"a:b": null, "A-b_1": ""}),
+            "labels",
+            json!({"a:b": null, "A-b_1": ""}),
+        ),
+        (
+            "/labels",
+            json!({key.as_str(): longest}),
+            "labels",
+            json!({key.as_str(): longest}),
+        ),
         ("/name", json!(longest), "name", json!(longest)),
         ("/name", json!(null), "name", json!(null)),
         ("/name", json!(""), "name", json!("")),
-        ("/description", json!("d".repeat(100_000)), "description", json!("d".repeat(100_000))),
-        ("/externalData", json!("{\"a\": \"\u{1f980}\"}"), "externalData", json!("{\"a\": \"\u{1f980}\"}")),
+        (
+            "/description",
+            json!("d".repeat(100_000)),
+            "description",
+            json!("d".repeat(100_000)),
+        ),
+        (
+            "/externalData",
+            json!("{\"a\": \"\u{1f980}\"}"),
+            "externalData",
+            json!("{\"a\": \"\u{1f980}\"}"),
+        ),
         ("/prerequisiteJobIds", json!(null), "name", json!(null)),
-        ("/prerequisiteJobIds", json!([null, "", " "]), "name", json!(null)),
+        (
+            "/prerequisiteJobIds",
+            json!([null, "", " "]),
+            "name",
+            json!(null),
+        ),
         ("/type", json!(null), "name", json!(null)),
         ("/parameters", json!({"a": 1}), "name", json!(null)),
         ("/unknown", json!({"a": 1}), "name", json!(null)),
@@ -230,34 +439,74 @@ async fn what_means_nothing_and_what_is_just_short_enough_is_accepted(store: Sto
 async fn task_data_reaches_the_worker_byte_for_byte(store: Store) {
     let service = Service::start(store).await;
     let mut workers = service.consume("in").await;
-    let ordered = r#"{"z":1,"a":{"y":[1,2.50,-3e7,12345678901234567890123],"b":null},"ü":"\"\\ \u0000 é"}"#;
+    let ordered =
+        r#"{"z":1,"a":{"y":[1,2.50,-3e7,12345678901234567890123],"b":null},"ü":"\"\\ \u0000 é"}"#;
     let spaced = "{ \"z\" : \" a  b \" ,\n\t\"a\" : [ ] }";
     for (n, (data, encoding, bytes)) in [
         (json!("plain").to_string(), None, b"plain".to_vec()),
-        (json!("grün 日本 \u{1f980}\0\n\"").to_string(), None, "grün 日本 \u{1f980}\0\n\"".into()),
+        (
+            json!("grün 日本 \u{1f980}\0\n\"").to_string(),
+            None,
+            "grün 日本 \u{1f980}\0\n\"".into(),
+        ),
         (json!("grün").to_string(), Some("utf8"), "grün".into()),
-        (json!("{\"data\" : \"as text\"}").to_string(), Some("utf8"), b"{\"data\" : \"as text\"}".to_vec()),
+        (
+            json!("{\"data\" : \"as text\"}").to_string(),
+            Some("utf8"),
+            b"{\"data\" : \"as text\"}".to_vec(),
+        ),
         // No text in any encoding; CAF sends it as question marks.
-        (json!("/+8AAYB/").to_string(), Some("base64"), vec![0xff, 0xef, 0x00, 0x01, 0x80, 0x7f]),
+        (
+            json!("/+8AAYB/").to_string(),
+            Some("base64"),
+            vec![0xff, 0xef, 0x00, 0x01, 0x80, 0x7f],
+        ),
         // CAF takes either alphabet, does without padding, and reads over line breaks.
-        (json!("_-8AAYB_/w==").to_string(), Some("base64"), vec![0xff, 0xef, 0x00, 0x01, 0x80, 0x7f, 0xff]),
-        (json!("/+8\r\nAAQ").to_string(), Some("base64"), vec![0xff, 0xef, 0x00, 0x01]),
+        (
+            json!("_-8AAYB_/w==").to_string(),
+            Some("base64"),
+            vec![0xff, 0xef, 0x00, 0x01, 0x80, 0x7f, 0xff],
+        ),
+        (
+            json!("/+8\r\nAAQ").to_string(),
+            Some("base64"),
+            vec![0xff, 0xef, 0x00, 0x01],
+        ),
         // An object travels as its JSON without white space, its fields in their order and its numbers as they are written.
         (ordered.to_owned(), None, ordered.into()),
-        (spaced.to_owned(), None, b"{\"z\":\" a  b \",\"a\":[]}".to_vec()),
+        (
+            spaced.to_owned(),
+            None,
+            b"{\"z\":\" a  b \",\"a\":[]}".to_vec(),
+        ),
         ("{}".to_owned(), None, b"{}".to_vec()),
-        (json!("x".repeat(1_000_000)).to_string(), None, vec![b'x'; 1_000_000]),
+        (
+            json!("x".repeat(1_000_000)).to_string(),
+            None,
+            vec![b'x'; 1_000_000],
+        ),
     ]
     .into_iter()
     .enumerate()
     {
-        let encoding = encoding.map(|encoding| format!("\"taskDataEncoding\": \"{encoding}\", ")).unwrap_or_default();
+        let encoding = encoding
+            .map(|encoding| format!("\"taskDataEncoding\": \"{encoding}\", "))
+            .unwrap_or_default();
         let pipe = service.pipe("in");
-        let body =
-            format!(r#"{{"task": {{{encoding}"taskClassifier": "W", "taskApiVersion": 1, "taskPipe": "{pipe}", "taskData": {data}}}}}"#);
-        put_text(&service, &format!("j{n}"), Some(&body)).await.is(201);
+        let body = format!(
+            r#"{{"task": {{{encoding}"taskClassifier": "W", "taskApiVersion": 1, "taskPipe": "{pipe}", "taskData": {data}}}}}"#
+        );
+        put_text(&service, &format!("j{n}"), Some(&body))
+            .await
+            .is(201);
         let (message, _) = workers.next().await;
-        let sent = STANDARD.decode(message["taskData"].as_str().unwrap()).unwrap();
-        assert!(sent == bytes, "{data:.100} came as {:.200}", String::from_utf8_lossy(&sent));
+        let sent = STANDARD
+            .decode(message["taskData"].as_str().unwrap())
+            .unwrap();
+        assert!(
+            sent == bytes,
+            "{data:.100} came as {:.200}",
+            String::from_utf8_lossy(&sent)
+        );
     }
 }

@@ -82,7 +82,9 @@ async fn a_database_that_stays_away_for_a_while_costs_nothing() {
         system.servers.postgres.stop().await.unwrap();
         sleep(SIZE.outage).await;
         system.servers.postgres.start_again().await.unwrap();
-        system.goes_on(&format!("{:?} without database", SIZE.outage)).await;
+        system
+            .goes_on(&format!("{:?} without database", SIZE.outage))
+            .await;
     })
     .await;
 }
@@ -94,7 +96,9 @@ async fn a_network_that_swallows_what_is_for_the_broker_costs_nothing() {
         system.to_rabbitmq.black_hole();
         sleep(SIZE.hole).await;
         system.to_rabbitmq.pass();
-        system.goes_on(&format!("{:?} of black hole", SIZE.hole)).await;
+        system
+            .goes_on(&format!("{:?} of black hole", SIZE.hole))
+            .await;
     })
     .await;
 }
@@ -106,7 +110,9 @@ async fn a_network_that_swallows_what_is_for_the_database_costs_nothing() {
         system.to_postgres.black_hole();
         sleep(SIZE.hole).await;
         system.to_postgres.pass();
-        system.goes_on(&format!("{:?} of black hole", SIZE.hole)).await;
+        system
+            .goes_on(&format!("{:?} of black hole", SIZE.hole))
+            .await;
     })
     .await;
 }
@@ -125,22 +131,31 @@ async fn what_is_delayed_while_the_broker_restarts_comes_back() {
         let depths = async |pipes: &[String]| -> Result<u64, String> {
             let mut all = 0;
             for pipe in pipes {
-                all += broker.depth(pipe).await.map_err(|error| error.to_string())?;
+                all += broker
+                    .depth(pipe)
+                    .await
+                    .map_err(|error| error.to_string())?;
             }
             Ok(all)
         };
         let input = [EXAMPLE_PIPE.to_owned()];
-        wait_for("all items to be there", async || match depths(&input).await? {
-            ITEMS => Ok(()),
-            items => Err(format!("{items} items")),
+        wait_for("all items to be there", async || {
+            match depths(&input).await? {
+                ITEMS => Ok(()),
+                items => Err(format!("{items} items")),
+            }
         })
         .await;
         std::fs::rename(file("lines.txt"), file("away.txt")).unwrap();
         system.start("example-worker");
-        let delays: Vec<String> = (0..9).map(|doubled| format!("{EXAMPLE_PIPE}.delay.{}", 1000 << doubled)).collect();
-        wait_for("all items to be delayed", async || match (depths(&delays).await?, depths(&input).await?) {
-            (ITEMS, 0) => Ok(()),
-            seen => Err(format!("{seen:?} delayed and waiting")),
+        let delays: Vec<String> = (0..9)
+            .map(|doubled| format!("{EXAMPLE_PIPE}.delay.{}", 1000 << doubled))
+            .collect();
+        wait_for("all items to be delayed", async || {
+            match (depths(&delays).await?, depths(&input).await?) {
+                (ITEMS, 0) => Ok(()),
+                seen => Err(format!("{seen:?} delayed and waiting")),
+            }
         })
         .await;
         system.servers.rabbitmq.stop().await.unwrap();
@@ -151,7 +166,9 @@ async fn what_is_delayed_while_the_broker_restarts_comes_back() {
     };
     system.submit(ITEMS).await;
     tokio::join!(system.follow(), faults);
-    system.end("the broker restarts while items are delayed", ITEMS).await;
+    system
+        .end("the broker restarts while items are delayed", ITEMS)
+        .await;
 }
 
 /// Connections that nobody ends and that carry nothing any more, while new ones do: a firewall has lost its state.

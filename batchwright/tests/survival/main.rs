@@ -10,7 +10,12 @@
 //! What must stay true: the stories take place one after the other, because the binary's pipes have fixed names, on one pair of
 //! servers, because starting one takes long. A story that fails takes its servers with it.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "this is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
 
 mod faults;
 mod start;
@@ -31,13 +36,23 @@ struct Size {
 }
 
 static SIZE: LazyLock<Size> = LazyLock::new(|| {
-    #[expect(clippy::disallowed_methods, reason = "a test has no `main` that could pass it")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a test has no `main` that could pass it"
+    )]
     let set = |name: &str| std::env::var(name).ok();
-    let number = |name: &str, default| set(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}")));
+    let number = |name: &str, default| {
+        set(name).map_or(default, |text| {
+            text.parse()
+                .unwrap_or_else(|_| panic!("{name} is {text:?}"))
+        })
+    };
     Size {
         items: number("SURVIVAL_ITEMS", 3000),
         outage: Duration::from_secs(number("SURVIVAL_OUTAGE", 8)),
         hole: Duration::from_secs(number("SURVIVAL_HOLE", 10)),
-        binary: set("SURVIVAL_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_batchwright").to_owned()).into(),
+        binary: set("SURVIVAL_BINARY")
+            .unwrap_or_else(|| env!("CARGO_BIN_EXE_batchwright").to_owned())
+            .into(),
     }
 });

@@ -16,7 +16,11 @@ fn needs(role: &str) -> &'static [&'static str] {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn roles_that_are_started_before_their_servers_wait_and_say_so() {
     let system = System::begin((SIZE.items / 20).max(50)).await;
-    tokio::try_join!(system.servers.postgres.stop(), system.servers.rabbitmq.stop()).unwrap();
+    tokio::try_join!(
+        system.servers.postgres.stop(),
+        system.servers.rabbitmq.stop()
+    )
+    .unwrap();
     for role in ROLES {
         system.start(role);
     }
@@ -25,22 +29,39 @@ async fn roles_that_are_started_before_their_servers_wait_and_say_so() {
             let (code, ready) = system.health(role, "READY").await?;
             let log = system.log(role);
             let names = |text: &str| needs(role).iter().all(|need| text.contains(need));
-            if code == 503 && names(&ready) && names(&log) { Ok(()) } else { Err(format!("{code} {ready}\n{log}")) }
+            if code == 503 && names(&ready) && names(&log) {
+                Ok(())
+            } else {
+                Err(format!("{code} {ready}\n{log}"))
+            }
         })
         .await;
-        assert_eq!(system.health(role, "ALIVE").await.unwrap().0, 200, "{role} lives");
+        assert_eq!(
+            system.health(role, "ALIVE").await.unwrap().0,
+            200,
+            "{role} lives"
+        );
     }
     system.servers.postgres.start_again().await.unwrap();
     system.servers.rabbitmq.start_again().await.unwrap();
     for role in ROLES {
-        wait_for(&format!("{role} to be ready"), async || match system.health(role, "READY").await? {
-            (200, _) => Ok(()),
-            seen => Err(format!("{seen:?}\n{}", system.log(role))),
+        wait_for(&format!("{role} to be ready"), async || {
+            match system.health(role, "READY").await? {
+                (200, _) => Ok(()),
+                seen => Err(format!("{seen:?}\n{}", system.log(role))),
+            }
         })
         .await;
         // A server that goes away says another word than one that is away.
-        let said = system.log(role).matches("the database is not available; trying again").count();
-        assert!(said <= 3, "{role} has said so {said} times:\n{}", system.log(role));
+        let said = system
+            .log(role)
+            .matches("the database is not available; trying again")
+            .count();
+        assert!(
+            said <= 3,
+            "{role} has said so {said} times:\n{}",
+            system.log(role)
+        );
     }
     system.submit(SIZE.items).await;
     system.follow().await;

@@ -23,7 +23,12 @@ use tokio::time::{sleep, timeout};
 
 use crate::SIZE;
 
-pub const ROLES: [&str; 4] = ["job-service", "batch-worker", "tracking-worker", "example-worker"];
+pub const ROLES: [&str; 4] = [
+    "job-service",
+    "batch-worker",
+    "tracking-worker",
+    "example-worker",
+];
 /// What a story may wait for one thing, its own faults left out.
 const PATIENCE: Duration = Duration::from_mins(3);
 /// Between two looks at the job.
@@ -85,27 +90,59 @@ impl System {
         let servers = if let Some(servers) = turn.take() {
             servers
         } else {
-            let (postgres, rabbitmq) = tokio::try_join!(PostgresServer::start(), RabbitServer::start()).unwrap();
+            let (postgres, rabbitmq) =
+                tokio::try_join!(PostgresServer::start(), RabbitServer::start()).unwrap();
             Servers { postgres, rabbitmq }
         };
-        let (to_postgres, to_rabbitmq) =
-            tokio::try_join!(Proxy::start(servers.postgres.address()), Proxy::start(servers.rabbitmq.address())).unwrap();
-        let through =
-            |url: &str, server: std::net::SocketAddr, proxy: &Proxy| url.replace(&server.to_string(), &proxy.address().to_string());
+        let (to_postgres, to_rabbitmq) = tokio::try_join!(
+            Proxy::start(servers.postgres.address()),
+            Proxy::start(servers.rabbitmq.address())
+        )
+        .unwrap();
+        let through = |url: &str, server: std::net::SocketAddr, proxy: &Proxy| {
+            url.replace(&server.to_string(), &proxy.address().to_string())
+        };
         let database = servers.postgres.create_database().await.unwrap().url;
         let database = through(&database, servers.postgres.address(), &to_postgres);
-        let broker = through(&servers.rabbitmq.url(), servers.rabbitmq.address(), &to_rabbitmq);
+        let broker = through(
+            &servers.rabbitmq.url(),
+            servers.rabbitmq.address(),
+            &to_rabbitmq,
+        );
         // A short story cannot wait as long as an experiment for a lost network to be noticed.
-        let broker = if SIZE.hole < Duration::from_secs(30) { broker + "?heartbeat=2" } else { broker };
+        let broker = if SIZE.hole < Duration::from_secs(30) {
+            broker + "?heartbeat=2"
+        } else {
+            broker
+        };
         let folder = tempfile::tempdir().unwrap();
         let service = format!("127.0.0.1:{}", free_port());
         let processes = ROLES.map(|role| {
-            let listen = if role == "job-service" { service.clone() } else { format!("127.0.0.1:{}", free_port()) };
-            (role, Process::new(role, listen, [&database, &broker], folder.path(), max_depth))
+            let listen = if role == "job-service" {
+                service.clone()
+            } else {
+                format!("127.0.0.1:{}", free_port())
+            };
+            (
+                role,
+                Process::new(role, listen, [&database, &broker], folder.path(), max_depth),
+            )
         });
         let client = Client::new(&format!("http://{service}/job-service/v1"), "default").unwrap();
-        let (seen, pauses, longest) = (watch::Sender::new(None), Mutex::default(), Mutex::default());
-        Self { servers, to_postgres, to_rabbitmq, folder, processes: processes.into(), client, seen, pauses, longest, turn }
+        let (seen, pauses, longest) =
+            (watch::Sender::new(None), Mutex::default(), Mutex::default());
+        Self {
+            servers,
+            to_postgres,
+            to_rabbitmq,
+            folder,
+            processes: processes.into(),
+            client,
+            seen,
+            pauses,
+            longest,
+            turn,
+        }
     }
 
     pub fn start(&self, role: &str) {
@@ -121,10 +158,16 @@ impl System {
 
     /// What the process says about itself: alive or ready, and why not.
     pub async fn health(&self, role: &str, kind: &str) -> Result<(u16, String), String> {
-        let url = format!("http://{}/health-check?name=all&type={kind}", self.processes[role].listen);
+        let url = format!(
+            "http://{}/health-check?name=all&type={kind}",
+            self.processes[role].listen
+        );
         let answer = reqwest::get(url).await.map_err(|error| error.to_string())?;
         let code = answer.status().as_u16();
-        Ok((code, answer.text().await.map_err(|error| error.to_string())?))
+        Ok((
+            code,
+            answer.text().await.map_err(|error| error.to_string())?,
+        ))
     }
 
     /// What the process has logged so far.
@@ -134,7 +177,8 @@ impl System {
 
     /// A job of so many lines, each an item, each with a word of its own.
     pub async fn submit(&self, items: u64) {
-        let mut file = std::io::BufWriter::new(File::create(self.folder.path().join("lines.txt")).unwrap());
+        let mut file =
+            std::io::BufWriter::new(File::create(self.folder.path().join("lines.txt")).unwrap());
         // Where time is to be filled by few items, they must be large.
         let filler = "some more words to count ".repeat(if items < 20_000 { 120 } else { 1 });
         for number in 0..items {
@@ -158,7 +202,13 @@ impl System {
             }),
             ..NewJob::default()
         };
-        wait_for("the job to be taken", async || self.client.put("j", &job).await.map_err(|error| error.to_string())).await;
+        wait_for("the job to be taken", async || {
+            self.client
+                .put("j", &job)
+                .await
+                .map_err(|error| error.to_string())
+        })
+        .await;
     }
 
     /// Looks at the job until it has ended, and checks what must be true whenever it can be seen.
@@ -168,7 +218,10 @@ impl System {
             // A service that is down, or has no database, shows nothing.
             if let Ok(job) = self.client.get("j").await {
                 let percentage = job.percentage_complete;
-                assert!(percentage >= last, "the percentage fell from {last}: {job:?}");
+                assert!(
+                    percentage >= last,
+                    "the percentage fell from {last}: {job:?}"
+                );
                 last = percentage;
                 if job.completed_items > items {
                     let mut longest = self.longest.lock().unwrap();
@@ -187,24 +240,56 @@ impl System {
 
     /// Waits until so much of the job is done, of which there must be some left.
     pub async fn reached(&self, share: f64) {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "about so many")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_precision_loss,
+            reason = "about so many"
+        )]
         let items = (SIZE.items as f64 * share) as i64;
-        let done = self.wait(&format!("{items} items"), |job| job.completed_items >= items.max(1)).await;
-        assert!(!done.status.is_finished(), "the job was too fast for anything to happen in the middle: {done:?}");
+        let done = self
+            .wait(&format!("{items} items"), |job| {
+                job.completed_items >= items.max(1)
+            })
+            .await;
+        assert!(
+            !done.status.is_finished(),
+            "the job was too fast for anything to happen in the middle: {done:?}"
+        );
     }
 
     /// Waits until more of the job is done than now, and notes how long that took.
     pub async fn goes_on(&self, after: &str) {
-        let (since, before) = (Instant::now(), self.seen.borrow().as_ref().map_or(0, |job| job.completed_items));
-        self.wait(&format!("the job to go on after {after}"), |job| job.completed_items > before || job.status.is_finished()).await;
-        self.pauses.lock().unwrap().push(format!("{after} {:.1} s", since.elapsed().as_secs_f64()));
+        let (since, before) = (
+            Instant::now(),
+            self.seen
+                .borrow()
+                .as_ref()
+                .map_or(0, |job| job.completed_items),
+        );
+        self.wait(&format!("the job to go on after {after}"), |job| {
+            job.completed_items > before || job.status.is_finished()
+        })
+        .await;
+        self.pauses
+            .lock()
+            .unwrap()
+            .push(format!("{after} {:.1} s", since.elapsed().as_secs_f64()));
     }
 
     async fn wait(&self, what: &str, condition: impl Fn(&Job) -> bool) -> Job {
         let mut seen = self.seen.subscribe();
         let patience = PATIENCE + SIZE.outage + SIZE.hole;
-        let Ok(job) = timeout(patience, seen.wait_for(|job| job.as_ref().is_some_and(&condition))).await else {
-            panic!("waited {patience:?} for {what}; last seen: {:?}\n{}", self.seen.borrow(), self.all_logs());
+        let Ok(job) = timeout(
+            patience,
+            seen.wait_for(|job| job.as_ref().is_some_and(&condition)),
+        )
+        .await
+        else {
+            panic!(
+                "waited {patience:?} for {what}; last seen: {:?}\n{}",
+                self.seen.borrow(),
+                self.all_logs()
+            );
         };
         job.unwrap().clone().unwrap()
     }
@@ -216,14 +301,20 @@ impl System {
             let log = self.log(role);
             let lines: Vec<&str> = log.lines().collect();
             all.push(format!("--- {role}"));
-            all.extend(lines[lines.len().saturating_sub(40)..].iter().map(|line| (*line).to_owned()));
+            all.extend(
+                lines[lines.len().saturating_sub(40)..]
+                    .iter()
+                    .map(|line| (*line).to_owned()),
+            );
         }
         all.join("\n")
     }
 
     /// Sees to the end of the job, and that it is the right one.
     pub async fn end(mut self, name: &str, items: u64) {
-        let job = self.wait("the job to end", |job| job.status.is_finished()).await;
+        let job = self
+            .wait("the job to end", |job| job.status.is_finished())
+            .await;
         let broker = self.broker().await;
         self.drained(&broker).await;
         for process in self.processes.values() {
@@ -253,7 +344,12 @@ impl System {
             "{job:?}\n{}",
             self.all_logs()
         );
-        assert_eq!(job.completed_items, i64::try_from(items).unwrap(), "{}", self.all_logs());
+        assert_eq!(
+            job.completed_items,
+            i64::try_from(items).unwrap(),
+            "{}",
+            self.all_logs()
+        );
         assert_eq!(outputs.of, (0..items).collect());
         assert_eq!(rejected, 0, "{given_up:?}\n{}", self.all_logs());
         *self.turn = Some(self.servers);
@@ -273,11 +369,18 @@ impl System {
             for pipe in [BATCH_PIPE, EXAMPLE_PIPE, TRACKING_PIPE] {
                 for suffix in ["", ".suspects"] {
                     let pipe = format!("{pipe}{suffix}");
-                    let depth = broker.depth(&pipe).await.map_err(|error| error.to_string())?;
+                    let depth = broker
+                        .depth(&pipe)
+                        .await
+                        .map_err(|error| error.to_string())?;
                     depths.insert(pipe, depth);
                 }
             }
-            if depths.values().all(|depth| *depth == 0) { Ok(()) } else { Err(format!("{depths:?}")) }
+            if depths.values().all(|depth| *depth == 0) {
+                Ok(())
+            } else {
+                Err(format!("{depths:?}"))
+            }
         })
         .await;
     }
@@ -292,15 +395,30 @@ struct Outputs {
 
 impl Outputs {
     async fn take(broker: &Amqp) -> Self {
-        let mut outputs = Self { all: broker.depth(EXAMPLE_OUT_PIPE).await.unwrap(), of: BTreeSet::new() };
+        let mut outputs = Self {
+            all: broker.depth(EXAMPLE_OUT_PIPE).await.unwrap(),
+            of: BTreeSet::new(),
+        };
         let mut consumer = broker.consume(EXAMPLE_OUT_PIPE, 2000).await.unwrap();
         for _ in 0..outputs.all {
-            let delivery = timeout(PATIENCE, consumer.next()).await.expect("an output in time").unwrap();
+            let delivery = timeout(PATIENCE, consumer.next())
+                .await
+                .expect("an output in time")
+                .unwrap();
             let message = TaskMessage::decode(&delivery.body).unwrap();
-            assert!(message.tracking.is_none(), "tracking ends in the output pipe: {message:?}");
-            let count: WordCount = serde_json::from_slice(message.task_data.as_deref().unwrap()).unwrap();
-            let number = count.words.keys().find_map(|word| word.strip_prefix('n')?.parse().ok());
-            outputs.of.insert(number.unwrap_or_else(|| panic!("an output of no item: {count:?}")));
+            assert!(
+                message.tracking.is_none(),
+                "tracking ends in the output pipe: {message:?}"
+            );
+            let count: WordCount =
+                serde_json::from_slice(message.task_data.as_deref().unwrap()).unwrap();
+            let number = count
+                .words
+                .keys()
+                .find_map(|word| word.strip_prefix('n')?.parse().ok());
+            outputs
+                .of
+                .insert(number.unwrap_or_else(|| panic!("an output of no item: {count:?}")));
             delivery.ack();
         }
         outputs
@@ -308,33 +426,84 @@ impl Outputs {
 }
 
 impl Process {
-    fn new(role: &'static str, listen: String, [database, broker]: [&String; 2], folder: &Path, max_depth: u64) -> Self {
+    fn new(
+        role: &'static str,
+        listen: String,
+        [database, broker]: [&String; 2],
+        folder: &Path,
+        max_depth: u64,
+    ) -> Self {
         let (items, parts) = (SIZE.items, if SIZE.items < 20_000 { 10 } else { 1000 });
-        let mut arguments: Vec<String> =
-            ["run", role, "--database", database, "--broker", broker, "--listen", &listen].map(String::from).into();
+        let mut arguments: Vec<String> = [
+            "run",
+            role,
+            "--database",
+            database,
+            "--broker",
+            broker,
+            "--listen",
+            &listen,
+        ]
+        .map(String::from)
+        .into();
         arguments.extend(["--root".to_owned(), folder.to_str().unwrap().to_owned()]);
-        arguments.extend(["--max-parts".to_owned(), parts.to_string(), "--max-depth".to_owned(), max_depth.to_string()]);
+        arguments.extend([
+            "--max-parts".to_owned(),
+            parts.to_string(),
+            "--max-depth".to_owned(),
+            max_depth.to_string(),
+        ]);
         if items < 20_000 {
             arguments.extend(["--concurrency", "2", "--prefetch", "100"].map(String::from));
         }
         let log = folder.join(format!("{role}.log"));
-        Self { role, listen, log, arguments, child: Mutex::new(None) }
+        Self {
+            role,
+            listen,
+            log,
+            arguments,
+            child: Mutex::new(None),
+        }
     }
 
     fn start(&self) {
         let mut command = Command::new(&SIZE.binary);
-        for variable in ["DATABASE", "BROKER", "LISTEN", "PUBLIC_URL", "ROOT", "ROUTE", "DATA", "URL", "PARTITION", "LOG"] {
+        for variable in [
+            "DATABASE",
+            "BROKER",
+            "LISTEN",
+            "PUBLIC_URL",
+            "ROOT",
+            "ROUTE",
+            "DATA",
+            "URL",
+            "PARTITION",
+            "LOG",
+        ] {
             command.env_remove(format!("BATCHWRIGHT_{variable}"));
         }
-        let log = File::options().create(true).append(true).open(&self.log).unwrap();
-        let child = command.args(&self.arguments).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(&self.log)
+            .unwrap();
+        let child = command
+            .args(&self.arguments)
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
         let before = self.child.lock().unwrap().replace(child);
         assert!(before.is_none(), "{} runs already", self.role);
     }
 
     fn kill(&self) {
         let mut child = self.child.lock().unwrap().take().unwrap();
-        assert!(child.try_wait().unwrap().is_none(), "{} has ended by itself", self.role);
+        assert!(
+            child.try_wait().unwrap().is_none(),
+            "{} has ended by itself",
+            self.role
+        );
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -342,11 +511,20 @@ impl Process {
     /// As a supervisor does it: it must end by itself, and well.
     async fn stop(&self) {
         let mut child = self.child.lock().unwrap().take().unwrap();
-        assert!(child.try_wait().unwrap().is_none(), "{} has ended by itself", self.role);
-        Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
-        let code = wait_for("a process to stop", async || match child.try_wait().unwrap() {
-            Some(status) => Ok(status.code()),
-            None => Err(format!("{} runs", self.role)),
+        assert!(
+            child.try_wait().unwrap().is_none(),
+            "{} has ended by itself",
+            self.role
+        );
+        Command::new("kill")
+            .args(["-TERM", &child.id().to_string()])
+            .status()
+            .unwrap();
+        let code = wait_for("a process to stop", async || {
+            match child.try_wait().unwrap() {
+                Some(status) => Ok(status.code()),
+                None => Err(format!("{} runs", self.role)),
+            }
         })
         .await;
         assert_eq!(code, Some(0), "{}", self.role);

@@ -39,7 +39,9 @@ use self::connection::Line;
 use self::consumer::Subscription;
 use self::publisher::{Publication, Publisher};
 use self::queues::Queues;
-use super::{Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError};
+use super::{
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError,
+};
 
 /// How long anything that the broker is asked may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -92,14 +94,23 @@ impl std::str::FromStr for QueueType {
 impl AmqpOptions {
     /// Quorum queues, declared on first use.
     pub fn new(url: impl Into<String>) -> Self {
-        Self { url: url.into(), queue_type: QueueType::Quorum, max_priority: 0, declare: true, name: "batchwright".into() }
+        Self {
+            url: url.into(),
+            queue_type: QueueType::Quorum,
+            max_priority: 0,
+            declare: true,
+            name: "batchwright".into(),
+        }
     }
 }
 
 impl fmt::Debug for AmqpOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Not the URL: there is a password in it.
-        f.debug_struct("AmqpOptions").field("queue_type", &self.queue_type).field("declare", &self.declare).finish_non_exhaustive()
+        f.debug_struct("AmqpOptions")
+            .field("queue_type", &self.queue_type)
+            .field("declare", &self.declare)
+            .finish_non_exhaustive()
     }
 }
 
@@ -125,19 +136,41 @@ impl Amqp {
     ///
     /// Must be called within a runtime.
     pub fn connect(options: AmqpOptions) -> Result<Self, BrokerError> {
-        let AmqpOptions { url, queue_type, max_priority, declare, name } = options;
-        let mut uri: AMQPUri = url.parse().map_err(|reason| BrokerError::Unusable { place: "the given URL".into(), reason })?;
+        let AmqpOptions {
+            url,
+            queue_type,
+            max_priority,
+            declare,
+            name,
+        } = options;
+        let mut uri: AMQPUri = url.parse().map_err(|reason| BrokerError::Unusable {
+            place: "the given URL".into(),
+            reason,
+        })?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
         let place = format!("{}:{}", uri.authority.host, uri.authority.port);
-        let (tasks, end, closing) = (TaskTracker::new(), CancellationToken::new(), CancellationToken::new());
-        let line = |purpose: &str| Line::start(uri.clone(), format!("{name} {purpose}"), place.clone(), &tasks, &end);
+        let (tasks, end, closing) = (
+            TaskTracker::new(),
+            CancellationToken::new(),
+            CancellationToken::new(),
+        );
+        let line = |purpose: &str| {
+            Line::start(
+                uri.clone(),
+                format!("{name} {purpose}"),
+                place.clone(),
+                &tasks,
+                &end,
+            )
+        };
         let (publishing, consuming) = (line("publishing"), line("consuming"));
         let queues = Arc::new(Queues::new(queue_type, max_priority, declare));
         let (publications, received) = mpsc::unbounded_channel();
         let publisher = Publisher::new(publishing.clone(), Arc::clone(&queues), received);
         let flushed = CancellationToken::new();
         tasks.spawn({
-            let (closing, end, flushed) = (closing.clone(), end.clone(), flushed.clone().drop_guard());
+            let (closing, end, flushed) =
+                (closing.clone(), end.clone(), flushed.clone().drop_guard());
             async move {
                 publisher.run(closing, end).await;
                 drop(flushed);
@@ -177,11 +210,17 @@ impl Amqp {
         // Right after the start, and where a connection is just being made again, there will be one.
         let live = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.up()).await;
         let live = live.map_err(|_| self.unusable("not connected".into()))?;
-        self.queues.depth(&live, pipe).await.map_err(|reason| self.unusable(reason))
+        self.queues
+            .depth(&live, pipe)
+            .await
+            .map_err(|reason| self.unusable(reason))
     }
 
     fn unusable(&self, reason: String) -> BrokerError {
-        BrokerError::Unusable { place: self.place.clone(), reason }
+        BrokerError::Unusable {
+            place: self.place.clone(),
+            reason,
+        }
     }
 }
 
@@ -193,7 +232,11 @@ impl Broker for Amqp {
         confirm
     }
 
-    fn consume<'a>(&'a self, pipe: &'a str, prefetch: u32) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
+    fn consume<'a>(
+        &'a self,
+        pipe: &'a str,
+        prefetch: u32,
+    ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
         if self.closing.is_cancelled() {
             return ready(Err(BrokerError::Closed)).boxed();
         }
@@ -216,10 +259,15 @@ impl Broker for Amqp {
         let (confirmer, confirm) = Confirm::pair();
         let (line, end) = (self.publishing.clone(), self.end.clone());
         self.tasks.spawn(async move {
-            let said = end.run_until_cancelled(control::announce(&line, body)).await;
+            let said = end
+                .run_until_cancelled(control::announce(&line, body))
+                .await;
             let answer = match said {
                 Some(Ok(())) => Ok(()),
-                Some(Err(lost)) => Err(PublishError::Refused { pipe: "control".into(), reason: lost.to_string() }),
+                Some(Err(lost)) => Err(PublishError::Refused {
+                    pipe: "control".into(),
+                    reason: lost.to_string(),
+                }),
                 None => Err(PublishError::Closed),
             };
             // Whoever does not wait for the answer does not want it.
@@ -234,7 +282,8 @@ impl Broker for Amqp {
         }
         let (sender, receiver) = mpsc::channel(64);
         let (line, end) = (self.consuming.clone(), self.end.clone());
-        self.tasks.spawn(async move { end.run_until_cancelled(control::listen(line, sender)).await });
+        self.tasks
+            .spawn(async move { end.run_until_cancelled(control::listen(line, sender)).await });
         ready(Ok(Announcements::new(receiver))).boxed()
     }
 
@@ -243,7 +292,11 @@ impl Broker for Amqp {
     }
 
     fn state(&self) -> BrokerState {
-        if self.closing.is_cancelled() { BrokerState::Closed } else { self.publishing.state().worse(self.consuming.state()) }
+        if self.closing.is_cancelled() {
+            BrokerState::Closed
+        } else {
+            self.publishing.state().worse(self.consuming.state())
+        }
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -274,7 +327,11 @@ impl BrokerState {
             Self::Connecting(_) => 2,
             Self::Closed => 3,
         };
-        if badness(&other) > badness(&self) { other } else { self }
+        if badness(&other) > badness(&self) {
+            other
+        } else {
+            self
+        }
     }
 }
 

@@ -28,7 +28,10 @@ use tokio_util::task::TaskTracker;
 use self::disk::Disk;
 use self::pipe::{Bounds, Id};
 use self::writer::Writer;
-use super::{Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Hall, Outgoing, Settlement, Settler};
+use super::{
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Hall, Outgoing,
+    Settlement, Settler,
+};
 
 /// The file with the messages, and the lock, in the broker's folder.
 const FILE: &str = "broker.db";
@@ -48,22 +51,44 @@ impl Embedded {
     /// Opens the broker of this folder, which is made if there is none. Messages that an earlier process had been handed
     /// and had not settled are delivered again, counted.
     pub async fn open(folder: &Path) -> Result<Self, BrokerError> {
-        let unusable = |reason: String| BrokerError::Unusable { place: folder.display().to_string(), reason };
+        let unusable = |reason: String| BrokerError::Unusable {
+            place: folder.display().to_string(),
+            reason,
+        };
         std::fs::create_dir_all(folder).map_err(|error| unusable(error.to_string()))?;
         let lock = lock(folder)?;
-        let (disk, recovered) = Disk::open(&folder.join(FILE)).await.map_err(|error| unusable(error.to_string()))?;
+        let (disk, recovered) = Disk::open(&folder.join(FILE))
+            .await
+            .map_err(|error| unusable(error.to_string()))?;
         let (commands, received) = mpsc::unbounded_channel();
         let (state_sender, state) = watch::channel(BrokerState::Connected);
         let (tasks, end) = (TaskTracker::new(), CancellationToken::new());
-        let writer = Writer::new(commands.downgrade(), state_sender, recovered, Bounds::default());
+        let writer = Writer::new(
+            commands.downgrade(),
+            state_sender,
+            recovered,
+            Bounds::default(),
+        );
         tasks.spawn(writer.run(disk, received, end.clone(), lock));
         tasks.close();
-        Ok(Self { folder: folder.to_owned(), commands, state, tasks, hall: Hall::default(), _end: end.drop_guard() })
+        Ok(Self {
+            folder: folder.to_owned(),
+            commands,
+            state,
+            tasks,
+            hall: Hall::default(),
+            _end: end.drop_guard(),
+        })
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, BrokerError> {
+    async fn ask<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> Result<T, BrokerError> {
         let (sender, answer) = oneshot::channel();
-        self.commands.send(command(sender)).map_err(|_| BrokerError::Closed)?;
+        self.commands
+            .send(command(sender))
+            .map_err(|_| BrokerError::Closed)?;
         answer.await.map_err(|_| BrokerError::Closed)
     }
 }
@@ -76,9 +101,18 @@ impl Broker for Embedded {
         confirm
     }
 
-    fn consume<'a>(&'a self, pipe: &'a str, prefetch: u32) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
+    fn consume<'a>(
+        &'a self,
+        pipe: &'a str,
+        prefetch: u32,
+    ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
         let prefetch = usize::try_from(prefetch).unwrap_or(usize::MAX).max(1);
-        self.ask(move |answer| Command::Consume { pipe: pipe.into(), prefetch, answer }).boxed()
+        self.ask(move |answer| Command::Consume {
+            pipe: pipe.into(),
+            prefetch,
+            answer,
+        })
+        .boxed()
     }
 
     fn announce(&self, body: Bytes) -> Confirm {
@@ -90,11 +124,19 @@ impl Broker for Embedded {
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
-        self.ask(|answer| Command::Depth { pipe: pipe.into(), answer }).boxed()
+        self.ask(|answer| Command::Depth {
+            pipe: pipe.into(),
+            answer,
+        })
+        .boxed()
     }
 
     fn state(&self) -> BrokerState {
-        if self.commands.is_closed() { BrokerState::Closed } else { self.state.borrow().clone() }
+        if self.commands.is_closed() {
+            BrokerState::Closed
+        } else {
+            self.state.borrow().clone()
+        }
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -121,8 +163,15 @@ impl fmt::Debug for Embedded {
 enum Command {
     Publish(Outgoing, Confirmer),
     Settle(Id, Settlement),
-    Consume { pipe: Arc<str>, prefetch: usize, answer: oneshot::Sender<Consumer> },
-    Depth { pipe: Arc<str>, answer: oneshot::Sender<u64> },
+    Consume {
+        pipe: Arc<str>,
+        prefetch: usize,
+        answer: oneshot::Sender<Consumer>,
+    },
+    Depth {
+        pipe: Arc<str>,
+        answer: oneshot::Sender<u64>,
+    },
     Close,
 }
 
@@ -140,9 +189,18 @@ impl Settler for TellsWriter {
 
 /// Takes the folder for this process. The system gives it back when the file is closed, however the process ends.
 fn lock(folder: &Path) -> Result<File, BrokerError> {
-    let unusable = |error: std::io::Error| BrokerError::Unusable { place: folder.display().to_string(), reason: error.to_string() };
+    let unusable = |error: std::io::Error| BrokerError::Unusable {
+        place: folder.display().to_string(),
+        reason: error.to_string(),
+    };
     let mut options = OpenOptions::new();
-    let mut file = options.read(true).write(true).create(true).truncate(false).open(folder.join(LOCK)).map_err(unusable)?;
+    let mut file = options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(folder.join(LOCK))
+        .map_err(unusable)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -151,10 +209,15 @@ fn lock(folder: &Path) -> Result<File, BrokerError> {
             if file.read_to_string(&mut pid).is_err() || pid.trim().is_empty() {
                 pid = "of unknown number".into();
             }
-            return Err(BrokerError::FolderInUse { folder: folder.display().to_string(), pid: pid.trim().to_owned() });
+            return Err(BrokerError::FolderInUse {
+                folder: folder.display().to_string(),
+                pid: pid.trim().to_owned(),
+            });
         }
         Err(TryLockError::Error(error)) => return Err(unusable(error)),
     }
-    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(unusable)?;
+    file.set_len(0)
+        .and_then(|()| writeln!(file, "{}", std::process::id()))
+        .map_err(unusable)?;
     Ok(file)
 }

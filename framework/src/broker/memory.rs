@@ -21,8 +21,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::{
-    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Hall, Headers, Outgoing, PublishError, Settlement,
-    Settler,
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Hall, Headers,
+    Outgoing, PublishError, Settlement, Settler,
 };
 
 /// One process's hold on the messages. Clones are the same process; [`Memory::process`] is another one.
@@ -48,7 +48,10 @@ impl Memory {
             end: end.clone(),
             _guard: end.drop_guard(),
         };
-        Self { shared: Arc::new(shared), process: 0 }
+        Self {
+            shared: Arc::new(shared),
+            process: 0,
+        }
     }
 
     /// Another process at the same pipes: it dies and closes by itself.
@@ -58,7 +61,10 @@ impl Memory {
             state.processes += 1;
             state.processes
         });
-        Self { shared: Arc::clone(&self.shared), process }
+        Self {
+            shared: Arc::clone(&self.shared),
+            process,
+        }
     }
 
     /// The death of this process, as the pipes see it: its consumers end, what they had comes again with a higher count,
@@ -83,19 +89,35 @@ impl Broker for Memory {
             Shared::release_later(&self.shared, delay);
         }
         // Whoever does not wait for the answer does not want it.
-        drop(confirmer.send(if taken { Ok(()) } else { Err(PublishError::Closed) }));
+        drop(confirmer.send(if taken {
+            Ok(())
+        } else {
+            Err(PublishError::Closed)
+        }));
         confirm
     }
 
-    fn consume<'a>(&'a self, pipe: &'a str, prefetch: u32) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
+    fn consume<'a>(
+        &'a self,
+        pipe: &'a str,
+        prefetch: u32,
+    ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
         let prefetch = usize::try_from(prefetch).unwrap_or(usize::MAX).max(1);
         let consumer = self.shared.with(|state| {
             if state.has_ended(self.process) {
                 return Err(BrokerError::Closed);
             }
             let (sender, receiver) = mpsc::channel(prefetch);
-            let settler = Arc::new(Settles { shared: Arc::downgrade(&self.shared) });
-            state.pipe(pipe).consumers.push_back(Slot { process: self.process, sender, settler, prefetch, unsettled: 0 });
+            let settler = Arc::new(Settles {
+                shared: Arc::downgrade(&self.shared),
+            });
+            state.pipe(pipe).consumers.push_back(Slot {
+                process: self.process,
+                sender,
+                settler,
+                prefetch,
+                unsettled: 0,
+            });
             Ok(Consumer::new(receiver))
         });
         ready(consumer).boxed()
@@ -110,13 +132,22 @@ impl Broker for Memory {
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
-        let depth = self.shared.with(|state| state.pipes.get(pipe).map_or(0, |pipe| pipe.ready.len() as u64));
+        let depth = self.shared.with(|state| {
+            state
+                .pipes
+                .get(pipe)
+                .map_or(0, |pipe| pipe.ready.len() as u64)
+        });
         ready(Ok(depth)).boxed()
     }
 
     fn state(&self) -> BrokerState {
         let ended = self.shared.with(|state| state.has_ended(self.process));
-        if ended { BrokerState::Closed } else { BrokerState::Connected }
+        if ended {
+            BrokerState::Closed
+        } else {
+            BrokerState::Connected
+        }
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -164,7 +195,10 @@ impl Shared {
         let end = shared.end.clone();
         let weak = Arc::downgrade(shared);
         shared.timers.spawn(async move {
-            if end.run_until_cancelled(tokio::time::sleep(delay)).await.is_some()
+            if end
+                .run_until_cancelled(tokio::time::sleep(delay))
+                .await
+                .is_some()
                 && let Some(shared) = weak.upgrade()
             {
                 shared.with(|state| state.release(Instant::now()));
@@ -230,18 +264,35 @@ impl State {
     }
 
     fn publish(&mut self, message: Outgoing, now: Instant) {
-        let Outgoing { pipe, body, headers, delay } = message;
+        let Outgoing {
+            pipe,
+            body,
+            headers,
+            delay,
+        } = message;
         self.places += 1;
-        let message = Message { place: self.places, body, headers, delivery_count: 0 };
+        let message = Message {
+            place: self.places,
+            body,
+            headers,
+            delivery_count: 0,
+        };
         match delay {
-            Some(delay) => drop(self.delayed.insert((now + delay, self.places), (pipe, message))),
+            Some(delay) => drop(
+                self.delayed
+                    .insert((now + delay, self.places), (pipe, message)),
+            ),
             None => self.pipe(&pipe).ready.push_back(message),
         }
     }
 
     /// Moves what is due to the tail of its pipe.
     fn release(&mut self, now: Instant) {
-        while let Some(entry) = self.delayed.first_entry().filter(|entry| entry.key().0 <= now) {
+        while let Some(entry) = self
+            .delayed
+            .first_entry()
+            .filter(|entry| entry.key().0 <= now)
+        {
             let (pipe, mut message) = entry.remove();
             self.places += 1;
             message.place = self.places;
@@ -250,7 +301,13 @@ impl State {
     }
 
     fn hand_out(&mut self) {
-        let Self { pipes, unsettled, ended, tags, .. } = self;
+        let Self {
+            pipes,
+            unsettled,
+            ended,
+            tags,
+            ..
+        } = self;
         for (name, pipe) in pipes {
             while !pipe.ready.is_empty()
                 && let Some(mut slot) = pipe.next_with_credit(ended)
@@ -260,13 +317,35 @@ impl State {
                     ended.push_back(slot);
                     continue;
                 };
-                let Some(message) = pipe.ready.pop_front() else { return };
+                let Some(message) = pipe.ready.pop_front() else {
+                    return;
+                };
                 *tags += 1;
-                let Message { body, headers, delivery_count, .. } = message.clone();
+                let Message {
+                    body,
+                    headers,
+                    delivery_count,
+                    ..
+                } = message.clone();
                 let settler = Arc::clone(&slot.settler) as Arc<dyn Settler>;
-                permit.send(Delivery::new(Arc::clone(name), body, headers, delivery_count, *tags, settler));
+                permit.send(Delivery::new(
+                    Arc::clone(name),
+                    body,
+                    headers,
+                    delivery_count,
+                    *tags,
+                    settler,
+                ));
                 let consumer = Arc::clone(&slot.settler);
-                unsettled.insert(*tags, Unsettled { pipe: Arc::clone(name), message, process: slot.process, consumer });
+                unsettled.insert(
+                    *tags,
+                    Unsettled {
+                        pipe: Arc::clone(name),
+                        message,
+                        process: slot.process,
+                        consumer,
+                    },
+                );
                 slot.unsettled += 1;
                 pipe.consumers.push_back(slot);
             }
@@ -274,9 +353,21 @@ impl State {
     }
 
     fn settle(&mut self, tag: u64, settlement: Settlement) {
-        let Some(Unsettled { pipe, mut message, consumer, .. }) = self.unsettled.remove(&tag) else { return };
+        let Some(Unsettled {
+            pipe,
+            mut message,
+            consumer,
+            ..
+        }) = self.unsettled.remove(&tag)
+        else {
+            return;
+        };
         let pipe = self.pipe(&pipe);
-        if let Some(slot) = pipe.consumers.iter_mut().find(|slot| Arc::ptr_eq(&slot.settler, &consumer)) {
+        if let Some(slot) = pipe
+            .consumers
+            .iter_mut()
+            .find(|slot| Arc::ptr_eq(&slot.settler, &consumer))
+        {
             slot.unsettled -= 1;
         }
         if settlement == Settlement::Requeue {
@@ -288,11 +379,19 @@ impl State {
     fn end(&mut self, process: u64) {
         self.ended_processes.push(process);
         for pipe in self.pipes.values_mut() {
-            let (ended, others) = pipe.consumers.drain(..).partition(|slot| slot.process == process);
+            let (ended, others) = pipe
+                .consumers
+                .drain(..)
+                .partition(|slot| slot.process == process);
             pipe.consumers = others;
             self.ended.extend::<VecDeque<_>>(ended);
         }
-        let mut tags: Vec<u64> = self.unsettled.iter().filter(|(_, unsettled)| unsettled.process == process).map(|(tag, _)| *tag).collect();
+        let mut tags: Vec<u64> = self
+            .unsettled
+            .iter()
+            .filter(|(_, unsettled)| unsettled.process == process)
+            .map(|(tag, _)| *tag)
+            .collect();
         tags.sort_unstable();
         for tag in tags {
             self.settle(tag, Settlement::Requeue);
@@ -307,15 +406,25 @@ impl State {
 impl Pipe {
     /// Takes out the consumer whose turn it is; it goes to the end of the line.
     fn next_with_credit(&mut self, ended: &mut VecDeque<Slot>) -> Option<Slot> {
-        let (gone, alive): (VecDeque<_>, _) = self.consumers.drain(..).partition(|slot| slot.sender.is_closed());
+        let (gone, alive): (VecDeque<_>, _) = self
+            .consumers
+            .drain(..)
+            .partition(|slot| slot.sender.is_closed());
         ended.extend(gone);
         self.consumers = alive;
-        let index = self.consumers.iter().position(|slot| slot.unsettled < slot.prefetch)?;
+        let index = self
+            .consumers
+            .iter()
+            .position(|slot| slot.unsettled < slot.prefetch)?;
         self.consumers.remove(index)
     }
 
     fn give_back(&mut self, message: Message) {
-        let index = self.ready.iter().position(|other| other.place > message.place).unwrap_or(self.ready.len());
+        let index = self
+            .ready
+            .iter()
+            .position(|other| other.place > message.place)
+            .unwrap_or(self.ready.len());
         self.ready.insert(index, message);
     }
 }

@@ -26,20 +26,63 @@ fn every_operator_has_its_meaning_in_every_spelling() {
         (&["=ge=", ">="], GreaterOrEqual),
     ] {
         for spelling in spellings {
-            for (selector, field) in [("id", TextField::Id), ("name", TextField::Name), ("labels.a:b.c-1", label("a:b.c-1"))] {
-                assert_eq!(parse(&format!("{selector}{spelling}x")), Ok(is(field.clone(), comparison, "x")), "{selector}{spelling}");
-                assert_eq!(parse(&format!(" {selector} {spelling} x ")), Ok(is(field, comparison, "x")), "{selector}{spelling}");
+            for (selector, field) in [
+                ("id", TextField::Id),
+                ("name", TextField::Name),
+                ("labels.a:b.c-1", label("a:b.c-1")),
+            ] {
+                assert_eq!(
+                    parse(&format!("{selector}{spelling}x")),
+                    Ok(is(field.clone(), comparison, "x")),
+                    "{selector}{spelling}"
+                );
+                assert_eq!(
+                    parse(&format!(" {selector} {spelling} x ")),
+                    Ok(is(field, comparison, "x")),
+                    "{selector}{spelling}"
+                );
             }
-            assert_eq!(parse(&format!("percentageComplete{spelling}46.67")), Ok(Filter::Percentage(comparison, 46.67)));
+            assert_eq!(
+                parse(&format!("percentageComplete{spelling}46.67")),
+                Ok(Filter::Percentage(comparison, 46.67))
+            );
         }
     }
-    let list = |values: &[&str]| values.iter().map(|value| (*value).to_owned()).collect::<Vec<_>>();
-    assert_eq!(parse("name=in=(a, 'b,)' ,c*)"), Ok(Filter::Text(TextField::Name, TextTest::OneOf(list(&["a", "b,)", "c*"])))));
-    assert_eq!(parse("id=out=(a)"), Ok(Filter::Text(TextField::Id, TextTest::NoneOf(list(&["a"])))));
-    assert_eq!(parse("labels.x=in=a"), Ok(Filter::Text(label("x"), TextTest::OneOf(list(&["a"])))));
-    let percentages = |comparison| vec![Filter::Percentage(comparison, 0.0), Filter::Percentage(comparison, 100.0)];
-    assert_eq!(parse("percentageComplete=in=(0,1e2)"), Ok(Filter::Any(percentages(Equal))));
-    assert_eq!(parse("percentageComplete=out=(0,'100')"), Ok(Filter::All(percentages(NotEqual))));
+    let list = |values: &[&str]| {
+        values
+            .iter()
+            .map(|value| (*value).to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        parse("name=in=(a, 'b,)' ,c*)"),
+        Ok(Filter::Text(
+            TextField::Name,
+            TextTest::OneOf(list(&["a", "b,)", "c*"]))
+        ))
+    );
+    assert_eq!(
+        parse("id=out=(a)"),
+        Ok(Filter::Text(TextField::Id, TextTest::NoneOf(list(&["a"]))))
+    );
+    assert_eq!(
+        parse("labels.x=in=a"),
+        Ok(Filter::Text(label("x"), TextTest::OneOf(list(&["a"]))))
+    );
+    let percentages = |comparison| {
+        vec![
+            Filter::Percentage(comparison, 0.0),
+            Filter::Percentage(comparison, 100.0),
+        ]
+    };
+    assert_eq!(
+        parse("percentageComplete=in=(0,1e2)"),
+        Ok(Filter::Any(percentages(Equal)))
+    );
+    assert_eq!(
+        parse("percentageComplete=out=(0,'100')"),
+        Ok(Filter::All(percentages(NotEqual)))
+    );
 }
 
 #[test]
@@ -47,12 +90,18 @@ fn statuses_are_compared_by_the_alphabet() {
     use JobStatus::{Active, Blocked, Cancelled, Completed, Failed, Paused, Waiting};
     for (filter, statuses) in [
         ("status==Active", vec![Active]),
-        ("status!='Active'", vec![Blocked, Cancelled, Completed, Failed, Paused, Waiting]),
+        (
+            "status!='Active'",
+            vec![Blocked, Cancelled, Completed, Failed, Paused, Waiting],
+        ),
         ("status<Completed", vec![Active, Blocked, Cancelled]),
         ("status>=Paused", vec![Paused, Waiting]),
         ("status=gt=Waiting", vec![]),
         ("status=in=(Waiting,Active)", vec![Waiting, Active]),
-        ("status=out=(Waiting,Active,Paused)", vec![Blocked, Cancelled, Completed, Failed]),
+        (
+            "status=out=(Waiting,Active,Paused)",
+            vec![Blocked, Cancelled, Completed, Failed],
+        ),
     ] {
         assert_eq!(parse(filter), Ok(Filter::Status(statuses)), "{filter}");
     }
@@ -63,21 +112,52 @@ fn and_binds_tighter_than_or_and_parentheses_tightest() {
     let [a, b, c] = ["a", "b", "c"].map(name);
     let (all, any) = (Filter::All, Filter::Any);
     for (filters, expected) in [
-        (&["name==a;name==b", "name==a and name==b", "name==a ;  name==b", "name==a  and  name==b"][..], all(vec![a.clone(), b.clone()])),
-        (&["name==a,name==b", "name==a or name==b", "((name==a),(name==b))"], any(vec![a.clone(), b.clone()])),
         (
-            &["name==a;name==b,name==c", "name==a and name==b or name==c", "(name==a;name==b),name==c"],
+            &[
+                "name==a;name==b",
+                "name==a and name==b",
+                "name==a ;  name==b",
+                "name==a  and  name==b",
+            ][..],
+            all(vec![a.clone(), b.clone()]),
+        ),
+        (
+            &[
+                "name==a,name==b",
+                "name==a or name==b",
+                "((name==a),(name==b))",
+            ],
+            any(vec![a.clone(), b.clone()]),
+        ),
+        (
+            &[
+                "name==a;name==b,name==c",
+                "name==a and name==b or name==c",
+                "(name==a;name==b),name==c",
+            ],
             any(vec![all(vec![a.clone(), b.clone()]), c.clone()]),
         ),
-        (&["name==c,name==a;name==b"], any(vec![c.clone(), all(vec![a.clone(), b.clone()])])),
-        (&["name==c;(name==a,name==b)", "name==c and ( name==a or name==b )"], all(vec![c, any(vec![a, b])])),
+        (
+            &["name==c,name==a;name==b"],
+            any(vec![c.clone(), all(vec![a.clone(), b.clone()])]),
+        ),
+        (
+            &[
+                "name==c;(name==a,name==b)",
+                "name==c and ( name==a or name==b )",
+            ],
+            all(vec![c, any(vec![a, b])]),
+        ),
     ] {
         for filter in filters {
             assert_eq!(parse(filter).as_ref(), Ok(&expected), "{filter}");
         }
     }
     // Words that only begin, or end, like those.
-    assert_eq!(parse("name==and;name==or"), Ok(Filter::All(vec![name("and"), name("or")])));
+    assert_eq!(
+        parse("name==and;name==or"),
+        Ok(Filter::All(vec![name("and"), name("or")]))
+    );
     assert_eq!(parse("name==order"), Ok(name("order")));
 }
 
@@ -104,9 +184,15 @@ fn values_are_what_stands_in_the_quotes() {
 fn a_star_is_a_wildcard_of_equality_alone() {
     let text = |test| Ok(Filter::Text(TextField::Name, test));
     assert_eq!(parse("name==a*"), text(TextTest::Like(Pattern::new("a*"))));
-    assert_eq!(parse("name!='* b'"), text(TextTest::Unlike(Pattern::new("* b"))));
+    assert_eq!(
+        parse("name!='* b'"),
+        text(TextTest::Unlike(Pattern::new("* b")))
+    );
     assert_eq!(parse("name>a*"), text(TextTest::Is(Greater, "a*".into())));
-    assert_eq!(parse("name=out=(a*)"), text(TextTest::NoneOf(vec!["a*".into()])));
+    assert_eq!(
+        parse("name=out=(a*)"),
+        text(TextTest::NoneOf(vec!["a*".into()]))
+    );
 }
 
 #[test]

@@ -55,31 +55,50 @@ impl Script {
     /// Compiles a script; the text of an error says where in it what is wrong.
     pub fn compile(code: &str) -> Result<Self, String> {
         let arena = Arena::default();
-        let modules =
-            Loader::new(definitions()).load(&arena, File { code, path: () }).map_err(|errors| first_flaw(code, &errors, load_flaw))?;
+        let modules = Loader::new(definitions())
+            .load(&arena, File { code, path: () })
+            .map_err(|errors| first_flaw(code, &errors, load_flaw))?;
         let filter = jaq_core::Compiler::default()
             .with_funs(functions())
             .compile(modules)
-            .map_err(|errors| first_flaw(code, &errors, |flaws| flaws.first().map(|(name, what)| (*name, undefined(name, what)))))?;
+            .map_err(|errors| {
+                first_flaw(code, &errors, |flaws| {
+                    flaws
+                        .first()
+                        .map(|(name, what)| (*name, undefined(name, what)))
+                })
+            })?;
         Ok(Self(filter))
     }
 
     /// The one value, as JSON, that the script makes of this JSON text. May take as long as the script likes.
     pub fn run(&self, input: &[u8]) -> Result<String, ScriptError> {
-        let input = jaq_json::read::parse_single(input).map_err(|error| ScriptError::Failed(format!("its input is no JSON: {error}")))?;
+        let input = jaq_json::read::parse_single(input)
+            .map_err(|error| ScriptError::Failed(format!("its input is no JSON: {error}")))?;
         let refusal = RefCell::new(None);
-        let context = Ctx::<Jq>::new(Run { lut: &self.0.lut, refusal: &refusal }, Vars::new([]));
+        let context = Ctx::<Jq>::new(
+            Run {
+                lut: &self.0.lut,
+                refusal: &refusal,
+            },
+            Vars::new([]),
+        );
         let mut values = self.0.id.run((context, input));
         let mut next = || {
-            values.next().transpose().map_err(|exception| match exception.get_err() {
-                Ok(error) => failure(&error, refusal.take()),
-                Err(_) => ScriptError::Failed("it ended by itself".to_owned()),
-            })
+            values
+                .next()
+                .transpose()
+                .map_err(|exception| match exception.get_err() {
+                    Ok(error) => failure(&error, refusal.take()),
+                    Err(_) => ScriptError::Failed("it ended by itself".to_owned()),
+                })
         };
         let value = next()?.ok_or_else(|| ScriptError::Failed("it made no value".to_owned()))?;
         match next()? {
             None => Ok(value.to_string()),
-            Some(_) => Err(ScriptError::Failed("it made more than one value".to_owned())),
+            Some(_) => Err(ScriptError::Failed(
+                "it made more than one value".to_owned(),
+            )),
         }
     }
 }
@@ -92,16 +111,21 @@ impl fmt::Debug for Script {
 
 fn failure(error: &jaq_json::Error, refusal: Option<Val>) -> ScriptError {
     match refusal {
-        Some(value) if *error == jaq_json::Error::new(value.clone()) => ScriptError::Refused(match value {
-            Val::TStr(text) => String::from_utf8_lossy(&text).into_owned(),
-            other => other.to_string(),
-        }),
+        Some(value) if *error == jaq_json::Error::new(value.clone()) => {
+            ScriptError::Refused(match value {
+                Val::TStr(text) => String::from_utf8_lossy(&text).into_owned(),
+                other => other.to_string(),
+            })
+        }
         _ => ScriptError::Failed(error.to_string()),
     }
 }
 
 fn definitions() -> impl Iterator<Item = Def<&'static str>> {
-    jaq_core::defs().chain(jaq_std::defs()).chain(jaq_json::defs()).filter(|def| !WITHHELD.contains(&def.name))
+    jaq_core::defs()
+        .chain(jaq_std::defs())
+        .chain(jaq_json::defs())
+        .filter(|def| !WITHHELD.contains(&def.name))
 }
 
 fn functions() -> impl Iterator<Item = Fun<Jq>> {
@@ -109,14 +133,22 @@ fn functions() -> impl Iterator<Item = Fun<Jq>> {
         cv.0.data().refusal.replace(Some(cv.1.clone()));
         bome(Err(jaq_json::Error::new(cv.1)))
     };
-    let all = jaq_core::funs().chain(jaq_std::funs()).chain(jaq_json::funs());
+    let all = jaq_core::funs()
+        .chain(jaq_std::funs())
+        .chain(jaq_json::funs());
     let kept = all.filter(|(name, ..)| *name != "error_empty" && !WITHHELD.contains(name));
     kept.chain([run::<Jq>(("error_empty", v(0), error))])
 }
 
 /// The first flaw of the script itself, with its place; `read` answers the text of the script at the flaw, and the flaw.
-fn first_flaw<'s, E>(code: &'s str, errors: &[(File<&'s str, ()>, E)], read: impl Fn(&E) -> Option<(&'s str, String)>) -> String {
-    let Some((at, flaw)) = errors.iter().find_map(|(_, error)| read(error)) else { return "it is not valid".to_owned() };
+fn first_flaw<'s, E>(
+    code: &'s str,
+    errors: &[(File<&'s str, ()>, E)],
+    read: impl Fn(&E) -> Option<(&'s str, String)>,
+) -> String {
+    let Some((at, flaw)) = errors.iter().find_map(|(_, error)| read(error)) else {
+        return "it is not valid".to_owned();
+    };
     let offset = load::span(code, at).start;
     let before = code.get(..offset).unwrap_or(code);
     let line = before.matches('\n').count() + 1;
@@ -126,17 +158,33 @@ fn first_flaw<'s, E>(code: &'s str, errors: &[(File<&'s str, ()>, E)], read: imp
 
 fn load_flaw<'s>(error: &load::Error<&'s str>) -> Option<(&'s str, String)> {
     let found = |at: &str| {
-        let word: String = at.chars().take_while(|c| !c.is_whitespace()).take(20).collect();
-        if word.is_empty() { "the end".to_owned() } else { format!("'{word}'") }
+        let word: String = at
+            .chars()
+            .take_while(|c| !c.is_whitespace())
+            .take(20)
+            .collect();
+        if word.is_empty() {
+            "the end".to_owned()
+        } else {
+            format!("'{word}'")
+        }
     };
     match error {
-        load::Error::Io(flaws) => flaws.first().map(|(at, flaw)| (*at, format!("the module {at} cannot be used: {flaw}"))),
-        load::Error::Lex(flaws) => {
-            flaws.first().map(|(expected, at)| (*at, format!("expected {}, found {}", expected.as_str(), found(at))))
-        }
-        load::Error::Parse(flaws) => {
-            flaws.first().map(|(expected, at)| (*at, format!("expected {}, found {}", expected.as_str(), found(at))))
-        }
+        load::Error::Io(flaws) => flaws
+            .first()
+            .map(|(at, flaw)| (*at, format!("the module {at} cannot be used: {flaw}"))),
+        load::Error::Lex(flaws) => flaws.first().map(|(expected, at)| {
+            (
+                *at,
+                format!("expected {}, found {}", expected.as_str(), found(at)),
+            )
+        }),
+        load::Error::Parse(flaws) => flaws.first().map(|(expected, at)| {
+            (
+                *at,
+                format!("expected {}, found {}", expected.as_str(), found(at)),
+            )
+        }),
     }
 }
 
@@ -162,7 +210,10 @@ mod tests {
             (".a |", "1:5: expected term, found the end"),
             ("{\n  a: nosuch(1)\n}", "2:6: there is no function nosuch/1"),
             (".a as $x | $y", "1:12: there is no variable $y"),
-            ("include \"x\"; .", "1:10: the module x cannot be used: module loading not supported"),
+            (
+                "include \"x\"; .",
+                "1:10: the module x cannot be used: module loading not supported",
+            ),
         ] {
             assert_eq!(Script::compile(code).unwrap_err(), flaw, "{code}");
         }
@@ -170,8 +221,19 @@ mod tests {
 
     #[test]
     fn a_script_reaches_nothing_but_its_input() {
-        for code in ["env", "$ENV", "halt", "halt(3)", "\"x\" | halt_error", "stderr", "input"] {
-            assert!(Script::compile(code).unwrap_err().contains("there is no"), "{code}");
+        for code in [
+            "env",
+            "$ENV",
+            "halt",
+            "halt(3)",
+            "\"x\" | halt_error",
+            "stderr",
+            "input",
+        ] {
+            assert!(
+                Script::compile(code).unwrap_err().contains("there is no"),
+                "{code}"
+            );
         }
     }
 
@@ -179,14 +241,31 @@ mod tests {
     fn what_error_is_called_with_is_told_from_every_other_failure() {
         let refused = |text: &str| Err(ScriptError::Refused(text.to_owned()));
         assert_eq!(run("error(\"no \\(.a)\")", r#"{"a":1}"#), refused("no 1"));
-        assert_eq!(run("error({code: .a})", r#"{"a":1}"#), refused(r#"{"code":1}"#));
-        assert_eq!(run("try error(\"x\") catch error(\"again \" + .)", "null"), refused("again x"));
-        for code in
-            [".a.b", "try error(\"x\") catch (1 | .a)", "empty", "1, 2", "1 + {}", "last(range(3) | if . == 2 then {} + 1 else . end)"]
-        {
-            assert!(matches!(run(code, r#"{"a":1}"#), Err(ScriptError::Failed(_))), "{code}");
+        assert_eq!(
+            run("error({code: .a})", r#"{"a":1}"#),
+            refused(r#"{"code":1}"#)
+        );
+        assert_eq!(
+            run("try error(\"x\") catch error(\"again \" + .)", "null"),
+            refused("again x")
+        );
+        for code in [
+            ".a.b",
+            "try error(\"x\") catch (1 | .a)",
+            "empty",
+            "1, 2",
+            "1 + {}",
+            "last(range(3) | if . == 2 then {} + 1 else . end)",
+        ] {
+            assert!(
+                matches!(run(code, r#"{"a":1}"#), Err(ScriptError::Failed(_))),
+                "{code}"
+            );
         }
-        assert_eq!(run("try error(\"x\") catch .", "null"), Ok("\"x\"".to_owned()));
+        assert_eq!(
+            run("try error(\"x\") catch .", "null"),
+            Ok("\"x\"".to_owned())
+        );
     }
 
     #[test]

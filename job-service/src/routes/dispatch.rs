@@ -37,7 +37,10 @@ pub struct Released {
         StoreTrouble
     )
 )]
-pub async fn dispatch(State(parts): State<Arc<Parts>>, InPartition(partition): InPartition) -> ApiResult<Json<Released>> {
+pub async fn dispatch(
+    State(parts): State<Arc<Parts>>,
+    InPartition(partition): InPartition,
+) -> ApiResult<Json<Released>> {
     let jobs_released = parts.store.dispatch_partition(&partition).await?;
     tracing::info!(%partition, jobs_released, "the suspended jobs of a partition were released");
     Ok(Json(Released { jobs_released }))

@@ -31,7 +31,10 @@ use crate::extract::OfJob;
         StoreTrouble
     )
 )]
-pub async fn delete(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJob) -> ApiResult<StatusCode> {
+pub async fn delete(
+    State(parts): State<Arc<Parts>>,
+    OfJob(partition, job): OfJob,
+) -> ApiResult<StatusCode> {
     if !parts.store.delete_job(&partition, &job).await? {
         return Err(ApiError::job_not_found(&job));
     }
@@ -58,17 +61,26 @@ pub async fn delete(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJo
         StoreTrouble
     )
 )]
-pub async fn cancel(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJob) -> ApiResult<StatusCode> {
+pub async fn cancel(
+    State(parts): State<Arc<Parts>>,
+    OfJob(partition, job): OfJob,
+) -> ApiResult<StatusCode> {
     match parts.store.cancel_job(&partition, &job).await? {
         Cancellation::Cancelled(lives) => {
             tracing::info!(%partition, %job, dependents = lives.len() - 1, "a job was cancelled");
-            drop(framework::announce(&*parts.broker, lives.iter().map(|life| format!("{}:{}", life.partition, life.job)).collect()));
+            drop(framework::announce(
+                &*parts.broker,
+                lives
+                    .iter()
+                    .map(|life| format!("{}:{}", life.partition, life.job))
+                    .collect(),
+            ));
             Ok(StatusCode::NO_CONTENT)
         }
         Cancellation::AlreadyCancelled => Ok(StatusCode::NO_CONTENT),
         Cancellation::NotFound => Err(ApiError::job_not_found(&job)),
-        Cancellation::Finished(status) => {
-            Err(ApiError::bad_request(format!("ERROR: job_id {{{job}}} cannot be cancelled as it has a status of {status}.")))
-        }
+        Cancellation::Finished(status) => Err(ApiError::bad_request(format!(
+            "ERROR: job_id {{{job}}} cannot be cancelled as it has a status of {status}."
+        ))),
     }
 }

@@ -57,7 +57,10 @@ pub async fn cancel(
     let query = query(&jobs, &status)?;
     let mut jobs_canceled = 0;
     loop {
-        let batch = parts.store.cancel_some_jobs(&partition, &query, parts.options.cancel_batch).await?;
+        let batch = parts
+            .store
+            .cancel_some_jobs(&partition, &query, parts.options.cancel_batch)
+            .await?;
         if batch.is_empty() {
             tracing::info!(%partition, jobs_canceled, "jobs were cancelled");
             return Ok(Json(Canceled { jobs_canceled }));
@@ -93,7 +96,10 @@ pub async fn delete(
     let query = query(&jobs, &status)?;
     let mut jobs_deleted = 0;
     loop {
-        let batch = parts.store.delete_some_jobs(&partition, &query, parts.options.delete_batch).await?;
+        let batch = parts
+            .store
+            .delete_some_jobs(&partition, &query, parts.options.delete_batch)
+            .await?;
         if batch.is_empty() {
             tracing::info!(%partition, jobs_deleted, "jobs were deleted");
             return Ok(Json(Deleted { jobs_deleted }));
@@ -106,14 +112,25 @@ pub async fn delete(
 fn query(jobs: &WhichJobs, status: &WhichStatus) -> ApiResult<JobQuery> {
     let statuses = status.statuses();
     match status.status_type.as_deref() {
-        Some(unknown) if statuses.is_empty() && !unknown.is_empty() => Err(ApiError::bad_request(format!(
-            "The parameter 'statusType' must be NotFinished, NotCompleted, Completed or Inactive, but is '{unknown}'."
-        ))),
-        _ => Ok(JobQuery { statuses, ..jobs.query()? }),
+        Some(unknown) if statuses.is_empty() && !unknown.is_empty() => {
+            Err(ApiError::bad_request(format!(
+                "The parameter 'statusType' must be NotFinished, NotCompleted, Completed or Inactive, but is '{unknown}'."
+            )))
+        }
+        _ => Ok(JobQuery {
+            statuses,
+            ..jobs.query()?
+        }),
     }
 }
 
 /// Has the workers ask for the status of these jobs at once.
 fn announce(parts: &Parts, partition: &PartitionId, batch: &[Life]) {
-    drop(framework::announce(&*parts.broker, batch.iter().map(|life| format!("{partition}:{}", life.job)).collect()));
+    drop(framework::announce(
+        &*parts.broker,
+        batch
+            .iter()
+            .map(|life| format!("{partition}:{}", life.job))
+            .collect(),
+    ));
 }

@@ -33,7 +33,10 @@ use crate::extract::OfJob;
         StoreTrouble
     )
 )]
-pub async fn get(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJob) -> ApiResult<Json<Job>> {
+pub async fn get(
+    State(parts): State<Arc<Parts>>,
+    OfJob(partition, job): OfJob,
+) -> ApiResult<Json<Job>> {
     let found = parts.store.job(&partition, &job).await?;
     found.map(Json).ok_or_else(|| ApiError::job_not_found(&job))
 }

@@ -44,12 +44,28 @@ use crate::extract::{OfJob, OfTask};
         StoreTrouble
     )
 )]
-pub async fn get(State(parts): State<Arc<Parts>>, OfTask(partition, job, task): OfTask) -> ApiResult<Json<Task>> {
+pub async fn get(
+    State(parts): State<Arc<Parts>>,
+    OfTask(partition, job, task): OfTask,
+) -> ApiResult<Json<Task>> {
     let path = parse(&task)?;
     match parts.store.task(&partition, &job, &path).await? {
-        Some(found) => Ok(Json(Task { id: spell(&path), ..found })),
-        None if parts.store.job_status(&partition, &job, None).await?.is_none() => Err(ApiError::job_not_found(&job)),
-        None => Err(ApiError::NotFound(format!("ERROR: task_id {{{}}} of job_id {{{job}}} not found", spell(&path)))),
+        Some(found) => Ok(Json(Task {
+            id: spell(&path),
+            ..found
+        })),
+        None if parts
+            .store
+            .job_status(&partition, &job, None)
+            .await?
+            .is_none() =>
+        {
+            Err(ApiError::job_not_found(&job))
+        }
+        None => Err(ApiError::NotFound(format!(
+            "ERROR: task_id {{{}}} of job_id {{{job}}} not found",
+            spell(&path)
+        ))),
     }
 }
 
@@ -60,7 +76,9 @@ fn parse(text: &str) -> ApiResult<Vec<u32>> {
     }
     // The grammar is that of a job task id behind the job.
     let id = JobTaskId::parse(&format!("p:j.{text}")).map_err(|_| {
-        ApiError::bad_request(format!("The task id '{text}' is not of the form 3.17 or 3.17*, nor 0 for the job's own task."))
+        ApiError::bad_request(format!(
+            "The task id '{text}' is not of the form 3.17 or 3.17*, nor 0 for the job's own task."
+        ))
     })?;
     Ok(id.steps.iter().map(|Step { number, .. }| *number).collect())
 }
@@ -68,7 +86,11 @@ fn parse(text: &str) -> ApiResult<Vec<u32>> {
 fn spell(path: &[u32]) -> String {
     match path {
         [] => "0".to_owned(),
-        path => path.iter().map(u32::to_string).collect::<Vec<_>>().join("."),
+        path => path
+            .iter()
+            .map(u32::to_string)
+            .collect::<Vec<_>>()
+            .join("."),
     }
 }
 
@@ -78,8 +100,12 @@ mod tests {
 
     #[test]
     fn a_task_is_named_by_the_way_to_it_and_stars_do_not_count() {
-        for (text, path, spelled) in [("0", vec![], "0"), ("3", vec![3], "3"), ("3.17*", vec![3, 17], "3.17"), ("3*.1", vec![3, 1], "3.1")]
-        {
+        for (text, path, spelled) in [
+            ("0", vec![], "0"),
+            ("3", vec![3], "3"),
+            ("3.17*", vec![3, 17], "3.17"),
+            ("3*.1", vec![3, 1], "3.1"),
+        ] {
             assert_eq!(parse(text).unwrap(), path, "{text}");
             assert_eq!(spell(&path), spelled);
         }
@@ -88,7 +114,22 @@ mod tests {
     #[test]
     fn what_is_no_way_is_refused() {
         let deep = "1.".repeat(70) + "1";
-        for text in ["", "x", "0.1", "1.0", "-1", "1..2", "1.", ".1", "*", "1**", "+1", "1 ", "2147483648", deep.as_str()] {
+        for text in [
+            "",
+            "x",
+            "0.1",
+            "1.0",
+            "-1",
+            "1..2",
+            "1.",
+            ".1",
+            "*",
+            "1**",
+            "+1",
+            "1 ",
+            "2147483648",
+            deep.as_str(),
+        ] {
             assert!(parse(text).is_err(), "{text:?}");
         }
     }

@@ -63,7 +63,10 @@ pub enum HealthType {
 
 #[derive(Debug, IntoParams)]
 #[into_params(parameter_in = Query)]
-#[expect(dead_code, reason = "documentation only: a name may be given more than once")]
+#[expect(
+    dead_code,
+    reason = "documentation only: a name may be given more than once"
+)]
 pub struct HealthParams {
     /// The checks to show: `all`, or names; none when left out. The status tells of all, whichever are shown.
     #[param(example = "all")]
@@ -101,10 +104,22 @@ pub struct HealthParams {
         ]))
     )
 )]
-pub async fn health_check(State(parts): State<Arc<Parts>>, RawQuery(query): RawQuery) -> ApiResult<(StatusCode, Json<Vec<HealthCheck>>)> {
+pub async fn health_check(
+    State(parts): State<Arc<Parts>>,
+    RawQuery(query): RawQuery,
+) -> ApiResult<(StatusCode, Json<Vec<HealthCheck>>)> {
     let Asked { kind, names } = asked(query.as_deref().unwrap_or_default())?;
-    let answered = |name, kind| HealthCheck { name, healthy: true, kind, critical: true, message: None };
-    let mut checks = vec![answered("deadlocks", HealthType::Alive), answered("ports-alive", HealthType::Alive)];
+    let answered = |name, kind| HealthCheck {
+        name,
+        healthy: true,
+        kind,
+        critical: true,
+        message: None,
+    };
+    let mut checks = vec![
+        answered("deadlocks", HealthType::Alive),
+        answered("ports-alive", HealthType::Alive),
+    ];
     if kind == HealthType::Ready {
         checks.push(answered("ports-ready", HealthType::Ready));
         checks.push(database(&parts.store).await);
@@ -113,7 +128,14 @@ pub async fn health_check(State(parts): State<Arc<Parts>>, RawQuery(query): RawQ
     }
     let healthy = checks.iter().all(|check| check.healthy || !check.critical);
     checks.retain(|check| names.contains("all") || names.contains(check.name));
-    Ok((if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, Json(checks)))
+    Ok((
+        if healthy {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        },
+        Json(checks),
+    ))
 }
 
 struct Asked {
@@ -122,13 +144,20 @@ struct Asked {
 }
 
 fn asked(query: &str) -> ApiResult<Asked> {
-    let mut asked = Asked { kind: HealthType::Ready, names: HashSet::new() };
+    let mut asked = Asked {
+        kind: HealthType::Ready,
+        names: HashSet::new(),
+    };
     for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
         match name {
             "name" => _ = asked.names.insert(value.to_owned()),
             "type" if value.eq_ignore_ascii_case("ALIVE") => asked.kind = HealthType::Alive,
             "type" if value.eq_ignore_ascii_case("READY") => asked.kind = HealthType::Ready,
-            "type" => return Err(ApiError::bad_request(format!("The parameter 'type' must be ALIVE or READY, but is '{value}'."))),
+            "type" => {
+                return Err(ApiError::bad_request(format!(
+                    "The parameter 'type' must be ALIVE or READY, but is '{value}'."
+                )));
+            }
             _ => {}
         }
     }
@@ -147,7 +176,13 @@ async fn database(store: &Store) -> HealthCheck {
             Some(format!("no answer within {PING_LIMIT:?}"))
         }
     };
-    HealthCheck { name: "database", healthy: message.is_none(), kind: HealthType::Ready, critical: true, message }
+    HealthCheck {
+        name: "database",
+        healthy: message.is_none(),
+        kind: HealthType::Ready,
+        critical: true,
+        message,
+    }
 }
 
 /// A broker that holds publishers back is worth a word, but start messages can wait, and whoever cancels jobs to relieve
@@ -155,11 +190,20 @@ async fn database(store: &Store) -> HealthCheck {
 fn queue(state: BrokerState) -> HealthCheck {
     let (healthy, message) = match state {
         BrokerState::Connected => (true, None),
-        BrokerState::Blocked(why) => (true, Some(format!("the broker holds publishers back: {why}"))),
+        BrokerState::Blocked(why) => (
+            true,
+            Some(format!("the broker holds publishers back: {why}")),
+        ),
         BrokerState::Connecting(why) => (false, Some(format!("not connected: {why}"))),
         BrokerState::Closed => (false, Some("closed".to_owned())),
     };
-    HealthCheck { name: "queue", healthy, kind: HealthType::Ready, critical: true, message }
+    HealthCheck {
+        name: "queue",
+        healthy,
+        kind: HealthType::Ready,
+        critical: true,
+        message,
+    }
 }
 
 #[cfg(test)]
@@ -181,7 +225,10 @@ mod tests {
     #[test]
     fn readiness_is_asked_when_nothing_is() {
         assert_eq!(asked("").unwrap().kind, HealthType::Ready);
-        assert_eq!(asked("name=all&type=alive").unwrap().kind, HealthType::Alive);
+        assert_eq!(
+            asked("name=all&type=alive").unwrap().kind,
+            HealthType::Alive
+        );
         assert!(asked("type=DEAD").is_err());
     }
 }

@@ -50,8 +50,18 @@ pub async fn events(
 ) -> ApiResult<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
     // The signal before the look: a change in between is seen.
     let changes = parts.store.job_signal();
-    let first = parts.store.job(&partition, &job).await?.ok_or_else(|| ApiError::job_not_found(&job))?;
-    let watcher = Watcher { parts, partition, job, changes, next: Next::Send(Box::new(first)) };
+    let first = parts
+        .store
+        .job(&partition, &job)
+        .await?
+        .ok_or_else(|| ApiError::job_not_found(&job))?;
+    let watcher = Watcher {
+        parts,
+        partition,
+        job,
+        changes,
+        next: Next::Send(Box::new(first)),
+    };
     let events = stream::unfold(watcher, |watcher| async { watcher.step().await });
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }
@@ -101,7 +111,12 @@ impl Watcher {
             self.parts.ending.run_until_cancelled(changed).await?.ok()?;
             self.changes.mark_unchanged();
             // The watcher comes again, and is answered 503 if it must be.
-            let now = self.parts.store.job(&self.partition, &self.job).await.ok()?;
+            let now = self
+                .parts
+                .store
+                .job(&self.partition, &self.job)
+                .await
+                .ok()?;
             match now {
                 Some(now) if now == *last => {}
                 now => return Some(now.map(Box::new)),

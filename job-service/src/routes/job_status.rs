@@ -57,7 +57,10 @@ pub async fn status(
     Params(StatusParams { n }): Params<StatusParams>,
 ) -> ApiResult<impl IntoResponse> {
     let incarnation = whole_number("n", n.as_deref())?;
-    let found = parts.store.job_status(&partition, &job, incarnation).await?;
+    let found = parts
+        .store
+        .job_status(&partition, &job, incarnation)
+        .await?;
     let status = found.ok_or_else(|| ApiError::job_not_found(&job))?;
     Ok((cacheable(&parts), Json(shown(status))))
 }
@@ -81,19 +84,29 @@ pub async fn status(
         StoreTrouble
     )
 )]
-pub async fn is_active(State(parts): State<Arc<Parts>>, of_job: ApiResult<OfJob>) -> ApiResult<impl IntoResponse> {
+pub async fn is_active(
+    State(parts): State<Arc<Parts>>,
+    of_job: ApiResult<OfJob>,
+) -> ApiResult<impl IntoResponse> {
     let found = match of_job {
         Ok(OfJob(partition, job)) => parts.store.job_status(&partition, &job, None).await?,
         Err(ApiError::NotFound(_)) => None,
         Err(error) => return Err(error),
     };
-    let active = found.is_some_and(|status| matches!(shown(status), JobStatus::Active | JobStatus::Waiting));
+    let active =
+        found.is_some_and(|status| matches!(shown(status), JobStatus::Active | JobStatus::Waiting));
     Ok((cacheable(&parts), Json(active)))
 }
 
 fn cacheable(parts: &Parts) -> [(HeaderName, String); 2] {
     let seconds = parts.options.status_check_interval.as_secs();
-    [(CACHEABLE, "true".to_owned()), (header::CACHE_CONTROL, format!("no-transform, max-age={seconds}"))]
+    [
+        (CACHEABLE, "true".to_owned()),
+        (
+            header::CACHE_CONTROL,
+            format!("no-transform, max-age={seconds}"),
+        ),
+    ]
 }
 
 /// The status as clients know it that have never heard of recovery.
@@ -111,7 +124,11 @@ mod tests {
     #[test]
     fn only_a_blocked_job_is_shown_as_something_else() {
         for status in JobStatus::ALL {
-            let expected = if status == JobStatus::Blocked { JobStatus::Active } else { status };
+            let expected = if status == JobStatus::Blocked {
+                JobStatus::Active
+            } else {
+                status
+            };
             assert_eq!(shown(status), expected);
         }
     }

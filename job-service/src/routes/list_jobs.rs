@@ -42,7 +42,10 @@ pub async fn list(
     Params(status): Params<WhichStatus>,
     Params(page): Params<WhichPage>,
 ) -> ApiResult<Json<Vec<Job>>> {
-    let query = JobQuery { statuses: status.statuses(), ..jobs.query()? };
+    let query = JobQuery {
+        statuses: status.statuses(),
+        ..jobs.query()?
+    };
     let query = page.of(query, parts.options.page_size)?;
     Ok(Json(parts.store.jobs(&partition, &query).await?))
 }
@@ -67,6 +70,9 @@ pub async fn count(
     Params(jobs): Params<WhichJobs>,
     Params(status): Params<WhichStatus>,
 ) -> ApiResult<Json<u64>> {
-    let query = JobQuery { statuses: status.statuses(), ..jobs.query()? };
+    let query = JobQuery {
+        statuses: status.statuses(),
+        ..jobs.query()?
+    };
     Ok(Json(parts.store.count_jobs(&partition, &query).await?))
 }

@@ -35,14 +35,24 @@ use crate::extract::OfJob;
         StoreTrouble
     )
 )]
-pub async fn pause(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJob) -> ApiResult<StatusCode> {
+pub async fn pause(
+    State(parts): State<Arc<Parts>>,
+    OfJob(partition, job): OfJob,
+) -> ApiResult<StatusCode> {
     let change = parts.store.pause_job(&partition, &job).await?;
-    answer(&parts, &partition, &job, change, "a job was paused", |status| {
-        format!(
-            "ERROR: job_id {{{job}}} cannot be paused as it has a status of {{{status}}}. \
+    answer(
+        &parts,
+        &partition,
+        &job,
+        change,
+        "a job was paused",
+        |status| {
+            format!(
+                "ERROR: job_id {{{job}}} cannot be paused as it has a status of {{{status}}}. \
              Only jobs with a status of Active or Waiting can be paused."
-        )
-    })
+            )
+        },
+    )
 }
 
 /// Resume a paused job
@@ -64,12 +74,24 @@ pub async fn pause(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJob
         StoreTrouble
     )
 )]
-pub async fn resume(State(parts): State<Arc<Parts>>, OfJob(partition, job): OfJob) -> ApiResult<StatusCode> {
+pub async fn resume(
+    State(parts): State<Arc<Parts>>,
+    OfJob(partition, job): OfJob,
+) -> ApiResult<StatusCode> {
     let change = parts.store.resume_job(&partition, &job).await?;
-    answer(&parts, &partition, &job, change, "a job was resumed", |status| {
-        // CAF says it like this: without the prefix and the braces of its other texts.
-        format!("job_id {job} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed.")
-    })
+    answer(
+        &parts,
+        &partition,
+        &job,
+        change,
+        "a job was resumed",
+        |status| {
+            // CAF says it like this: without the prefix and the braces of its other texts.
+            format!(
+                "job_id {job} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed."
+            )
+        },
+    )
 }
 
 fn answer(

@@ -88,23 +88,51 @@ pub async fn put(
     let options = &parts.options;
     let body = body.map_err(|refusal| match refusal.status() {
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge(options.max_body_bytes),
-        _ => ApiError::bad_request(format!("The body could not be read: {}", refusal.body_text())),
+        _ => ApiError::bad_request(format!(
+            "The body could not be read: {}",
+            refusal.body_text()
+        )),
     })?;
     let given = request::read(&body)?;
     let made = match given.job_type()? {
-        Some((id, parameters)) => Some(options.job_types.make_task(id, &partition, &job, parameters).await?),
+        Some((id, parameters)) => Some(
+            options
+                .job_types
+                .make_task(id, &partition, &job, parameters)
+                .await?,
+        ),
         None => None,
     };
     let Accepted { mut request, task } = accept(partition, job, given, made)?;
     request.expiry = request.expiry.or(&options.expiry);
-    request.start.suspended = options.suspended_partitions.as_ref().is_some_and(|pattern| pattern.matches(&request.partition));
-    let moment = Moment { task_id: Uuid::new_v4(), now: now(), correlation_id };
+    request.start.suspended = options
+        .suspended_partitions
+        .as_ref()
+        .is_some_and(|pattern| pattern.matches(&request.partition));
+    let moment = Moment {
+        task_id: Uuid::new_v4(),
+        now: now(),
+        correlation_id,
+    };
     // Once for every attempt at the transaction.
-    let start = |life: &store::Life| (task.pipe.clone(), start::message(task.clone(), life, moment.clone(), options).encode());
+    let start = |life: &store::Life| {
+        (
+            task.pipe.clone(),
+            start::message(task.clone(), life, moment.clone(), options).encode(),
+        )
+    };
     match parts.store.create_job(&request, start).await? {
         Creation::Created(life) => {
-            tracing::info!(job = life.job_task_id(), incarnation = life.incarnation, "a job was created");
-            Ok((StatusCode::CREATED, [(header::LOCATION, requested(&uri, &headers))]).into_response())
+            tracing::info!(
+                job = life.job_task_id(),
+                incarnation = life.incarnation,
+                "a job was created"
+            );
+            Ok((
+                StatusCode::CREATED,
+                [(header::LOCATION, requested(&uri, &headers))],
+            )
+                .into_response())
         }
         Creation::AlreadyThere => Ok(StatusCode::NO_CONTENT.into_response()),
         Creation::Refused(refusal) => Err(ApiError::bad_request(prerequisites::refusal(&refusal))),
@@ -114,14 +142,29 @@ pub async fn put(
 
 /// The URL by which the client has asked, also through a proxy that tells it.
 fn requested(uri: &Uri, headers: &HeaderMap) -> String {
-    let header = |name: &str| headers.get(name)?.to_str().ok()?.split(',').next().map(str::trim);
-    let host = header("x-forwarded-host").or_else(|| uri.authority().map(Authority::as_str)).or_else(|| header("host"));
+    let header = |name: &str| {
+        headers
+            .get(name)?
+            .to_str()
+            .ok()?
+            .split(',')
+            .next()
+            .map(str::trim)
+    };
+    let host = header("x-forwarded-host")
+        .or_else(|| uri.authority().map(Authority::as_str))
+        .or_else(|| header("host"));
     let scheme = header("x-forwarded-proto").unwrap_or("http");
-    host.map_or_else(|| uri.path().to_owned(), |host| format!("{scheme}://{host}{}", uri.path()))
+    host.map_or_else(
+        || uri.path().to_owned(),
+        |host| format!("{scheme}://{host}{}", uri.path()),
+    )
 }
 
 /// Milliseconds since 1970.
 fn now() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

@@ -66,14 +66,35 @@ pub struct WhichPage {
 
 impl WhichJobs {
     pub fn query(&self) -> ApiResult<JobQuery> {
-        let id_prefix = self.job_id_starts_with.clone().filter(|prefix| !prefix.is_empty());
+        let id_prefix = self
+            .job_id_starts_with
+            .clone()
+            .filter(|prefix| !prefix.is_empty());
         no_nul("jobIdStartsWith", id_prefix.as_deref())?;
         no_nul("labelExist", self.label_exist.as_deref())?;
-        let labels = self.label_exist.as_deref().unwrap_or_default().split(',').map(str::trim);
-        let labels = labels.filter(|name| !name.is_empty()).map(str::to_owned).collect();
-        let filter = self.filter.as_deref().filter(|text| !text.trim().is_empty()).map(filter::parse).transpose();
+        let labels = self
+            .label_exist
+            .as_deref()
+            .unwrap_or_default()
+            .split(',')
+            .map(str::trim);
+        let labels = labels
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .collect();
+        let filter = self
+            .filter
+            .as_deref()
+            .filter(|text| !text.trim().is_empty())
+            .map(filter::parse)
+            .transpose();
         let filter = filter.map_err(|error| ApiError::bad_request(error.to_string()))?;
-        Ok(JobQuery { id_prefix, labels, filter, ..JobQuery::default() })
+        Ok(JobQuery {
+            id_prefix,
+            labels,
+            filter,
+            ..JobQuery::default()
+        })
     }
 }
 
@@ -106,12 +127,20 @@ impl WhichPage {
 
 /// Takes apart at the last colon. CAF does so at the first, and cannot sort by a label whose key has one.
 fn sort(text: Option<&str>) -> ApiResult<Sort> {
-    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(Sort::default()) };
+    let Some(text) = text.filter(|text| !text.is_empty()) else {
+        return Ok(Sort::default());
+    };
     no_nul("sort", Some(text))?;
     let refused = |what: &str, value: &str| Err(ApiError::bad_request(format!("{what}: {value}")));
-    let Some((field, direction)) = text.rsplit_once(':') else { return refused("Invalid format for sort", text) };
+    let Some((field, direction)) = text.rsplit_once(':') else {
+        return refused("Invalid format for sort", text);
+    };
     let by = match (field, field.strip_prefix("labels.")) {
-        (_, Some("")) => return Err(ApiError::bad_request("Invalid format for label sort specified")),
+        (_, Some("")) => {
+            return Err(ApiError::bad_request(
+                "Invalid format for label sort specified",
+            ));
+        }
         (_, Some(key)) => SortBy::Label(key.to_owned()),
         ("jobId", _) => SortBy::Id,
         ("name", _) => SortBy::Name,
@@ -125,8 +154,14 @@ fn sort(text: Option<&str>) -> ApiResult<Sort> {
         _ => return refused("Invalid value for sort field", text),
     };
     match direction {
-        "asc" => Ok(Sort { by, ascending: true }),
-        "desc" => Ok(Sort { by, ascending: false }),
+        "asc" => Ok(Sort {
+            by,
+            ascending: true,
+        }),
+        "desc" => Ok(Sort {
+            by,
+            ascending: false,
+        }),
         unknown => refused("Invalid value for sort direction", unknown),
     }
 }
@@ -134,7 +169,9 @@ fn sort(text: Option<&str>) -> ApiResult<Sort> {
 /// No text of a job contains it, and PostgreSQL takes none that does.
 fn no_nul(name: &str, value: Option<&str>) -> ApiResult<()> {
     if value.is_some_and(|value| value.contains('\0')) {
-        return Err(ApiError::bad_request(format!("The parameter '{name}' contains the character U+0000.")));
+        return Err(ApiError::bad_request(format!(
+            "The parameter '{name}' contains the character U+0000."
+        )));
     }
     Ok(())
 }

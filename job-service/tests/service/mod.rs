@@ -53,12 +53,21 @@ pub struct Database {
 impl Database {
     pub async fn new(backend: Backend) -> Self {
         match backend {
-            Backend::Memory => Self { url: "memory:".into(), _folder: None },
+            Backend::Memory => Self {
+                url: "memory:".into(),
+                _folder: None,
+            },
             Backend::Sqlite => {
                 let folder = tempfile::tempdir().unwrap();
-                Self { url: format!("sqlite:{}", folder.path().join("jobs.db").display()), _folder: Some(folder) }
+                Self {
+                    url: format!("sqlite:{}", folder.path().join("jobs.db").display()),
+                    _folder: Some(folder),
+                }
             }
-            Backend::Postgres => Self { url: harness::postgres().await.unwrap().url, _folder: None },
+            Backend::Postgres => Self {
+                url: harness::postgres().await.unwrap().url,
+                _folder: None,
+            },
         }
     }
 }
@@ -92,7 +101,10 @@ impl Service {
     }
 
     /// With options that are changed.
-    pub async fn start_configured(backend: Backend, change: impl FnOnce(&mut ServiceOptions)) -> Self {
+    pub async fn start_configured(
+        backend: Backend,
+        change: impl FnOnce(&mut ServiceOptions),
+    ) -> Self {
         let broker = Memory::new();
         Self::start_in_full(backend, broker.clone(), Arc::new(broker), change).await
     }
@@ -102,7 +114,12 @@ impl Service {
         Self::start_in_full(backend, memory, broker, |_| {}).await
     }
 
-    async fn start_in_full(backend: Backend, memory: Memory, broker: Arc<dyn Broker>, change: impl FnOnce(&mut ServiceOptions)) -> Self {
+    async fn start_in_full(
+        backend: Backend,
+        memory: Memory,
+        broker: Arc<dyn Broker>,
+        change: impl FnOnce(&mut ServiceOptions),
+    ) -> Self {
         let database = Database::new(backend).await;
         let store = Store::open(&database.url).await.unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -116,7 +133,17 @@ impl Service {
         tracker.spawn(async move { service.serve(listener, token).await.unwrap() });
         tracker.close();
         let partition = harness::unique("p");
-        Self { store, broker: memory, root, partition, client: client(), database, tracker, _stop_on_drop: stop.clone().drop_guard(), stop }
+        Self {
+            store,
+            broker: memory,
+            root,
+            partition,
+            client: client(),
+            database,
+            tracker,
+            _stop_on_drop: stop.clone().drop_guard(),
+            stop,
+        }
     }
 
     pub fn database_url(&self) -> &str {
@@ -133,7 +160,9 @@ impl Service {
     pub async fn call(&self, method: Method, path: &str, body: Option<String>) -> Answer {
         let request = self.client.request(method, format!("{}{path}", self.root));
         let request = match body {
-            Some(body) => request.header("Content-Type", "application/json").body(body),
+            Some(body) => request
+                .header("Content-Type", "application/json")
+                .body(body),
             None => request,
         };
         Answer::of(request).await
@@ -154,23 +183,44 @@ impl Service {
     }
 
     pub async fn put(&self, job: &str, body: &Value) -> Answer {
-        self.call(Method::PUT, &self.path(&format!("/jobs/{job}")), Some(body.to_string())).await
+        self.call(
+            Method::PUT,
+            &self.path(&format!("/jobs/{job}")),
+            Some(body.to_string()),
+        )
+        .await
     }
 
     pub async fn cancel(&self, job: &str) -> Answer {
-        self.call(Method::POST, &self.path(&format!("/jobs/{job}/cancel")), None).await
+        self.call(
+            Method::POST,
+            &self.path(&format!("/jobs/{job}/cancel")),
+            None,
+        )
+        .await
     }
 
     pub async fn pause(&self, job: &str) -> Answer {
-        self.call(Method::POST, &self.path(&format!("/jobs/{job}/pause")), None).await
+        self.call(
+            Method::POST,
+            &self.path(&format!("/jobs/{job}/pause")),
+            None,
+        )
+        .await
     }
 
     pub async fn resume(&self, job: &str) -> Answer {
-        self.call(Method::POST, &self.path(&format!("/jobs/{job}/resume")), None).await
+        self.call(
+            Method::POST,
+            &self.path(&format!("/jobs/{job}/resume")),
+            None,
+        )
+        .await
     }
 
     pub async fn delete(&self, job: &str) -> Answer {
-        self.call(Method::DELETE, &self.path(&format!("/jobs/{job}")), None).await
+        self.call(Method::DELETE, &self.path(&format!("/jobs/{job}")), None)
+            .await
     }
 
     /// The URL path of something in the partition of the test.
@@ -181,7 +231,10 @@ impl Service {
     /// Reports something about the job (`steps` empty) or a task of its first life.
     pub async fn report(&self, job: &str, steps: &str, kind: EventKind) {
         let task = JobTaskId::parse(&format!("{}:{job}{steps}", self.partition)).unwrap();
-        self.store.record(&[TrackingEvent { task, kind }]).await.unwrap();
+        self.store
+            .record(&[TrackingEvent { task, kind }])
+            .await
+            .unwrap();
     }
 }
 
@@ -189,7 +242,11 @@ impl Answer {
     pub async fn of(request: reqwest::RequestBuilder) -> Self {
         let response = request.send().await.unwrap();
         let (status, headers) = (response.status(), response.headers().clone());
-        Self { status, headers, body: response.text().await.unwrap() }
+        Self {
+            status,
+            headers,
+            body: response.text().await.unwrap(),
+        }
     }
 
     #[track_caller]
@@ -201,7 +258,10 @@ impl Answer {
     /// An error with exactly this text, as every error is sent.
     #[track_caller]
     pub fn refuses(&self, status: u16, message: &str) {
-        assert_eq!((self.status.as_u16(), self.error().as_str()), (status, message));
+        assert_eq!(
+            (self.status.as_u16(), self.error().as_str()),
+            (status, message)
+        );
     }
 
     /// The text of an error.
@@ -221,19 +281,32 @@ impl Answer {
 
     #[track_caller]
     pub fn header(&self, name: &str) -> &str {
-        self.headers.get(name).unwrap_or_else(|| panic!("no {name}: {self:?}")).to_str().unwrap()
+        self.headers
+            .get(name)
+            .unwrap_or_else(|| panic!("no {name}: {self:?}"))
+            .to_str()
+            .unwrap()
     }
 
     /// The ids of a list of jobs.
     #[track_caller]
     pub fn job_ids(&self) -> Vec<String> {
-        self.json().as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
+        self.json()
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|job| job["id"].as_str().unwrap().to_owned())
+            .collect()
     }
 }
 
 /// Options of a service at this address.
 pub fn options(root: &str) -> ServiceOptions {
-    ServiceOptions { webservice_url: format!("{root}{BASE_PATH}"), tracking_pipe: "tracking-in".into(), ..ServiceOptions::default() }
+    ServiceOptions {
+        webservice_url: format!("{root}{BASE_PATH}"),
+        tracking_pipe: "tracking-in".into(),
+        ..ServiceOptions::default()
+    }
 }
 
 /// A job that a batch worker would take.
@@ -256,5 +329,8 @@ pub fn new_job() -> Value {
 fn client() -> reqwest::Client {
     static PROVIDER: OnceLock<()> = OnceLock::new();
     PROVIDER.get_or_init(|| drop(rustls::crypto::ring::default_provider().install_default()));
-    reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap()
+    reqwest::Client::builder()
+        .redirect(reqwest::redirect::Policy::none())
+        .build()
+        .unwrap()
 }

@@ -44,7 +44,10 @@ pub trait StartReads {
     /// The messages that are due, oldest first, whoever has them.
     fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>>;
     /// For each of these jobs what it waits for, with the status of the job that has this id.
-    fn prerequisites<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<(i64, String, Option<JobStatus>)>>;
+    fn prerequisites<'a>(
+        &'a self,
+        incarnations: &'a [i64],
+    ) -> Answer<'a, Vec<(i64, String, Option<JobStatus>)>>;
     /// Those of these jobs that have messages in the outbox.
     fn unsent_starts<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<UnsentStart>>;
 }
@@ -53,7 +56,13 @@ pub trait Starts: Send {
     /// Keeps creations in a partition in order until the end of the transaction. Those that share wait only for those that do not.
     fn lock_creations<'a>(&'a mut self, partition: &'a str, shared: bool) -> Answer<'a, ()>;
 
-    fn push_outbox<'a>(&'a mut self, incarnation: i64, pipe: &'a str, body: &'a [u8], due: Due) -> Answer<'a, ()>;
+    fn push_outbox<'a>(
+        &'a mut self,
+        incarnation: i64,
+        pipe: &'a str,
+        body: &'a [u8],
+        due: Due,
+    ) -> Answer<'a, ()>;
     /// Leases the oldest messages that are due, for so many milliseconds.
     fn claim_outbox(&mut self, limit: u32, lease: u64) -> Answer<'_, Vec<OutboxMessage>>;
     /// In how many milliseconds a message is to be claimed; `None` when all that there are wait for something else than time.
@@ -66,11 +75,19 @@ pub trait Starts: Send {
     /// Messages of this partition are no longer suspended; answers of how many jobs there were some.
     fn dispatch_partition<'a>(&'a mut self, partition: &'a str) -> Answer<'a, u64>;
 
-    fn insert_prerequisites<'a>(&'a mut self, job: &'a JobRow, prerequisites: &'a [String]) -> Answer<'a, ()>;
+    fn insert_prerequisites<'a>(
+        &'a mut self,
+        job: &'a JobRow,
+        prerequisites: &'a [String],
+    ) -> Answer<'a, ()>;
     /// Who waits for these jobs; `all` = also who waits for those, and so on.
     fn dependents<'a>(&'a mut self, of: &'a [JobKey], all: bool) -> Answer<'a, Vec<Wait>>;
     /// What these jobs of a partition wait for, and what those wait for, and so on: (job, prerequisite).
-    fn ways_up<'a>(&'a mut self, partition: &'a str, jobs: &'a [String]) -> Answer<'a, Vec<(String, String)>>;
+    fn ways_up<'a>(
+        &'a mut self,
+        partition: &'a str,
+        jobs: &'a [String],
+    ) -> Answer<'a, Vec<(String, String)>>;
     /// Nobody waits for the `completed` jobs any more; those `waiting` that now wait for nobody are due after their delay.
     fn release<'a>(&'a mut self, completed: &'a [JobKey], waiting: &'a [i64]) -> Answer<'a, ()>;
     /// These jobs are not started and wait for nobody.

@@ -24,7 +24,10 @@ pub type Key = (String, i32);
 /// The chunk that has the bit of this child, and the bit.
 pub fn position(number: u32) -> (i32, usize) {
     let at = number.saturating_sub(1);
-    (i32::try_from(at / CHUNK).unwrap_or(i32::MAX), (at % CHUNK) as usize)
+    (
+        i32::try_from(at / CHUNK).unwrap_or(i32::MAX),
+        (at % CHUNK) as usize,
+    )
 }
 
 /// A row of a task table, as the databases have it. Chunk 0 of a path is a split with the bits of its first children;
@@ -67,7 +70,9 @@ pub struct Bits(pub Vec<u8>);
 
 impl Bits {
     pub fn get(&self, bit: usize) -> bool {
-        self.0.get(bit / 8).is_some_and(|byte| byte & (1 << (bit % 8)) != 0)
+        self.0
+            .get(bit / 8)
+            .is_some_and(|byte| byte & (1 << (bit % 8)) != 0)
     }
 
     pub fn set(&mut self, bit: usize) {
@@ -149,12 +154,18 @@ impl Split {
     }
 
     fn chunk(&self, number: i32) -> Option<&Chunk> {
-        let at = self.chunks.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+        let at = self
+            .chunks
+            .binary_search_by_key(&number, |(number, _)| *number)
+            .ok()?;
         Some(&self.chunks[at].1)
     }
 
     pub fn chunk_mut(&mut self, number: i32) -> &mut Chunk {
-        let at = match self.chunks.binary_search_by_key(&number, |(number, _)| *number) {
+        let at = match self
+            .chunks
+            .binary_search_by_key(&number, |(number, _)| *number)
+        {
             Ok(at) => at,
             Err(at) => {
                 self.chunks.insert(at, (number, Chunk::default()));
@@ -199,7 +210,11 @@ impl Split {
 
     /// Takes over what a row of this split says. Rows may come in any order.
     pub fn load(&mut self, row: &Row) {
-        let chunk = Chunk { done: row.bits(), failed: row.failed_bits(), dirty: false };
+        let chunk = Chunk {
+            done: row.bits(),
+            failed: row.failed_bits(),
+            dirty: false,
+        };
         *self.chunk_mut(row.chunk) = chunk;
         if row.chunk == 0 {
             self.size = row.size.map(unsigned);
@@ -236,8 +251,16 @@ impl Split {
             first.fill(&mut header);
         }
         into.push(header);
-        for (number, chunk) in self.chunks.iter().filter(|(number, chunk)| *number > 0 && chunk.dirty) {
-            let mut row = Row { path: self.path.clone(), chunk: *number, ..Row::default() };
+        for (number, chunk) in self
+            .chunks
+            .iter()
+            .filter(|(number, chunk)| *number > 0 && chunk.dirty)
+        {
+            let mut row = Row {
+                path: self.path.clone(),
+                chunk: *number,
+                ..Row::default()
+            };
             chunk.fill(&mut row);
             into.push(row);
         }
@@ -262,7 +285,10 @@ impl Exception {
             percent: i64::from(row.percent),
             attempts: row.attempts,
             since: row.since.unwrap_or_default(),
-            failure: row.detail.as_deref().and_then(|text| serde_json::from_str(text).ok()),
+            failure: row
+                .detail
+                .as_deref()
+                .and_then(|text| serde_json::from_str(text).ok()),
         }
     }
 
@@ -274,7 +300,10 @@ impl Exception {
             flags: if self.retrying { RETRYING } else { 0 },
             attempts: self.attempts,
             since: Some(self.since),
-            detail: self.failure.as_ref().and_then(|failure| serde_json::to_string(failure).ok()),
+            detail: self
+                .failure
+                .as_ref()
+                .and_then(|failure| serde_json::to_string(failure).ok()),
             ..Row::default()
         }
     }
@@ -282,7 +311,11 @@ impl Exception {
     /// One more attempt has failed. The latest one is told; which is the latest does not depend on the order of arrival.
     pub fn retry(&mut self, attempts: Option<i32>, failure: Option<&ReportFailure>, now: i64) {
         let rank = |attempts: Option<i32>, failure: Option<&ReportFailure>| {
-            (attempts, failure.and_then(|f| f.failure_time), failure.map(|f| (f.failure_id.clone(), f.failure_message.clone())))
+            (
+                attempts,
+                failure.and_then(|f| f.failure_time),
+                failure.map(|f| (f.failure_id.clone(), f.failure_message.clone())),
+            )
         };
         if !self.retrying || rank(attempts, failure) > rank(self.attempts, self.failure.as_ref()) {
             self.attempts = attempts;

@@ -20,14 +20,20 @@ enum Task {
 
 fn tasks() -> impl Strategy<Value = Task> {
     let leaf = prop::bool::weighted(0.15).prop_map(|fails| Task::Leaf { fails });
-    leaf.prop_recursive(4, 40, 6, |inner| prop::collection::vec(inner, 1..=6).prop_map(Task::Split))
+    leaf.prop_recursive(4, 40, 6, |inner| {
+        prop::collection::vec(inner, 1..=6).prop_map(Task::Split)
+    })
 }
 
 /// Splits at the top that are wide enough to need several rows.
 fn wide_tasks() -> impl Strategy<Value = Task> {
     (4000usize..9000, prop::bool::ANY).prop_map(|(width, nested)| {
         let wide = Task::Split(vec![Task::Leaf { fails: false }; width]);
-        if nested { Task::Split(vec![wide, Task::Leaf { fails: false }]) } else { wide }
+        if nested {
+            Task::Split(vec![wide, Task::Leaf { fails: false }])
+        } else {
+            wide
+        }
     })
 }
 
@@ -54,33 +60,58 @@ impl Chance {
 }
 
 fn failure() -> ReportFailure {
-    ReportFailure { failure_id: Some("BROKEN".to_owned()), ..ReportFailure::default() }
+    ReportFailure {
+        failure_id: Some("BROKEN".to_owned()),
+        ..ReportFailure::default()
+    }
 }
 
 /// Everything that workers report of a tree, some of it more than once.
 fn report(task: &Task, way: &mut Vec<Step>, chance: &mut Chance, events: &mut Vec<Event>) {
     if chance.one_in(4) {
-        events.push((way.clone(), EventKind::Progress(u8::try_from(chance.below(101)).unwrap())));
+        events.push((
+            way.clone(),
+            EventKind::Progress(u8::try_from(chance.below(101)).unwrap()),
+        ));
     }
     if chance.one_in(5) {
         let attempts = Some(i32::try_from(chance.below(4)).unwrap());
-        events.push((way.clone(), EventKind::Retry { attempts, failure: chance.one_in(2).then(failure) }));
+        events.push((
+            way.clone(),
+            EventKind::Retry {
+                attempts,
+                failure: chance.one_in(2).then(failure),
+            },
+        ));
     }
     match task {
         Task::Leaf { fails } => {
-            let kind = if *fails { EventKind::Failed(failure()) } else { EventKind::Complete };
+            let kind = if *fails {
+                EventKind::Failed(failure())
+            } else {
+                EventKind::Complete
+            };
             for _ in 0..=chance.below(3) / 2 {
                 events.push((way.clone(), kind.clone()));
             }
             // The same task, named without its star.
             if chance.one_in(4) {
-                let plain = way.iter().map(|step| Step { last: false, ..*step }).collect();
+                let plain = way
+                    .iter()
+                    .map(|step| Step {
+                        last: false,
+                        ..*step
+                    })
+                    .collect();
                 events.push((plain, kind));
             }
         }
         Task::Split(children) => {
             for (at, child) in children.iter().enumerate() {
-                way.push(Step { number: u32::try_from(at + 1).unwrap(), last: at + 1 == children.len() });
+                way.push(Step {
+                    number: u32::try_from(at + 1).unwrap(),
+                    last: at + 1 == children.len(),
+                });
                 if at + 1 == children.len() && chance.one_in(2) {
                     events.push((way.clone(), EventKind::Progress(0)));
                 }
@@ -102,11 +133,19 @@ struct Job {
 
 impl Job {
     fn new(on_failure: OnFailure) -> Self {
-        Self { facts: Facts::new(on_failure), rows: BTreeMap::new(), failures: HashMap::new(), active: false, decision: None }
+        Self {
+            facts: Facts::new(on_failure),
+            rows: BTreeMap::new(),
+            failures: HashMap::new(),
+            active: false,
+            decision: None,
+        }
     }
 
     fn load(&self, keys: &[Key]) -> Vec<Row> {
-        keys.iter().filter_map(|key| self.rows.get(key).cloned()).collect()
+        keys.iter()
+            .filter_map(|key| self.rows.get(key).cloned())
+            .collect()
     }
 
     fn flush(&mut self, events: &[Event]) {
@@ -124,18 +163,31 @@ impl Job {
         let outcome = ledger.finish();
         for path in &outcome.places.pruned {
             let below = format!("{path}.");
-            self.rows.retain(|(other, _), _| other != path && !other.starts_with(&below));
+            self.rows
+                .retain(|(other, _), _| other != path && !other.starts_with(&below));
         }
-        self.rows.retain(|(path, _), _| !outcome.places.gone.contains(path));
+        self.rows
+            .retain(|(path, _), _| !outcome.places.gone.contains(path));
         for path in outcome.places.settled {
             self.rows.remove(&(path, EXCEPTION));
         }
-        self.rows.extend(outcome.places.rows.into_iter().map(|row| ((row.path.clone(), row.chunk), row)));
+        self.rows.extend(
+            outcome
+                .places
+                .rows
+                .into_iter()
+                .map(|row| ((row.path.clone(), row.chunk), row)),
+        );
         for path in outcome.gone_failures {
             self.failures.remove(&path);
         }
         let kind = |failure: ReportFailure| failure.failure_id.unwrap_or_default();
-        self.failures.extend(outcome.new_failures.into_iter().map(|kept| (kept.path, kind(kept.failure))));
+        self.failures.extend(
+            outcome
+                .new_failures
+                .into_iter()
+                .map(|kept| (kept.path, kind(kept.failure))),
+        );
         self.active |= outcome.active;
         self.decision = outcome.decision.map(|(status, _)| status);
         self.check_percentage(outcome.facts.percentage);
@@ -143,12 +195,21 @@ impl Job {
     }
 
     fn check_percentage(&self, now: i32) {
-        assert!(now >= self.facts.percentage, "the percentage fell from {} to {now}", self.facts.percentage);
+        assert!(
+            now >= self.facts.percentage,
+            "the percentage fell from {} to {now}",
+            self.facts.percentage
+        );
         assert!((0..=COMPLETE).contains(&now));
         assert_eq!(now == COMPLETE, self.decision == Some(JobStatus::Completed));
     }
 
-    fn run(on_failure: OnFailure, events: &[Event], chance: &mut Chance, largest_batch: usize) -> Self {
+    fn run(
+        on_failure: OnFailure,
+        events: &[Event],
+        chance: &mut Chance,
+        largest_batch: usize,
+    ) -> Self {
         let mut job = Self::new(on_failure);
         let mut rest = events;
         while !rest.is_empty() {
@@ -184,12 +245,16 @@ impl Model {
             let path: Vec<u32> = steps.iter().map(|step| step.number).collect();
             for (depth, step) in steps.iter().enumerate().filter(|(_, step)| step.last) {
                 model.sizes.insert(path[..depth].to_vec(), step.number);
-                model.splits.extend((0..=depth).map(|depth| path[..depth].to_vec()));
+                model
+                    .splits
+                    .extend((0..=depth).map(|depth| path[..depth].to_vec()));
             }
             if *kind == EventKind::Progress(0) {
                 continue;
             }
-            model.splits.extend((0..path.len()).map(|depth| path[..depth].to_vec()));
+            model
+                .splits
+                .extend((0..path.len()).map(|depth| path[..depth].to_vec()));
             match kind {
                 EventKind::Complete => model.done.insert(path),
                 EventKind::Failed(_) => model.failed.insert(path),
@@ -206,7 +271,9 @@ impl Model {
         if self.failed.contains(path) {
             return Truth::Failed;
         }
-        let Some(size) = self.sizes.get(path) else { return Truth::Open };
+        let Some(size) = self.sizes.get(path) else {
+            return Truth::Open;
+        };
         let child = |number| self.truth(&[path, &[number]].concat());
         let children: Vec<Truth> = (1..=*size).map(child).collect();
         match () {
@@ -222,7 +289,13 @@ impl Model {
     }
 
     fn items(&self) -> i64 {
-        i64::try_from(self.done.iter().filter(|path| path.is_empty() || !self.is_final(path)).count()).unwrap()
+        i64::try_from(
+            self.done
+                .iter()
+                .filter(|path| path.is_empty() || !self.is_final(path))
+                .count(),
+        )
+        .unwrap()
     }
 
     fn check(&self, job: &Job) {
@@ -237,9 +310,19 @@ impl Model {
             return;
         }
         assert_eq!(job.facts.completed_items, self.items(), "items");
-        assert_eq!(job.facts.failed_tasks, i64::try_from(self.failed.len()).unwrap(), "failed tasks");
-        assert_eq!(job.facts.failure_counts.values().sum::<i64>(), job.facts.failed_tasks);
-        assert_eq!(job.active, !(self.done.is_empty() && self.failed.is_empty() && self.under_way.is_empty()));
+        assert_eq!(
+            job.facts.failed_tasks,
+            i64::try_from(self.failed.len()).unwrap(),
+            "failed tasks"
+        );
+        assert_eq!(
+            job.facts.failure_counts.values().sum::<i64>(),
+            job.facts.failed_tasks
+        );
+        assert_eq!(
+            job.active,
+            !(self.done.is_empty() && self.failed.is_empty() && self.under_way.is_empty())
+        );
         if outcome != Some(JobStatus::Completed) {
             self.check_rows(job);
         }
@@ -247,23 +330,43 @@ impl Model {
 
     /// There is a row for every open split and none for anything else but exceptional tasks and further chunks.
     fn check_rows(&self, job: &Job) {
-        let numbers = |path: &str| -> Vec<u32> { path.split('.').filter(|n| !n.is_empty()).map(|n| n.parse().unwrap()).collect() };
-        let is_open = |path: &[u32]| (0..=path.len()).all(|depth| self.truth(&path[..depth]) != Truth::Done);
+        let numbers = |path: &str| -> Vec<u32> {
+            path.split('.')
+                .filter(|n| !n.is_empty())
+                .map(|n| n.parse().unwrap())
+                .collect()
+        };
+        let is_open =
+            |path: &[u32]| (0..=path.len()).all(|depth| self.truth(&path[..depth]) != Truth::Done);
         for (path, chunk) in job.rows.keys() {
             let path = numbers(path);
             assert!(is_open(&path), "a row of {path:?}, which is done");
             if *chunk == EXCEPTION {
-                assert!(self.under_way.contains(&path) && !self.splits.contains(&path) && !self.failed.contains(&path), "{path:?}");
+                assert!(
+                    self.under_way.contains(&path)
+                        && !self.splits.contains(&path)
+                        && !self.failed.contains(&path),
+                    "{path:?}"
+                );
             } else {
                 assert!(self.splits.contains(&path), "{path:?} is no split");
             }
         }
         for split in self.splits.iter().filter(|path| is_open(path)) {
             let row = &job.rows[&(super::path_of(split.iter().copied()), 0)];
-            let children = |of: &BTreeSet<Vec<u32>>| of.iter().filter(|path| path.split_last().is_some_and(|(_, p)| p == split)).count();
+            let children = |of: &BTreeSet<Vec<u32>>| {
+                of.iter()
+                    .filter(|path| path.split_last().is_some_and(|(_, p)| p == split))
+                    .count()
+            };
             let done = row.done_count.unsigned_abs() as usize;
             assert!(done >= children(&self.done), "{split:?}");
-            assert_eq!(row.size, self.sizes.get(split).map(|size| i32::try_from(*size).unwrap()));
+            assert_eq!(
+                row.size,
+                self.sizes
+                    .get(split)
+                    .map(|size| i32::try_from(*size).unwrap())
+            );
         }
     }
 }
@@ -281,14 +384,22 @@ fn check(task: &Task, seed: u64, on_failure: OnFailure, lost: usize, largest_bat
     model.check(&first);
     if chance.one_in(2) {
         // Finals before parts.
-        events.sort_by_key(|(steps, _)| std::cmp::Reverse(steps.last().is_some_and(|step| step.last)));
+        events.sort_by_key(|(steps, _)| {
+            std::cmp::Reverse(steps.last().is_some_and(|step| step.last))
+        });
     } else {
         chance.shuffle(&mut events);
     }
     let second = Job::run(on_failure, &events, &mut chance, largest_batch);
     model.check(&second);
     if first.decision.is_none() {
-        let rows = |job: &Job| job.rows.values().cloned().map(|row| Row { since: None, ..row }).collect::<Vec<_>>();
+        let rows = |job: &Job| {
+            job.rows
+                .values()
+                .cloned()
+                .map(|row| Row { since: None, ..row })
+                .collect::<Vec<_>>()
+        };
         assert_eq!(rows(&first), rows(&second));
         assert_eq!(first.failures, second.failures);
     }

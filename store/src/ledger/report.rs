@@ -2,7 +2,10 @@
 
 use contract::{JobStatus, OnFailure, ReportFailure, Step};
 
-use super::{CONFLICT, CONFLICT_FAILURE, Exception, FAILURES_KEPT, KeptFailure, Ledger, PERCENT, REPORTED_FAILED, UNNAMED_FAILURE, extend};
+use super::{
+    CONFLICT, CONFLICT_FAILURE, Exception, FAILURES_KEPT, KeptFailure, Ledger, PERCENT,
+    REPORTED_FAILED, UNNAMED_FAILURE, extend,
+};
 use crate::EventKind;
 
 /// CAF's cap for a task that says itself how far it is.
@@ -17,7 +20,9 @@ impl Ledger {
         let announcement = matches!(kind, EventKind::Progress(0));
         // An announcement says what its stars say, and nothing of the tasks after the last one.
         let steps = if announcement {
-            let Some(last) = steps.iter().rposition(|step| step.last) else { return true };
+            let Some(last) = steps.iter().rposition(|step| step.last) else {
+                return true;
+            };
             &steps[..=last]
         } else {
             self.active = true;
@@ -27,7 +32,9 @@ impl Ledger {
             self.apply_to_job(kind);
             return true;
         };
-        let Some(parent) = self.open(parents) else { return true };
+        let Some(parent) = self.open(parents) else {
+            return true;
+        };
         self.see_child(parent, *own);
         let split = &self.splits[parent];
         if announcement || self.is_decided() || split.closed || split.is_done(own.number) {
@@ -36,10 +43,14 @@ impl Ledger {
         match kind {
             EventKind::Progress(percent) => {
                 let percent = (i64::from(*percent) * PERCENT).min(PROGRESS_CAP);
-                self.change_exception(parent, own.number, |exception, _| exception.percent = exception.percent.max(percent));
+                self.change_exception(parent, own.number, |exception, _| {
+                    exception.percent = exception.percent.max(percent)
+                });
             }
             EventKind::Retry { attempts, failure } => {
-                self.change_exception(parent, own.number, |exception, now| exception.retry(*attempts, failure.as_ref(), now));
+                self.change_exception(parent, own.number, |exception, now| {
+                    exception.retry(*attempts, failure.as_ref(), now)
+                });
             }
             EventKind::Complete => self.complete(parent, own.number),
             EventKind::Failed(failure) => self.fail(parent, own.number, failure, 0),
@@ -53,7 +64,10 @@ impl Ledger {
         match kind {
             EventKind::Complete => {
                 self.facts.completed_items = 1;
-                self.decide(JobStatus::Completed, "the job's own task is done".to_owned());
+                self.decide(
+                    JobStatus::Completed,
+                    "the job's own task is done".to_owned(),
+                );
             }
             EventKind::Failed(failure) => {
                 let attempts = self.facts.own_task.take().and_then(|own| own.attempts);
@@ -62,9 +76,15 @@ impl Ledger {
             }
             // Once it is split, its subtasks tell how far it is.
             EventKind::Progress(_) | EventKind::Retry { .. } if split => {}
-            EventKind::Progress(percent) => self.publish((i64::from(*percent) * PERCENT).min(PROGRESS_CAP)),
+            EventKind::Progress(percent) => {
+                self.publish((i64::from(*percent) * PERCENT).min(PROGRESS_CAP))
+            }
             EventKind::Retry { attempts, failure } => {
-                self.facts.own_task.get_or_insert_default().retry(*attempts, failure.as_ref(), self.now);
+                self.facts.own_task.get_or_insert_default().retry(
+                    *attempts,
+                    failure.as_ref(),
+                    self.now,
+                );
             }
         }
     }
@@ -77,7 +97,9 @@ impl Ledger {
             extend(&mut path, step.number);
         }
         let again = match &self.latest {
-            Some((latest, at)) if *latest == path && steps.iter().all(|step| !step.last) => Some(*at),
+            Some((latest, at)) if *latest == path && steps.iter().all(|step| !step.last) => {
+                Some(*at)
+            }
             _ => None,
         };
         let found = match again {
@@ -171,7 +193,9 @@ impl Ledger {
             failure_id: Some(CONFLICT_FAILURE.to_owned()),
             failure_time: Some(self.now),
             failure_source: Some("ledger".to_owned()),
-            failure_message: Some(format!("the split was reported with different numbers of subtasks; {size} is the largest")),
+            failure_message: Some(format!(
+                "the split was reported with different numbers of subtasks; {size} is the largest"
+            )),
         };
         let number = split.number;
         if let Some(parent) = split.parent {
@@ -183,7 +207,12 @@ impl Ledger {
     }
 
     /// Makes a change to what is kept of a child that is under way, unless more than that is known of it.
-    fn change_exception(&mut self, parent: usize, number: u32, change: impl FnOnce(&mut Exception, i64)) {
+    fn change_exception(
+        &mut self,
+        parent: usize,
+        number: u32,
+        change: impl FnOnce(&mut Exception, i64),
+    ) {
         let path = self.child_path(parent, number);
         let split = &mut self.splits[parent];
         if split.is_failed(number) || self.by_path.contains_key(&path) {
@@ -193,7 +222,10 @@ impl Ledger {
         let exception = slot.now.get_or_insert_with(|| {
             split.kept += 1;
             split.dirty = true;
-            Exception { since: self.now, ..Exception::default() }
+            Exception {
+                since: self.now,
+                ..Exception::default()
+            }
         });
         let before = exception.percent;
         change(exception, self.now);
@@ -235,10 +267,16 @@ impl Ledger {
             self.splits[parent].kept -= 1;
             return (exception.percent, 0, failed_bit);
         }
-        let Some(child) = self.by_path.get(&path).copied() else { return (0, 0, failed_bit) };
+        let Some(child) = self.by_path.get(&path).copied() else {
+            return (0, 0, failed_bit);
+        };
         self.splits[parent].kept -= 1;
         let split = &self.splits[child];
-        let answer = (split.percent, split.items, split.flags & REPORTED_FAILED != 0);
+        let answer = (
+            split.percent,
+            split.items,
+            split.flags & REPORTED_FAILED != 0,
+        );
         if split.stored && split.kept > 0 {
             self.pruned.push(path.clone());
         }
@@ -250,11 +288,19 @@ impl Ledger {
     }
 
     fn close_below(&mut self, path: &str) {
-        let is_below = |other: &str| other.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
+        let is_below = |other: &str| {
+            other
+                .strip_prefix(path)
+                .is_some_and(|rest| rest.starts_with('.'))
+        };
         for split in self.splits.iter_mut().filter(|split| is_below(&split.path)) {
             split.closed = true;
         }
-        for (_, slot) in self.exceptions.iter_mut().filter(|(path, _)| is_below(path)) {
+        for (_, slot) in self
+            .exceptions
+            .iter_mut()
+            .filter(|(path, _)| is_below(path))
+        {
             slot.now = None;
         }
     }
@@ -294,12 +340,20 @@ impl Ledger {
     }
 
     fn count_failure(&mut self, path: String, failure: &ReportFailure, attempts: Option<i32>) {
-        let kind = failure.failure_id.clone().unwrap_or_else(|| UNNAMED_FAILURE.to_owned());
+        let kind = failure
+            .failure_id
+            .clone()
+            .unwrap_or_else(|| UNNAMED_FAILURE.to_owned());
         self.facts.failed_tasks += 1;
         *self.facts.failure_counts.entry(kind.clone()).or_default() += 1;
         if self.kept.len() < FAILURES_KEPT {
             self.kept.insert(path.clone(), kind);
-            let kept = KeptFailure { path: path.clone(), since: self.now, attempts, failure: failure.clone() };
+            let kept = KeptFailure {
+                path: path.clone(),
+                since: self.now,
+                attempts,
+                failure: failure.clone(),
+            };
             self.new_failures.insert(path, kept);
         }
     }
@@ -308,7 +362,9 @@ impl Ledger {
     fn take_failure_back(&mut self, parent: usize, number: u32) {
         self.facts.failed_tasks -= 1;
         let path = self.child_path(parent, number);
-        let Some(kind) = self.kept.remove(&path) else { return };
+        let Some(kind) = self.kept.remove(&path) else {
+            return;
+        };
         if let Some(count) = self.facts.failure_counts.get_mut(&kind) {
             *count -= 1;
             if *count == 0 {
@@ -349,7 +405,10 @@ impl Ledger {
         } else if split.done + split.failed == size {
             match parent {
                 None => {
-                    let reason = format!("every task is done or has failed; {} failed", self.facts.failed_tasks);
+                    let reason = format!(
+                        "every task is done or has failed; {} failed",
+                        self.facts.failed_tasks
+                    );
                     self.decide(JobStatus::Failed, reason);
                 }
                 Some(parent) if !self.splits[parent].is_failed(number) => {
@@ -380,7 +439,9 @@ impl Ledger {
     }
 
     fn take_exception(&mut self, path: &str) -> Option<Exception> {
-        self.exceptions.get_mut(path).and_then(|slot| slot.now.take())
+        self.exceptions
+            .get_mut(path)
+            .and_then(|slot| slot.now.take())
     }
 
     fn child_path(&self, parent: usize, number: u32) -> String {

@@ -24,7 +24,9 @@ pub struct Unsent {
 impl Unsent {
     /// From when on it may be claimed, where that is a matter of time.
     fn free_at(&self) -> Option<i64> {
-        self.due_time.filter(|_| !self.suspended && !self.paused).map(|due| due.max(self.leased_until))
+        self.due_time
+            .filter(|_| !self.suspended && !self.paused)
+            .map(|due| due.max(self.leased_until))
     }
 }
 
@@ -44,19 +46,40 @@ impl StartReads for Memory {
         Box::pin(async move {
             let state = self.read().await?;
             let now = self.shared.clock.now();
-            let due = |unsent: &&Unsent| !unsent.suspended && !unsent.paused && unsent.due_time.is_some_and(|due| due <= now);
+            let due = |unsent: &&Unsent| {
+                !unsent.suspended && !unsent.paused && unsent.due_time.is_some_and(|due| due <= now)
+            };
             let mut messages: Vec<&Unsent> = state.outbox.values().filter(due).collect();
             messages.sort_by_key(|unsent| (unsent.due_time, unsent.message.id));
-            Ok(messages.into_iter().take(limit as usize).map(|unsent| unsent.message.clone()).collect())
+            Ok(messages
+                .into_iter()
+                .take(limit as usize)
+                .map(|unsent| unsent.message.clone())
+                .collect())
         })
     }
-    fn prerequisites<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<(i64, String, Option<JobStatus>)>> {
+    fn prerequisites<'a>(
+        &'a self,
+        incarnations: &'a [i64],
+    ) -> Answer<'a, Vec<(i64, String, Option<JobStatus>)>> {
         Box::pin(async move {
             let state = self.read().await?;
             let wanted: BTreeSet<i64> = incarnations.iter().copied().collect();
-            let of = state.waits.values().filter(|wait| wanted.contains(&wait.incarnation));
-            let status = |wait: &Wait| Some(state.jobs.get(&(wait.partition.clone(), wait.prerequisite.clone()))?.status);
-            let mut found: Vec<_> = of.map(|wait| (wait.incarnation, wait.prerequisite.clone(), status(wait))).collect();
+            let of = state
+                .waits
+                .values()
+                .filter(|wait| wanted.contains(&wait.incarnation));
+            let status = |wait: &Wait| {
+                Some(
+                    state
+                        .jobs
+                        .get(&(wait.partition.clone(), wait.prerequisite.clone()))?
+                        .status,
+                )
+            };
+            let mut found: Vec<_> = of
+                .map(|wait| (wait.incarnation, wait.prerequisite.clone(), status(wait)))
+                .collect();
             found.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
             Ok(found)
         })
@@ -64,18 +87,35 @@ impl StartReads for Memory {
     fn unsent_starts<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<UnsentStart>> {
         Box::pin(async move {
             let state = self.read().await?;
-            let of = |n: i64| state.outbox.values().find(move |unsent| unsent.incarnation == n);
-            let start =
-                |unsent: &Unsent| UnsentStart { incarnation: unsent.incarnation, due_time: unsent.due_time, suspended: unsent.suspended };
-            Ok(incarnations.iter().filter_map(|n| of(*n)).map(start).collect())
+            let of = |n: i64| {
+                state
+                    .outbox
+                    .values()
+                    .find(move |unsent| unsent.incarnation == n)
+            };
+            let start = |unsent: &Unsent| UnsentStart {
+                incarnation: unsent.incarnation,
+                due_time: unsent.due_time,
+                suspended: unsent.suspended,
+            };
+            Ok(incarnations
+                .iter()
+                .filter_map(|n| of(*n))
+                .map(start)
+                .collect())
         })
     }
 }
 
 impl MemoryTransaction {
     fn change_outbox(&mut self, which: impl Fn(&Unsent) -> bool, change: impl Fn(&mut Unsent)) {
-        let changed: Vec<(i64, Unsent)> =
-            self.state.outbox.iter().filter(|(_, unsent)| which(unsent)).map(|(id, unsent)| (*id, unsent.clone())).collect();
+        let changed: Vec<(i64, Unsent)> = self
+            .state
+            .outbox
+            .iter()
+            .filter(|(_, unsent)| which(unsent))
+            .map(|(id, unsent)| (*id, unsent.clone()))
+            .collect();
         for (id, mut unsent) in changed {
             change(&mut unsent);
             self.put(|s| &mut s.outbox, id, Some(unsent));
@@ -92,12 +132,30 @@ impl Starts for MemoryTransaction {
         done(())
     }
 
-    fn push_outbox<'a>(&'a mut self, incarnation: i64, pipe: &'a str, body: &'a [u8], due: Due) -> Answer<'a, ()> {
+    fn push_outbox<'a>(
+        &'a mut self,
+        incarnation: i64,
+        pipe: &'a str,
+        body: &'a [u8],
+        due: Due,
+    ) -> Answer<'a, ()> {
         let id = self.state.number();
-        let message = OutboxMessage { id, pipe: pipe.to_owned(), body: body.to_vec(), headers: crate::Headers::new() };
+        let message = OutboxMessage {
+            id,
+            pipe: pipe.to_owned(),
+            body: body.to_vec(),
+            headers: crate::Headers::new(),
+        };
         let now = self.shared.clock.now();
         let due_time = due.after.map(|after| now.saturating_add_unsigned(after));
-        let unsent = Unsent { incarnation, message, due_time, leased_until: 0, suspended: due.suspended, paused: false };
+        let unsent = Unsent {
+            incarnation,
+            message,
+            due_time,
+            leased_until: 0,
+            suspended: due.suspended,
+            paused: false,
+        };
         self.put(|s| &mut s.outbox, id, Some(unsent));
         done(())
     }
@@ -108,7 +166,10 @@ impl Starts for MemoryTransaction {
         messages.sort_by_key(|unsent| (unsent.due_time, unsent.message.id));
         messages.truncate(limit as usize);
         for unsent in &messages {
-            let leased = Unsent { leased_until: now.saturating_add_unsigned(lease), ..unsent.clone() };
+            let leased = Unsent {
+                leased_until: now.saturating_add_unsigned(lease),
+                ..unsent.clone()
+            };
             self.put(|s| &mut s.outbox, unsent.message.id, Some(leased));
         }
         done(messages.into_iter().map(|unsent| unsent.message).collect())
@@ -122,7 +183,10 @@ impl Starts for MemoryTransaction {
         let now = self.shared.clock.now();
         for (id, lease) in leases {
             if let Some(unsent) = self.state.outbox.get(id) {
-                let kept = Unsent { leased_until: now.saturating_add_unsigned(*lease), ..unsent.clone() };
+                let kept = Unsent {
+                    leased_until: now.saturating_add_unsigned(*lease),
+                    ..unsent.clone()
+                };
                 self.put(|s| &mut s.outbox, *id, Some(kept));
             }
         }
@@ -135,22 +199,47 @@ impl Starts for MemoryTransaction {
         done(())
     }
     fn pause_outbox_of(&mut self, incarnation: i64, paused: bool) -> Answer<'_, ()> {
-        self.change_outbox(|unsent| unsent.incarnation == incarnation, |unsent| unsent.paused = paused);
+        self.change_outbox(
+            |unsent| unsent.incarnation == incarnation,
+            |unsent| unsent.paused = paused,
+        );
         done(())
     }
     fn dispatch_partition<'a>(&'a mut self, partition: &'a str) -> Answer<'a, u64> {
-        let of_partition: BTreeSet<i64> = self.state.ids.iter().filter(|(_, (p, _))| p == partition).map(|(n, _)| *n).collect();
-        let suspended = |unsent: &Unsent| unsent.suspended && of_partition.contains(&unsent.incarnation);
-        let jobs: BTreeSet<i64> = self.state.outbox.values().filter(|unsent| suspended(unsent)).map(|unsent| unsent.incarnation).collect();
+        let of_partition: BTreeSet<i64> = self
+            .state
+            .ids
+            .iter()
+            .filter(|(_, (p, _))| p == partition)
+            .map(|(n, _)| *n)
+            .collect();
+        let suspended =
+            |unsent: &Unsent| unsent.suspended && of_partition.contains(&unsent.incarnation);
+        let jobs: BTreeSet<i64> = self
+            .state
+            .outbox
+            .values()
+            .filter(|unsent| suspended(unsent))
+            .map(|unsent| unsent.incarnation)
+            .collect();
         self.change_outbox(suspended, |unsent| unsent.suspended = false);
         done(jobs.len() as u64)
     }
 
-    fn insert_prerequisites<'a>(&'a mut self, job: &'a JobRow, prerequisites: &'a [String]) -> Answer<'a, ()> {
+    fn insert_prerequisites<'a>(
+        &'a mut self,
+        job: &'a JobRow,
+        prerequisites: &'a [String],
+    ) -> Answer<'a, ()> {
         for prerequisite in prerequisites {
             let (partition, prerequisite) = (job.partition.to_string(), prerequisite.clone());
             let key = (partition.clone(), prerequisite.clone(), job.incarnation);
-            let wait = Wait { partition, job: job.job.to_string(), incarnation: job.incarnation, prerequisite };
+            let wait = Wait {
+                partition,
+                job: job.job.to_string(),
+                incarnation: job.incarnation,
+                prerequisite,
+            };
             self.put(|s| &mut s.waits, key, Some(wait));
         }
         done(())
@@ -170,9 +259,18 @@ impl Starts for MemoryTransaction {
         }
         done(waits)
     }
-    fn ways_up<'a>(&'a mut self, partition: &'a str, jobs: &'a [String]) -> Answer<'a, Vec<(String, String)>> {
+    fn ways_up<'a>(
+        &'a mut self,
+        partition: &'a str,
+        jobs: &'a [String],
+    ) -> Answer<'a, Vec<(String, String)>> {
         let mut of: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for wait in self.state.waits.values().filter(|wait| wait.partition == partition) {
+        for wait in self
+            .state
+            .waits
+            .values()
+            .filter(|wait| wait.partition == partition)
+        {
             of.entry(&wait.job).or_default().push(&wait.prerequisite);
         }
         let mut next: Vec<&str> = jobs.iter().map(String::as_str).collect();
@@ -189,31 +287,56 @@ impl Starts for MemoryTransaction {
     }
     fn release<'a>(&'a mut self, completed: &'a [JobKey], waiting: &'a [i64]) -> Answer<'a, ()> {
         for key in completed {
-            let gone: Vec<_> = self.state.waiting_for(key).map(|w| (key.0.clone(), key.1.clone(), w.incarnation)).collect();
+            let gone: Vec<_> = self
+                .state
+                .waiting_for(key)
+                .map(|w| (key.0.clone(), key.1.clone(), w.incarnation))
+                .collect();
             for wait in gone {
                 self.put(|s| &mut s.waits, wait, None);
             }
         }
         let now = self.shared.clock.now();
-        let still: BTreeSet<i64> = self.state.waits.values().map(|wait| wait.incarnation).collect();
+        let still: BTreeSet<i64> = self
+            .state
+            .waits
+            .values()
+            .map(|wait| wait.incarnation)
+            .collect();
         for incarnation in waiting.iter().filter(|n| !still.contains(n)) {
-            let job = self.state.ids.get(incarnation).and_then(|id| self.state.jobs.get(id));
+            let job = self
+                .state
+                .ids
+                .get(incarnation)
+                .and_then(|id| self.state.jobs.get(id));
             let due = now + 1000 * job.map_or(0, |job| job.delay);
-            let starts = |unsent: &Unsent| unsent.incarnation == *incarnation && unsent.due_time.is_none();
+            let starts =
+                |unsent: &Unsent| unsent.incarnation == *incarnation && unsent.due_time.is_none();
             self.change_outbox(starts, |unsent| unsent.due_time = Some(due));
         }
         done(())
     }
     fn forget_starts<'a>(&'a mut self, incarnations: &'a [i64]) -> Answer<'a, ()> {
         let gone: BTreeSet<i64> = incarnations.iter().copied().collect();
-        self.remove_all(|s| &mut s.outbox, |_, unsent| gone.contains(&unsent.incarnation));
+        self.remove_all(
+            |s| &mut s.outbox,
+            |_, unsent| gone.contains(&unsent.incarnation),
+        );
         self.forget_waits(|wait| gone.contains(&wait.incarnation));
         done(())
     }
 
     fn first_failure(&mut self, incarnation: i64) -> Answer<'_, Option<ReportFailure>> {
-        let failures = self.state.failures.range((incarnation, String::new())..(incarnation + 1, String::new()));
-        done(failures.map(|(_, kept)| kept).min_by_key(|kept| (kept.since, &kept.path)).map(|kept| kept.failure.clone()))
+        let failures = self
+            .state
+            .failures
+            .range((incarnation, String::new())..(incarnation + 1, String::new()));
+        done(
+            failures
+                .map(|(_, kept)| kept)
+                .min_by_key(|kept| (kept.since, &kept.path))
+                .map(|kept| kept.failure.clone()),
+        )
     }
     fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> Answer<'a, ()> {
         Box::pin(async move {
@@ -226,7 +349,11 @@ impl Starts for MemoryTransaction {
     fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> Answer<'a, ()> {
         for (incarnation, step) in steps {
             let number = self.state.number();
-            self.put(|s| &mut s.history, (*incarnation, number), Some(step.clone()));
+            self.put(
+                |s| &mut s.history,
+                (*incarnation, number),
+                Some(step.clone()),
+            );
         }
         done(())
     }

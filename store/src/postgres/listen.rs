@@ -34,11 +34,19 @@ pub struct Listener {
 
 impl Listener {
     /// Listens by the time it answers, if the database lets it. One that is `not_yet` available is opened first.
-    pub async fn start(database: Arc<Database>, signals: Arc<Signals>, not_yet: Option<StoreError>) -> Self {
+    pub async fn start(
+        database: Arc<Database>,
+        signals: Arc<Signals>,
+        not_yet: Option<StoreError>,
+    ) -> Self {
         let (tasks, token) = (TaskTracker::new(), CancellationToken::new());
         let stop = token.clone();
         // Whoever begins to wait looks first; whoever has waited for the database has looked in vain.
-        let (first, missed) = if not_yet.is_none() { (Some(connect(&database.options).await), false) } else { (None, true) };
+        let (first, missed) = if not_yet.is_none() {
+            (Some(connect(&database.options).await), false)
+        } else {
+            (None, true)
+        };
         tasks.spawn(async move {
             let listening = async {
                 if let Some(error) = not_yet
@@ -55,7 +63,11 @@ impl Listener {
             stop.run_until_cancelled(listening).await
         });
         tasks.close();
-        Self { tasks, _guard: token.clone().drop_guard(), token }
+        Self {
+            tasks,
+            _guard: token.clone().drop_guard(),
+            token,
+        }
     }
 
     pub async fn stop(&self) {
@@ -64,7 +76,12 @@ impl Listener {
     }
 }
 
-async fn listen_for_ever(first: Result<PgListener, String>, missed: bool, database: &Database, signals: &Signals) {
+async fn listen_for_ever(
+    first: Result<PgListener, String>,
+    missed: bool,
+    database: &Database,
+    signals: &Signals,
+) {
     let mut pause = FIRST_PAUSE;
     let mut missed = missed || first.is_err();
     let mut connected = first;
@@ -81,7 +98,10 @@ async fn listen_for_ever(first: Result<PgListener, String>, missed: bool, databa
                 }
                 missed = true;
                 let reason = listen(listener, database, signals).await;
-                tracing::warn!(reason, "the connection that listens to the database is made anew");
+                tracing::warn!(
+                    reason,
+                    "the connection that listens to the database is made anew"
+                );
             }
             Err(reason) => database.unavailable(&reason),
         }
@@ -93,12 +113,20 @@ async fn listen_for_ever(first: Result<PgListener, String>, missed: bool, databa
 
 async fn connect(options: &PgConnectOptions) -> Result<PgListener, String> {
     let connecting = async {
-        let pool = PgPoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None).connect_with(options.clone()).await?;
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .connect_with(options.clone())
+            .await?;
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.listen(CHANNEL).await?;
         Ok::<_, sqlx::Error>(listener)
     };
-    timeout(LIMIT, connecting).await.map_err(|_| "no answer".to_owned())?.map_err(|error| error.to_string())
+    timeout(LIMIT, connecting)
+        .await
+        .map_err(|_| "no answer".to_owned())?
+        .map_err(|error| error.to_string())
 }
 
 /// Wakes whom notifications are for, until the connection is lost; answers why it is taken for lost.

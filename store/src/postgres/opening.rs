@@ -31,8 +31,16 @@ pub struct Database {
 impl Database {
     /// Not open yet.
     pub fn new(url: &str, options: PgConnectOptions, pool: PgPool) -> Self {
-        let condition = watch::Sender::new(Condition::Unavailable("it has not been opened yet".to_owned()));
-        Self { options, pool, place: masked(url), is_open: AtomicBool::new(false), condition }
+        let condition = watch::Sender::new(Condition::Unavailable(
+            "it has not been opened yet".to_owned(),
+        ));
+        Self {
+            options,
+            pool,
+            place: masked(url),
+            is_open: AtomicBool::new(false),
+            condition,
+        }
     }
 
     pub fn condition(&self) -> watch::Receiver<Condition> {
@@ -64,10 +72,16 @@ impl Database {
     pub async fn open(&self) -> Result<(), StoreError> {
         self.first_connection().await?;
         self.make_schema().await?;
-        sqlx::migrate!("../migrations/postgres").run(&self.pool).await.map_err(|error| match error {
-            sqlx::migrate::MigrateError::Execute(error) => self.opening(error),
-            error => StoreError::Unusable { place: self.place.clone(), reason: error.to_string() },
-        })?;
+        sqlx::migrate!("../migrations/postgres")
+            .run(&self.pool)
+            .await
+            .map_err(|error| match error {
+                sqlx::migrate::MigrateError::Execute(error) => self.opening(error),
+                error => StoreError::Unusable {
+                    place: self.place.clone(),
+                    reason: error.to_string(),
+                },
+            })?;
         self.is_open.store(true, Ordering::Release);
         self.available();
         Ok(())
@@ -96,16 +110,22 @@ impl Database {
 
     /// Said once, however often it is found.
     pub fn unavailable(&self, reason: &str) {
-        let is_news = self.condition.send_if_modified(|condition| match condition {
-            Condition::Unusable(_) => false,
-            Condition::Unavailable(known) if known == reason => false,
-            _ => {
-                *condition = Condition::Unavailable(reason.to_owned());
-                true
-            }
-        });
+        let is_news = self
+            .condition
+            .send_if_modified(|condition| match condition {
+                Condition::Unusable(_) => false,
+                Condition::Unavailable(known) if known == reason => false,
+                _ => {
+                    *condition = Condition::Unavailable(reason.to_owned());
+                    true
+                }
+            });
         if is_news {
-            tracing::warn!(database = self.place, reason, "the database is not available; trying again until it is");
+            tracing::warn!(
+                database = self.place,
+                reason,
+                "the database is not available; trying again until it is"
+            );
         }
     }
 
@@ -119,30 +139,55 @@ impl Database {
     /// Connects once, so that what is wrong is told as it is and not as a pool that has no connection.
     async fn first_connection(&self) -> Result<(), StoreError> {
         let Ok(connected) = timeout(CONNECT_LIMIT, self.options.connect()).await else {
-            return Err(StoreError::Unavailable(format!("{}: no answer within {} s", self.place, CONNECT_LIMIT.as_secs())));
+            return Err(StoreError::Unavailable(format!(
+                "{}: no answer within {} s",
+                self.place,
+                CONNECT_LIMIT.as_secs()
+            )));
         };
         let connection = connected.map_err(|error| self.opening(error))?;
-        connection.close().await.map_err(|error| self.opening(error))
+        connection
+            .close()
+            .await
+            .map_err(|error| self.opening(error))
     }
 
     /// Only where it is missing: an administrator may have made it for a user who must not.
     async fn make_schema(&self) -> Result<(), StoreError> {
         let opening = |error| self.opening(error);
         let is_there = async || {
-            let find = sqlx::query_scalar("select exists (select from pg_namespace where nspname = $1)").bind(SCHEMA);
+            let find =
+                sqlx::query_scalar("select exists (select from pg_namespace where nspname = $1)")
+                    .bind(SCHEMA);
             find.fetch_one(&self.pool).await.map_err(opening)
         };
         if is_there().await? {
             return Ok(());
         }
-        match sqlx::query(AssertSqlSafe(format!("create schema if not exists {SCHEMA}"))).execute(&self.pool).await {
+        match sqlx::query(AssertSqlSafe(format!(
+            "create schema if not exists {SCHEMA}"
+        )))
+        .execute(&self.pool)
+        .await
+        {
             Ok(_) => Ok(()),
             // Another process may have made it at the same moment.
             Err(_) if is_there().await? => Ok(()),
-            Err(error) if error.as_database_error().and_then(DatabaseError::code).as_deref() == Some("42501") => {
+            Err(error)
+                if error
+                    .as_database_error()
+                    .and_then(DatabaseError::code)
+                    .as_deref()
+                    == Some("42501") =>
+            {
                 let user = self.options.get_username();
-                let reason = format!("{error}; an administrator can make it: create schema {SCHEMA} authorization {user}");
-                Err(StoreError::Unusable { place: self.place.clone(), reason })
+                let reason = format!(
+                    "{error}; an administrator can make it: create schema {SCHEMA} authorization {user}"
+                );
+                Err(StoreError::Unusable {
+                    place: self.place.clone(),
+                    reason,
+                })
             }
             Err(error) => Err(opening(error)),
         }
@@ -151,8 +196,13 @@ impl Database {
     fn opening(&self, error: sqlx::Error) -> StoreError {
         let place = &self.place;
         match Fault::from(error) {
-            Fault::Refused(reason) => StoreError::Unusable { place: place.clone(), reason },
-            Fault::Contention(reason) | Fault::Unavailable(reason) => StoreError::Unavailable(format!("{place}: {reason}")),
+            Fault::Refused(reason) => StoreError::Unusable {
+                place: place.clone(),
+                reason,
+            },
+            Fault::Contention(reason) | Fault::Unavailable(reason) => {
+                StoreError::Unavailable(format!("{place}: {reason}"))
+            }
         }
     }
 }

@@ -11,11 +11,17 @@ use crate::sql::starts::{rows, start_reads, start_steps};
 use crate::{OutboxMessage, Transition};
 
 impl StartReads for PostgresBackend {
-    start_reads!("(extract(epoch from clock_timestamp()) * 1000)::bigint", "jsonb_array_elements($1::jsonb) as k(value)");
+    start_reads!(
+        "(extract(epoch from clock_timestamp()) * 1000)::bigint",
+        "jsonb_array_elements($1::jsonb) as k(value)"
+    );
 }
 
 impl Starts for PostgresTransaction {
-    start_steps!("(extract(epoch from clock_timestamp()) * 1000)::bigint", "jsonb_array_elements($1::jsonb) as k(value)");
+    start_steps!(
+        "(extract(epoch from clock_timestamp()) * 1000)::bigint",
+        "jsonb_array_elements($1::jsonb) as k(value)"
+    );
 
     fn lock_creations<'a>(&'a mut self, partition: &'a str, shared: bool) -> Answer<'a, ()> {
         let lock = if shared {
@@ -23,7 +29,11 @@ impl Starts for PostgresTransaction {
         } else {
             "select pg_advisory_xact_lock(hashtextextended($1, 2))"
         };
-        Box::pin(async move { self.execute(sqlx::query(lock).bind(partition)).await.map(drop) })
+        Box::pin(async move {
+            self.execute(sqlx::query(lock).bind(partition))
+                .await
+                .map(drop)
+        })
     }
     fn claim_outbox(&mut self, limit: u32, lease: u64) -> Answer<'_, Vec<OutboxMessage>> {
         Box::pin(async move {
@@ -37,10 +47,21 @@ impl Starts for PostgresTransaction {
                  from due where outbox.id = due.id returning outbox.due_time, outbox.id, pipe, body, headers",
             );
             let mut claimed = Vec::new();
-            for row in &self.fetch(query.bind(i64::from(limit)).bind(crate::sql::millis(lease))).await? {
+            for row in &self
+                .fetch(query.bind(i64::from(limit)).bind(crate::sql::millis(lease)))
+                .await?
+            {
                 let due: i64 = row.try_get(0)?;
                 let headers = crate::sql::stow::headers(row.try_get(4)?)?;
-                claimed.push((due, OutboxMessage { id: row.try_get(1)?, pipe: row.try_get(2)?, body: row.try_get(3)?, headers }));
+                claimed.push((
+                    due,
+                    OutboxMessage {
+                        id: row.try_get(1)?,
+                        pipe: row.try_get(2)?,
+                        body: row.try_get(3)?,
+                        headers,
+                    },
+                ));
             }
             claimed.sort_by_key(|(due, message)| (*due, message.id));
             Ok(claimed.into_iter().map(|(_, message)| message).collect())

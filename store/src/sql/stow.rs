@@ -72,9 +72,16 @@ pub(crate) use stow_steps;
 
 /// Headers as they are stored; nothing where there are none.
 pub fn written(headers: &Headers) -> Result<Option<String>, Fault> {
-    if headers.is_empty() { Ok(None) } else { Ok(Some(serde_json::to_string(headers)?)) }
+    if headers.is_empty() {
+        Ok(None)
+    } else {
+        Ok(Some(serde_json::to_string(headers)?))
+    }
 }
 
 pub fn headers(text: Option<&str>) -> Result<Headers, Fault> {
-    Ok(text.map(serde_json::from_str).transpose()?.unwrap_or_default())
+    Ok(text
+        .map(serde_json::from_str)
+        .transpose()?
+        .unwrap_or_default())
 }

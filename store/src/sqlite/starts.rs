@@ -11,11 +11,17 @@ use crate::sql::starts::{rows, start_reads, start_steps};
 use crate::{OutboxMessage, Transition};
 
 impl StartReads for SqliteBackend {
-    start_reads!("cast(unixepoch('subsec') * 1000 as integer)", "json_each($1) as k");
+    start_reads!(
+        "cast(unixepoch('subsec') * 1000 as integer)",
+        "json_each($1) as k"
+    );
 }
 
 impl Starts for SqliteTransaction {
-    start_steps!("cast(unixepoch('subsec') * 1000 as integer)", "json_each($1) as k");
+    start_steps!(
+        "cast(unixepoch('subsec') * 1000 as integer)",
+        "json_each($1) as k"
+    );
 
     fn lock_creations<'a>(&'a mut self, _partition: &'a str, _shared: bool) -> Answer<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
@@ -30,10 +36,21 @@ impl Starts for SqliteTransaction {
                  order by due_time, id limit $1) returning due_time, id, pipe, body, headers",
             );
             let mut claimed = Vec::new();
-            for row in &self.fetch(query.bind(i64::from(limit)).bind(crate::sql::millis(lease))).await? {
+            for row in &self
+                .fetch(query.bind(i64::from(limit)).bind(crate::sql::millis(lease)))
+                .await?
+            {
                 let due: i64 = row.try_get(0)?;
                 let headers = crate::sql::stow::headers(row.try_get(4)?)?;
-                claimed.push((due, OutboxMessage { id: row.try_get(1)?, pipe: row.try_get(2)?, body: row.try_get(3)?, headers }));
+                claimed.push((
+                    due,
+                    OutboxMessage {
+                        id: row.try_get(1)?,
+                        pipe: row.try_get(2)?,
+                        body: row.try_get(3)?,
+                        headers,
+                    },
+                ));
             }
             claimed.sort_by_key(|(due, message)| (*due, message.id));
             Ok(claimed.into_iter().map(|(_, message)| message).collect())

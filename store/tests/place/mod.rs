@@ -37,7 +37,10 @@ impl Place {
         let (url, home) = match kind {
             "sqlite" => {
                 let folder = tempfile::tempdir().unwrap();
-                (format!("sqlite:{}", folder.path().join("jobs.db").display()), Home::Folder(folder))
+                (
+                    format!("sqlite:{}", folder.path().join("jobs.db").display()),
+                    Home::Folder(folder),
+                )
             }
             "postgres" => {
                 let database = harness::postgres().await.expect("PostgreSQL for the test");

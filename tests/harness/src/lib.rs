@@ -64,15 +64,32 @@ pub fn unique(prefix: &str) -> String {
     static PROCESS: LazyLock<String> = LazyLock::new(|| base36(random() % 36_u64.pow(8)));
     static NEXT: AtomicU64 = AtomicU64::new(0);
 
-    let suffix = format!("{}-{}", *PROCESS, base36(NEXT.fetch_add(1, Ordering::Relaxed)));
-    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-    let prefix: String = prefix.chars().map(plain).take(40 - 1 - suffix.len()).collect();
+    let suffix = format!(
+        "{}-{}",
+        *PROCESS,
+        base36(NEXT.fetch_add(1, Ordering::Relaxed))
+    );
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() {
+            c.to_ascii_lowercase()
+        } else {
+            '-'
+        }
+    };
+    let prefix: String = prefix
+        .chars()
+        .map(plain)
+        .take(40 - 1 - suffix.len())
+        .collect();
     format!("{prefix}-{suffix}")
 }
 
 /// How many of something a test makes: few by default, and as many as the experiment demands with `BATCHWRIGHT_FULL_SIZE=1`.
 pub fn sized<T>(small: T, full: T) -> T {
-    #[expect(clippy::disallowed_methods, reason = "a test has no `main` that could pass it")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a test has no `main` that could pass it"
+    )]
     let is_full = std::env::var("BATCHWRIGHT_FULL_SIZE").is_ok_and(|value| value == "1");
     if is_full { full } else { small }
 }
@@ -91,12 +108,20 @@ pub fn free_port() -> u16 {
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(random() as u16));
 
     let mut candidates = (0..COUNT).map(|_| FIRST + NEXT.fetch_add(1, Ordering::Relaxed) % COUNT);
-    #[expect(clippy::expect_used, reason = "a test machine without a free port cannot go on")]
-    candidates.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port between 20000 and 32000")
+    #[expect(
+        clippy::expect_used,
+        reason = "a test machine without a free port cannot go on"
+    )]
+    candidates
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .expect("a free port between 20000 and 32000")
 }
 
 /// [`wait_for`], for those who have something better to do than to panic: `Err` is what was seen last.
-async fn poll<T, E: Display>(patience: Duration, mut condition: impl AsyncFnMut() -> Result<T, E>) -> Result<T, String> {
+async fn poll<T, E: Display>(
+    patience: Duration,
+    mut condition: impl AsyncFnMut() -> Result<T, E>,
+) -> Result<T, String> {
     let end = Instant::now() + patience;
     let mut pause = Duration::from_millis(2);
     let mut last = "nothing, the first look has not returned".to_owned();
@@ -120,7 +145,10 @@ fn random() -> u64 {
 fn base36(mut number: u64) -> String {
     let mut digits = Vec::new();
     loop {
-        digits.push(char::from(b"0123456789abcdefghijklmnopqrstuvwxyz"[usize::try_from(number % 36).unwrap_or_default()]));
+        digits.push(char::from(
+            b"0123456789abcdefghijklmnopqrstuvwxyz"
+                [usize::try_from(number % 36).unwrap_or_default()],
+        ));
         number /= 36;
         if number == 0 {
             return digits.iter().rev().collect();
@@ -136,11 +164,20 @@ mod tests {
 
     #[test]
     fn unique_names_differ_and_are_plain_and_short() {
-        let names: HashSet<String> = (0..1000).map(|_| unique("Some_Very.Long/Name that goes on and on for ever")).collect();
+        let names: HashSet<String> = (0..1000)
+            .map(|_| unique("Some_Very.Long/Name that goes on and on for ever"))
+            .collect();
         assert_eq!(names.len(), 1000);
         for name in names {
-            assert!(name.len() <= 40 && name.starts_with("some-very-long-name"), "{name}");
-            assert!(name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-'), "{name}");
+            assert!(
+                name.len() <= 40 && name.starts_with("some-very-long-name"),
+                "{name}"
+            );
+            assert!(
+                name.chars()
+                    .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-'),
+                "{name}"
+            );
         }
     }
 
@@ -153,7 +190,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     #[should_panic(expected = "waited 120s for the job to end; last seen: 3 of 4 done")]
     async fn waiting_in_vain_panics_with_what_was_wanted_and_what_was_seen_last() {
-        wait_for("the job to end", async || Err::<(), _>("3 of 4 done".to_owned())).await;
+        wait_for("the job to end", async || {
+            Err::<(), _>("3 of 4 done".to_owned())
+        })
+        .await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -165,7 +205,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     #[should_panic(expected = "last seen: nothing, the first look has not returned")]
     async fn a_condition_that_hangs_does_not_hang_the_test() {
-        wait_for("a word", async || std::future::pending::<Result<(), String>>().await).await;
+        wait_for("a word", async || {
+            std::future::pending::<Result<(), String>>().await
+        })
+        .await;
     }
 
     #[tokio::test]
@@ -173,7 +216,11 @@ mod tests {
         let mut looks = 0;
         let seen = wait_for("the third look", async || {
             looks += 1;
-            if looks == 3 { Ok(looks) } else { Err(format!("look {looks}")) }
+            if looks == 3 {
+                Ok(looks)
+            } else {
+                Err(format!("look {looks}"))
+            }
         });
         assert_eq!(seen.await, 3);
     }

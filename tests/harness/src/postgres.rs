@@ -32,7 +32,11 @@ pub struct Postgres {
 /// A new database on the server that all tests of this process share: the one of `DATABASE_URL`, else a private one.
 pub async fn postgres() -> anyhow::Result<Postgres> {
     static SHARED: OnceCell<Shared> = OnceCell::const_new();
-    SHARED.get_or_try_init(Shared::find).await?.create_database().await
+    SHARED
+        .get_or_try_init(Shared::find)
+        .await?
+        .create_database()
+        .await
 }
 
 /// A server of a test's own, to stop and start. It ends with its owner.
@@ -54,14 +58,33 @@ impl PostgresServer {
     }
 
     async fn start_with(settings: &[&str]) -> anyhow::Result<Self> {
-        let (Some(initdb), Some(postgres)) = (postgres_program("initdb"), postgres_program("postgres")) else { bail!(MISSING) };
+        let (Some(initdb), Some(postgres)) =
+            (postgres_program("initdb"), postgres_program("postgres"))
+        else {
+            bail!(MISSING)
+        };
         let home = Home::new(&["postgres", "nobody"])?;
         let port = free_port();
         let mut server = Command::new("sh");
-        server.args(["-c", START, "batchwright-postgresql"]).arg(initdb).arg(postgres);
-        server.arg("-D").arg(home.path().join("data")).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
-        server.args(["-c", "max_connections=200", "-c", "shared_buffers=64MB"]).args(settings);
-        let server = Self { supervisor: home.supervise("PostgreSQL", "INT", &server)?, port };
+        server
+            .args(["-c", START, "batchwright-postgresql"])
+            .arg(initdb)
+            .arg(postgres);
+        server.arg("-D").arg(home.path().join("data")).args([
+            "-p",
+            &port.to_string(),
+            "-h",
+            "127.0.0.1",
+            "-k",
+            "",
+        ]);
+        server
+            .args(["-c", "max_connections=200", "-c", "shared_buffers=64MB"])
+            .args(settings);
+        let server = Self {
+            supervisor: home.supervise("PostgreSQL", "INT", &server)?,
+            port,
+        };
         server.start_again().await?;
         Ok(server)
     }
@@ -107,7 +130,19 @@ impl PostgresServer {
 /// Runs statements with `psql` and returns what it printed, unaligned and without headers.
 pub async fn psql(url: &str, statements: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new(postgres_program("psql").context(MISSING)?);
-    command.args(["-X", "-q", "-w", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", url]).stdin(Stdio::null());
+    command
+        .args([
+            "-X",
+            "-q",
+            "-w",
+            "-A",
+            "-t",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-d",
+            url,
+        ])
+        .stdin(Stdio::null());
     for statement in statements {
         command.args(["-c", statement]);
     }
@@ -117,7 +152,9 @@ pub async fn psql(url: &str, statements: &[&str]) -> anyhow::Result<String> {
 async fn create_database(server: &str) -> anyhow::Result<Postgres> {
     let name = unique("batchwright-test");
     psql(server, &[&format!("create database \"{name}\"")]).await?;
-    Ok(Postgres { url: with_database(server, &name) })
+    Ok(Postgres {
+        url: with_database(server, &name),
+    })
 }
 
 /// Where this process creates its databases.
@@ -128,9 +165,15 @@ enum Shared {
 
 impl Shared {
     async fn find() -> anyhow::Result<Self> {
-        #[expect(clippy::disallowed_methods, reason = "a test has no `main` that could pass it")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "a test has no `main` that could pass it"
+        )]
         match std::env::var("DATABASE_URL") {
-            Ok(url) if !url.is_empty() => Ok(Self::Given { leftovers: Leftovers::of(&url)?, url }),
+            Ok(url) if !url.is_empty() => Ok(Self::Given {
+                leftovers: Leftovers::of(&url)?,
+                url,
+            }),
             _ => Ok(Self::Own(PostgresServer::start().await?)),
         }
     }
@@ -139,7 +182,9 @@ impl Shared {
         match self {
             Self::Own(server) => server.create_database().await,
             Self::Given { url, leftovers } => {
-                let database = create_database(url).await.context("DATABASE_URL is set, but no database can be created there")?;
+                let database = create_database(url)
+                    .await
+                    .context("DATABASE_URL is set, but no database can be created there")?;
                 leftovers.remember(&database)?;
                 Ok(database)
             }
@@ -161,15 +206,28 @@ impl Leftovers {
             while read -r name; do set -- "$@" -c "drop database if exists \"$name\" with (force)"; done
             [ $# -eq 0 ] || exec "$psql" -X -q -w -d "$server" "$@""#;
         let mut shell = Command::new("sh");
-        shell.args(["-c", script, "batchwright-leftovers"]).arg(psql).arg(server).process_group(0);
-        let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        Ok(Self(Mutex::new(shell.stdin.take().context("the shell's input is a pipe")?)))
+        shell
+            .args(["-c", script, "batchwright-leftovers"])
+            .arg(psql)
+            .arg(server)
+            .process_group(0);
+        let mut shell = shell
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(Self(Mutex::new(
+            shell.stdin.take().context("the shell's input is a pipe")?,
+        )))
     }
 
     fn remember(&self, database: &Postgres) -> anyhow::Result<()> {
         use std::io::Write;
 
-        let mut names = self.0.lock().map_err(|_| anyhow::anyhow!("an earlier test panicked while it took a database"))?;
+        let mut names = self
+            .0
+            .lock()
+            .map_err(|_| anyhow::anyhow!("an earlier test panicked while it took a database"))?;
         writeln!(names, "{}", database_of(&database.url))?;
         Ok(())
     }
@@ -177,19 +235,36 @@ impl Leftovers {
 
 /// Debian keeps several versions side by side, outside the search path; the newest is taken.
 fn postgres_program(name: &str) -> Option<PathBuf> {
-    let installed = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
-    let mut versions: Vec<(u32, PathBuf)> =
-        installed.filter_map(|version| Some((version.file_name().to_str()?.parse().ok()?, version.path().join("bin")))).collect();
+    let installed = std::fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut versions: Vec<(u32, PathBuf)> = installed
+        .filter_map(|version| {
+            Some((
+                version.file_name().to_str()?.parse().ok()?,
+                version.path().join("bin"),
+            ))
+        })
+        .collect();
     versions.sort();
-    let folders: Vec<PathBuf> = versions.into_iter().rev().map(|(_, folder)| folder).collect();
+    let folders: Vec<PathBuf> = versions
+        .into_iter()
+        .rev()
+        .map(|(_, folder)| folder)
+        .collect();
     program(name, &folders)
 }
 
 /// The same server, another database: what is between the authority and the query is replaced.
 fn with_database(url: &str, name: &str) -> String {
-    let (base, query) = url.split_once('?').map_or((url, None), |(base, query)| (base, Some(query)));
+    let (base, query) = url
+        .split_once('?')
+        .map_or((url, None), |(base, query)| (base, Some(query)));
     let authority = base.find("://").map_or(0, |at| at + 3);
-    let end = base[authority..].find('/').map_or(base.len(), |at| authority + at);
+    let end = base[authority..]
+        .find('/')
+        .map_or(base.len(), |at| authority + at);
     let query = query.map(|query| format!("?{query}")).unwrap_or_default();
     format!("{}/{name}{query}", &base[..end])
 }
@@ -208,7 +283,10 @@ mod tests {
         for (given, expected) in [
             ("postgres://u:p@h:5433/app", "postgres://u:p@h:5433/x"),
             ("postgres://u:p@h:5433", "postgres://u:p@h:5433/x"),
-            ("postgresql://h/app?sslmode=require&host=/tmp", "postgresql://h/x?sslmode=require&host=/tmp"),
+            (
+                "postgresql://h/app?sslmode=require&host=/tmp",
+                "postgresql://h/x?sslmode=require&host=/tmp",
+            ),
         ] {
             assert_eq!(with_database(given, "x"), expected);
             assert_eq!(database_of(expected), "x");
@@ -219,9 +297,20 @@ mod tests {
     async fn every_call_gives_an_empty_database_of_its_own() -> anyhow::Result<()> {
         let (one, other) = tokio::try_join!(postgres(), postgres())?;
         assert_ne!(one.url, other.url);
-        psql(&one.url, &["create table t (n int)", "insert into t values (1)"]).await?;
+        psql(
+            &one.url,
+            &["create table t (n int)", "insert into t values (1)"],
+        )
+        .await?;
         assert_eq!(psql(&one.url, &["select count(*) from t"]).await?, "1");
-        assert_eq!(psql(&other.url, &["select count(*) from pg_tables where schemaname = 'public'"]).await?, "0");
+        assert_eq!(
+            psql(
+                &other.url,
+                &["select count(*) from pg_tables where schemaname = 'public'"]
+            )
+            .await?,
+            "0"
+        );
         Ok(())
     }
 
@@ -232,12 +321,18 @@ mod tests {
         psql(&database.url, &["create table t (n int)"]).await?;
 
         server.stop().await?;
-        assert!(psql(&database.url, &["select 1"]).await.is_err(), "stopped, yet it answers");
+        assert!(
+            psql(&database.url, &["select 1"]).await.is_err(),
+            "stopped, yet it answers"
+        );
         server.start_again().await?;
         psql(&database.url, &["insert into t values (1)"]).await?;
 
         server.kill().await?;
-        assert!(psql(&database.url, &["select 1"]).await.is_err(), "killed, yet it answers");
+        assert!(
+            psql(&database.url, &["select 1"]).await.is_err(),
+            "killed, yet it answers"
+        );
         server.start_again().await?;
         assert_eq!(psql(&database.url, &["select count(*) from t"]).await?, "1");
 
@@ -249,8 +344,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_that_cannot_start_says_why_from_its_log() -> anyhow::Result<()> {
-        let error = PostgresServer::start_with(&["-c", "no_such_setting=1"]).await.unwrap_err().to_string();
-        assert!(error.contains("PostgreSQL did not start: it has ended") && error.contains("no_such_setting"), "{error}");
+        let error = PostgresServer::start_with(&["-c", "no_such_setting=1"])
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("PostgreSQL did not start: it has ended")
+                && error.contains("no_such_setting"),
+            "{error}"
+        );
         Ok(())
     }
 }

@@ -52,10 +52,19 @@ impl Proxy {
     pub async fn start(target: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let address = listener.local_addr()?;
-        let weather = watch::Sender::new(Weather { mode: Mode::Pass, next: 0, cut: 0, forgotten: 0 });
+        let weather = watch::Sender::new(Weather {
+            mode: Mode::Pass,
+            next: 0,
+            cut: 0,
+            forgotten: 0,
+        });
         let mut tasks = JoinSet::new();
         tasks.spawn(accept(listener, target, weather.clone()));
-        Ok(Self { address, weather, _tasks: tasks })
+        Ok(Self {
+            address,
+            weather,
+            _tasks: tasks,
+        })
     }
 
     /// Where to connect instead of the target.
@@ -65,27 +74,42 @@ impl Proxy {
 
     /// Ends all connections there are. New ones fare as before.
     pub fn cut(&self) {
-        self.weather.send_modify(|weather| weather.cut = weather.next);
+        self.weather
+            .send_modify(|weather| weather.cut = weather.next);
     }
 
     /// Ends all connections there are and, from now on, each new one at once.
     pub fn refuse(&self) {
-        self.weather.send_modify(|weather| *weather = Weather { mode: Mode::Refuse, cut: weather.next, ..*weather });
+        self.weather.send_modify(|weather| {
+            *weather = Weather {
+                mode: Mode::Refuse,
+                cut: weather.next,
+                ..*weather
+            }
+        });
     }
 
     /// Carries nothing in either direction, not even that a connection has ended; new connections are accepted all the same.
     pub fn black_hole(&self) {
-        self.weather.send_modify(|weather| weather.mode = Mode::BlackHole);
+        self.weather
+            .send_modify(|weather| weather.mode = Mode::BlackHole);
     }
 
     /// Never again carries anything of the connections there are, as a firewall that has lost its state; new ones are carried.
     pub fn forget(&self) {
-        self.weather.send_modify(|weather| *weather = Weather { mode: Mode::Pass, forgotten: weather.next, ..*weather });
+        self.weather.send_modify(|weather| {
+            *weather = Weather {
+                mode: Mode::Pass,
+                forgotten: weather.next,
+                ..*weather
+            }
+        });
     }
 
     /// Carries everything, also what has been held back in a black hole.
     pub fn pass(&self) {
-        self.weather.send_modify(|weather| weather.mode = Mode::Pass);
+        self.weather
+            .send_modify(|weather| weather.mode = Mode::Pass);
     }
 }
 
@@ -93,7 +117,9 @@ async fn accept(listener: TcpListener, target: SocketAddr, weather: watch::Sende
     let mut connections = JoinSet::new();
     loop {
         // A client that is gone before it is accepted is nobody's loss.
-        let Ok((client, _)) = listener.accept().await else { continue };
+        let Ok((client, _)) = listener.accept().await else {
+            continue;
+        };
         let mut number = 0;
         weather.send_modify(|weather| {
             number = weather.next;
@@ -107,7 +133,12 @@ async fn accept(listener: TcpListener, target: SocketAddr, weather: watch::Sende
 }
 
 /// One connection, until either side ends it or it is cut.
-async fn carry(client: TcpStream, target: SocketAddr, number: u64, mut weather: watch::Receiver<Weather>) {
+async fn carry(
+    client: TcpStream,
+    target: SocketAddr,
+    number: u64,
+    mut weather: watch::Receiver<Weather>,
+) {
     let mut told = weather.clone();
     let carried = async {
         clear(&mut weather, number).await?;
@@ -115,9 +146,13 @@ async fn carry(client: TcpStream, target: SocketAddr, number: u64, mut weather: 
         // Small messages are to be as late as they are without us.
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
-        let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+        let ((from_client, to_client), (from_server, to_server)) =
+            (client.into_split(), server.into_split());
         let (up, down) = (weather.clone(), weather.clone());
-        tokio::try_join!(one_way(from_client, to_server, number, up), one_way(from_server, to_client, number, down))
+        tokio::try_join!(
+            one_way(from_client, to_server, number, up),
+            one_way(from_server, to_client, number, down)
+        )
     };
     tokio::select! {
         // How a connection ended is the business of those who had it.
@@ -126,7 +161,12 @@ async fn carry(client: TcpStream, target: SocketAddr, number: u64, mut weather: 
     }
 }
 
-async fn one_way(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, number: u64, mut weather: watch::Receiver<Weather>) -> io::Result<()> {
+async fn one_way(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    number: u64,
+    mut weather: watch::Receiver<Weather>,
+) -> io::Result<()> {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         clear(&mut weather, number).await?;
@@ -142,7 +182,11 @@ async fn one_way(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, number: u64, m
 
 /// Waits until this connection is carried.
 async fn clear(weather: &mut watch::Receiver<Weather>, number: u64) -> io::Result<()> {
-    weather.wait_for(|weather| weather.carries(number)).await.map(drop).map_err(|_| io::ErrorKind::ConnectionAborted.into())
+    weather
+        .wait_for(|weather| weather.carries(number))
+        .await
+        .map(drop)
+        .map_err(|_| io::ErrorKind::ConnectionAborted.into())
 }
 
 #[cfg(test)]
@@ -186,14 +230,19 @@ mod tests {
 
     async fn hears(stream: &mut TcpStream, word: &[u8]) -> io::Result<()> {
         let mut heard = vec![0; word.len()];
-        timeout(LIMIT, stream.read_exact(&mut heard)).await.expect("no echo in time")?;
+        timeout(LIMIT, stream.read_exact(&mut heard))
+            .await
+            .expect("no echo in time")?;
         assert_eq!(heard, word);
         Ok(())
     }
 
     async fn hears_nothing(stream: &mut TcpStream) {
         let mut byte = [0];
-        assert!(timeout(SILENCE, stream.read(&mut byte)).await.is_err(), "something came through");
+        assert!(
+            timeout(SILENCE, stream.read(&mut byte)).await.is_err(),
+            "something came through"
+        );
     }
 
     #[tokio::test]
@@ -202,7 +251,9 @@ mod tests {
         let proxy = Proxy::start(server).await.unwrap();
         let stream = through(&proxy).await;
         let (mut from, mut to) = stream.into_split();
-        let said: Vec<u8> = (0..1_000_000_u32).map(|n| u8::try_from(n % 251).unwrap()).collect();
+        let said: Vec<u8> = (0..1_000_000_u32)
+            .map(|n| u8::try_from(n % 251).unwrap())
+            .collect();
         let saying = async {
             to.write_all(&said).await.unwrap();
             to.shutdown().await.unwrap();
@@ -271,7 +322,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_that_is_not_there_ends_the_connection() {
-        let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], crate::free_port()))).await.unwrap();
+        let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], crate::free_port())))
+            .await
+            .unwrap();
         assert!(says(&mut through(&proxy).await, b"one").await.is_err());
     }
 }

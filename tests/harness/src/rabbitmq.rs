@@ -30,10 +30,15 @@ pub struct Amqp {
 pub async fn rabbitmq() -> anyhow::Result<Amqp> {
     static SHARED: OnceCell<RabbitServer> = OnceCell::const_new();
 
-    #[expect(clippy::disallowed_methods, reason = "a test has no `main` that could pass it")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a test has no `main` that could pass it"
+    )]
     match std::env::var("AMQP_URL") {
         Ok(url) if !url.is_empty() => Ok(Amqp { url }),
-        _ => Ok(Amqp { url: SHARED.get_or_try_init(RabbitServer::start).await?.url() }),
+        _ => Ok(Amqp {
+            url: SHARED.get_or_try_init(RabbitServer::start).await?.url(),
+        }),
     }
 }
 
@@ -49,11 +54,15 @@ pub struct RabbitServer {
 impl RabbitServer {
     /// Starts a node. It takes some ten seconds.
     pub async fn start() -> anyhow::Result<Self> {
-        let script = program("rabbitmq-server", &[PathBuf::from("/usr/lib/rabbitmq/bin")]).context(MISSING)?;
+        let script = program("rabbitmq-server", &[PathBuf::from("/usr/lib/rabbitmq/bin")])
+            .context(MISSING)?;
         let home = Home::new(&["rabbitmq", "nobody"])?;
         let (port, distribution, mapper) = (free_port(), free_port(), free_port());
         let inside = |name: &str| home.path().join(name);
-        std::fs::write(inside("rabbitmq.conf"), format!("listeners.tcp.default = 127.0.0.1:{port}\nloopback_users.guest = true\n"))?;
+        std::fs::write(
+            inside("rabbitmq.conf"),
+            format!("listeners.tcp.default = 127.0.0.1:{port}\nloopback_users.guest = true\n"),
+        )?;
         std::fs::write(inside("enabled_plugins"), "[].\n")?;
 
         let mut node = Command::new("sh");
@@ -74,8 +83,15 @@ impl RabbitServer {
             // Makes the script replace itself by the node, so that signals and the end of the node are the node's own.
             .env("RUNNING_UNDER_SYSTEMD", "true")
             // Idle schedulers that spin take the processor from the tests.
-            .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "+sbwt none +sbwtdcpu none +sbwtdio none");
-        let server = Self { supervisor: home.supervise("RabbitMQ", "TERM", &node)?, port, mapper };
+            .env(
+                "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS",
+                "+sbwt none +sbwtdcpu none +sbwtdio none",
+            );
+        let server = Self {
+            supervisor: home.supervise("RabbitMQ", "TERM", &node)?,
+            port,
+            mapper,
+        };
         server.start_again().await?;
         Ok(server)
     }
@@ -102,16 +118,33 @@ impl RabbitServer {
 
     /// Makes the node hold publishers back for want of memory, or go on.
     pub async fn run_short_of_memory(&self, short: bool) -> anyhow::Result<()> {
-        self.control(&["set_vm_memory_high_watermark", if short { "0" } else { "0.8" }]).await.map(drop)
+        self.control(&[
+            "set_vm_memory_high_watermark",
+            if short { "0" } else { "0.8" },
+        ])
+        .await
+        .map(drop)
     }
 
     /// Asks `rabbitmqctl`; answers what it prints.
     pub async fn control(&self, arguments: &[&str]) -> anyhow::Result<String> {
-        let script = program("rabbitmqctl", &[PathBuf::from("/usr/lib/rabbitmq/bin")]).context(MISSING)?;
-        let cookie = std::fs::read_to_string(self.supervisor.folder.join(".erlang.cookie")).context("the node has no cookie")?;
+        let script =
+            program("rabbitmqctl", &[PathBuf::from("/usr/lib/rabbitmq/bin")]).context(MISSING)?;
+        let cookie = std::fs::read_to_string(self.supervisor.folder.join(".erlang.cookie"))
+            .context("the node has no cookie")?;
         let mut command = Command::new(script);
-        command.args(["--quiet", "--node", &node_name(self.port), "--erlang-cookie", cookie.trim()]).args(arguments);
-        command.env("HOME", &self.supervisor.folder).env("ERL_EPMD_PORT", self.mapper.to_string());
+        command
+            .args([
+                "--quiet",
+                "--node",
+                &node_name(self.port),
+                "--erlang-cookie",
+                cookie.trim(),
+            ])
+            .args(arguments);
+        command
+            .env("HOME", &self.supervisor.folder)
+            .env("ERL_EPMD_PORT", self.mapper.to_string());
         run(command).await
     }
 
@@ -137,7 +170,10 @@ fn greet(port: u16) -> anyhow::Result<()> {
     node.write_all(b"AMQP\x00\x00\x09\x01")?;
     let mut frame = [0];
     node.read_exact(&mut frame)?;
-    ensure!(frame == [1], "the node answers {frame:?} to AMQP's greeting");
+    ensure!(
+        frame == [1],
+        "the node answers {frame:?} to AMQP's greeting"
+    );
     Ok(())
 }
 

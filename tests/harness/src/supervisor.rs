@@ -54,7 +54,10 @@ struct Shell {
 impl Home {
     /// Servers refuse to run as root, so for root the folder belongs to the first of `users` that exists.
     pub fn new(users: &[&str]) -> anyhow::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("batchwright-").tempdir().context("cannot create a temporary folder")?;
+        let folder = tempfile::Builder::new()
+            .prefix("batchwright-")
+            .tempdir()
+            .context("cannot create a temporary folder")?;
         let root = std::fs::metadata(&folder)?.uid() == 0;
         let user = if root { Some(first_user(users)?) } else { None };
         if let Some((uid, gid)) = user {
@@ -78,9 +81,19 @@ impl Home {
     }
 
     /// Hands the folder to a shell that will start `server` when told to, and stop it by the signal `stop`.
-    pub fn supervise(self, name: &'static str, stop: &str, server: &Command) -> anyhow::Result<Supervisor> {
+    pub fn supervise(
+        self,
+        name: &'static str,
+        stop: &str,
+        server: &Command,
+    ) -> anyhow::Result<Supervisor> {
         let mut shell = self.command("sh");
-        shell.arg("-c").arg(include_str!("supervisor.sh")).arg(format!("batchwright-{name}")).arg(self.path()).arg(stop);
+        shell
+            .arg("-c")
+            .arg(include_str!("supervisor.sh"))
+            .arg(format!("batchwright-{name}"))
+            .arg(self.path())
+            .arg(stop);
         shell.arg(server.get_program()).args(server.get_args());
         for (variable, value) in server.get_envs() {
             if let Some(value) = value {
@@ -96,18 +109,36 @@ impl Home {
             .spawn()
             .with_context(|| format!("cannot start the shell that looks after {name}"))?;
         let orders = process.stdin.take();
-        let answers = BufReader::new(process.stdout.take().context("the shell's output is a pipe")?);
+        let answers = BufReader::new(
+            process
+                .stdout
+                .take()
+                .context("the shell's output is a pipe")?,
+        );
         let folder = self.folder.keep();
-        Ok(Supervisor { name, folder, shell: Arc::new(Mutex::new(Shell { process, orders, answers })) })
+        Ok(Supervisor {
+            name,
+            folder,
+            shell: Arc::new(Mutex::new(Shell {
+                process,
+                orders,
+                answers,
+            })),
+        })
     }
 }
 
 impl Supervisor {
     /// Starts the server and waits until `ready` says so; an error carries the end of the server's log.
-    pub async fn start(&self, mut ready: impl AsyncFnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    pub async fn start(
+        &self,
+        mut ready: impl AsyncFnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         self.tell(Order::Start).await?;
         let booted = poll(BOOT, async || {
-            let Err(error) = ready().await else { return Ok(Ok(())) };
+            let Err(error) = ready().await else {
+                return Ok(Ok(()));
+            };
             match self.tell(Order::Alive).await {
                 Ok(answer) if answer == "yes" => Err(format!("{error:#}")),
                 Ok(_) => Ok(Err("it has ended".to_owned())),
@@ -116,7 +147,11 @@ impl Supervisor {
         });
         match booted.await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(seen)) | Err(seen) => bail!("{} did not start: {seen}. The end of its log:\n{}", self.name, self.log_tail()),
+            Ok(Err(seen)) | Err(seen) => bail!(
+                "{} did not start: {seen}. The end of its log:\n{}",
+                self.name,
+                self.log_tail()
+            ),
         }
     }
 
@@ -125,8 +160,12 @@ impl Supervisor {
         let shell = Arc::clone(&self.shell);
         let name = self.name;
         tokio::task::spawn_blocking(move || {
-            let mut shell = shell.lock().map_err(|_| anyhow::anyhow!("an earlier order to {name} panicked"))?;
-            shell.tell(order).with_context(|| format!("the shell that looks after {name} does not answer"))
+            let mut shell = shell
+                .lock()
+                .map_err(|_| anyhow::anyhow!("an earlier order to {name} panicked"))?;
+            shell
+                .tell(order)
+                .with_context(|| format!("the shell that looks after {name} does not answer"))
         })
         .await?
     }
@@ -167,14 +206,26 @@ impl Drop for Shell {
 /// The full path of a program, from the first of `folders` that has it, else from the search path.
 pub fn program(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    folders.iter().cloned().chain(std::env::split_paths(&path)).map(|folder| folder.join(name)).find(|file| file.is_file())
+    folders
+        .iter()
+        .cloned()
+        .chain(std::env::split_paths(&path))
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
 }
 
 /// Runs a command to its end; an error carries what it printed.
 pub async fn run(mut command: Command) -> anyhow::Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = tokio::task::spawn_blocking(move || command.output()).await?.with_context(|| format!("cannot run {program}"))?;
-    ensure!(output.status.success(), "{program} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    let output = tokio::task::spawn_blocking(move || command.output())
+        .await?
+        .with_context(|| format!("cannot run {program}"))?;
+    ensure!(
+        output.status.success(),
+        "{program} failed ({}): {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
@@ -186,5 +237,10 @@ fn first_user(names: &[&str]) -> anyhow::Result<(u32, u32)> {
     names
         .iter()
         .find_map(|name| Some((number("-u", name)?, number("-g", name)?)))
-        .with_context(|| format!("servers do not run as root, and there is none of the users {}", names.join(", ")))
+        .with_context(|| {
+            format!(
+                "servers do not run as root, and there is none of the users {}",
+                names.join(", ")
+            )
+        })
 }

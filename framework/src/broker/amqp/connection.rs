@@ -50,11 +50,17 @@ pub struct Live {
 
 impl Live {
     pub async fn channel(&self) -> Result<Channel, Lost> {
-        self.within_limit("a channel", self.connection.create_channel()).await?.map_err(|error| Lost(error.to_string()))
+        self.within_limit("a channel", self.connection.create_channel())
+            .await?
+            .map_err(|error| Lost(error.to_string()))
     }
 
     /// Waits for the broker's answer; a connection that does not give one in time is given up.
-    pub async fn within_limit<T>(&self, what: &str, answer: impl Future<Output = T>) -> Result<T, Lost> {
+    pub async fn within_limit<T>(
+        &self,
+        what: &str,
+        answer: impl Future<Output = T>,
+    ) -> Result<T, Lost> {
         tokio::select! {
             answer = timeout(ANSWER_LIMIT, answer) => answer.map_err(|_| self.give_up(what, ANSWER_LIMIT)),
             () = self.lost.cancelled() => Err(Lost("the connection is lost".into())),
@@ -79,9 +85,23 @@ impl Live {
 pub struct Lost(pub String);
 
 impl Line {
-    pub fn start(uri: AMQPUri, name: String, place: String, tasks: &TaskTracker, end: &CancellationToken) -> Self {
+    pub fn start(
+        uri: AMQPUri,
+        name: String,
+        place: String,
+        tasks: &TaskTracker,
+        end: &CancellationToken,
+    ) -> Self {
         let (sender, link) = watch::channel(Link::Down("not tried yet".into()));
-        tasks.spawn(Supervisor { uri, name, place, link: sender }.run(end.clone()));
+        tasks.spawn(
+            Supervisor {
+                uri,
+                name,
+                place,
+                link: sender,
+            }
+            .run(end.clone()),
+        );
         Self { link }
     }
 
@@ -93,7 +113,11 @@ impl Line {
     /// Waits for a connection; never when the broker is closed.
     pub async fn up(&self) -> Live {
         let mut link = self.link.clone();
-        let live = link.wait_for(|link| link.live().is_some()).await.ok().and_then(|link| link.live());
+        let live = link
+            .wait_for(|link| link.live().is_some())
+            .await
+            .ok()
+            .and_then(|link| link.live());
         match live {
             Some(live) => live,
             None => std::future::pending().await,
@@ -113,7 +137,9 @@ impl Link {
     fn live(&self) -> Option<Live> {
         match self {
             Self::Down(_) => None,
-            Self::Up(live) | Self::Blocked(live, _) => (!live.lost.is_cancelled()).then(|| live.clone()),
+            Self::Up(live) | Self::Blocked(live, _) => {
+                (!live.lost.is_cancelled()).then(|| live.clone())
+            }
         }
     }
 }
@@ -127,12 +153,17 @@ struct Supervisor {
 
 impl Supervisor {
     async fn run(self, end: CancellationToken) {
-        let delays = ExponentialBuilder::new().with_min_delay(Duration::from_millis(200)).with_max_delay(LONGEST_PAUSE).with_jitter();
+        let delays = ExponentialBuilder::new()
+            .with_min_delay(Duration::from_millis(200))
+            .with_max_delay(LONGEST_PAUSE)
+            .with_jitter();
         let mut delay = delays.without_max_times().build();
         loop {
             // Whatever becomes of the connection, its sockets go with this turn.
             let sockets = Sockets::default();
-            let Some(connected) = end.run_until_cancelled(self.connect(&sockets)).await else { return };
+            let Some(connected) = end.run_until_cancelled(self.connect(&sockets)).await else {
+                return;
+            };
             let reason = match connected {
                 Ok(live) => {
                     tracing::info!(broker = %self.place, name = %self.name, "connected to the broker");
@@ -150,7 +181,8 @@ impl Supervisor {
                 return;
             }
             self.down(reason);
-            end.run_until_cancelled(sleep(delay.next().unwrap_or(ANSWER_LIMIT))).await;
+            end.run_until_cancelled(sleep(delay.next().unwrap_or(ANSWER_LIMIT)))
+                .await;
         }
     }
 
@@ -164,12 +196,16 @@ impl Supervisor {
     }
 
     async fn connect(&self, sockets: &Sockets) -> Result<Live, String> {
-        let properties = ConnectionProperties::default().with_connection_name(self.name.as_str().into());
+        let properties =
+            ConnectionProperties::default().with_connection_name(self.name.as_str().into());
         let connection = timeout(ANSWER_LIMIT, sockets.connect(self.uri.clone(), properties))
             .await
             .map_err(|_| format!("no answer within {ANSWER_LIMIT:?}"))?
             .map_err(|error| error.to_string())?;
-        let live = Live { connection: Arc::new(connection), lost: CancellationToken::new() };
+        let live = Live {
+            connection: Arc::new(connection),
+            lost: CancellationToken::new(),
+        };
         self.link.send_replace(Link::Up(live.clone()));
         Ok(live)
     }

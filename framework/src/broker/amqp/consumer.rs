@@ -18,7 +18,10 @@ use futures_util::future::join_all;
 use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::Channel;
 use lapin::message::Delivery as Received;
-use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, BasicRejectOptions};
+use lapin::options::{
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions,
+    BasicRejectOptions,
+};
 use lapin::types::{FieldTable, ShortString};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -89,7 +92,9 @@ impl Subscription {
     }
 
     async fn supervise(&self) {
-        let delays = ExponentialBuilder::new().with_min_delay(Duration::from_millis(50)).with_max_delay(Duration::from_secs(5));
+        let delays = ExponentialBuilder::new()
+            .with_min_delay(Duration::from_millis(50))
+            .with_max_delay(Duration::from_secs(5));
         let mut delay = delays.with_jitter().without_max_times().build();
         loop {
             let live = tokio::select! {
@@ -100,7 +105,9 @@ impl Subscription {
             match self.session(live).await {
                 Ok(End::Done) => return,
                 Ok(End::Idle) => continue,
-                Err(reason) => tracing::warn!(pipe = %self.pipe, %reason, "consuming was interrupted; going on"),
+                Err(reason) => {
+                    tracing::warn!(pipe = %self.pipe, %reason, "consuming was interrupted; going on")
+                }
             }
             if started.elapsed() > LONG {
                 delay = delays.with_jitter().without_max_times().build();
@@ -121,11 +128,19 @@ impl Subscription {
 
     async fn session(&self, live: Live) -> Result<End, Undeclared> {
         self.queues.declare(&live, &self.pipe, None).await?;
-        let queue = ShortString::try_new(&*self.pipe).map_err(|error| Undeclared::Refused(error.to_string()))?;
+        let queue = ShortString::try_new(&*self.pipe)
+            .map_err(|error| Undeclared::Refused(error.to_string()))?;
         let channel = live.channel().await?;
         let qos = channel.basic_qos(self.prefetch, BasicQosOptions::default());
-        live.within_limit("the prefetch", qos).await?.map_err(|error| lost(&error))?;
-        let consume = channel.basic_consume(queue, "".into(), BasicConsumeOptions::default(), FieldTable::default());
+        live.within_limit("the prefetch", qos)
+            .await?
+            .map_err(|error| lost(&error))?;
+        let consume = channel.basic_consume(
+            queue,
+            "".into(),
+            BasicConsumeOptions::default(),
+            FieldTable::default(),
+        );
         let stream = tokio::select! {
             stream = self.patiently(&live, consume) => stream?.map_err(|error| lost(&error))?,
             () = self.closed() => {
@@ -164,7 +179,11 @@ impl Subscription {
 
 impl Session {
     /// Until the channel is lost (an error), the broker is closed, or the consumer is gone and everything settled.
-    async fn consume(&mut self, subscription: &Subscription, mut stream: lapin::Consumer) -> Result<End, Lost> {
+    async fn consume(
+        &mut self,
+        subscription: &Subscription,
+        mut stream: lapin::Consumer,
+    ) -> Result<End, Lost> {
         let mut settled = Vec::new();
         let (mut cancelled, mut ended) = (false, false);
         let mut renewal = Instant::now() + IDLE;
@@ -221,7 +240,10 @@ impl Session {
         self.settle(settled, now);
         self.tell(now + PATIENCE).await?;
         let close = self.channel.close(200, "done".into());
-        self.live.within_limit("a channel's end", close).await?.map_err(|error| lost(&error))
+        self.live
+            .within_limit("a channel's end", close)
+            .await?
+            .map_err(|error| lost(&error))
     }
 
     fn settle(&mut self, settled: &mut Vec<(u64, Settlement)>, now: Instant) {
@@ -250,15 +272,30 @@ impl Session {
     }
 
     fn receive(&mut self, subscription: &Subscription, received: Received) {
-        let Received { delivery_tag, redelivered, properties, data, .. } = received;
+        let Received {
+            delivery_tag,
+            redelivered,
+            properties,
+            data,
+            ..
+        } = received;
         self.runs.delivered(delivery_tag);
         let (headers, delivery_count) = headers(&properties, redelivered);
         let settler = Arc::clone(&self.settler) as Arc<dyn Settler>;
         let pipe = Arc::clone(&subscription.pipe);
-        let delivery = Delivery::new(pipe, Bytes::from(data), headers, delivery_count, delivery_tag, settler);
+        let delivery = Delivery::new(
+            pipe,
+            Bytes::from(data),
+            headers,
+            delivery_count,
+            delivery_tag,
+            settler,
+        );
         if !self.waiting.is_empty() {
             self.waiting.push_back(delivery);
-        } else if let Err(mpsc::error::TrySendError::Full(delivery)) = subscription.deliveries.try_send(delivery) {
+        } else if let Err(mpsc::error::TrySendError::Full(delivery)) =
+            subscription.deliveries.try_send(delivery)
+        {
             self.waiting.push_back(delivery);
         }
         // A delivery that found the consumer gone was dropped just now, which sends it back.
@@ -268,14 +305,39 @@ impl Session {
     async fn tell(&mut self, now: Instant) -> Result<(), Lost> {
         let sends = self.runs.take(now);
         let channel = &self.channel;
-        let telling = join_all(sends.into_iter().map(async |send| match send {
-            Send::UpTo(tag) => channel.basic_ack(tag, BasicAckOptions { multiple: true }).await,
-            Send::One(tag) => channel.basic_ack(tag, BasicAckOptions::default()).await,
-            Send::Requeue(tag) => channel.basic_nack(tag, BasicNackOptions { requeue: true, ..BasicNackOptions::default() }).await,
-            Send::Reject(tag) => channel.basic_reject(tag, BasicRejectOptions { requeue: false }).await,
+        let telling = join_all(sends.into_iter().map(async |send| {
+            match send {
+                Send::UpTo(tag) => {
+                    channel
+                        .basic_ack(tag, BasicAckOptions { multiple: true })
+                        .await
+                }
+                Send::One(tag) => channel.basic_ack(tag, BasicAckOptions::default()).await,
+                Send::Requeue(tag) => {
+                    channel
+                        .basic_nack(
+                            tag,
+                            BasicNackOptions {
+                                requeue: true,
+                                ..BasicNackOptions::default()
+                            },
+                        )
+                        .await
+                }
+                Send::Reject(tag) => {
+                    channel
+                        .basic_reject(tag, BasicRejectOptions { requeue: false })
+                        .await
+                }
+            }
         }));
-        let told = self.live.within_limit("an acknowledgement", telling).await?;
-        told.into_iter().collect::<lapin::Result<Vec<()>>>().map_err(|error| lost(&error))?;
+        let told = self
+            .live
+            .within_limit("an acknowledgement", telling)
+            .await?;
+        told.into_iter()
+            .collect::<lapin::Result<Vec<()>>>()
+            .map_err(|error| lost(&error))?;
         Ok(())
     }
 }

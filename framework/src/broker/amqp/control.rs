@@ -8,7 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use lapin::options::{
-    BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+    BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions,
+    QueueBindOptions, QueueDeclareOptions,
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, ExchangeKind};
@@ -23,14 +24,29 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// Says something to everyone who listens.
 pub async fn announce(connection: &Line, body: Bytes) -> Result<(), Lost> {
-    let live = connection.live().ok_or_else(|| Lost("not connected".into()))?;
+    let live = connection
+        .live()
+        .ok_or_else(|| Lost("not connected".into()))?;
     let channel = exchange(&live).await?;
     let said = async {
-        channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        channel
+            .confirm_select(ConfirmSelectOptions::default())
+            .await?;
         let options = BasicPublishOptions::default();
-        channel.basic_publish(EXCHANGE.into(), "".into(), options, &body, BasicProperties::default()).await?.await
+        channel
+            .basic_publish(
+                EXCHANGE.into(),
+                "".into(),
+                options,
+                &body,
+                BasicProperties::default(),
+            )
+            .await?
+            .await
     };
-    live.within_limit("an announcement", said).await?.map_err(|error| Lost(error.to_string()))?;
+    live.within_limit("an announcement", said)
+        .await?
+        .map_err(|error| Lost(error.to_string()))?;
     drop(channel.close(200, "announced".into()).await);
     Ok(())
 }
@@ -44,7 +60,9 @@ pub async fn listen(connection: Line, heard: mpsc::Sender<Heard>) {
         };
         match listen_on(&live, &heard).await {
             Ok(()) => return,
-            Err(reason) => tracing::warn!(%reason, "announcements are missed; listening again as soon as possible"),
+            Err(reason) => {
+                tracing::warn!(%reason, "announcements are missed; listening again as soon as possible")
+            }
         }
         sleep(PAUSE).await;
     }
@@ -53,13 +71,37 @@ pub async fn listen(connection: Line, heard: mpsc::Sender<Heard>) {
 async fn listen_on(live: &Live, heard: &mpsc::Sender<Heard>) -> Result<(), Lost> {
     let channel = exchange(live).await?;
     let consume = async {
-        let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
-        let queue = channel.queue_declare("".into(), options, FieldTable::default()).await?.name().clone();
-        channel.queue_bind(queue.clone(), EXCHANGE.into(), "".into(), QueueBindOptions::default(), FieldTable::default()).await?;
-        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
-        channel.basic_consume(queue, "".into(), options, FieldTable::default()).await
+        let options = QueueDeclareOptions {
+            exclusive: true,
+            auto_delete: true,
+            ..QueueDeclareOptions::default()
+        };
+        let queue = channel
+            .queue_declare("".into(), options, FieldTable::default())
+            .await?
+            .name()
+            .clone();
+        channel
+            .queue_bind(
+                queue.clone(),
+                EXCHANGE.into(),
+                "".into(),
+                QueueBindOptions::default(),
+                FieldTable::default(),
+            )
+            .await?;
+        let options = BasicConsumeOptions {
+            no_ack: true,
+            ..BasicConsumeOptions::default()
+        };
+        channel
+            .basic_consume(queue, "".into(), options, FieldTable::default())
+            .await
     };
-    let mut said = live.within_limit("listening", consume).await?.map_err(|error| Lost(error.to_string()))?;
+    let mut said = live
+        .within_limit("listening", consume)
+        .await?
+        .map_err(|error| Lost(error.to_string()))?;
     // What was said before this moment was not heard.
     let mut next = Heard::Missed;
     loop {
@@ -80,8 +122,18 @@ async fn listen_on(live: &Live, heard: &mpsc::Sender<Heard>) -> Result<(), Lost>
 
 async fn exchange(live: &Live) -> Result<Channel, Lost> {
     let channel = live.channel().await?;
-    let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-    let declared = channel.exchange_declare(EXCHANGE.into(), ExchangeKind::Fanout, options, FieldTable::default());
-    live.within_limit("the control exchange", declared).await?.map_err(|error| Lost(error.to_string()))?;
+    let options = ExchangeDeclareOptions {
+        durable: true,
+        ..ExchangeDeclareOptions::default()
+    };
+    let declared = channel.exchange_declare(
+        EXCHANGE.into(),
+        ExchangeKind::Fanout,
+        options,
+        FieldTable::default(),
+    );
+    live.within_limit("the control exchange", declared)
+        .await?
+        .map_err(|error| Lost(error.to_string()))?;
     Ok(channel)
 }

@@ -52,7 +52,13 @@ pub struct Publication {
 
 impl Publication {
     pub fn new(message: Outgoing, confirmer: Confirmer) -> Self {
-        Self { message, confirmer, returned: false, refusals: 0, channels: 0 }
+        Self {
+            message,
+            confirmer,
+            returned: false,
+            refusals: 0,
+            channels: 0,
+        }
     }
 
     /// The queue where it physically goes.
@@ -117,8 +123,18 @@ struct Session {
 }
 
 impl Publisher {
-    pub fn new(line: Line, queues: Arc<Queues>, received: mpsc::UnboundedReceiver<Publication>) -> Self {
-        Self { line, queues, received, first: VecDeque::new(), buffer: Vec::new() }
+    pub fn new(
+        line: Line,
+        queues: Arc<Queues>,
+        received: mpsc::UnboundedReceiver<Publication>,
+    ) -> Self {
+        Self {
+            line,
+            queues,
+            received,
+            first: VecDeque::new(),
+            buffer: Vec::new(),
+        }
     }
 
     /// Until `closing` and everything is answered, or until `end`.
@@ -156,7 +172,9 @@ impl Publisher {
     async fn session(&mut self, live: Live, closing: &CancellationToken) -> Result<(), Lost> {
         let channel = live.channel().await?;
         let select = channel.confirm_select(ConfirmSelectOptions::default());
-        live.within_limit("publisher confirms", select).await?.map_err(|error| Lost(error.to_string()))?;
+        live.within_limit("publisher confirms", select)
+            .await?
+            .map_err(|error| Lost(error.to_string()))?;
         let mut session = Session {
             live,
             channel,
@@ -171,7 +189,11 @@ impl Publisher {
         result
     }
 
-    async fn publish_on(&mut self, session: &mut Session, closing: &CancellationToken) -> Result<(), Lost> {
+    async fn publish_on(
+        &mut self,
+        session: &mut Session,
+        closing: &CancellationToken,
+    ) -> Result<(), Lost> {
         loop {
             let drained = self.received.is_closed() && self.received.is_empty();
             if drained && self.first.is_empty() && session.groups.is_empty() {
@@ -203,7 +225,10 @@ impl Publisher {
                 Err(Trouble::Unroutable(reason)) => publication.unroutable(reason),
                 Err(Trouble::Refused(reason)) => publication.refused(reason),
                 Err(Trouble::Lost(lost)) => {
-                    let unsent = sent.into_iter().map(|(publication, _)| publication).chain([publication]);
+                    let unsent = sent
+                        .into_iter()
+                        .map(|(publication, _)| publication)
+                        .chain([publication]);
                     session.left.push((session.number, unsent.collect()));
                     session.number += 1;
                     return Err(lost);
@@ -212,22 +237,39 @@ impl Publisher {
         }
         let channel = &session.channel;
         let writing = join_all(sent.iter().map(|(publication, (queue, properties))| {
-            let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-            channel.basic_publish("".into(), queue.clone(), options, &publication.message.body, properties.clone())
+            let options = BasicPublishOptions {
+                mandatory: true,
+                ..BasicPublishOptions::default()
+            };
+            channel.basic_publish(
+                "".into(),
+                queue.clone(),
+                options,
+                &publication.message.body,
+                properties.clone(),
+            )
         }));
         // A broker that blocks publishers stops reading from them, so this may take as long as a confirm.
         let written = tokio::select! {
             written = timeout(CONFIRM_LIMIT, writing) => written.ok(),
             () = session.live.lost.cancelled() => None,
         };
-        let publications: Vec<Publication> = sent.into_iter().map(|(publication, _)| publication).collect();
+        let publications: Vec<Publication> = sent
+            .into_iter()
+            .map(|(publication, _)| publication)
+            .collect();
         let Some(written) = written else {
             session.left.push((session.number, publications));
             session.number += 1;
             return Err(session.live.give_up("writing", CONFIRM_LIMIT));
         };
         session.unconfirmed += publications.len();
-        let answered = await_group(session.number, publications, written, session.live.lost.clone());
+        let answered = await_group(
+            session.number,
+            publications,
+            written,
+            session.live.lost.clone(),
+        );
         session.groups.push(answered.boxed());
         session.number += 1;
         Ok(())
@@ -235,7 +277,11 @@ impl Publisher {
 
     /// Answers the publishers of a group.
     fn answered(&mut self, session: &mut Session, answered: Answered) -> Result<(), Lost> {
-        let Answered { number, publications, answers } = answered;
+        let Answered {
+            number,
+            publications,
+            answers,
+        } = answered;
         session.unconfirmed -= publications.len();
         let answers = match answers {
             Answers::Given(answers) => answers,
@@ -251,7 +297,9 @@ impl Publisher {
         let (mut trouble, mut left, mut refused) = (None, Vec::new(), Vec::new());
         for (mut publication, answer) in publications.into_iter().zip(answers) {
             match answer {
-                Ok(Confirmation::Ack(None) | Confirmation::NotRequested) => publication.answer(Ok(())),
+                Ok(Confirmation::Ack(None) | Confirmation::NotRequested) => {
+                    publication.answer(Ok(()))
+                }
                 Ok(Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned))) => {
                     session.declared.remove(&publication.queue());
                     if publication.returned {
@@ -285,7 +333,9 @@ impl Publisher {
         if !refused.is_empty() {
             session.publish_later(refused);
         }
-        let Some(trouble) = trouble else { return Ok(()) };
+        let Some(trouble) = trouble else {
+            return Ok(());
+        };
         session.left.push((number, left));
         Err(Lost(trouble))
     }
@@ -304,23 +354,34 @@ impl Publisher {
             drop(self.answered(&mut session, answered));
         }
         session.left.sort_by_key(|(number, _)| *number);
-        let left = session.left.into_iter().flat_map(|(_, publications)| publications);
+        let left = session
+            .left
+            .into_iter()
+            .flat_map(|(_, publications)| publications);
         self.first = left.chain(std::mem::take(&mut self.first)).collect();
     }
 }
 
 impl Session {
-    async fn prepare(&mut self, queues: &Queues, publication: &Publication) -> Result<(ShortString, BasicProperties), Trouble> {
+    async fn prepare(
+        &mut self,
+        queues: &Queues,
+        publication: &Publication,
+    ) -> Result<(ShortString, BasicProperties), Trouble> {
         let queue = publication.queue();
-        let name = ShortString::try_new(&*queue).map_err(|error| Trouble::Unroutable(error.to_string()))?;
+        let name = ShortString::try_new(&*queue)
+            .map_err(|error| Trouble::Unroutable(error.to_string()))?;
         let properties = properties(&publication.message.headers).map_err(Trouble::Refused)?;
         if !self.declared.contains(&queue) {
             let Outgoing { pipe, delay, .. } = &publication.message;
-            queues.declare(&self.live, pipe, *delay).await.map_err(|error| match error {
-                Undeclared::Refused(reason) => Trouble::Unroutable(reason),
-                Undeclared::Away(reason) => Trouble::Refused(reason),
-                Undeclared::Lost(lost) => Trouble::Lost(lost),
-            })?;
+            queues
+                .declare(&self.live, pipe, *delay)
+                .await
+                .map_err(|error| match error {
+                    Undeclared::Refused(reason) => Trouble::Unroutable(reason),
+                    Undeclared::Away(reason) => Trouble::Refused(reason),
+                    Undeclared::Lost(lost) => Trouble::Lost(lost),
+                })?;
             self.declared.insert(queue);
         }
         Ok((name, properties))
@@ -332,7 +393,11 @@ impl Session {
         self.number += 1;
         let waiting = async move {
             lost.run_until_cancelled(sleep(PAUSE)).await;
-            Answered { number, publications, answers: Answers::Again }
+            Answered {
+                number,
+                publications,
+                answers: Answers::Again,
+            }
         };
         self.groups.push(waiting.boxed());
     }
@@ -360,5 +425,9 @@ async fn await_group(
         answers = timeout(CONFIRM_LIMIT, confirms) => answers.map_or(Answers::Missing, Answers::Given),
         () = lost.cancelled() => Answers::Missing,
     };
-    Answered { number, publications, answers }
+    Answered {
+        number,
+        publications,
+        answers,
+    }
 }

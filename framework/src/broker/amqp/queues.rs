@@ -48,19 +48,38 @@ pub enum Undeclared {
 impl Queues {
     pub fn new(queue_type: QueueType, max_priority: u8, declare: bool) -> Self {
         if max_priority > 0 && queue_type == QueueType::Quorum {
-            tracing::warn!(max_priority, "quorum queues know no priorities; they are declared without");
+            tracing::warn!(
+                max_priority,
+                "quorum queues know no priorities; they are declared without"
+            );
         }
-        Self { queue_type, max_priority, declare, foreign: Mutex::default(), declaring: tokio::sync::Mutex::default() }
+        Self {
+            queue_type,
+            max_priority,
+            declare,
+            foreign: Mutex::default(),
+            declaring: tokio::sync::Mutex::default(),
+        }
     }
 
     /// Sees to it that the pipe's queue exists, and the queue for a delay if one is given.
-    pub async fn declare(&self, live: &Live, pipe: &str, delay: Option<Duration>) -> Result<(), Undeclared> {
+    pub async fn declare(
+        &self,
+        live: &Live,
+        pipe: &str,
+        delay: Option<Duration>,
+    ) -> Result<(), Undeclared> {
         if !self.declare {
             return Ok(());
         }
         self.declare_queue(live, pipe, self.arguments()).await?;
         let Some(delay) = delay else { return Ok(()) };
-        self.declare_queue(live, &delay_queue(pipe, delay), self.delay_arguments(pipe, delay)).await
+        self.declare_queue(
+            live,
+            &delay_queue(pipe, delay),
+            self.delay_arguments(pipe, delay),
+        )
+        .await
     }
 
     /// How many messages are ready in the queue; none when there is no such queue. Looking must not make one: declared from here, a
@@ -74,24 +93,35 @@ impl Queues {
         }
     }
 
-    async fn declare_queue(&self, live: &Live, queue: &str, arguments: FieldTable) -> Result<(), Undeclared> {
-        let name = ShortString::try_new(queue).map_err(|error| Undeclared::Refused(error.to_string()))?;
+    async fn declare_queue(
+        &self,
+        live: &Live,
+        queue: &str,
+        arguments: FieldTable,
+    ) -> Result<(), Undeclared> {
+        let name =
+            ShortString::try_new(queue).map_err(|error| Undeclared::Refused(error.to_string()))?;
         let _turn = self.declaring.lock().await;
         let channel = live.channel().await?;
-        let declared = live.within_limit("a declaration", channel.queue_declare(name, QueueDeclareOptions::durable(), arguments));
+        let declared = live.within_limit(
+            "a declaration",
+            channel.queue_declare(name, QueueDeclareOptions::durable(), arguments),
+        );
         let Err(error) = declared.await? else {
             drop(channel.close(200, "declared".into()).await);
             return Ok(());
         };
         match refusal(&error) {
-            Refusal::Other(reason) if is_soft(&error, AMQPSoftError::PRECONDITIONFAILED) => match passive(live, queue).await {
-                Ok(_) => {
-                    self.say_once(queue, &reason);
-                    Ok(())
+            Refusal::Other(reason) if is_soft(&error, AMQPSoftError::PRECONDITIONFAILED) => {
+                match passive(live, queue).await {
+                    Ok(_) => {
+                        self.say_once(queue, &reason);
+                        Ok(())
+                    }
+                    Err(Refusal::Lost(lost)) => Err(lost.into()),
+                    Err(_) => Err(Undeclared::Refused(reason)),
                 }
-                Err(Refusal::Lost(lost)) => Err(lost.into()),
-                Err(_) => Err(Undeclared::Refused(reason)),
-            },
+            }
             Refusal::Lost(lost) => Err(lost.into()),
             Refusal::NotFound => Err(Undeclared::Away(error.to_string())),
             Refusal::Other(_) => Err(Undeclared::Refused(error.to_string())),
@@ -99,9 +129,17 @@ impl Queues {
     }
 
     fn say_once(&self, queue: &str, reason: &str) {
-        let is_news = self.foreign.lock().unwrap_or_else(PoisonError::into_inner).insert(queue.to_owned());
+        let is_news = self
+            .foreign
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(queue.to_owned());
         if is_news {
-            tracing::warn!(pipe = queue, reason, "this pipe has been declared otherwise; using it as it is");
+            tracing::warn!(
+                pipe = queue,
+                reason,
+                "this pipe has been declared otherwise; using it as it is"
+            );
         }
     }
 
@@ -113,7 +151,10 @@ impl Queues {
         };
         arguments.insert("x-queue-type".into(), text(queue_type));
         if self.max_priority > 0 && self.queue_type == QueueType::Classic {
-            arguments.insert("x-max-priority".into(), AMQPValue::LongInt(self.max_priority.into()));
+            arguments.insert(
+                "x-max-priority".into(),
+                AMQPValue::LongInt(self.max_priority.into()),
+            );
         }
         arguments
     }
@@ -122,7 +163,10 @@ impl Queues {
     /// two arguments can a crash not lose it.
     fn delay_arguments(&self, pipe: &str, delay: Duration) -> FieldTable {
         let mut arguments = self.arguments();
-        arguments.insert("x-message-ttl".into(), AMQPValue::LongLongInt(millis(delay)));
+        arguments.insert(
+            "x-message-ttl".into(),
+            AMQPValue::LongLongInt(millis(delay)),
+        );
         arguments.insert("x-dead-letter-exchange".into(), text(""));
         arguments.insert("x-dead-letter-routing-key".into(), text(pipe));
         arguments.insert("x-overflow".into(), text("reject-publish"));
@@ -142,14 +186,18 @@ pub fn delay_queue(pipe: &str, delay: Duration) -> String {
 pub fn properties(headers: &Headers) -> Result<BasicProperties, String> {
     let mut table = FieldTable::default();
     for (name, value) in headers.iter().filter(|(name, _)| !is_brokers_own(name)) {
-        let name = ShortString::try_new(name).map_err(|error| format!("the header {name}: {error}"))?;
+        let name =
+            ShortString::try_new(name).map_err(|error| format!("the header {name}: {error}"))?;
         let value = match value {
             HeaderValue::Text(value) => text(value),
             HeaderValue::Integer(value) => AMQPValue::LongLongInt(*value),
         };
         table.insert(name, value);
     }
-    Ok(BasicProperties::default().with_content_type("text/plain".into()).with_delivery_mode(2).with_headers(table))
+    Ok(BasicProperties::default()
+        .with_content_type("text/plain".into())
+        .with_delivery_mode(2)
+        .with_headers(table))
 }
 
 /// A received message's headers, and how often it had been delivered before.
@@ -172,7 +220,9 @@ pub fn headers(properties: &BasicProperties, redelivered: bool) -> (Headers, u32
 
 fn known(value: &AMQPValue) -> Option<HeaderValue> {
     match value {
-        AMQPValue::LongString(text) => Some(HeaderValue::Text(String::from_utf8_lossy(text.as_bytes()).into_owned())),
+        AMQPValue::LongString(text) => Some(HeaderValue::Text(
+            String::from_utf8_lossy(text.as_bytes()).into_owned(),
+        )),
         AMQPValue::ShortString(text) => Some(HeaderValue::Text(text.to_string())),
         AMQPValue::ShortShortInt(n) => Some(HeaderValue::Integer((*n).into())),
         AMQPValue::ShortShortUInt(n) => Some(HeaderValue::Integer((*n).into())),
@@ -214,9 +264,19 @@ fn is_soft(error: &lapin::Error, soft: AMQPSoftError) -> bool {
 async fn passive(live: &Live, queue: &str) -> Result<u64, Refusal> {
     let name = ShortString::try_new(queue).map_err(|error| Refusal::Other(error.to_string()))?;
     let channel = live.channel().await.map_err(Refusal::Lost)?;
-    let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::durable() };
-    let declared = live.within_limit("a queue's depth", channel.queue_declare(name, options, FieldTable::default())).await;
-    let queue = declared.map_err(Refusal::Lost)?.map_err(|error| refusal(&error))?;
+    let options = QueueDeclareOptions {
+        passive: true,
+        ..QueueDeclareOptions::durable()
+    };
+    let declared = live
+        .within_limit(
+            "a queue's depth",
+            channel.queue_declare(name, options, FieldTable::default()),
+        )
+        .await;
+    let queue = declared
+        .map_err(Refusal::Lost)?
+        .map_err(|error| refusal(&error))?;
     drop(channel.close(200, "looked".into()).await);
     Ok(queue.message_count().into())
 }

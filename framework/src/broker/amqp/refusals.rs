@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use contract::{RangeItem, ReportStatus, TaskMessage, TaskStatus, Tracking, TrackingReport, TrackingReportTask};
+use contract::{
+    RangeItem, ReportStatus, TaskMessage, TaskStatus, Tracking, TrackingReport, TrackingReportTask,
+};
 use harness::{RabbitServer, unique, wait_for};
 use lapin::options::{QueueDeclareOptions, QueuePurgeOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
@@ -24,7 +26,9 @@ impl Worker for Counting {
 
     async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
         self.runs.fetch_add(1, Ordering::Relaxed);
-        let Some((pipe, parts)) = &self.split else { return Ok(Reply::send(item)) };
+        let Some((pipe, parts)) = &self.split else {
+            return Ok(Reply::send(item));
+        };
         for _ in 0..*parts {
             ctx.dispatch(pipe, &item).await?;
         }
@@ -42,7 +46,11 @@ impl Place {
     async fn new() -> Self {
         let url = harness::rabbitmq().await.unwrap().url;
         let amqp = Arc::new(Amqp::connect(AmqpOptions::new(url)).unwrap());
-        Self { amqp, name: unique("refused"), runs: Arc::default() }
+        Self {
+            amqp,
+            name: unique("refused"),
+            runs: Arc::default(),
+        }
     }
 
     fn pipe(&self, name: &str) -> String {
@@ -52,42 +60,91 @@ impl Place {
     /// A pipe that takes so many messages and refuses more.
     async fn narrow(&self, name: &str, room: u32) -> String {
         self.amqp.connected(Duration::from_secs(30)).await.unwrap();
-        let channel = self.amqp.publishing.live().unwrap().channel().await.unwrap();
+        let channel = self
+            .amqp
+            .publishing
+            .live()
+            .unwrap()
+            .channel()
+            .await
+            .unwrap();
         let mut arguments = FieldTable::default();
-        arguments.insert("x-max-length".into(), AMQPValue::LongInt(room.cast_signed()));
-        arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+        arguments.insert(
+            "x-max-length".into(),
+            AMQPValue::LongInt(room.cast_signed()),
+        );
+        arguments.insert(
+            "x-overflow".into(),
+            AMQPValue::LongString("reject-publish".into()),
+        );
         let pipe = self.pipe(name);
-        channel.queue_declare(ShortString::from(pipe.as_str()), QueueDeclareOptions::durable(), arguments).await.unwrap();
+        channel
+            .queue_declare(
+                ShortString::from(pipe.as_str()),
+                QueueDeclareOptions::durable(),
+                arguments,
+            )
+            .await
+            .unwrap();
         pipe
     }
 
     async fn purge(&self, pipe: &str) {
-        let channel = self.amqp.publishing.live().unwrap().channel().await.unwrap();
-        channel.queue_purge(ShortString::from(pipe), QueuePurgeOptions::default()).await.unwrap();
+        let channel = self
+            .amqp
+            .publishing
+            .live()
+            .unwrap()
+            .channel()
+            .await
+            .unwrap();
+        channel
+            .queue_purge(ShortString::from(pipe), QueuePurgeOptions::default())
+            .await
+            .unwrap();
     }
 
     async fn publish(&self, tracking_pipe: &str) {
-        let item = RangeItem { number: 1, params: BTreeMap::new() };
+        let item = RangeItem {
+            number: 1,
+            params: BTreeMap::new(),
+        };
         let tracking = Tracking {
             job_task_id: Some("p:j.1".into()),
             tracking_pipe: Some(tracking_pipe.into()),
             track_to: Some(self.pipe("output")),
             ..Tracking::default()
         };
-        let message = TaskMessage { tracking: Some(tracking), ..TaskMessage::new("t.1", self.pipe("in"), &item).unwrap() };
-        self.amqp.publish(Outgoing::new(self.pipe("in"), message.encode())).await.unwrap();
+        let message = TaskMessage {
+            tracking: Some(tracking),
+            ..TaskMessage::new("t.1", self.pipe("in"), &item).unwrap()
+        };
+        self.amqp
+            .publish(Outgoing::new(self.pipe("in"), message.encode()))
+            .await
+            .unwrap();
     }
 
     /// Runs a worker with this output pipe, which tries so often, until `until` resolves.
-    async fn run_until<T>(&self, output: &str, attempts: u32, split: Option<(String, u32)>, until: impl Future<Output = T>) -> T {
+    async fn run_until<T>(
+        &self,
+        output: &str,
+        attempts: u32,
+        split: Option<(String, u32)>,
+        until: impl Future<Output = T>,
+    ) -> T {
         let settings = Settings {
             output: Some(output.to_owned()),
             retry: RetryPolicy::constant(Duration::from_millis(100)).attempts(attempts),
             ..Settings::new(self.name.clone())
         };
         let stop = CancellationToken::new();
-        let worker = Counting { runs: Arc::clone(&self.runs), split };
-        let runtime = Runtime::new(settings, Arc::clone(&self.amqp) as Arc<dyn Broker>).worker(worker);
+        let worker = Counting {
+            runs: Arc::clone(&self.runs),
+            split,
+        };
+        let runtime =
+            Runtime::new(settings, Arc::clone(&self.amqp) as Arc<dyn Broker>).worker(worker);
         let (ended, seen) = tokio::join!(runtime.run_until(stop.clone()), async {
             let seen = until.await;
             stop.cancel();
@@ -100,15 +157,24 @@ impl Place {
     /// The first message in a pipe and the reason in its headers.
     async fn first(&self, pipe: &str) -> (TaskMessage, Option<HeaderValue>) {
         let mut consumer = self.amqp.consume(pipe, 1).await.unwrap();
-        let delivery = tokio::time::timeout(Duration::from_mins(1), consumer.next()).await.expect("nothing came").unwrap();
-        let found = (TaskMessage::decode(&delivery.body).unwrap(), delivery.headers.get(REASON_HEADER).cloned());
+        let delivery = tokio::time::timeout(Duration::from_mins(1), consumer.next())
+            .await
+            .expect("nothing came")
+            .unwrap();
+        let found = (
+            TaskMessage::decode(&delivery.body).unwrap(),
+            delivery.headers.get(REASON_HEADER).cloned(),
+        );
         delivery.ack();
         found
     }
 
     async fn first_report(&self) -> TrackingReport {
         let (message, _) = self.first(&self.pipe("tracking")).await;
-        serde_json::from_slice::<TrackingReportTask>(&message.task_data.unwrap()).unwrap().tracking_reports.remove(0)
+        serde_json::from_slice::<TrackingReportTask>(&message.task_data.unwrap())
+            .unwrap()
+            .tracking_reports
+            .remove(0)
     }
 
     async fn depth(&self, pipe: &str) -> u64 {
@@ -117,12 +183,22 @@ impl Place {
 
     /// The task has failed for this reason, having run once, and a copy is there for people.
     async fn has_failed(&self, report: TrackingReport, text: &str) {
-        assert_eq!((report.status, report.job_task_id.as_str()), (ReportStatus::Failed, "p:j.1"));
+        assert_eq!(
+            (report.status, report.job_task_id.as_str()),
+            (ReportStatus::Failed, "p:j.1")
+        );
         let reason = report.failure.unwrap().failure_message.unwrap();
         assert!(reason.contains(text), "{reason}");
-        assert_eq!(self.runs.load(Ordering::Relaxed), 1, "the task is not run again");
+        assert_eq!(
+            self.runs.load(Ordering::Relaxed),
+            1,
+            "the task is not run again"
+        );
         let (copy, _) = self.first(&self.pipe("reject")).await;
-        assert_eq!((copy.task_status, copy.job_task_id()), (Some(TaskStatus::ResultException), Some("p:j.1")));
+        assert_eq!(
+            (copy.task_status, copy.job_task_id()),
+            (Some(TaskStatus::ResultException), Some("p:j.1"))
+        );
         assert_eq!(self.depth(&self.pipe("in")).await, 0);
         self.amqp.close().await;
     }
@@ -133,15 +209,21 @@ async fn an_output_for_a_pipe_that_stays_full_fails_its_task_which_is_not_run_ag
     let place = Place::new().await;
     let output = place.narrow("output", 0).await;
     place.publish(&place.pipe("tracking")).await;
-    let report = place.run_until(&output, 2, None, place.first_report()).await;
-    place.has_failed(report, "the broker refused a message for the pipe").await;
+    let report = place
+        .run_until(&output, 2, None, place.first_report())
+        .await;
+    place
+        .has_failed(report, "the broker refused a message for the pipe")
+        .await;
 }
 
 #[tokio::test]
 async fn an_output_for_a_pipe_that_no_broker_has_fails_its_task_which_is_not_run_again() {
     let place = Place::new().await;
     place.publish(&place.pipe("tracking")).await;
-    let report = place.run_until(&"x".repeat(300), 2, None, place.first_report()).await;
+    let report = place
+        .run_until(&"x".repeat(300), 2, None, place.first_report())
+        .await;
     place.has_failed(report, "does not take messages").await;
 }
 
@@ -149,20 +231,33 @@ async fn an_output_for_a_pipe_that_no_broker_has_fails_its_task_which_is_not_run
 async fn an_output_for_a_full_pipe_is_published_when_there_is_room_and_its_task_is_not_run_again() {
     let place = Place::new().await;
     let output = place.narrow("output", 1).await;
-    place.amqp.publish(Outgoing::new(output.as_str(), "in the way")).await.unwrap();
+    place
+        .amqp
+        .publish(Outgoing::new(output.as_str(), "in the way"))
+        .await
+        .unwrap();
     place.publish(&place.pipe("tracking")).await;
     let story = async {
-        wait_for("the run", async || match place.runs.load(Ordering::Relaxed) {
-            0 => Err("none".to_owned()),
-            _ => Ok(()),
+        wait_for("the run", async || {
+            match place.runs.load(Ordering::Relaxed) {
+                0 => Err("none".to_owned()),
+                _ => Ok(()),
+            }
         })
         .await;
         place.purge(&output).await;
         place.first(&output).await
     };
     let (message, _) = place.run_until(&output, 100, None, story).await;
-    assert_eq!((message.task_id.as_str(), message.task_status), ("t.1", Some(TaskStatus::ResultSuccess)));
-    assert_eq!(place.runs.load(Ordering::Relaxed), 1, "the task is not run again");
+    assert_eq!(
+        (message.task_id.as_str(), message.task_status),
+        ("t.1", Some(TaskStatus::ResultSuccess))
+    );
+    assert_eq!(
+        place.runs.load(Ordering::Relaxed),
+        1,
+        "the task is not run again"
+    );
     place.amqp.close().await;
 }
 
@@ -171,19 +266,44 @@ async fn a_split_whose_subtasks_stay_refused_fails_and_is_not_made_again() {
     let place = Place::new().await;
     let narrow = place.narrow("target", 3).await;
     place.publish(&place.pipe("tracking")).await;
-    let report = place.run_until(&place.pipe("output"), 2, Some((narrow, 5)), place.first_report()).await;
-    place.has_failed(report, "the broker refused a message for the pipe").await;
+    let report = place
+        .run_until(
+            &place.pipe("output"),
+            2,
+            Some((narrow, 5)),
+            place.first_report(),
+        )
+        .await;
+    place
+        .has_failed(report, "the broker refused a message for the pipe")
+        .await;
 }
 
 #[tokio::test]
 async fn a_task_whose_reports_nobody_can_take_goes_to_the_invalid_pipe_with_the_reason() {
     let place = Place::new().await;
     place.publish(&"x".repeat(300)).await;
-    let (message, reason) = place.run_until(&place.pipe("output"), 2, None, place.first(&place.pipe("invalid"))).await;
+    let (message, reason) = place
+        .run_until(
+            &place.pipe("output"),
+            2,
+            None,
+            place.first(&place.pipe("invalid")),
+        )
+        .await;
     assert_eq!(message.task_id, "t.1");
-    let Some(HeaderValue::Text(reason)) = reason else { panic!("no reason") };
-    assert!(reason.starts_with("its reports cannot be sent: the pipe xxx"), "{reason}");
-    assert_eq!(place.runs.load(Ordering::Relaxed), 1, "the task is not run again");
+    let Some(HeaderValue::Text(reason)) = reason else {
+        panic!("no reason")
+    };
+    assert!(
+        reason.starts_with("its reports cannot be sent: the pipe xxx"),
+        "{reason}"
+    );
+    assert_eq!(
+        place.runs.load(Ordering::Relaxed),
+        1,
+        "the task is not run again"
+    );
     place.amqp.close().await;
 }
 
@@ -192,7 +312,11 @@ async fn a_depth_is_told_right_after_the_start() {
     let place = Place::new().await;
     let pipe = place.pipe("any");
     assert_eq!(place.amqp.depth(&pipe).await.unwrap(), 0);
-    place.amqp.publish(Outgoing::new(pipe.as_str(), "1")).await.unwrap();
+    place
+        .amqp
+        .publish(Outgoing::new(pipe.as_str(), "1"))
+        .await
+        .unwrap();
     wait_for("the depth", async || match place.depth(&pipe).await {
         1 => Ok(()),
         depth => Err(format!("{depth}")),
@@ -207,7 +331,9 @@ async fn a_broker_that_holds_publishers_back_is_a_state_in_which_deliveries_are_
     let amqp = Amqp::connect(AmqpOptions::new(server.url())).unwrap();
     amqp.connected(Duration::from_secs(30)).await.unwrap();
     for n in 0..20 {
-        amqp.publish(Outgoing::new("before", n.to_string())).await.unwrap();
+        amqp.publish(Outgoing::new("before", n.to_string()))
+            .await
+            .unwrap();
     }
     server.run_short_of_memory(true).await.unwrap();
     // Only who publishes is told.
@@ -220,10 +346,17 @@ async fn a_broker_that_holds_publishers_back_is_a_state_in_which_deliveries_are_
     let mut consumer = amqp.consume("before", 5).await.unwrap();
     for n in 0..20 {
         let delivery = consumer.next().await.unwrap();
-        assert_eq!((delivery.delivery_count, &delivery.body[..]), (0, n.to_string().as_bytes()));
+        assert_eq!(
+            (delivery.delivery_count, &delivery.body[..]),
+            (0, n.to_string().as_bytes())
+        );
         delivery.ack();
     }
-    assert!(matches!(amqp.state(), BrokerState::Blocked(_)), "{:?}", amqp.state());
+    assert!(
+        matches!(amqp.state(), BrokerState::Blocked(_)),
+        "{:?}",
+        amqp.state()
+    );
     server.run_short_of_memory(false).await.unwrap();
     held.await.unwrap();
     wait_for("the state", async || match amqp.state() {
@@ -231,9 +364,11 @@ async fn a_broker_that_holds_publishers_back_is_a_state_in_which_deliveries_are_
         state => Err(format!("{state:?}")),
     })
     .await;
-    wait_for("the message, once", async || match amqp.depth("after").await.unwrap() {
-        1 => Ok(()),
-        depth => Err(format!("{depth}")),
+    wait_for("the message, once", async || {
+        match amqp.depth("after").await.unwrap() {
+            1 => Ok(()),
+            depth => Err(format!("{depth}")),
+        }
     })
     .await;
     amqp.close().await;
@@ -244,22 +379,61 @@ async fn counting_headers_that_are_no_numbers_hurt_nobody() {
     for queue_type in ["quorum", "classic"] {
         let place = Place::new().await;
         place.amqp.connected(Duration::from_secs(30)).await.unwrap();
-        let channel = place.amqp.publishing.live().unwrap().channel().await.unwrap();
+        let channel = place
+            .amqp
+            .publishing
+            .live()
+            .unwrap()
+            .channel()
+            .await
+            .unwrap();
         let mut arguments = FieldTable::default();
-        arguments.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
+        arguments.insert(
+            "x-queue-type".into(),
+            AMQPValue::LongString(queue_type.into()),
+        );
         let input = ShortString::from(place.pipe("in"));
-        channel.queue_declare(input.clone(), QueueDeclareOptions::durable(), arguments).await.unwrap();
+        channel
+            .queue_declare(input.clone(), QueueDeclareOptions::durable(), arguments)
+            .await
+            .unwrap();
         let mut headers = FieldTable::default();
-        for name in ["x-delivery-count", "x-caf-worker-retry", "x-batchwright-attempts", "x-batchwright-deaths", "x-death"] {
+        for name in [
+            "x-delivery-count",
+            "x-caf-worker-retry",
+            "x-batchwright-attempts",
+            "x-batchwright-deaths",
+            "x-death",
+        ] {
             headers.insert(name.into(), AMQPValue::LongString("many".into()));
         }
-        let item = RangeItem { number: 1, params: BTreeMap::new() };
-        let body = TaskMessage::new("t.1", place.pipe("in"), &item).unwrap().encode();
+        let item = RangeItem {
+            number: 1,
+            params: BTreeMap::new(),
+        };
+        let body = TaskMessage::new("t.1", place.pipe("in"), &item)
+            .unwrap()
+            .encode();
         let properties = lapin::BasicProperties::default().with_headers(headers);
-        channel.basic_publish("".into(), input, lapin::options::BasicPublishOptions::default(), &body, properties).await.unwrap();
+        channel
+            .basic_publish(
+                "".into(),
+                input,
+                lapin::options::BasicPublishOptions::default(),
+                &body,
+                properties,
+            )
+            .await
+            .unwrap();
         let output = place.pipe("output");
-        let (message, _) = place.run_until(&output, 2, None, place.first(&output)).await;
-        assert_eq!((message.task_id.as_str(), message.task_status), ("t.1", Some(TaskStatus::ResultSuccess)), "{queue_type}");
+        let (message, _) = place
+            .run_until(&output, 2, None, place.first(&output))
+            .await;
+        assert_eq!(
+            (message.task_id.as_str(), message.task_status),
+            ("t.1", Some(TaskStatus::ResultSuccess)),
+            "{queue_type}"
+        );
         assert_eq!(place.runs.load(Ordering::Relaxed), 1);
         place.amqp.close().await;
     }

@@ -26,7 +26,11 @@ struct State {
 
 impl Sockets {
     /// Connects; also when this is dropped in the middle, nothing is left behind once the sockets are dropped.
-    pub async fn connect(&self, uri: AMQPUri, properties: ConnectionProperties) -> lapin::Result<Connection> {
+    pub async fn connect(
+        &self,
+        uri: AMQPUri,
+        properties: ConnectionProperties,
+    ) -> lapin::Result<Connection> {
         let state = Arc::clone(&self.0);
         let runtime = lapin::runtime::default_runtime()?;
         // In place, because only here the type of its socket is known, which has no name of ours.
@@ -34,13 +38,21 @@ impl Sockets {
             uri,
             runtime,
             async move |uri, runtime| {
-                let address = runtime.to_socket_addrs((uri.authority.host.clone(), uri.authority.port));
+                let address =
+                    runtime.to_socket_addrs((uri.authority.host.clone(), uri.authority.port));
                 let stream = AsyncTcpStream::connect(&runtime, address).await?;
-                let AsyncTcpStream::Plain(socket) = &stream else { return Err(std::io::Error::from(ErrorKind::Unsupported).into()) };
-                keep(&state, socket.get_ref().as_fd().try_clone_to_owned()?.into())?;
+                let AsyncTcpStream::Plain(socket) = &stream else {
+                    return Err(std::io::Error::from(ErrorKind::Unsupported).into());
+                };
+                keep(
+                    &state,
+                    socket.get_ref().as_fd().try_clone_to_owned()?.into(),
+                )?;
                 match uri.scheme {
                     AMQPScheme::AMQP => Ok(stream),
-                    AMQPScheme::AMQPS => Ok(stream.into_tls(&uri.authority.host, TLSConfig::default()).await?),
+                    AMQPScheme::AMQPS => Ok(stream
+                        .into_tls(&uri.authority.host, TLSConfig::default())
+                        .await?),
                 }
             },
             properties,

@@ -29,7 +29,10 @@ async fn publish(amqp: &Amqp, message: Outgoing) {
 
 async fn get(channel: &Channel, queue: &str) -> BasicGetMessage {
     harness::wait_for("a message", async || {
-        let got = channel.basic_get(ShortString::from(queue), BasicGetOptions { no_ack: true }).await.unwrap();
+        let got = channel
+            .basic_get(ShortString::from(queue), BasicGetOptions { no_ack: true })
+            .await
+            .unwrap();
         got.ok_or("none".to_owned())
     })
     .await
@@ -42,8 +45,15 @@ async fn is_declared(amqp: &Amqp, queue: &str, arguments: &[(&str, AMQPValue)]) 
         table.insert((*name).into(), value.clone());
     }
     // As CAF declares it: durable, neither exclusive nor deleted by itself. A refusal closes the channel.
-    let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-    channel(amqp).await.queue_declare(ShortString::from(queue), options, table).await.is_ok()
+    let options = QueueDeclareOptions {
+        durable: true,
+        ..QueueDeclareOptions::default()
+    };
+    channel(amqp)
+        .await
+        .queue_declare(ShortString::from(queue), options, table)
+        .await
+        .is_ok()
 }
 
 fn text(text: &str) -> AMQPValue {
@@ -54,14 +64,19 @@ fn text(text: &str) -> AMQPValue {
 async fn pipes_are_declared_as_caf_declares_its_queues() {
     let quorum = connect(|_| {}).await;
     let classic = connect(|options| options.queue_type = QueueType::Classic).await;
-    let ranked = connect(|options| (options.queue_type, options.max_priority) = (QueueType::Classic, 5)).await;
+    let ranked =
+        connect(|options| (options.queue_type, options.max_priority) = (QueueType::Classic, 5))
+            .await;
     // Priorities are nothing for quorum queues.
     let unranked = connect(|options| options.max_priority = 5).await;
     let kind = |name| ("x-queue-type", text(name));
     for (amqp, arguments) in [
         (&quorum, vec![kind("quorum")]),
         (&classic, vec![kind("classic")]),
-        (&ranked, vec![kind("classic"), ("x-max-priority", AMQPValue::LongInt(5))]),
+        (
+            &ranked,
+            vec![kind("classic"), ("x-max-priority", AMQPValue::LongInt(5))],
+        ),
         (&unranked, vec![kind("quorum")]),
     ] {
         let [published, consumed] = ["published", "consumed"].map(unique);
@@ -71,7 +86,10 @@ async fn pipes_are_declared_as_caf_declares_its_queues() {
         for pipe in [&published, &consumed] {
             assert!(is_declared(amqp, pipe, &arguments).await, "{arguments:?}");
             let others = [&arguments[..], &[("x-max-length", AMQPValue::LongInt(1))]].concat();
-            assert!(!is_declared(amqp, pipe, &others).await, "{arguments:?}: anything would do");
+            assert!(
+                !is_declared(amqp, pipe, &others).await,
+                "{arguments:?}: anything would do"
+            );
         }
     }
     for amqp in [quorum, classic, ranked, unranked] {
@@ -85,19 +103,31 @@ async fn a_message_is_persistent_plain_text_with_a_table_of_headers_and_nothing_
     let pipe = unique("properties");
     publish(&amqp, Outgoing::new(&*pipe, "body")).await;
     let got = get(&channel(&amqp).await, &pipe).await;
-    let mut expected = BasicProperties::default().with_content_type("text/plain".into()).with_delivery_mode(2);
+    let mut expected = BasicProperties::default()
+        .with_content_type("text/plain".into())
+        .with_delivery_mode(2);
     // The broker counts deliveries in the same table.
     let mut headers = got.properties.headers().clone().unwrap();
-    assert!(headers.inner().keys().all(|name| name.as_str() == "x-delivery-count"), "{headers:?}");
+    assert!(
+        headers
+            .inner()
+            .keys()
+            .all(|name| name.as_str() == "x-delivery-count"),
+        "{headers:?}"
+    );
     expected = expected.with_headers(std::mem::take(&mut headers));
     assert_eq!(got.properties, expected);
-    assert_eq!((got.exchange.as_str(), got.routing_key.as_str()), ("", pipe.as_str()));
+    assert_eq!(
+        (got.exchange.as_str(), got.routing_key.as_str()),
+        ("", pipe.as_str())
+    );
     assert_eq!(got.data, b"body");
     amqp.close().await;
 }
 
 #[tokio::test]
-async fn of_a_message_that_is_published_again_the_brokers_own_headers_are_gone_and_all_others_kept() {
+async fn of_a_message_that_is_published_again_the_brokers_own_headers_are_gone_and_all_others_kept()
+{
     for queue_type in [QueueType::Quorum, QueueType::Classic] {
         let amqp = connect(|options| options.queue_type = queue_type).await;
         let [from, to] = ["from", "to"].map(unique);
@@ -108,9 +138,17 @@ async fn of_a_message_that_is_published_again_the_brokers_own_headers_are_gone_a
         headers.insert("x-delivery-count".into(), AMQPValue::LongLongInt(7));
         headers.insert("x-caf-worker-retry".into(), text("3"));
         headers.insert("x-batchwright-attempts".into(), AMQPValue::LongInt(2));
-        let properties = BasicProperties::default().with_content_type("application/json".into()).with_headers(headers);
+        let properties = BasicProperties::default()
+            .with_content_type("application/json".into())
+            .with_headers(headers);
         let others = channel(&amqp).await;
-        let sent = others.basic_publish("".into(), ShortString::from(&*from), BasicPublishOptions::default(), b"body", properties);
+        let sent = others.basic_publish(
+            "".into(),
+            ShortString::from(&*from),
+            BasicPublishOptions::default(),
+            b"body",
+            properties,
+        );
         sent.await.unwrap().await.unwrap();
         let mut consumer = amqp.consume(&from, 10).await.unwrap();
         let delivery = loop {
@@ -120,8 +158,18 @@ async fn of_a_message_that_is_published_again_the_brokers_own_headers_are_gone_a
             }
             delivery.ack();
         };
-        assert_eq!(delivery.headers.get("x-caf-worker-retry"), Some(&HeaderValue::Text("3".to_owned())));
-        publish(&amqp, Outgoing { headers: delivery.headers.clone(), ..Outgoing::new(&*to, delivery.body.clone()) }).await;
+        assert_eq!(
+            delivery.headers.get("x-caf-worker-retry"),
+            Some(&HeaderValue::Text("3".to_owned()))
+        );
+        publish(
+            &amqp,
+            Outgoing {
+                headers: delivery.headers.clone(),
+                ..Outgoing::new(&*to, delivery.body.clone())
+            },
+        )
+        .await;
         delivery.ack();
         let got = loop {
             let got = get(&others, &to).await;
@@ -130,10 +178,24 @@ async fn of_a_message_that_is_published_again_the_brokers_own_headers_are_gone_a
             }
         };
         let headers = got.properties.headers().clone().unwrap();
-        let number = |name: &str| headers.inner().get(name).and_then(AMQPValue::as_long_long_int);
+        let number = |name: &str| {
+            headers
+                .inner()
+                .get(name)
+                .and_then(AMQPValue::as_long_long_int)
+        };
         assert_eq!(number("x-batchwright-attempts"), Some(2));
-        assert!(number("x-delivery-count").is_none_or(|count| count == 0), "{headers:?}");
-        assert_eq!(got.properties.content_type().as_ref().map(ShortString::as_str), Some("text/plain"));
+        assert!(
+            number("x-delivery-count").is_none_or(|count| count == 0),
+            "{headers:?}"
+        );
+        assert_eq!(
+            got.properties
+                .content_type()
+                .as_ref()
+                .map(ShortString::as_str),
+            Some("text/plain")
+        );
         amqp.close().await;
     }
 }

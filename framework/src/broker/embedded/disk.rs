@@ -11,7 +11,8 @@ use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use serde::{Deserialize, Serialize};
 use sqlx::sqlite::{
-    SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteLockingMode, SqliteRow, SqliteSynchronous,
+    SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteLockingMode,
+    SqliteRow, SqliteSynchronous,
 };
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, Row as _, Sqlite};
 
@@ -96,7 +97,10 @@ impl Disk {
             .connect()
             .await?;
         connection.execute(SCHEMA).await?;
-        let mut disk = Self { connection, statements: Statements::new() };
+        let mut disk = Self {
+            connection,
+            statements: Statements::new(),
+        };
         let recovered = disk.recover().await?;
         Ok((disk, recovered))
     }
@@ -117,26 +121,64 @@ impl Disk {
     async fn write(&mut self, batch: &mut Batch) -> Result<(), Error> {
         for (number, name) in &batch.pipes {
             let first = rows_of(*number).0;
-            let insert = sqlx::query("INSERT INTO pipe (number, name, handed_out, stored) VALUES (?, ?, ?, 0)");
-            insert.bind(number).bind(&**name).bind(first).execute(&mut self.connection).await?;
+            let insert = sqlx::query(
+                "INSERT INTO pipe (number, name, handed_out, stored) VALUES (?, ?, ?, 0)",
+            );
+            insert
+                .bind(number)
+                .bind(&**name)
+                .bind(first)
+                .execute(&mut self.connection)
+                .await?;
         }
         self.insert(&batch.messages).await?;
-        for Delayed { id, due, pipe, headers, body } in &batch.delayed {
-            let insert = sqlx::query("INSERT INTO delayed (id, due, pipe, headers, body) VALUES (?, ?, ?, ?, ?)");
-            let insert = insert.bind(id).bind(due).bind(pipe).bind(encode(headers)).bind(&**body);
+        for Delayed {
+            id,
+            due,
+            pipe,
+            headers,
+            body,
+        } in &batch.delayed
+        {
+            let insert = sqlx::query(
+                "INSERT INTO delayed (id, due, pipe, headers, body) VALUES (?, ?, ?, ?, ?)",
+            );
+            let insert = insert
+                .bind(id)
+                .bind(due)
+                .bind(pipe)
+                .bind(encode(headers))
+                .bind(&**body);
             insert.execute(&mut self.connection).await?;
         }
         for id in &batch.released {
-            sqlx::query("DELETE FROM delayed WHERE id = ?").bind(id).execute(&mut self.connection).await?;
+            sqlx::query("DELETE FROM delayed WHERE id = ?")
+                .bind(id)
+                .execute(&mut self.connection)
+                .await?;
         }
         for message in &batch.returned {
             let update = sqlx::query("UPDATE message SET delivery_count = ? WHERE id = ?");
-            update.bind(message.delivery_count).bind(message.id).execute(&mut self.connection).await?;
+            update
+                .bind(message.delivery_count)
+                .bind(message.id)
+                .execute(&mut self.connection)
+                .await?;
         }
         self.delete(&mut batch.settled).await?;
-        for Mark { number, handed_out, stored } in &batch.marks {
+        for Mark {
+            number,
+            handed_out,
+            stored,
+        } in &batch.marks
+        {
             let update = sqlx::query("UPDATE pipe SET handed_out = ?, stored = ? WHERE number = ?");
-            update.bind(handed_out).bind(stored.cast_signed()).bind(number).execute(&mut self.connection).await?;
+            update
+                .bind(handed_out)
+                .bind(stored.cast_signed())
+                .bind(number)
+                .execute(&mut self.connection)
+                .await?;
         }
         self.connection.execute("COMMIT").await?;
         Ok(())
@@ -147,7 +189,10 @@ impl Disk {
             while messages.len() >= *rows {
                 let (now, later) = messages.split_at(*rows);
                 let mut insert = statement.query();
-                for Message { id, headers, body, .. } in now {
+                for Message {
+                    id, headers, body, ..
+                } in now
+                {
                     insert = insert.bind(id).bind(encode(headers)).bind(&**body);
                 }
                 insert.execute(&mut self.connection).await?;
@@ -164,7 +209,11 @@ impl Disk {
         for run in ids.chunk_by(|one, next| one + 1 == *next) {
             if let ([first, .., last], true) = (run, run.len() > 2) {
                 let delete = sqlx::query("DELETE FROM message WHERE id BETWEEN ? AND ?");
-                delete.bind(first).bind(last).execute(&mut self.connection).await?;
+                delete
+                    .bind(first)
+                    .bind(last)
+                    .execute(&mut self.connection)
+                    .await?;
             } else {
                 alone.extend_from_slice(run);
             }
@@ -182,16 +231,30 @@ impl Disk {
     }
 
     /// The messages of a pipe after this one, up to a number and about a size.
-    pub async fn page(&mut self, number: i64, after: Id, messages: usize, bytes: usize) -> Result<Vec<Message>, Error> {
+    pub async fn page(
+        &mut self,
+        number: i64,
+        after: Id,
+        messages: usize,
+        bytes: usize,
+    ) -> Result<Vec<Message>, Error> {
         let select = "SELECT id, delivery_count, headers, body FROM message WHERE id > ? AND id <= ? ORDER BY id LIMIT ?";
-        let select = sqlx::query(select).bind(after).bind(rows_of(number).1).bind(i64::try_from(messages).unwrap_or(i64::MAX));
+        let select = sqlx::query(select)
+            .bind(after)
+            .bind(rows_of(number).1)
+            .bind(i64::try_from(messages).unwrap_or(i64::MAX));
         let mut rows = select.fetch(&mut self.connection);
         let (mut page, mut read) = (Vec::new(), 0);
         while read < bytes
             && let Some(row) = rows.try_next().await?
         {
             let (id, delivery_count) = (row.try_get(0)?, row.try_get(1)?);
-            let message = Message { id, delivery_count, headers: decode(&row, 2)?, body: body(&row, 3)? };
+            let message = Message {
+                id,
+                delivery_count,
+                headers: decode(&row, 2)?,
+                body: body(&row, 3)?,
+            };
             read += message.body.len();
             page.push(message);
         }
@@ -201,17 +264,29 @@ impl Disk {
     /// Delayed messages whose time has come, the oldest first, up to a number.
     pub async fn due(&mut self, now: i64, limit: i64) -> Result<Vec<Delayed>, Error> {
         let select = "SELECT id, due, pipe, headers, body FROM delayed WHERE due <= ? ORDER BY due, id LIMIT ?";
-        let rows = sqlx::query(select).bind(now).bind(limit).fetch_all(&mut self.connection).await?;
+        let rows = sqlx::query(select)
+            .bind(now)
+            .bind(limit)
+            .fetch_all(&mut self.connection)
+            .await?;
         rows.iter()
             .map(|row| {
                 let (id, due, pipe) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-                Ok(Delayed { id, due, pipe, headers: decode(row, 3)?, body: body(row, 4)? })
+                Ok(Delayed {
+                    id,
+                    due,
+                    pipe,
+                    headers: decode(row, 3)?,
+                    body: body(row, 4)?,
+                })
             })
             .collect()
     }
 
     pub async fn next_due(&mut self) -> Result<Option<i64>, Error> {
-        sqlx::query_scalar("SELECT min(due) FROM delayed").fetch_one(&mut self.connection).await
+        sqlx::query_scalar("SELECT min(due) FROM delayed")
+            .fetch_one(&mut self.connection)
+            .await
     }
 
     pub async fn close(self) {
@@ -222,37 +297,59 @@ impl Disk {
     /// Counts what an earlier process had been handed, once, and tells what is there.
     async fn recover(&mut self) -> Result<Recovered, Error> {
         let mut transaction = self.connection.begin().await?;
-        let rows = sqlx::query("SELECT number, name, handed_out, stored FROM pipe ORDER BY number").fetch_all(&mut *transaction).await?;
+        let rows = sqlx::query("SELECT number, name, handed_out, stored FROM pipe ORDER BY number")
+            .fetch_all(&mut *transaction)
+            .await?;
         let mut pipes = Vec::with_capacity(rows.len());
         for row in rows {
-            let (number, name, handed_out): (i64, String, Id) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+            let (number, name, handed_out): (i64, String, Id) =
+                (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
             let stored: i64 = row.try_get(3)?;
             let (first, last) = rows_of(number);
-            sqlx::query("UPDATE message SET delivery_count = delivery_count + 1 WHERE id > ? AND id <= ?")
-                .bind(first)
-                .bind(handed_out)
-                .execute(&mut *transaction)
-                .await?;
-            let youngest: Option<Id> = sqlx::query_scalar("SELECT max(id) FROM message WHERE id > ? AND id <= ?")
-                .bind(first)
-                .bind(last)
-                .fetch_one(&mut *transaction)
-                .await?;
+            sqlx::query(
+                "UPDATE message SET delivery_count = delivery_count + 1 WHERE id > ? AND id <= ?",
+            )
+            .bind(first)
+            .bind(handed_out)
+            .execute(&mut *transaction)
+            .await?;
+            let youngest: Option<Id> =
+                sqlx::query_scalar("SELECT max(id) FROM message WHERE id > ? AND id <= ?")
+                    .bind(first)
+                    .bind(last)
+                    .fetch_one(&mut *transaction)
+                    .await?;
             let last = youngest.unwrap_or(first);
-            pipes.push(Found { number, name, last, stored: stored.cast_unsigned() });
+            pipes.push(Found {
+                number,
+                name,
+                last,
+                stored: stored.cast_unsigned(),
+            });
         }
         // They are counted now, so they are not to be counted again. With the watermark at the beginning, ids may begin
         // anew after the youngest one, too.
-        sqlx::query("UPDATE pipe SET handed_out = number << 40").execute(&mut *transaction).await?;
-        let last_delayed: i64 = sqlx::query_scalar("SELECT coalesce(max(id), 0) FROM delayed").fetch_one(&mut *transaction).await?;
+        sqlx::query("UPDATE pipe SET handed_out = number << 40")
+            .execute(&mut *transaction)
+            .await?;
+        let last_delayed: i64 = sqlx::query_scalar("SELECT coalesce(max(id), 0) FROM delayed")
+            .fetch_one(&mut *transaction)
+            .await?;
         transaction.commit().await?;
-        Ok(Recovered { pipes, last_delayed, next_due: self.next_due().await? })
+        Ok(Recovered {
+            pipes,
+            last_delayed,
+            next_due: self.next_due().await?,
+        })
     }
 
     /// A disk that is full.
     #[cfg(test)]
     pub async fn limit_pages(&mut self, pages: u32) {
-        self.connection.execute(AssertSqlSafe(format!("PRAGMA max_page_count = {pages}"))).await.unwrap();
+        self.connection
+            .execute(AssertSqlSafe(format!("PRAGMA max_page_count = {pages}")))
+            .await
+            .unwrap();
     }
 }
 
@@ -331,7 +428,8 @@ fn encode(headers: &Headers) -> Option<String> {
 fn decode(row: &SqliteRow, column: usize) -> Result<Headers, Error> {
     let mut headers = Headers::default();
     if let Some(text) = row.try_get::<Option<&str>, _>(column)? {
-        let values: Vec<(String, Value)> = serde_json::from_str(text).map_err(|error| Error::Decode(error.into()))?;
+        let values: Vec<(String, Value)> =
+            serde_json::from_str(text).map_err(|error| Error::Decode(error.into()))?;
         for (name, value) in values {
             match value {
                 Value::Text(text) => headers.set(&name, HeaderValue::Text(text)),
@@ -366,23 +464,54 @@ mod tests {
         disk.limit_pages(20).await;
         let first = rows_of(1).0;
         let messages = (1..=100)
-            .map(|place| Message { id: first + place, delivery_count: 0, headers: Headers::default(), body: vec![0; 4000].into() })
+            .map(|place| Message {
+                id: first + place,
+                delivery_count: 0,
+                headers: Headers::default(),
+                body: vec![0; 4000].into(),
+            })
             .collect();
-        let marks = vec![Mark { number: 1, handed_out: first + 2, stored: 100 }];
-        let mut batch = Batch { pipes: vec![(1, "p".into())], messages, marks, ..Batch::default() };
+        let marks = vec![Mark {
+            number: 1,
+            handed_out: first + 2,
+            stored: 100,
+        }];
+        let mut batch = Batch {
+            pipes: vec![(1, "p".into())],
+            messages,
+            marks,
+            ..Batch::default()
+        };
         for _ in 0..2 {
             disk.commit(&mut batch).await.unwrap_err();
-            assert!(disk.page(1, first, 1000, usize::MAX).await.unwrap().is_empty());
+            assert!(
+                disk.page(1, first, 1000, usize::MAX)
+                    .await
+                    .unwrap()
+                    .is_empty()
+            );
         }
         disk.limit_pages(10_000).await;
         disk.commit(&mut batch).await.unwrap();
         disk.close().await;
 
         let (mut disk, recovered) = Disk::open(&file).await.unwrap();
-        let [Found { stored: 100, last, .. }] = recovered.pipes[..] else { panic!("{recovered:?}") };
+        let [
+            Found {
+                stored: 100, last, ..
+            },
+        ] = recovered.pipes[..]
+        else {
+            panic!("{recovered:?}")
+        };
         assert_eq!(last, first + 100);
-        let counts: Vec<u32> =
-            disk.page(1, first, 4, usize::MAX).await.unwrap().into_iter().map(|message| message.delivery_count).collect();
+        let counts: Vec<u32> = disk
+            .page(1, first, 4, usize::MAX)
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|message| message.delivery_count)
+            .collect();
         assert_eq!(counts, [1, 1, 0, 0]);
     }
 }

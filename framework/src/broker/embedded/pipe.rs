@@ -48,7 +48,10 @@ pub struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { messages: 20_000, bytes: 32 << 20 }
+        Self {
+            messages: 20_000,
+            bytes: 32 << 20,
+        }
     }
 }
 
@@ -102,13 +105,30 @@ struct Seat {
 impl Pipe {
     pub fn new(name: &str, number: i64, bounds: Bounds) -> Self {
         let first = rows_of(number).0;
-        Self::found(Found { number, name: name.to_owned(), last: first, stored: 0 }, bounds)
+        Self::found(
+            Found {
+                number,
+                name: name.to_owned(),
+                last: first,
+                stored: 0,
+            },
+            bounds,
+        )
     }
 
     pub fn found(found: Found, bounds: Bounds) -> Self {
-        let Found { number, name, last, stored } = found;
+        let Found {
+            number,
+            name,
+            last,
+            stored,
+        } = found;
         let first = rows_of(number).0;
-        let mark = Mark { number, handed_out: first, stored };
+        let mark = Mark {
+            number,
+            handed_out: first,
+            stored,
+        };
         Self {
             name: name.into(),
             bounds,
@@ -135,7 +155,11 @@ impl Pipe {
     }
 
     pub fn join(&mut self, key: Key, prefetch: usize) {
-        self.seats.push_back(Seat { key, prefetch, unsettled: 0 });
+        self.seats.push_back(Seat {
+            key,
+            prefetch,
+            unsettled: 0,
+        });
     }
 
     /// Forgets consumers that are gone. What they have unsettled stays so.
@@ -163,7 +187,8 @@ impl Pipe {
 
     /// After which message the disk should be read, if at all.
     pub fn wants_page(&self) -> Option<Id> {
-        let low = self.ready.len() < self.bounds.messages / 2 && self.ready_bytes < self.bounds.bytes / 2;
+        let low =
+            self.ready.len() < self.bounds.messages / 2 && self.ready_bytes < self.bounds.bytes / 2;
         (self.only_on_disk > 0 && low && !self.seats.is_empty()).then_some(self.loaded_to)
     }
 
@@ -182,20 +207,29 @@ impl Pipe {
     /// Raises the watermark as far as the consumers have room now, counting in what is being stored. True when that
     /// must be committed before anything more can be handed out.
     pub fn raise_watermark(&mut self) -> bool {
-        let room: usize = self.seats.iter().map(|seat| seat.prefetch.saturating_sub(seat.unsettled)).sum();
-        let target = if let Some(message) = room.checked_sub(1).and_then(|index| self.ready.get(index)) {
-            message.id
-        } else if room > 0 {
-            let beyond = self.incoming.min((room - self.ready.len()).min(self.bounds.messages) as u64);
-            let oldest_incoming = self.last - self.incoming.cast_signed() + 1;
-            match self.ready.back() {
-                _ if self.only_on_disk == 0 && beyond > 0 => oldest_incoming + beyond.cast_signed() - 1,
-                Some(youngest) => youngest.id,
-                None => return false,
-            }
-        } else {
-            return false;
-        };
+        let room: usize = self
+            .seats
+            .iter()
+            .map(|seat| seat.prefetch.saturating_sub(seat.unsettled))
+            .sum();
+        let target =
+            if let Some(message) = room.checked_sub(1).and_then(|index| self.ready.get(index)) {
+                message.id
+            } else if room > 0 {
+                let beyond = self
+                    .incoming
+                    .min((room - self.ready.len()).min(self.bounds.messages) as u64);
+                let oldest_incoming = self.last - self.incoming.cast_signed() + 1;
+                match self.ready.back() {
+                    _ if self.only_on_disk == 0 && beyond > 0 => {
+                        oldest_incoming + beyond.cast_signed() - 1
+                    }
+                    Some(youngest) => youngest.id,
+                    None => return false,
+                }
+            } else {
+                return false;
+            };
         self.mark.handed_out = self.mark.handed_out.max(target);
         self.mark.handed_out > self.written.handed_out
     }
@@ -212,8 +246,13 @@ impl Pipe {
 
     /// The next message for the consumer whose turn it is.
     pub fn hand_out(&mut self) -> Option<(Key, Message)> {
-        self.ready.front().filter(|message| message.id <= self.written.handed_out)?;
-        let index = self.seats.iter().position(|seat| seat.unsettled < seat.prefetch)?;
+        self.ready
+            .front()
+            .filter(|message| message.id <= self.written.handed_out)?;
+        let index = self
+            .seats
+            .iter()
+            .position(|seat| seat.unsettled < seat.prefetch)?;
         let mut seat = self.seats.remove(index)?;
         let message = self.ready.pop_front()?;
         self.ready_bytes -= message.body.len();
@@ -227,7 +266,9 @@ impl Pipe {
     /// A delivery was settled. A message that is to come again is answered with its new count; it is in the pipe when it
     /// has been [given back](Self::give_back). Unknown ids are ignored: their delivery belongs to an earlier life.
     pub fn settle(&mut self, id: Id, settlement: Settlement) -> Settled {
-        let Some((key, mut message)) = self.unsettled.remove(&id) else { return Settled::Unknown };
+        let Some((key, mut message)) = self.unsettled.remove(&id) else {
+            return Settled::Unknown;
+        };
         if let Some(seat) = self.seats.iter_mut().find(|seat| seat.key == key) {
             seat.unsettled -= 1;
         }
@@ -242,7 +283,11 @@ impl Pipe {
     /// A returned message takes its old place again.
     pub fn give_back(&mut self, message: Message) {
         self.ready_bytes += message.body.len();
-        let index = self.ready.iter().position(|other| other.id > message.id).unwrap_or(self.ready.len());
+        let index = self
+            .ready
+            .iter()
+            .position(|other| other.id > message.id)
+            .unwrap_or(self.ready.len());
         self.ready.insert(index, message);
     }
 
@@ -251,7 +296,13 @@ impl Pipe {
         self.seats.clear();
         self.mark.handed_out = rows_of(self.number()).0;
         let unsettled = std::mem::take(&mut self.unsettled);
-        unsettled.into_values().map(|(_, message)| Message { delivery_count: message.delivery_count + 1, ..message }).collect()
+        unsettled
+            .into_values()
+            .map(|(_, message)| Message {
+                delivery_count: message.delivery_count + 1,
+                ..message
+            })
+            .collect()
     }
 
     fn load(&mut self, message: Message) {
@@ -277,14 +328,22 @@ pub enum Settled {
 mod tests {
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { messages: 4, bytes: 1 << 20 };
+    const BOUNDS: Bounds = Bounds {
+        messages: 4,
+        bytes: 1 << 20,
+    };
 
     fn pipe() -> Pipe {
         Pipe::new("p", 3, BOUNDS)
     }
 
     fn message(id: Id) -> Message {
-        Message { id, delivery_count: 0, headers: Headers::default(), body: Bytes::from_static(b"body") }
+        Message {
+            id,
+            delivery_count: 0,
+            headers: Headers::default(),
+            body: Bytes::from_static(b"body"),
+        }
     }
 
     fn place(id: Id) -> i64 {
@@ -308,7 +367,9 @@ mod tests {
     }
 
     fn handed_out(pipe: &mut Pipe) -> Vec<i64> {
-        std::iter::from_fn(|| pipe.hand_out()).map(|(_, message)| place(message.id)).collect()
+        std::iter::from_fn(|| pipe.hand_out())
+            .map(|(_, message)| place(message.id))
+            .collect()
     }
 
     #[test]
@@ -336,7 +397,10 @@ mod tests {
     fn what_does_not_fit_stays_on_the_disk_and_is_read_in_order() {
         let mut pipe = pipe();
         store(&mut pipe, 6);
-        assert_eq!((pipe.ready.len(), pipe.only_on_disk, pipe.wants_page()), (4, 2, None));
+        assert_eq!(
+            (pipe.ready.len(), pipe.only_on_disk, pipe.wants_page()),
+            (4, 2, None)
+        );
         pipe.join(1, 10);
         assert!(pipe.raise_watermark());
         commit(&mut pipe);
@@ -359,7 +423,10 @@ mod tests {
         store(&mut pipe, 4);
         assert_eq!(handed_out(&mut pipe), [1, 2, 3]);
         for place in [3, 1] {
-            let Settled::Returned(message) = pipe.settle(rows_of(3).0 + place, Settlement::Requeue) else { panic!("{place}") };
+            let Settled::Returned(message) = pipe.settle(rows_of(3).0 + place, Settlement::Requeue)
+            else {
+                panic!("{place}")
+            };
             assert_eq!(message.delivery_count, 1);
             pipe.give_back(message);
         }
@@ -372,7 +439,9 @@ mod tests {
         pipe.join(1, 2);
         pipe.join(2, 1);
         store(&mut pipe, 4);
-        let keys: Vec<Key> = std::iter::from_fn(|| pipe.hand_out()).map(|(key, _)| key).collect();
+        let keys: Vec<Key> = std::iter::from_fn(|| pipe.hand_out())
+            .map(|(key, _)| key)
+            .collect();
         assert_eq!(keys, [1, 2, 1]);
     }
 }

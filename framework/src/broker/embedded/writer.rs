@@ -24,7 +24,9 @@ use tokio_util::sync::CancellationToken;
 use super::disk::{Batch, Delayed, Disk, Recovered};
 use super::pipe::{Bounds, Id, Key, Message, Pipe, Settled, pipe_of};
 use super::{Command, TellsWriter};
-use crate::broker::{BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler};
+use crate::broker::{
+    BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler,
+};
 
 /// What one commit takes at most.
 const BATCH_MESSAGES: usize = 4096;
@@ -94,9 +96,20 @@ impl Writer {
         recovered: Recovered,
         bounds: Bounds,
     ) -> Self {
-        let Recovered { pipes, last_delayed, next_due } = recovered;
-        let pipes: Vec<Pipe> = pipes.into_iter().map(|found| Pipe::found(found, bounds)).collect();
-        let names = pipes.iter().enumerate().map(|(index, pipe)| (Arc::clone(&pipe.name), index)).collect();
+        let Recovered {
+            pipes,
+            last_delayed,
+            next_due,
+        } = recovered;
+        let pipes: Vec<Pipe> = pipes
+            .into_iter()
+            .map(|found| Pipe::found(found, bounds))
+            .collect();
+        let names = pipes
+            .iter()
+            .enumerate()
+            .map(|(index, pipe)| (Arc::clone(&pipe.name), index))
+            .collect();
         Self {
             state,
             settler: Arc::new(TellsWriter(commands)),
@@ -115,7 +128,13 @@ impl Writer {
     }
 
     /// Works until it is told to close. The lock is let go when the file is closed.
-    pub async fn run(mut self, disk: Disk, mut commands: mpsc::UnboundedReceiver<Command>, end: CancellationToken, lock: File) {
+    pub async fn run(
+        mut self,
+        disk: Disk,
+        mut commands: mpsc::UnboundedReceiver<Command>,
+        end: CancellationToken,
+        lock: File,
+    ) {
         let mut idle = Some(disk);
         let mut running: Option<Running> = None;
         let mut received = Vec::new();
@@ -178,7 +197,11 @@ impl Writer {
         match command {
             Command::Publish(message, confirmer) => self.publish(message, confirmer),
             Command::Settle(id, settlement) => self.settle(id, settlement),
-            Command::Consume { pipe, prefetch, answer } => {
+            Command::Consume {
+                pipe,
+                prefetch,
+                answer,
+            } => {
                 let index = self.index(pipe);
                 let (sender, receiver) = mpsc::channel(prefetch);
                 self.last_consumer += 1;
@@ -188,7 +211,12 @@ impl Writer {
                 answer_to(answer, Consumer::new(receiver));
             }
             Command::Depth { pipe, answer } => {
-                answer_to(answer, self.names.get(&pipe).map_or(0, |index| self.pipes[*index].depth()));
+                answer_to(
+                    answer,
+                    self.names
+                        .get(&pipe)
+                        .map_or(0, |index| self.pipes[*index].depth()),
+                );
             }
             Command::Close => self.close(),
         }
@@ -198,28 +226,50 @@ impl Writer {
         if self.closing {
             return;
         }
-        let Outgoing { pipe, body, headers, delay } = message;
+        let Outgoing {
+            pipe,
+            body,
+            headers,
+            delay,
+        } = message;
         let index = self.index(pipe);
         self.next.bytes += body.len();
         self.next.confirmers.push(confirmer);
-        let Some(delay) = delay else { return self.append(index, headers, body) };
+        let Some(delay) = delay else {
+            return self.append(index, headers, body);
+        };
         self.last_delayed += 1;
         // One more, because the clock has been cut to milliseconds.
-        let due = now_millis().saturating_add(i64::try_from(delay.as_millis()).unwrap_or(i64::MAX)).saturating_add(1);
+        let due = now_millis()
+            .saturating_add(i64::try_from(delay.as_millis()).unwrap_or(i64::MAX))
+            .saturating_add(1);
         self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
         let pipe = self.pipes[index].number();
-        self.next.batch.delayed.push(Delayed { id: self.last_delayed, due, pipe, headers, body });
+        self.next.batch.delayed.push(Delayed {
+            id: self.last_delayed,
+            due,
+            pipe,
+            headers,
+            body,
+        });
     }
 
     fn append(&mut self, index: usize, headers: Headers, body: Bytes) {
         let id = self.pipes[index].assign();
-        self.next.batch.messages.push(Message { id, delivery_count: 0, headers, body });
+        self.next.batch.messages.push(Message {
+            id,
+            delivery_count: 0,
+            headers,
+            body,
+        });
         self.touched.insert(index);
     }
 
     fn settle(&mut self, id: Id, settlement: Settlement) {
         let index = index_of(pipe_of(id));
-        let Some(pipe) = self.pipes.get_mut(index) else { return };
+        let Some(pipe) = self.pipes.get_mut(index) else {
+            return;
+        };
         match pipe.settle(id, settlement) {
             Settled::Unknown => return,
             Settled::Gone => {
@@ -238,7 +288,10 @@ impl Writer {
         }
         let index = self.pipes.len();
         let pipe = Pipe::new(&name, number_of(index), self.bounds);
-        self.next.batch.pipes.push((pipe.number(), Arc::clone(&name)));
+        self.next
+            .batch
+            .pipes
+            .push((pipe.number(), Arc::clone(&name)));
         self.pipes.push(pipe);
         self.names.insert(name, index);
         index
@@ -256,16 +309,26 @@ impl Writer {
     /// What is to be done on the disk now, if anything.
     fn work(&mut self) -> Option<Work> {
         let mut pages = Vec::new();
-        let mut urgent = self.next.batch.is_urgent() || self.closing && !self.next.batch.settled.is_empty();
-        urgent |= self.settled_since.is_some_and(|since| since.elapsed() >= ACK_PATIENCE);
+        let mut urgent =
+            self.next.batch.is_urgent() || self.closing && !self.next.batch.settled.is_empty();
+        urgent |= self
+            .settled_since
+            .is_some_and(|since| since.elapsed() >= ACK_PATIENCE);
         for index in &self.touched {
             let pipe = &mut self.pipes[*index];
             let consumers = &mut self.consumers;
-            pipe.leave_unless(|key| consumers.get(&key).is_some_and(|sender| !sender.is_closed()));
+            pipe.leave_unless(|key| {
+                consumers
+                    .get(&key)
+                    .is_some_and(|sender| !sender.is_closed())
+            });
             urgent |= pipe.raise_watermark() || self.closing && pipe.unwritten_mark().is_some();
             pages.extend(pipe.wants_page().map(|after| (pipe.number(), after)));
         }
-        let due = self.next_due.map(|_| now_millis()).filter(|now| self.next_due <= Some(*now) && !self.closing);
+        let due = self
+            .next_due
+            .map(|_| now_millis())
+            .filter(|now| self.next_due <= Some(*now) && !self.closing);
         if !urgent && pages.is_empty() && due.is_none() {
             return None;
         }
@@ -273,9 +336,19 @@ impl Writer {
             self.next_due = None;
         }
         let touched = std::mem::take(&mut self.touched);
-        self.next.batch.marks.extend(touched.iter().filter_map(|index| self.pipes[*index].unwritten_mark()));
+        self.next.batch.marks.extend(
+            touched
+                .iter()
+                .filter_map(|index| self.pipes[*index].unwritten_mark()),
+        );
         self.settled_since = None;
-        Some(Work { gathered: std::mem::take(&mut self.next), touched, pages, due, committed: false })
+        Some(Work {
+            gathered: std::mem::take(&mut self.next),
+            touched,
+            pages,
+            due,
+            committed: false,
+        })
     }
 
     /// When something is to be done though nobody says so.
@@ -301,7 +374,13 @@ impl Writer {
             tracing::info!("the broker's disk takes messages again");
             self.state.send_replace(BrokerState::Connected);
         }
-        let Work { gathered: Gathered { batch, confirmers, .. }, touched, .. } = work;
+        let Work {
+            gathered: Gathered {
+                batch, confirmers, ..
+            },
+            touched,
+            ..
+        } = work;
         for mark in batch.marks {
             self.pipes[index_of(mark.number)].marked(mark);
         }
@@ -328,7 +407,14 @@ impl Writer {
     /// Moves delayed messages whose time has come to the tail of their pipes.
     fn release(&mut self, due: Vec<Delayed>, next_due: Option<i64>) {
         self.next_due = self.next_due.into_iter().chain(next_due).min();
-        for Delayed { id, pipe, headers, body, .. } in due {
+        for Delayed {
+            id,
+            pipe,
+            headers,
+            body,
+            ..
+        } in due
+        {
             self.next.batch.released.push(id);
             self.next.bytes += body.len();
             self.append(index_of(pipe), headers, body);
@@ -338,12 +424,28 @@ impl Writer {
     fn hand_out(&mut self, index: usize) {
         let pipe = &mut self.pipes[index];
         while let Some((key, message)) = pipe.hand_out() {
-            let Message { id, delivery_count, headers, body } = message;
+            let Message {
+                id,
+                delivery_count,
+                headers,
+                body,
+            } = message;
             let settler = Arc::clone(&self.settler);
-            let delivery = Delivery::new(Arc::clone(&pipe.name), body, headers, delivery_count, id.cast_unsigned(), settler);
+            let delivery = Delivery::new(
+                Arc::clone(&pipe.name),
+                body,
+                headers,
+                delivery_count,
+                id.cast_unsigned(),
+                settler,
+            );
             // There is room, because the channel is as wide as the prefetch. If the consumer has just gone, the delivery
             // is dropped here and so comes back as a command.
-            if self.consumers.get(&key).is_none_or(|sender| sender.try_send(delivery).is_err()) {
+            if self
+                .consumers
+                .get(&key)
+                .is_none_or(|sender| sender.try_send(delivery).is_err())
+            {
                 self.consumers.remove(&key);
                 pipe.leave_unless(|other| other != key);
             }
@@ -380,7 +482,11 @@ async fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, sqlx::Error> 
     work.committed = true;
     let mut read = Read::default();
     for (number, after) in &work.pages {
-        read.pages.push((*number, disk.page(*number, *after, PAGE_MESSAGES, PAGE_BYTES).await?));
+        read.pages.push((
+            *number,
+            disk.page(*number, *after, PAGE_MESSAGES, PAGE_BYTES)
+                .await?,
+        ));
     }
     if let Some(now) = work.due {
         read.due = disk.due(now, DUE_MESSAGES).await?;
@@ -413,5 +519,9 @@ fn number_of(index: usize) -> i64 {
 }
 
 fn now_millis() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| {
+            i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+        })
 }

@@ -18,12 +18,26 @@ async fn main() -> ExitCode {
 
 async fn run() -> anyhow::Result<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
-    let program = arguments.next().context("usage: servers COMMAND [ARGUMENT…]")?;
+    let program = arguments
+        .next()
+        .context("usage: servers COMMAND [ARGUMENT…]")?;
     let mut command = Command::new(&program);
     command.args(arguments);
 
-    let database = async { if is_set("DATABASE_URL") { Ok(None) } else { PostgresServer::start().await.map(Some) } };
-    let broker = async { if is_set("AMQP_URL") { Ok(None) } else { RabbitServer::start().await.map(Some) } };
+    let database = async {
+        if is_set("DATABASE_URL") {
+            Ok(None)
+        } else {
+            PostgresServer::start().await.map(Some)
+        }
+    };
+    let broker = async {
+        if is_set("AMQP_URL") {
+            Ok(None)
+        } else {
+            RabbitServer::start().await.map(Some)
+        }
+    };
     let (database, broker) = tokio::try_join!(database, broker)?;
     if let Some(server) = &database {
         command.env("DATABASE_URL", server.url("postgres"));
@@ -35,7 +49,10 @@ async fn run() -> anyhow::Result<ExitCode> {
     let status = tokio::task::spawn_blocking(move || command.status()).await?;
     let status = status.with_context(|| format!("cannot run {}", program.display()))?;
     // A command that a signal has ended has no code.
-    Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+    Ok(status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
 fn is_set(variable: &str) -> bool {
