@@ -110,9 +110,10 @@ layers() {
 # that can be, the same settings, so that most of what it needs is there already.
 first_worker() {
     local settings=(--config 'profile.dev.debug="line-tables-only"' --config 'profile.dev.build-override.opt-level=0'
-        --config 'profile.dev.package."*".opt-level=1' --config 'profile.dev.package."*".debug=false')
+        --config 'profile.dev.package."*".debug=false' --config 'profile.dev.package.serde_json.opt-level=2'
+        --config 'profile.dev.package.libsqlite3-sys.opt-level=2')
     for part in batchwright framework contract store job-service batch-worker tracking-worker example-worker; do
-        settings+=(--config "profile.dev.package.$part.opt-level=0")
+        settings+=(--config "profile.dev.package.$part.debug=\"line-tables-only\"")
     done
     cp Cargo.lock docs/first-worker/Cargo.lock
     cargo test --manifest-path docs/first-worker/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}" "${settings[@]}"

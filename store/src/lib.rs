@@ -110,11 +110,14 @@ impl Store {
         Ok(Self { backend, options })
     }
 
-    /// A store in memory that is not available wherever `fails` says so. For simulations.
-    pub fn memory_with_faults(fails: impl Fn(FaultPoint) -> bool + Send + Sync + 'static) -> Self {
+    /// Returns a store in memory that is unavailable wherever `fails` returns true. For simulations.
+    pub fn memory_with_faults(
+        options: StoreOptions,
+        fails: impl Fn(FaultPoint) -> bool + Send + Sync + 'static,
+    ) -> Self {
         Self {
             backend: Arc::new(memory::Memory::new(fails)),
-            options: StoreOptions::default(),
+            options,
         }
     }
 

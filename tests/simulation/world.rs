@@ -22,7 +22,7 @@ use framework::{
     TaskError, Verdict, Worker,
 };
 use job_service::{JobService, ServiceOptions};
-use store::{Cancellation, Creation, JobRequest, Life, Store, StoreError};
+use store::{Cancellation, Creation, JobRequest, Life, Store, StoreError, StoreOptions};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -52,6 +52,8 @@ const PIPES: [&str; 10] = [
 ];
 /// Nothing has moved for so long: every delay in the system is shorter.
 const REST: u32 = 40;
+/// Short, because every runtime keeps looking for work while the simulated time passes.
+const FAILED_TABLES_KEPT: Duration = Duration::from_mins(1);
 /// By then everything is over, whatever happened.
 const PATIENCE: u32 = 3600;
 
@@ -95,7 +97,11 @@ impl World {
     fn new(scenario: Scenario) -> Self {
         let faults = Faults::new(&scenario.ops);
         let planned = Arc::clone(&faults);
-        let store = Store::memory_with_faults(move |point| planned.fails(point));
+        let options = StoreOptions {
+            failed_tables_kept: FAILED_TABLES_KEPT,
+            ..StoreOptions::default()
+        };
+        let store = Store::memory_with_faults(options, move |point| planned.fails(point));
         let observer = Observer {
             store: store.clone(),
             seen: Arc::default(),
@@ -150,8 +156,7 @@ impl World {
         self.come_to_rest(job.expected).await?;
         let mut broken = self.check(&job).await;
         broken.extend(self.check_dependents().await);
-        // The tables of failed jobs are kept for a day.
-        sleep(Duration::from_hours(25)).await;
+        sleep(FAILED_TABLES_KEPT + Duration::from_secs(30)).await;
         let size = parts
             .store
             .task_table_size()
