@@ -465,7 +465,7 @@ async fn a_pipe_that_both_ends_use_first_at_the_same_moment_keeps_its_order(benc
             assert_eq!(
                 next_numbers(&mut consumer, 100).await,
                 (0..100).collect::<Vec<_>>()
-            )
+            );
         };
         tokio::join!(bench.publish(&pipe, 0..100), consuming);
     }))

@@ -101,10 +101,10 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         match self.status() {
             StatusCode::SERVICE_UNAVAILABLE => {
-                tracing::warn!(error = %self, "a request could not be answered")
+                tracing::warn!(error = %self, "a request could not be answered");
             }
             StatusCode::INTERNAL_SERVER_ERROR => {
-                tracing::error!(error = %self, "a request has failed")
+                tracing::error!(error = %self, "a request has failed");
             }
             status => tracing::debug!(error = %self, %status, "a request was refused"),
         }

@@ -206,7 +206,7 @@ impl Relay<'_> {
         match timeout(GIVE_BACK_LIMIT, giving_back).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::warn!(%error, "start messages could not be given back; they wait for the end of their lease")
+                tracing::warn!(%error, "start messages could not be given back; they wait for the end of their lease");
             }
             Err(_) => tracing::warn!(
                 "start messages could not be given back in time; they wait for the end of their lease"

@@ -285,7 +285,7 @@ async fn a_failure_or_cancellation_reaches_all_that_wait_and_workers_hear_of_it(
 
 async fn a_suspended_job_is_kept_until_its_partition_is_dispatched(backend: Backend) {
     let service = Service::start_configured(backend, |options| {
-        options.suspended_partitions = Some("p-.*".parse().unwrap())
+        options.suspended_partitions = Some("p-.*".parse().unwrap());
     })
     .await;
     service.put("a", &job("in")).await.is(201);

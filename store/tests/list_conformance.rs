@@ -783,7 +783,7 @@ async fn many_jobs_are_cancelled_some_at_a_time_and_finished_ones_do_not_stand_i
             1 => {
                 world
                     .report(&life, "", EventKind::Failed(ReportFailure::default()))
-                    .await
+                    .await;
             }
             2 => world.report(&life, ".1", EventKind::Complete).await,
             _ => {}
@@ -1059,7 +1059,7 @@ async fn the_three_stores_answer_every_question_alike() {
                 0 => {
                     world
                         .report(&life, "", EventKind::Progress(u8::try_from(n).unwrap()))
-                        .await
+                        .await;
                 }
                 1 => world.report(&life, "", EventKind::Complete).await,
                 _ => {}

@@ -374,7 +374,7 @@ impl World {
                 .await?
             {
                 Cancellation::Cancelled(_) | Cancellation::AlreadyCancelled => {
-                    job.expected = Expected::Cancelled
+                    job.expected = Expected::Cancelled;
                 }
                 Cancellation::NotFound | Cancellation::Finished(_) => {}
             },

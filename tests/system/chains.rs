@@ -141,7 +141,7 @@ impl Worker for Splitter {
                             params: BTreeMap::new(),
                         },
                     )
-                    .await?
+                    .await?;
                 }
                 _ => {
                     ctx.dispatch(
@@ -151,7 +151,7 @@ impl Worker for Splitter {
                             width,
                         },
                     )
-                    .await?
+                    .await?;
                 }
             }
         }

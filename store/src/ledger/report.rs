@@ -44,12 +44,12 @@ impl Ledger {
             EventKind::Progress(percent) => {
                 let percent = (i64::from(*percent) * PERCENT).min(PROGRESS_CAP);
                 self.change_exception(parent, own.number, |exception, _| {
-                    exception.percent = exception.percent.max(percent)
+                    exception.percent = exception.percent.max(percent);
                 });
             }
             EventKind::Retry { attempts, failure } => {
                 self.change_exception(parent, own.number, |exception, now| {
-                    exception.retry(*attempts, failure.as_ref(), now)
+                    exception.retry(*attempts, failure.as_ref(), now);
                 });
             }
             EventKind::Complete => self.complete(parent, own.number),
@@ -77,7 +77,7 @@ impl Ledger {
             // Once it is split, its subtasks tell how far it is.
             EventKind::Progress(_) | EventKind::Retry { .. } if split => {}
             EventKind::Progress(percent) => {
-                self.publish((i64::from(*percent) * PERCENT).min(PROGRESS_CAP))
+                self.publish((i64::from(*percent) * PERCENT).min(PROGRESS_CAP));
             }
             EventKind::Retry { attempts, failure } => {
                 self.facts.own_task.get_or_insert_default().retry(

@@ -106,7 +106,7 @@ impl Subscription {
                 Ok(End::Done) => return,
                 Ok(End::Idle) => continue,
                 Err(reason) => {
-                    tracing::warn!(pipe = %self.pipe, %reason, "consuming was interrupted; going on")
+                    tracing::warn!(pipe = %self.pipe, %reason, "consuming was interrupted; going on");
                 }
             }
             if started.elapsed() > LONG {

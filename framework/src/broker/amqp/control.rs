@@ -61,7 +61,7 @@ pub async fn listen(connection: Line, heard: mpsc::Sender<Heard>) {
         match listen_on(&live, &heard).await {
             Ok(()) => return,
             Err(reason) => {
-                tracing::warn!(%reason, "announcements are missed; listening again as soon as possible")
+                tracing::warn!(%reason, "announcements are missed; listening again as soon as possible");
             }
         }
         sleep(PAUSE).await;

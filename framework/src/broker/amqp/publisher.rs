@@ -298,7 +298,7 @@ impl Publisher {
         for (mut publication, answer) in publications.into_iter().zip(answers) {
             match answer {
                 Ok(Confirmation::Ack(None) | Confirmation::NotRequested) => {
-                    publication.answer(Ok(()))
+                    publication.answer(Ok(()));
                 }
                 Ok(Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned))) => {
                     session.declared.remove(&publication.queue());
