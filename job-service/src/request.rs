@@ -18,7 +18,7 @@ use contract::{JobId, PartitionId, same_pipe};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
-use store::{JobRequest, KeptUntil, Start};
+use store::{JobRequest, KeptUntil, StartCondition};
 
 use crate::error::{ApiError, ApiResult};
 use crate::job_types::MadeTask;
@@ -375,10 +375,10 @@ fn check_expiry(mut expiry: Expiry) -> ApiResult<Expiry> {
 }
 
 /// When the job starts. CAF takes a negative delay for none, and so does this.
-fn start(new: &NewJob) -> ApiResult<Start> {
+fn start(new: &NewJob) -> ApiResult<StartCondition> {
     let prerequisites =
         prerequisites::parse(new.prerequisite_job_ids.as_deref().unwrap_or_default())?;
-    Ok(Start {
+    Ok(StartCondition {
         delay: u32::try_from(new.delay.unwrap_or(0)).unwrap_or(0),
         prerequisites,
         suspended: false,

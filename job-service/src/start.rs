@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use contract::{TaskMessage, TaskStatus, Tracking};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use store::Life;
+use store::Incarnation;
 use uuid::Uuid;
 
 use crate::ServiceOptions;
@@ -33,7 +33,7 @@ pub struct Moment {
 
 pub fn message(
     task: FirstTask,
-    life: &Life,
+    life: &Incarnation,
     moment: Moment,
     options: &ServiceOptions,
 ) -> TaskMessage {
@@ -61,7 +61,7 @@ pub fn message(
     }
 }
 
-fn status_url(webservice_url: &str, life: &Life) -> String {
+fn status_url(webservice_url: &str, life: &Incarnation) -> String {
     /// All but the characters that no URL ever needs to encode.
     const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~');
     let base = webservice_url.trim_end_matches('/');
@@ -69,7 +69,7 @@ fn status_url(webservice_url: &str, life: &Life) -> String {
     let job = utf8_percent_encode(life.job.as_str(), ENCODED);
     format!(
         "{base}/partitions/{partition}/jobs/{job}/status?n={}",
-        life.incarnation
+        life.number
     )
 }
 
@@ -79,16 +79,16 @@ mod tests {
 
     use super::*;
 
-    fn life(job: &str, incarnation: i64, first: bool) -> Life {
-        Life {
+    fn life(job: &str, incarnation: i64, first: bool) -> Incarnation {
+        Incarnation {
             partition: PartitionId::parse("acme").unwrap(),
             job: JobId::parse(job).unwrap(),
-            incarnation,
+            number: incarnation,
             first,
         }
     }
 
-    fn start(life: &Life, target_pipe: Option<&str>) -> String {
+    fn start(life: &Incarnation, target_pipe: Option<&str>) -> String {
         let task = FirstTask {
             classifier: "BatchWorker".into(),
             api_version: 1,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use contract::JobTaskId;
 use framework::broker::{Broker, HeaderValue, Outgoing};
 use framework::{Arrival, Collector, Courier, Effects, Runtime, Settings, Verdict};
-use store::{Header, Headers, Store, StoreError, StowedTask, Stowing};
+use store::{Header, Headers, ParkOutcome, ParkedTask, Store, StoreError};
 use tokio_util::sync::CancellationToken;
 
 /// Tasks at a time: one transaction.
@@ -94,9 +94,9 @@ impl Collector for Stower {
             Ok(stowings) => {
                 for (Candidate { place, back }, stowing) in candidates.into_iter().zip(stowings) {
                     verdicts[place] = match stowing {
-                        Stowing::Stowed => Verdict::Done(Effects::default()),
-                        Stowing::Wanted => goes_back(back),
-                        Stowing::Unwanted => Verdict::Discard,
+                        ParkOutcome::Parked => Verdict::Done(Effects::default()),
+                        ParkOutcome::SendBack => goes_back(back),
+                        ParkOutcome::Discard => Verdict::Discard,
                     };
                 }
             }
@@ -122,11 +122,11 @@ impl Stower {
     /// Waits for the store as long as it takes. An error is the store's own.
     async fn stow_when_possible(
         &self,
-        tasks: &[(JobTaskId, StowedTask)],
-    ) -> Result<Vec<Stowing>, String> {
+        tasks: &[(JobTaskId, ParkedTask)],
+    ) -> Result<Vec<ParkOutcome>, String> {
         let mut delay = DELAYS.0;
         loop {
-            match self.store.stow(tasks).await {
+            match self.store.park_tasks(tasks).await {
                 Ok(stowings) => return Ok(stowings),
                 Err(StoreError::Unavailable(reason)) => {
                     tracing::warn!(
@@ -154,7 +154,7 @@ fn goes_back(back: Outgoing) -> Verdict {
     })
 }
 
-fn stowed(back: &Outgoing) -> StowedTask {
+fn stowed(back: &Outgoing) -> ParkedTask {
     let headers = back.headers.iter().map(|(name, value)| {
         let value = match value {
             HeaderValue::Text(text) => Header::Text(text.clone()),
@@ -162,7 +162,7 @@ fn stowed(back: &Outgoing) -> StowedTask {
         };
         (name.to_owned(), value)
     });
-    StowedTask {
+    ParkedTask {
         pipe: back.pipe.to_string(),
         body: back.body.to_vec(),
         headers: headers.collect(),

@@ -13,11 +13,11 @@ const RUN: u32 = 500;
 
 /// Runs until `shutdown`. Never stops within a step: each is short, and a transaction.
 pub async fn run(store: &Store, shutdown: &CancellationToken) {
-    let mut signal = store.unstow_signal();
+    let mut signal = store.unpark_signal();
     let mut failures = 0;
     let mut due = None;
     while wait(&mut signal, due, shutdown).await {
-        due = match store.unstow(RUN).await {
+        due = match store.unpark_tasks(RUN).await {
             Ok(is_more) => {
                 failures = 0;
                 is_more.then(Instant::now)

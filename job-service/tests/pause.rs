@@ -264,7 +264,11 @@ async fn stowed(service: &Service, job: &str) -> u64 {
         PartitionId::parse(&service.partition).unwrap(),
         JobId::parse(job).unwrap(),
     );
-    service.store.stowed_tasks(&partition, &job).await.unwrap()
+    service
+        .store
+        .count_parked_tasks(&partition, &job)
+        .await
+        .unwrap()
 }
 
 async fn wait_until_stowed(service: &Service, tasks: u64) {

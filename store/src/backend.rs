@@ -19,8 +19,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::Fault;
-use crate::ledger::{Changes, Facts, KeptFailure, Key, Row};
-use crate::{CatalogueSize, Condition, JobQuery, Life, StowedTask, TaskTableSize, Transition};
+use crate::ledger::{JobTotals, KeptFailure, NodeChanges, NodeKey, NodeRow};
+use crate::{
+    CatalogueSize, Condition, Incarnation, JobQuery, ParkedTask, TaskTableSize, Transition,
+};
 use starts::{StartReads, Starts};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, Fault>>;
@@ -37,7 +39,7 @@ pub struct JobRow {
     pub external_data: Option<String>,
     pub content_hash: Vec<u8>,
     pub status: JobStatus,
-    pub facts: Facts,
+    pub totals: JobTotals,
     /// Seconds between what lets it start and its start.
     pub delay: i64,
     /// It has, or has had, a table of its tasks.
@@ -53,17 +55,17 @@ pub struct JobRow {
 }
 
 impl JobRow {
-    pub fn life(&self) -> Life {
-        Life {
+    pub fn to_incarnation(&self) -> Incarnation {
+        Incarnation {
             partition: self.partition.clone(),
             job: self.job.clone(),
-            incarnation: self.incarnation,
+            number: self.incarnation,
             first: self.first_life,
         }
     }
 
     /// Whether a job task id with this incarnation is of this life: a first life may be named by its number, a later one must be.
-    pub fn lives_as(&self, incarnation: Option<i64>) -> bool {
+    pub fn matches(&self, incarnation: Option<i64>) -> bool {
         incarnation.map_or(self.first_life, |n| n == self.incarnation)
     }
 }
@@ -91,7 +93,7 @@ pub trait Backend: StartReads + std::fmt::Debug + Send + Sync {
     fn failures<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<(i64, KeptFailure)>>;
     fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>>;
     /// None where the table of tasks is gone.
-    fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>>;
+    fn places<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> Answer<'a, Vec<NodeRow>>;
     /// How many tasks of this job are stowed.
     fn stowed(&self, incarnation: i64) -> Answer<'_, u64>;
     fn task_table_size(&self) -> Answer<'_, TaskTableSize>;
@@ -137,7 +139,7 @@ pub trait Transaction: Starts + Send {
     fn forget_lives(&mut self, older_than: u64) -> Answer<'_, ()>;
 
     /// Stows tasks of locked jobs, each with its incarnation.
-    fn stow<'a>(&'a mut self, tasks: &'a [(i64, &'a StowedTask)]) -> Answer<'a, ()>;
+    fn stow<'a>(&'a mut self, tasks: &'a [(i64, &'a ParkedTask)]) -> Answer<'a, ()>;
     /// Lists a job that has stowed tasks as one whose tasks are to go; false when there are none, or when it is listed.
     fn list_unstowing(&mut self, incarnation: i64) -> Answer<'_, bool>;
     fn strike_unstowing(&mut self, incarnation: i64) -> Answer<'_, ()>;
@@ -150,8 +152,16 @@ pub trait Transaction: Starts + Send {
 
     fn create_task_table(&mut self, incarnation: i64) -> Answer<'_, ()>;
     /// Locks and reads rows of a task table, in the order of their keys.
-    fn load_places<'a>(&'a mut self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>>;
-    fn change_places<'a>(&'a mut self, incarnation: i64, changes: &'a Changes) -> Answer<'a, ()>;
+    fn load_places<'a>(
+        &'a mut self,
+        incarnation: i64,
+        keys: &'a [NodeKey],
+    ) -> Answer<'a, Vec<NodeRow>>;
+    fn change_places<'a>(
+        &'a mut self,
+        incarnation: i64,
+        changes: &'a NodeChanges,
+    ) -> Answer<'a, ()>;
     /// The failures that are kept in full, with their kinds.
     fn kept_failures(&mut self, incarnation: i64) -> Answer<'_, HashMap<String, String>>;
     fn change_failures<'a>(

@@ -1,5 +1,7 @@
 //! Jobs as clients see them: create, read, list, cancel, delete.
 
+mod bulk;
+
 use std::collections::HashMap;
 
 use contract::{JobId, JobStatus, PartitionId, rest};
@@ -9,14 +11,15 @@ use tokio::sync::watch;
 use crate::backend::starts::{Due, JobKey, UnsentStart};
 use crate::backend::{JobRow, Signal, Transaction};
 use crate::error::Fault;
-use crate::ledger::{Exception, Facts, KeptFailure, Row, extend, path_of, position};
+use crate::ledger::{ActiveTask, JobTotals, KeptFailure, NodeRow, extend, path_of, position};
 use crate::outbox::pause_messages;
-use crate::pause::release;
+use crate::parking::release;
 use crate::prerequisites::{self, Ended, Locks, NewWaits, lock, settle};
 use crate::retention;
-use crate::state::{self, Actor};
+use crate::transition::{self, Actor};
 use crate::{
-    Attempts, Cancellation, Creation, JobQuery, JobRequest, Life, Store, StoreError, Transition,
+    Attempts, Cancellation, Creation, Incarnation, JobQuery, JobRequest, Store, StoreError,
+    Transition,
 };
 
 impl Store {
@@ -25,7 +28,7 @@ impl Store {
     pub async fn create_job(
         &self,
         request: &JobRequest,
-        start: impl Fn(&Life) -> (String, Vec<u8>) + Send + Sync,
+        start: impl Fn(&Incarnation) -> (String, Vec<u8>) + Send + Sync,
     ) -> Result<Creation, StoreError> {
         let mut attempts = Attempts::default();
         let mut shared = true;
@@ -55,7 +58,7 @@ impl Store {
     async fn create_once(
         &self,
         request: &JobRequest,
-        start: &(dyn Fn(&Life) -> (String, Vec<u8>) + Send + Sync),
+        start: &(dyn Fn(&Incarnation) -> (String, Vec<u8>) + Send + Sync),
         shared: bool,
     ) -> Result<Attempt, Fault> {
         let now = self.now();
@@ -83,7 +86,7 @@ impl Store {
             tx.mark_reborn(incarnation).await?;
             job.first_life = false;
         }
-        let life = job.life();
+        let life = job.to_incarnation();
         tx.insert_labels(incarnation, &request.labels).await?;
         let created = Transition {
             time: now,
@@ -192,7 +195,7 @@ impl Store {
             Some(mut job) => {
                 let now = self.now();
                 cancel_locked(&mut *tx, &mut job, now).await?;
-                let mut lives = vec![job.life()];
+                let mut lives = vec![job.to_incarnation()];
                 let Some(dependents) = settle(&mut *tx, locks, &[Ended::of(&job)], now).await?
                 else {
                     tx.rollback().await?;
@@ -289,7 +292,7 @@ impl Store {
             Vec::new()
         };
         let mut failures = Vec::new();
-        if row.facts.failed_tasks > 0 {
+        if row.totals.failed_tasks > 0 {
             failures = self.backend.failures(&[row.incarnation]).await?;
         }
         let failure = failures
@@ -309,7 +312,7 @@ impl Store {
             .collect();
         let failed: Vec<i64> = rows
             .iter()
-            .filter(|row| row.facts.failed_tasks > 0)
+            .filter(|row| row.totals.failed_tasks > 0)
             .map(|row| row.incarnation)
             .collect();
         let mut jobs: Vec<rest::Job> = rows.into_iter().map(shown_alone).collect();
@@ -423,7 +426,7 @@ pub(crate) fn moved(
     now: i64,
 ) -> Result<Transition, Fault> {
     let from = job.status;
-    if !state::is_legal(from, to, actor) {
+    if !transition::is_legal(from, to, actor) {
         return Err(Fault::Refused(format!(
             "a job that is {from} cannot become {to} by {}",
             actor.name()
@@ -459,7 +462,7 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         external_data: request.external_data.clone(),
         content_hash: request.content_hash.to_vec(),
         status: JobStatus::Waiting,
-        facts: Facts::new(request.on_failure),
+        totals: JobTotals::new(request.on_failure),
         delay: i64::from(request.start.delay),
         task_table: false,
         create_time: now,
@@ -473,7 +476,7 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
 
 /// Whether the start message of a job may not have left. A job that was paused while it waited is Active when it is resumed.
 fn may_wait(row: &JobRow) -> bool {
-    !row.status.is_finished() && !row.task_table && row.facts.percentage == 0
+    !row.status.is_finished() && !row.task_table && row.totals.percentage == 0
 }
 
 /// Said of a job whose request named no target pipe.
@@ -489,13 +492,13 @@ fn shown_alone(row: JobRow) -> rest::Job {
         create_time: row.create_time,
         last_update_time: row.last_update_time,
         status: row.status,
-        percentage_complete: f64::from(row.facts.percentage) / 100.0,
+        percentage_complete: f64::from(row.totals.percentage) / 100.0,
         failures: Vec::new(),
         labels: std::collections::BTreeMap::new(),
-        on_failure: row.facts.on_failure,
-        completed_items: row.facts.completed_items,
-        failed_tasks: row.facts.failed_tasks,
-        failure_counts: row.facts.failure_counts,
+        on_failure: row.totals.on_failure,
+        completed_items: row.totals.completed_items,
+        failed_tasks: row.totals.failed_tasks,
+        failure_counts: row.totals.failure_counts,
         incarnation: row.incarnation,
         expiry: row.expiry,
         waiting_for: Vec::new(),
@@ -515,7 +518,7 @@ fn what_is_known(
     job: &JobRow,
     path: &[u32],
     way: String,
-    places: &[Row],
+    places: &[NodeRow],
     failure: Option<KeptFailure>,
 ) -> Option<rest::Task> {
     let find = |path: &str, chunk: i32| {
@@ -574,7 +577,7 @@ fn what_is_known(
     if has_failed {
         return Some(failed(task));
     }
-    if let Some(exception) = find(&task.id, -1).map(Exception::of_row) {
+    if let Some(exception) = find(&task.id, -1).map(ActiveTask::of_row) {
         describe_exception(&mut task, exception);
     }
     Some(task)
@@ -584,7 +587,7 @@ fn what_is_known(
 fn own_task(
     job: &JobRow,
     mut task: rest::Task,
-    split: Option<&Row>,
+    split: Option<&NodeRow>,
     failure: Option<KeptFailure>,
 ) -> rest::Task {
     if let Some(split) = split {
@@ -603,7 +606,7 @@ fn own_task(
         task.attempts = kept.attempts;
         task.failure = Some(rest::Failure::of_task(kept.path, kept.failure));
     } else if let Some(own) = job
-        .facts
+        .totals
         .own_task
         .clone()
         .filter(|_| !job.status.is_finished())
@@ -613,13 +616,13 @@ fn own_task(
     task
 }
 
-fn describe_split(task: &mut rest::Task, split: &Row) {
+fn describe_split(task: &mut rest::Task, split: &NodeRow) {
     task.status = rest::TaskState::Active;
     task.subtasks = split.size.map(i64::from);
     task.completed_subtasks = Some(i64::from(split.done_count));
 }
 
-fn describe_exception(task: &mut rest::Task, exception: Exception) {
+fn describe_exception(task: &mut rest::Task, exception: ActiveTask) {
     task.status = if exception.retrying {
         rest::TaskState::Retrying
     } else {

@@ -12,18 +12,18 @@
 //! - **Small.** A split that is done gives up its rows; its bit in its parent is all that is left.
 //! - **Monotone.** The percentage never falls and is 100 exactly when the job is Completed. The first outcome stays.
 
-mod place;
+mod apply;
+mod node;
 #[cfg(test)]
 mod properties;
-mod report;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
 
 use contract::{JobStatus, OnFailure, ReportFailure, Step};
 
-use place::{CONFLICT, EXCEPTION, REPORTED_FAILED, Split};
-pub use place::{Exception, Key, PERCENT, Row, position};
+use node::{ACTIVE_TASK, CONFLICT, REPORTED_FAILED, Split};
+pub use node::{ActiveTask, NodeKey, NodeRow, PERCENT, position};
 
 /// The published percentage, in hundredths: of a job that is Completed, and the most of any other.
 pub const COMPLETE: i32 = 10_000;
@@ -37,7 +37,7 @@ pub const UNNAMED_FAILURE: &str = "Unknown";
 
 /// What the ledger reads and changes of the job itself.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Facts {
+pub struct JobTotals {
     pub on_failure: OnFailure,
     /// Hundredths of a percent, as published.
     pub percentage: i32,
@@ -45,10 +45,10 @@ pub struct Facts {
     pub failed_tasks: i64,
     pub failure_counts: BTreeMap<String, i64>,
     /// The job's own task, while it waits to be tried again.
-    pub own_task: Option<Exception>,
+    pub own_task: Option<ActiveTask>,
 }
 
-impl Facts {
+impl JobTotals {
     pub fn new(on_failure: OnFailure) -> Self {
         Self {
             on_failure,
@@ -74,34 +74,34 @@ pub struct KeptFailure {
 /// What is to be stored after a batch of events.
 #[derive(Debug)]
 pub struct Outcome {
-    pub facts: Facts,
+    pub totals: JobTotals,
     /// Something has begun: a job that waits is active now.
     pub active: bool,
     /// What the job has come to, and why.
     pub decision: Option<(JobStatus, String)>,
-    pub places: Changes,
+    pub places: NodeChanges,
     pub new_failures: Vec<KeptFailure>,
     pub gone_failures: Vec<String>,
 }
 
 /// Changes of a task table, to be made in the order of the fields.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct NodeChanges {
     /// Paths of which all rows go, and all rows below them.
     pub pruned: Vec<String>,
     /// Paths of which all rows go; there is nothing below.
     pub gone: Vec<String>,
     /// Paths of exceptional tasks that are exceptional no more.
-    pub settled: Vec<String>,
+    pub inactive: Vec<String>,
     /// Rows that are new or have changed.
-    pub rows: Vec<Row>,
+    pub rows: Vec<NodeRow>,
 }
 
-impl Changes {
+impl NodeChanges {
     pub fn is_empty(&self) -> bool {
         self.pruned.is_empty()
             && self.gone.is_empty()
-            && self.settled.is_empty()
+            && self.inactive.is_empty()
             && self.rows.is_empty()
     }
 }
@@ -109,7 +109,7 @@ impl Changes {
 /// The touched part of one job's ledger.
 #[derive(Debug)]
 pub struct Ledger {
-    facts: Facts,
+    totals: JobTotals,
     now: i64,
     splits: Vec<Split>,
     by_path: HashMap<String, usize>,
@@ -129,13 +129,13 @@ pub struct Ledger {
 /// An exceptional task as loaded and changed.
 #[derive(Debug, Default)]
 struct Slot {
-    now: Option<Exception>,
+    now: Option<ActiveTask>,
     stored: bool,
     dirty: bool,
 }
 
 /// The rows that events at these tasks are about: of every split on the way its header, and the bits of the next step.
-pub fn keys_of<'a>(tasks: impl Iterator<Item = &'a [Step]>) -> Vec<Key> {
+pub fn keys_of<'a>(tasks: impl Iterator<Item = &'a [Step]>) -> Vec<NodeKey> {
     let mut keys = HashSet::new();
     let mut path = String::new();
     let mut latest: (&[Step], i32) = (&[], -1);
@@ -161,9 +161,9 @@ pub fn keys_of<'a>(tasks: impl Iterator<Item = &'a [Step]>) -> Vec<Key> {
 }
 
 impl Ledger {
-    pub fn new(facts: Facts, kept: HashMap<String, String>, now: i64) -> Self {
+    pub fn new(totals: JobTotals, kept: HashMap<String, String>, now: i64) -> Self {
         Self {
-            facts,
+            totals,
             now,
             splits: Vec::new(),
             by_path: HashMap::new(),
@@ -180,13 +180,13 @@ impl Ledger {
     }
 
     /// Takes in rows that were asked for; those that do not exist are simply not given.
-    pub fn load(&mut self, mut rows: Vec<Row>) {
+    pub fn load(&mut self, mut rows: Vec<NodeRow>) {
         // Parents first, so that every split finds its own.
         rows.sort_by_cached_key(|row| (depth(&row.path), row.path.clone(), row.chunk));
         for row in rows {
-            if row.chunk == EXCEPTION {
+            if row.chunk == ACTIVE_TASK {
                 let slot = Slot {
-                    now: Some(Exception::of_row(&row)),
+                    now: Some(ActiveTask::of_row(&row)),
                     stored: true,
                     dirty: false,
                 };
@@ -202,7 +202,7 @@ impl Ledger {
     }
 
     /// What must be loaded besides: the rows of tasks themselves. Only asked for where a parent says that it has such children.
-    pub fn also_needed<'a>(&self, tasks: impl Iterator<Item = &'a [Step]>) -> Vec<Key> {
+    pub fn also_needed<'a>(&self, tasks: impl Iterator<Item = &'a [Step]>) -> Vec<NodeKey> {
         let mut keys = HashSet::new();
         if self.splits.iter().all(|split| split.kept == 0) {
             return Vec::new();
@@ -218,7 +218,7 @@ impl Ledger {
                 if self.splits[*parent].kept == 0 || self.by_path.contains_key(&path) {
                     continue;
                 }
-                keys.insert((path.clone(), EXCEPTION));
+                keys.insert((path.clone(), ACTIVE_TASK));
                 keys.insert((path.clone(), 0));
             }
         }
@@ -233,14 +233,14 @@ impl Ledger {
     /// What is to be stored.
     pub fn finish(mut self) -> Outcome {
         self.roll_percentages_up();
-        let mut places = Changes {
+        let mut places = NodeChanges {
             pruned: std::mem::take(&mut self.pruned),
-            ..Changes::default()
+            ..NodeChanges::default()
         };
         let completed = matches!(self.decision, Some((JobStatus::Completed, _)));
         if completed {
             // The whole table goes.
-            places = Changes::default();
+            places = NodeChanges::default();
         } else {
             for split in &self.splits {
                 if split.closed && split.stored {
@@ -252,7 +252,7 @@ impl Ledger {
             for (path, slot) in &self.exceptions {
                 match &slot.now {
                     Some(exception) if slot.dirty => places.rows.push(exception.row(path)),
-                    None if slot.stored => places.settled.push(path.clone()),
+                    None if slot.stored => places.inactive.push(path.clone()),
                     _ => {}
                 }
             }
@@ -261,7 +261,7 @@ impl Ledger {
                 .sort_by(|a, b| (&a.path, a.chunk).cmp(&(&b.path, b.chunk)));
         }
         Outcome {
-            facts: self.facts,
+            totals: self.totals,
             active: self.active,
             decision: self.decision,
             places,
@@ -288,7 +288,7 @@ impl Ledger {
             }
         }
         match self.decision {
-            Some((JobStatus::Completed, _)) => self.facts.percentage = COMPLETE,
+            Some((JobStatus::Completed, _)) => self.totals.percentage = COMPLETE,
             _ => {
                 if let Some(root) = self.by_path.get("") {
                     let value = self.splits[*root].percent;
@@ -301,7 +301,7 @@ impl Ledger {
     fn publish(&mut self, percent: i64) {
         let hundredths = (percent + PERCENT / 200) * 100 / PERCENT;
         let hundredths = i32::try_from(hundredths).unwrap_or(0).min(ALMOST);
-        self.facts.percentage = self.facts.percentage.max(hundredths);
+        self.totals.percentage = self.totals.percentage.max(hundredths);
     }
 
     /// A split for a path whose parent, if it has one, is there already.

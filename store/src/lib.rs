@@ -12,27 +12,26 @@
 //! - What must reach the broker is written in the transaction that causes it.
 
 mod backend;
-mod bulk;
 mod collation;
 mod error;
 mod filter;
+mod flush;
 mod jobs;
 mod ledger;
 mod memory;
 mod model;
 mod outbox;
-mod pause;
+mod parking;
 mod postgres;
 mod prerequisites;
 mod query;
-mod record;
 mod retention;
 mod samples;
 mod select;
 mod sql;
 mod sqlite;
-mod state;
 mod sweep;
+mod transition;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,9 +44,9 @@ pub use error::{Condition, StoreError};
 pub use filter::{Comparison, Filter, Pattern, TextField, TextTest};
 pub use memory::FaultPoint;
 pub use model::{
-    Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers, JobRequest, Life,
-    OutboxMessage, Prerequisite, Recorded, Refusal, Start, StowedTask, Stowing, TaskTableSize,
-    TrackingEvent, Transition,
+    Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers, Incarnation,
+    JobRequest, OutboxMessage, ParkOutcome, ParkedTask, Prerequisite, Recorded, Refusal,
+    StartCondition, TaskTableSize, TrackingEvent, Transition,
 };
 pub use outbox::Claim;
 pub use query::{JobQuery, Sort, SortBy};
@@ -67,7 +66,7 @@ pub struct StoreOptions {
     /// The table of tasks of a job that has failed.
     pub failed_tables_kept: Duration,
     /// That a job id has lived before: as long as messages of a deleted job may be on their way.
-    pub past_lives_kept: Duration,
+    pub past_incarnations_kept: Duration,
 }
 
 impl Default for StoreOptions {
@@ -75,7 +74,7 @@ impl Default for StoreOptions {
         let day = Duration::from_hours(24);
         Self {
             failed_tables_kept: day,
-            past_lives_kept: 7 * day,
+            past_incarnations_kept: 7 * day,
         }
     }
 }

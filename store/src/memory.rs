@@ -12,9 +12,9 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
 use crate::error::Fault;
-use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
+use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, UNNAMED_FAILURE};
 use crate::query::Candidate;
-use crate::{CatalogueSize, JobQuery, OutboxMessage, StowedTask, TaskTableSize, Transition};
+use crate::{CatalogueSize, JobQuery, OutboxMessage, ParkedTask, TaskTableSize, Transition};
 use starts::{Unsent, Waits};
 
 #[derive(Debug)]
@@ -73,7 +73,7 @@ struct State {
     outbox: BTreeMap<i64, Unsent>,
     waits: Waits,
     lives: BTreeMap<(String, String, i64), i64>,
-    stowed: BTreeMap<(i64, i64), StowedTask>,
+    stowed: BTreeMap<(i64, i64), ParkedTask>,
     #[expect(
         clippy::zero_sized_map_values,
         reason = "a set, whose changes are undone as those of the maps"
@@ -81,7 +81,7 @@ struct State {
     unstowing: BTreeMap<i64, ()>,
     /// With the time of creation.
     tables: BTreeMap<i64, i64>,
-    rows: BTreeMap<(i64, String, i32), Row>,
+    rows: BTreeMap<(i64, String, i32), NodeRow>,
     retired: BTreeMap<i64, i64>,
     last_number: i64,
 }
@@ -93,8 +93,8 @@ impl State {
         self.last_number
     }
 
-    fn rows_of(&self, incarnation: i64, keys: &[Key]) -> Vec<Row> {
-        let mut rows: Vec<Row> = keys
+    fn rows_of(&self, incarnation: i64, keys: &[NodeKey]) -> Vec<NodeRow> {
+        let mut rows: Vec<NodeRow> = keys
             .iter()
             .filter_map(|(path, chunk)| {
                 self.rows.get(&(incarnation, path.clone(), *chunk)).cloned()
@@ -249,7 +249,7 @@ impl Backend for Memory {
                 .collect())
         })
     }
-    fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
+    fn places<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> Answer<'a, Vec<NodeRow>> {
         Box::pin(async move { Ok(self.read().await?.rows_of(incarnation, keys)) })
     }
     fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
@@ -273,10 +273,10 @@ impl Backend for Memory {
     fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
         Box::pin(async move {
             let state = self.read().await?;
-            let bytes = |row: &Row| {
+            let bytes = |row: &NodeRow| {
                 let texts =
                     row.path.len() + row.done.len() + row.failed.as_ref().map_or(0, Vec::len);
-                (size_of::<Row>() + texts + row.detail.as_ref().map_or(0, String::len)) as u64
+                (size_of::<NodeRow>() + texts + row.detail.as_ref().map_or(0, String::len)) as u64
             };
             Ok(TaskTableSize {
                 tables: state.tables.len() as u64,
@@ -352,7 +352,7 @@ impl MemoryTransaction {
         &self,
         incarnation: i64,
         limit: u32,
-    ) -> impl Iterator<Item = (&(i64, i64), &StowedTask)> {
+    ) -> impl Iterator<Item = (&(i64, i64), &ParkedTask)> {
         self.state
             .stowed
             .range((incarnation, 0)..(incarnation + 1, 0))
@@ -498,7 +498,7 @@ impl Transaction for MemoryTransaction {
         done(())
     }
 
-    fn stow<'a>(&'a mut self, tasks: &'a [(i64, &'a StowedTask)]) -> Answer<'a, ()> {
+    fn stow<'a>(&'a mut self, tasks: &'a [(i64, &'a ParkedTask)]) -> Answer<'a, ()> {
         for (incarnation, task) in tasks {
             let id = self.state.number();
             self.put(|s| &mut s.stowed, (*incarnation, id), Some((*task).clone()));
@@ -531,11 +531,11 @@ impl Transaction for MemoryTransaction {
         done(next.map(|(n, (partition, job))| (partition.clone(), job.clone(), n)))
     }
     fn unstow(&mut self, incarnation: i64, limit: u32) -> Answer<'_, u64> {
-        let tasks: Vec<StowedTask> = self
+        let tasks: Vec<ParkedTask> = self
             .oldest_stowed(incarnation, limit)
             .map(|(_, task)| task.clone())
             .collect();
-        for StowedTask {
+        for ParkedTask {
             pipe,
             body,
             headers,
@@ -578,10 +578,18 @@ impl Transaction for MemoryTransaction {
         self.put(|s| &mut s.tables, incarnation, Some(now));
         done(())
     }
-    fn load_places<'a>(&'a mut self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
+    fn load_places<'a>(
+        &'a mut self,
+        incarnation: i64,
+        keys: &'a [NodeKey],
+    ) -> Answer<'a, Vec<NodeRow>> {
         done(self.state.rows_of(incarnation, keys))
     }
-    fn change_places<'a>(&'a mut self, incarnation: i64, changes: &'a Changes) -> Answer<'a, ()> {
+    fn change_places<'a>(
+        &'a mut self,
+        incarnation: i64,
+        changes: &'a NodeChanges,
+    ) -> Answer<'a, ()> {
         let mut gone = Vec::new();
         for path in &changes.pruned {
             let below = format!("{path}.");
@@ -594,7 +602,7 @@ impl Transaction for MemoryTransaction {
         }
         gone.extend(
             changes
-                .settled
+                .inactive
                 .iter()
                 .map(|path| (incarnation, path.clone(), -1)),
         );

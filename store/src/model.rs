@@ -18,7 +18,7 @@ pub struct JobRequest {
     pub on_failure: OnFailure,
     /// How long it is kept once it has ended.
     pub expiry: Expiry,
-    pub start: Start,
+    pub start: StartCondition,
     /// Whether it names no target pipe, so that only workers without output complete it.
     pub without_target: bool,
     /// Of the whole request: tells a request that is sent again from another one.
@@ -37,7 +37,7 @@ impl JobRequest {
             labels: BTreeMap::new(),
             on_failure: OnFailure::default(),
             expiry: Expiry::default(),
-            start: Start::default(),
+            start: StartCondition::default(),
             without_target: false,
             content_hash: [0; 32],
         }
@@ -46,7 +46,7 @@ impl JobRequest {
 
 /// When the start message of a new job is sent. The default is at once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Start {
+pub struct StartCondition {
     /// Seconds from the creation, or from the completion of the last prerequisite.
     pub delay: u32,
     /// No job twice.
@@ -65,21 +65,21 @@ pub struct Prerequisite {
 
 /// One life of a job id.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Life {
+pub struct Incarnation {
     pub partition: PartitionId,
     pub job: JobId,
-    pub incarnation: i64,
+    pub number: i64,
     /// Whether the job id has lived before (within the memory of past lives).
     pub first: bool,
 }
 
-impl Life {
+impl Incarnation {
     /// The job task id of the whole job: `partition:job`, from the second life on `partition:job!incarnation`.
     pub fn job_task_id(&self) -> String {
         JobTaskId {
             partition: self.partition.to_string(),
             job: self.job.to_string(),
-            incarnation: (!self.first).then_some(self.incarnation),
+            incarnation: (!self.first).then_some(self.number),
             steps: Vec::new(),
         }
         .to_string()
@@ -108,7 +108,7 @@ pub enum Header {
 
 /// A task of a paused job, as it came.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StowedTask {
+pub struct ParkedTask {
     /// Where it goes back to.
     pub pipe: String,
     pub body: Vec<u8>,
@@ -117,18 +117,18 @@ pub struct StowedTask {
 
 /// What is to become of a task that was handed over because its job is paused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stowing {
+pub enum ParkOutcome {
     /// It is in the store.
-    Stowed,
+    Parked,
     /// The job is not paused any more: the task goes back to its pipe.
-    Wanted,
+    SendBack,
     /// The job is unknown or over, or this was a past life of its id.
-    Unwanted,
+    Discard,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Creation {
-    Created(Life),
+    Created(Incarnation),
     /// The same request has created the job before.
     AlreadyThere,
     /// There is another job with this id.
@@ -151,7 +151,7 @@ pub enum Refusal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cancellation {
     /// The job, and those that waited for it.
-    Cancelled(Vec<Life>),
+    Cancelled(Vec<Incarnation>),
     AlreadyCancelled,
     NotFound,
     /// The job has come to another end.
@@ -194,7 +194,7 @@ pub struct Recorded {
     /// Events of unknown, past or finished jobs.
     pub ignored: u64,
     /// Jobs whose outcome these events decided.
-    pub finished: Vec<(Life, JobStatus)>,
+    pub finished: Vec<(Incarnation, JobStatus)>,
 }
 
 /// The size of all task tables together.

@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
 use crate::error::{Fault, StoreError};
-use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
+use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, UNNAMED_FAILURE};
 use crate::select;
 use crate::sql::stow::stow_steps;
 use crate::sql::{
@@ -175,7 +175,7 @@ fn too_slow() -> Fault {
 
 fn select_places(
     incarnation: i64,
-    keys: &[Key],
+    keys: &[NodeKey],
     lock: &str,
 ) -> Query<'static, Postgres, PgArguments> {
     let text = format!(
@@ -304,7 +304,7 @@ impl Backend for PostgresBackend {
             Ok(history)
         })
     }
-    fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
+    fn places<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> Answer<'a, Vec<NodeRow>> {
         Box::pin(async move {
             let rows = self
                 .fetch(select_places(incarnation, keys, ""))
@@ -434,7 +434,11 @@ impl Transaction for PostgresTransaction {
         );
         Box::pin(async move { self.session.run(text).await })
     }
-    fn load_places<'a>(&'a mut self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
+    fn load_places<'a>(
+        &'a mut self,
+        incarnation: i64,
+        keys: &'a [NodeKey],
+    ) -> Answer<'a, Vec<NodeRow>> {
         Box::pin(async move {
             let mut places = Vec::new();
             for row in &self
@@ -446,7 +450,11 @@ impl Transaction for PostgresTransaction {
             Ok(places)
         })
     }
-    fn change_places<'a>(&'a mut self, incarnation: i64, changes: &'a Changes) -> Answer<'a, ()> {
+    fn change_places<'a>(
+        &'a mut self,
+        incarnation: i64,
+        changes: &'a NodeChanges,
+    ) -> Answer<'a, ()> {
         Box::pin(async move {
             for path in &changes.pruned {
                 // '/' follows '.', so this is everything below.
@@ -456,7 +464,7 @@ impl Transaction for PostgresTransaction {
                 self.execute(sqlx::query(AssertSqlSafe(text)).bind(path.as_str()))
                     .await?;
             }
-            for (paths, chunk) in [(&changes.gone, ""), (&changes.settled, " and chunk = -1")] {
+            for (paths, chunk) in [(&changes.gone, ""), (&changes.inactive, " and chunk = -1")] {
                 if !paths.is_empty() {
                     let text =
                         format!("delete from task_{incarnation} where path = any($1){chunk}");
@@ -543,7 +551,7 @@ impl Transaction for PostgresTransaction {
 }
 
 /// All rows in one statement, a column an array.
-fn upsert(incarnation: i64, rows: &[Row]) -> Query<'static, Postgres, PgArguments> {
+fn upsert(incarnation: i64, rows: &[NodeRow]) -> Query<'static, Postgres, PgArguments> {
     let text = format!(
         "insert into task_{incarnation} ({PLACE_COLUMNS}) select * from unnest($1::text[], $2::int4[], $3::int4[], $4::int4[], \
          $5::int4[], $6::int4[], $7::int4[], $8::int4[], $9::int4[], $10::int4[], $11::int8[], $12::int8[], $13::bytea[], \

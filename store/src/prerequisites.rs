@@ -23,8 +23,8 @@ use crate::backend::{JobRow, Signal, Transaction};
 use crate::error::Fault;
 use crate::jobs::{Attempt, key, moved};
 use crate::ledger::{KeptFailure, UNNAMED_FAILURE};
-use crate::state::Actor;
-use crate::{Creation, JobRequest, Life, Prerequisite, Refusal};
+use crate::transition::Actor;
+use crate::{Creation, Incarnation, JobRequest, Prerequisite, Refusal};
 
 /// The jobs that a transaction has locked, or has to.
 pub(crate) type Locks = BTreeSet<JobKey>;
@@ -202,7 +202,7 @@ pub(crate) async fn settle(
     locks: &mut Locks,
     ended: &[Ended],
     now: i64,
-) -> Result<Option<Vec<(Life, JobStatus)>>, Fault> {
+) -> Result<Option<Vec<(Incarnation, JobStatus)>>, Fault> {
     if ended.is_empty() {
         return Ok(Some(Vec::new()));
     }
@@ -247,7 +247,7 @@ pub(crate) async fn settle(
         let gone: Vec<i64> = ended
             .iter()
             .map(|job| job.incarnation)
-            .chain(fallen.iter().map(|(life, _)| life.incarnation))
+            .chain(fallen.iter().map(|(life, _)| life.number))
             .collect();
         tx.forget_starts(&gone).await?;
         released.retain(|wait| !gone.contains(&wait.incarnation));
@@ -268,7 +268,7 @@ async fn end_dependents(
     tx: &mut dyn Transaction,
     cascades: &[Cascade<'_>],
     now: i64,
-) -> Result<Vec<(Life, JobStatus)>, Fault> {
+) -> Result<Vec<(Incarnation, JobStatus)>, Fault> {
     let keys: Locks = cascades
         .iter()
         .flat_map(|cascade| &cascade.waits)
@@ -313,8 +313,8 @@ async fn end_dependents(
                     .failure_id
                     .clone()
                     .unwrap_or_else(|| UNNAMED_FAILURE.to_owned());
-                job.facts.failed_tasks += 1;
-                *job.facts.failure_counts.entry(kind).or_default() += 1;
+                job.totals.failed_tasks += 1;
+                *job.totals.failure_counts.entry(kind).or_default() += 1;
                 failures.push((
                     job.incarnation,
                     KeptFailure {
@@ -341,7 +341,10 @@ async fn end_dependents(
             tx.insert_failures(&failures).await?;
         }
     }
-    Ok(jobs.iter().map(|job| (job.life(), job.status)).collect())
+    Ok(jobs
+        .iter()
+        .map(|job| (job.to_incarnation(), job.status))
+        .collect())
 }
 
 /// The failure of a job as those have it that waited for it: it names the job where it happened.

@@ -64,7 +64,7 @@ impl Subject for Candidate {
         self.job.status
     }
     fn percentage(&self) -> i32 {
-        self.job.facts.percentage
+        self.job.totals.percentage
     }
     fn text(&self, field: &TextField) -> Option<&str> {
         match field {
@@ -101,7 +101,7 @@ impl Candidate {
             SortBy::Description => texts(a.description.as_deref(), b.description.as_deref()),
             SortBy::ExternalData => texts(a.external_data.as_deref(), b.external_data.as_deref()),
             SortBy::Status => a.status.name().cmp(b.status.name()),
-            SortBy::Percentage => a.facts.percentage.cmp(&b.facts.percentage),
+            SortBy::Percentage => a.totals.percentage.cmp(&b.totals.percentage),
             SortBy::Label(name) => {
                 let value = |of: &'_ Self| of.labels.get(name).cloned().flatten();
                 texts(value(self).as_deref(), value(other).as_deref())

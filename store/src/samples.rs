@@ -9,7 +9,7 @@ use contract::{JobStatus, OnFailure, PartitionId};
 
 use crate::backend::JobRow;
 use crate::error::Fault;
-use crate::ledger::Facts;
+use crate::ledger::JobTotals;
 use crate::{Store, StoreError};
 
 impl Store {
@@ -69,9 +69,9 @@ pub fn sample(
         content_hash: vec![0; 32],
         status,
         delay: 0,
-        facts: Facts {
+        totals: JobTotals {
             percentage: if number % 10 < 3 { 0 } else { 10_000 },
-            ..Facts::new(OnFailure::Stop)
+            ..JobTotals::new(OnFailure::Stop)
         },
         task_table: false,
         create_time: time,

@@ -35,7 +35,7 @@ macro_rules! read_job {
         let own_task: Option<String> = row.try_get("own_task")?;
         let expiry: Option<String> = row.try_get("expiry")?;
         let on_failure: String = row.try_get("on_failure")?;
-        let facts = crate::ledger::Facts {
+        let totals = crate::ledger::JobTotals {
             on_failure: if on_failure == "continue" {
                 contract::OnFailure::Continue
             } else {
@@ -57,7 +57,7 @@ macro_rules! read_job {
             external_data: row.try_get("external_data")?,
             content_hash: row.try_get("content_hash")?,
             status: crate::sql::status(row.try_get("status")?)?,
-            facts,
+            totals,
             delay: row.try_get("delay")?,
             task_table: row.try_get("task_table")?,
             create_time: row.try_get("create_time")?,
@@ -78,7 +78,7 @@ pub(crate) use read_job;
 macro_rules! read_place {
     ($row:expr) => {{
         let row = $row;
-        crate::ledger::Row {
+        crate::ledger::NodeRow {
             path: row.try_get(0)?,
             chunk: row.try_get(1)?,
             size: row.try_get(2)?,
@@ -149,7 +149,7 @@ macro_rules! common_steps {
                 .bind(job.description.as_deref())
                 .bind(job.external_data.as_deref())
                 .bind(&job.content_hash[..])
-                .bind(job.facts.on_failure.name())
+                .bind(job.totals.on_failure.name())
                 .bind(job.status.name())
                 .bind(job.create_time)
                 .bind(expiry)
@@ -161,7 +161,7 @@ macro_rules! common_steps {
         }
         fn save_job<'a>(&'a mut self, job: &'a JobRow) -> Answer<'a, ()> {
             Box::pin(async move {
-                let own_task = job.facts.own_task.as_ref().map(serde_json::to_string).transpose()?;
+                let own_task = job.totals.own_task.as_ref().map(serde_json::to_string).transpose()?;
                 let query = sqlx::query(
                     "update job set status = $2, percentage = $3, completed_items = $4, failed_tasks = $5, failure_counts = $6, \
                      own_task = $7, task_table = $8, last_update_time = $9, finish_time = $10, expiry_time = $11 \
@@ -169,10 +169,10 @@ macro_rules! common_steps {
                 )
                 .bind(job.incarnation)
                 .bind(job.status.name())
-                .bind(job.facts.percentage)
-                .bind(job.facts.completed_items)
-                .bind(job.facts.failed_tasks)
-                .bind(serde_json::to_string(&job.facts.failure_counts)?)
+                .bind(job.totals.percentage)
+                .bind(job.totals.completed_items)
+                .bind(job.totals.failed_tasks)
+                .bind(serde_json::to_string(&job.totals.failure_counts)?)
                 .bind(own_task)
                 .bind(job.task_table)
                 .bind(job.last_update_time)

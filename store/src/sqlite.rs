@@ -21,7 +21,7 @@ use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Tra
 use crate::collation;
 use crate::error::{Fault, StoreError};
 use crate::filter::Filter;
-use crate::ledger::{Changes, KeptFailure, Key, Row, UNNAMED_FAILURE};
+use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, UNNAMED_FAILURE};
 use crate::select;
 use crate::sql::stow::stow_steps;
 use crate::sql::{
@@ -131,7 +131,7 @@ fn json(values: &(impl serde::Serialize + ?Sized)) -> Result<String, Fault> {
 /// Reads rows of a task table. The keys lead; a plan that reads the whole table is not possible.
 fn select_places(
     incarnation: i64,
-    keys: &[Key],
+    keys: &[NodeKey],
 ) -> Result<Query<'static, Sqlite, SqliteArguments>, Fault> {
     let columns = PLACE_COLUMNS
         .split(", ")
@@ -263,7 +263,7 @@ impl Backend for SqliteBackend {
             Ok(history)
         })
     }
-    fn places<'a>(&'a self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
+    fn places<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> Answer<'a, Vec<NodeRow>> {
         Box::pin(async move {
             let rows = self
                 .fetch(select_places(incarnation, keys)?)
@@ -397,7 +397,11 @@ impl Transaction for SqliteTransaction {
                 .map(drop)
         })
     }
-    fn load_places<'a>(&'a mut self, incarnation: i64, keys: &'a [Key]) -> Answer<'a, Vec<Row>> {
+    fn load_places<'a>(
+        &'a mut self,
+        incarnation: i64,
+        keys: &'a [NodeKey],
+    ) -> Answer<'a, Vec<NodeRow>> {
         Box::pin(async move {
             let mut places = Vec::new();
             for row in &self.fetch(select_places(incarnation, keys)?).await? {
@@ -406,7 +410,11 @@ impl Transaction for SqliteTransaction {
             Ok(places)
         })
     }
-    fn change_places<'a>(&'a mut self, incarnation: i64, changes: &'a Changes) -> Answer<'a, ()> {
+    fn change_places<'a>(
+        &'a mut self,
+        incarnation: i64,
+        changes: &'a NodeChanges,
+    ) -> Answer<'a, ()> {
         Box::pin(async move {
             for path in &changes.pruned {
                 // '/' follows '.', so this is everything below.
@@ -416,7 +424,7 @@ impl Transaction for SqliteTransaction {
                 self.execute(sqlx::query(AssertSqlSafe(text)).bind(path.as_str()))
                     .await?;
             }
-            for (paths, chunk) in [(&changes.gone, ""), (&changes.settled, " and chunk = -1")] {
+            for (paths, chunk) in [(&changes.gone, ""), (&changes.inactive, " and chunk = -1")] {
                 if !paths.is_empty() {
                     let text = format!(
                         "delete from task_{incarnation} where path in (select value from json_each($1)){chunk}"

@@ -80,7 +80,7 @@ impl Store {
 
     async fn sweep_once(&self) -> Result<Swept, Fault> {
         let lives_kept =
-            u64::try_from(self.options.past_lives_kept.as_millis()).unwrap_or(u64::MAX);
+            u64::try_from(self.options.past_incarnations_kept.as_millis()).unwrap_or(u64::MAX);
         let mut tx = self.backend.begin().await?;
         let mut tables = 0;
         for incarnation in tx.due_tables(TABLES).await? {

@@ -17,8 +17,8 @@ use contract::rest::TaskState;
 use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
 use futures_util::future::join_all;
 use store::{
-    Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, Store, StoreOptions, Swept,
-    TrackingEvent,
+    Cancellation, Creation, EventKind, Incarnation, JobQuery, JobRequest, Store, StoreOptions,
+    Swept, TrackingEvent,
 };
 
 use place::Place;
@@ -45,14 +45,14 @@ impl World {
         }
     }
 
-    async fn create(&self, partition: &str, job: &str, on_failure: OnFailure) -> Life {
+    async fn create(&self, partition: &str, job: &str, on_failure: OnFailure) -> Incarnation {
         match create(&self.store, &request(partition, job, on_failure)).await {
             Creation::Created(life) => life,
             other => panic!("{job}: {other:?}"),
         }
     }
 
-    async fn job(&self, life: &Life) -> contract::rest::Job {
+    async fn job(&self, life: &Incarnation) -> contract::rest::Job {
         self.store
             .job(&life.partition, &life.job)
             .await
@@ -60,7 +60,7 @@ impl World {
             .unwrap()
     }
 
-    async fn task(&self, life: &Life, path: &[u32]) -> Option<TaskState> {
+    async fn task(&self, life: &Incarnation, path: &[u32]) -> Option<TaskState> {
         self.store
             .task(&life.partition, &life.job, path)
             .await
@@ -68,7 +68,7 @@ impl World {
             .map(|task| task.status)
     }
 
-    async fn complete(&self, life: &Life, paths: &[&str]) {
+    async fn complete(&self, life: &Incarnation, paths: &[&str]) {
         let events: Vec<_> = paths
             .iter()
             .map(|path| event(life, path, EventKind::Complete))
@@ -98,7 +98,7 @@ async fn create(store: &Store, request: &JobRequest) -> Creation {
         .unwrap()
 }
 
-fn event(life: &Life, path: &str, kind: EventKind) -> TrackingEvent {
+fn event(life: &Incarnation, path: &str, kind: EventKind) -> TrackingEvent {
     let dot = if path.is_empty() { "" } else { "." };
     TrackingEvent {
         task: JobTaskId::parse(&format!("{}{dot}{path}", life.job_task_id())).unwrap(),
@@ -138,7 +138,7 @@ async fn a_new_job_waits_and_its_start_message_is_in_the_outbox(world: World) {
     );
     assert_eq!(
         (job.name.as_deref(), job.on_failure, job.incarnation),
-        (Some("the job new"), OnFailure::Continue, life.incarnation)
+        (Some("the job new"), OnFailure::Continue, life.number)
     );
     assert_eq!(job.create_time, job.last_update_time);
     assert_eq!(job.labels, asked.labels);
@@ -331,14 +331,11 @@ async fn a_job_is_cancelled_once_and_its_unsent_message_is_not_sent(world: World
 }
 
 async fn only_reports_of_the_living_incarnation_count(world: World) {
-    let mut past: Vec<Life> = Vec::new();
+    let mut past: Vec<Incarnation> = Vec::new();
     for round in 0..10 {
         let life = world.create("acme", "phoenix", OnFailure::Stop).await;
         assert_eq!(life.first, round == 0);
-        assert!(
-            past.iter()
-                .all(|earlier| earlier.incarnation < life.incarnation)
-        );
+        assert!(past.iter().all(|earlier| earlier.number < life.number));
         // What earlier lives have left behind, and what a tracker would say to a plain id.
         let mut events: Vec<_> = past
             .iter()
@@ -356,12 +353,9 @@ async fn only_reports_of_the_living_incarnation_count(world: World) {
                 .unwrap()
         };
         assert_eq!(status(None).await, Some(JobStatus::Active));
-        assert_eq!(
-            status(Some(life.incarnation)).await,
-            Some(JobStatus::Active)
-        );
+        assert_eq!(status(Some(life.number)).await, Some(JobStatus::Active));
         for earlier in &past {
-            assert_eq!(status(Some(earlier.incarnation)).await, None);
+            assert_eq!(status(Some(earlier.number)).await, None);
         }
         assert!(
             world
@@ -822,7 +816,7 @@ async fn the_sweeper_drops_the_tables_of_jobs_that_are_over(world: World) {
 async fn what_was_kept_for_a_time_goes_when_the_time_is_over(mut world: World) {
     let short = StoreOptions {
         failed_tables_kept: Duration::ZERO,
-        past_lives_kept: Duration::ZERO,
+        past_incarnations_kept: Duration::ZERO,
     };
     world.store.close().await;
     world.store = Store::open_with(&world.place.url, short).await.unwrap();

@@ -18,8 +18,8 @@ use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
 use futures_util::future::join_all;
 use harness::wait_for;
 use store::{
-    Cancellation, Creation, EventKind, JobQuery, JobRequest, Life, Prerequisite, Refusal, Start,
-    Store, TrackingEvent,
+    Cancellation, Creation, EventKind, Incarnation, JobQuery, JobRequest, Prerequisite, Refusal,
+    StartCondition, Store, TrackingEvent,
 };
 
 use place::Place;
@@ -47,11 +47,11 @@ impl World {
         }
     }
 
-    async fn try_create(&self, job: &str, start: Start) -> Creation {
+    async fn try_create(&self, job: &str, start: StartCondition) -> Creation {
         create(&self.store, job, start).await
     }
 
-    async fn create(&self, job: &str, start: Start) -> Life {
+    async fn create(&self, job: &str, start: StartCondition) -> Incarnation {
         match self.try_create(job, start).await {
             Creation::Created(life) => life,
             other => panic!("{job}: {other:?}"),
@@ -120,7 +120,7 @@ impl World {
     }
 }
 
-async fn create(store: &Store, job: &str, start: Start) -> Creation {
+async fn create(store: &Store, job: &str, start: StartCondition) -> Creation {
     let request = JobRequest {
         start,
         content_hash: [7; 32],
@@ -169,12 +169,12 @@ fn failed() -> EventKind {
     })
 }
 
-fn now() -> Start {
-    Start::default()
+fn now() -> StartCondition {
+    StartCondition::default()
 }
 
 /// After these; `,pc` as in a request.
-fn after(jobs: &[&str]) -> Start {
+fn after(jobs: &[&str]) -> StartCondition {
     let parse = |text: &&str| {
         let (job, option) = text.split_once(',').unwrap_or((text, ""));
         Prerequisite {
@@ -182,23 +182,23 @@ fn after(jobs: &[&str]) -> Start {
             pre_created: option == "pc",
         }
     };
-    Start {
+    StartCondition {
         prerequisites: jobs.iter().map(parse).collect(),
-        ..Start::default()
+        ..StartCondition::default()
     }
 }
 
-fn in_seconds(delay: u32) -> Start {
-    Start {
+fn in_seconds(delay: u32) -> StartCondition {
+    StartCondition {
         delay,
-        ..Start::default()
+        ..StartCondition::default()
     }
 }
 
-fn suspended() -> Start {
-    Start {
+fn suspended() -> StartCondition {
+    StartCondition {
         suspended: true,
-        ..Start::default()
+        ..StartCondition::default()
     }
 }
 
@@ -434,7 +434,7 @@ async fn a_delay_counts_from_the_completion_of_the_last_prerequisite(world: Worl
     world
         .create(
             "j",
-            Start {
+            StartCondition {
                 delay: 3600,
                 ..after(&["a", "b"])
             },
@@ -807,7 +807,7 @@ async fn a_suspended_job_starts_when_its_partition_is_dispatched_and_not_before(
     world
         .create(
             "waits",
-            Start {
+            StartCondition {
                 suspended: true,
                 ..after(&["a"])
             },
@@ -816,7 +816,7 @@ async fn a_suspended_job_starts_when_its_partition_is_dispatched_and_not_before(
     world
         .create(
             "both",
-            Start {
+            StartCondition {
                 suspended: true,
                 ..after(&["a"])
             },
@@ -825,7 +825,7 @@ async fn a_suspended_job_starts_when_its_partition_is_dispatched_and_not_before(
     world
         .create(
             "late",
-            Start {
+            StartCondition {
                 delay: 3600,
                 ..suspended()
             },
@@ -865,7 +865,7 @@ async fn a_suspended_job_starts_when_its_partition_is_dispatched_and_not_before(
     world
         .create(
             "k",
-            Start {
+            StartCondition {
                 suspended: true,
                 ..after(&["b"])
             },

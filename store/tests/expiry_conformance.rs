@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use contract::rest::{Expiry, ExpiryPolicy};
 use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
 use futures_util::future::join_all;
-use store::{Creation, EventKind, JobRequest, Life, Store, Swept, TrackingEvent};
+use store::{Creation, EventKind, Incarnation, JobRequest, Store, Swept, TrackingEvent};
 
 use place::Place;
 
@@ -34,7 +34,7 @@ impl World {
         }
     }
 
-    async fn create(&self, job: &str, expiry: Expiry) -> Life {
+    async fn create(&self, job: &str, expiry: Expiry) -> Incarnation {
         let request = JobRequest {
             labels: BTreeMap::from([("of".to_owned(), Some(job.to_owned()))]),
             expiry,
@@ -57,7 +57,7 @@ impl World {
         }
     }
 
-    async fn report(&self, life: &Life, steps: &str, kind: EventKind) {
+    async fn report(&self, life: &Incarnation, steps: &str, kind: EventKind) {
         let task = JobTaskId::parse(&format!("{}{steps}", life.job_task_id())).unwrap();
         self.store
             .record(&[TrackingEvent { task, kind }])
@@ -65,7 +65,7 @@ impl World {
             .unwrap();
     }
 
-    async fn status(&self, life: &Life) -> Option<JobStatus> {
+    async fn status(&self, life: &Incarnation) -> Option<JobStatus> {
         self.store
             .job_status(&life.partition, &life.job, None)
             .await
@@ -73,7 +73,7 @@ impl World {
     }
 
     /// Ends three jobs with this policy, each in its way.
-    async fn end_each(&self, expiry: &Expiry) -> [Life; 3] {
+    async fn end_each(&self, expiry: &Expiry) -> [Incarnation; 3] {
         let [completed, failed, cancelled] = [
             self.create("done", expiry.clone()).await,
             self.create("failed", expiry.clone()).await,

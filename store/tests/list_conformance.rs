@@ -20,8 +20,8 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use store::{
-    Comparison, Creation, EventKind, Filter, JobQuery, JobRequest, Life, Pattern, Sort, SortBy,
-    Store, TextField, TextTest, TrackingEvent,
+    Comparison, Creation, EventKind, Filter, Incarnation, JobQuery, JobRequest, Pattern, Sort,
+    SortBy, Store, TextField, TextTest, TrackingEvent,
 };
 
 use place::Place;
@@ -45,7 +45,12 @@ impl World {
         }
     }
 
-    async fn create(&self, job: &str, name: Option<&str>, labels: &[(&str, Option<&str>)]) -> Life {
+    async fn create(
+        &self,
+        job: &str,
+        name: Option<&str>,
+        labels: &[(&str, Option<&str>)],
+    ) -> Incarnation {
         self.create_in(&self.partition, job, name, labels).await
     }
 
@@ -55,7 +60,7 @@ impl World {
         job: &str,
         name: Option<&str>,
         labels: &[(&str, Option<&str>)],
-    ) -> Life {
+    ) -> Incarnation {
         let request = JobRequest {
             name: name.map(str::to_owned),
             labels: labels
@@ -78,7 +83,7 @@ impl World {
         }
     }
 
-    async fn report(&self, life: &Life, path: &str, kind: EventKind) {
+    async fn report(&self, life: &Incarnation, path: &str, kind: EventKind) {
         let task = JobTaskId::parse(&format!("{}{path}", life.job_task_id())).unwrap();
         self.store
             .record(&[TrackingEvent { task, kind }])
@@ -694,10 +699,10 @@ async fn jobs_are_sorted_by_every_field(world: World) {
         .await
         .unwrap()
         .unwrap();
-    let life = Life {
+    let life = Incarnation {
         partition: world.partition.clone(),
         job: JobId::parse("plain").unwrap(),
-        incarnation: last.incarnation,
+        number: last.incarnation,
         first: true,
     };
     // The first may come in the same millisecond as what was before.

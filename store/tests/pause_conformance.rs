@@ -15,8 +15,8 @@ use std::collections::BTreeSet;
 use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
 use futures_util::future::join_all;
 use store::{
-    Change, Creation, EventKind, Header, Headers, JobRequest, Life, OutboxMessage, Store,
-    StowedTask, Stowing, TrackingEvent,
+    Change, Creation, EventKind, Header, Headers, Incarnation, JobRequest, OutboxMessage,
+    ParkOutcome, ParkedTask, Store, TrackingEvent,
 };
 
 use place::Place;
@@ -45,7 +45,7 @@ impl World {
     }
 
     /// A job whose start message has been sent.
-    async fn started(&self, job: &str) -> Life {
+    async fn started(&self, job: &str) -> Incarnation {
         let request = JobRequest {
             content_hash: [7; 32],
             ..JobRequest::new(
@@ -66,27 +66,27 @@ impl World {
         life
     }
 
-    async fn paused(&self, job: &str) -> Life {
+    async fn paused(&self, job: &str) -> Incarnation {
         let life = self.started(job).await;
         assert_eq!(self.pause(&life).await, Change::Made);
         life
     }
 
-    async fn pause(&self, life: &Life) -> Change {
+    async fn pause(&self, life: &Incarnation) -> Change {
         self.store
             .pause_job(&life.partition, &life.job)
             .await
             .unwrap()
     }
 
-    async fn resume(&self, life: &Life) -> Change {
+    async fn resume(&self, life: &Incarnation) -> Change {
         self.store
             .resume_job(&life.partition, &life.job)
             .await
             .unwrap()
     }
 
-    async fn status(&self, life: &Life) -> JobStatus {
+    async fn status(&self, life: &Incarnation) -> JobStatus {
         self.store
             .job_status(&life.partition, &life.job, None)
             .await
@@ -94,7 +94,7 @@ impl World {
             .unwrap()
     }
 
-    async fn report(&self, life: &Life, path: &str, kind: EventKind) {
+    async fn report(&self, life: &Incarnation, path: &str, kind: EventKind) {
         self.store
             .record(&[TrackingEvent {
                 task: id(life, path),
@@ -105,16 +105,20 @@ impl World {
     }
 
     /// Stows the tasks with these numbers.
-    async fn stow(&self, life: &Life, numbers: std::ops::RangeInclusive<u32>) -> Vec<Stowing> {
+    async fn stow(
+        &self,
+        life: &Incarnation,
+        numbers: std::ops::RangeInclusive<u32>,
+    ) -> Vec<ParkOutcome> {
         let tasks: Vec<_> = numbers
             .map(|n| (id(life, &n.to_string()), task(n)))
             .collect();
-        self.store.stow(&tasks).await.unwrap()
+        self.store.park_tasks(&tasks).await.unwrap()
     }
 
-    async fn stowed(&self, life: &Life) -> u64 {
+    async fn stowed(&self, life: &Incarnation) -> u64 {
         self.store
-            .stowed_tasks(&life.partition, &life.job)
+            .count_parked_tasks(&life.partition, &life.job)
             .await
             .unwrap()
     }
@@ -136,17 +140,17 @@ impl World {
 
     /// Has all go that is to go.
     async fn unstow_all(&self) {
-        while self.store.unstow(500).await.unwrap() {}
+        while self.store.unpark_tasks(500).await.unwrap() {}
     }
 }
 
-fn id(life: &Life, path: &str) -> JobTaskId {
+fn id(life: &Incarnation, path: &str) -> JobTaskId {
     let dot = if path.is_empty() { "" } else { "." };
     JobTaskId::parse(&format!("{}{dot}{path}", life.job_task_id())).unwrap()
 }
 
-fn task(number: u32) -> StowedTask {
-    StowedTask {
+fn task(number: u32) -> ParkedTask {
+    ParkedTask {
         pipe: format!("pipe-{}", number % 2),
         body: number.to_string().into_bytes(),
         headers: Headers::new(),
@@ -227,7 +231,7 @@ async fn a_job_is_paused_and_resumed_by_its_client_and_its_history_says_so(world
     assert_eq!(
         world
             .store
-            .stowed_tasks(&life.partition, &unknown)
+            .count_parked_tasks(&life.partition, &unknown)
             .await
             .unwrap(),
         0
@@ -275,7 +279,7 @@ async fn a_paused_job_counts_what_is_reported_and_comes_to_its_end(world: World)
 }
 
 async fn a_task_is_stowed_only_while_its_own_life_of_the_job_is_paused(world: World) {
-    use Stowing::{Stowed, Unwanted, Wanted};
+    use ParkOutcome::{Discard, Parked, SendBack};
 
     let [waiting, paused, cancelled] = [
         world.started("waiting").await,
@@ -294,7 +298,7 @@ async fn a_task_is_stowed_only_while_its_own_life_of_the_job_is_paused(world: Wo
         .await
         .unwrap();
     let second = world.paused("reborn").await;
-    let unknown = Life {
+    let unknown = Incarnation {
         job: JobId::parse("unknown").unwrap(),
         ..first.clone()
     };
@@ -307,8 +311,8 @@ async fn a_task_is_stowed_only_while_its_own_life_of_the_job_is_paused(world: Wo
         .map(|(life, n)| (id(life, "1"), task(n)))
         .collect();
     assert_eq!(
-        world.store.stow(&tasks).await.unwrap(),
-        [Wanted, Stowed, Unwanted, Unwanted, Stowed, Unwanted, Stowed]
+        world.store.park_tasks(&tasks).await.unwrap(),
+        [SendBack, Parked, Discard, Discard, Parked, Discard, Parked]
     );
     assert_eq!(
         (
@@ -318,7 +322,7 @@ async fn a_task_is_stowed_only_while_its_own_life_of_the_job_is_paused(world: Wo
         ),
         (2, 1, 0)
     );
-    assert_eq!(world.store.stow(&[]).await.unwrap(), []);
+    assert_eq!(world.store.park_tasks(&[]).await.unwrap(), []);
 }
 
 async fn stowed_tasks_go_to_the_outbox_when_their_job_is_resumed_in_their_order_and_unchanged(
@@ -332,20 +336,20 @@ async fn stowed_tasks_go_to_the_outbox_when_their_job_is_resumed_in_their_order_
             Header::Text("ünusual\0 \"text\"".to_owned()),
         ),
     ]);
-    let odd = StowedTask {
+    let odd = ParkedTask {
         pipe: "pipe".to_owned(),
         body: vec![0, 0xff, b'{'],
         headers,
     };
     world
         .store
-        .stow(&[(id(&life, "1"), odd.clone())])
+        .park_tasks(&[(id(&life, "1"), odd.clone())])
         .await
         .unwrap();
     world.stow(&life, 1..=1200).await;
     world.stow(&other, 1..=3).await;
     assert!(
-        !world.store.unstow(500).await.unwrap(),
+        !world.store.unpark_tasks(500).await.unwrap(),
         "nothing goes while the jobs are paused"
     );
     world.reopen().await;
@@ -372,11 +376,11 @@ async fn a_resume_that_is_stopped_in_the_middle_goes_on_in_the_next_process(mut 
     let life = world.paused("j").await;
     world.stow(&life, 1..=25).await;
     world.resume(&life).await;
-    assert!(world.store.unstow(10).await.unwrap());
+    assert!(world.store.unpark_tasks(10).await.unwrap());
     assert_eq!(world.stowed(&life).await, 15);
     world.reopen().await;
     assert!(
-        world.store.unstow_signal().has_changed().unwrap(),
+        world.store.unpark_signal().has_changed().unwrap(),
         "who starts looks for what is left"
     );
     world.unstow_all().await;
@@ -387,7 +391,7 @@ async fn a_job_that_is_paused_again_in_the_middle_of_its_resume_keeps_what_is_le
     let life = world.paused("j").await;
     world.stow(&life, 1..=25).await;
     world.resume(&life).await;
-    assert!(world.store.unstow(10).await.unwrap());
+    assert!(world.store.unpark_tasks(10).await.unwrap());
     world.pause(&life).await;
     world.unstow_all().await;
     assert_eq!(world.stowed(&life).await, 15);
@@ -409,7 +413,7 @@ async fn what_is_stowed_of_a_job_that_is_over_is_dropped(world: World) {
     for life in &lives {
         world.stow(life, 1..=30).await;
     }
-    let mut signal = world.store.unstow_signal();
+    let mut signal = world.store.unpark_signal();
     signal.mark_unchanged();
     world
         .store
@@ -425,7 +429,7 @@ async fn what_is_stowed_of_a_job_that_is_over_is_dropped(world: World) {
         .delete_job(&lives[2].partition, &lives[2].job)
         .await
         .unwrap();
-    while world.store.unstow(20).await.unwrap() {}
+    while world.store.unpark_tasks(20).await.unwrap() {}
     for life in &lives {
         assert_eq!(world.stowed(life).await, 0, "{life:?}");
     }
@@ -443,7 +447,7 @@ async fn whoever_unstows_and_whoever_relays_is_woken_by_a_resume(world: World) {
     };
     let life = world.paused("j").await;
     world.stow(&life, 1..=1).await;
-    let (mut unstow, mut outbox) = (waiting.unstow_signal(), waiting.outbox_signal());
+    let (mut unstow, mut outbox) = (waiting.unpark_signal(), waiting.outbox_signal());
     unstow.mark_unchanged();
     outbox.mark_unchanged();
     world.resume(&life).await;
@@ -469,7 +473,7 @@ async fn no_order_of_stowing_pausing_and_resuming_leaves_a_task_behind(world: Wo
         async move {
             let mut wanted = Vec::new();
             for n in (1..=TASKS).filter(|n| n % 4 == stower) {
-                if world.stow(life, n..=n).await == [Stowing::Wanted] {
+                if world.stow(life, n..=n).await == [ParkOutcome::SendBack] {
                     wanted.push(n);
                 }
             }
@@ -489,7 +493,7 @@ async fn no_order_of_stowing_pausing_and_resuming_leaves_a_task_behind(world: Wo
     };
     let unstowers = join_all((0..2).map(async |_| {
         for _ in 0..60 {
-            world.store.unstow(7).await.unwrap();
+            world.store.unpark_tasks(7).await.unwrap();
         }
     }));
     let (wanted, ()) = tokio::join!(stowers, async {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use contract::{JobId, JobStatus, RangeItem, TaskMessage, Tracking};
-use store::{Creation, JobRequest, Life, Prerequisite, Start};
+use store::{Creation, Incarnation, JobRequest, Prerequisite, StartCondition};
 
 use crate::world::{ITEMS_IN, ITEMS_OUT, TRACKING_IN, World, job_id, lock, partition};
 
@@ -37,7 +37,7 @@ impl World {
                 id(number - 1)
             };
             let request = JobRequest {
-                start: Start {
+                start: StartCondition {
                     delay: u32::from(number == 2),
                     prerequisites: vec![Prerequisite {
                         job: before,
@@ -48,7 +48,7 @@ impl World {
                 content_hash: [9; 32],
                 ..JobRequest::new(partition().clone(), id(number))
             };
-            let start = |life: &Life| {
+            let start = |life: &Incarnation| {
                 (
                     ITEMS_IN.to_owned(),
                     start_message(number, life, self.0.scenario.output).encode(),
@@ -128,7 +128,7 @@ impl World {
     }
 }
 
-fn start_message(number: u64, life: &Life, output: bool) -> TaskMessage {
+fn start_message(number: u64, life: &Incarnation, output: bool) -> TaskMessage {
     let item = RangeItem {
         number: ITEM,
         params: BTreeMap::from([("life".to_owned(), life_of(number))]),
@@ -143,7 +143,7 @@ fn start_message(number: u64, life: &Life, output: bool) -> TaskMessage {
         .unwrap_or_else(|error| panic!("{error}"));
     TaskMessage {
         tracking: Some(tracking),
-        correlation_id: Some(life.incarnation.to_string()),
+        correlation_id: Some(life.number.to_string()),
         ..new
     }
 }

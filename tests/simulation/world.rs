@@ -22,7 +22,7 @@ use framework::{
     TaskError, Verdict, Worker,
 };
 use job_service::{JobService, ServiceOptions};
-use store::{Cancellation, Creation, JobRequest, Life, Store, StoreError, StoreOptions};
+use store::{Cancellation, Creation, Incarnation, JobRequest, Store, StoreError, StoreOptions};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -193,7 +193,7 @@ impl World {
                 |left| format!("{} in the outbox", left.len()),
             );
             let job = parts.observer.look().await;
-            let stowed = parts.store.stowed_tasks(partition(), job_id()).await;
+            let stowed = parts.store.count_parked_tasks(partition(), job_id()).await;
             let outbox = format!("{outbox}, {} stowed", stowed.unwrap_or(u64::MAX));
             let pipes = self.left_in_pipes().await;
             let ended = match &job {
@@ -413,7 +413,8 @@ impl World {
             content_hash: [u8::try_from(job.number).unwrap_or(u8::MAX); 32],
             ..JobRequest::new(partition().clone(), job_id().clone())
         };
-        let start = |life: &Life| (BATCH_IN.to_owned(), self.start_message(job, life).encode());
+        let start =
+            |life: &Incarnation| (BATCH_IN.to_owned(), self.start_message(job, life).encode());
         match self
             .insist(|| self.0.store.create_job(&request, start))
             .await?
@@ -424,7 +425,7 @@ impl World {
         }
     }
 
-    fn start_message(&self, job: &Put, life: &Life) -> TaskMessage {
+    fn start_message(&self, job: &Put, life: &Incarnation) -> TaskMessage {
         let batch = BatchTask {
             batch_definition: Some(format!("1-{}", job.items)),
             batch_type: Some("range".to_owned()),
@@ -441,7 +442,7 @@ impl World {
         let new = TaskMessage::new(job.task_id(), BATCH_IN, &batch).unwrap();
         TaskMessage {
             tracking: Some(tracking),
-            correlation_id: Some(life.incarnation.to_string()),
+            correlation_id: Some(life.number.to_string()),
             ..new
         }
     }

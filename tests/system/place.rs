@@ -322,7 +322,7 @@ impl System {
         self.running
             .store()
             .unwrap()
-            .stowed_tasks(&partition, &job)
+            .count_parked_tasks(&partition, &job)
             .await
             .unwrap()
     }

@@ -170,7 +170,7 @@ impl TrackingWorker {
                     self.reports
                         .fetch_add(events.len() as u64, Ordering::Relaxed);
                     for (life, status) in recorded.finished {
-                        info!(partition = %life.partition, job = %life.job, incarnation = life.incarnation, %status, "a job has ended");
+                        info!(partition = %life.partition, job = %life.job, incarnation = life.number, %status, "a job has ended");
                     }
                     return Ok(());
                 }

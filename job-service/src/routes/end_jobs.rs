@@ -10,7 +10,7 @@ use axum::extract::State;
 use contract::PartitionId;
 use contract::rest::ErrorBody;
 use serde::Serialize;
-use store::{JobQuery, Life};
+use store::{Incarnation, JobQuery};
 use utoipa::ToSchema;
 
 use super::StoreTrouble;
@@ -125,7 +125,7 @@ fn query(jobs: &WhichJobs, status: &WhichStatus) -> ApiResult<JobQuery> {
 }
 
 /// Has the workers ask for the status of these jobs at once.
-fn announce(parts: &Parts, partition: &PartitionId, batch: &[Life]) {
+fn announce(parts: &Parts, partition: &PartitionId, batch: &[Incarnation]) {
     drop(framework::announce(
         &*parts.broker,
         batch

@@ -115,7 +115,7 @@ pub async fn put(
         correlation_id,
     };
     // Once for every attempt at the transaction.
-    let start = |life: &store::Life| {
+    let start = |life: &store::Incarnation| {
         (
             task.pipe.clone(),
             start::message(task.clone(), life, moment.clone(), options).encode(),
@@ -125,7 +125,7 @@ pub async fn put(
         Creation::Created(life) => {
             tracing::info!(
                 job = life.job_task_id(),
-                incarnation = life.incarnation,
+                incarnation = life.number,
                 "a job was created"
             );
             Ok((

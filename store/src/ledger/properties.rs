@@ -1,4 +1,4 @@
-//! Properties of the ledger: whatever the tree, the order, the repetitions and the batches, its facts are those of a model
+//! Properties of the ledger: whatever the tree, the order, the repetitions and the batches, its totals are those of a model
 //! that keeps every task in a map.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use contract::{JobStatus, OnFailure, ReportFailure, Step};
 use proptest::prelude::*;
 
-use super::{COMPLETE, EXCEPTION, Facts, Key, Ledger, Row, keys_of};
+use super::{ACTIVE_TASK, COMPLETE, JobTotals, Ledger, NodeKey, NodeRow, keys_of};
 use crate::EventKind;
 
 type Event = (Vec<Step>, EventKind);
@@ -124,8 +124,8 @@ fn report(task: &Task, way: &mut Vec<Step>, chance: &mut Chance, events: &mut Ve
 
 /// The ledger with a table as simple as can be.
 struct Job {
-    facts: Facts,
-    rows: BTreeMap<Key, Row>,
+    totals: JobTotals,
+    rows: BTreeMap<NodeKey, NodeRow>,
     failures: HashMap<String, String>,
     active: bool,
     decision: Option<JobStatus>,
@@ -134,7 +134,7 @@ struct Job {
 impl Job {
     fn new(on_failure: OnFailure) -> Self {
         Self {
-            facts: Facts::new(on_failure),
+            totals: JobTotals::new(on_failure),
             rows: BTreeMap::new(),
             failures: HashMap::new(),
             active: false,
@@ -142,7 +142,7 @@ impl Job {
         }
     }
 
-    fn load(&self, keys: &[Key]) -> Vec<Row> {
+    fn load(&self, keys: &[NodeKey]) -> Vec<NodeRow> {
         keys.iter()
             .filter_map(|key| self.rows.get(key).cloned())
             .collect()
@@ -153,7 +153,7 @@ impl Job {
             return;
         }
         let steps = || events.iter().map(|(steps, _)| steps.as_slice());
-        let mut ledger = Ledger::new(self.facts.clone(), self.failures.clone(), 0);
+        let mut ledger = Ledger::new(self.totals.clone(), self.failures.clone(), 0);
         ledger.load(self.load(&keys_of(steps())));
         let more = ledger.also_needed(steps());
         ledger.load(self.load(&more));
@@ -168,8 +168,8 @@ impl Job {
         }
         self.rows
             .retain(|(path, _), _| !outcome.places.gone.contains(path));
-        for path in outcome.places.settled {
-            self.rows.remove(&(path, EXCEPTION));
+        for path in outcome.places.inactive {
+            self.rows.remove(&(path, ACTIVE_TASK));
         }
         self.rows.extend(
             outcome
@@ -190,15 +190,15 @@ impl Job {
         );
         self.active |= outcome.active;
         self.decision = outcome.decision.map(|(status, _)| status);
-        self.check_percentage(outcome.facts.percentage);
-        self.facts = outcome.facts;
+        self.check_percentage(outcome.totals.percentage);
+        self.totals = outcome.totals;
     }
 
     fn check_percentage(&self, now: i32) {
         assert!(
-            now >= self.facts.percentage,
+            now >= self.totals.percentage,
             "the percentage fell from {} to {now}",
-            self.facts.percentage
+            self.totals.percentage
         );
         assert!((0..=COMPLETE).contains(&now));
         assert_eq!(now == COMPLETE, self.decision == Some(JobStatus::Completed));
@@ -299,25 +299,25 @@ impl Model {
     }
 
     fn check(&self, job: &Job) {
-        let outcome = match (self.truth(&[]), job.facts.on_failure) {
+        let outcome = match (self.truth(&[]), job.totals.on_failure) {
             (_, OnFailure::Stop) if !self.failed.is_empty() => Some(JobStatus::Failed),
             (Truth::Open, _) => None,
             (Truth::Done, _) => Some(JobStatus::Completed),
             (Truth::Failed, _) => Some(JobStatus::Failed),
         };
         assert_eq!(job.decision, outcome);
-        if outcome == Some(JobStatus::Failed) && job.facts.on_failure == OnFailure::Stop {
+        if outcome == Some(JobStatus::Failed) && job.totals.on_failure == OnFailure::Stop {
             return;
         }
-        assert_eq!(job.facts.completed_items, self.items(), "items");
+        assert_eq!(job.totals.completed_items, self.items(), "items");
         assert_eq!(
-            job.facts.failed_tasks,
+            job.totals.failed_tasks,
             i64::try_from(self.failed.len()).unwrap(),
             "failed tasks"
         );
         assert_eq!(
-            job.facts.failure_counts.values().sum::<i64>(),
-            job.facts.failed_tasks
+            job.totals.failure_counts.values().sum::<i64>(),
+            job.totals.failed_tasks
         );
         assert_eq!(
             job.active,
@@ -341,7 +341,7 @@ impl Model {
         for (path, chunk) in job.rows.keys() {
             let path = numbers(path);
             assert!(is_open(&path), "a row of {path:?}, which is done");
-            if *chunk == EXCEPTION {
+            if *chunk == ACTIVE_TASK {
                 assert!(
                     self.under_way.contains(&path)
                         && !self.splits.contains(&path)
@@ -397,7 +397,7 @@ fn check(task: &Task, seed: u64, on_failure: OnFailure, lost: usize, largest_bat
             job.rows
                 .values()
                 .cloned()
-                .map(|row| Row { since: None, ..row })
+                .map(|row| NodeRow { since: None, ..row })
                 .collect::<Vec<_>>()
         };
         assert_eq!(rows(&first), rows(&second));

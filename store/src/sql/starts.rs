@@ -235,10 +235,10 @@ macro_rules! start_steps {
                 ));
                 let mut list = Vec::with_capacity(jobs.len());
                 for job in jobs {
-                    let counts = serde_json::to_string(&job.facts.failure_counts)?;
+                    let counts = serde_json::to_string(&job.totals.failure_counts)?;
                     let status = job.status.name();
                     let times = (job.last_update_time, job.finish_time, job.expiry_time);
-                    list.push((job.incarnation, status, job.facts.failed_tasks, counts, times.0, times.1, times.2));
+                    list.push((job.incarnation, status, job.totals.failed_tasks, counts, times.0, times.1, times.2));
                 }
                 self.execute(query.bind(rows(list.iter())?)).await.map(drop)
             })

@@ -9,7 +9,7 @@ pub const ROWS_AT_ONCE: usize = 100;
 /// `$now` is the database's own clock, in milliseconds.
 macro_rules! stow_steps {
     ($database:ty, $now:literal) => {
-        fn stow<'a>(&'a mut self, tasks: &'a [(i64, &'a crate::StowedTask)]) -> Answer<'a, ()> {
+        fn stow<'a>(&'a mut self, tasks: &'a [(i64, &'a crate::ParkedTask)]) -> Answer<'a, ()> {
             Box::pin(async move {
                 for rows in tasks.chunks(crate::sql::stow::ROWS_AT_ONCE) {
                     let headers = rows.iter().map(|(_, task)| crate::sql::stow::written(&task.headers)).collect::<Result<Vec<_>, _>>()?;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// How many children one row has bits for.
 pub const CHUNK: u32 = 4096;
 /// The chunk number of an exceptional task's row.
-pub const EXCEPTION: i32 = -1;
+pub const ACTIVE_TASK: i32 = -1;
 
 /// Percentages inside the ledger: millionths of a percent.
 pub const PERCENT: i64 = 1_000_000;
@@ -19,7 +19,7 @@ pub const REPORTED_FAILED: i32 = 2;
 pub const RETRYING: i32 = 4;
 
 /// Which row of a task table: a path (`3.17`, empty for the job's own split) and a chunk.
-pub type Key = (String, i32);
+pub type NodeKey = (String, i32);
 
 /// The chunk that has the bit of this child, and the bit.
 pub fn position(number: u32) -> (i32, usize) {
@@ -33,7 +33,7 @@ pub fn position(number: u32) -> (i32, usize) {
 /// A row of a task table, as the databases have it. Chunk 0 of a path is a split with the bits of its first children;
 /// a higher chunk has bits alone; chunk -1 is an exceptional task and uses `percent`, `flags`, `attempts`, `since` and `detail`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Row {
+pub struct NodeRow {
     pub path: String,
     pub chunk: i32,
     pub size: Option<i32>,
@@ -54,7 +54,7 @@ pub struct Row {
     pub detail: Option<String>,
 }
 
-impl Row {
+impl NodeRow {
     pub fn bits(&self) -> Bits {
         Bits(self.done.clone())
     }
@@ -102,7 +102,7 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    fn fill(&self, row: &mut Row) {
+    fn fill(&self, row: &mut NodeRow) {
         row.done.clone_from(&self.done.0);
         row.failed = self.failed.any().then(|| self.failed.0.clone());
     }
@@ -209,7 +209,7 @@ impl Split {
     }
 
     /// Takes over what a row of this split says. Rows may come in any order.
-    pub fn load(&mut self, row: &Row) {
+    pub fn load(&mut self, row: &NodeRow) {
         let chunk = Chunk {
             done: row.bits(),
             failed: row.failed_bits(),
@@ -232,8 +232,8 @@ impl Split {
     }
 
     /// The rows that have changed.
-    pub fn rows(&self, into: &mut Vec<Row>) {
-        let mut header = Row {
+    pub fn rows(&self, into: &mut Vec<NodeRow>) {
+        let mut header = NodeRow {
             path: self.path.clone(),
             size: self.size.map(signed),
             top: signed(self.top),
@@ -245,7 +245,7 @@ impl Split {
             flags: self.flags,
             items: self.items,
             open_sum: self.open_sum,
-            ..Row::default()
+            ..NodeRow::default()
         };
         if let Some(first) = self.chunk(0) {
             first.fill(&mut header);
@@ -256,10 +256,10 @@ impl Split {
             .iter()
             .filter(|(number, chunk)| *number > 0 && chunk.dirty)
         {
-            let mut row = Row {
+            let mut row = NodeRow {
                 path: self.path.clone(),
                 chunk: *number,
-                ..Row::default()
+                ..NodeRow::default()
             };
             chunk.fill(&mut row);
             into.push(row);
@@ -269,7 +269,7 @@ impl Split {
 
 /// A task of which more is known than whether it is done: it is under way, or it waits to be tried again.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exception {
+pub struct ActiveTask {
     pub retrying: bool,
     /// Millionths of a percent.
     pub percent: i64,
@@ -278,8 +278,8 @@ pub struct Exception {
     pub failure: Option<ReportFailure>,
 }
 
-impl Exception {
-    pub fn of_row(row: &Row) -> Self {
+impl ActiveTask {
+    pub fn of_row(row: &NodeRow) -> Self {
         Self {
             retrying: row.flags & RETRYING != 0,
             percent: i64::from(row.percent),
@@ -292,10 +292,10 @@ impl Exception {
         }
     }
 
-    pub fn row(&self, path: &str) -> Row {
-        Row {
+    pub fn row(&self, path: &str) -> NodeRow {
+        NodeRow {
             path: path.to_owned(),
-            chunk: EXCEPTION,
+            chunk: ACTIVE_TASK,
             percent: i32::try_from(self.percent).unwrap_or(i32::MAX),
             flags: if self.retrying { RETRYING } else { 0 },
             attempts: self.attempts,
@@ -304,7 +304,7 @@ impl Exception {
                 .failure
                 .as_ref()
                 .and_then(|failure| serde_json::to_string(failure).ok()),
-            ..Row::default()
+            ..NodeRow::default()
         }
     }
 

@@ -13,7 +13,7 @@ use crate::error::Fault;
 use crate::jobs::{cancel_locked, delete_locked, key};
 use crate::prerequisites::{Ended, Locks, lock, settle};
 use crate::query::{Candidate, Sort, SortBy};
-use crate::{Attempts, JobQuery, Life, Store, StoreError};
+use crate::{Attempts, Incarnation, JobQuery, Store, StoreError};
 
 const OLDEST_FIRST: Sort = Sort {
     by: SortBy::CreateTime,
@@ -35,7 +35,7 @@ impl Store {
         partition: &PartitionId,
         query: &JobQuery,
         limit: u32,
-    ) -> Result<Vec<Life>, StoreError> {
+    ) -> Result<Vec<Incarnation>, StoreError> {
         let unfinished = JobStatus::ALL
             .into_iter()
             .filter(|status| !status.is_finished());
@@ -64,7 +64,7 @@ impl Store {
         partition: &PartitionId,
         query: &JobQuery,
         limit: u32,
-    ) -> Result<Vec<Life>, StoreError> {
+    ) -> Result<Vec<Incarnation>, StoreError> {
         self.end_some_jobs(partition, query.clone(), limit, End::Delete)
             .await
     }
@@ -75,7 +75,7 @@ impl Store {
         query: JobQuery,
         limit: u32,
         end: End,
-    ) -> Result<Vec<Life>, StoreError> {
+    ) -> Result<Vec<Incarnation>, StoreError> {
         let query = JobQuery {
             sort: OLDEST_FIRST,
             limit,
@@ -106,7 +106,7 @@ impl Store {
         query: &JobQuery,
         end: End,
         locks: &mut Locks,
-    ) -> Result<Option<Vec<Life>>, Fault> {
+    ) -> Result<Option<Vec<Incarnation>>, Fault> {
         let before: BTreeMap<i64, &JobRow> =
             chosen.iter().map(|job| (job.incarnation, job)).collect();
         locks.extend(chosen.iter().map(|job| key(&job.partition, &job.job)));
@@ -126,7 +126,7 @@ impl Store {
                 continue;
             };
             let unchanged =
-                (before.status, before.facts.percentage) == (job.status, job.facts.percentage);
+                (before.status, before.totals.percentage) == (job.status, job.totals.percentage);
             let labels = labels.remove(&job.incarnation).unwrap_or_default();
             let mut candidate = Candidate { job, labels };
             if unchanged || candidate.is_meant_by(query) {
@@ -143,7 +143,7 @@ impl Store {
             tx.rollback().await?;
             return Ok(None);
         };
-        let mut lives: Vec<Life> = meant.iter().map(JobRow::life).collect();
+        let mut lives: Vec<Incarnation> = meant.iter().map(JobRow::to_incarnation).collect();
         match end {
             End::Cancel => lives.extend(dependents.into_iter().map(|(life, _)| life)),
             End::Delete => {

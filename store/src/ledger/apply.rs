@@ -3,7 +3,7 @@
 use contract::{JobStatus, OnFailure, ReportFailure, Step};
 
 use super::{
-    CONFLICT, CONFLICT_FAILURE, Exception, FAILURES_KEPT, KeptFailure, Ledger, PERCENT,
+    ActiveTask, CONFLICT, CONFLICT_FAILURE, FAILURES_KEPT, KeptFailure, Ledger, PERCENT,
     REPORTED_FAILED, UNNAMED_FAILURE, extend,
 };
 use crate::EventKind;
@@ -63,14 +63,14 @@ impl Ledger {
         let split = self.by_path.contains_key("");
         match kind {
             EventKind::Complete => {
-                self.facts.completed_items = 1;
+                self.totals.completed_items = 1;
                 self.decide(
                     JobStatus::Completed,
                     "the job's own task is done".to_owned(),
                 );
             }
             EventKind::Failed(failure) => {
-                let attempts = self.facts.own_task.take().and_then(|own| own.attempts);
+                let attempts = self.totals.own_task.take().and_then(|own| own.attempts);
                 self.count_failure(String::new(), failure, attempts);
                 self.decide(JobStatus::Failed, told("the job's own task", failure));
             }
@@ -80,7 +80,7 @@ impl Ledger {
                 self.publish((i64::from(*percent) * PERCENT).min(PROGRESS_CAP));
             }
             EventKind::Retry { attempts, failure } => {
-                self.facts.own_task.get_or_insert_default().retry(
+                self.totals.own_task.get_or_insert_default().retry(
                     *attempts,
                     failure.as_ref(),
                     self.now,
@@ -117,7 +117,7 @@ impl Ledger {
         let mut at = if let Some(at) = self.by_path.get("") {
             *at
         } else {
-            self.facts.own_task = None;
+            self.totals.own_task = None;
             self.add_split("")
         };
         for step in steps {
@@ -211,7 +211,7 @@ impl Ledger {
         &mut self,
         parent: usize,
         number: u32,
-        change: impl FnOnce(&mut Exception, i64),
+        change: impl FnOnce(&mut ActiveTask, i64),
     ) {
         let path = self.child_path(parent, number);
         let split = &mut self.splits[parent];
@@ -222,9 +222,9 @@ impl Ledger {
         let exception = slot.now.get_or_insert_with(|| {
             split.kept += 1;
             split.dirty = true;
-            Exception {
+            ActiveTask {
                 since: self.now,
-                ..Exception::default()
+                ..ActiveTask::default()
             }
         });
         let before = exception.percent;
@@ -333,7 +333,7 @@ impl Ledger {
         }
         let reason = told(&format!("task {path}"), failure);
         self.count_failure(path, failure, attempts);
-        match self.facts.on_failure {
+        match self.totals.on_failure {
             OnFailure::Stop => self.decide(JobStatus::Failed, reason),
             OnFailure::Continue => self.settle(parent),
         }
@@ -344,8 +344,8 @@ impl Ledger {
             .failure_id
             .clone()
             .unwrap_or_else(|| UNNAMED_FAILURE.to_owned());
-        self.facts.failed_tasks += 1;
-        *self.facts.failure_counts.entry(kind.clone()).or_default() += 1;
+        self.totals.failed_tasks += 1;
+        *self.totals.failure_counts.entry(kind.clone()).or_default() += 1;
         if self.kept.len() < FAILURES_KEPT {
             self.kept.insert(path.clone(), kind);
             let kept = KeptFailure {
@@ -360,15 +360,15 @@ impl Ledger {
 
     /// A task that had failed is done after all. Where its failure is no longer kept, its kind stays counted.
     fn take_failure_back(&mut self, parent: usize, number: u32) {
-        self.facts.failed_tasks -= 1;
+        self.totals.failed_tasks -= 1;
         let path = self.child_path(parent, number);
         let Some(kind) = self.kept.remove(&path) else {
             return;
         };
-        if let Some(count) = self.facts.failure_counts.get_mut(&kind) {
+        if let Some(count) = self.totals.failure_counts.get_mut(&kind) {
             *count -= 1;
             if *count == 0 {
-                self.facts.failure_counts.remove(&kind);
+                self.totals.failure_counts.remove(&kind);
             }
         }
         if self.new_failures.remove(&path).is_none() {
@@ -407,7 +407,7 @@ impl Ledger {
                 None => {
                     let reason = format!(
                         "every task is done or has failed; {} failed",
-                        self.facts.failed_tasks
+                        self.totals.failed_tasks
                     );
                     self.decide(JobStatus::Failed, reason);
                 }
@@ -435,10 +435,10 @@ impl Ledger {
             split.dirty = true;
             next = split.parent;
         }
-        self.facts.completed_items += change;
+        self.totals.completed_items += change;
     }
 
-    fn take_exception(&mut self, path: &str) -> Option<Exception> {
+    fn take_exception(&mut self, path: &str) -> Option<ActiveTask> {
         self.exceptions
             .get_mut(path)
             .and_then(|slot| slot.now.take())

@@ -17,8 +17,8 @@ use tokio::sync::watch;
 use crate::backend::{JobRow, Signal, Transaction};
 use crate::error::Fault;
 use crate::jobs::{key, move_job};
-use crate::state::Actor;
-use crate::{Attempts, Change, Store, StoreError, StowedTask, Stowing};
+use crate::transition::Actor;
+use crate::{Attempts, Change, ParkOutcome, ParkedTask, Store, StoreError};
 
 impl Store {
     /// From Waiting or Active to Paused.
@@ -108,10 +108,10 @@ impl Store {
     }
 
     /// Stows those of these tasks whose job is paused, all in one transaction; says of each what is to become of it.
-    pub async fn stow(
+    pub async fn park_tasks(
         &self,
-        tasks: &[(JobTaskId, StowedTask)],
-    ) -> Result<Vec<Stowing>, StoreError> {
+        tasks: &[(JobTaskId, ParkedTask)],
+    ) -> Result<Vec<ParkOutcome>, StoreError> {
         if tasks.is_empty() {
             return Ok(Vec::new());
         }
@@ -124,7 +124,10 @@ impl Store {
         }
     }
 
-    async fn stow_once(&self, tasks: &[(JobTaskId, StowedTask)]) -> Result<Vec<Stowing>, Fault> {
+    async fn stow_once(
+        &self,
+        tasks: &[(JobTaskId, ParkedTask)],
+    ) -> Result<Vec<ParkOutcome>, Fault> {
         let keys: BTreeSet<_> = tasks
             .iter()
             .map(|(id, _)| (id.partition.clone(), id.job.clone()))
@@ -139,15 +142,15 @@ impl Store {
         for (id, task) in tasks {
             let job = jobs
                 .get(&(id.partition.as_str(), id.job.as_str()))
-                .filter(|job| job.lives_as(id.incarnation));
+                .filter(|job| job.matches(id.incarnation));
             stowings.push(match job {
-                None => Stowing::Unwanted,
-                Some(job) if job.status.is_finished() => Stowing::Unwanted,
+                None => ParkOutcome::Discard,
+                Some(job) if job.status.is_finished() => ParkOutcome::Discard,
                 Some(job) if job.status == JobStatus::Paused => {
                     stowed.push((job.incarnation, task));
-                    Stowing::Stowed
+                    ParkOutcome::Parked
                 }
-                Some(_) => Stowing::Wanted,
+                Some(_) => ParkOutcome::SendBack,
             });
         }
         if stowed.is_empty() {
@@ -160,13 +163,13 @@ impl Store {
     }
 
     /// Wakes whenever stowed tasks have somewhere to go. A new receiver counts as woken.
-    pub fn unstow_signal(&self) -> watch::Receiver<u64> {
+    pub fn unpark_signal(&self) -> watch::Receiver<u64> {
         self.backend.signals().receiver(Signal::Unstow)
     }
 
     /// Has at most so many stowed tasks of one job that is not paused any more go where they belong: into the outbox, or away
     /// where the job is over. False when there is no such job.
-    pub async fn unstow(&self, limit: u32) -> Result<bool, StoreError> {
+    pub async fn unpark_tasks(&self, limit: u32) -> Result<bool, StoreError> {
         let mut attempts = Attempts::default();
         loop {
             match self.unstow_once(limit).await {
@@ -204,7 +207,7 @@ impl Store {
     }
 
     /// How many tasks of a job are stowed; 0 for an unknown one.
-    pub async fn stowed_tasks(
+    pub async fn count_parked_tasks(
         &self,
         partition: &PartitionId,
         job: &JobId,

@@ -8,9 +8,9 @@ use crate::backend::{JobRow, Signal, Transaction};
 use crate::error::Fault;
 use crate::jobs::move_job;
 use crate::ledger::{Ledger, Outcome, keys_of};
-use crate::pause::release;
+use crate::parking::release;
 use crate::prerequisites::{Ended, Locks, lock, settle};
-use crate::state::Actor;
+use crate::transition::Actor;
 use crate::{Attempts, Recorded, Store, StoreError, TrackingEvent};
 
 /// The events of one job, in the order of arrival.
@@ -61,7 +61,7 @@ impl Store {
             }
             recorded.ignored -= self.record_job(&mut *tx, &mut job, &events, now).await?;
             if job.status.is_finished() {
-                recorded.finished.push((job.life(), job.status));
+                recorded.finished.push((job.to_incarnation(), job.status));
                 ended.push(Ended::of(&job));
             }
         }
@@ -83,12 +83,12 @@ impl Store {
         now: i64,
     ) -> Result<u64, Fault> {
         let n = job.incarnation;
-        let kept = if job.facts.failed_tasks > 0 {
+        let kept = if job.totals.failed_tasks > 0 {
             tx.kept_failures(n).await?
         } else {
             HashMap::new()
         };
-        let mut ledger = Ledger::new(job.facts.clone(), kept, now);
+        let mut ledger = Ledger::new(job.totals.clone(), kept, now);
         if job.task_table {
             ledger.load(tx.load_places(n, &keys_of(steps(events))).await?);
             let more = ledger.also_needed(steps(events));
@@ -114,15 +114,15 @@ impl Store {
     ) -> Result<(), Fault> {
         let n = job.incarnation;
         let Outcome {
-            facts,
+            totals,
             active,
             decision,
             places,
             new_failures,
             gone_failures,
         } = outcome;
-        let mut changed = job.facts != facts;
-        job.facts = facts;
+        let mut changed = job.totals != totals;
+        job.totals = totals;
         if !places.is_empty() {
             if !job.task_table {
                 tx.create_task_table(n).await?;
@@ -190,7 +190,7 @@ fn living<'a>(job: &JobRow, events: &[&'a TrackingEvent]) -> Events<'a> {
     events
         .iter()
         .copied()
-        .filter(|event| job.lives_as(event.task.incarnation))
+        .filter(|event| job.matches(event.task.incarnation))
         .collect()
 }
 
