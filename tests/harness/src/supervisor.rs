@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 
-use crate::poll;
+use crate::wait::poll;
 
 const BOOT: Duration = Duration::from_mins(2);
 
