@@ -16,34 +16,10 @@ pub enum StoreError {
 
 /// How the database is, as far as is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Condition {
+pub enum Availability {
     Available,
     /// Why not; it is tried again.
     Unavailable(String),
     /// It was waited for, and turned out to be one that can never be used.
     Unusable(StoreError),
-}
-
-/// The same inside the store, where a transaction that met another one is simply made again.
-#[derive(Debug, Clone)]
-pub(crate) enum Fault {
-    /// Deadlock or serialisation: the same transaction will pass when made again.
-    Contention(String),
-    Unavailable(String),
-    Refused(String),
-}
-
-impl From<Fault> for StoreError {
-    fn from(fault: Fault) -> Self {
-        match fault {
-            Fault::Contention(reason) | Fault::Unavailable(reason) => Self::Unavailable(reason),
-            Fault::Refused(reason) => Self::Refused(reason),
-        }
-    }
-}
-
-impl From<serde_json::Error> for Fault {
-    fn from(error: serde_json::Error) -> Self {
-        Self::Refused(format!("a stored JSON text cannot be read: {error}"))
-    }
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use contract::{JobStatus, JobTaskId, Step};
 
-use crate::backend::{JobRow, Signal, Transaction};
-use crate::error::Fault;
+use crate::db::DbError;
+use crate::db::{JobRow, Signal, Transaction};
 use crate::jobs::move_job;
 use crate::ledger::{Ledger, Outcome, keys_of};
 use crate::parking::release;
@@ -43,7 +43,7 @@ impl Store {
         &self,
         groups: &BTreeMap<(&str, &str), Events<'_>>,
         locks: &mut Locks,
-    ) -> Result<Option<Recorded>, Fault> {
+    ) -> Result<Option<Recorded>, DbError> {
         let mut tx = self.backend.begin().await?;
         let mut recorded = Recorded {
             ignored: groups.values().map(|events| events.len() as u64).sum(),
@@ -81,7 +81,7 @@ impl Store {
         job: &mut JobRow,
         events: &[&TrackingEvent],
         now: i64,
-    ) -> Result<u64, Fault> {
+    ) -> Result<u64, DbError> {
         let n = job.incarnation;
         let kept = if job.totals.failed_tasks > 0 {
             tx.kept_failures(n).await?
@@ -90,10 +90,10 @@ impl Store {
         };
         let mut ledger = Ledger::new(job.totals.clone(), kept, now);
         if job.task_table {
-            ledger.load(tx.load_places(n, &keys_of(steps(events))).await?);
+            ledger.load(tx.load_nodes(n, &keys_of(steps(events))).await?);
             let more = ledger.also_needed(steps(events));
             if !more.is_empty() {
-                ledger.load(tx.load_places(n, &more).await?);
+                ledger.load(tx.load_nodes(n, &more).await?);
             }
         }
         let counted = events
@@ -111,7 +111,7 @@ impl Store {
         job: &mut JobRow,
         outcome: Outcome,
         now: i64,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), DbError> {
         let n = job.incarnation;
         let Outcome {
             totals,
@@ -128,7 +128,7 @@ impl Store {
                 tx.create_task_table(n).await?;
                 (job.task_table, changed) = (true, true);
             }
-            tx.change_places(n, &places).await?;
+            tx.change_nodes(n, &places).await?;
         }
         if !new_failures.is_empty() || !gone_failures.is_empty() {
             tx.change_failures(n, &new_failures, &gone_failures).await?;

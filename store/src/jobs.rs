@@ -8,9 +8,9 @@ use contract::{JobId, JobStatus, PartitionId, rest};
 
 use tokio::sync::watch;
 
-use crate::backend::starts::{Due, JobKey, UnsentStart};
-use crate::backend::{JobRow, Signal, Transaction};
-use crate::error::Fault;
+use crate::db::DbError;
+use crate::db::scheduling::{DueTime, JobKey, UnsentStart};
+use crate::db::{JobRow, Signal, Transaction};
 use crate::ledger::{ActiveTask, JobTotals, KeptFailure, NodeRow, extend, path_of, position};
 use crate::outbox::pause_messages;
 use crate::parking::release;
@@ -60,7 +60,7 @@ impl Store {
         request: &JobRequest,
         start: &(dyn Fn(&Incarnation) -> (String, Vec<u8>) + Send + Sync),
         shared: bool,
-    ) -> Result<Attempt, Fault> {
+    ) -> Result<Attempt, DbError> {
         let now = self.now();
         let mut job = new_job(request, now);
         let mut tx = self.backend.begin().await?;
@@ -80,10 +80,10 @@ impl Store {
         job.incarnation = incarnation;
         // Only now: a deletion of the life before may have been waited for.
         if tx
-            .has_lived(request.partition.as_str(), request.job.as_str())
+            .has_past_incarnation(request.partition.as_str(), request.job.as_str())
             .await?
         {
-            tx.mark_reborn(incarnation).await?;
+            tx.mark_recreated(incarnation).await?;
             job.first_life = false;
         }
         let life = job.to_incarnation();
@@ -107,7 +107,7 @@ impl Store {
             incarnation,
             &pipe,
             &body,
-            Due {
+            DueTime {
                 after,
                 suspended: request.start.suspended,
             },
@@ -182,7 +182,7 @@ impl Store {
         &self,
         own: &JobKey,
         locks: &mut Locks,
-    ) -> Result<Option<Cancellation>, Fault> {
+    ) -> Result<Option<Cancellation>, DbError> {
         let mut tx = self.backend.begin().await?;
         let found = lock(&mut *tx, locks).await?;
         let answer = match found
@@ -234,7 +234,7 @@ impl Store {
     }
 
     /// `None` = to be made again with the locks that it turned out to need.
-    async fn delete_once(&self, own: &JobKey, locks: &mut Locks) -> Result<Option<bool>, Fault> {
+    async fn delete_once(&self, own: &JobKey, locks: &mut Locks) -> Result<Option<bool>, DbError> {
         let mut tx = self.backend.begin().await?;
         let found = lock(&mut *tx, locks).await?;
         let Some(row) = found
@@ -287,7 +287,7 @@ impl Store {
         keys.extend([(way.clone(), 0), (way.clone(), -1)]);
         keys.dedup();
         let places = if row.task_table {
-            self.backend.places(row.incarnation, &keys).await?
+            self.backend.nodes(row.incarnation, &keys).await?
         } else {
             Vec::new()
         };
@@ -303,7 +303,7 @@ impl Store {
     }
 
     /// Jobs as the API shows them, in this order.
-    async fn shown(&self, rows: Vec<JobRow>) -> Result<Vec<rest::Job>, Fault> {
+    async fn shown(&self, rows: Vec<JobRow>) -> Result<Vec<rest::Job>, DbError> {
         let all: Vec<i64> = rows.iter().map(|row| row.incarnation).collect();
         let unstarted: Vec<i64> = rows
             .iter()
@@ -364,7 +364,7 @@ pub(crate) async fn cancel_locked(
     tx: &mut dyn Transaction,
     job: &mut JobRow,
     now: i64,
-) -> Result<(), Fault> {
+) -> Result<(), DbError> {
     release(tx, job).await?;
     if job.task_table {
         tx.retire_table(job.incarnation, 0).await?;
@@ -385,8 +385,8 @@ pub(crate) async fn cancel_locked(
 }
 
 /// Deletes a locked job, whatever its status.
-pub(crate) async fn delete_locked(tx: &mut dyn Transaction, job: &JobRow) -> Result<(), Fault> {
-    tx.remember_life(job.partition.as_str(), job.job.as_str(), job.incarnation)
+pub(crate) async fn delete_locked(tx: &mut dyn Transaction, job: &JobRow) -> Result<(), DbError> {
+    tx.remember_incarnation(job.partition.as_str(), job.job.as_str(), job.incarnation)
         .await?;
     tx.delete_job(job.incarnation).await?;
     if job.task_table {
@@ -405,7 +405,7 @@ pub(crate) async fn move_job(
     actor: Actor,
     reason: &str,
     now: i64,
-) -> Result<(), Fault> {
+) -> Result<(), DbError> {
     let was_paused = job.status == JobStatus::Paused;
     let step = moved(job, to, actor, reason, now)?;
     if to == JobStatus::Paused || (was_paused && !to.is_finished()) {
@@ -424,10 +424,10 @@ pub(crate) fn moved(
     actor: Actor,
     reason: &str,
     now: i64,
-) -> Result<Transition, Fault> {
+) -> Result<Transition, DbError> {
     let from = job.status;
     if !transition::is_legal(from, to, actor) {
-        return Err(Fault::Refused(format!(
+        return Err(DbError::Refused(format!(
             "a job that is {from} cannot become {to} by {}",
             actor.name()
         )));

@@ -2,7 +2,7 @@
 //!
 //! The only crate that spells SQL. It hides which database there is, the tables of each job's tasks, locks, notifications
 //! and the outbox behind operations of the domain. Each operation is written once (`jobs`, `record`, `outbox`, `sweep`)
-//! over the small steps of a transaction (`backend`), which three databases implement. What reports mean is pure: [`ledger`]
+//! over the small steps of a transaction (`db`), which three databases implement. What reports mean is pure: [`ledger`]
 //! and `state`.
 //!
 //! What must stay true:
@@ -11,44 +11,35 @@
 //! - Every change of a job's status is one function, one transaction, one row of history.
 //! - What must reach the broker is written in the transaction that causes it.
 
-mod backend;
-mod collation;
+mod db;
 mod error;
-mod filter;
 mod flush;
 mod jobs;
 mod ledger;
-mod memory;
 mod model;
 mod outbox;
 mod parking;
-mod postgres;
 mod prerequisites;
 mod query;
 mod retention;
-mod samples;
-mod select;
-mod sql;
-mod sqlite;
 mod sweep;
 mod transition;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::Backend;
-use error::Fault;
+use db::{Backend, DbError, memory, postgres, sqlite};
 use tokio::sync::watch;
 
-pub use error::{Condition, StoreError};
-pub use filter::{Comparison, Filter, Pattern, TextField, TextTest};
-pub use memory::FaultPoint;
+pub use db::memory::FaultPoint;
+pub use error::{Availability, StoreError};
 pub use model::{
     Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers, Incarnation,
     JobRequest, OutboxMessage, ParkOutcome, ParkedTask, Prerequisite, Recorded, Refusal,
     StartCondition, TaskTableSize, TrackingEvent, Transition,
 };
 pub use outbox::Claim;
+pub use query::filter::{Comparison, Filter, Pattern, TextField, TextTest};
 pub use query::{JobQuery, Sort, SortBy};
 pub use retention::{KeptUntil, span};
 pub use sweep::Swept;
@@ -91,7 +82,7 @@ impl Store {
     }
 
     /// As [`Store::open`], but a database that is not available is waited for, in the background: until then all operations
-    /// answer that it is not, and [`Store::condition`] says why. An error is about a database that can never be used.
+    /// answer that it is not, and [`Store::availability`] says why. An error is about a database that can never be used.
     pub async fn open_when_possible(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
         Self::make(url, options, true).await
     }
@@ -126,18 +117,18 @@ impl Store {
     }
 
     /// How the database is, as far as is known without asking; changes as it becomes known.
-    pub fn condition(&self) -> watch::Receiver<Condition> {
-        self.backend.condition()
+    pub fn availability(&self) -> watch::Receiver<Availability> {
+        self.backend.availability()
     }
 
     /// Answers when a database that was waited for turns out to be one that can never be used.
     pub async fn unusable(&self) -> StoreError {
-        let mut condition = self.condition();
+        let mut availability = self.availability();
         loop {
-            if let Condition::Unusable(error) = &*condition.borrow_and_update() {
+            if let Availability::Unusable(error) = &*availability.borrow_and_update() {
                 return error.clone();
             }
-            if condition.changed().await.is_err() {
+            if availability.changed().await.is_err() {
                 // It is in this process.
                 std::future::pending::<()>().await;
             }
@@ -199,9 +190,9 @@ struct Attempts(u32);
 
 impl Attempts {
     /// Waits, longer each time, when the fault is one that another attempt may pass; false when it is to be reported.
-    async fn again(&mut self, fault: &Fault) -> bool {
+    async fn again(&mut self, fault: &DbError) -> bool {
         self.0 += 1;
-        let Fault::Contention(reason) = fault else {
+        let DbError::Contention(reason) = fault else {
             return false;
         };
         if self.0 >= ATTEMPTS {

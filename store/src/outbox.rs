@@ -9,8 +9,8 @@ use std::time::Duration;
 use contract::PartitionId;
 use tokio::sync::watch;
 
-use crate::backend::{Signal, Transaction};
-use crate::error::Fault;
+use crate::db::DbError;
+use crate::db::{Signal, Transaction};
 use crate::{Attempts, OutboxMessage, Store, StoreError};
 
 /// What a relay is to send.
@@ -39,7 +39,7 @@ impl Store {
         }
     }
 
-    async fn claim_once(&self, limit: u32, lease: u64) -> Result<Claim, Fault> {
+    async fn claim_once(&self, limit: u32, lease: u64) -> Result<Claim, DbError> {
         let mut tx = self.backend.begin().await?;
         let messages = tx.claim_outbox(limit, lease).await?;
         let next_due = tx.outbox_due().await?.map(Duration::from_millis);
@@ -65,7 +65,7 @@ impl Store {
         }
     }
 
-    async fn sent_once(&self, ids: &[i64]) -> Result<(), Fault> {
+    async fn sent_once(&self, ids: &[i64]) -> Result<(), DbError> {
         let mut tx = self.backend.begin().await?;
         tx.outbox_sent(ids).await?;
         tx.commit().await
@@ -90,7 +90,7 @@ impl Store {
         }
     }
 
-    async fn lease_once(&self, leases: &[(i64, u64)]) -> Result<(), Fault> {
+    async fn lease_once(&self, leases: &[(i64, u64)]) -> Result<(), DbError> {
         let mut tx = self.backend.begin().await?;
         tx.lease_outbox(leases).await?;
         if leases.iter().any(|(_, lease)| *lease == 0) {
@@ -111,7 +111,7 @@ impl Store {
         }
     }
 
-    async fn dispatch_once(&self, partition: &PartitionId) -> Result<u64, Fault> {
+    async fn dispatch_once(&self, partition: &PartitionId) -> Result<u64, DbError> {
         let mut tx = self.backend.begin().await?;
         let jobs = tx.dispatch_partition(partition.as_str()).await?;
         tx.notify(Signal::Outbox);
@@ -132,7 +132,7 @@ pub(crate) async fn pause_messages(
     tx: &mut dyn Transaction,
     incarnation: i64,
     paused: bool,
-) -> Result<(), Fault> {
+) -> Result<(), DbError> {
     tx.pause_outbox_of(incarnation, paused).await?;
     if !paused {
         tx.notify(Signal::Outbox);

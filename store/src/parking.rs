@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use contract::{JobId, JobStatus, JobTaskId, PartitionId};
 use tokio::sync::watch;
 
-use crate::backend::{JobRow, Signal, Transaction};
-use crate::error::Fault;
+use crate::db::DbError;
+use crate::db::{JobRow, Signal, Transaction};
 use crate::jobs::{key, move_job};
 use crate::transition::Actor;
 use crate::{Attempts, Change, ParkOutcome, ParkedTask, Store, StoreError};
@@ -36,13 +36,13 @@ impl Store {
         }
     }
 
-    async fn pause_once(&self, partition: &PartitionId, job: &JobId) -> Result<Change, Fault> {
+    async fn pause_once(&self, partition: &PartitionId, job: &JobId) -> Result<Change, DbError> {
         let mut tx = self.backend.begin().await?;
         let answer = match tx.lock_jobs(&[key(partition, job)]).await?.pop() {
             None => Change::NotFound,
             Some(job) if job.status == JobStatus::Paused => Change::NotNeeded,
             Some(mut job) if matches!(job.status, JobStatus::Waiting | JobStatus::Active) => {
-                tx.strike_unstowing(job.incarnation).await?;
+                tx.unmark_for_unparking(job.incarnation).await?;
                 move_job(
                     &mut *tx,
                     &mut job,
@@ -78,7 +78,7 @@ impl Store {
         }
     }
 
-    async fn resume_once(&self, partition: &PartitionId, job: &JobId) -> Result<Change, Fault> {
+    async fn resume_once(&self, partition: &PartitionId, job: &JobId) -> Result<Change, DbError> {
         let mut tx = self.backend.begin().await?;
         let answer = match tx.lock_jobs(&[key(partition, job)]).await?.pop() {
             None => Change::NotFound,
@@ -127,7 +127,7 @@ impl Store {
     async fn stow_once(
         &self,
         tasks: &[(JobTaskId, ParkedTask)],
-    ) -> Result<Vec<ParkOutcome>, Fault> {
+    ) -> Result<Vec<ParkOutcome>, DbError> {
         let keys: BTreeSet<_> = tasks
             .iter()
             .map(|(id, _)| (id.partition.clone(), id.job.clone()))
@@ -156,7 +156,7 @@ impl Store {
         if stowed.is_empty() {
             tx.rollback().await?;
         } else {
-            tx.stow(&stowed).await?;
+            tx.park(&stowed).await?;
             tx.commit().await?;
         }
         Ok(stowings)
@@ -164,7 +164,7 @@ impl Store {
 
     /// Wakes whenever stowed tasks have somewhere to go. A new receiver counts as woken.
     pub fn unpark_signal(&self) -> watch::Receiver<u64> {
-        self.backend.signals().receiver(Signal::Unstow)
+        self.backend.signals().receiver(Signal::Unpark)
     }
 
     /// Has at most so many stowed tasks of one job that is not paused any more go where they belong: into the outbox, or away
@@ -179,9 +179,9 @@ impl Store {
         }
     }
 
-    async fn unstow_once(&self, limit: u32) -> Result<bool, Fault> {
+    async fn unstow_once(&self, limit: u32) -> Result<bool, DbError> {
         let mut tx = self.backend.begin().await?;
-        let Some((partition, job, incarnation)) = tx.next_unstowing().await? else {
+        let Some((partition, job, incarnation)) = tx.next_for_unparking().await? else {
             tx.rollback().await?;
             return Ok(false);
         };
@@ -193,14 +193,14 @@ impl Store {
         let gone = match found.map(|job| job.status) {
             // It was deleted just now, and what was stowed with it; or it was paused again.
             None | Some(JobStatus::Paused) => 0,
-            Some(status) if status.is_finished() => tx.drop_stowed(incarnation, limit).await?,
+            Some(status) if status.is_finished() => tx.drop_parked(incarnation, limit).await?,
             Some(_) => {
                 tx.notify(Signal::Outbox);
-                tx.unstow(incarnation, limit).await?
+                tx.unpark(incarnation, limit).await?
             }
         };
         if gone < u64::from(limit) {
-            tx.strike_unstowing(incarnation).await?;
+            tx.unmark_for_unparking(incarnation).await?;
         }
         tx.commit().await?;
         Ok(true)
@@ -213,16 +213,16 @@ impl Store {
         job: &JobId,
     ) -> Result<u64, StoreError> {
         match self.backend.job(partition.as_str(), job.as_str()).await? {
-            Some(row) => Ok(self.backend.stowed(row.incarnation).await?),
+            Some(row) => Ok(self.backend.parked(row.incarnation).await?),
             None => Ok(0),
         }
     }
 }
 
 /// A locked job is not paused any more: if it has stowed tasks, they are to go.
-pub(crate) async fn release(tx: &mut dyn Transaction, job: &JobRow) -> Result<(), Fault> {
-    if tx.list_unstowing(job.incarnation).await? {
-        tx.notify(Signal::Unstow);
+pub(crate) async fn release(tx: &mut dyn Transaction, job: &JobRow) -> Result<(), DbError> {
+    if tx.mark_for_unparking(job.incarnation).await? {
+        tx.notify(Signal::Unpark);
     }
     Ok(())
 }

@@ -18,9 +18,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contract::{JobId, JobStatus, ReportFailure};
 
-use crate::backend::starts::{JobKey, Wait};
-use crate::backend::{JobRow, Signal, Transaction};
-use crate::error::Fault;
+use crate::db::DbError;
+use crate::db::scheduling::{JobKey, Wait};
+use crate::db::{JobRow, Signal, Transaction};
 use crate::jobs::{Attempt, key, moved};
 use crate::ledger::{KeptFailure, UNNAMED_FAILURE};
 use crate::transition::Actor;
@@ -29,7 +29,7 @@ use crate::{Creation, Incarnation, JobRequest, Prerequisite, Refusal};
 /// The jobs that a transaction has locked, or has to.
 pub(crate) type Locks = BTreeSet<JobKey>;
 
-pub(crate) async fn lock(tx: &mut dyn Transaction, locks: &Locks) -> Result<Vec<JobRow>, Fault> {
+pub(crate) async fn lock(tx: &mut dyn Transaction, locks: &Locks) -> Result<Vec<JobRow>, DbError> {
     tx.lock_jobs(&locks.iter().cloned().collect::<Vec<_>>())
         .await
 }
@@ -46,7 +46,7 @@ pub(crate) async fn of_new(
     tx: &mut dyn Transaction,
     request: &JobRequest,
     shared: bool,
-) -> Result<NewWaits, Fault> {
+) -> Result<NewWaits, DbError> {
     let (partition, job) = (&request.partition, &request.job);
     let refused = |refusal| Ok(NewWaits::Not(Attempt::Done(Creation::Refused(refusal))));
     let prerequisites = &request.start.prerequisites;
@@ -103,11 +103,11 @@ pub(crate) async fn of_new(
         .map(|wanted| wanted.job.to_string())
         .collect();
     if is_awaited {
-        let ways = tx.ways_up(partition.as_str(), &waits).await?;
+        let ways = tx.prerequisite_edges(partition.as_str(), &waits).await?;
         if let Some(cycle) = cycle(job.as_str(), &waits, &ways) {
             let ids = cycle
                 .iter()
-                .map(|id| crate::sql::job_id(id))
+                .map(|id| crate::db::sql::job_id(id))
                 .collect::<Result<_, _>>()?;
             return refused(Refusal::Cycle(ids));
         }
@@ -202,7 +202,7 @@ pub(crate) async fn settle(
     locks: &mut Locks,
     ended: &[Ended],
     now: i64,
-) -> Result<Option<Vec<(Incarnation, JobStatus)>>, Fault> {
+) -> Result<Option<Vec<(Incarnation, JobStatus)>>, DbError> {
     if ended.is_empty() {
         return Ok(Some(Vec::new()));
     }
@@ -268,7 +268,7 @@ async fn end_dependents(
     tx: &mut dyn Transaction,
     cascades: &[Cascade<'_>],
     now: i64,
-) -> Result<Vec<(Incarnation, JobStatus)>, Fault> {
+) -> Result<Vec<(Incarnation, JobStatus)>, DbError> {
     let keys: Locks = cascades
         .iter()
         .flat_map(|cascade| &cascade.waits)
@@ -348,7 +348,10 @@ async fn end_dependents(
 }
 
 /// The failure of a job as those have it that waited for it: it names the job where it happened.
-async fn inherited_failure(tx: &mut dyn Transaction, root: &Ended) -> Result<ReportFailure, Fault> {
+async fn inherited_failure(
+    tx: &mut dyn Transaction,
+    root: &Ended,
+) -> Result<ReportFailure, DbError> {
     let failure = tx
         .first_failure(root.incarnation)
         .await?

@@ -3,14 +3,16 @@
 //! What must stay true: the order is total (jobs that are equal by what they are sorted by are in order of creation), so that
 //! pages neither overlap nor leave out a job; descending is ascending backwards.
 
+pub(crate) mod collation;
+pub(crate) mod filter;
+
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use contract::JobStatus;
 
-use crate::backend::JobRow;
-use crate::collation;
-use crate::filter::{Filter, Subject, TextField};
+use crate::db::JobRow;
+use filter::{Filter, Subject, TextField};
 
 /// Which jobs of a partition, in which order.
 #[derive(Debug, Clone, Default, PartialEq)]

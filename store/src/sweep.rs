@@ -4,8 +4,8 @@
 
 use tokio::sync::watch;
 
-use crate::backend::Signal;
-use crate::error::Fault;
+use crate::db::DbError;
+use crate::db::Signal;
 use crate::jobs::delete_locked;
 use crate::{Attempts, Store, StoreError};
 
@@ -50,7 +50,7 @@ impl Store {
         }
     }
 
-    async fn expire_jobs(&self) -> Result<u64, Fault> {
+    async fn expire_jobs(&self) -> Result<u64, DbError> {
         let mut tx = self.backend.begin().await?;
         let due = tx.due_jobs(JOBS).await?;
         if due.is_empty() {
@@ -78,7 +78,7 @@ impl Store {
         Ok(deleted)
     }
 
-    async fn sweep_once(&self) -> Result<Swept, Fault> {
+    async fn sweep_once(&self) -> Result<Swept, DbError> {
         let lives_kept =
             u64::try_from(self.options.past_incarnations_kept.as_millis()).unwrap_or(u64::MAX);
         let mut tx = self.backend.begin().await?;
@@ -86,7 +86,7 @@ impl Store {
         for incarnation in tx.due_tables(TABLES).await? {
             tables += u64::from(tx.drop_table(incarnation).await?);
         }
-        tx.forget_lives(lives_kept).await?;
+        tx.forget_incarnations(lives_kept).await?;
         let next = tx.next_due(lives_kept).await?;
         tx.commit().await?;
         Ok(Swept {

@@ -1065,15 +1065,15 @@ async fn a_database_that_is_not_there_is_waited_for_and_tells_how_it_is() {
         "{unavailable:?}"
     );
     assert!(matches!(
-        &*store.condition().borrow(),
-        store::Condition::Unavailable(_)
+        &*store.availability().borrow(),
+        store::Availability::Unavailable(_)
     ));
     let mut woken = store.outbox_signal();
     woken.mark_unchanged();
     proxy.pass();
-    let mut condition = store.condition();
-    condition
-        .wait_for(|condition| *condition == store::Condition::Available)
+    let mut availability = store.availability();
+    availability
+        .wait_for(|availability| *availability == store::Availability::Available)
         .await
         .unwrap();
     store.ping().await.unwrap();
@@ -1081,13 +1081,13 @@ async fn a_database_that_is_not_there_is_waited_for_and_tells_how_it_is() {
 
     // Once it is open, a loss is noticed, and told as well.
     proxy.refuse();
-    condition
-        .wait_for(|condition| matches!(condition, store::Condition::Unavailable(_)))
+    availability
+        .wait_for(|availability| matches!(availability, store::Availability::Unavailable(_)))
         .await
         .unwrap();
     proxy.pass();
-    condition
-        .wait_for(|condition| *condition == store::Condition::Available)
+    availability
+        .wait_for(|availability| *availability == store::Availability::Available)
         .await
         .unwrap();
     store.ping().await.unwrap();

@@ -22,7 +22,7 @@ use contract::{
 use framework::broker::HeaderValue;
 use framework::{Arrival, Collector, Courier, Effects, Verdict};
 use futures_util::future::{OptionFuture, join_all};
-use store::{Condition, EventKind, Store, StoreError, TrackingEvent};
+use store::{Availability, EventKind, Store, StoreError, TrackingEvent};
 use tracing::{info, warn};
 
 /// Messages at a time.
@@ -113,12 +113,12 @@ impl Collector for TrackingWorker {
     }
 
     fn missing(&self) -> Option<String> {
-        match &*self.store.condition().borrow() {
-            Condition::Available => None,
-            Condition::Unavailable(reason) => {
+        match &*self.store.availability().borrow() {
+            Availability::Available => None,
+            Availability::Unavailable(reason) => {
                 Some(format!("the database is not available: {reason}"))
             }
-            Condition::Unusable(error) => Some(error.to_string()),
+            Availability::Unusable(error) => Some(error.to_string()),
         }
     }
 

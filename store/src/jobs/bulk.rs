@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use contract::{JobStatus, PartitionId};
 
-use crate::backend::JobRow;
-use crate::error::Fault;
+use crate::db::DbError;
+use crate::db::JobRow;
 use crate::jobs::{cancel_locked, delete_locked, key};
 use crate::prerequisites::{Ended, Locks, lock, settle};
 use crate::query::{Candidate, Sort, SortBy};
@@ -106,7 +106,7 @@ impl Store {
         query: &JobQuery,
         end: End,
         locks: &mut Locks,
-    ) -> Result<Option<Vec<Incarnation>>, Fault> {
+    ) -> Result<Option<Vec<Incarnation>>, DbError> {
         let before: BTreeMap<i64, &JobRow> =
             chosen.iter().map(|job| (job.incarnation, job)).collect();
         locks.extend(chosen.iter().map(|job| key(&job.partition, &job.job)));

@@ -1,17 +1,17 @@
-//! The steps of `backend::starts` that both databases spell alike.
+//! The steps of `db::scheduling` that both databases spell alike.
 //!
 //! Lists go to the database as one JSON text: an array of arrays, of which a statement reads `k.value ->> 0`, `k.value ->> 1`, …
 //! `$each` is the database's way to take it apart, `$now` its clock in milliseconds.
 
-use crate::error::Fault;
+use crate::db::DbError;
 
-pub fn rows<T: serde::Serialize>(rows: impl Iterator<Item = T>) -> Result<String, Fault> {
+pub fn rows<T: serde::Serialize>(rows: impl Iterator<Item = T>) -> Result<String, DbError> {
     Ok(serde_json::to_string(&rows.collect::<Vec<_>>())?)
 }
 
-macro_rules! start_reads {
+macro_rules! scheduling_reads {
     ($now:literal, $each:literal) => {
-        fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>> {
+        fn outbox(&self, limit: u32) -> DbFuture<'_, Vec<OutboxMessage>> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "select id, pipe, body, headers from outbox where due_time <= (select ",
@@ -20,13 +20,13 @@ macro_rules! start_reads {
                 ));
                 let mut messages = Vec::new();
                 for row in &self.fetch(query.bind(i64::from(limit))).await? {
-                    let headers = crate::sql::stow::headers(row.try_get(3)?)?;
+                    let headers = crate::db::sql::parking::headers(row.try_get(3)?)?;
                     messages.push(OutboxMessage { id: row.try_get(0)?, pipe: row.try_get(1)?, body: row.try_get(2)?, headers });
                 }
                 Ok(messages)
             })
         }
-        fn prerequisites<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<(i64, String, Option<JobStatus>)>> {
+        fn prerequisites<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<(i64, String, Option<JobStatus>)>> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "select p.incarnation, p.prerequisite_id, j.status from ",
@@ -37,12 +37,12 @@ macro_rules! start_reads {
                 let mut found = Vec::new();
                 for row in &self.fetch(query.bind(rows(incarnations.iter().map(|n| (n,)))?)).await? {
                     let status: Option<String> = row.try_get(2)?;
-                    found.push((row.try_get(0)?, row.try_get(1)?, status.as_deref().map(crate::sql::status).transpose()?));
+                    found.push((row.try_get(0)?, row.try_get(1)?, status.as_deref().map(crate::db::sql::status).transpose()?));
                 }
                 Ok(found)
             })
         }
-        fn unsent_starts<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<UnsentStart>> {
+        fn unsent_starts<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<UnsentStart>> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "select o.incarnation, min(o.due_time), count(case when o.suspended then 1 end) from ",
@@ -59,22 +59,22 @@ macro_rules! start_reads {
         }
     };
 }
-pub(crate) use start_reads;
+pub(crate) use scheduling_reads;
 
-macro_rules! start_steps {
+macro_rules! scheduling_steps {
     ($now:literal, $each:literal) => {
-        fn push_outbox<'a>(&'a mut self, incarnation: i64, pipe: &'a str, body: &'a [u8], due: Due) -> Answer<'a, ()> {
+        fn push_outbox<'a>(&'a mut self, incarnation: i64, pipe: &'a str, body: &'a [u8], due: DueTime) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "insert into outbox (incarnation, pipe, body, suspended, due_time) values ($1, $2, $3, $4, ",
                     $now,
                     " + $5)"
                 ));
-                let after = due.after.map(crate::sql::millis);
+                let after = due.after.map(crate::db::sql::millis);
                 self.execute(query.bind(incarnation).bind(pipe).bind(body).bind(due.suspended).bind(after)).await.map(drop)
             })
         }
-        fn outbox_due(&mut self) -> Answer<'_, Option<u64>> {
+        fn outbox_due(&mut self) -> DbFuture<'_, Option<u64>> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "select min(due) - ",
@@ -91,7 +91,7 @@ macro_rules! start_steps {
                 Ok(left.map(|left| u64::try_from(left).unwrap_or(0)))
             })
         }
-        fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> Answer<'a, ()> {
+        fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "update outbox set leased_until = ",
@@ -100,23 +100,23 @@ macro_rules! start_steps {
                     $each,
                     " where outbox.id = cast(k.value ->> 0 as bigint)"
                 ));
-                let leases = leases.iter().map(|(id, lease)| (id, crate::sql::millis(*lease)));
+                let leases = leases.iter().map(|(id, lease)| (id, crate::db::sql::millis(*lease)));
                 self.execute(query.bind(rows(leases)?)).await.map(drop)
             })
         }
-        fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> Answer<'a, ()> {
+        fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 let query = sqlx::query(concat!("delete from outbox where id in (select cast(k.value ->> 0 as bigint) from ", $each, ")"));
                 self.execute(query.bind(rows(ids.iter().map(|id| (id,)))?)).await.map(drop)
             })
         }
-        fn pause_outbox_of(&mut self, incarnation: i64, paused: bool) -> Answer<'_, ()> {
+        fn pause_outbox_of(&mut self, incarnation: i64, paused: bool) -> DbFuture<'_, ()> {
             Box::pin(async move {
                 let query = sqlx::query("update outbox set paused = $2 where incarnation = $1");
                 self.execute(query.bind(incarnation).bind(paused)).await.map(drop)
             })
         }
-        fn dispatch_partition<'a>(&'a mut self, partition: &'a str) -> Answer<'a, u64> {
+        fn dispatch_partition<'a>(&'a mut self, partition: &'a str) -> DbFuture<'a, u64> {
             Box::pin(async move {
                 let query = sqlx::query(
                     "update outbox set suspended = false where suspended \
@@ -130,7 +130,7 @@ macro_rules! start_steps {
             })
         }
 
-        fn insert_prerequisites<'a>(&'a mut self, job: &'a JobRow, prerequisites: &'a [String]) -> Answer<'a, ()> {
+        fn insert_prerequisites<'a>(&'a mut self, job: &'a JobRow, prerequisites: &'a [String]) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "insert into prerequisite (incarnation, partition_id, job_id, prerequisite_id) \
@@ -141,7 +141,7 @@ macro_rules! start_steps {
                 self.execute(query.bind(job.partition.as_str()).bind(job.job.as_str())).await.map(drop)
             })
         }
-        fn dependents<'a>(&'a mut self, of: &'a [JobKey], all: bool) -> Answer<'a, Vec<Wait>> {
+        fn dependents<'a>(&'a mut self, of: &'a [JobKey], all: bool) -> DbFuture<'a, Vec<Wait>> {
             Box::pin(async move {
                 let direct = concat!(
                     "select p.partition_id, p.job_id, p.incarnation, p.prerequisite_id from ",
@@ -170,7 +170,7 @@ macro_rules! start_steps {
                 Ok(waits)
             })
         }
-        fn ways_up<'a>(&'a mut self, partition: &'a str, jobs: &'a [String]) -> Answer<'a, Vec<(String, String)>> {
+        fn prerequisite_edges<'a>(&'a mut self, partition: &'a str, jobs: &'a [String]) -> DbFuture<'a, Vec<(String, String)>> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "with recursive way (job_id, prerequisite_id) as (select p.job_id, p.prerequisite_id from ",
@@ -186,7 +186,7 @@ macro_rules! start_steps {
                 Ok(ways)
             })
         }
-        fn release<'a>(&'a mut self, completed: &'a [JobKey], waiting: &'a [i64]) -> Answer<'a, ()> {
+        fn release<'a>(&'a mut self, completed: &'a [JobKey], waiting: &'a [i64]) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "delete from prerequisite where (partition_id, prerequisite_id) in (select k.value ->> 0, k.value ->> 1 from ",
@@ -205,7 +205,7 @@ macro_rules! start_steps {
                 self.execute(query.bind(rows(waiting.iter().map(|n| (n,)))?)).await.map(drop)
             })
         }
-        fn forget_starts<'a>(&'a mut self, incarnations: &'a [i64]) -> Answer<'a, ()> {
+        fn forget_starts<'a>(&'a mut self, incarnations: &'a [i64]) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 let list = rows(incarnations.iter().map(|n| (n,)))?;
                 let outbox = concat!("delete from outbox where incarnation in (select cast(k.value ->> 0 as bigint) from ", $each, ")");
@@ -216,7 +216,7 @@ macro_rules! start_steps {
             })
         }
 
-        fn first_failure(&mut self, incarnation: i64) -> Answer<'_, Option<ReportFailure>> {
+        fn first_failure(&mut self, incarnation: i64) -> DbFuture<'_, Option<ReportFailure>> {
             Box::pin(async move {
                 let query = sqlx::query("select failure from failure where incarnation = $1 order by since, path limit 1");
                 let found = self.fetch(query.bind(incarnation)).await?;
@@ -224,7 +224,7 @@ macro_rules! start_steps {
                 Ok(Some(serde_json::from_str(row.try_get(0)?)?))
             })
         }
-        fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> Answer<'a, ()> {
+        fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "update job set status = k.value ->> 1, failed_tasks = cast(k.value ->> 2 as bigint), \
@@ -243,7 +243,7 @@ macro_rules! start_steps {
                 self.execute(query.bind(rows(list.iter())?)).await.map(drop)
             })
         }
-        fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> Answer<'a, ()> {
+        fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "insert into history (incarnation, time, from_status, to_status, actor, reason) \
@@ -256,7 +256,7 @@ macro_rules! start_steps {
                 self.execute(query.bind(rows(list)?)).await.map(drop)
             })
         }
-        fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> Answer<'a, ()> {
+        fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "insert into failure (incarnation, path, since, attempts, failure) \
@@ -274,4 +274,4 @@ macro_rules! start_steps {
         }
     };
 }
-pub(crate) use start_steps;
+pub(crate) use scheduling_steps;

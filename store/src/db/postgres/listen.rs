@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use super::opening::Database;
 use crate::StoreError;
-use crate::backend::{Signal, Signals};
+use crate::db::{Signal, Signals};
 
 /// Notifications go to the database's own channel of this name; the payload says who is to wake.
 pub const CHANNEL: &str = "batchwright";

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use contract::{JobStatus, ReportFailure};
 
 use super::{Memory, MemoryTransaction, State, done};
-use crate::backend::starts::{Due, JobKey, StartReads, Starts, UnsentStart, Wait};
-use crate::backend::{Answer, JobRow, Transaction as _};
+use crate::db::scheduling::{DueTime, JobKey, Scheduling, SchedulingReads, UnsentStart, Wait};
+use crate::db::{DbFuture, JobRow, Transaction as _};
 use crate::ledger::KeptFailure;
 use crate::{OutboxMessage, Transition};
 
@@ -41,8 +41,8 @@ impl State {
     }
 }
 
-impl StartReads for Memory {
-    fn outbox(&self, limit: u32) -> Answer<'_, Vec<OutboxMessage>> {
+impl SchedulingReads for Memory {
+    fn outbox(&self, limit: u32) -> DbFuture<'_, Vec<OutboxMessage>> {
         Box::pin(async move {
             let state = self.read().await?;
             let now = self.shared.clock.now();
@@ -61,7 +61,7 @@ impl StartReads for Memory {
     fn prerequisites<'a>(
         &'a self,
         incarnations: &'a [i64],
-    ) -> Answer<'a, Vec<(i64, String, Option<JobStatus>)>> {
+    ) -> DbFuture<'a, Vec<(i64, String, Option<JobStatus>)>> {
         Box::pin(async move {
             let state = self.read().await?;
             let wanted: BTreeSet<i64> = incarnations.iter().copied().collect();
@@ -84,7 +84,7 @@ impl StartReads for Memory {
             Ok(found)
         })
     }
-    fn unsent_starts<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<UnsentStart>> {
+    fn unsent_starts<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<UnsentStart>> {
         Box::pin(async move {
             let state = self.read().await?;
             let of = |n: i64| {
@@ -127,8 +127,8 @@ impl MemoryTransaction {
     }
 }
 
-impl Starts for MemoryTransaction {
-    fn lock_creations<'a>(&'a mut self, _partition: &'a str, _shared: bool) -> Answer<'a, ()> {
+impl Scheduling for MemoryTransaction {
+    fn lock_creations<'a>(&'a mut self, _partition: &'a str, _shared: bool) -> DbFuture<'a, ()> {
         done(())
     }
 
@@ -137,8 +137,8 @@ impl Starts for MemoryTransaction {
         incarnation: i64,
         pipe: &'a str,
         body: &'a [u8],
-        due: Due,
-    ) -> Answer<'a, ()> {
+        due: DueTime,
+    ) -> DbFuture<'a, ()> {
         let id = self.state.number();
         let message = OutboxMessage {
             id,
@@ -159,7 +159,7 @@ impl Starts for MemoryTransaction {
         self.put(|s| &mut s.outbox, id, Some(unsent));
         done(())
     }
-    fn claim_outbox(&mut self, limit: u32, lease: u64) -> Answer<'_, Vec<OutboxMessage>> {
+    fn claim_outbox(&mut self, limit: u32, lease: u64) -> DbFuture<'_, Vec<OutboxMessage>> {
         let now = self.shared.clock.now();
         let free = |unsent: &&Unsent| unsent.free_at().is_some_and(|at| at <= now);
         let mut messages: Vec<Unsent> = self.state.outbox.values().filter(free).cloned().collect();
@@ -174,12 +174,12 @@ impl Starts for MemoryTransaction {
         }
         done(messages.into_iter().map(|unsent| unsent.message).collect())
     }
-    fn outbox_due(&mut self) -> Answer<'_, Option<u64>> {
+    fn outbox_due(&mut self) -> DbFuture<'_, Option<u64>> {
         let now = self.shared.clock.now();
         let next = self.state.outbox.values().filter_map(Unsent::free_at).min();
         done(next.map(|at| u64::try_from(at - now).unwrap_or(0)))
     }
-    fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> Answer<'a, ()> {
+    fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> DbFuture<'a, ()> {
         let now = self.shared.clock.now();
         for (id, lease) in leases {
             if let Some(unsent) = self.state.outbox.get(id) {
@@ -192,20 +192,20 @@ impl Starts for MemoryTransaction {
         }
         done(())
     }
-    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> Answer<'a, ()> {
+    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> DbFuture<'a, ()> {
         for id in ids {
             self.put(|s| &mut s.outbox, *id, None);
         }
         done(())
     }
-    fn pause_outbox_of(&mut self, incarnation: i64, paused: bool) -> Answer<'_, ()> {
+    fn pause_outbox_of(&mut self, incarnation: i64, paused: bool) -> DbFuture<'_, ()> {
         self.change_outbox(
             |unsent| unsent.incarnation == incarnation,
             |unsent| unsent.paused = paused,
         );
         done(())
     }
-    fn dispatch_partition<'a>(&'a mut self, partition: &'a str) -> Answer<'a, u64> {
+    fn dispatch_partition<'a>(&'a mut self, partition: &'a str) -> DbFuture<'a, u64> {
         let of_partition: BTreeSet<i64> = self
             .state
             .ids
@@ -230,7 +230,7 @@ impl Starts for MemoryTransaction {
         &'a mut self,
         job: &'a JobRow,
         prerequisites: &'a [String],
-    ) -> Answer<'a, ()> {
+    ) -> DbFuture<'a, ()> {
         for prerequisite in prerequisites {
             let (partition, prerequisite) = (job.partition.to_string(), prerequisite.clone());
             let key = (partition.clone(), prerequisite.clone(), job.incarnation);
@@ -244,7 +244,7 @@ impl Starts for MemoryTransaction {
         }
         done(())
     }
-    fn dependents<'a>(&'a mut self, of: &'a [JobKey], all: bool) -> Answer<'a, Vec<Wait>> {
+    fn dependents<'a>(&'a mut self, of: &'a [JobKey], all: bool) -> DbFuture<'a, Vec<Wait>> {
         let mut next: Vec<JobKey> = of.to_vec();
         let (mut seen, mut waits) = (BTreeSet::new(), Vec::new());
         while let Some(key) = next.pop() {
@@ -259,11 +259,11 @@ impl Starts for MemoryTransaction {
         }
         done(waits)
     }
-    fn ways_up<'a>(
+    fn prerequisite_edges<'a>(
         &'a mut self,
         partition: &'a str,
         jobs: &'a [String],
-    ) -> Answer<'a, Vec<(String, String)>> {
+    ) -> DbFuture<'a, Vec<(String, String)>> {
         let mut of: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for wait in self
             .state
@@ -285,7 +285,7 @@ impl Starts for MemoryTransaction {
         }
         done(ways)
     }
-    fn release<'a>(&'a mut self, completed: &'a [JobKey], waiting: &'a [i64]) -> Answer<'a, ()> {
+    fn release<'a>(&'a mut self, completed: &'a [JobKey], waiting: &'a [i64]) -> DbFuture<'a, ()> {
         for key in completed {
             let gone: Vec<_> = self
                 .state
@@ -316,7 +316,7 @@ impl Starts for MemoryTransaction {
         }
         done(())
     }
-    fn forget_starts<'a>(&'a mut self, incarnations: &'a [i64]) -> Answer<'a, ()> {
+    fn forget_starts<'a>(&'a mut self, incarnations: &'a [i64]) -> DbFuture<'a, ()> {
         let gone: BTreeSet<i64> = incarnations.iter().copied().collect();
         self.remove_all(
             |s| &mut s.outbox,
@@ -326,7 +326,7 @@ impl Starts for MemoryTransaction {
         done(())
     }
 
-    fn first_failure(&mut self, incarnation: i64) -> Answer<'_, Option<ReportFailure>> {
+    fn first_failure(&mut self, incarnation: i64) -> DbFuture<'_, Option<ReportFailure>> {
         let failures = self
             .state
             .failures
@@ -338,7 +338,7 @@ impl Starts for MemoryTransaction {
                 .map(|kept| kept.failure.clone()),
         )
     }
-    fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> Answer<'a, ()> {
+    fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()> {
         Box::pin(async move {
             for job in jobs {
                 self.save_job(job).await?;
@@ -346,7 +346,7 @@ impl Starts for MemoryTransaction {
             Ok(())
         })
     }
-    fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> Answer<'a, ()> {
+    fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()> {
         for (incarnation, step) in steps {
             let number = self.state.number();
             self.put(
@@ -357,7 +357,7 @@ impl Starts for MemoryTransaction {
         }
         done(())
     }
-    fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> Answer<'a, ()> {
+    fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> DbFuture<'a, ()> {
         for (incarnation, kept) in failures {
             let key = (*incarnation, kept.path.clone());
             if !self.state.failures.contains_key(&key) {

@@ -6,7 +6,7 @@
 
 mod listen;
 mod opening;
-mod starts;
+mod scheduling;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use sqlx::{AssertSqlSafe, Postgres, Row as _};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
-use crate::error::{Fault, StoreError};
-use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, UNNAMED_FAILURE};
-use crate::select;
-use crate::sql::stow::stow_steps;
-use crate::sql::{
-    PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place,
+use crate::db::sql::job_query;
+use crate::db::sql::parking::parking_steps;
+use crate::db::sql::{
+    NODE_COLUMNS, NODE_UPDATE, common_steps, job_columns, read_failure, read_job, read_node,
     read_transition,
 };
-use crate::{CatalogueSize, Condition, JobQuery, TaskTableSize, Transition, masked};
+use crate::db::{Backend, Clock, DbFuture, JobRow, Label, Signal, Signals, Transaction};
+use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, UNNAMED_FAILURE};
+use crate::{Availability, CatalogueSize, JobQuery, TaskTableSize, Transition, masked};
+use crate::{StoreError, db::DbError};
 use listen::{CHANNEL, Listener};
 use opening::Database;
 
@@ -96,7 +96,7 @@ impl PostgresBackend {
         })
     }
 
-    async fn session(&self) -> Result<Session, Fault> {
+    async fn session(&self) -> Result<Session, DbError> {
         self.database.check_open()?;
         let acquiring = self.database.pool.acquire();
         let connection = if self.database.is_away() {
@@ -114,7 +114,7 @@ impl PostgresBackend {
     }
 
     /// One statement that reads.
-    async fn fetch(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, Fault> {
+    async fn fetch(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, DbError> {
         let mut session = self.session().await?;
         let rows = session.fetch(query).await?;
         session.settled = true;
@@ -138,7 +138,7 @@ impl Drop for Session {
 }
 
 impl Session {
-    async fn execute(&mut self, query: Query<'_, Postgres, PgArguments>) -> Result<u64, Fault> {
+    async fn execute(&mut self, query: Query<'_, Postgres, PgArguments>) -> Result<u64, DbError> {
         let answer = timeout_at(self.deadline, query.execute(&mut *self.connection))
             .await
             .map_err(|_| too_slow())?;
@@ -148,7 +148,7 @@ impl Session {
     async fn fetch(
         &mut self,
         query: Query<'_, Postgres, PgArguments>,
-    ) -> Result<Vec<PgRow>, Fault> {
+    ) -> Result<Vec<PgRow>, DbError> {
         Ok(
             timeout_at(self.deadline, query.fetch_all(&mut *self.connection))
                 .await
@@ -157,7 +157,7 @@ impl Session {
     }
 
     /// Statements without parameters, any number of them.
-    async fn run(&mut self, text: String) -> Result<(), Fault> {
+    async fn run(&mut self, text: String) -> Result<(), DbError> {
         let script = sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *self.connection);
         timeout_at(self.deadline, script)
             .await
@@ -166,20 +166,20 @@ impl Session {
     }
 }
 
-fn too_slow() -> Fault {
-    Fault::Unavailable(format!(
+fn too_slow() -> DbError {
+    DbError::Unavailable(format!(
         "a transaction took longer than {} s",
         TRANSACTION_LIMIT.as_secs()
     ))
 }
 
-fn select_places(
+fn select_nodes(
     incarnation: i64,
     keys: &[NodeKey],
     lock: &str,
 ) -> Query<'static, Postgres, PgArguments> {
     let text = format!(
-        "select {PLACE_COLUMNS} from task_{incarnation} where (path, chunk) in (select * from unnest($1::text[], $2::int4[])) \
+        "select {NODE_COLUMNS} from task_{incarnation} where (path, chunk) in (select * from unnest($1::text[], $2::int4[])) \
          order by path, chunk {lock}"
     );
     let (paths, chunks): (Vec<String>, Vec<i32>) = keys.iter().cloned().unzip();
@@ -187,9 +187,9 @@ fn select_places(
 }
 
 /// A table that the sweeper has dropped has no rows.
-fn none_if_gone(fault: Fault) -> Result<Vec<PgRow>, Fault> {
+fn none_if_gone(fault: DbError) -> Result<Vec<PgRow>, DbError> {
     match fault {
-        Fault::Refused(reason)
+        DbError::Refused(reason)
             if reason.contains("relation \"task_") && reason.contains("does not exist") =>
         {
             Ok(Vec::new())
@@ -208,7 +208,7 @@ impl Backend for PostgresBackend {
     fn signals(&self) -> &Signals {
         &self.signals
     }
-    fn begin(&self) -> Answer<'_, Box<dyn Transaction>> {
+    fn begin(&self) -> DbFuture<'_, Box<dyn Transaction>> {
         Box::pin(async move {
             let mut session = self.session().await?;
             session.execute(sqlx::query("begin")).await?;
@@ -218,10 +218,10 @@ impl Backend for PostgresBackend {
             }) as Box<dyn Transaction>)
         })
     }
-    fn condition(&self) -> watch::Receiver<Condition> {
-        self.database.condition()
+    fn availability(&self) -> watch::Receiver<Availability> {
+        self.database.availability()
     }
-    fn ping(&self) -> Answer<'_, ()> {
+    fn ping(&self) -> DbFuture<'_, ()> {
         Box::pin(async move { self.fetch(sqlx::query("select 1")).await.map(drop) })
     }
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -231,7 +231,7 @@ impl Backend for PostgresBackend {
         })
     }
 
-    fn job<'a>(&'a self, partition: &'a str, job: &'a str) -> Answer<'a, Option<JobRow>> {
+    fn job<'a>(&'a self, partition: &'a str, job: &'a str) -> DbFuture<'a, Option<JobRow>> {
         Box::pin(async move {
             let query = sqlx::query(concat!(
                 "select ",
@@ -245,20 +245,20 @@ impl Backend for PostgresBackend {
             Ok(Some(read_job!(row)))
         })
     }
-    fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
+    fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, Vec<JobRow>> {
         Box::pin(async move {
-            let mut select = select::page(partition, query, None)?;
+            let mut select = job_query::page(partition, query, None)?;
             let mut jobs = Vec::new();
-            for row in &self.fetch(select::once(&mut select)).await? {
+            for row in &self.fetch(job_query::once(&mut select)).await? {
                 jobs.push(read_job!(row));
             }
             Ok(jobs)
         })
     }
-    fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
+    fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, u64> {
         Box::pin(async move {
-            let mut select = select::count(partition, query, None)?;
-            let rows = self.fetch(select::once(&mut select)).await?;
+            let mut select = job_query::count(partition, query, None)?;
+            let rows = self.fetch(job_query::once(&mut select)).await?;
             let count: i64 = rows
                 .first()
                 .map(|row| row.try_get(0))
@@ -267,7 +267,7 @@ impl Backend for PostgresBackend {
             Ok(u64::try_from(count).unwrap_or_default())
         })
     }
-    fn labels<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<Label>> {
+    fn labels<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<Label>> {
         Box::pin(async move {
             let query = sqlx::query(
                 "select incarnation, name, value from label where incarnation = any($1)",
@@ -279,7 +279,7 @@ impl Backend for PostgresBackend {
             Ok(labels)
         })
     }
-    fn failures<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<(i64, KeptFailure)>> {
+    fn failures<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<(i64, KeptFailure)>> {
         Box::pin(async move {
             let query = sqlx::query(
                 "select incarnation, path, since, attempts, failure from failure where incarnation = any($1) \
@@ -292,7 +292,7 @@ impl Backend for PostgresBackend {
             Ok(failures)
         })
     }
-    fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>> {
+    fn history(&self, incarnation: i64) -> DbFuture<'_, Vec<Transition>> {
         Box::pin(async move {
             let query = sqlx::query(
                 "select time, from_status, to_status, actor, reason from history where incarnation = $1 order by id",
@@ -304,20 +304,20 @@ impl Backend for PostgresBackend {
             Ok(history)
         })
     }
-    fn places<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> Answer<'a, Vec<NodeRow>> {
+    fn nodes<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> DbFuture<'a, Vec<NodeRow>> {
         Box::pin(async move {
             let rows = self
-                .fetch(select_places(incarnation, keys, ""))
+                .fetch(select_nodes(incarnation, keys, ""))
                 .await
                 .or_else(none_if_gone)?;
             let mut places = Vec::with_capacity(rows.len());
             for row in &rows {
-                places.push(read_place!(row));
+                places.push(read_node!(row));
             }
             Ok(places)
         })
     }
-    fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
+    fn parked(&self, incarnation: i64) -> DbFuture<'_, u64> {
         Box::pin(async move {
             let query = sqlx::query("select count(*) from stowed_task where incarnation = $1");
             let rows = self.fetch(query.bind(incarnation)).await?;
@@ -329,7 +329,7 @@ impl Backend for PostgresBackend {
             Ok(u64::try_from(count).unwrap_or_default())
         })
     }
-    fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
+    fn catalogue_size(&self) -> DbFuture<'_, CatalogueSize> {
         Box::pin(async move {
             let query = sqlx::query(
                 "select (select count(*) from pg_class), (select sum(pg_total_relation_size(oid))::bigint from pg_class \
@@ -349,14 +349,14 @@ impl Backend for PostgresBackend {
             })
         })
     }
-    fn tidy(&self) -> Answer<'_, ()> {
+    fn tidy(&self) -> DbFuture<'_, ()> {
         Box::pin(async move {
             self.fetch(sqlx::query("vacuum (analyze) job, label"))
                 .await
                 .map(drop)
         })
     }
-    fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
+    fn task_table_size(&self) -> DbFuture<'_, TaskTableSize> {
         Box::pin(async move {
             let mut size = TaskTableSize::default();
             let tables = sqlx::query(
@@ -383,26 +383,26 @@ struct PostgresTransaction {
 }
 
 impl PostgresTransaction {
-    async fn execute(&mut self, query: Query<'_, Postgres, PgArguments>) -> Result<u64, Fault> {
+    async fn execute(&mut self, query: Query<'_, Postgres, PgArguments>) -> Result<u64, DbError> {
         self.session.execute(query).await
     }
 
     async fn fetch(
         &mut self,
         query: Query<'_, Postgres, PgArguments>,
-    ) -> Result<Vec<PgRow>, Fault> {
+    ) -> Result<Vec<PgRow>, DbError> {
         self.session.fetch(query).await
     }
 }
 
 impl Transaction for PostgresTransaction {
     common_steps!("(extract(epoch from clock_timestamp()) * 1000)::bigint");
-    stow_steps!(
+    parking_steps!(
         Postgres,
         "(extract(epoch from clock_timestamp()) * 1000)::bigint"
     );
 
-    fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> Answer<'a, Vec<JobRow>> {
+    fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> DbFuture<'a, Vec<JobRow>> {
         Box::pin(async move {
             let query = sqlx::query(concat!(
                 "select ",
@@ -420,7 +420,7 @@ impl Transaction for PostgresTransaction {
         })
     }
 
-    fn create_task_table(&mut self, incarnation: i64) -> Answer<'_, ()> {
+    fn create_task_table(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         // Half of every page stays free and only the key is indexed, so that an update finds room beside its row. Bitmaps change
         // all the time: they are neither compressed nor stored elsewhere.
         let table = format!("task_{incarnation}");
@@ -434,27 +434,27 @@ impl Transaction for PostgresTransaction {
         );
         Box::pin(async move { self.session.run(text).await })
     }
-    fn load_places<'a>(
+    fn load_nodes<'a>(
         &'a mut self,
         incarnation: i64,
         keys: &'a [NodeKey],
-    ) -> Answer<'a, Vec<NodeRow>> {
+    ) -> DbFuture<'a, Vec<NodeRow>> {
         Box::pin(async move {
             let mut places = Vec::new();
             for row in &self
-                .fetch(select_places(incarnation, keys, "for update"))
+                .fetch(select_nodes(incarnation, keys, "for update"))
                 .await?
             {
-                places.push(read_place!(row));
+                places.push(read_node!(row));
             }
             Ok(places)
         })
     }
-    fn change_places<'a>(
+    fn change_nodes<'a>(
         &'a mut self,
         incarnation: i64,
         changes: &'a NodeChanges,
-    ) -> Answer<'a, ()> {
+    ) -> DbFuture<'a, ()> {
         Box::pin(async move {
             for path in &changes.pruned {
                 // '/' follows '.', so this is everything below.
@@ -479,7 +479,7 @@ impl Transaction for PostgresTransaction {
         })
     }
 
-    fn due_tables(&mut self, limit: u32) -> Answer<'_, Vec<i64>> {
+    fn due_tables(&mut self, limit: u32) -> DbFuture<'_, Vec<i64>> {
         Box::pin(async move {
             let query = sqlx::query(
                 "select incarnation from retired_table where droppable_at <= (extract(epoch from clock_timestamp()) * 1000)::bigint \
@@ -492,7 +492,7 @@ impl Transaction for PostgresTransaction {
             Ok(due)
         })
     }
-    fn drop_table(&mut self, incarnation: i64) -> Answer<'_, bool> {
+    fn drop_table(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
         Box::pin(async move {
             let name = format!("task_{incarnation}");
             let find = sqlx::query("select to_regclass($1) is not null").bind(name.as_str());
@@ -520,7 +520,7 @@ impl Transaction for PostgresTransaction {
             self.wake.push(signal);
         }
     }
-    fn commit(mut self: Box<Self>) -> Answer<'static, ()> {
+    fn commit(mut self: Box<Self>) -> DbFuture<'static, ()> {
         Box::pin(async move {
             if !self.wake.is_empty() {
                 let payload = self
@@ -541,7 +541,7 @@ impl Transaction for PostgresTransaction {
             Ok(())
         })
     }
-    fn rollback(mut self: Box<Self>) -> Answer<'static, ()> {
+    fn rollback(mut self: Box<Self>) -> DbFuture<'static, ()> {
         Box::pin(async move {
             self.execute(sqlx::query("rollback")).await?;
             self.session.settled = true;
@@ -553,9 +553,9 @@ impl Transaction for PostgresTransaction {
 /// All rows in one statement, a column an array.
 fn upsert(incarnation: i64, rows: &[NodeRow]) -> Query<'static, Postgres, PgArguments> {
     let text = format!(
-        "insert into task_{incarnation} ({PLACE_COLUMNS}) select * from unnest($1::text[], $2::int4[], $3::int4[], $4::int4[], \
+        "insert into task_{incarnation} ({NODE_COLUMNS}) select * from unnest($1::text[], $2::int4[], $3::int4[], $4::int4[], \
          $5::int4[], $6::int4[], $7::int4[], $8::int4[], $9::int4[], $10::int4[], $11::int8[], $12::int8[], $13::bytea[], \
-         $14::bytea[], $15::int4[], $16::int8[], $17::text[]) {PLACE_UPDATE}"
+         $14::bytea[], $15::int4[], $16::int8[], $17::text[]) {NODE_UPDATE}"
     );
     macro_rules! column {
         ($name:ident) => {

@@ -1,7 +1,7 @@
 //! The store in memory, for tests and for the simulation under a paused clock: no threads, no files, no waiting but for the
 //! one lock. A transaction holds the lock and notes how to undo each of its steps.
 
-mod starts;
+mod scheduling;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -10,12 +10,12 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
-use crate::error::Fault;
+use crate::db::DbError;
+use crate::db::{Backend, Clock, DbFuture, JobRow, Label, Signal, Signals, Transaction};
 use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, UNNAMED_FAILURE};
 use crate::query::Candidate;
 use crate::{CatalogueSize, JobQuery, OutboxMessage, ParkedTask, TaskTableSize, Transition};
-use starts::{Unsent, Waits};
+use scheduling::{Unsent, Waits};
 
 #[derive(Debug)]
 pub struct Memory {
@@ -43,9 +43,9 @@ pub enum FaultPoint {
 }
 
 impl Shared {
-    fn pass(&self, point: FaultPoint) -> Result<(), Fault> {
+    fn pass(&self, point: FaultPoint) -> Result<(), DbError> {
         if (self.fails)(point) {
-            Err(Fault::Unavailable(format!(
+            Err(DbError::Unavailable(format!(
                 "a fault was planned here: {point:?}"
             )))
         } else {
@@ -144,7 +144,7 @@ impl Memory {
         }
     }
 
-    async fn read(&self) -> Result<OwnedMutexGuard<State>, Fault> {
+    async fn read(&self) -> Result<OwnedMutexGuard<State>, DbError> {
         self.shared.pass(FaultPoint::Read)?;
         Ok(self.state.clone().lock_owned().await)
     }
@@ -160,7 +160,7 @@ impl Backend for Memory {
     fn signals(&self) -> &Signals {
         &self.shared.signals
     }
-    fn begin(&self) -> Answer<'_, Box<dyn Transaction>> {
+    fn begin(&self) -> DbFuture<'_, Box<dyn Transaction>> {
         Box::pin(async move {
             self.shared.pass(FaultPoint::Begin)?;
             let state = self.state.clone().lock_owned().await;
@@ -174,14 +174,14 @@ impl Backend for Memory {
             Ok(Box::new(transaction) as Box<dyn Transaction>)
         })
     }
-    fn ping(&self) -> Answer<'_, ()> {
+    fn ping(&self) -> DbFuture<'_, ()> {
         Box::pin(async { self.shared.pass(FaultPoint::Read) })
     }
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {})
     }
 
-    fn job<'a>(&'a self, partition: &'a str, job: &'a str) -> Answer<'a, Option<JobRow>> {
+    fn job<'a>(&'a self, partition: &'a str, job: &'a str) -> DbFuture<'a, Option<JobRow>> {
         Box::pin(async move {
             Ok(self
                 .read()
@@ -191,7 +191,7 @@ impl Backend for Memory {
                 .cloned())
         })
     }
-    fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
+    fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, Vec<JobRow>> {
         Box::pin(async move {
             let mut jobs = self.read().await?.matching(partition, query);
             jobs.sort_by(|a, b| a.compare(b, &query.sort));
@@ -204,10 +204,10 @@ impl Backend for Memory {
                 .collect())
         })
     }
-    fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
+    fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, u64> {
         Box::pin(async move { Ok(self.read().await?.matching(partition, query).len() as u64) })
     }
-    fn labels<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<Label>> {
+    fn labels<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<Label>> {
         Box::pin(async move {
             let state = self.read().await?;
             let of = |n: i64| {
@@ -222,7 +222,7 @@ impl Backend for Memory {
                 .collect())
         })
     }
-    fn failures<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<(i64, KeptFailure)>> {
+    fn failures<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<(i64, KeptFailure)>> {
         Box::pin(async move {
             let state = self.read().await?;
             let of = |n: i64| {
@@ -239,7 +239,7 @@ impl Backend for Memory {
             Ok(failures)
         })
     }
-    fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>> {
+    fn history(&self, incarnation: i64) -> DbFuture<'_, Vec<Transition>> {
         Box::pin(async move {
             let state = self.read().await?;
             Ok(state
@@ -249,10 +249,10 @@ impl Backend for Memory {
                 .collect())
         })
     }
-    fn places<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> Answer<'a, Vec<NodeRow>> {
+    fn nodes<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> DbFuture<'a, Vec<NodeRow>> {
         Box::pin(async move { Ok(self.read().await?.rows_of(incarnation, keys)) })
     }
-    fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
+    fn parked(&self, incarnation: i64) -> DbFuture<'_, u64> {
         Box::pin(async move {
             Ok(self
                 .read()
@@ -262,7 +262,7 @@ impl Backend for Memory {
                 .count() as u64)
         })
     }
-    fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
+    fn catalogue_size(&self) -> DbFuture<'_, CatalogueSize> {
         Box::pin(async move {
             Ok(CatalogueSize {
                 entries: self.read().await?.tables.len() as u64,
@@ -270,7 +270,7 @@ impl Backend for Memory {
             })
         })
     }
-    fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
+    fn task_table_size(&self) -> DbFuture<'_, TaskTableSize> {
         Box::pin(async move {
             let state = self.read().await?;
             let bytes = |row: &NodeRow| {
@@ -375,19 +375,19 @@ impl MemoryTransaction {
 }
 
 /// The steps of a memory transaction are done when they are called.
-fn done<'a, T: Send + 'a>(value: T) -> Answer<'a, T> {
-    Box::pin(std::future::ready(Ok::<T, Fault>(value)))
+fn done<'a, T: Send + 'a>(value: T) -> DbFuture<'a, T> {
+    Box::pin(std::future::ready(Ok::<T, DbError>(value)))
 }
 
 impl Transaction for MemoryTransaction {
-    fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> Answer<'a, Vec<JobRow>> {
+    fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> DbFuture<'a, Vec<JobRow>> {
         done(
             keys.iter()
                 .filter_map(|key| self.state.jobs.get(key).cloned())
                 .collect(),
         )
     }
-    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> Answer<'a, Option<i64>> {
+    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<i64>> {
         let id = (job.partition.to_string(), job.job.to_string());
         if self.state.jobs.contains_key(&id) {
             return done(None);
@@ -404,11 +404,11 @@ impl Transaction for MemoryTransaction {
         self.put(|s| &mut s.ids, incarnation, Some(id));
         done(Some(incarnation))
     }
-    fn save_job<'a>(&'a mut self, job: &'a JobRow) -> Answer<'a, ()> {
+    fn save_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, ()> {
         self.change_job(job.incarnation, |stored| *stored = job.clone());
         done(())
     }
-    fn delete_job(&mut self, incarnation: i64) -> Answer<'_, ()> {
+    fn delete_job(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         if let Some(id) = self.state.ids.get(&incarnation).cloned() {
             self.put(|s| &mut s.jobs, id, None);
         }
@@ -429,7 +429,7 @@ impl Transaction for MemoryTransaction {
         &'a mut self,
         incarnation: i64,
         labels: &'a BTreeMap<String, Option<String>>,
-    ) -> Answer<'a, ()> {
+    ) -> DbFuture<'a, ()> {
         for (key, value) in labels {
             self.put(
                 |s| &mut s.labels,
@@ -439,10 +439,10 @@ impl Transaction for MemoryTransaction {
         }
         done(())
     }
-    fn insert_samples<'a>(&'a mut self, partition: &'a str, count: u32) -> Answer<'a, ()> {
+    fn insert_samples<'a>(&'a mut self, partition: &'a str, count: u32) -> DbFuture<'a, ()> {
         Box::pin(async move {
             for number in 1..=count {
-                let (job, labels) = crate::samples::sample(partition, number)?;
+                let (job, labels) = crate::db::samples::sample(partition, number)?;
                 if let Some(incarnation) = self.insert_job(&job).await? {
                     self.insert_labels(incarnation, &labels).await?;
                 }
@@ -454,7 +454,7 @@ impl Transaction for MemoryTransaction {
         &'a mut self,
         incarnation: i64,
         transition: &'a Transition,
-    ) -> Answer<'a, ()> {
+    ) -> DbFuture<'a, ()> {
         let number = self.state.number();
         self.put(
             |s| &mut s.history,
@@ -464,7 +464,11 @@ impl Transaction for MemoryTransaction {
         done(())
     }
 
-    fn has_lived<'a>(&'a mut self, partition: &'a str, job: &'a str) -> Answer<'a, bool> {
+    fn has_past_incarnation<'a>(
+        &'a mut self,
+        partition: &'a str,
+        job: &'a str,
+    ) -> DbFuture<'a, bool> {
         let first = (partition.to_owned(), job.to_owned(), i64::MIN);
         done(
             self.state
@@ -474,16 +478,16 @@ impl Transaction for MemoryTransaction {
                 .is_some_and(|((p, j, _), _)| p == partition && j == job),
         )
     }
-    fn mark_reborn(&mut self, incarnation: i64) -> Answer<'_, ()> {
+    fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         self.change_job(incarnation, |job| job.first_life = false);
         done(())
     }
-    fn remember_life<'a>(
+    fn remember_incarnation<'a>(
         &'a mut self,
         partition: &'a str,
         job: &'a str,
         incarnation: i64,
-    ) -> Answer<'a, ()> {
+    ) -> DbFuture<'a, ()> {
         let now = self.shared.clock.now();
         self.put(
             |s| &mut s.lives,
@@ -492,20 +496,20 @@ impl Transaction for MemoryTransaction {
         );
         done(())
     }
-    fn forget_lives(&mut self, older_than: u64) -> Answer<'_, ()> {
+    fn forget_incarnations(&mut self, older_than: u64) -> DbFuture<'_, ()> {
         let limit = self.shared.clock.now().saturating_sub_unsigned(older_than);
         self.remove_all(|s| &mut s.lives, |_, ended| *ended <= limit);
         done(())
     }
 
-    fn stow<'a>(&'a mut self, tasks: &'a [(i64, &'a ParkedTask)]) -> Answer<'a, ()> {
+    fn park<'a>(&'a mut self, tasks: &'a [(i64, &'a ParkedTask)]) -> DbFuture<'a, ()> {
         for (incarnation, task) in tasks {
             let id = self.state.number();
             self.put(|s| &mut s.stowed, (*incarnation, id), Some((*task).clone()));
         }
         done(())
     }
-    fn list_unstowing(&mut self, incarnation: i64) -> Answer<'_, bool> {
+    fn mark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
         let has_some = self
             .state
             .stowed
@@ -518,11 +522,11 @@ impl Transaction for MemoryTransaction {
         }
         done(is_news)
     }
-    fn strike_unstowing(&mut self, incarnation: i64) -> Answer<'_, ()> {
+    fn unmark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         self.put(|s| &mut s.unstowing, incarnation, None);
         done(())
     }
-    fn next_unstowing(&mut self) -> Answer<'_, Option<(String, String, i64)>> {
+    fn next_for_unparking(&mut self) -> DbFuture<'_, Option<(String, String, i64)>> {
         let next = self
             .state
             .unstowing
@@ -530,7 +534,7 @@ impl Transaction for MemoryTransaction {
             .find_map(|n| Some((*n, self.state.ids.get(n)?)));
         done(next.map(|(n, (partition, job))| (partition.clone(), job.clone(), n)))
     }
-    fn unstow(&mut self, incarnation: i64, limit: u32) -> Answer<'_, u64> {
+    fn unpark(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64> {
         let tasks: Vec<ParkedTask> = self
             .oldest_stowed(incarnation, limit)
             .map(|(_, task)| task.clone())
@@ -559,9 +563,9 @@ impl Transaction for MemoryTransaction {
             };
             self.put(|s| &mut s.outbox, id, Some(unsent));
         }
-        self.drop_stowed(incarnation, limit)
+        self.drop_parked(incarnation, limit)
     }
-    fn drop_stowed(&mut self, incarnation: i64, limit: u32) -> Answer<'_, u64> {
+    fn drop_parked(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64> {
         let keys: Vec<(i64, i64)> = self
             .oldest_stowed(incarnation, limit)
             .map(|(key, _)| *key)
@@ -573,23 +577,23 @@ impl Transaction for MemoryTransaction {
         done(gone)
     }
 
-    fn create_task_table(&mut self, incarnation: i64) -> Answer<'_, ()> {
+    fn create_task_table(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         let now = self.shared.clock.now();
         self.put(|s| &mut s.tables, incarnation, Some(now));
         done(())
     }
-    fn load_places<'a>(
+    fn load_nodes<'a>(
         &'a mut self,
         incarnation: i64,
         keys: &'a [NodeKey],
-    ) -> Answer<'a, Vec<NodeRow>> {
+    ) -> DbFuture<'a, Vec<NodeRow>> {
         done(self.state.rows_of(incarnation, keys))
     }
-    fn change_places<'a>(
+    fn change_nodes<'a>(
         &'a mut self,
         incarnation: i64,
         changes: &'a NodeChanges,
-    ) -> Answer<'a, ()> {
+    ) -> DbFuture<'a, ()> {
         let mut gone = Vec::new();
         for path in &changes.pruned {
             let below = format!("{path}.");
@@ -618,7 +622,7 @@ impl Transaction for MemoryTransaction {
         }
         done(())
     }
-    fn kept_failures(&mut self, incarnation: i64) -> Answer<'_, HashMap<String, String>> {
+    fn kept_failures(&mut self, incarnation: i64) -> DbFuture<'_, HashMap<String, String>> {
         let failures = self
             .state
             .failures
@@ -640,7 +644,7 @@ impl Transaction for MemoryTransaction {
         incarnation: i64,
         new: &'a [KeptFailure],
         gone: &'a [String],
-    ) -> Answer<'a, ()> {
+    ) -> DbFuture<'a, ()> {
         for path in gone {
             self.put(|s| &mut s.failures, (incarnation, path.clone()), None);
         }
@@ -654,7 +658,7 @@ impl Transaction for MemoryTransaction {
         done(())
     }
 
-    fn retire_table(&mut self, incarnation: i64, delay: u64) -> Answer<'_, ()> {
+    fn retire_table(&mut self, incarnation: i64, delay: u64) -> DbFuture<'_, ()> {
         let due = self.shared.clock.now().saturating_add_unsigned(delay);
         let due = self
             .state
@@ -664,7 +668,7 @@ impl Transaction for MemoryTransaction {
         self.put(|s| &mut s.retired, incarnation, Some(due));
         done(())
     }
-    fn due_tables(&mut self, limit: u32) -> Answer<'_, Vec<i64>> {
+    fn due_tables(&mut self, limit: u32) -> DbFuture<'_, Vec<i64>> {
         let now = self.shared.clock.now();
         let due = self
             .state
@@ -674,7 +678,7 @@ impl Transaction for MemoryTransaction {
             .map(|(n, _)| *n);
         done(due.take(limit as usize).collect())
     }
-    fn drop_table(&mut self, incarnation: i64) -> Answer<'_, bool> {
+    fn drop_table(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
         let there = self.state.tables.contains_key(&incarnation);
         self.put(|s| &mut s.tables, incarnation, None);
         self.put(|s| &mut s.retired, incarnation, None);
@@ -683,7 +687,7 @@ impl Transaction for MemoryTransaction {
         }
         done(there)
     }
-    fn due_jobs(&mut self, limit: u32) -> Answer<'_, Vec<(String, String, i64)>> {
+    fn due_jobs(&mut self, limit: u32) -> DbFuture<'_, Vec<(String, String, i64)>> {
         let now = self.shared.clock.now();
         let jobs = self
             .state
@@ -698,7 +702,7 @@ impl Transaction for MemoryTransaction {
         due.truncate(limit as usize);
         done(due)
     }
-    fn next_due(&mut self, lives_kept: u64) -> Answer<'_, Option<u64>> {
+    fn next_due(&mut self, lives_kept: u64) -> DbFuture<'_, Option<u64>> {
         let tables = self.state.retired.values().copied();
         let lives = self
             .state
@@ -721,7 +725,7 @@ impl Transaction for MemoryTransaction {
             self.wake.push(signal);
         }
     }
-    fn commit(mut self: Box<Self>) -> Answer<'static, ()> {
+    fn commit(mut self: Box<Self>) -> DbFuture<'static, ()> {
         if let Err(fault) = self.shared.pass(FaultPoint::Commit) {
             return Box::pin(std::future::ready(Err(fault)));
         }
@@ -734,7 +738,7 @@ impl Transaction for MemoryTransaction {
         }
         Box::pin(std::future::ready(shared.pass(FaultPoint::Committed)))
     }
-    fn rollback(self: Box<Self>) -> Answer<'static, ()> {
+    fn rollback(self: Box<Self>) -> DbFuture<'static, ()> {
         drop(self);
         done(())
     }

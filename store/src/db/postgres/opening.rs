@@ -12,8 +12,8 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::{CONNECT_LIMIT, SCHEMA};
-use crate::error::{Fault, StoreError};
-use crate::{Condition, masked};
+use crate::{Availability, masked};
+use crate::{StoreError, db::DbError};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -25,13 +25,13 @@ pub struct Database {
     pub pool: PgPool,
     place: String,
     is_open: AtomicBool,
-    condition: watch::Sender<Condition>,
+    availability: watch::Sender<Availability>,
 }
 
 impl Database {
     /// Not open yet.
     pub fn new(url: &str, options: PgConnectOptions, pool: PgPool) -> Self {
-        let condition = watch::Sender::new(Condition::Unavailable(
+        let availability = watch::Sender::new(Availability::Unavailable(
             "it has not been opened yet".to_owned(),
         ));
         Self {
@@ -39,16 +39,16 @@ impl Database {
             pool,
             place: masked(url),
             is_open: AtomicBool::new(false),
-            condition,
+            availability,
         }
     }
 
-    pub fn condition(&self) -> watch::Receiver<Condition> {
-        self.condition.subscribe()
+    pub fn availability(&self) -> watch::Receiver<Availability> {
+        self.availability.subscribe()
     }
 
     /// Until it is open nothing may be read or written: its tables may be of another version.
-    pub fn check_open(&self) -> Result<(), Fault> {
+    pub fn check_open(&self) -> Result<(), DbError> {
         if self.is_open.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -56,15 +56,15 @@ impl Database {
     }
 
     pub fn is_away(&self) -> bool {
-        *self.condition.borrow() != Condition::Available
+        *self.availability.borrow() != Availability::Available
     }
 
     /// Why nothing can be read or written.
-    pub fn away(&self) -> Fault {
-        match &*self.condition.borrow() {
-            Condition::Unusable(error) => Fault::Refused(error.to_string()),
-            Condition::Unavailable(reason) => Fault::Unavailable(reason.clone()),
-            Condition::Available => Fault::Unavailable("no answer".to_owned()),
+    pub fn away(&self) -> DbError {
+        match &*self.availability.borrow() {
+            Availability::Unusable(error) => DbError::Refused(error.to_string()),
+            Availability::Unavailable(reason) => DbError::Unavailable(reason.clone()),
+            Availability::Available => DbError::Unavailable("no answer".to_owned()),
         }
     }
 
@@ -95,7 +95,8 @@ impl Database {
                 StoreError::Unavailable(reason) => self.unavailable(&reason),
                 error => {
                     tracing::error!(%error, "the database cannot be opened");
-                    self.condition.send_replace(Condition::Unusable(error));
+                    self.availability
+                        .send_replace(Availability::Unusable(error));
                     return false;
                 }
             }
@@ -111,12 +112,12 @@ impl Database {
     /// Said once, however often it is found.
     pub fn unavailable(&self, reason: &str) {
         let is_news = self
-            .condition
-            .send_if_modified(|condition| match condition {
-                Condition::Unusable(_) => false,
-                Condition::Unavailable(known) if known == reason => false,
+            .availability
+            .send_if_modified(|availability| match availability {
+                Availability::Unusable(_) => false,
+                Availability::Unavailable(known) if known == reason => false,
                 _ => {
-                    *condition = Condition::Unavailable(reason.to_owned());
+                    *availability = Availability::Unavailable(reason.to_owned());
                     true
                 }
             });
@@ -130,8 +131,8 @@ impl Database {
     }
 
     pub fn available(&self) {
-        let was = self.condition.send_replace(Condition::Available);
-        if was != Condition::Available {
+        let was = self.availability.send_replace(Availability::Available);
+        if was != Availability::Available {
             tracing::info!(database = self.place, "connected to the database");
         }
     }
@@ -195,12 +196,12 @@ impl Database {
 
     fn opening(&self, error: sqlx::Error) -> StoreError {
         let place = &self.place;
-        match Fault::from(error) {
-            Fault::Refused(reason) => StoreError::Unusable {
+        match DbError::from(error) {
+            DbError::Refused(reason) => StoreError::Unusable {
                 place: place.clone(),
                 reason,
             },
-            Fault::Contention(reason) | Fault::Unavailable(reason) => {
+            DbError::Contention(reason) | DbError::Unavailable(reason) => {
                 StoreError::Unavailable(format!("{place}: {reason}"))
             }
         }

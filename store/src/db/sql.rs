@@ -3,10 +3,11 @@
 //! The macros are expanded in `postgres.rs` and `sqlite.rs`, where `sqlx::query` takes on the database's types. There the type
 //! has the methods `execute(query)`, which answers how many rows it touched, and `fetch(query)`, which answers the rows.
 
-pub mod starts;
-pub mod stow;
+pub mod job_query;
+pub mod parking;
+pub mod scheduling;
 
-use crate::error::Fault;
+use crate::db::DbError;
 
 /// The columns of a job, in every statement that reads one with `read_job!`.
 macro_rules! job_columns {
@@ -19,11 +20,11 @@ macro_rules! job_columns {
 pub(crate) use job_columns;
 
 /// The columns of a row of a task table.
-pub const PLACE_COLUMNS: &str = "path, chunk, size, top, done_count, failed_count, kept, counted, percent, flags, items, \
+pub const NODE_COLUMNS: &str = "path, chunk, size, top, done_count, failed_count, kept, counted, percent, flags, items, \
     open_sum, done, failed, attempts, since, detail";
 
 /// What to do where a row of a task table is there already.
-pub const PLACE_UPDATE: &str = "on conflict (path, chunk) do update set size = excluded.size, top = excluded.top, \
+pub const NODE_UPDATE: &str = "on conflict (path, chunk) do update set size = excluded.size, top = excluded.top, \
     done_count = excluded.done_count, failed_count = excluded.failed_count, kept = excluded.kept, counted = excluded.counted, \
     percent = excluded.percent, flags = excluded.flags, items = excluded.items, open_sum = excluded.open_sum, \
     done = excluded.done, failed = excluded.failed, attempts = excluded.attempts, since = excluded.since, \
@@ -47,16 +48,16 @@ macro_rules! read_job {
             failure_counts: serde_json::from_str(row.try_get("failure_counts")?)?,
             own_task: own_task.as_deref().map(serde_json::from_str).transpose()?,
         };
-        crate::backend::JobRow {
-            partition: crate::sql::partition_id(row.try_get("partition_id")?)?,
-            job: crate::sql::job_id(row.try_get("job_id")?)?,
+        crate::db::JobRow {
+            partition: crate::db::sql::partition_id(row.try_get("partition_id")?)?,
+            job: crate::db::sql::job_id(row.try_get("job_id")?)?,
             incarnation: row.try_get("incarnation")?,
             first_life: row.try_get("first_life")?,
             name: row.try_get("name")?,
             description: row.try_get("description")?,
             external_data: row.try_get("external_data")?,
             content_hash: row.try_get("content_hash")?,
-            status: crate::sql::status(row.try_get("status")?)?,
+            status: crate::db::sql::status(row.try_get("status")?)?,
             totals,
             delay: row.try_get("delay")?,
             task_table: row.try_get("task_table")?,
@@ -75,7 +76,7 @@ macro_rules! read_job {
 }
 pub(crate) use read_job;
 
-macro_rules! read_place {
+macro_rules! read_node {
     ($row:expr) => {{
         let row = $row;
         crate::ledger::NodeRow {
@@ -99,7 +100,7 @@ macro_rules! read_place {
         }
     }};
 }
-pub(crate) use read_place;
+pub(crate) use read_node;
 
 macro_rules! read_failure {
     ($row:expr) => {{
@@ -120,8 +121,8 @@ macro_rules! read_transition {
         let from: Option<String> = row.try_get("from_status")?;
         crate::Transition {
             time: row.try_get("time")?,
-            from: from.as_deref().map(crate::sql::status).transpose()?,
-            to: crate::sql::status(row.try_get("to_status")?)?,
+            from: from.as_deref().map(crate::db::sql::status).transpose()?,
+            to: crate::db::sql::status(row.try_get("to_status")?)?,
             actor: row.try_get("actor")?,
             reason: row.try_get("reason")?,
         }
@@ -132,7 +133,7 @@ pub(crate) use read_transition;
 /// The steps of a transaction that both databases spell alike; `$now` is their own clock, in milliseconds.
 macro_rules! common_steps {
     ($now:literal) => {
-        fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> Answer<'a, Option<i64>> {
+        fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<i64>> {
             Box::pin(async move {
                 let expiry = if job.expiry.is_empty() { None } else { Some(serde_json::to_string(&job.expiry)?) };
                 let query = sqlx::query(
@@ -159,7 +160,7 @@ macro_rules! common_steps {
                 Ok(rows.first().map(|row| row.try_get(0)).transpose()?)
             })
         }
-        fn save_job<'a>(&'a mut self, job: &'a JobRow) -> Answer<'a, ()> {
+        fn save_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 let own_task = job.totals.own_task.as_ref().map(serde_json::to_string).transpose()?;
                 let query = sqlx::query(
@@ -181,11 +182,11 @@ macro_rules! common_steps {
                 self.execute(query).await.map(drop)
             })
         }
-        fn delete_job(&mut self, incarnation: i64) -> Answer<'_, ()> {
+        fn delete_job(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
             // Labels, failures, history and outbox go with it.
             Box::pin(async move { self.execute(sqlx::query("delete from job where incarnation = $1").bind(incarnation)).await.map(drop) })
         }
-        fn insert_labels<'a>(&'a mut self, incarnation: i64, labels: &'a BTreeMap<String, Option<String>>) -> Answer<'a, ()> {
+        fn insert_labels<'a>(&'a mut self, incarnation: i64, labels: &'a BTreeMap<String, Option<String>>) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 for (name, value) in labels {
                     let query = sqlx::query("insert into label (incarnation, name, value) values ($1, $2, $3)");
@@ -194,17 +195,17 @@ macro_rules! common_steps {
                 Ok(())
             })
         }
-        fn insert_samples<'a>(&'a mut self, partition: &'a str, count: u32) -> Answer<'a, ()> {
+        fn insert_samples<'a>(&'a mut self, partition: &'a str, count: u32) -> DbFuture<'a, ()> {
             Box::pin(async move {
-                let jobs = sqlx::query(crate::samples::INSERT_JOBS).bind(partition).bind(i64::from(count)).bind(&[0_u8; 32][..]);
+                let jobs = sqlx::query(crate::db::samples::INSERT_JOBS).bind(partition).bind(i64::from(count)).bind(&[0_u8; 32][..]);
                 self.execute(jobs).await?;
-                self.execute(sqlx::query(crate::samples::INSERT_LABELS).bind(partition)).await?;
+                self.execute(sqlx::query(crate::db::samples::INSERT_LABELS).bind(partition)).await?;
                 // What a server would do by itself before long: its plans depend on it.
                 self.execute(sqlx::query("analyze job")).await?;
                 self.execute(sqlx::query("analyze label")).await.map(drop)
             })
         }
-        fn append_history<'a>(&'a mut self, incarnation: i64, transition: &'a Transition) -> Answer<'a, ()> {
+        fn append_history<'a>(&'a mut self, incarnation: i64, transition: &'a Transition) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 let query = sqlx::query(
                     "insert into history (incarnation, time, from_status, to_status, actor, reason) values ($1, $2, $3, $4, $5, $6)",
@@ -219,19 +220,19 @@ macro_rules! common_steps {
             })
         }
 
-        fn has_lived<'a>(&'a mut self, partition: &'a str, job: &'a str) -> Answer<'a, bool> {
+        fn has_past_incarnation<'a>(&'a mut self, partition: &'a str, job: &'a str) -> DbFuture<'a, bool> {
             Box::pin(async move {
                 let query = sqlx::query("select 1 from past_life where partition_id = $1 and job_id = $2 limit 1");
                 Ok(!self.fetch(query.bind(partition).bind(job)).await?.is_empty())
             })
         }
-        fn mark_reborn(&mut self, incarnation: i64) -> Answer<'_, ()> {
+        fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
             Box::pin(async move {
                 let query = sqlx::query("update job set first_life = false where incarnation = $1");
                 self.execute(query.bind(incarnation)).await.map(drop)
             })
         }
-        fn remember_life<'a>(&'a mut self, partition: &'a str, job: &'a str, incarnation: i64) -> Answer<'a, ()> {
+        fn remember_incarnation<'a>(&'a mut self, partition: &'a str, job: &'a str, incarnation: i64) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "insert into past_life (partition_id, job_id, incarnation, deleted_at) values ($1, $2, $3, ",
@@ -241,7 +242,7 @@ macro_rules! common_steps {
                 self.execute(query.bind(partition).bind(job).bind(incarnation)).await.map(drop)
             })
         }
-        fn forget_lives(&mut self, older_than: u64) -> Answer<'_, ()> {
+        fn forget_incarnations(&mut self, older_than: u64) -> DbFuture<'_, ()> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "delete from past_life where (partition_id, job_id, incarnation) in (select partition_id, job_id, incarnation \
@@ -249,11 +250,11 @@ macro_rules! common_steps {
                     $now,
                     " - $1 order by deleted_at limit 1000)"
                 ));
-                self.execute(query.bind(crate::sql::millis(older_than))).await.map(drop)
+                self.execute(query.bind(crate::db::sql::millis(older_than))).await.map(drop)
             })
         }
 
-        fn kept_failures(&mut self, incarnation: i64) -> Answer<'_, HashMap<String, String>> {
+        fn kept_failures(&mut self, incarnation: i64) -> DbFuture<'_, HashMap<String, String>> {
             Box::pin(async move {
                 let query = sqlx::query("select path, since, attempts, failure from failure where incarnation = $1");
                 let mut kinds = HashMap::new();
@@ -264,7 +265,7 @@ macro_rules! common_steps {
                 Ok(kinds)
             })
         }
-        fn change_failures<'a>(&'a mut self, incarnation: i64, new: &'a [KeptFailure], gone: &'a [String]) -> Answer<'a, ()> {
+        fn change_failures<'a>(&'a mut self, incarnation: i64, new: &'a [KeptFailure], gone: &'a [String]) -> DbFuture<'a, ()> {
             Box::pin(async move {
                 for path in gone {
                     let query = sqlx::query("delete from failure where incarnation = $1 and path = $2");
@@ -284,7 +285,7 @@ macro_rules! common_steps {
             })
         }
 
-        fn retire_table(&mut self, incarnation: i64, delay: u64) -> Answer<'_, ()> {
+        fn retire_table(&mut self, incarnation: i64, delay: u64) -> DbFuture<'_, ()> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "insert into retired_table (incarnation, droppable_at) values ($1, ",
@@ -293,10 +294,10 @@ macro_rules! common_steps {
                      case when excluded.droppable_at < retired_table.droppable_at then excluded.droppable_at \
                      else retired_table.droppable_at end"
                 ));
-                self.execute(query.bind(incarnation).bind(crate::sql::millis(delay))).await.map(drop)
+                self.execute(query.bind(incarnation).bind(crate::db::sql::millis(delay))).await.map(drop)
             })
         }
-        fn due_jobs(&mut self, limit: u32) -> Answer<'_, Vec<(String, String, i64)>> {
+        fn due_jobs(&mut self, limit: u32) -> DbFuture<'_, Vec<(String, String, i64)>> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "select partition_id, job_id, expiry_time from job where expiry_time <= ",
@@ -310,7 +311,7 @@ macro_rules! common_steps {
                 Ok(due)
             })
         }
-        fn next_due(&mut self, lives_kept: u64) -> Answer<'_, Option<u64>> {
+        fn next_due(&mut self, lives_kept: u64) -> DbFuture<'_, Option<u64>> {
             Box::pin(async move {
                 let query = sqlx::query(concat!(
                     "select min(due) - ",
@@ -319,7 +320,7 @@ macro_rules! common_steps {
                      union all select min(expiry_time) from job where expiry_time is not null \
                      union all select min(deleted_at) + $1 from past_life) as things"
                 ));
-                let rows = self.fetch(query.bind(crate::sql::millis(lives_kept))).await?;
+                let rows = self.fetch(query.bind(crate::db::sql::millis(lives_kept))).await?;
                 let left: Option<i64> = rows.first().map(|row| row.try_get(0)).transpose()?.flatten();
                 Ok(left.map(|left| u64::try_from(left).unwrap_or(0)))
             })
@@ -333,22 +334,22 @@ pub fn millis(span: u64) -> i64 {
     i64::try_from(span).unwrap_or(i64::MAX).min(i64::MAX / 4)
 }
 
-pub fn partition_id(text: &str) -> Result<contract::PartitionId, Fault> {
+pub fn partition_id(text: &str) -> Result<contract::PartitionId, DbError> {
     contract::PartitionId::parse(text)
-        .map_err(|error| Fault::Refused(format!("the stored partition {text:?}: {error}")))
+        .map_err(|error| DbError::Refused(format!("the stored partition {text:?}: {error}")))
 }
 
-pub fn job_id(text: &str) -> Result<contract::JobId, Fault> {
+pub fn job_id(text: &str) -> Result<contract::JobId, DbError> {
     contract::JobId::parse(text)
-        .map_err(|error| Fault::Refused(format!("the stored job {text:?}: {error}")))
+        .map_err(|error| DbError::Refused(format!("the stored job {text:?}: {error}")))
 }
 
-pub fn status(text: &str) -> Result<contract::JobStatus, Fault> {
+pub fn status(text: &str) -> Result<contract::JobStatus, DbError> {
     contract::JobStatus::from_name(text)
-        .ok_or_else(|| Fault::Refused(format!("the stored status {text:?} is none")))
+        .ok_or_else(|| DbError::Refused(format!("the stored status {text:?} is none")))
 }
 
-impl From<sqlx::Error> for Fault {
+impl From<sqlx::Error> for DbError {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error as E;
         let text = error.to_string();

@@ -4,26 +4,26 @@ use contract::{JobStatus, ReportFailure};
 use sqlx::Row as _;
 
 use super::{PostgresBackend, PostgresTransaction};
-use crate::backend::starts::{Due, JobKey, StartReads, Starts, UnsentStart, Wait};
-use crate::backend::{Answer, JobRow};
+use crate::db::scheduling::{DueTime, JobKey, Scheduling, SchedulingReads, UnsentStart, Wait};
+use crate::db::sql::scheduling::{rows, scheduling_reads, scheduling_steps};
+use crate::db::{DbFuture, JobRow};
 use crate::ledger::KeptFailure;
-use crate::sql::starts::{rows, start_reads, start_steps};
 use crate::{OutboxMessage, Transition};
 
-impl StartReads for PostgresBackend {
-    start_reads!(
+impl SchedulingReads for PostgresBackend {
+    scheduling_reads!(
         "(extract(epoch from clock_timestamp()) * 1000)::bigint",
         "jsonb_array_elements($1::jsonb) as k(value)"
     );
 }
 
-impl Starts for PostgresTransaction {
-    start_steps!(
+impl Scheduling for PostgresTransaction {
+    scheduling_steps!(
         "(extract(epoch from clock_timestamp()) * 1000)::bigint",
         "jsonb_array_elements($1::jsonb) as k(value)"
     );
 
-    fn lock_creations<'a>(&'a mut self, partition: &'a str, shared: bool) -> Answer<'a, ()> {
+    fn lock_creations<'a>(&'a mut self, partition: &'a str, shared: bool) -> DbFuture<'a, ()> {
         let lock = if shared {
             "select pg_advisory_xact_lock_shared(hashtextextended($1, 2))"
         } else {
@@ -35,7 +35,7 @@ impl Starts for PostgresTransaction {
                 .map(drop)
         })
     }
-    fn claim_outbox(&mut self, limit: u32, lease: u64) -> Answer<'_, Vec<OutboxMessage>> {
+    fn claim_outbox(&mut self, limit: u32, lease: u64) -> DbFuture<'_, Vec<OutboxMessage>> {
         Box::pin(async move {
             // What another relay is just claiming is passed over. The clock stands in a subquery: an index can be searched by it.
             let query = sqlx::query(
@@ -48,11 +48,15 @@ impl Starts for PostgresTransaction {
             );
             let mut claimed = Vec::new();
             for row in &self
-                .fetch(query.bind(i64::from(limit)).bind(crate::sql::millis(lease)))
+                .fetch(
+                    query
+                        .bind(i64::from(limit))
+                        .bind(crate::db::sql::millis(lease)),
+                )
                 .await?
             {
                 let due: i64 = row.try_get(0)?;
-                let headers = crate::sql::stow::headers(row.try_get(4)?)?;
+                let headers = crate::db::sql::parking::headers(row.try_get(4)?)?;
                 claimed.push((
                     due,
                     OutboxMessage {

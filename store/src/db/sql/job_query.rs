@@ -10,10 +10,10 @@ use sqlx::database::HasStatementCache;
 use sqlx::query::Query;
 use sqlx::{Database, Postgres, QueryBuilder, Sqlite};
 
-use crate::error::Fault;
-use crate::filter::{Comparison, Filter, Pattern, TextField, TextTest};
+use crate::db::DbError;
+use crate::db::sql::job_columns;
+use crate::query::filter::{Comparison, Filter, Pattern, TextField, TextTest};
 use crate::query::{JobQuery, Sort, SortBy};
-use crate::sql::job_columns;
 
 /// What the two databases spell differently.
 pub trait Dialect: Database {
@@ -25,7 +25,7 @@ pub trait Dialect: Database {
         select: &mut QueryBuilder<Self>,
         values: Vec<String>,
         none: bool,
-    ) -> Result<(), Fault>;
+    ) -> Result<(), DbError>;
     fn like(select: &mut QueryBuilder<Self>, pattern: &Pattern, not: bool);
 }
 
@@ -43,7 +43,7 @@ impl Dialect for Postgres {
         select: &mut QueryBuilder<Self>,
         values: Vec<String>,
         none: bool,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), DbError> {
         select
             .push(if none { " <> all(" } else { " = any(" })
             .push_bind(values)
@@ -71,7 +71,7 @@ impl Dialect for Sqlite {
         select: &mut QueryBuilder<Self>,
         values: Vec<String>,
         none: bool,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), DbError> {
         let values = serde_json::to_string(&values)?;
         select
             .push(if none { " not in" } else { " in" })
@@ -96,7 +96,7 @@ pub fn page<DB: Dialect>(
     partition: &str,
     query: &JobQuery,
     start: Start<'_>,
-) -> Result<QueryBuilder<DB>, Fault>
+) -> Result<QueryBuilder<DB>, DbError>
 where
     DB::Arguments: Default,
 {
@@ -119,7 +119,7 @@ pub fn count<DB: Dialect>(
     partition: &str,
     query: &JobQuery,
     start: Start<'_>,
-) -> Result<QueryBuilder<DB>, Fault>
+) -> Result<QueryBuilder<DB>, DbError>
 where
     DB::Arguments: Default,
 {
@@ -153,7 +153,7 @@ fn push_conditions<DB: Dialect>(
     select: &mut QueryBuilder<DB>,
     partition: &str,
     query: &JobQuery,
-) -> Result<(), Fault> {
+) -> Result<(), DbError> {
     select.push(" where partition_id = ");
     DB::text(select, partition.to_owned());
     if let Some(prefix) = &query.id_prefix {
@@ -178,7 +178,7 @@ fn push_conditions<DB: Dialect>(
     Ok(())
 }
 
-fn push_filter<DB: Dialect>(select: &mut QueryBuilder<DB>, filter: &Filter) -> Result<(), Fault> {
+fn push_filter<DB: Dialect>(select: &mut QueryBuilder<DB>, filter: &Filter) -> Result<(), DbError> {
     match filter {
         Filter::All(filters) => push_joined(select, filters, " and ", "1 = 1"),
         Filter::Any(filters) => push_joined(select, filters, " or ", "1 = 0"),
@@ -209,7 +209,7 @@ fn push_joined<DB: Dialect>(
     filters: &[Filter],
     word: &str,
     none: &str,
-) -> Result<(), Fault> {
+) -> Result<(), DbError> {
     match filters {
         [] => {
             select.push(none);
@@ -231,7 +231,7 @@ fn push_text<DB: Dialect>(
     select: &mut QueryBuilder<DB>,
     field: &TextField,
     test: &TextTest,
-) -> Result<(), Fault> {
+) -> Result<(), DbError> {
     match field {
         TextField::Id => select.push("job_id"),
         TextField::Name => select.push("name"),
@@ -272,7 +272,7 @@ fn push_one_of<DB: Dialect>(
     select: &mut QueryBuilder<DB>,
     values: &[String],
     none: bool,
-) -> Result<(), Fault> {
+) -> Result<(), DbError> {
     if let [only] = values {
         push_comparison(
             select,

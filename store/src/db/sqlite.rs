@@ -2,7 +2,7 @@
 //!
 //! One connection writes (`begin immediate`), others read beside it (WAL). Whoever waits is woken in this process.
 
-mod starts;
+mod scheduling;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use sqlx::sqlite::{
 };
 use sqlx::{AssertSqlSafe, QueryBuilder, Row as _, Sqlite};
 
-use crate::backend::{Answer, Backend, Clock, JobRow, Label, Signal, Signals, Transaction};
-use crate::collation;
-use crate::error::{Fault, StoreError};
-use crate::filter::Filter;
-use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, UNNAMED_FAILURE};
-use crate::select;
-use crate::sql::stow::stow_steps;
-use crate::sql::{
-    PLACE_COLUMNS, PLACE_UPDATE, common_steps, job_columns, read_failure, read_job, read_place,
+use crate::db::sql::job_query;
+use crate::db::sql::parking::parking_steps;
+use crate::db::sql::{
+    NODE_COLUMNS, NODE_UPDATE, common_steps, job_columns, read_failure, read_job, read_node,
     read_transition,
 };
+use crate::db::{Backend, Clock, DbFuture, JobRow, Label, Signal, Signals, Transaction};
+use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, UNNAMED_FAILURE};
+use crate::query::collation;
+use crate::query::filter::Filter;
 use crate::{CatalogueSize, JobQuery, TaskTableSize, Transition};
+use crate::{StoreError, db::DbError};
 
 /// Connections that read beside the one that writes.
 const READERS: u32 = 4;
@@ -92,13 +92,13 @@ impl SqliteBackend {
     async fn fetch(
         &self,
         query: Query<'_, Sqlite, SqliteArguments>,
-    ) -> Result<Vec<SqliteRow>, Fault> {
+    ) -> Result<Vec<SqliteRow>, DbError> {
         Ok(query.fetch_all(&self.readers).await?)
     }
 
     /// A label that only few jobs have, of those that the query wants. SQLite plans without knowing how many that are, and would
     /// look at every job of the partition for it.
-    async fn rare_label<'q>(&self, query: &'q JobQuery) -> Result<select::Start<'q>, Fault> {
+    async fn rare_label<'q>(&self, query: &'q JobQuery) -> Result<job_query::Start<'q>, DbError> {
         for (name, value) in query
             .filter
             .as_ref()
@@ -124,16 +124,16 @@ impl SqliteBackend {
     }
 }
 
-fn json(values: &(impl serde::Serialize + ?Sized)) -> Result<String, Fault> {
+fn json(values: &(impl serde::Serialize + ?Sized)) -> Result<String, DbError> {
     Ok(serde_json::to_string(values)?)
 }
 
 /// Reads rows of a task table. The keys lead; a plan that reads the whole table is not possible.
-fn select_places(
+fn select_nodes(
     incarnation: i64,
     keys: &[NodeKey],
-) -> Result<Query<'static, Sqlite, SqliteArguments>, Fault> {
-    let columns = PLACE_COLUMNS
+) -> Result<Query<'static, Sqlite, SqliteArguments>, DbError> {
+    let columns = NODE_COLUMNS
         .split(", ")
         .map(|column| format!("t.{}", column.trim()))
         .collect::<Vec<_>>()
@@ -146,9 +146,9 @@ fn select_places(
 }
 
 /// A table that the sweeper has dropped has no rows.
-fn none_if_gone<T>(fault: Fault, none: T) -> Result<T, Fault> {
+fn none_if_gone<T>(fault: DbError, none: T) -> Result<T, DbError> {
     match fault {
-        Fault::Refused(reason) if reason.contains("no such table: task_") => Ok(none),
+        DbError::Refused(reason) if reason.contains("no such table: task_") => Ok(none),
         fault => Err(fault),
     }
 }
@@ -163,7 +163,7 @@ impl Backend for SqliteBackend {
     fn signals(&self) -> &Signals {
         &self.signals
     }
-    fn begin(&self) -> Answer<'_, Box<dyn Transaction>> {
+    fn begin(&self) -> DbFuture<'_, Box<dyn Transaction>> {
         Box::pin(async move {
             let connection = self.writer.acquire().await?;
             let mut transaction = SqliteTransaction {
@@ -176,7 +176,7 @@ impl Backend for SqliteBackend {
             Ok(Box::new(transaction) as Box<dyn Transaction>)
         })
     }
-    fn ping(&self) -> Answer<'_, ()> {
+    fn ping(&self) -> DbFuture<'_, ()> {
         Box::pin(async move {
             self.fetch(sqlx::query("select 1 from job limit 1"))
                 .await
@@ -190,7 +190,7 @@ impl Backend for SqliteBackend {
         })
     }
 
-    fn job<'a>(&'a self, partition: &'a str, job: &'a str) -> Answer<'a, Option<JobRow>> {
+    fn job<'a>(&'a self, partition: &'a str, job: &'a str) -> DbFuture<'a, Option<JobRow>> {
         Box::pin(async move {
             let query = sqlx::query(concat!(
                 "select ",
@@ -204,20 +204,20 @@ impl Backend for SqliteBackend {
             Ok(Some(read_job!(row)))
         })
     }
-    fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, Vec<JobRow>> {
+    fn jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, Vec<JobRow>> {
         Box::pin(async move {
-            let mut select = select::page(partition, query, self.rare_label(query).await?)?;
+            let mut select = job_query::page(partition, query, self.rare_label(query).await?)?;
             let mut jobs = Vec::new();
-            for row in &self.fetch(select::once(&mut select)).await? {
+            for row in &self.fetch(job_query::once(&mut select)).await? {
                 jobs.push(read_job!(row));
             }
             Ok(jobs)
         })
     }
-    fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> Answer<'a, u64> {
+    fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, u64> {
         Box::pin(async move {
-            let mut select = select::count(partition, query, self.rare_label(query).await?)?;
-            let rows = self.fetch(select::once(&mut select)).await?;
+            let mut select = job_query::count(partition, query, self.rare_label(query).await?)?;
+            let rows = self.fetch(job_query::once(&mut select)).await?;
             let count: i64 = rows
                 .first()
                 .map(|row| row.try_get(0))
@@ -226,7 +226,7 @@ impl Backend for SqliteBackend {
             Ok(u64::try_from(count).unwrap_or_default())
         })
     }
-    fn labels<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<Label>> {
+    fn labels<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<Label>> {
         Box::pin(async move {
             let query = sqlx::query(
                 "select incarnation, name, value from label where incarnation in (select value from json_each($1))",
@@ -238,7 +238,7 @@ impl Backend for SqliteBackend {
             Ok(labels)
         })
     }
-    fn failures<'a>(&'a self, incarnations: &'a [i64]) -> Answer<'a, Vec<(i64, KeptFailure)>> {
+    fn failures<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<(i64, KeptFailure)>> {
         Box::pin(async move {
             let query = sqlx::query(
                 "select incarnation, path, since, attempts, failure from failure \
@@ -251,7 +251,7 @@ impl Backend for SqliteBackend {
             Ok(failures)
         })
     }
-    fn history(&self, incarnation: i64) -> Answer<'_, Vec<Transition>> {
+    fn history(&self, incarnation: i64) -> DbFuture<'_, Vec<Transition>> {
         Box::pin(async move {
             let query = sqlx::query(
                 "select time, from_status, to_status, actor, reason from history where incarnation = $1 order by id",
@@ -263,20 +263,20 @@ impl Backend for SqliteBackend {
             Ok(history)
         })
     }
-    fn places<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> Answer<'a, Vec<NodeRow>> {
+    fn nodes<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> DbFuture<'a, Vec<NodeRow>> {
         Box::pin(async move {
             let rows = self
-                .fetch(select_places(incarnation, keys)?)
+                .fetch(select_nodes(incarnation, keys)?)
                 .await
                 .or_else(|fault| none_if_gone(fault, Vec::new()))?;
             let mut places = Vec::with_capacity(rows.len());
             for row in &rows {
-                places.push(read_place!(row));
+                places.push(read_node!(row));
             }
             Ok(places)
         })
     }
-    fn stowed(&self, incarnation: i64) -> Answer<'_, u64> {
+    fn parked(&self, incarnation: i64) -> DbFuture<'_, u64> {
         Box::pin(async move {
             let query = sqlx::query("select count(*) from stowed_task where incarnation = $1");
             let rows = self.fetch(query.bind(incarnation)).await?;
@@ -288,7 +288,7 @@ impl Backend for SqliteBackend {
             Ok(u64::try_from(count).unwrap_or_default())
         })
     }
-    fn catalogue_size(&self) -> Answer<'_, CatalogueSize> {
+    fn catalogue_size(&self) -> DbFuture<'_, CatalogueSize> {
         Box::pin(async move {
             let query = sqlx::query(
                 "select (select count(*) from sqlite_schema), (select page_count from pragma_page_count) * (select page_size from pragma_page_size)",
@@ -307,7 +307,7 @@ impl Backend for SqliteBackend {
             })
         })
     }
-    fn task_table_size(&self) -> Answer<'_, TaskTableSize> {
+    fn task_table_size(&self) -> DbFuture<'_, TaskTableSize> {
         Box::pin(async move {
             let mut size = TaskTableSize::default();
             let names = sqlx::query(
@@ -351,23 +351,23 @@ impl Drop for SqliteTransaction {
 }
 
 impl SqliteTransaction {
-    async fn execute(&mut self, query: Query<'_, Sqlite, SqliteArguments>) -> Result<u64, Fault> {
+    async fn execute(&mut self, query: Query<'_, Sqlite, SqliteArguments>) -> Result<u64, DbError> {
         Ok(query.execute(&mut *self.connection).await?.rows_affected())
     }
 
     async fn fetch(
         &mut self,
         query: Query<'_, Sqlite, SqliteArguments>,
-    ) -> Result<Vec<SqliteRow>, Fault> {
+    ) -> Result<Vec<SqliteRow>, DbError> {
         Ok(query.fetch_all(&mut *self.connection).await?)
     }
 }
 
 impl Transaction for SqliteTransaction {
     common_steps!("cast(unixepoch('subsec') * 1000 as integer)");
-    stow_steps!(Sqlite, "cast(unixepoch('subsec') * 1000 as integer)");
+    parking_steps!(Sqlite, "cast(unixepoch('subsec') * 1000 as integer)");
 
-    fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> Answer<'a, Vec<JobRow>> {
+    fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> DbFuture<'a, Vec<JobRow>> {
         // The one writer has every lock.
         Box::pin(async move {
             let query = sqlx::query(concat!(
@@ -384,7 +384,7 @@ impl Transaction for SqliteTransaction {
         })
     }
 
-    fn create_task_table(&mut self, incarnation: i64) -> Answer<'_, ()> {
+    fn create_task_table(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         Box::pin(async move {
             let text = format!(
                 "create table task_{incarnation} (path text not null, chunk integer not null, size integer, top integer not null, \
@@ -397,24 +397,24 @@ impl Transaction for SqliteTransaction {
                 .map(drop)
         })
     }
-    fn load_places<'a>(
+    fn load_nodes<'a>(
         &'a mut self,
         incarnation: i64,
         keys: &'a [NodeKey],
-    ) -> Answer<'a, Vec<NodeRow>> {
+    ) -> DbFuture<'a, Vec<NodeRow>> {
         Box::pin(async move {
             let mut places = Vec::new();
-            for row in &self.fetch(select_places(incarnation, keys)?).await? {
-                places.push(read_place!(row));
+            for row in &self.fetch(select_nodes(incarnation, keys)?).await? {
+                places.push(read_node!(row));
             }
             Ok(places)
         })
     }
-    fn change_places<'a>(
+    fn change_nodes<'a>(
         &'a mut self,
         incarnation: i64,
         changes: &'a NodeChanges,
-    ) -> Answer<'a, ()> {
+    ) -> DbFuture<'a, ()> {
         Box::pin(async move {
             for path in &changes.pruned {
                 // '/' follows '.', so this is everything below.
@@ -435,7 +435,7 @@ impl Transaction for SqliteTransaction {
             }
             for rows in changes.rows.chunks(ROWS_AT_ONCE) {
                 let mut insert = QueryBuilder::<Sqlite>::new(format!(
-                    "insert into task_{incarnation} ({PLACE_COLUMNS}) "
+                    "insert into task_{incarnation} ({NODE_COLUMNS}) "
                 ));
                 insert.push_values(rows, |mut values, row| {
                     values
@@ -459,14 +459,14 @@ impl Transaction for SqliteTransaction {
                         .push_bind(row.attempts);
                     values.push_bind(row.since).push_bind(row.detail.as_deref());
                 });
-                insert.push(" ").push(PLACE_UPDATE);
+                insert.push(" ").push(NODE_UPDATE);
                 self.execute(insert.build()).await?;
             }
             Ok(())
         })
     }
 
-    fn due_tables(&mut self, limit: u32) -> Answer<'_, Vec<i64>> {
+    fn due_tables(&mut self, limit: u32) -> DbFuture<'_, Vec<i64>> {
         Box::pin(async move {
             let query = sqlx::query(
                 "select incarnation from retired_table where droppable_at <= cast(unixepoch('subsec') * 1000 as integer) \
@@ -479,7 +479,7 @@ impl Transaction for SqliteTransaction {
             Ok(due)
         })
     }
-    fn drop_table(&mut self, incarnation: i64) -> Answer<'_, bool> {
+    fn drop_table(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
         Box::pin(async move {
             let name = format!("task_{incarnation}");
             let find =
@@ -502,7 +502,7 @@ impl Transaction for SqliteTransaction {
             self.wake.push(signal);
         }
     }
-    fn commit(mut self: Box<Self>) -> Answer<'static, ()> {
+    fn commit(mut self: Box<Self>) -> DbFuture<'static, ()> {
         Box::pin(async move {
             self.execute(sqlx::query("commit")).await?;
             self.ended = true;
@@ -514,7 +514,7 @@ impl Transaction for SqliteTransaction {
             Ok(())
         })
     }
-    fn rollback(mut self: Box<Self>) -> Answer<'static, ()> {
+    fn rollback(mut self: Box<Self>) -> DbFuture<'static, ()> {
         Box::pin(async move {
             self.execute(sqlx::query("rollback")).await?;
             self.ended = true;

@@ -4,29 +4,29 @@ use contract::{JobStatus, ReportFailure};
 use sqlx::Row as _;
 
 use super::{SqliteBackend, SqliteTransaction};
-use crate::backend::starts::{Due, JobKey, StartReads, Starts, UnsentStart, Wait};
-use crate::backend::{Answer, JobRow};
+use crate::db::scheduling::{DueTime, JobKey, Scheduling, SchedulingReads, UnsentStart, Wait};
+use crate::db::sql::scheduling::{rows, scheduling_reads, scheduling_steps};
+use crate::db::{DbFuture, JobRow};
 use crate::ledger::KeptFailure;
-use crate::sql::starts::{rows, start_reads, start_steps};
 use crate::{OutboxMessage, Transition};
 
-impl StartReads for SqliteBackend {
-    start_reads!(
+impl SchedulingReads for SqliteBackend {
+    scheduling_reads!(
         "cast(unixepoch('subsec') * 1000 as integer)",
         "json_each($1) as k"
     );
 }
 
-impl Starts for SqliteTransaction {
-    start_steps!(
+impl Scheduling for SqliteTransaction {
+    scheduling_steps!(
         "cast(unixepoch('subsec') * 1000 as integer)",
         "json_each($1) as k"
     );
 
-    fn lock_creations<'a>(&'a mut self, _partition: &'a str, _shared: bool) -> Answer<'a, ()> {
+    fn lock_creations<'a>(&'a mut self, _partition: &'a str, _shared: bool) -> DbFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
-    fn claim_outbox(&mut self, limit: u32, lease: u64) -> Answer<'_, Vec<OutboxMessage>> {
+    fn claim_outbox(&mut self, limit: u32, lease: u64) -> DbFuture<'_, Vec<OutboxMessage>> {
         Box::pin(async move {
             let query = sqlx::query(
                 "update outbox set leased_until = cast(unixepoch('subsec') * 1000 as integer) + $2 where id in (\
@@ -37,11 +37,15 @@ impl Starts for SqliteTransaction {
             );
             let mut claimed = Vec::new();
             for row in &self
-                .fetch(query.bind(i64::from(limit)).bind(crate::sql::millis(lease)))
+                .fetch(
+                    query
+                        .bind(i64::from(limit))
+                        .bind(crate::db::sql::millis(lease)),
+                )
                 .await?
             {
                 let due: i64 = row.try_get(0)?;
-                let headers = crate::sql::stow::headers(row.try_get(4)?)?;
+                let headers = crate::db::sql::parking::headers(row.try_get(4)?)?;
                 claimed.push((
                     due,
                     OutboxMessage {

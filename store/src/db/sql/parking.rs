@@ -1,18 +1,18 @@
 //! The steps of a transaction that stow tasks and send them on; PostgreSQL and SQLite spell them alike.
 
 use crate::Headers;
-use crate::error::Fault;
+use crate::db::DbError;
 
 /// How many rows one statement writes.
 pub const ROWS_AT_ONCE: usize = 100;
 
 /// `$now` is the database's own clock, in milliseconds.
-macro_rules! stow_steps {
+macro_rules! parking_steps {
     ($database:ty, $now:literal) => {
-        fn stow<'a>(&'a mut self, tasks: &'a [(i64, &'a crate::ParkedTask)]) -> Answer<'a, ()> {
+        fn park<'a>(&'a mut self, tasks: &'a [(i64, &'a crate::ParkedTask)]) -> DbFuture<'a, ()> {
             Box::pin(async move {
-                for rows in tasks.chunks(crate::sql::stow::ROWS_AT_ONCE) {
-                    let headers = rows.iter().map(|(_, task)| crate::sql::stow::written(&task.headers)).collect::<Result<Vec<_>, _>>()?;
+                for rows in tasks.chunks(crate::db::sql::parking::ROWS_AT_ONCE) {
+                    let headers = rows.iter().map(|(_, task)| crate::db::sql::parking::written(&task.headers)).collect::<Result<Vec<_>, _>>()?;
                     let mut insert = sqlx::QueryBuilder::<$database>::new("insert into stowed_task (incarnation, pipe, body, headers) ");
                     insert.push_values(rows.iter().zip(headers), |mut values, ((incarnation, task), headers)| {
                         values.push_bind(*incarnation).push_bind(task.pipe.as_str()).push_bind(&task.body[..]).push_bind(headers);
@@ -22,7 +22,7 @@ macro_rules! stow_steps {
                 Ok(())
             })
         }
-        fn list_unstowing(&mut self, incarnation: i64) -> Answer<'_, bool> {
+        fn mark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
             Box::pin(async move {
                 let query = sqlx::query(
                     "insert into unstowing (incarnation) select $1 where exists (select 1 from stowed_task where incarnation = $1) \
@@ -31,12 +31,12 @@ macro_rules! stow_steps {
                 Ok(self.execute(query.bind(incarnation)).await? > 0)
             })
         }
-        fn strike_unstowing(&mut self, incarnation: i64) -> Answer<'_, ()> {
+        fn unmark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
             Box::pin(
                 async move { self.execute(sqlx::query("delete from unstowing where incarnation = $1").bind(incarnation)).await.map(drop) },
             )
         }
-        fn next_unstowing(&mut self) -> Answer<'_, Option<(String, String, i64)>> {
+        fn next_for_unparking(&mut self) -> DbFuture<'_, Option<(String, String, i64)>> {
             Box::pin(async move {
                 let query = sqlx::query(
                     "select partition_id, job_id, incarnation from unstowing join job using (incarnation) order by incarnation limit 1",
@@ -46,7 +46,7 @@ macro_rules! stow_steps {
                 Ok(Some((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)))
             })
         }
-        fn unstow(&mut self, incarnation: i64, limit: u32) -> Answer<'_, u64> {
+        fn unpark(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64> {
             Box::pin(async move {
                 // Nobody else touches the job's stowed tasks, so both statements mean the same ones.
                 let query = sqlx::query(concat!(
@@ -55,10 +55,10 @@ macro_rules! stow_steps {
                     " from stowed_task where incarnation = $1 order by id limit $2"
                 ));
                 self.execute(query.bind(incarnation).bind(i64::from(limit))).await?;
-                self.drop_stowed(incarnation, limit).await
+                self.drop_parked(incarnation, limit).await
             })
         }
-        fn drop_stowed(&mut self, incarnation: i64, limit: u32) -> Answer<'_, u64> {
+        fn drop_parked(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64> {
             Box::pin(async move {
                 let query = sqlx::query(
                     "delete from stowed_task where id in (select id from stowed_task where incarnation = $1 order by id limit $2)",
@@ -68,10 +68,10 @@ macro_rules! stow_steps {
         }
     };
 }
-pub(crate) use stow_steps;
+pub(crate) use parking_steps;
 
 /// Headers as they are stored; nothing where there are none.
-pub fn written(headers: &Headers) -> Result<Option<String>, Fault> {
+pub fn written(headers: &Headers) -> Result<Option<String>, DbError> {
     if headers.is_empty() {
         Ok(None)
     } else {
@@ -79,7 +79,7 @@ pub fn written(headers: &Headers) -> Result<Option<String>, Fault> {
     }
 }
 
-pub fn headers(text: Option<&str>) -> Result<Headers, Fault> {
+pub fn headers(text: Option<&str>) -> Result<Headers, DbError> {
     Ok(text
         .map(serde_json::from_str)
         .transpose()?

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use contract::{JobStatus, OnFailure, PartitionId};
 
-use crate::backend::JobRow;
-use crate::error::Fault;
+use crate::db::DbError;
+use crate::db::JobRow;
 use crate::ledger::JobTotals;
 use crate::{Store, StoreError};
 
@@ -44,7 +44,7 @@ pub const INSERT_LABELS: &str = "insert into label (incarnation, name, value) \
 pub fn sample(
     partition: &str,
     number: u32,
-) -> Result<(JobRow, BTreeMap<String, Option<String>>), Fault> {
+) -> Result<(JobRow, BTreeMap<String, Option<String>>), DbError> {
     let id = format!("sample-{number}");
     let number = i64::from(number);
     let time = 1_600_000_000_000 + number * 1000;
@@ -59,8 +59,8 @@ pub fn sample(
         ("ticket", format!("T-{id}")),
     ];
     let job = JobRow {
-        partition: crate::sql::partition_id(partition)?,
-        job: crate::sql::job_id(&id)?,
+        partition: crate::db::sql::partition_id(partition)?,
+        job: crate::db::sql::job_id(&id)?,
         incarnation: 0,
         first_life: true,
         name: Some(format!("Sample {}", number * 7919 % 1000)),
