@@ -1,7 +1,7 @@
-//! The one error of the API: what went wrong, as a status and the body `{"message": …}`.
+//! The error type of the API. It becomes a status code and the body `{"message": …}`.
 //!
-//! Hides from clients what they cannot use: the words of the database, of panics. Those are logged here, once, in the
-//! span of the request.
+//! Internal details, such as the errors of the database and the messages of panics, are not sent to the client. They are logged
+//! here, once, in the span of the request.
 
 use std::any::Any;
 use std::fmt;
@@ -17,43 +17,44 @@ pub type ApiResult<T> = Result<T, ApiError>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// 400: the request cannot be meant like this.
+    /// 400: the request is invalid.
     #[error("{0}")]
     BadRequest(String),
-    /// 403: what exists stands against it.
+    /// 403: the request conflicts with an existing job.
     #[error("{0}")]
     Forbidden(String),
-    /// 404
+    /// 404: the job, the task or the URL does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// 405
+    /// 405: the URL does not support the method.
     #[error("{0}")]
     MethodNotAllowed(String),
-    /// 413
+    /// 413: the body is larger than this number of bytes.
     #[error("The body is larger than {0} bytes.")]
     TooLarge(usize),
-    /// 500: the definition of a job type does not do what it is for.
-    #[error("the job type {id} has failed: {reason}")]
+    /// 500: the definition of a job type failed to build a valid task.
+    #[error("the job type {id} failed: {reason}")]
     JobType { id: String, reason: String },
-    /// 503 when the store cannot be reached, 500 when it refuses.
+    /// 503 if the store is unavailable, 500 if it refuses the operation.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// 500: a bug.
-    #[error("The service has failed: {0}")]
+    /// 500: a bug of the service.
+    #[error("internal error: {0}")]
     Bug(String),
 }
 
 impl ApiError {
+    /// Returns a [`BadRequest`](Self::BadRequest).
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::BadRequest(message.into())
     }
 
-    /// CAF's text, down to the braces: clients look for it.
+    /// Returns "not found" with CAF's text, including the braces; clients match on it.
     pub fn job_not_found(job: impl fmt::Display) -> Self {
         Self::NotFound(format!("ERROR: job_id {{{job}}} not found"))
     }
 
-    /// What a caught panic becomes.
+    /// Returns the response for a handler that panicked.
     pub fn panic_response(panic: Box<dyn Any + Send>) -> Response {
         let text = panic
             .downcast::<String>()
@@ -78,19 +79,19 @@ impl ApiError {
         }
     }
 
-    /// What the client is told.
+    /// Returns the message that the client sees.
     fn message(&self) -> String {
         match self {
             Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => {
                 "The database is not available. Try again later.".into()
             }
             Self::Store(StoreError::Refused(_)) | Self::Bug(_) => {
-                "The service has failed. Its log tells why, under the correlation id of this response.".into()
+                "Internal error. The log of the service has the details under the correlation id of this response.".into()
             }
-            // Why may quote the configuration, passwords included.
+            // The reason may quote the configuration, including passwords.
             Self::JobType { id, .. } => format!(
-                "The definition of the job type '{id}' does not make a task of these parameters. That is a flaw of the definition; the \
-                 service's log tells which, under the correlation id of this response."
+                "The definition of the job type '{id}' did not build a valid task from these parameters. This is an error in the definition; \
+                 the log of the service has the details under the correlation id of this response."
             ),
             other => other.to_string(),
         }
@@ -101,12 +102,12 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         match self.status() {
             StatusCode::SERVICE_UNAVAILABLE => {
-                tracing::warn!(error = %self, "a request could not be answered");
+                tracing::warn!(error = %self, "request failed: the store is unavailable");
             }
             StatusCode::INTERNAL_SERVER_ERROR => {
-                tracing::error!(error = %self, "a request has failed");
+                tracing::error!(error = %self, "request failed");
             }
-            status => tracing::debug!(error = %self, %status, "a request was refused"),
+            status => tracing::debug!(error = %self, %status, "request rejected"),
         }
         (
             self.status(),
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_the_database_and_panics_say_stays_in_the_log() {
+    async fn responses_hide_database_errors_and_panic_messages() {
         let refused = ApiError::Store(StoreError::Refused("secret".into())).into_response();
         let panic = ApiError::panic_response(Box::new("secret"));
         for response in [refused, panic] {

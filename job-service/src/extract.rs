@@ -1,4 +1,5 @@
-//! What routes take from a request, parsed at the edge. Hides axum's own refusals, which are not JSON.
+//! Extractors: parse the path and the query of a request into typed values. They replace axum's own rejections, which are not
+//! JSON, with [`ApiError`].
 
 use std::str::FromStr;
 
@@ -11,36 +12,36 @@ use utoipa::IntoParams;
 
 use crate::error::{ApiError, ApiResult};
 
-/// `/partitions/{partitionId}/…`
+/// The path `/partitions/{partitionId}/…`.
 #[derive(Debug, IntoParams)]
 #[into_params(names("partitionId"), parameter_in = Path)]
-pub struct InPartition(
-    /// 1 to 40 characters
+pub struct PartitionPath(
+    /// The partition id, 1 to 40 characters
     #[param(value_type = String, example = "acme", min_length = 1, max_length = 40, pattern = r"^[^.,:;*?!|()\u0000-\u001f\u007f-\u009f]+$")]
     pub PartitionId,
 );
 
-/// `/partitions/{partitionId}/jobs/{jobId}…`. The partition is looked at first.
+/// The path `/partitions/{partitionId}/jobs/{jobId}…`. A bad partition id is reported before a bad job id.
 #[derive(Debug, IntoParams)]
 #[into_params(names("partitionId", "jobId"), parameter_in = Path)]
-pub struct OfJob(
-    /// 1 to 40 characters
+pub struct JobPath(
+    /// The partition id, 1 to 40 characters
     #[param(value_type = String, example = "acme", min_length = 1, max_length = 40, pattern = r"^[^.,:;*?!|()\u0000-\u001f\u007f-\u009f]+$")]
     pub PartitionId,
-    /// 1 to 48 characters
+    /// The job id, 1 to 48 characters
     #[param(value_type = String, example = "reindex-7", min_length = 1, max_length = 48, pattern = r"^[^.,:;*?!|()\u0000-\u001f\u007f-\u009f]+$")]
     pub JobId,
 );
 
-/// `/partitions/{partitionId}/jobs/{jobId}/tasks/{taskId}`
+/// The path `/partitions/{partitionId}/jobs/{jobId}/tasks/{taskId}`. The task id is not parsed yet.
 #[derive(Debug)]
-pub struct OfTask(pub PartitionId, pub JobId, pub String);
+pub struct TaskPath(pub PartitionId, pub JobId, pub String);
 
-/// The query of the URL.
+/// The query parameters of a request.
 #[derive(Debug)]
-pub struct Params<T>(pub T);
+pub struct QueryParams<T>(pub T);
 
-impl<S: Send + Sync> FromRequestParts<S> for InPartition {
+impl<S: Send + Sync> FromRequestParts<S> for PartitionPath {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
@@ -49,7 +50,7 @@ impl<S: Send + Sync> FromRequestParts<S> for InPartition {
     }
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for OfJob {
+impl<S: Send + Sync> FromRequestParts<S> for JobPath {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
@@ -61,7 +62,7 @@ impl<S: Send + Sync> FromRequestParts<S> for OfJob {
     }
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for OfTask {
+impl<S: Send + Sync> FromRequestParts<S> for TaskPath {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
@@ -74,17 +75,19 @@ impl<S: Send + Sync> FromRequestParts<S> for OfTask {
     }
 }
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParams<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
-        let read = Query::<T>::from_request_parts(parts, state).await;
-        read.map(|Query(params)| Self(params))
-            .map_err(|refusal| ApiError::bad_request(refusal.body_text()))
+        let query = Query::<T>::from_request_parts(parts, state).await;
+        query
+            .map(|Query(params)| Self(params))
+            .map_err(|rejection| ApiError::bad_request(rejection.body_text()))
     }
 }
 
-/// An id too long for any job is not found, as in CAF; who would create one is told why that cannot be.
+/// Parses a job id. No job has an id that is too long, so such an id is "not found", as in CAF. A PUT, which would create the
+/// job, gets the reason instead.
 fn job_id(text: &str, method: &Method) -> ApiResult<JobId> {
     JobId::parse(text).map_err(|error| match error {
         IdError::JobTooLong if *method != Method::PUT => ApiError::job_not_found(text),
@@ -92,17 +95,18 @@ fn job_id(text: &str, method: &Method) -> ApiResult<JobId> {
     })
 }
 
-/// The decoded parts of the path.
+/// Returns the percent-decoded path parameters.
 async fn path<S: Send + Sync, T: DeserializeOwned + Send>(
     parts: &mut Parts,
     state: &S,
 ) -> ApiResult<T> {
-    let read = Path::<T>::from_request_parts(parts, state).await;
-    read.map(|Path(value)| value)
-        .map_err(|refusal| ApiError::bad_request(refusal.body_text()))
+    let params = Path::<T>::from_request_parts(parts, state).await;
+    params
+        .map(|Path(value)| value)
+        .map_err(|rejection| ApiError::bad_request(rejection.body_text()))
 }
 
-/// A whole number in the query. Nothing at all counts as absent, as in `?limit=`.
+/// Parses a whole number of the query. An empty value counts as absent, as in `?limit=`.
 pub fn whole_number<N: FromStr>(name: &str, text: Option<&str>) -> ApiResult<Option<N>> {
     let Some(text) = text.filter(|text| !text.is_empty()) else {
         return Ok(None);
@@ -113,4 +117,14 @@ pub fn whole_number<N: FromStr>(name: &str, text: Option<&str>) -> ApiResult<Opt
         ))
     })?;
     Ok(Some(number))
+}
+
+/// Rejects a query parameter that contains U+0000. PostgreSQL refuses such a text, and no stored text contains it.
+pub fn reject_nul(name: &str, value: Option<&str>) -> ApiResult<()> {
+    if value.is_some_and(|value| value.contains('\0')) {
+        return Err(ApiError::bad_request(format!(
+            "The parameter '{name}' contains the character U+0000."
+        )));
+    }
+    Ok(())
 }

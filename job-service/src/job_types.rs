@@ -1,11 +1,12 @@
-//! Job types: what makes the first task of a job from a few parameters. Definitions of the administrator, read once at start.
+//! Job types: definitions that build the first task of a job from a few parameters. An administrator writes them; the service reads
+//! them once at start-up.
 //!
-//! Hides the language of the definitions (YAML), of the checks (JSON Schema) and of the scripts ([`script`]).
+//! Hides the languages of the definitions (YAML), of the parameter schemas (JSON Schema) and of the scripts (jq, in [`script`]).
 //!
 //! What must stay true:
-//! - A definition with any flaw stops the start, by its file and the reason: nobody meets it later.
-//! - A client is told what is wrong with its parameters, and nothing that a definition got from the environment.
-//! - A script that does not end keeps at most [`RUNS`] threads, and nobody waits for it longer than the limit.
+//! - An invalid definition stops the start-up with the file and the reason. No invalid definition waits for its first use.
+//! - An error response describes the client's parameters. It never reveals the configuration of a job type.
+//! - A script that does not end occupies at most [`MAX_RUNS`] threads, and no request waits for it longer than the time limit.
 
 mod script;
 
@@ -26,51 +27,63 @@ use tokio::sync::Semaphore;
 use self::script::{Script, ScriptError};
 use crate::error::{ApiError, ApiResult};
 
-/// How long a request waits for the script of its job type.
+/// How long a request waits for the script of its job type, by default.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
-/// How many requests run the script of one job type at the same time.
-const RUNS: usize = 4;
-/// How many flaws of its parameters a client is told at once, and how much of each.
-const MAX_FLAWS: usize = 50;
-const MAX_FLAW_CHARS: usize = 500;
+/// How many requests may run the script of one job type concurrently.
+const MAX_RUNS: usize = 4;
+/// The most schema violations in one error response.
+const MAX_VIOLATIONS: usize = 50;
+/// The longest description of a schema violation, in characters.
+const MAX_VIOLATION_CHARS: usize = 500;
 
-/// The job types of a service. Cheap to clone.
+/// The job types of a service, by id. The default has none. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct JobTypes {
     types: Arc<BTreeMap<String, Arc<JobType>>>,
     time_limit: Duration,
 }
 
-/// Why the job types cannot be used.
+/// An error while loading the job types.
 #[derive(Debug, thiserror::Error)]
 pub enum JobTypesError {
+    /// The folder of the definitions, or an entry of it, cannot be read.
     #[error("the folder {folder} of job type definitions cannot be read: {reason}")]
     Folder {
+        /// The folder.
         folder: PathBuf,
+        /// The error of the file system.
         reason: std::io::Error,
     },
+    /// A definition is invalid.
     #[error("the job type definition {file} is not valid: {reason}")]
-    Invalid { file: PathBuf, reason: String },
+    Invalid {
+        /// The file of the definition.
+        file: PathBuf,
+        /// What is wrong with the definition, and where.
+        reason: String,
+    },
 }
 
 struct JobType {
-    /// The members of the script's input that are the same for every job.
+    /// `configuration` in the input of the script.
     configuration: Value,
+    /// `constants` in the input of the script.
     constants: Value,
     parameters: Validator,
     script: Script,
-    runs: Arc<Semaphore>,
+    /// Limits the concurrent runs of the script.
+    run_permits: Arc<Semaphore>,
 }
 
-/// A task that a job type has made.
+/// A task that a job type built.
 #[derive(Debug)]
 pub struct MadeTask {
     pub task: JobTask,
-    /// The task data as the script wrote it.
-    pub data_text: String,
+    /// The task data as the script wrote it, a JSON object.
+    pub data_json: String,
 }
 
-/// A definition as it is written.
+/// The YAML of a definition.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Definition {
@@ -84,7 +97,7 @@ struct Definition {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Property {
     name: String,
-    /// For people.
+    /// Accepted for readers of the definition; not used.
     #[serde(rename = "description")]
     _description: Option<String>,
 }
@@ -99,8 +112,13 @@ impl Default for JobTypes {
 }
 
 impl JobTypes {
-    /// Reads every `*.yaml` directly in a folder; the name of the file, less `.yaml`, is the id of the type. `lookup` answers
-    /// configuration properties, which are named in upper case.
+    /// Loads every `*.yaml` file directly in a folder. The file name without `.yaml` is the id of the job type. `lookup` returns
+    /// the value of a configuration property, by its name in upper case.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the folder cannot be read or if any definition is invalid, for example because a configuration
+    /// property has no value.
     pub fn load(
         folder: &Path,
         lookup: impl Fn(&str) -> Option<String>,
@@ -136,18 +154,22 @@ impl JobTypes {
         })
     }
 
-    /// With another limit to how long a request waits for a script (10 s when not given).
+    /// Sets how long a request waits for a script. Default: 10 s.
     #[must_use]
     pub fn with_time_limit(self, time_limit: Duration) -> Self {
         Self { time_limit, ..self }
     }
 
-    /// The ids of the types, in order.
+    /// Returns the ids of the job types in alphabetical order.
     pub fn ids(&self) -> impl Iterator<Item = &str> {
         self.types.keys().map(String::as_str)
     }
 
-    /// Makes the first task of a job of this type.
+    /// Builds the first task of a job.
+    ///
+    /// # Errors
+    ///
+    /// Returns 400 if the job type is unknown or the parameters are invalid, and 500 if the definition fails or is too slow.
     pub(crate) async fn make_task(
         &self,
         id: &str,
@@ -200,40 +222,40 @@ impl JobType {
             .job_parameters_schema
             .unwrap_or_else(|| json!({"type": "null"}));
         let script = Script::compile(&definition.task_script)
-            .map_err(|flaw| format!("taskScript:{flaw}"))?;
+            .map_err(|error| format!("taskScript:{error}"))?;
         Ok(Self {
             configuration: json!(configuration),
             constants: json!(definition.constants.unwrap_or_default()),
             parameters: validator(&schema)
-                .map_err(|flaw| format!("jobParametersSchema: {flaw}"))?,
+                .map_err(|error| format!("jobParametersSchema: {error}"))?,
             script,
-            runs: Arc::new(Semaphore::new(RUNS)),
+            run_permits: Arc::new(Semaphore::new(MAX_RUNS)),
         })
     }
 
     fn check(&self, parameters: &RawValue) -> ApiResult<()> {
         let parameters: Value = serde_json::from_str(parameters.get())
             .map_err(|error| ApiError::bad_request(format!("Invalid job parameters:\n{error}")))?;
-        // Bounded, because each flaw quotes what is wrong.
-        let line = |flaw: jsonschema::ValidationError<'_>| {
+        // Truncated because a violation quotes the invalid value.
+        let line = |violation: jsonschema::ValidationError<'_>| {
             let text = format!(
-                "${}: {flaw}",
-                flaw.instance_path().as_str().replace('/', ".")
+                "${}: {violation}",
+                violation.instance_path().as_str().replace('/', ".")
             );
-            text.chars().take(MAX_FLAW_CHARS).collect::<String>()
+            text.chars().take(MAX_VIOLATION_CHARS).collect::<String>()
         };
-        let flaws: Vec<String> = self
+        let violations: Vec<String> = self
             .parameters
             .iter_errors(&parameters)
-            .take(MAX_FLAWS)
+            .take(MAX_VIOLATIONS)
             .map(line)
             .collect();
-        if flaws.is_empty() {
+        if violations.is_empty() {
             Ok(())
         } else {
             Err(ApiError::bad_request(format!(
                 "Invalid job parameters:\n{}",
-                flaws.join("\n")
+                violations.join("\n")
             )))
         }
     }
@@ -263,15 +285,16 @@ impl JobType {
         })
     }
 
-    /// Runs the script on a thread that it may keep for as long as it likes.
+    /// Runs the script on a blocking thread. A script that does not end keeps its thread and its permit, even after the request has
+    /// given up.
     async fn run(self: Arc<Self>, input: Vec<u8>) -> Result<String, ScriptError> {
         let stopped = |what: &str| ScriptError::Failed(what.to_owned());
-        let run = Arc::clone(&self.runs)
+        let permit = Arc::clone(&self.run_permits)
             .acquire_owned()
             .await
             .map_err(|_| stopped("it is not run any more"))?;
         let running = tokio::task::spawn_blocking(move || {
-            let _run = run;
+            let _permit = permit;
             self.script.run(&input)
         });
         running
@@ -282,26 +305,26 @@ impl JobType {
 
 impl fmt::Debug for JobType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the configuration: there may be passwords in it.
+        // The configuration is left out because it may contain passwords.
         f.debug_struct("JobType").finish_non_exhaustive()
     }
 }
 
-/// Draft 4 where the schema does not say otherwise, as CAF has it.
+/// Compiles a schema. Without `$schema` it is draft 4, as in CAF.
 fn validator(schema: &Value) -> Result<Validator, String> {
-    let named = schema.get("$schema").is_some();
+    let has_draft = schema.get("$schema").is_some();
     let options = jsonschema::options();
-    let options = if named {
+    let options = if has_draft {
         options
     } else {
         options.with_draft(Draft::Draft4)
     };
     options
         .build(schema)
-        .map_err(|flaw| format!("{flaw} (at #{})", flaw.instance_path()))
+        .map_err(|error| format!("{error} (at #{})", error.instance_path()))
 }
 
-/// The task in the output of a script, which must be complete and have nothing else.
+/// Parses the output of a script. It must have every required field of a task and no unknown fields.
 fn made_task(output: &str) -> Result<MadeTask, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -318,7 +341,7 @@ fn made_task(output: &str) -> Result<MadeTask, String> {
     }
     let made: Output<'_> = serde_json::from_str(output).map_err(|error| error.to_string())?;
     let data = made.task_data.get();
-    for (flawed, flaw) in [
+    for (invalid, reason) in [
         (made.task_classifier.is_empty(), "taskClassifier is empty"),
         (made.task_api_version < 1, "taskApiVersion is less than 1"),
         (!data.starts_with('{'), "taskData is not an object"),
@@ -328,8 +351,8 @@ fn made_task(output: &str) -> Result<MadeTask, String> {
             "targetPipe is empty",
         ),
     ] {
-        if flawed {
-            return Err(flaw.to_owned());
+        if invalid {
+            return Err(reason.to_owned());
         }
     }
     Ok(MadeTask {
@@ -341,6 +364,6 @@ fn made_task(output: &str) -> Result<MadeTask, String> {
             task_pipe: Some(made.task_pipe),
             target_pipe: made.target_pipe,
         },
-        data_text: data.to_owned(),
+        data_json: data.to_owned(),
     })
 }

@@ -1,4 +1,4 @@
-//! Which partitions are meant: a regular expression that must match the whole partition id.
+//! A pattern that selects partitions: a regular expression that must match the whole partition id.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,15 +6,17 @@ use std::str::FromStr;
 use contract::PartitionId;
 use regex::Regex;
 
+/// A regular expression for partition ids. `tenant-.*` matches `tenant-a` but not `my-tenant-a`: a match covers the whole id.
 #[derive(Debug, Clone)]
 pub struct PartitionPattern(Regex);
 
-/// Why a text is no pattern.
+/// The syntax error in a pattern.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub struct PatternError(regex::Error);
 
 impl PartitionPattern {
+    /// Returns whether the pattern matches the whole partition id.
     pub fn matches(&self, partition: &PartitionId) -> bool {
         self.0.is_match(partition.as_str())
     }
@@ -24,7 +26,7 @@ impl FromStr for PartitionPattern {
     type Err = PatternError;
 
     fn from_str(text: &str) -> Result<Self, PatternError> {
-        // By itself first: parentheses that do not close must not close those around it.
+        // Compile the pattern alone first, so that `a)|(b` cannot close the group around it.
         Regex::new(text)
             .and_then(|_| Regex::new(&format!("^(?:{text})$")))
             .map(Self)
@@ -43,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pattern_matches_whole_ids_only() {
+    fn a_pattern_matches_only_whole_ids() {
         for (pattern, partition, matches) in [
             ("acme", "acme", true),
             ("acme", "acme-2", false),

@@ -1,17 +1,22 @@
-//! The URLs: which there are, what lies around them all, and the API document made from them.
+//! The router: all URLs, the layers around them, and the OpenAPI document. One file per operation.
 
-mod dispatch;
-mod end_job;
-mod end_jobs;
+mod cancel_job;
+mod cancel_jobs;
+mod count_jobs;
+mod create_job;
+mod delete_job;
+mod delete_jobs;
+mod dispatch_partition;
 mod get_job;
 mod get_task;
-mod health;
-mod job_events;
+mod health_check;
+mod is_active;
 mod job_status;
 mod list_jobs;
 mod pause_job;
-mod put_job;
-mod which_jobs;
+mod ping;
+mod resume_job;
+mod watch_job;
 
 use std::sync::Arc;
 
@@ -22,7 +27,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use contract::rest::ErrorBody;
-use contract::{JobId, PartitionId};
 use tower::ServiceExt as _;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
@@ -30,37 +34,40 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use utoipa_swagger_ui::SwaggerUi;
 
+use crate::correlation;
 use crate::error::ApiError;
-use crate::{BASE_PATH, Parts, correlation};
+use crate::options::BASE_PATH;
+use crate::state::AppState;
 
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Batchwright job service",
-        description = "Create, watch, pause, cancel and delete jobs.\n\n\
-            A job belongs to a partition, which needs no creation. Ids are case-sensitive and contain none of `. , : ; * ? ! | ( )`. \
-            Times are milliseconds since 1970, UTC.\n\n\
-            Every response carries `CAF-Correlation-Id`: that of the request, or a new one. Every error has the body \
-            `{\"message\": \"…\"}`. Whatever its content type, a body is read as JSON.",
+        description = "Creates, watches, pauses, cancels and deletes jobs.\n\n\
+            Every job belongs to a partition. Partitions need not be created. Ids are case-sensitive and must not contain \
+            `. , : ; * ? ! | ( )` or control characters. Times are in milliseconds since 1970, UTC.\n\n\
+            Every response has the header `CAF-Correlation-Id`: the one of the request, or a new one. Every error response has the body \
+            `{\"message\": \"…\"}`. Request bodies are read as JSON, whatever their content type.",
         license(name = "MIT OR Apache-2.0")
     ),
     tags(
         (name = "jobs", description = "Jobs and their tasks"),
-        (name = "service", description = "The service itself")
+        (name = "service", description = "The state of the service")
     )
 )]
 struct Document;
 
-pub fn router(parts: Arc<Parts>) -> Router {
+/// Returns the router with every URL of the service.
+pub fn router(state: Arc<AppState>) -> Router {
     let (router, document) = routes().split_for_parts();
     let ui =
         SwaggerUi::new("/job-service-ui").url("/job-service-ui/api-docs/openapi.json", document);
-    let body_limit = DefaultBodyLimit::max(parts.options.max_body_bytes);
+    let body_limit = DefaultBodyLimit::max(state.options.max_body_bytes);
     let router = router
-        .with_state(parts)
+        .with_state(state)
         .route(
             "/job-service-ui/api-docs/swagger.yaml",
-            get(described_in_yaml),
+            get(openapi_as_yaml),
         )
         .merge(Router::from(ui).layer(middleware::from_fn(not_found_as_json)))
         .fallback(unknown_url)
@@ -68,12 +75,12 @@ pub fn router(parts: Arc<Parts>) -> Router {
         .layer(body_limit)
         .layer(CatchPanicLayer::custom(ApiError::panic_response))
         .layer(middleware::from_fn(correlation::layer));
-    // A layer of a router comes after its route has been found; this must come before.
-    Router::new().fallback_service(router.map_request(without_last_slash))
+    // A layer runs after routing, but the URL must change before routing.
+    Router::new().fallback_service(router.map_request(strip_trailing_slash))
 }
 
-/// To clients of the CAF, `…/jobs/` is the same as `…/jobs`.
-fn without_last_slash(mut request: Request) -> Request {
+/// Treats `…/jobs/` like `…/jobs`, as CAF does.
+fn strip_trailing_slash(mut request: Request) -> Request {
     let Some(path) = request
         .uri()
         .path()
@@ -96,36 +103,36 @@ fn without_last_slash(mut request: Request) -> Request {
     request
 }
 
-/// The document that describes the API (version 3.1 of that format).
+/// Returns the OpenAPI 3.1 document of the API.
 pub fn openapi() -> utoipa::openapi::OpenApi {
     routes().into_openapi()
 }
 
-fn routes() -> OpenApiRouter<Arc<Parts>> {
+fn routes() -> OpenApiRouter<Arc<AppState>> {
     let api = OpenApiRouter::new()
-        .routes(routes!(health::ping))
-        .routes(routes!(list_jobs::list))
-        .routes(routes!(list_jobs::count))
-        .routes(routes!(end_jobs::cancel))
-        .routes(routes!(end_jobs::delete))
-        .routes(routes!(put_job::put))
-        .routes(routes!(dispatch::dispatch))
-        .routes(routes!(get_job::get))
-        .routes(routes!(job_events::events))
-        .routes(routes!(end_job::delete))
-        .routes(routes!(end_job::cancel))
-        .routes(routes!(pause_job::pause))
-        .routes(routes!(pause_job::resume))
-        .routes(routes!(job_status::status))
-        .routes(routes!(job_status::is_active))
-        .routes(routes!(get_task::get));
+        .routes(routes!(ping::ping))
+        .routes(routes!(list_jobs::list_jobs))
+        .routes(routes!(count_jobs::count_jobs))
+        .routes(routes!(cancel_jobs::cancel_jobs))
+        .routes(routes!(delete_jobs::delete_jobs))
+        .routes(routes!(create_job::create_job))
+        .routes(routes!(dispatch_partition::dispatch_partition))
+        .routes(routes!(get_job::get_job))
+        .routes(routes!(watch_job::watch_job))
+        .routes(routes!(delete_job::delete_job))
+        .routes(routes!(cancel_job::cancel_job))
+        .routes(routes!(pause_job::pause_job))
+        .routes(routes!(resume_job::resume_job))
+        .routes(routes!(job_status::job_status))
+        .routes(routes!(is_active::is_active))
+        .routes(routes!(get_task::get_task));
     OpenApiRouter::with_openapi(Document::openapi())
         .nest(BASE_PATH, api)
-        .routes(routes!(health::health_check))
+        .routes(routes!(health_check::health_check))
 }
 
-/// Where CAF has its description. JSON is YAML, too.
-async fn described_in_yaml() -> impl IntoResponse {
+/// Serves the OpenAPI document at CAF's URL. JSON is valid YAML.
+async fn openapi_as_yaml() -> impl IntoResponse {
     (
         [(header::CONTENT_TYPE, "application/yaml")],
         Json(openapi()),
@@ -139,7 +146,7 @@ async fn unknown_url(uri: Uri) -> ApiError {
     ))
 }
 
-/// The UI has a refusal of its own, which is not JSON.
+/// Replaces the 404 of Swagger UI, which is not JSON.
 async fn not_found_as_json(uri: Uri, request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     if response.status() == StatusCode::NOT_FOUND {
@@ -153,26 +160,18 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     ApiError::MethodNotAllowed(format!("{} does not take {method}.", uri.path()))
 }
 
-/// Has the workers ask for the job's status at once. One that does not hear it asks when its last answer no longer holds.
-fn announce(parts: &Parts, partition: &PartitionId, job: &JobId) {
-    drop(framework::announce(
-        &*parts.broker,
-        vec![format!("{partition}:{job}")],
-    ));
-}
-
-/// What every route that needs the store may answer besides.
+/// The error responses of every operation that uses the store.
 #[derive(utoipa::IntoResponses)]
 #[expect(dead_code, reason = "documentation only")]
-enum StoreTrouble {
+enum StoreErrors {
     #[response(
         status = 500,
-        description = "The service has failed; its log tells why, under the correlation id"
+        description = "Internal error. The log has the details under the correlation id of the response"
     )]
     Failed(#[to_schema] ErrorBody),
     #[response(
         status = 503,
-        description = "The database is not available; try again later"
+        description = "The database is unavailable. Try again later"
     )]
     Unavailable(#[to_schema] ErrorBody),
 }

@@ -241,7 +241,7 @@ async fn what_the_client_got_wrong_is_a_400_and_what_the_definition_got_wrong_a_
         let answer: Answer = service.put("j", &json!({"type": id})).await.is(500);
         assert!(
             answer.error().starts_with(&format!(
-                "The definition of the job type '{id}' does not make a task"
+                "The definition of the job type '{id}' did not build a valid task"
             )),
             "{answer:?}"
         );

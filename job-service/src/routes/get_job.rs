@@ -1,4 +1,4 @@
-//! `GET /partitions/{partitionId}/jobs/{jobId}`: all about one job.
+//! `GET /partitions/{partitionId}/jobs/{jobId}`: returns a job.
 
 use std::sync::Arc;
 
@@ -6,18 +6,20 @@ use axum::Json;
 use axum::extract::State;
 use contract::rest::{ErrorBody, Job};
 
-use super::StoreTrouble;
-use crate::Parts;
+use super::StoreErrors;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::OfJob;
+use crate::extract::JobPath;
+use crate::state::AppState;
 
 /// Get a job
+///
+/// Returns the job with its status, its progress and its first failures.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}",
     operation_id = "getJob",
     tag = "jobs",
-    params(OfJob),
+    params(JobPath),
     responses(
         (status = 200, description = "The job", body = Job, example = json!({
             "id": "reindex-7", "name": "Reindex", "description": null, "externalData": null,
@@ -26,17 +28,17 @@ use crate::extract::OfJob;
             "onFailure": "stop", "completedItems": 0, "failedTasks": 0, "failureCounts": {}, "incarnation": 42,
             "waitingFor": [{"jobId": "extract-7", "status": "Active"}, {"jobId": "upload-7", "status": null}], "delay": 60
         })),
-        (status = 400, description = "An id is not well-formed", body = ErrorBody,
+        (status = 400, description = "Invalid partition id or job id", body = ErrorBody,
             example = json!({"message": "The job identifier contains one or more invalid characters."})),
-        (status = 404, description = "There is no such job", body = ErrorBody,
+        (status = 404, description = "The job does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreTrouble
+        StoreErrors
     )
 )]
-pub async fn get(
-    State(parts): State<Arc<Parts>>,
-    OfJob(partition, job): OfJob,
+pub async fn get_job(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, job): JobPath,
 ) -> ApiResult<Json<Job>> {
-    let found = parts.store.job(&partition, &job).await?;
+    let found = state.store.job(&partition, &job).await?;
     found.map(Json).ok_or_else(|| ApiError::job_not_found(&job))
 }

@@ -1,7 +1,7 @@
-//! `GET …/jobs/{jobId}/tasks/{taskId}`: what is known about one task.
+//! `GET …/jobs/{jobId}/tasks/{taskId}`: returns a task of a job.
 //!
-//! A task is named by the way to it: `3.17` is the seventeenth subtask of the third. A `*` names the same task as none.
-//! Numbers begin at 1, so `0` is free to name the job's own first task, which has no way to it.
+//! A task id is the path from the job to the task: `3.17` is the 17th subtask of the third subtask. A `*` after a number is
+//! ignored. Numbers start at 1, so `0` is free to name the job's first task, whose path is empty.
 
 use std::sync::Arc;
 
@@ -10,23 +10,23 @@ use axum::extract::State;
 use contract::rest::{ErrorBody, Task};
 use contract::{JobTaskId, Step};
 
-use super::StoreTrouble;
-use crate::Parts;
+use super::StoreErrors;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{OfJob, OfTask};
+use crate::extract::{JobPath, TaskPath};
+use crate::state::AppState;
 
 /// Get a task of a job
 ///
-/// Every task of a job can be asked for, also one that is done or that nobody has reported yet.
+/// Returns a task of any status, including tasks that are done and tasks that no worker has reported yet.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/tasks/{taskId}",
     operation_id = "getTask",
     tag = "jobs",
     params(
-        OfJob,
-        ("taskId" = String, Path, example = "3.17", pattern = r"^(0|[1-9][0-9]*\*?(\.[1-9][0-9]*\*?)*)$", description = "The way from the job to the task: numbers from 1 with dots between, \
-            each with or without `*`. `0` is the job's own first task")
+        JobPath,
+        ("taskId" = String, Path, example = "3.17", pattern = r"^(0|[1-9][0-9]*\*?(\.[1-9][0-9]*\*?)*)$", description = "The path from the job to the task: numbers from 1, \
+            separated by dots, each optionally followed by `*`. `0` is the job's first task")
     ),
     responses(
         (status = 200, description = "The task", body = Task, example = json!({
@@ -37,24 +37,24 @@ use crate::extract::{OfJob, OfTask};
             },
             "subtasks": null, "completedSubtasks": null
         })),
-        (status = 400, description = "An id is not well-formed", body = ErrorBody,
+        (status = 400, description = "Invalid partition id, job id or task id", body = ErrorBody,
             example = json!({"message": "The task id 'x' is not of the form 3.17 or 3.17*, nor 0 for the job's own task."})),
-        (status = 404, description = "There is no such job, or no such task in it", body = ErrorBody,
+        (status = 404, description = "The job or the task does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: task_id {3.17} of job_id {reindex-7} not found"})),
-        StoreTrouble
+        StoreErrors
     )
 )]
-pub async fn get(
-    State(parts): State<Arc<Parts>>,
-    OfTask(partition, job, task): OfTask,
+pub async fn get_task(
+    State(state): State<Arc<AppState>>,
+    TaskPath(partition, job, task): TaskPath,
 ) -> ApiResult<Json<Task>> {
-    let path = parse(&task)?;
-    match parts.store.task(&partition, &job, &path).await? {
+    let path = parse_id(&task)?;
+    match state.store.task(&partition, &job, &path).await? {
         Some(found) => Ok(Json(Task {
-            id: spell(&path),
+            id: format_id(&path),
             ..found
         })),
-        None if parts
+        None if state
             .store
             .job_status(&partition, &job, None)
             .await?
@@ -64,17 +64,17 @@ pub async fn get(
         }
         None => Err(ApiError::NotFound(format!(
             "ERROR: task_id {{{}}} of job_id {{{job}}} not found",
-            spell(&path)
+            format_id(&path)
         ))),
     }
 }
 
-/// The numbers on the way; none for the job's own task.
-fn parse(text: &str) -> ApiResult<Vec<u32>> {
+/// Returns the numbers of the path; none for the job's first task.
+fn parse_id(text: &str) -> ApiResult<Vec<u32>> {
     if text == "0" {
         return Ok(Vec::new());
     }
-    // The grammar is that of a job task id behind the job.
+    // A job task id has the same grammar after the job id.
     let id = JobTaskId::parse(&format!("p:j.{text}")).map_err(|_| {
         ApiError::bad_request(format!(
             "The task id '{text}' is not of the form 3.17 or 3.17*, nor 0 for the job's own task."
@@ -83,7 +83,8 @@ fn parse(text: &str) -> ApiResult<Vec<u32>> {
     Ok(id.steps.iter().map(|Step { number, .. }| *number).collect())
 }
 
-fn spell(path: &[u32]) -> String {
+/// Writes a path as a task id without `*`.
+fn format_id(path: &[u32]) -> String {
     match path {
         [] => "0".to_owned(),
         path => path
@@ -99,20 +100,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_is_named_by_the_way_to_it_and_stars_do_not_count() {
-        for (text, path, spelled) in [
+    fn a_task_id_is_a_path_and_stars_are_ignored() {
+        for (text, path, id) in [
             ("0", vec![], "0"),
             ("3", vec![3], "3"),
             ("3.17*", vec![3, 17], "3.17"),
             ("3*.1", vec![3, 1], "3.1"),
         ] {
-            assert_eq!(parse(text).unwrap(), path, "{text}");
-            assert_eq!(spell(&path), spelled);
+            assert_eq!(parse_id(text).unwrap(), path, "{text}");
+            assert_eq!(format_id(&path), id);
         }
     }
 
     #[test]
-    fn what_is_no_way_is_refused() {
+    fn an_invalid_task_id_is_rejected() {
         let deep = "1.".repeat(70) + "1";
         for text in [
             "",
@@ -130,7 +131,7 @@ mod tests {
             "2147483648",
             deep.as_str(),
         ] {
-            assert!(parse(text).is_err(), "{text:?}");
+            assert!(parse_id(text).is_err(), "{text:?}");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! `GET …/jobs/{jobId}/status` and `…/isActive`: what workers ask all the time, so nothing but the status is read.
+//! `GET …/jobs/{jobId}/status`: returns the status of a job. Workers call this often, so it reads nothing else.
 //!
-//! What must stay true: a past incarnation of the job id is not found, which is how its leftovers are discarded. Old
-//! clients know six statuses: Blocked is told to them as Active.
+//! What must stay true:
+//! - A past incarnation of the job id is "not found"; this is how workers discard its leftover messages.
+//! - CAF's clients know six statuses, so Blocked is shown as Active.
 
 use std::sync::Arc;
 
@@ -14,92 +15,60 @@ use contract::rest::ErrorBody;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::StoreTrouble;
-use crate::Parts;
+use super::StoreErrors;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{OfJob, Params, whole_number};
+use crate::extract::{JobPath, QueryParams, whole_number};
+use crate::state::AppState;
 
-/// Workers of the CAF keep a status only when the response says so.
+/// CAF's workers cache a status only if the response has this header.
 const CACHEABLE: HeaderName = HeaderName::from_static("cacheablejobstatus");
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct StatusParams {
-    /// The number of a life of the job id, as in the status URL of its messages. A past one is not found.
+    /// The incarnation of the job: the number in the status URL of its messages. A past incarnation returns 404.
     #[param(value_type = Option<i64>, example = 42)]
     n: Option<String>,
 }
 
 /// Get the status of a job
 ///
-/// The status alone, as workers read it; a job in recovery (Blocked) is shown as Active.
+/// Returns only the status, as workers read it. A Blocked job is shown as Active.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/status",
     operation_id = "getJobStatus",
     tag = "jobs",
-    params(OfJob, StatusParams),
+    params(JobPath, StatusParams),
     responses(
         (status = 200, description = "The status, as a JSON string", body = JobStatus, headers(
-            ("CacheableJobStatus" = bool, description = "true"),
-            ("Cache-Control" = String, description = "`no-transform, max-age=…`: for how many seconds the status may be relied on")
+            ("CacheableJobStatus" = bool, description = "Always true"),
+            ("Cache-Control" = String, description = "`no-transform, max-age=…`: the number of seconds for which the status may be cached")
         ), example = json!("Active")),
-        (status = 400, description = "An id or a parameter is not well-formed", body = ErrorBody,
+        (status = 400, description = "Invalid partition id, job id or parameter", body = ErrorBody,
             example = json!({"message": "The parameter 'n' must be a whole number, but is 'x'."})),
-        (status = 404, description = "There is no such job, or not in this life", body = ErrorBody,
+        (status = 404, description = "The job, or this incarnation of it, does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreTrouble
+        StoreErrors
     )
 )]
-pub async fn status(
-    State(parts): State<Arc<Parts>>,
-    OfJob(partition, job): OfJob,
-    Params(StatusParams { n }): Params<StatusParams>,
+pub async fn job_status(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, job): JobPath,
+    QueryParams(StatusParams { n }): QueryParams<StatusParams>,
 ) -> ApiResult<impl IntoResponse> {
     let incarnation = whole_number("n", n.as_deref())?;
-    let found = parts
+    let found = state
         .store
         .job_status(&partition, &job, incarnation)
         .await?;
     let status = found.ok_or_else(|| ApiError::job_not_found(&job))?;
-    Ok((cacheable(&parts), Json(shown(status))))
+    Ok((cache_headers(&state), Json(caf_status(status))))
 }
 
-/// Tell whether a job is active
-///
-/// True while the job waits for its start, works or recovers; false for an unknown job.
-#[utoipa::path(
-    get,
-    path = "/partitions/{partitionId}/jobs/{jobId}/isActive",
-    operation_id = "getJobActive",
-    tag = "jobs",
-    params(OfJob),
-    responses(
-        (status = 200, description = "Whether it is", body = bool, content_type = "application/json", headers(
-            ("CacheableJobStatus" = bool, description = "true"),
-            ("Cache-Control" = String, description = "`no-transform, max-age=…`: for how many seconds the answer may be relied on")
-        ), example = json!(true)),
-        (status = 400, description = "An id is not well-formed", body = ErrorBody,
-            example = json!({"message": "The job identifier contains one or more invalid characters."})),
-        StoreTrouble
-    )
-)]
-pub async fn is_active(
-    State(parts): State<Arc<Parts>>,
-    of_job: ApiResult<OfJob>,
-) -> ApiResult<impl IntoResponse> {
-    let found = match of_job {
-        Ok(OfJob(partition, job)) => parts.store.job_status(&partition, &job, None).await?,
-        Err(ApiError::NotFound(_)) => None,
-        Err(error) => return Err(error),
-    };
-    let active =
-        found.is_some_and(|status| matches!(shown(status), JobStatus::Active | JobStatus::Waiting));
-    Ok((cacheable(&parts), Json(active)))
-}
-
-fn cacheable(parts: &Parts) -> [(HeaderName, String); 2] {
-    let seconds = parts.options.status_check_interval.as_secs();
+/// Returns the headers that let a worker cache the response for the status check interval.
+pub fn cache_headers(state: &AppState) -> [(HeaderName, String); 2] {
+    let seconds = state.options.status_check_interval.as_secs();
     [
         (CACHEABLE, "true".to_owned()),
         (
@@ -109,8 +78,8 @@ fn cacheable(parts: &Parts) -> [(HeaderName, String); 2] {
     ]
 }
 
-/// The status as clients know it that have never heard of recovery.
-const fn shown(status: JobStatus) -> JobStatus {
+/// Maps a status to one that CAF's clients know.
+pub const fn caf_status(status: JobStatus) -> JobStatus {
     match status {
         JobStatus::Blocked => JobStatus::Active,
         known => known,
@@ -122,14 +91,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_blocked_job_is_shown_as_something_else() {
+    fn caf_clients_see_blocked_as_active_and_every_other_status_unchanged() {
         for status in JobStatus::ALL {
             let expected = if status == JobStatus::Blocked {
                 JobStatus::Active
             } else {
                 status
             };
-            assert_eq!(shown(status), expected);
+            assert_eq!(caf_status(status), expected);
         }
     }
 }

@@ -1,78 +1,44 @@
-//! `GET /partitions/{partitionId}/jobs` and `…/jobStats/count`: the jobs of a partition, a page at a time, and how many
-//! there are.
+//! `GET /partitions/{partitionId}/jobs`: lists the jobs of a partition, one page at a time.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use contract::rest::{ErrorBody, Job};
-use store::JobQuery;
 
-use super::StoreTrouble;
-use super::which_jobs::{WhichJobs, WhichPage, WhichStatus};
-use crate::Parts;
+use super::StoreErrors;
 use crate::error::ApiResult;
-use crate::extract::{InPartition, Params};
+use crate::extract::{PartitionPath, QueryParams};
+use crate::job_list::{JobSelector, Page};
+use crate::state::AppState;
 
 /// List jobs
 ///
-/// Newest first, unless sorted otherwise.
+/// Returns one page of the matching jobs, newest first unless `sort` says otherwise.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs",
     operation_id = "getJobs",
     tag = "jobs",
-    params(InPartition, WhichJobs, WhichStatus, WhichPage),
+    params(PartitionPath, JobSelector, Page),
     responses(
-        (status = 200, description = "The jobs of the page; none of a partition that nobody has used", body = Vec<Job>, example = json!([{
+        (status = 200, description = "The jobs of the page. Empty for a partition without jobs", body = Vec<Job>, example = json!([{
             "id": "reindex-7", "name": "Reindex", "description": null, "externalData": null,
             "createTime": 1_767_225_600_000_i64, "lastUpdateTime": 1_767_225_605_123_i64,
             "status": "Active", "percentageComplete": 46.67, "failures": [], "labels": {"team": "search"},
             "onFailure": "stop", "completedItems": 1400, "failedTasks": 0, "failureCounts": {}, "incarnation": 42
         }])),
-        (status = 400, description = "The partition id or a parameter is not well-formed", body = ErrorBody,
+        (status = 400, description = "Invalid partition id or parameter", body = ErrorBody,
             example = json!({"message": "Invalid value for sort direction: up"})),
-        StoreTrouble
+        StoreErrors
     )
 )]
-pub async fn list(
-    State(parts): State<Arc<Parts>>,
-    InPartition(partition): InPartition,
-    Params(jobs): Params<WhichJobs>,
-    Params(status): Params<WhichStatus>,
-    Params(page): Params<WhichPage>,
+pub async fn list_jobs(
+    State(state): State<Arc<AppState>>,
+    PartitionPath(partition): PartitionPath,
+    QueryParams(selector): QueryParams<JobSelector>,
+    QueryParams(page): QueryParams<Page>,
 ) -> ApiResult<Json<Vec<Job>>> {
-    let query = JobQuery {
-        statuses: status.statuses(),
-        ..jobs.query()?
-    };
-    let query = page.of(query, parts.options.page_size)?;
-    Ok(Json(parts.store.jobs(&partition, &query).await?))
-}
-
-/// Count jobs
-#[utoipa::path(
-    get,
-    path = "/partitions/{partitionId}/jobStats/count",
-    operation_id = "getJobStatsCount",
-    tag = "jobs",
-    params(InPartition, WhichJobs, WhichStatus),
-    responses(
-        (status = 200, description = "How many there are", body = u64, content_type = "application/json", example = json!(3)),
-        (status = 400, description = "The partition id or a parameter is not well-formed", body = ErrorBody,
-            example = json!({"message": "The partition ID is longer than 40 characters."})),
-        StoreTrouble
-    )
-)]
-pub async fn count(
-    State(parts): State<Arc<Parts>>,
-    InPartition(partition): InPartition,
-    Params(jobs): Params<WhichJobs>,
-    Params(status): Params<WhichStatus>,
-) -> ApiResult<Json<u64>> {
-    let query = JobQuery {
-        statuses: status.statuses(),
-        ..jobs.query()?
-    };
-    Ok(Json(parts.store.count_jobs(&partition, &query).await?))
+    let query = page.apply_to(selector.lenient_query()?, state.options.page_size)?;
+    Ok(Json(state.store.jobs(&partition, &query).await?))
 }

@@ -1,115 +1,55 @@
-//! `POST …/jobs/{jobId}/pause` and `…/resume`: a job waits, and goes on.
+//! `POST …/jobs/{jobId}/pause`: pauses a job.
 //!
-//! Tasks that run go on to their end. All others are handed over by the workers and stowed until the job is resumed.
+//! Running tasks continue to their end. Workers send all others to the paused pipe, and the service parks them in the store until
+//! the job is resumed.
 
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use contract::rest::ErrorBody;
-use contract::{JobId, JobStatus, PartitionId};
 use store::Change;
 
-use super::{StoreTrouble, announce};
-use crate::Parts;
+use super::StoreErrors;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::OfJob;
+use crate::extract::JobPath;
+use crate::state::AppState;
 
 /// Pause a job
 ///
-/// Tasks that run go on to their end; no other task of the job begins until it is resumed. Pausing a job that is paused changes
-/// nothing.
+/// Running tasks continue to their end; no other task of the job starts until the job is resumed. Does nothing if the job is
+/// already paused.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs/{jobId}/pause",
     operation_id = "pauseJob",
     tag = "jobs",
-    params(OfJob),
+    params(JobPath),
     responses(
         (status = 204, description = "Paused"),
-        (status = 400, description = "An id is not well-formed, or the job is neither active nor waiting", body = ErrorBody,
+        (status = 400, description = "Invalid partition id or job id, or the job is neither Active nor Waiting", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} cannot be paused as it has a status of {Completed}. \
                 Only jobs with a status of Active or Waiting can be paused."})),
-        (status = 404, description = "There is no such job", body = ErrorBody,
+        (status = 404, description = "The job does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreTrouble
+        StoreErrors
     )
 )]
-pub async fn pause(
-    State(parts): State<Arc<Parts>>,
-    OfJob(partition, job): OfJob,
+pub async fn pause_job(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, job): JobPath,
 ) -> ApiResult<StatusCode> {
-    let change = parts.store.pause_job(&partition, &job).await?;
-    answer(
-        &parts,
-        &partition,
-        &job,
-        change,
-        "a job was paused",
-        |status| {
-            format!(
-                "ERROR: job_id {{{job}}} cannot be paused as it has a status of {{{status}}}. \
-             Only jobs with a status of Active or Waiting can be paused."
-            )
-        },
-    )
-}
-
-/// Resume a paused job
-///
-/// It is Active then, also where it was Waiting when it was paused. Resuming a job that is active changes nothing.
-#[utoipa::path(
-    post,
-    path = "/partitions/{partitionId}/jobs/{jobId}/resume",
-    operation_id = "resumeJob",
-    tag = "jobs",
-    params(OfJob),
-    responses(
-        (status = 204, description = "Resumed"),
-        (status = 400, description = "An id is not well-formed, or the job is not paused", body = ErrorBody,
-            example = json!({"message": "job_id reindex-7 cannot be resumed as it has a status of Completed. \
-                Only jobs with a status of Paused can be resumed."})),
-        (status = 404, description = "There is no such job", body = ErrorBody,
-            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreTrouble
-    )
-)]
-pub async fn resume(
-    State(parts): State<Arc<Parts>>,
-    OfJob(partition, job): OfJob,
-) -> ApiResult<StatusCode> {
-    let change = parts.store.resume_job(&partition, &job).await?;
-    answer(
-        &parts,
-        &partition,
-        &job,
-        change,
-        "a job was resumed",
-        |status| {
-            // CAF says it like this: without the prefix and the braces of its other texts.
-            format!(
-                "job_id {job} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed."
-            )
-        },
-    )
-}
-
-fn answer(
-    parts: &Parts,
-    partition: &PartitionId,
-    job: &JobId,
-    change: Change,
-    made: &str,
-    impossible: impl FnOnce(JobStatus) -> String,
-) -> ApiResult<StatusCode> {
-    match change {
+    match state.store.pause_job(&partition, &job).await? {
         Change::Made => {
-            tracing::info!(%partition, %job, "{made}");
-            announce(parts, partition, job);
+            tracing::info!(%partition, %job, "paused a job");
+            state.announce(&partition, &job);
             Ok(StatusCode::NO_CONTENT)
         }
         Change::NotNeeded => Ok(StatusCode::NO_CONTENT),
-        Change::NotFound => Err(ApiError::job_not_found(job)),
-        Change::Impossible(status) => Err(ApiError::bad_request(impossible(status))),
+        Change::NotFound => Err(ApiError::job_not_found(&job)),
+        Change::Impossible(status) => Err(ApiError::bad_request(format!(
+            "ERROR: job_id {{{job}}} cannot be paused as it has a status of {{{status}}}. \
+             Only jobs with a status of Active or Waiting can be paused."
+        ))),
     }
 }

@@ -7,7 +7,7 @@ use store::{Store, Swept};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::relay::{pause_after, wait};
+use super::wakeup::{backoff, wait};
 
 /// The shortest time between two steps of which the first has done nothing.
 const IDLE: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
                 })
             }
             Err(error) => {
-                let pause = pause_after(failures);
+                let pause = backoff(failures);
                 failures += 1;
                 if failures == 1 {
                     tracing::warn!(%error, "the store cannot be swept; it is tried again until it can");

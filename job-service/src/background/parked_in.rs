@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::JobTaskId;
-use framework::broker::{Broker, HeaderValue, Outgoing};
+use framework::broker::{Broker, Outgoing};
 use framework::{Arrival, Collector, Courier, Effects, Runtime, Settings, Verdict};
-use store::{Header, Headers, ParkOutcome, ParkedTask, Store, StoreError};
+use store::{ParkOutcome, ParkedTask, Store, StoreError};
 use tokio_util::sync::CancellationToken;
+
+use super::stored_message::to_stored;
 
 /// Tasks at a time: one transaction.
 const LIMIT: usize = 500;
@@ -40,7 +42,7 @@ pub async fn run(
         paused: None,
         ..Settings::new("job-service-stower")
     };
-    let runtime = Runtime::new(settings, Arc::clone(broker)).collector(Stower {
+    let runtime = Runtime::new(settings, Arc::clone(broker)).collector(ParkedIn {
         store: store.clone(),
     });
     if let Err(error) = runtime.run_until(shutdown.clone()).await {
@@ -48,7 +50,7 @@ pub async fn run(
     }
 }
 
-struct Stower {
+struct ParkedIn {
     store: Store,
 }
 
@@ -58,7 +60,7 @@ struct Candidate {
     back: Outgoing,
 }
 
-impl Collector for Stower {
+impl Collector for ParkedIn {
     fn limit(&self) -> usize {
         LIMIT
     }
@@ -85,7 +87,7 @@ impl Collector for Stower {
                 None => verdicts.push(goes_back(back)),
                 Some(id) => {
                     verdicts.push(Verdict::Discard);
-                    tasks.push((id, stowed(&back)));
+                    tasks.push((id, to_stored(&back)));
                     candidates.push(Candidate { place, back });
                 }
             }
@@ -118,7 +120,7 @@ impl Collector for Stower {
     }
 }
 
-impl Stower {
+impl ParkedIn {
     /// Waits for the store as long as it takes. An error is the store's own.
     async fn stow_when_possible(
         &self,
@@ -152,32 +154,4 @@ fn goes_back(back: Outgoing) -> Verdict {
         messages: vec![back],
         ..Effects::default()
     })
-}
-
-fn stowed(back: &Outgoing) -> ParkedTask {
-    let headers = back.headers.iter().map(|(name, value)| {
-        let value = match value {
-            HeaderValue::Text(text) => Header::Text(text.clone()),
-            HeaderValue::Integer(number) => Header::Integer(*number),
-        };
-        (name.to_owned(), value)
-    });
-    ParkedTask {
-        pipe: back.pipe.to_string(),
-        body: back.body.to_vec(),
-        headers: headers.collect(),
-    }
-}
-
-/// A message from the store on its way to the broker.
-pub fn outgoing(pipe: String, body: Vec<u8>, headers: Headers) -> Outgoing {
-    let mut message = Outgoing::new(pipe, body);
-    for (name, value) in headers {
-        let value = match value {
-            Header::Text(text) => HeaderValue::Text(text),
-            Header::Integer(number) => HeaderValue::Integer(number),
-        };
-        message.headers.set(&name, value);
-    }
-    message
 }

@@ -51,7 +51,7 @@ pub fn parse(entries: &[Option<String>]) -> ApiResult<Vec<Prerequisite>> {
 }
 
 /// The same entries, as short as they can be said. `None` when there are none.
-pub fn spell(prerequisites: &[Prerequisite]) -> Option<Vec<Option<String>>> {
+pub fn format(prerequisites: &[Prerequisite]) -> Option<Vec<Option<String>>> {
     let spell = |wanted: &Prerequisite| {
         Some(format!(
             "{}{}",
@@ -63,7 +63,7 @@ pub fn spell(prerequisites: &[Prerequisite]) -> Option<Vec<Option<String>>> {
 }
 
 /// CAF's text, and ones like it where CAF lets a job wait for ever.
-pub fn refusal(refusal: &Refusal) -> String {
+pub fn refusal_message(refusal: &Refusal) -> String {
     let list = |ids: &[JobId], between: &str| {
         ids.iter()
             .map(JobId::as_str)
@@ -94,7 +94,7 @@ mod tests {
     }
 
     fn spelled(texts: &[&str]) -> Vec<String> {
-        spell(&parse(&entries(texts)).unwrap())
+        format(&parse(&entries(texts)).unwrap())
             .into_iter()
             .flatten()
             .flatten()
@@ -109,7 +109,7 @@ mod tests {
         );
         assert_eq!(spelled(&[" "]), [""; 0]);
         assert_eq!(parse(&[None]).unwrap(), []);
-        assert_eq!(spell(&[]), None);
+        assert_eq!(format(&[]), None);
     }
 
     #[test]

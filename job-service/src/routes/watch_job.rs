@@ -1,7 +1,7 @@
-//! `GET …/jobs/{jobId}/events`: the job as it changes, as server-sent events.
+//! `GET …/jobs/{jobId}/events`: streams the changes of a job as server-sent events.
 //!
-//! What must stay true: a watcher is sent states, not a backlog. One that reads slowly skips states and is never behind;
-//! nothing is kept for it. Nothing is read while nothing changes.
+//! What must stay true: the stream sends the current state and buffers nothing. A slow client skips intermediate states
+//! instead of falling behind. The store is read only after it signals a change.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,47 +16,47 @@ use futures_util::stream::{self, Stream};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::StoreTrouble;
-use crate::Parts;
+use super::StoreErrors;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::OfJob;
+use crate::extract::JobPath;
+use crate::state::AppState;
 
-/// The least time between two states of a job that are sent.
+/// The minimum time between two events of a stream.
 const PACE: Duration = Duration::from_millis(100);
 
 /// Watch a job
 ///
-/// An event `job` with the whole job, now and whenever it has changed, at most ten a second; the stream ends after the
-/// state in which the job has ended. An event `deleted` ends it when the job is gone.
+/// Streams server-sent events. An event `job` contains the whole job; it is sent at once and after every change, at most ten times
+/// a second. The stream ends after the event in which the job has finished, or with an event `deleted` if the job is deleted.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/events",
     operation_id = "watchJob",
     tag = "jobs",
-    params(OfJob),
+    params(JobPath),
     responses(
-        (status = 200, description = "Events `job`, each with a job as JSON", body = String, content_type = "text/event-stream",
+        (status = 200, description = "A stream of `job` events, each with the job as JSON", body = String, content_type = "text/event-stream",
             example = json!("event: job\ndata: {\"id\":\"reindex-7\",\"status\":\"Active\"}\n\n")),
-        (status = 400, description = "An id is not well-formed", body = ErrorBody,
+        (status = 400, description = "Invalid partition id or job id", body = ErrorBody,
             example = json!({"message": "The job identifier contains one or more invalid characters."})),
-        (status = 404, description = "There is no such job", body = ErrorBody,
+        (status = 404, description = "The job does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        StoreTrouble
+        StoreErrors
     )
 )]
-pub async fn events(
-    State(parts): State<Arc<Parts>>,
-    OfJob(partition, job): OfJob,
+pub async fn watch_job(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, job): JobPath,
 ) -> ApiResult<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
-    // The signal before the look: a change in between is seen.
-    let changes = parts.store.job_signal();
-    let first = parts
+    // Subscribe before reading, so that no change in between is missed.
+    let changes = state.store.job_signal();
+    let first = state
         .store
         .job(&partition, &job)
         .await?
         .ok_or_else(|| ApiError::job_not_found(&job))?;
     let watcher = Watcher {
-        parts,
+        state,
         partition,
         job,
         changes,
@@ -66,24 +66,25 @@ pub async fn events(
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }
 
-/// Somebody who watches a job.
+/// One event stream.
 struct Watcher {
-    parts: Arc<Parts>,
+    state: Arc<AppState>,
     partition: PartitionId,
     job: JobId,
     changes: watch::Receiver<u64>,
     next: Next,
 }
 
+/// What the stream does next.
 enum Next {
     Send(Box<Job>),
-    /// This was sent, then.
+    /// Wait until the job differs from the state that was sent at this time.
     Wait(Box<Job>, Instant),
     End,
 }
 
 impl Watcher {
-    /// The next event, and who waits for the one after it; `None` at the end.
+    /// Returns the next event and the watcher for the one after it. `None` ends the stream.
     async fn step(mut self) -> Option<(Result<Event, Infallible>, Self)> {
         let job = match std::mem::replace(&mut self.next, Next::End) {
             Next::Send(job) => job,
@@ -100,7 +101,8 @@ impl Watcher {
         Some((Ok(event), self))
     }
 
-    /// The job when it no longer is as it was; an inner `None` when it is gone, an outer one when the watching has to end.
+    /// Waits until the job differs from `last` and returns it. An inner `None` means that the job was deleted, an outer `None`
+    /// that the stream must end.
     async fn change(&mut self, last: &Job, sent: Instant) -> Option<Option<Box<Job>>> {
         loop {
             let changed = async {
@@ -108,11 +110,15 @@ impl Watcher {
                 tokio::time::sleep_until(sent + PACE).await;
                 changed
             };
-            self.parts.ending.run_until_cancelled(changed).await?.ok()?;
+            self.state
+                .shutting_down
+                .run_until_cancelled(changed)
+                .await?
+                .ok()?;
             self.changes.mark_unchanged();
-            // The watcher comes again, and is answered 503 if it must be.
+            // On an error the stream ends. The client reconnects and gets 503 if the store is still unavailable.
             let now = self
-                .parts
+                .state
                 .store
                 .job(&self.partition, &self.job)
                 .await

@@ -6,7 +6,7 @@ use store::Store;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::relay::{pause_after, wait};
+use super::wakeup::{backoff, wait};
 
 /// Tasks of one job that move in one transaction.
 const RUN: u32 = 500;
@@ -23,7 +23,7 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
                 is_more.then(Instant::now)
             }
             Err(error) => {
-                let pause = pause_after(failures);
+                let pause = backoff(failures);
                 failures += 1;
                 tracing::warn!(%error, ?pause, "the tasks of resumed jobs wait");
                 Some(Instant::now() + pause)

@@ -10,36 +10,27 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use store::Incarnation;
 use uuid::Uuid;
 
-use crate::ServiceOptions;
+use super::first_task::FirstTask;
+use crate::options::ServiceOptions;
 
-/// The first task of a job, checked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FirstTask {
-    pub classifier: String,
-    pub api_version: i32,
-    pub data: Vec<u8>,
-    pub pipe: String,
-    pub target_pipe: Option<String>,
-}
-
-/// What only the moment of the request knows.
+/// What only the context of the request knows.
 #[derive(Debug, Clone)]
-pub struct Moment {
+pub struct RequestContext {
     pub task_id: Uuid,
     /// Milliseconds since 1970.
     pub now: i64,
     pub correlation_id: String,
 }
 
-pub fn message(
+pub fn start_message(
     task: FirstTask,
     life: &Incarnation,
-    moment: Moment,
+    context: RequestContext,
     options: &ServiceOptions,
 ) -> TaskMessage {
     TaskMessage {
         version: 3,
-        task_id: moment.task_id.to_string(),
+        task_id: context.task_id.to_string(),
         task_classifier: Some(task.classifier),
         task_api_version: task.api_version,
         task_data: Some(task.data),
@@ -48,7 +39,7 @@ pub fn message(
         to: Some(task.pipe),
         tracking: Some(Tracking {
             job_task_id: Some(life.job_task_id()),
-            last_status_check_time: Some(moment.now),
+            last_status_check_time: Some(context.now),
             status_check_interval_millis: i64::try_from(options.status_check_interval.as_millis())
                 .unwrap_or(i64::MAX),
             status_check_url: Some(status_url(&options.webservice_url, life)),
@@ -57,7 +48,7 @@ pub fn message(
         }),
         source_info: None,
         priority: None,
-        correlation_id: Some(moment.correlation_id),
+        correlation_id: Some(context.correlation_id),
     }
 }
 
@@ -96,7 +87,7 @@ mod tests {
             pipe: "batch-in".into(),
             target_pipe: target_pipe.map(str::to_owned),
         };
-        let moment = Moment {
+        let context = RequestContext {
             task_id: Uuid::nil(),
             now: 1_767_225_600_000,
             correlation_id: "corr-42".into(),
@@ -105,7 +96,7 @@ mod tests {
             webservice_url: "http://job-service:8080/job-service/v1/".into(),
             ..ServiceOptions::default()
         };
-        String::from_utf8(message(task, life, moment, &options).encode()).unwrap()
+        String::from_utf8(start_message(task, life, context, &options).encode()).unwrap()
     }
 
     #[test]

@@ -20,7 +20,8 @@ use store::{Claim, OutboxMessage, Store, StoreError};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::stower::outgoing;
+use super::stored_message::to_outgoing;
+use super::wakeup::{backoff, wait};
 
 /// How many messages are read and published at a time.
 const RUN: u32 = 500;
@@ -57,7 +58,7 @@ pub async fn run(store: &Store, broker: &dyn Broker, shutdown: &CancellationToke
                 next
             }
             Err(error) => {
-                let pause = pause_after(failures);
+                let pause = backoff(failures);
                 failures += 1;
                 if failures == 1 {
                     tracing::warn!(%error, "the outbox cannot be read; start messages wait until it can");
@@ -68,35 +69,6 @@ pub async fn run(store: &Store, broker: &dyn Broker, shutdown: &CancellationToke
         };
     }
     relay.give_back().await;
-}
-
-/// How long to wait before something that has failed (`failures` + 1) times is tried again.
-pub fn pause_after(failures: u32) -> Duration {
-    const FIRST: Duration = Duration::from_millis(100);
-    const LONGEST: Duration = Duration::from_secs(30);
-    FIRST
-        .saturating_mul(2_u32.saturating_pow(failures))
-        .min(LONGEST)
-}
-
-/// Waits for a signal or the time when something is due. False when it is time to stop.
-pub async fn wait(
-    signal: &mut tokio::sync::watch::Receiver<u64>,
-    due: Option<Instant>,
-    shutdown: &CancellationToken,
-) -> bool {
-    let timer = async {
-        match due {
-            Some(due) => tokio::time::sleep_until(due).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        biased;
-        () = shutdown.cancelled() => false,
-        changed = signal.changed() => changed.is_ok(),
-        () = timer => true,
-    }
 }
 
 struct Relay<'a> {
@@ -148,7 +120,7 @@ impl Relay<'_> {
                            body,
                            headers,
                        }| {
-            let confirm = self.broker.publish(outgoing(pipe, body, headers));
+            let confirm = self.broker.publish(to_outgoing(pipe, body, headers));
             async move { (id, confirm.await) }
         };
         let mut open: BTreeSet<i64> = messages.iter().map(|message| message.id).collect();
@@ -186,7 +158,7 @@ impl Relay<'_> {
             self.refusals.clear();
         }
         let failures = self.refusals.entry(id).or_default();
-        let pause = pause_after(*failures);
+        let pause = backoff(*failures);
         *failures += 1;
         tracing::warn!(message = id, %error, ?pause, "a start message was not taken; it stays in the outbox");
         pause

@@ -1,4 +1,4 @@
-//! `PUT /partitions/{partitionId}/jobs/{jobId}`: creates a job. Sent again, it changes nothing.
+//! `PUT /partitions/{partitionId}/jobs/{jobId}`: creates a job. Idempotent: the same request again changes nothing.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,34 +11,34 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use contract::rest::{ErrorBody, NewJob};
-use store::Creation;
+use store::{Creation, Incarnation};
 use uuid::Uuid;
 
-use super::StoreTrouble;
-use crate::Parts;
+use super::StoreErrors;
 use crate::correlation::CorrelationId;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::OfJob;
-use crate::prerequisites;
-use crate::request::{self, Accepted, accept};
-use crate::start::{self, Moment};
+use crate::extract::JobPath;
+use crate::new_job::{RawRequest, RequestContext, ValidJob, refusal_message, start_message};
+use crate::state::AppState;
 
 /// Create a job
 ///
-/// The job is kept and its first task is sent to `taskPipe` as soon as the broker takes it; with `prerequisiteJobIds` not before
-/// these jobs are completed, with `delay` so many seconds later. A job fails or is cancelled when one that it waits for does or
-/// is. The same request again changes nothing, whatever has become of the job; to run a job again, delete it and create it anew.
+/// Stores the job and sends its first task to `taskPipe`. With `prerequisiteJobIds`, the task is sent after these jobs have
+/// completed; with `delay`, that many seconds later. If a prerequisite fails or is cancelled, so is this job.
 ///
-/// Instead of `task`, a `type` may be given, whose definition makes the task from `parameters`. What is wrong with the parameters
-/// is told by a 400; a definition that fails is answered by a 500 that names it.
+/// The request is idempotent: the same request again changes nothing, whatever the status of the job. To run a job again, delete it
+/// and create it anew.
+///
+/// Instead of `task`, a job can have a `type`: the definition of that job type builds the task from `parameters`. Invalid parameters
+/// return 400. An error in the definition itself returns 500 and names the job type.
 #[utoipa::path(
     put,
     path = "/partitions/{partitionId}/jobs/{jobId}",
     operation_id = "createJob",
     tag = "jobs",
     params(
-        OfJob,
-        ("CAF-Correlation-Id" = Option<String>, Header, description = "Copied to every message that the job causes")
+        JobPath,
+        ("CAF-Correlation-Id" = Option<String>, Header, description = "A correlation id. It is copied to every message of the job")
     ),
     request_body(content = NewJob, description = "The job", content_type = "application/json", example = json!({
         "name": "Reindex",
@@ -67,34 +67,34 @@ use crate::start::{self, Moment};
             ("deleteJob" = (operation_id = "deleteJob", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
             ("getTask" = (operation_id = "getTask", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId"), ("taskId" = "0"))))
         )),
-        (status = 204, description = "The same request has created the job before"),
-        (status = 400, description = "The request is no job, or would wait for one that has failed or was cancelled, or for itself", body = ErrorBody,
+        (status = 204, description = "The same request has already created the job"),
+        (status = 400, description = "The request is invalid, a prerequisite has failed or was cancelled, or the job would wait for itself", body = ErrorBody,
             example = json!({"message": "The task queue name has not been specified."})),
-        (status = 403, description = "There is another job with this id", body = ErrorBody,
+        (status = 403, description = "A different job with this id exists", body = ErrorBody,
             example = json!({"message": "Job already exists"})),
-        (status = 413, description = "The body is too large", body = ErrorBody,
+        (status = 413, description = "The request body is too large", body = ErrorBody,
             example = json!({"message": "The body is larger than 16777216 bytes."})),
-        StoreTrouble
+        StoreErrors
     )
 )]
-pub async fn put(
-    State(parts): State<Arc<Parts>>,
-    OfJob(partition, job): OfJob,
+pub async fn create_job(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, job): JobPath,
     Extension(CorrelationId(correlation_id)): Extension<CorrelationId>,
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> ApiResult<Response> {
-    let options = &parts.options;
-    let body = body.map_err(|refusal| match refusal.status() {
+    let options = &state.options;
+    let body = body.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge(options.max_body_bytes),
         _ => ApiError::bad_request(format!(
             "The body could not be read: {}",
-            refusal.body_text()
+            rejection.body_text()
         )),
     })?;
-    let given = request::read(&body)?;
-    let made = match given.job_type()? {
+    let raw = RawRequest::parse(&body)?;
+    let made_task = match raw.job_type()? {
         Some((id, parameters)) => Some(
             options
                 .job_types
@@ -103,45 +103,41 @@ pub async fn put(
         ),
         None => None,
     };
-    let Accepted { mut request, task } = accept(partition, job, given, made)?;
+    let ValidJob { mut request, task } = raw.validate(partition, job, made_task)?;
     request.expiry = request.expiry.or(&options.expiry);
     request.start.suspended = options
         .suspended_partitions
         .as_ref()
         .is_some_and(|pattern| pattern.matches(&request.partition));
-    let moment = Moment {
+    let context = RequestContext {
         task_id: Uuid::new_v4(),
         now: now(),
         correlation_id,
     };
-    // Once for every attempt at the transaction.
-    let start = |life: &store::Incarnation| {
-        (
-            task.pipe.clone(),
-            start::message(task.clone(), life, moment.clone(), options).encode(),
-        )
+    // The store calls this once per attempt of its transaction.
+    let start = |incarnation: &Incarnation| {
+        let message = start_message(task.clone(), incarnation, context.clone(), options);
+        (task.pipe.clone(), message.encode())
     };
-    match parts.store.create_job(&request, start).await? {
-        Creation::Created(life) => {
+    match state.store.create_job(&request, start).await? {
+        Creation::Created(created) => {
             tracing::info!(
-                job = life.job_task_id(),
-                incarnation = life.number,
-                "a job was created"
+                job = created.job_task_id(),
+                incarnation = created.number,
+                "created a job"
             );
-            Ok((
-                StatusCode::CREATED,
-                [(header::LOCATION, requested(&uri, &headers))],
-            )
-                .into_response())
+            let location = [(header::LOCATION, requested_url(&uri, &headers))];
+            Ok((StatusCode::CREATED, location).into_response())
         }
         Creation::AlreadyThere => Ok(StatusCode::NO_CONTENT.into_response()),
-        Creation::Refused(refusal) => Err(ApiError::bad_request(prerequisites::refusal(&refusal))),
+        Creation::Refused(refusal) => Err(ApiError::bad_request(refusal_message(&refusal))),
         Creation::Conflict => Err(ApiError::Forbidden("Job already exists".to_owned())),
     }
 }
 
-/// The URL by which the client has asked, also through a proxy that tells it.
-fn requested(uri: &Uri, headers: &HeaderMap) -> String {
+/// Returns the URL of the request as the client sees it, also behind a proxy that sets `X-Forwarded-Host` and
+/// `X-Forwarded-Proto`.
+fn requested_url(uri: &Uri, headers: &HeaderMap) -> String {
     let header = |name: &str| {
         headers
             .get(name)?
@@ -161,7 +157,7 @@ fn requested(uri: &Uri, headers: &HeaderMap) -> String {
     )
 }
 
-/// Milliseconds since 1970.
+/// Returns the current time in milliseconds since 1970.
 fn now() -> i64 {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)

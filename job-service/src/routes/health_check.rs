@@ -1,4 +1,4 @@
-//! `GET /ping` and `GET /health-check`: whether the service is there, and whether it can do its work.
+//! `GET /health-check`: reports whether the service is alive, and whether it is ready to serve requests.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,42 +12,25 @@ use serde::Serialize;
 use store::Store;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::Parts;
 use crate::error::{ApiError, ApiResult};
+use crate::state::AppState;
 
-/// A database that takes longer to answer is no help to a request either.
+/// How long the database may take to respond. A slower database counts as unhealthy.
 const PING_LIMIT: Duration = Duration::from_secs(5);
 
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Pong {
-    success: bool,
-}
-
-/// Tell that the service is there
-#[utoipa::path(
-    get,
-    path = "/ping",
-    operation_id = "ping",
-    tag = "service",
-    responses((status = 200, description = "It is", body = Pong, example = json!({"success": true})))
-)]
-pub async fn ping() -> Json<Pong> {
-    Json(Pong { success: true })
-}
-
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct HealthCheck {
-    /// `deadlocks`, `ports-alive`, `ports-ready`, `database`, `ping` or `queue`, as CAF's service names them. The answer itself
-    /// shows that work goes on and that the port is open.
+    /// The name of the check: `deadlocks`, `ports-alive`, `ports-ready`, `database`, `ping` or `queue`. `deadlocks`,
+    /// `ports-alive`, `ports-ready` and `ping` are healthy whenever the service responds.
     name: &'static str,
     healthy: bool,
     #[serde(rename = "type")]
     #[schema(rename = "type")]
     kind: HealthType,
-    /// Whether the service is unhealthy without it.
+    /// Whether a failure of this check makes the service unhealthy.
     critical: bool,
-    /// What is wrong, or worth knowing.
+    /// Details: the reason of a failure, or a warning. Absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
 }
@@ -55,9 +38,9 @@ pub struct HealthCheck {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum HealthType {
-    /// The process works; when not, start it anew.
+    /// Liveness: if unhealthy, restart the process.
     Alive,
-    /// So does what it needs; when not, send it no requests.
+    /// Readiness: if unhealthy, send no requests to the process.
     Ready,
 }
 
@@ -65,18 +48,21 @@ pub enum HealthType {
 #[into_params(parameter_in = Query)]
 #[expect(
     dead_code,
-    reason = "documentation only: a name may be given more than once"
+    reason = "only documents the query, which `Requested::parse` reads because `name` may be repeated"
 )]
 pub struct HealthParams {
-    /// The checks to show: `all`, or names; none when left out. The status tells of all, whichever are shown.
+    /// The checks to list: `all`, or the name of a check; may be repeated. Default: none. The status code reflects all checks of
+    /// the type, listed or not.
     #[param(example = "all")]
     name: Option<String>,
-    /// What to look at; `READY` when left out, which includes `ALIVE`.
+    /// The checks to run: `ALIVE`, or `READY`, which includes `ALIVE`. Default: `READY`.
     #[param(example = "READY")]
     r#type: Option<HealthType>,
 }
 
-/// Tell how the service is
+/// Check the health of the service
+///
+/// Returns 503 if a critical check fails.
 #[utoipa::path(
     get,
     path = "/health-check",
@@ -92,9 +78,9 @@ pub struct HealthParams {
             {"name": "ping", "healthy": true, "type": "READY", "critical": true},
             {"name": "queue", "healthy": true, "type": "READY", "critical": true}
         ])),
-        (status = 400, description = "There is no such type", body = contract::rest::ErrorBody,
+        (status = 400, description = "Unknown `type`", body = contract::rest::ErrorBody,
             example = json!({"message": "The parameter 'type' must be ALIVE or READY, but is 'DEAD'."})),
-        (status = 503, description = "Something critical is unhealthy", body = Vec<HealthCheck>, example = json!([
+        (status = 503, description = "Unhealthy: a critical check fails", body = Vec<HealthCheck>, example = json!([
             {"name": "deadlocks", "healthy": true, "type": "ALIVE", "critical": true},
             {"name": "ports-alive", "healthy": true, "type": "ALIVE", "critical": true},
             {"name": "ports-ready", "healthy": true, "type": "READY", "critical": true},
@@ -105,11 +91,11 @@ pub struct HealthParams {
     )
 )]
 pub async fn health_check(
-    State(parts): State<Arc<Parts>>,
+    State(state): State<Arc<AppState>>,
     RawQuery(query): RawQuery,
 ) -> ApiResult<(StatusCode, Json<Vec<HealthCheck>>)> {
-    let Asked { kind, names } = asked(query.as_deref().unwrap_or_default())?;
-    let answered = |name, kind| HealthCheck {
+    let Requested { kind, names } = Requested::parse(query.as_deref().unwrap_or_default())?;
+    let healthy = |name, kind| HealthCheck {
         name,
         healthy: true,
         kind,
@@ -117,19 +103,19 @@ pub async fn health_check(
         message: None,
     };
     let mut checks = vec![
-        answered("deadlocks", HealthType::Alive),
-        answered("ports-alive", HealthType::Alive),
+        healthy("deadlocks", HealthType::Alive),
+        healthy("ports-alive", HealthType::Alive),
     ];
     if kind == HealthType::Ready {
-        checks.push(answered("ports-ready", HealthType::Ready));
-        checks.push(database(&parts.store).await);
-        checks.push(answered("ping", HealthType::Ready));
-        checks.push(queue(parts.broker.state()));
+        checks.push(healthy("ports-ready", HealthType::Ready));
+        checks.push(database(&state.store).await);
+        checks.push(healthy("ping", HealthType::Ready));
+        checks.push(queue(state.broker.state()));
     }
-    let healthy = checks.iter().all(|check| check.healthy || !check.critical);
+    let all_healthy = checks.iter().all(|check| check.healthy || !check.critical);
     checks.retain(|check| names.contains("all") || names.contains(check.name));
     Ok((
-        if healthy {
+        if all_healthy {
             StatusCode::OK
         } else {
             StatusCode::SERVICE_UNAVAILABLE
@@ -138,30 +124,33 @@ pub async fn health_check(
     ))
 }
 
-struct Asked {
+/// The checks that a request asks for.
+struct Requested {
     kind: HealthType,
     names: HashSet<String>,
 }
 
-fn asked(query: &str) -> ApiResult<Asked> {
-    let mut asked = Asked {
-        kind: HealthType::Ready,
-        names: HashSet::new(),
-    };
-    for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
-        match name {
-            "name" => _ = asked.names.insert(value.to_owned()),
-            "type" if value.eq_ignore_ascii_case("ALIVE") => asked.kind = HealthType::Alive,
-            "type" if value.eq_ignore_ascii_case("READY") => asked.kind = HealthType::Ready,
-            "type" => {
-                return Err(ApiError::bad_request(format!(
-                    "The parameter 'type' must be ALIVE or READY, but is '{value}'."
-                )));
+impl Requested {
+    fn parse(query: &str) -> ApiResult<Self> {
+        let mut requested = Self {
+            kind: HealthType::Ready,
+            names: HashSet::new(),
+        };
+        for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+            match name {
+                "name" => _ = requested.names.insert(value.to_owned()),
+                "type" if value.eq_ignore_ascii_case("ALIVE") => requested.kind = HealthType::Alive,
+                "type" if value.eq_ignore_ascii_case("READY") => requested.kind = HealthType::Ready,
+                "type" => {
+                    return Err(ApiError::bad_request(format!(
+                        "The parameter 'type' must be ALIVE or READY, but is '{value}'."
+                    )));
+                }
+                _ => {}
             }
-            _ => {}
         }
+        Ok(requested)
     }
-    Ok(asked)
 }
 
 async fn database(store: &Store) -> HealthCheck {
@@ -172,7 +161,7 @@ async fn database(store: &Store) -> HealthCheck {
             Some("the database is not available".to_owned())
         }
         Err(_) => {
-            tracing::warn!("the database has not answered within {PING_LIMIT:?}");
+            tracing::warn!("the database did not respond within {PING_LIMIT:?}");
             Some(format!("no answer within {PING_LIMIT:?}"))
         }
     };
@@ -185,8 +174,8 @@ async fn database(store: &Store) -> HealthCheck {
     }
 }
 
-/// A broker that holds publishers back is worth a word, but start messages can wait, and whoever cancels jobs to relieve
-/// it needs this service.
+/// A broker that blocks publishers is healthy with a warning: start messages wait in the outbox, and operators need this service
+/// to cancel jobs and so relieve the broker.
 fn queue(state: BrokerState) -> HealthCheck {
     let (healthy, message) = match state {
         BrokerState::Connected => (true, None),
@@ -211,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_broker_is_unhealthy_when_it_is_not_connected_and_not_when_it_holds_back() {
+    fn the_queue_check_fails_without_a_connection_but_not_while_publishers_are_blocked() {
         for (state, healthy) in [
             (BrokerState::Connected, true),
             (BrokerState::Blocked("memory".into()), true),
@@ -223,12 +212,12 @@ mod tests {
     }
 
     #[test]
-    fn readiness_is_asked_when_nothing_is() {
-        assert_eq!(asked("").unwrap().kind, HealthType::Ready);
+    fn the_default_type_is_ready() {
+        assert_eq!(Requested::parse("").unwrap().kind, HealthType::Ready);
         assert_eq!(
-            asked("name=all&type=alive").unwrap().kind,
+            Requested::parse("name=all&type=alive").unwrap().kind,
             HealthType::Alive
         );
-        assert!(asked("type=DEAD").is_err());
+        assert!(Requested::parse("type=DEAD").is_err());
     }
 }

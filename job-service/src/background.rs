@@ -1,0 +1,34 @@
+//! Everything that runs without a request. Each task sleeps until the store signals work or until the next due time.
+//!
+//! - [`relay`] publishes the messages of the outbox.
+//! - [`parked_in`] consumes the paused pipe and parks the tasks of paused jobs in the store.
+//! - [`parked_out`] moves the parked tasks of resumed jobs to the outbox.
+//! - [`sweeper`] deletes expired jobs and drops the task tables of finished ones.
+
+mod parked_in;
+mod parked_out;
+mod relay;
+mod stored_message;
+mod sweeper;
+mod wakeup;
+
+use std::sync::Arc;
+
+use framework::broker::Broker;
+use store::Store;
+use tokio_util::sync::CancellationToken;
+
+/// Runs all background tasks until `shutdown` is cancelled.
+pub async fn run(
+    store: &Store,
+    broker: &Arc<dyn Broker>,
+    paused_pipe: &str,
+    shutdown: &CancellationToken,
+) {
+    tokio::join!(
+        relay::run(store, broker.as_ref(), shutdown),
+        parked_in::run(store, broker, paused_pipe, shutdown),
+        parked_out::run(store, shutdown),
+        sweeper::run(store, shutdown)
+    );
+}

@@ -1,0 +1,49 @@
+//! The content hash of a request. It decides whether a repeated request is the same one. Pure.
+//!
+//! What must stay true: the hash depends only on the meaning of a request. The order of fields, unknown fields and the build do
+//! not change it. The store keeps it, so it must stay the same from one version to the next.
+
+use std::collections::BTreeMap;
+
+use contract::rest::{Expiry, NewJob};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::error::{ApiError, ApiResult};
+
+/// Normalizes a request and returns the SHA-256 of its canonical JSON.
+pub fn content_hash(job: &mut NewJob) -> ApiResult<[u8; 32]> {
+    // Absent, null and empty fields mean the same, so they must hash the same.
+    job.labels = job.labels.take().filter(|labels| !labels.is_empty());
+    job.parameters = job
+        .parameters
+        .take()
+        .filter(|parameters| job.job_type.is_some() && !parameters.is_null());
+    job.expiry = job.expiry.take().filter(|expiry| !expiry.is_empty());
+    job.expiry
+        .iter_mut()
+        .flat_map(Expiry::policies)
+        .for_each(|(_, policy)| policy.policer = None);
+    job.delay = job.delay.filter(|delay| *delay > 0);
+    let value = serde_json::to_value(&*job).map_err(|error| ApiError::Bug(error.to_string()))?;
+    Ok(Sha256::digest(canonical(&value)).into())
+}
+
+/// Writes JSON with the members of every object sorted by name. Sorts them itself because the order of a `serde_json::Map`
+/// depends on a feature that any crate of a build can enable.
+fn canonical(value: &Value) -> String {
+    match value {
+        Value::Object(members) => {
+            let sorted: BTreeMap<&String, &Value> = members.iter().collect();
+            let members = sorted.into_iter().map(|(name, value)| {
+                format!("{}:{}", Value::from(name.as_str()), canonical(value))
+            });
+            format!("{{{}}}", members.collect::<Vec<_>>().join(","))
+        }
+        Value::Array(values) => format!(
+            "[{}]",
+            values.iter().map(canonical).collect::<Vec<_>>().join(",")
+        ),
+        scalar => scalar.to_string(),
+    }
+}

@@ -1,0 +1,58 @@
+//! The options of the job service.
+
+use std::time::Duration;
+
+use contract::rest::Expiry;
+
+use crate::job_types::JobTypes;
+use crate::partition_pattern::PartitionPattern;
+
+/// The path prefix of the REST API.
+pub const BASE_PATH: &str = "/job-service/v1";
+
+/// The options of a [`JobService`](crate::JobService). [`Default`] gives CAF's defaults.
+#[derive(Debug, Clone)]
+pub struct ServiceOptions {
+    /// The URL at which workers reach this API, e.g. `http://127.0.0.1:8080/job-service/v1`. Every start message contains
+    /// it as part of the status URL.
+    pub webservice_url: String,
+    /// The pipe of the tracking worker.
+    pub tracking_pipe: String,
+    /// The pipe to which workers send the tasks of paused jobs.
+    pub paused_pipe: String,
+    /// How long a worker may cache the status of a job.
+    pub status_check_interval: Duration,
+    /// The number of jobs on a page of a list if the request sets no limit.
+    pub page_size: u32,
+    /// The number of jobs that a bulk cancellation cancels in one transaction.
+    pub cancel_batch: u32,
+    /// The number of jobs that a bulk deletion deletes in one transaction.
+    pub delete_batch: u32,
+    /// The suspended partitions: their new jobs start only after a client dispatches the partition. `None`: no partition is
+    /// suspended.
+    pub suspended_partitions: Option<PartitionPattern>,
+    /// The largest accepted request body, in bytes.
+    pub max_body_bytes: usize,
+    /// The job types that clients can use instead of a task.
+    pub job_types: JobTypes,
+    /// The retention of finished jobs, where a job does not set its own.
+    pub expiry: Expiry,
+}
+
+impl Default for ServiceOptions {
+    fn default() -> Self {
+        Self {
+            webservice_url: format!("http://127.0.0.1:8080{BASE_PATH}"),
+            tracking_pipe: "worker-jobtracking-in".to_owned(),
+            paused_pipe: contract::PAUSED_PIPE.to_owned(),
+            status_check_interval: Duration::from_secs(10),
+            page_size: 25,
+            cancel_batch: 100,
+            delete_batch: 100,
+            suspended_partitions: None,
+            max_body_bytes: 16 * 1024 * 1024,
+            job_types: JobTypes::default(),
+            expiry: Expiry::default(),
+        }
+    }
+}

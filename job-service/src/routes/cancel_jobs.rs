@@ -1,0 +1,64 @@
+//! `POST …/jobs:cancel`: cancels every matching job.
+//!
+//! What must stay true: no transaction covers more than one batch, and each batch is announced to the workers even if a later
+//! batch fails. An unknown parameter value is an error, because ignoring it would select every job.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use contract::rest::ErrorBody;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::StoreErrors;
+use crate::error::ApiResult;
+use crate::extract::{PartitionPath, QueryParams};
+use crate::job_list::JobSelector;
+use crate::state::AppState;
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Canceled {
+    jobs_canceled: usize,
+}
+
+/// Cancel jobs
+///
+/// Cancels every unfinished job that matches; without a filter, every unfinished job in the partition.
+///
+/// The jobs are cancelled in batches. If the request fails midway, the finished batches stay cancelled; send the request again to
+/// cancel the rest.
+#[utoipa::path(
+    post,
+    path = "/partitions/{partitionId}/jobs:cancel",
+    operation_id = "cancelJobs",
+    tag = "jobs",
+    params(PartitionPath, JobSelector),
+    responses(
+        (status = 200, description = "The number of cancelled jobs", body = Canceled, example = json!({"jobsCanceled": 3})),
+        (status = 400, description = "Invalid partition id or parameter", body = ErrorBody,
+            example = json!({"message": "Unsupported filter key specified: colour"})),
+        StoreErrors
+    )
+)]
+pub async fn cancel_jobs(
+    State(state): State<Arc<AppState>>,
+    PartitionPath(partition): PartitionPath,
+    QueryParams(selector): QueryParams<JobSelector>,
+) -> ApiResult<Json<Canceled>> {
+    let query = selector.strict_query()?;
+    let mut jobs_canceled = 0;
+    loop {
+        let batch = state
+            .store
+            .cancel_some_jobs(&partition, &query, state.options.cancel_batch)
+            .await?;
+        if batch.is_empty() {
+            tracing::info!(%partition, jobs_canceled, "cancelled jobs");
+            return Ok(Json(Canceled { jobs_canceled }));
+        }
+        jobs_canceled += batch.len();
+        state.announce_all(&batch);
+    }
+}

@@ -1,0 +1,38 @@
+//! `GET /partitions/{partitionId}/jobStats/count`: counts the jobs of a partition.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use contract::rest::ErrorBody;
+
+use super::StoreErrors;
+use crate::error::ApiResult;
+use crate::extract::{PartitionPath, QueryParams};
+use crate::job_list::JobSelector;
+use crate::state::AppState;
+
+/// Count jobs
+///
+/// Returns the number of matching jobs.
+#[utoipa::path(
+    get,
+    path = "/partitions/{partitionId}/jobStats/count",
+    operation_id = "getJobStatsCount",
+    tag = "jobs",
+    params(PartitionPath, JobSelector),
+    responses(
+        (status = 200, description = "The number of matching jobs", body = u64, content_type = "application/json", example = json!(3)),
+        (status = 400, description = "Invalid partition id or parameter", body = ErrorBody,
+            example = json!({"message": "The partition ID is longer than 40 characters."})),
+        StoreErrors
+    )
+)]
+pub async fn count_jobs(
+    State(state): State<Arc<AppState>>,
+    PartitionPath(partition): PartitionPath,
+    QueryParams(selector): QueryParams<JobSelector>,
+) -> ApiResult<Json<u64>> {
+    let query = selector.lenient_query()?;
+    Ok(Json(state.store.count_jobs(&partition, &query).await?))
+}

@@ -1,0 +1,64 @@
+//! `POST …/jobs:delete`: deletes every matching job.
+//!
+//! What must stay true: no transaction covers more than one batch, and each batch is announced to the workers even if a later
+//! batch fails. An unknown parameter value is an error, because ignoring it would select every job.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use contract::rest::ErrorBody;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::StoreErrors;
+use crate::error::ApiResult;
+use crate::extract::{PartitionPath, QueryParams};
+use crate::job_list::JobSelector;
+use crate::state::AppState;
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Deleted {
+    jobs_deleted: usize,
+}
+
+/// Delete jobs
+///
+/// Deletes every job that matches, whatever its status; without a filter, every job in the partition.
+///
+/// The jobs are deleted in batches. If the request fails midway, the finished batches stay deleted; send the request again to
+/// delete the rest.
+#[utoipa::path(
+    post,
+    path = "/partitions/{partitionId}/jobs:delete",
+    operation_id = "deleteJobs",
+    tag = "jobs",
+    params(PartitionPath, JobSelector),
+    responses(
+        (status = 200, description = "The number of deleted jobs", body = Deleted, example = json!({"jobsDeleted": 3})),
+        (status = 400, description = "Invalid partition id or parameter", body = ErrorBody,
+            example = json!({"message": "Unsupported filter key specified: colour"})),
+        StoreErrors
+    )
+)]
+pub async fn delete_jobs(
+    State(state): State<Arc<AppState>>,
+    PartitionPath(partition): PartitionPath,
+    QueryParams(selector): QueryParams<JobSelector>,
+) -> ApiResult<Json<Deleted>> {
+    let query = selector.strict_query()?;
+    let mut jobs_deleted = 0;
+    loop {
+        let batch = state
+            .store
+            .delete_some_jobs(&partition, &query, state.options.delete_batch)
+            .await?;
+        if batch.is_empty() {
+            tracing::info!(%partition, jobs_deleted, "deleted jobs");
+            return Ok(Json(Deleted { jobs_deleted }));
+        }
+        jobs_deleted += batch.len();
+        state.announce_all(&batch);
+    }
+}

@@ -1,0 +1,52 @@
+//! What every request handler shares: the store, the broker and the options.
+
+use std::sync::Arc;
+
+use contract::{JobId, PartitionId};
+use framework::broker::Broker;
+use store::{Incarnation, Store};
+use tokio_util::sync::CancellationToken;
+
+use crate::options::ServiceOptions;
+
+/// The shared state of the request handlers and of the background tasks.
+#[derive(Debug)]
+pub struct AppState {
+    pub store: Store,
+    pub broker: Arc<dyn Broker>,
+    pub options: ServiceOptions,
+    /// Cancelled when the service shuts down. Ends the event streams, which would otherwise stay open.
+    pub shutting_down: CancellationToken,
+}
+
+impl AppState {
+    pub fn new(store: Store, broker: Arc<dyn Broker>, options: ServiceOptions) -> Self {
+        Self {
+            store,
+            broker,
+            options,
+            shutting_down: CancellationToken::new(),
+        }
+    }
+
+    /// Announces to all workers that a job has changed, so that they check its status at once.
+    ///
+    /// Does not wait for the broker. A worker that misses the announcement checks the status when the one it has cached
+    /// expires.
+    pub fn announce(&self, partition: &PartitionId, job: &JobId) {
+        self.send_announcement(vec![format!("{partition}:{job}")]);
+    }
+
+    /// Announces many changed jobs in one message. See [`announce`](Self::announce).
+    pub fn announce_all(&self, jobs: &[Incarnation]) {
+        self.send_announcement(
+            jobs.iter()
+                .map(|job| format!("{}:{}", job.partition, job.job))
+                .collect(),
+        );
+    }
+
+    fn send_announcement(&self, jobs: Vec<String>) {
+        drop(framework::announce(&*self.broker, jobs));
+    }
+}
