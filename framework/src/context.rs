@@ -10,8 +10,8 @@ use contract::{ReportStatus, TaskData, TaskMessage, TaskStatus, Tracking, Tracki
 use tokio_util::sync::CancellationToken;
 
 use crate::answer::{Author, Draft, Part, Produced, tracking_pipe};
+use crate::broker::depth_cache::DepthCache;
 use crate::broker::{Broker, PublishError};
-use crate::depths::Depths;
 use crate::reports::{ReportBuffer, Reports};
 use crate::sending::all_confirmed;
 use crate::status::StatusChecker;
@@ -41,7 +41,7 @@ pub(crate) struct Surroundings {
     pub broker: Arc<dyn Broker>,
     pub reports: ReportBuffer,
     pub status: StatusChecker,
-    pub depths: Arc<Depths>,
+    pub depths: Arc<DepthCache>,
     pub retry: RetryPolicy,
     /// Trips when the process gives up on its running tasks.
     pub shutdown: CancellationToken,
@@ -194,7 +194,7 @@ impl Context {
     /// Whoever splits faster than others work looks here first, and answers with [`TaskError::later`].
     pub async fn depth(&self, pipe: &str) -> Result<u64, TaskError> {
         let Surroundings { broker, depths, .. } = &self.0.surroundings;
-        Ok(depths.of(pipe, &**broker).await?)
+        Ok(depths.depth(pipe, &**broker).await?)
     }
 
     /// Which attempt this is, from 1.

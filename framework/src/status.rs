@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
 
-use crate::broker::{Broker, Confirm, Heard};
+use crate::broker::{Broker, Confirm, Event};
 use crate::clock::now_millis;
 use crate::routing::JobKnowledge;
 
@@ -113,11 +113,11 @@ impl StatusChecker {
         }
     }
 
-    fn hear(&self, heard: Heard) {
+    fn hear(&self, heard: Event) {
         match heard {
-            Heard::Missed => self.announced.miss(),
+            Event::Missed => self.announced.miss(),
             // What is no announcement is of a later version, which may mean anything.
-            Heard::Said(body) => match serde_json::from_slice::<Announcement>(&body) {
+            Event::Message(body) => match serde_json::from_slice::<Announcement>(&body) {
                 Ok(Announcement { jobs }) => self.announced.note(jobs),
                 Err(_) => self.announced.miss(),
             },
@@ -491,7 +491,7 @@ mod tests {
             jobs: vec!["p:j".into()],
         })
         .unwrap();
-        checker.hear(Heard::Said(said.into()));
+        checker.hear(Event::Message(said.into()));
         for _ in 0..3 {
             assert_eq!(
                 checker.check(Some(&mut fresh("p:j"))).await,
@@ -519,7 +519,7 @@ mod tests {
             status_check_interval_millis: 600_000,
             ..due_at(server.uri())
         };
-        checker.hear(Heard::Missed);
+        checker.hear(Event::Missed);
         assert_eq!(
             checker.check(Some(&mut stamped(now_millis() - 5000))).await,
             JobKnowledge::Is(JobStatus::Active)

@@ -12,7 +12,7 @@ use framework::broker::amqp::{Amqp, AmqpOptions, QueueType};
 use framework::broker::embedded::Embedded;
 use framework::broker::memory::Memory;
 use framework::broker::{
-    Broker, BrokerError, BrokerState, Consumer, Delivery, HeaderValue, Headers, Heard, Outgoing,
+    Broker, BrokerError, BrokerState, Consumer, Delivery, Event, HeaderValue, Headers, Outgoing,
 };
 use futures_util::future::join_all;
 use harness::{PATIENCE, in_time};
@@ -505,7 +505,7 @@ async fn every_listener_hears_what_is_announced_after_it_has_begun_to_listen(ben
     let mut listeners = Vec::new();
     for _ in 0..2 {
         let mut listener = bench.broker.announcements().await.unwrap();
-        assert_eq!(listener.next().await, Some(Heard::Missed));
+        assert_eq!(listener.next().await, Some(Event::Missed));
         listeners.push(listener);
     }
     let said = pipe();
@@ -516,7 +516,7 @@ async fn every_listener_hears_what_is_announced_after_it_has_begun_to_listen(ben
         .unwrap();
     for listener in &mut listeners {
         // On a shared server others announce, too.
-        while listener.next().await.unwrap() != Heard::Said(said.to_string().into()) {}
+        while listener.next().await.unwrap() != Event::Message(said.to_string().into()) {}
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use contract::{ReportFailure, TaskMessage};
 use framework::broker::memory::Memory;
-use framework::broker::{Broker as _, Heard};
+use framework::broker::{Broker as _, Event};
 use futures_util::future::join_all;
 use harness::wait_for;
 use job_service::JobService;
@@ -263,7 +263,7 @@ async fn a_failure_or_cancellation_reaches_all_that_wait_and_workers_hear_of_it(
         );
     }
     let told = loop {
-        if let Heard::Said(body) = heard.next().await.unwrap() {
+        if let Event::Message(body) = heard.next().await.unwrap() {
             break body;
         }
     };

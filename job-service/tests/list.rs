@@ -10,7 +10,7 @@
 mod service;
 
 use contract::ReportFailure;
-use framework::broker::{Broker, Heard};
+use framework::broker::{Broker, Event};
 use reqwest::Method;
 use serde_json::{Value, json};
 use service::{Answer, Backend, Service, new_job};
@@ -439,7 +439,7 @@ async fn many_jobs_are_cancelled_in_more_than_one_batch(service: Service) {
     // Three messages have told of all of them.
     let mut told = Vec::new();
     for expected in [100, 100, 3] {
-        let Some(Heard::Said(body)) = announced.next().await else {
+        let Some(Event::Message(body)) = announced.next().await else {
             panic!("nothing was announced")
         };
         let message: Value = serde_json::from_slice(&body).unwrap();

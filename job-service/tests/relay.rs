@@ -301,12 +301,7 @@ impl Broker for Refusing {
                 .is_ok()
         {
             self.refused.fetch_add(1, Ordering::Relaxed);
-            let (confirmer, confirm) = Confirm::pair();
-            drop(confirmer.send(Err(PublishError::Refused {
-                pipe: "full".into(),
-                reason: "it is full".into(),
-            })));
-            return confirm;
+            return Confirm::ready(Err(PublishError::refused("full", "it is full")));
         }
         self.memory.publish(message)
     }

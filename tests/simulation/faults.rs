@@ -245,7 +245,7 @@ impl FaultyBroker {
         let (confirmer, later) = Confirm::pair();
         self.tasks.spawn(async move {
             tokio::time::sleep(delay).await;
-            let _ = confirmer.send(confirm.await);
+            confirmer.resolve(confirm.await);
         });
         later
     }
@@ -253,14 +253,7 @@ impl FaultyBroker {
 
 impl Broker for FaultyBroker {
     fn publish(&self, message: Outgoing) -> Confirm {
-        let refused = |pipe: &str| {
-            let (confirmer, confirm) = Confirm::pair();
-            let _ = confirmer.send(Err(PublishError::Refused {
-                pipe: pipe.to_owned(),
-                reason: "as planned".to_owned(),
-            }));
-            confirm
-        };
+        let refused = |pipe: &str| Confirm::ready(Err(PublishError::refused(pipe, "as planned")));
         match self.faults.publishes(self.role) {
             None => self.inner.publish(message),
             Some(PublishFault::CrashBefore) => {

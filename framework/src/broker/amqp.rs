@@ -1,28 +1,27 @@
-//! `RabbitMQ`. Nothing outside this module and its parts names its client library.
+//! The broker that uses `RabbitMQ`. Only this module and its submodules name the client library, lapin.
 //!
-//! Pipes are durable queues behind the default exchange, declared on first use with the arguments that CAF's workers use,
-//! so both can share a broker. There are two connections, one to publish and one to consume: a broker that blocks publishers
-//! does not keep anybody from settling.
+//! Pipes are durable queues behind the default exchange. They are declared on first use with the arguments that CAF's
+//! workers use, so that both can share a server. There are two connections, one to publish and one to consume: while the
+//! server blocks publishers, deliveries can still be settled.
 //!
 //! What must stay true:
-//! - Connections are made again by us, for ever; the client library's own recovery is off, because it can hang.
-//! - Whatever waits for the broker (a confirm, an acknowledgement, a declaration) has a time limit; past it the connection
-//!   is taken for dead and made anew.
-//! - A message is published again until it is confirmed: at least once, in order unless the broker returns it.
+//! - We re-establish lost connections, without a limit on attempts. The client library's own recovery is off, because it
+//!   can hang.
+//! - Everything that waits for the server (a confirm, an acknowledgement, a declaration) has a time limit. When it is
+//!   exceeded, the connection is given up and replaced.
+//! - A message is published again until it is confirmed: at least once, and in order unless the server returns it.
 
+mod ack_batcher;
 mod connection;
 mod consumer;
 mod control;
 mod publisher;
 mod queues;
-#[cfg(test)]
-mod refusals;
 mod socket;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod wire;
 
+use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +34,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use self::connection::Line;
+use self::connection::{ConnectionLost, ConnectionSupervisor};
 use self::consumer::Subscription;
 use self::publisher::{Publication, Publisher};
 use self::queues::Queues;
@@ -43,39 +42,39 @@ use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError,
 };
 
-/// How long anything that the broker is asked may take.
+/// How long the server may take to answer a request.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// How long a question waits for a connection.
+/// How long a call to [`Broker::depth`] waits for a connection.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(2);
-/// How often each side at least says something, in seconds, unless the URL says `?heartbeat=…`. A side that has heard nothing for
-/// two to three times as long takes the other for gone; the broker's own 60 seconds would hold deliveries back for minutes. Less
-/// would take a worker for dead whose code does not let go of its threads for a while.
+/// The heartbeat interval in seconds, unless the URL sets `?heartbeat=…`. A side that receives nothing for two to three
+/// intervals considers the other dead. With the server's default of 60 seconds, the deliveries of a lost worker would be
+/// held back for minutes. A much shorter interval would declare workers dead whose code blocks its threads for a while.
 const HEARTBEAT: u16 = 20;
 /// How long closing waits for the last confirms.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Where the broker is and how its queues are made.
+/// How to connect to `RabbitMQ`, and how to declare queues.
 #[derive(Clone)]
 pub struct AmqpOptions {
-    /// `amqp://user:password@host:port/vhost`; the default vhost is `%2f`. `?heartbeat=5` has a lost network noticed earlier than
-    /// the 20 seconds of the default.
+    /// `amqp://user:password@host:port/vhost`, where the default vhost is `%2f`. `?heartbeat=5` sets the heartbeat
+    /// interval in seconds (default: 20); a lost network is noticed after two to three intervals.
     pub url: String,
-    /// All who share a broker must agree on it.
+    /// The type of the queues. All programs that share a server must use the same.
     pub queue_type: QueueType,
-    /// The `x-max-priority` that classic queues are declared with; 0: none. Nothing is sent with a priority.
+    /// The `x-max-priority` of classic queues; 0 for none. Messages are always sent without a priority.
     pub max_priority: u8,
-    /// Whether queues are declared on first use. If not, somebody else must.
+    /// Whether queues are declared on first use. If not, they must already exist.
     pub declare: bool,
-    /// The name under which the broker shows the connections.
+    /// The server lists the connections as `<name> publishing` and `<name> consuming`.
     pub name: String,
 }
 
-/// How the broker keeps a queue.
+/// How `RabbitMQ` stores a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueType {
-    /// Replicated, and counts deliveries.
+    /// Replicated; counts the deliveries of each message.
     Quorum,
-    /// Tells only that a delivery is not the first.
+    /// Not replicated; only reports whether a message was delivered before.
     Classic,
 }
 
@@ -92,7 +91,7 @@ impl std::str::FromStr for QueueType {
 }
 
 impl AmqpOptions {
-    /// Quorum queues, declared on first use.
+    /// Returns the default options for this URL: quorum queues, declared on first use.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
@@ -106,7 +105,7 @@ impl AmqpOptions {
 
 impl fmt::Debug for AmqpOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the URL: there is a password in it.
+        // The URL is left out, because it contains a password.
         f.debug_struct("AmqpOptions")
             .field("queue_type", &self.queue_type)
             .field("declare", &self.declare)
@@ -114,16 +113,17 @@ impl fmt::Debug for AmqpOptions {
     }
 }
 
-/// A broker behind AMQP 0.9.1.
+/// A [`Broker`] that uses a `RabbitMQ` server (AMQP 0.9.1).
 pub struct Amqp {
-    place: String,
-    publishing: Line,
-    consuming: Line,
+    /// `host:port`.
+    location: String,
+    publishing: ConnectionSupervisor,
+    consuming: ConnectionSupervisor,
     publications: mpsc::UnboundedSender<Publication>,
     queues: Arc<Queues>,
     tasks: TaskTracker,
     consumers: TaskTracker,
-    /// Publishes what it has, then ends.
+    /// Cancelled to make the publisher send what it has, then end.
     closing: CancellationToken,
     /// Cancelled when the publisher has ended.
     flushed: CancellationToken,
@@ -132,9 +132,11 @@ pub struct Amqp {
 }
 
 impl Amqp {
-    /// Begins to connect and goes on trying for ever; see [`state`](Broker::state). Fails only when the URL is not one.
+    /// Starts to connect, and retries without a limit; [`state`](Broker::state) returns how it is going. Must be called
+    /// within a tokio runtime.
     ///
-    /// Must be called within a runtime.
+    /// # Errors
+    /// [`BrokerError::Unusable`] if the URL is invalid. The error does not contain the URL.
     pub fn connect(options: AmqpOptions) -> Result<Self, BrokerError> {
         let AmqpOptions {
             url,
@@ -143,27 +145,26 @@ impl Amqp {
             declare,
             name,
         } = options;
-        let mut uri: AMQPUri = url.parse().map_err(|reason| BrokerError::Unusable {
-            place: "the given URL".into(),
-            reason,
-        })?;
+        let mut uri: AMQPUri = url
+            .parse()
+            .map_err(|reason: String| BrokerError::unusable("the given URL", reason))?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
-        let place = format!("{}:{}", uri.authority.host, uri.authority.port);
+        let location = format!("{}:{}", uri.authority.host, uri.authority.port);
         let (tasks, end, closing) = (
             TaskTracker::new(),
             CancellationToken::new(),
             CancellationToken::new(),
         );
-        let line = |purpose: &str| {
-            Line::start(
+        let connect = |purpose: &str| {
+            ConnectionSupervisor::start(
                 uri.clone(),
                 format!("{name} {purpose}"),
-                place.clone(),
+                location.clone(),
                 &tasks,
                 &end,
             )
         };
-        let (publishing, consuming) = (line("publishing"), line("consuming"));
+        let (publishing, consuming) = (connect("publishing"), connect("consuming"));
         let queues = Arc::new(Queues::new(queue_type, max_priority, declare));
         let (publications, received) = mpsc::unbounded_channel();
         let publisher = Publisher::new(publishing.clone(), Arc::clone(&queues), received);
@@ -177,7 +178,7 @@ impl Amqp {
             }
         });
         Ok(Self {
-            place,
+            location,
             publishing,
             consuming,
             publications,
@@ -191,11 +192,14 @@ impl Amqp {
         })
     }
 
-    /// Waits for the first connection, for those who want to know at start-up.
+    /// Waits for both connections, for programs that must not start without them.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unusable`] with the latest reason if they are not established within `limit`.
     pub async fn connected(&self, limit: Duration) -> Result<(), BrokerError> {
         let both = async {
-            self.publishing.up().await;
-            self.consuming.up().await;
+            self.publishing.connected().await;
+            self.consuming.connected().await;
         };
         tokio::time::timeout(limit, both).await.map_err(|_| {
             let reason = match self.state() {
@@ -206,28 +210,26 @@ impl Amqp {
         })
     }
 
-    async fn count(&self, pipe: &str) -> Result<u64, BrokerError> {
-        // Right after the start, and where a connection is just being made again, there will be one.
-        let live = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.up()).await;
-        let live = live.map_err(|_| self.unusable("not connected".into()))?;
+    async fn queue_depth(&self, pipe: &str) -> Result<u64, BrokerError> {
+        // Right after the start, or while a connection is being re-established, there will soon be one.
+        let connection = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.connected())
+            .await
+            .map_err(|_| self.unusable(ConnectionLost::NotConnected))?;
         self.queues
-            .depth(&live, pipe)
+            .depth(&connection, pipe)
             .await
             .map_err(|reason| self.unusable(reason))
     }
 
-    fn unusable(&self, reason: String) -> BrokerError {
-        BrokerError::Unusable {
-            place: self.place.clone(),
-            reason,
-        }
+    fn unusable(&self, reason: impl Into<Box<dyn Error + Send + Sync>>) -> BrokerError {
+        BrokerError::unusable(&*self.location, reason)
     }
 }
 
 impl Broker for Amqp {
     fn publish(&self, message: Outgoing) -> Confirm {
         let (confirmer, confirm) = Confirm::pair();
-        // When the publisher is gone, so is the confirmer, which says that the broker is closed.
+        // If the publisher has ended, the confirmer is dropped here, which resolves the confirm to `Closed`.
         drop(self.publications.send(Publication::new(message, confirmer)));
         confirm
     }
@@ -240,13 +242,13 @@ impl Broker for Amqp {
         if self.closing.is_cancelled() {
             return ready(Err(BrokerError::Closed)).boxed();
         }
-        // The protocol's number is of 16 bits, and 0 means without limit.
+        // In the protocol the number has 16 bits, and 0 means no limit.
         let prefetch = u16::try_from(prefetch).unwrap_or(u16::MAX).max(1);
         let (sender, receiver) = mpsc::channel(prefetch.into());
         let subscription = Subscription {
             pipe: pipe.into(),
             prefetch,
-            line: self.consuming.clone(),
+            supervisor: self.consuming.clone(),
             queues: Arc::clone(&self.queues),
             deliveries: sender,
             closing: self.closing.clone(),
@@ -257,21 +259,16 @@ impl Broker for Amqp {
 
     fn announce(&self, body: Bytes) -> Confirm {
         let (confirmer, confirm) = Confirm::pair();
-        let (line, end) = (self.publishing.clone(), self.end.clone());
+        let (supervisor, end) = (self.publishing.clone(), self.end.clone());
         self.tasks.spawn(async move {
-            let said = end
-                .run_until_cancelled(control::announce(&line, body))
+            let announced = end
+                .run_until_cancelled(control::announce(&supervisor, body))
                 .await;
-            let answer = match said {
+            confirmer.resolve(match announced {
                 Some(Ok(())) => Ok(()),
-                Some(Err(lost)) => Err(PublishError::Refused {
-                    pipe: "control".into(),
-                    reason: lost.to_string(),
-                }),
+                Some(Err(lost)) => Err(PublishError::refused("control", lost)),
                 None => Err(PublishError::Closed),
-            };
-            // Whoever does not wait for the answer does not want it.
-            drop(confirmer.send(answer));
+            });
         });
         confirm
     }
@@ -281,14 +278,16 @@ impl Broker for Amqp {
             return ready(Err(BrokerError::Closed)).boxed();
         }
         let (sender, receiver) = mpsc::channel(64);
-        let (line, end) = (self.consuming.clone(), self.end.clone());
-        self.tasks
-            .spawn(async move { end.run_until_cancelled(control::listen(line, sender)).await });
+        let (supervisor, end) = (self.consuming.clone(), self.end.clone());
+        self.tasks.spawn(async move {
+            end.run_until_cancelled(control::subscribe(supervisor, sender))
+                .await
+        });
         ready(Ok(Announcements::new(receiver))).boxed()
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
-        self.count(pipe).boxed()
+        self.queue_depth(pipe).boxed()
     }
 
     fn state(&self) -> BrokerState {
@@ -303,8 +302,8 @@ impl Broker for Amqp {
         async {
             self.closing.cancel();
             self.consumers.close();
-            // The publisher ends by itself when everything is answered, a consumer when it has told what is settled. Past
-            // the limit they are told to.
+            // The publisher ends when every message has a result, a consumer when it has sent its settlements. After the
+            // limit they are stopped.
             let flushed = async { tokio::join!(self.flushed.cancelled(), self.consumers.wait()) };
             drop(tokio::time::timeout(CLOSE_LIMIT, flushed).await);
             self.end.cancel();
@@ -320,14 +319,15 @@ impl Broker for Amqp {
 }
 
 impl BrokerState {
+    /// Returns the worse of two states.
     fn worse(self, other: Self) -> Self {
-        let badness = |state: &Self| match state {
+        let severity = |state: &Self| match state {
             Self::Connected => 0,
             Self::Blocked(_) => 1,
             Self::Connecting(_) => 2,
             Self::Closed => 3,
         };
-        if badness(&other) > badness(&self) {
+        if severity(&other) > severity(&self) {
             other
         } else {
             self
@@ -337,6 +337,6 @@ impl BrokerState {
 
 impl fmt::Debug for Amqp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Amqp({}, {:?})", self.place, self.state())
+        write!(f, "Amqp({}, {:?})", self.location, self.state())
     }
 }

@@ -28,8 +28,9 @@ use tokio_util::task::TaskTracker;
 use self::disk::Disk;
 use self::pipe::{Bounds, Id};
 use self::writer::Writer;
+use super::local_fanout::LocalFanout;
 use super::{
-    Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Hall, Outgoing,
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Outgoing,
     Settlement, Settler,
 };
 
@@ -43,7 +44,7 @@ pub struct Embedded {
     commands: mpsc::UnboundedSender<Command>,
     state: watch::Receiver<BrokerState>,
     tasks: TaskTracker,
-    hall: Hall,
+    announcements: LocalFanout,
     _end: DropGuard,
 }
 
@@ -51,15 +52,13 @@ impl Embedded {
     /// Opens the broker of this folder, which is made if there is none. Messages that an earlier process had been handed
     /// and had not settled are delivered again, counted.
     pub async fn open(folder: &Path) -> Result<Self, BrokerError> {
-        let unusable = |reason: String| BrokerError::Unusable {
-            place: folder.display().to_string(),
-            reason,
-        };
-        std::fs::create_dir_all(folder).map_err(|error| unusable(error.to_string()))?;
+        let location = || folder.display().to_string();
+        std::fs::create_dir_all(folder)
+            .map_err(|error| BrokerError::unusable(location(), error))?;
         let lock = lock(folder)?;
         let (disk, recovered) = Disk::open(&folder.join(FILE))
             .await
-            .map_err(|error| unusable(error.to_string()))?;
+            .map_err(|error| BrokerError::unusable(location(), error))?;
         let (commands, received) = mpsc::unbounded_channel();
         let (state_sender, state) = watch::channel(BrokerState::Connected);
         let (tasks, end) = (TaskTracker::new(), CancellationToken::new());
@@ -76,7 +75,7 @@ impl Embedded {
             commands,
             state,
             tasks,
-            hall: Hall::default(),
+            announcements: LocalFanout::default(),
             _end: end.drop_guard(),
         })
     }
@@ -116,11 +115,11 @@ impl Broker for Embedded {
     }
 
     fn announce(&self, body: Bytes) -> Confirm {
-        self.hall.announce(body)
+        self.announcements.announce(body)
     }
 
     fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
-        ready(Ok(self.hall.listen())).boxed()
+        ready(Ok(self.announcements.subscribe())).boxed()
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
@@ -176,9 +175,9 @@ enum Command {
 }
 
 /// Settles by telling the writer; the tag is the message's row.
-struct TellsWriter(mpsc::WeakUnboundedSender<Command>);
+struct WriterSettler(mpsc::WeakUnboundedSender<Command>);
 
-impl Settler for TellsWriter {
+impl Settler for WriterSettler {
     fn settle(&self, tag: u64, settlement: Settlement) {
         if let Some(commands) = self.0.upgrade() {
             // A writer that is gone has left the delivery to the next process.
@@ -189,10 +188,8 @@ impl Settler for TellsWriter {
 
 /// Takes the folder for this process. The system gives it back when the file is closed, however the process ends.
 fn lock(folder: &Path) -> Result<File, BrokerError> {
-    let unusable = |error: std::io::Error| BrokerError::Unusable {
-        place: folder.display().to_string(),
-        reason: error.to_string(),
-    };
+    let unusable =
+        |error: std::io::Error| BrokerError::unusable(folder.display().to_string(), error);
     let mut options = OpenOptions::new();
     let mut file = options
         .read(true)

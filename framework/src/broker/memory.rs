@@ -20,8 +20,9 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use super::local_fanout::LocalFanout;
 use super::{
-    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Hall, Headers,
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Headers,
     Outgoing, PublishError, Settlement, Settler,
 };
 
@@ -43,7 +44,7 @@ impl Memory {
         let end = CancellationToken::new();
         let shared = Shared {
             state: Mutex::default(),
-            hall: Hall::default(),
+            announcements: LocalFanout::default(),
             timers: TaskTracker::new(),
             end: end.clone(),
             _guard: end.drop_guard(),
@@ -76,7 +77,6 @@ impl Memory {
 
 impl Broker for Memory {
     fn publish(&self, message: Outgoing) -> Confirm {
-        let (confirmer, confirm) = Confirm::pair();
         let delay = message.delay;
         let taken = self.shared.with(|state| {
             if state.has_ended(self.process) {
@@ -88,13 +88,11 @@ impl Broker for Memory {
         if let Some(delay) = delay.filter(|_| taken) {
             Shared::release_later(&self.shared, delay);
         }
-        // Whoever does not wait for the answer does not want it.
-        drop(confirmer.send(if taken {
+        Confirm::ready(if taken {
             Ok(())
         } else {
             Err(PublishError::Closed)
-        }));
-        confirm
+        })
     }
 
     fn consume<'a>(
@@ -124,11 +122,11 @@ impl Broker for Memory {
     }
 
     fn announce(&self, body: Bytes) -> Confirm {
-        self.shared.hall.announce(body)
+        self.shared.announcements.announce(body)
     }
 
     fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
-        ready(Ok(self.shared.hall.listen())).boxed()
+        ready(Ok(self.shared.announcements.subscribe())).boxed()
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
@@ -168,7 +166,7 @@ impl fmt::Debug for Memory {
 
 struct Shared {
     state: Mutex<State>,
-    hall: Hall,
+    announcements: LocalFanout,
     timers: TaskTracker,
     end: CancellationToken,
     _guard: DropGuard,

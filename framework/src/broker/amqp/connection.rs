@@ -1,7 +1,12 @@
-//! A connection that is always made again.
+//! Connections to the broker that are re-established whenever they are lost.
 //!
-//! What must stay true: whoever uses a connection stops when its `lost` token is cancelled, and never waits for the client
-//! library to say that the connection is gone; it may not. A connection that is given up leaves neither a thread nor a socket.
+//! A [`ConnectionSupervisor`] owns one connection after another. The rest of this module takes the current one as a
+//! [`Connection`] and asks for the next when it is lost.
+//!
+//! What must stay true:
+//! - A user of a connection stops when its `lost` token is cancelled. It never waits for the client library to report
+//!   that the connection is gone, because the library may not.
+//! - A connection that is given up leaves neither a thread nor a socket behind.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +14,7 @@ use std::time::Duration;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use futures_util::StreamExt as _;
 use lapin::uri::AMQPUri;
-use lapin::{Channel, Connection, ConnectionProperties, Event};
+use lapin::{Channel, ConnectionProperties, Event};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -19,107 +24,145 @@ use super::ANSWER_LIMIT;
 use super::socket::Sockets;
 use crate::broker::BrokerState;
 
-/// How often the client library's own idea of the connection is looked at, should it forget to say what happened.
-const LOOK: Duration = Duration::from_secs(1);
-/// Between two attempts to connect, half of it by chance.
-const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+/// How often the client library's own state of the connection is checked, in case it does not report a loss.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The delays between two attempts to connect, before jitter.
+const SHORTEST_DELAY: Duration = Duration::from_millis(200);
+const LONGEST_DELAY: Duration = Duration::from_secs(3);
+/// How long closing a connection in order may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
-/// One supervised connection. Clones are the same one.
+/// Keeps one connection open. Clones share the connection.
 #[derive(Clone)]
-pub struct Line {
+pub struct ConnectionSupervisor {
     link: watch::Receiver<Link>,
 }
 
 #[derive(Clone)]
 enum Link {
-    /// Why, and it is being tried again.
+    /// Not connected, for this reason; the supervisor keeps trying.
     Down(String),
-    Up(Live),
-    /// Connected, but the broker takes no messages.
-    Blocked(Live, String),
+    Up(Connection),
+    /// Connected, but the broker accepts no messages, for this reason.
+    Blocked(Connection, String),
 }
 
-/// A connection while it lasts.
+/// One connection, until it is lost. Clones are the same connection.
 #[derive(Clone)]
-pub struct Live {
-    connection: Arc<Connection>,
-    /// Cancelled when the connection is gone, and by anyone who finds it dead.
+pub struct Connection {
+    inner: Arc<lapin::Connection>,
+    /// Cancelled when the connection is lost, also by a user that got no answer in time.
     pub lost: CancellationToken,
 }
 
-impl Live {
-    pub async fn channel(&self) -> Result<Channel, Lost> {
-        self.within_limit("a channel", self.connection.create_channel())
-            .await?
-            .map_err(|error| Lost(error.to_string()))
+/// Why a connection or one of its channels can no longer be used.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ConnectionLost {
+    #[error("not connected")]
+    NotConnected,
+    #[error("the connection is lost")]
+    Closed,
+    #[error("the connection has ended")]
+    Ended,
+    #[error("the broker did not answer")]
+    GivenUp,
+    #[error("the broker did not answer within {limit:?} ({request})")]
+    TimedOut {
+        request: &'static str,
+        limit: Duration,
+    },
+    #[error("the channel has ended")]
+    ChannelEnded,
+    #[error("the broker has cancelled the consumer")]
+    ConsumerCancelled,
+    #[error(transparent)]
+    Client(#[from] lapin::Error),
+}
+
+impl Connection {
+    /// Opens a channel.
+    pub async fn open_channel(&self) -> Result<Channel, ConnectionLost> {
+        self.request("a channel", self.inner.create_channel()).await
     }
 
-    /// Waits for the broker's answer; a connection that does not give one in time is given up.
+    /// Waits for the broker's answer to a request, named for the log. Gives up the connection if there is none within
+    /// [`ANSWER_LIMIT`].
+    pub async fn request<T>(
+        &self,
+        request: &'static str,
+        answer: impl Future<Output = lapin::Result<T>>,
+    ) -> Result<T, ConnectionLost> {
+        Ok(self.within_limit(request, answer).await??)
+    }
+
+    /// Like [`request`](Self::request), for callers that handle the client library's errors themselves.
     pub async fn within_limit<T>(
         &self,
-        what: &str,
+        request: &'static str,
         answer: impl Future<Output = T>,
-    ) -> Result<T, Lost> {
+    ) -> Result<T, ConnectionLost> {
         tokio::select! {
-            answer = timeout(ANSWER_LIMIT, answer) => answer.map_err(|_| self.give_up(what, ANSWER_LIMIT)),
-            () = self.lost.cancelled() => Err(Lost("the connection is lost".into())),
+            answer = timeout(ANSWER_LIMIT, answer) => answer.map_err(|_| self.give_up(request, ANSWER_LIMIT)),
+            () = self.lost.cancelled() => Err(ConnectionLost::Closed),
         }
     }
 
-    /// The broker owed something for too long.
-    pub fn give_up(&self, what: &str, limit: Duration) -> Lost {
-        if self.lost.is_cancelled() {
-            return Lost("the connection is lost".into());
+    /// Declares the connection lost, because the broker did not answer a request within `limit`.
+    pub fn give_up(&self, request: &'static str, limit: Duration) -> ConnectionLost {
+        if self.is_lost() {
+            return ConnectionLost::Closed;
         }
-        let reason = format!("the broker did not answer within {limit:?} ({what})");
+        let reason = ConnectionLost::TimedOut { request, limit };
         tracing::warn!(%reason, "giving up the connection to the broker");
         self.lost.cancel();
-        Lost(reason)
+        reason
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.lost.is_cancelled()
+    }
+
+    fn ended(&self) -> bool {
+        !self.inner.status().connected()
     }
 }
 
-/// The connection, or a channel of it, is no more.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Lost(pub String);
-
-impl Line {
+impl ConnectionSupervisor {
+    /// Starts to connect. The supervisor runs in `tasks` until `end` is cancelled. `name` is the name under which the
+    /// broker lists the connection, `location` is `host:port` for the log.
     pub fn start(
         uri: AMQPUri,
         name: String,
-        place: String,
+        location: String,
         tasks: &TaskTracker,
         end: &CancellationToken,
     ) -> Self {
         let (sender, link) = watch::channel(Link::Down("not tried yet".into()));
-        tasks.spawn(
-            Supervisor {
-                uri,
-                name,
-                place,
-                link: sender,
-            }
-            .run(end.clone()),
-        );
+        let reconnector = Reconnector {
+            uri,
+            name,
+            location,
+            link: sender,
+        };
+        tasks.spawn(reconnector.run(end.clone()));
         Self { link }
     }
 
-    /// The connection, if there is one now.
-    pub fn live(&self) -> Option<Live> {
-        self.link.borrow().live()
+    /// Returns the connection, if there is one now.
+    pub fn current(&self) -> Option<Connection> {
+        self.link.borrow().connection()
     }
 
-    /// Waits for a connection; never when the broker is closed.
-    pub async fn up(&self) -> Live {
+    /// Waits for a connection. Never returns once the broker is closed.
+    pub async fn connected(&self) -> Connection {
         let mut link = self.link.clone();
-        let live = link
-            .wait_for(|link| link.live().is_some())
+        let connection = link
+            .wait_for(|link| link.connection().is_some())
             .await
             .ok()
-            .and_then(|link| link.live());
-        match live {
-            Some(live) => live,
+            .and_then(|link| link.connection());
+        match connection {
+            Some(connection) => connection,
             None => std::future::pending().await,
         }
     }
@@ -134,44 +177,46 @@ impl Line {
 }
 
 impl Link {
-    fn live(&self) -> Option<Live> {
+    fn connection(&self) -> Option<Connection> {
         match self {
             Self::Down(_) => None,
-            Self::Up(live) | Self::Blocked(live, _) => {
-                (!live.lost.is_cancelled()).then(|| live.clone())
+            Self::Up(connection) | Self::Blocked(connection, _) => {
+                (!connection.is_lost()).then(|| connection.clone())
             }
         }
     }
 }
 
-struct Supervisor {
+/// The task behind a [`ConnectionSupervisor`].
+struct Reconnector {
     uri: AMQPUri,
     name: String,
-    place: String,
+    location: String,
     link: watch::Sender<Link>,
 }
 
-impl Supervisor {
+impl Reconnector {
     async fn run(self, end: CancellationToken) {
         let delays = ExponentialBuilder::new()
-            .with_min_delay(Duration::from_millis(200))
-            .with_max_delay(LONGEST_PAUSE)
-            .with_jitter();
-        let mut delay = delays.without_max_times().build();
+            .with_min_delay(SHORTEST_DELAY)
+            .with_max_delay(LONGEST_DELAY)
+            .with_jitter()
+            .without_max_times();
+        let mut delay = delays.build();
         loop {
-            // Whatever becomes of the connection, its sockets go with this turn.
+            // However the connection ends, its sockets are closed at the end of this iteration.
             let sockets = Sockets::default();
             let Some(connected) = end.run_until_cancelled(self.connect(&sockets)).await else {
                 return;
             };
             let reason = match connected {
-                Ok(live) => {
-                    tracing::info!(broker = %self.place, name = %self.name, "connected to the broker");
-                    delay = delays.without_max_times().build();
-                    let reason = self.watch(&live, &end).await;
-                    live.lost.cancel();
-                    // In good order if the other side still listens, which it need not.
-                    drop(timeout(CLOSE_LIMIT, live.connection.close(200, "closed".into())).await);
+                Ok(connection) => {
+                    tracing::info!(broker = %self.location, name = %self.name, "connected to the broker");
+                    delay = delays.build();
+                    let reason = self.watch(&connection, &end).await;
+                    connection.lost.cancel();
+                    // The broker may be gone, so an orderly close may never be answered.
+                    drop(timeout(CLOSE_LIMIT, connection.inner.close(200, "closed".into())).await);
                     reason
                 }
                 Err(reason) => reason,
@@ -180,60 +225,65 @@ impl Supervisor {
             if end.is_cancelled() {
                 return;
             }
-            self.down(reason);
+            self.set_down(&reason);
             end.run_until_cancelled(sleep(delay.next().unwrap_or(ANSWER_LIMIT)))
                 .await;
         }
     }
 
-    /// Said once, however often it is tried again for the same reason.
-    fn down(&self, reason: String) {
-        let is_news = !matches!(&*self.link.borrow(), Link::Down(known) if *known == reason);
-        if is_news {
-            tracing::warn!(broker = %self.place, name = %self.name, %reason, "not connected to the broker; trying again until it is there");
+    /// Publishes the state and logs it, but only if the reason has changed.
+    fn set_down(&self, reason: &ConnectionLost) {
+        let reason = reason.to_string();
+        let is_new = !matches!(&*self.link.borrow(), Link::Down(known) if *known == reason);
+        if is_new {
+            tracing::warn!(broker = %self.location, name = %self.name, %reason, "not connected to the broker; retrying until it is available");
         }
         self.link.send_replace(Link::Down(reason));
     }
 
-    async fn connect(&self, sockets: &Sockets) -> Result<Live, String> {
+    async fn connect(&self, sockets: &Sockets) -> Result<Connection, ConnectionLost> {
         let properties =
             ConnectionProperties::default().with_connection_name(self.name.as_str().into());
-        let connection = timeout(ANSWER_LIMIT, sockets.connect(self.uri.clone(), properties))
-            .await
-            .map_err(|_| format!("no answer within {ANSWER_LIMIT:?}"))?
-            .map_err(|error| error.to_string())?;
-        let live = Live {
-            connection: Arc::new(connection),
+        let connecting = sockets.connect(self.uri.clone(), properties);
+        let inner =
+            timeout(ANSWER_LIMIT, connecting)
+                .await
+                .map_err(|_| ConnectionLost::TimedOut {
+                    request: "a connection",
+                    limit: ANSWER_LIMIT,
+                })??;
+        let connection = Connection {
+            inner: Arc::new(inner),
             lost: CancellationToken::new(),
         };
-        self.link.send_replace(Link::Up(live.clone()));
-        Ok(live)
+        self.link.send_replace(Link::Up(connection.clone()));
+        Ok(connection)
     }
 
-    /// Returns when the connection is gone, with the reason.
-    async fn watch(&self, live: &Live, end: &CancellationToken) -> String {
-        let mut events = Box::pin(live.connection.events_listener());
+    /// Waits until the connection is lost, and returns the reason. Publishes meanwhile whether the broker blocks it.
+    async fn watch(&self, connection: &Connection, end: &CancellationToken) -> ConnectionLost {
+        let mut events = Box::pin(connection.inner.events_listener());
         loop {
             tokio::select! {
                 event = events.next() => match event {
                     Some(Event::ConnectionBlocked(reason)) => {
-                        tracing::warn!(broker = %self.place, %reason, "the broker holds publishers back");
-                        self.link.send_replace(Link::Blocked(live.clone(), reason));
+                        tracing::warn!(broker = %self.location, %reason, "the broker blocks publishers");
+                        self.link.send_replace(Link::Blocked(connection.clone(), reason));
                     }
                     Some(Event::ConnectionUnblocked) => {
-                        tracing::info!(broker = %self.place, "the broker takes messages again");
-                        self.link.send_replace(Link::Up(live.clone()));
+                        tracing::info!(broker = %self.location, "the broker accepts messages again");
+                        self.link.send_replace(Link::Up(connection.clone()));
                     }
-                    // A channel's error is the business of whoever has the channel.
-                    Some(Event::Error(error)) if !live.connection.status().connected() => return error.to_string(),
+                    // The error of a single channel is handled by its user.
+                    Some(Event::Error(error)) if connection.ended() => return error.into(),
                     Some(_) => {}
-                    None => return "the connection has ended".into(),
+                    None => return ConnectionLost::Ended,
                 },
-                () = sleep(LOOK) => if !live.connection.status().connected() {
-                    return "the connection has ended".into();
+                () = sleep(CHECK_INTERVAL) => if connection.ended() {
+                    return ConnectionLost::Ended;
                 },
-                () = live.lost.cancelled() => return "the broker did not answer".into(),
-                () = end.cancelled() => return "closed".into(),
+                () = connection.lost.cancelled() => return ConnectionLost::GivenUp,
+                () = end.cancelled() => return ConnectionLost::Closed,
             }
         }
     }

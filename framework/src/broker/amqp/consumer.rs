@@ -1,11 +1,11 @@
-//! A consumer that outlives its channels.
+//! A consumer that survives the loss of its channel.
 //!
 //! What must stay true:
-//! - A delivery is settled on the channel that brought it, or not at all: each channel has its own way back here, which
-//!   ends with it, so a tag never reaches another channel.
-//! - Whatever ends a channel (the connection, an error, a queue that was deleted), consuming goes on with the next.
-//! - A queue that does not answer takes nothing from the consumers of others.
-//! - When the consumer is dropped, deliveries that it has handed out can still be settled.
+//! - A delivery is settled on the channel that brought it, or not at all: each channel has its own settlement queue,
+//!   which ends with it, so a tag never reaches another channel.
+//! - Whatever ends a channel (a lost connection, an error, a deleted queue), consuming continues on the next one.
+//! - A queue that does not answer does not stop the consumers of other queues.
+//! - After the consumer is dropped, deliveries that it has handed out can still be settled.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -28,89 +28,93 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::ANSWER_LIMIT;
-use super::connection::{Line, Live, Lost};
-use super::queues::{Queues, Undeclared, headers};
+use super::ack_batcher::{AckBatcher, AckCommand, PATIENCE};
+use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
+use super::queues::{QueueError, Queues, headers};
 use crate::broker::{Delivery, Settlement, Settler};
-use crate::settle::{AckRuns, PATIENCE, Send};
 
-/// How many settlements are looked at together.
+/// How many settlements are processed together.
 const SETTLEMENTS: usize = 4096;
-
-/// How long nothing comes before a channel is made anew. `RabbitMQ` neither cancels the consumers of a quorum queue that is
-/// deleted and declared again at once, nor do they receive anything from the new one, though it counts them: they would wait
-/// for ever.
+/// How long a channel may receive nothing before it is replaced. If a quorum queue is deleted and declared again at once,
+/// `RabbitMQ` neither cancels its consumers nor sends them anything from the new queue, although it lists them there.
+/// Without a new channel they would wait forever.
 const IDLE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
-/// How long the end of a channel is waited for that nobody needs any more.
+/// How long closing a channel that is no longer needed may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
-/// A channel that lived so long was no failure.
-const LONG: Duration = Duration::from_secs(10);
+/// After a channel that has lived this long, the delays before the next one start anew.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
+/// The delays before the next channel after a failure, before jitter.
+const SHORTEST_DELAY: Duration = Duration::from_millis(50);
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
-/// What a consumer wants.
+/// What a consumer asks for.
 pub struct Subscription {
     pub pipe: Arc<str>,
     pub prefetch: u16,
-    pub line: Line,
+    pub supervisor: ConnectionSupervisor,
     pub queues: Arc<Queues>,
     pub deliveries: mpsc::Sender<Delivery>,
-    /// The broker is being closed.
+    /// Cancelled when the broker is being closed.
     pub closing: CancellationToken,
 }
 
-/// How a channel ended in good order.
+/// How a channel ended in order.
 enum End {
-    /// The consumer or the broker is done.
+    /// The consumer was dropped, or the broker is being closed.
     Done,
-    /// Nothing has come for long, and nothing is unsettled.
+    /// Nothing was received for [`IDLE`], and nothing is unsettled.
     Idle,
 }
 
 /// A consuming channel.
 struct Session {
-    live: Live,
+    connection: Connection,
     channel: Channel,
-    runs: AckRuns,
-    settler: Arc<TellsSession>,
+    acks: AckBatcher,
+    settler: Arc<SessionSettler>,
     settlements: mpsc::UnboundedReceiver<(u64, Settlement)>,
-    /// Deliveries for which the consumer had no room, because it has some of an earlier channel.
+    /// Deliveries for which the consumer has no room yet, because it still holds some of an earlier channel.
     waiting: VecDeque<Delivery>,
 }
 
-struct TellsSession(mpsc::UnboundedSender<(u64, Settlement)>);
+struct SessionSettler(mpsc::UnboundedSender<(u64, Settlement)>);
 
-impl Settler for TellsSession {
+impl Settler for SessionSettler {
     fn settle(&self, tag: u64, settlement: Settlement) {
-        // Without its channel the delivery has gone back already.
+        // Fails if the channel is closed. The broker has requeued the delivery then.
         self.0.send((tag, settlement)).unwrap_or_default();
     }
 }
 
 impl Subscription {
-    /// Until the consumer is dropped and all it had is settled, until `closing` and all that is settled is told, or until
-    /// `end`.
+    /// Consumes until the consumer is dropped and all its deliveries are settled, until `closing` is cancelled and all
+    /// settlements are sent, or until `end` is cancelled.
     pub async fn run(self, end: CancellationToken) {
         end.run_until_cancelled(self.supervise()).await;
     }
 
     async fn supervise(&self) {
         let delays = ExponentialBuilder::new()
-            .with_min_delay(Duration::from_millis(50))
-            .with_max_delay(Duration::from_secs(5));
-        let mut delay = delays.with_jitter().without_max_times().build();
+            .with_min_delay(SHORTEST_DELAY)
+            .with_max_delay(LONGEST_DELAY)
+            .with_jitter()
+            .without_max_times();
+        let mut delay = delays.build();
         loop {
-            let live = tokio::select! {
-                live = self.line.up() => live,
+            let connection = tokio::select! {
+                connection = self.supervisor.connected() => connection,
                 () = self.closed() => return,
             };
             let started = Instant::now();
-            match self.session(live).await {
+            match self.session(connection).await {
                 Ok(End::Done) => return,
                 Ok(End::Idle) => continue,
                 Err(reason) => {
-                    tracing::warn!(pipe = %self.pipe, %reason, "consuming was interrupted; going on");
+                    tracing::warn!(pipe = %self.pipe, %reason, "consuming was interrupted; continuing on a new channel");
                 }
             }
-            if started.elapsed() > LONG {
-                delay = delays.with_jitter().without_max_times().build();
+            if started.elapsed() > STABLE_AFTER {
+                delay = delays.build();
             }
             tokio::select! {
                 () = sleep(delay.next().unwrap_or_default()) => {}
@@ -119,6 +123,7 @@ impl Subscription {
         }
     }
 
+    /// Waits until the consumer is dropped or the broker is being closed.
     async fn closed(&self) {
         tokio::select! {
             () = self.deliveries.closed() => {}
@@ -126,15 +131,14 @@ impl Subscription {
         }
     }
 
-    async fn session(&self, live: Live) -> Result<End, Undeclared> {
-        self.queues.declare(&live, &self.pipe, None).await?;
-        let queue = ShortString::try_new(&*self.pipe)
-            .map_err(|error| Undeclared::Refused(error.to_string()))?;
-        let channel = live.channel().await?;
+    /// Consumes on one channel until it ends.
+    async fn session(&self, connection: Connection) -> Result<End, QueueError> {
+        self.queues.declare(&connection, &self.pipe, None).await?;
+        let queue =
+            ShortString::try_new(&*self.pipe).map_err(|error| QueueError::Refused(error.into()))?;
+        let channel = connection.open_channel().await?;
         let qos = channel.basic_qos(self.prefetch, BasicQosOptions::default());
-        live.within_limit("the prefetch", qos)
-            .await?
-            .map_err(|error| lost(&error))?;
+        connection.request("the prefetch", qos).await?;
         let consume = channel.basic_consume(
             queue,
             "".into(),
@@ -142,69 +146,75 @@ impl Subscription {
             FieldTable::default(),
         );
         let stream = tokio::select! {
-            stream = self.patiently(&live, consume) => stream?.map_err(|error| lost(&error))?,
+            stream = self.wait_for_queue(&connection, consume) => stream?.map_err(ConnectionLost::from)?,
             () = self.closed() => {
-                // What an answer would bring yet goes back with the channel.
+                // If the queue still answers, what it delivers is requeued when the channel closes.
                 drop(timeout(CLOSE_LIMIT, channel.close(200, "done".into())).await);
                 return Ok(End::Done);
             }
         };
         let (sender, settlements) = mpsc::unbounded_channel();
         let mut session = Session {
-            live,
+            connection,
             channel,
-            runs: AckRuns::new(self.prefetch.into()),
-            settler: Arc::new(TellsSession(sender)),
+            acks: AckBatcher::new(self.prefetch.into()),
+            settler: Arc::new(SessionSettler(sender)),
             settlements,
             waiting: VecDeque::new(),
         };
         Ok(session.consume(self, stream).await?)
     }
 
-    /// Waits for what one queue answers. It may be stuck although the broker is not, e.g. a quorum queue without a leader; the connection,
-    /// which serves the consumers of other queues, stays while the broker answers anything.
-    async fn patiently<T>(&self, live: &Live, answer: impl Future<Output = T>) -> Result<T, Lost> {
+    /// Waits for the answer of one queue. A queue may be stuck although the broker is not, e.g. a quorum queue without a
+    /// leader. So the connection, which also serves the consumers of other queues, is kept as long as the broker answers
+    /// anything.
+    async fn wait_for_queue<T>(
+        &self,
+        connection: &Connection,
+        answer: impl Future<Output = T>,
+    ) -> Result<T, ConnectionLost> {
         let mut answer = pin!(answer);
         loop {
             tokio::select! {
                 answer = timeout(ANSWER_LIMIT, &mut answer) => if let Ok(answer) = answer { return Ok(answer) },
-                () = live.lost.cancelled() => return Err(Lost("the connection is lost".into())),
+                () = connection.lost.cancelled() => return Err(ConnectionLost::Closed),
             }
-            let other = live.channel().await?;
+            let other = connection.open_channel().await?;
             drop(timeout(CLOSE_LIMIT, other.close(200, "still there".into())).await);
-            tracing::warn!(pipe = %self.pipe, "the queue does not answer, though its broker does; waiting for it");
+            tracing::warn!(pipe = %self.pipe, "the queue does not answer, although the broker does; waiting for it");
         }
     }
 }
 
 impl Session {
-    /// Until the channel is lost (an error), the broker is closed, or the consumer is gone and everything settled.
+    /// Passes deliveries to the consumer and settlements to the broker, until the broker is being closed, or until the
+    /// consumer is dropped and everything is settled. Returns an error when the channel is lost.
     async fn consume(
         &mut self,
         subscription: &Subscription,
         mut stream: lapin::Consumer,
-    ) -> Result<End, Lost> {
+    ) -> Result<End, ConnectionLost> {
         let mut settled = Vec::new();
         let (mut cancelled, mut ended) = (false, false);
         let mut renewal = Instant::now() + IDLE;
-        while !cancelled || self.runs.open() > 0 || self.runs.due().is_some() {
-            let due = self.runs.due();
+        while !cancelled || self.acks.open() > 0 || self.acks.due().is_some() {
+            let due = self.acks.due();
             tokio::select! {
                 biased;
-                () = self.live.lost.cancelled() => return Err(Lost("the connection is lost".into())),
-                // Before what is settled after it: the broker must not send more to a consumer that is gone.
+                () = self.connection.lost.cancelled() => return Err(ConnectionLost::Closed),
+                // Before later settlements: they would make the broker send more to a consumer that was dropped.
                 () = subscription.deliveries.closed(), if !cancelled => {
                     cancelled = true;
                     self.waiting.clear();
                     let cancel = self.channel.basic_cancel(stream.tag(), BasicCancelOptions::default());
-                    self.live.within_limit("a cancellation", cancel).await?.map_err(|error| lost(&error))?;
+                    self.connection.request("a cancellation", cancel).await?;
                 }
                 _ = self.settlements.recv_many(&mut settled, SETTLEMENTS) => {
                     let now = Instant::now();
                     self.settle(&mut settled, now);
-                    self.tell(now).await?;
+                    self.send_acks(now).await?;
                 }
-                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.tell(Instant::now()).await?,
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.send_acks(Instant::now()).await?,
                 () = subscription.closing.cancelled() => break,
                 Ok(permit) = subscription.deliveries.reserve(), if !self.waiting.is_empty() => {
                     if let Some(delivery) = self.waiting.pop_front() {
@@ -215,11 +225,11 @@ impl Session {
                     renewal = Instant::now() + IDLE;
                     ended = self.receive_all(subscription, received, &mut stream)?;
                     if ended && !cancelled {
-                        return Err(Lost("the broker has cancelled the consumer".into()));
+                        return Err(ConnectionLost::ConsumerCancelled);
                     }
                 }
                 () = sleep_until(renewal), if !cancelled => {
-                    if self.runs.open() == 0 && self.runs.due().is_none() {
+                    if self.acks.open() == 0 && self.acks.due().is_none() {
                         self.finish(&mut settled).await?;
                         return Ok(End::Idle);
                     }
@@ -231,39 +241,36 @@ impl Session {
         Ok(End::Done)
     }
 
-    /// Tells what has been settled; the rest goes back with the channel.
-    async fn finish(&mut self, settled: &mut Vec<(u64, Settlement)>) -> Result<(), Lost> {
+    /// Sends all settlements and closes the channel, which requeues the unsettled deliveries.
+    async fn finish(&mut self, settled: &mut Vec<(u64, Settlement)>) -> Result<(), ConnectionLost> {
         let now = Instant::now();
         while let Ok(settlement) = self.settlements.try_recv() {
             settled.push(settlement);
         }
         self.settle(settled, now);
-        self.tell(now + PATIENCE).await?;
+        self.send_acks(now + PATIENCE).await?;
         let close = self.channel.close(200, "done".into());
-        self.live
-            .within_limit("a channel's end", close)
-            .await?
-            .map_err(|error| lost(&error))
+        self.connection.request("closing a channel", close).await
     }
 
     fn settle(&mut self, settled: &mut Vec<(u64, Settlement)>, now: Instant) {
         for (tag, settlement) in settled.drain(..) {
-            self.runs.settled(tag, settlement, now);
+            self.acks.settled(tag, settlement, now);
         }
     }
 
-    /// Takes what has come and what came with it. True when nothing more will come.
+    /// Processes `first` and all further deliveries that are ready. Returns whether the stream has ended.
     fn receive_all(
         &mut self,
         subscription: &Subscription,
         first: Option<lapin::Result<Received>>,
         stream: &mut lapin::Consumer,
-    ) -> Result<bool, Lost> {
+    ) -> Result<bool, ConnectionLost> {
         let mut next = Some(first);
         while let Some(received) = next {
             match received {
                 Some(Ok(received)) => self.receive(subscription, received),
-                Some(Err(error)) => return Err(lost(&error)),
+                Some(Err(error)) => return Err(error.into()),
                 None => return Ok(true),
             }
             next = stream.next().now_or_never();
@@ -279,7 +286,7 @@ impl Session {
             data,
             ..
         } = received;
-        self.runs.delivered(delivery_tag);
+        self.acks.delivered(delivery_tag);
         let (headers, delivery_count) = headers(&properties, redelivered);
         let settler = Arc::clone(&self.settler) as Arc<dyn Settler>;
         let pipe = Arc::clone(&subscription.pipe);
@@ -298,22 +305,21 @@ impl Session {
         {
             self.waiting.push_back(delivery);
         }
-        // A delivery that found the consumer gone was dropped just now, which sends it back.
+        // If the consumer is gone, the delivery was dropped above, which requeues it.
     }
 
-    /// Tells the broker what is to be told now.
-    async fn tell(&mut self, now: Instant) -> Result<(), Lost> {
-        let sends = self.runs.take(now);
+    /// Sends the commands that are due.
+    async fn send_acks(&mut self, now: Instant) -> Result<(), ConnectionLost> {
         let channel = &self.channel;
-        let telling = join_all(sends.into_iter().map(async |send| {
-            match send {
-                Send::UpTo(tag) => {
+        let sending = join_all(self.acks.take(now).into_iter().map(async |command| {
+            match command {
+                AckCommand::AckUpTo(tag) => {
                     channel
                         .basic_ack(tag, BasicAckOptions { multiple: true })
                         .await
                 }
-                Send::One(tag) => channel.basic_ack(tag, BasicAckOptions::default()).await,
-                Send::Requeue(tag) => {
+                AckCommand::Ack(tag) => channel.basic_ack(tag, BasicAckOptions::default()).await,
+                AckCommand::Requeue(tag) => {
                     channel
                         .basic_nack(
                             tag,
@@ -324,24 +330,18 @@ impl Session {
                         )
                         .await
                 }
-                Send::Reject(tag) => {
+                AckCommand::Reject(tag) => {
                     channel
                         .basic_reject(tag, BasicRejectOptions { requeue: false })
                         .await
                 }
             }
         }));
-        let told = self
-            .live
-            .within_limit("an acknowledgement", telling)
+        let sent = self
+            .connection
+            .within_limit("an acknowledgement", sending)
             .await?;
-        told.into_iter()
-            .collect::<lapin::Result<Vec<()>>>()
-            .map_err(|error| lost(&error))?;
+        sent.into_iter().collect::<lapin::Result<()>>()?;
         Ok(())
     }
-}
-
-fn lost(error: &lapin::Error) -> Lost {
-    Lost(error.to_string())
 }

@@ -1,7 +1,7 @@
-//! Announcements: a fan-out exchange, and for each listener a queue of its own that goes with its connection.
+//! Announcements: a fan-out exchange, and for each subscriber a queue that is deleted with its connection.
 //!
-//! Announcing is rare, so each announcement takes a channel of its own. A listener that loses its channel has missed
-//! something, says so, and listens again.
+//! Announcements are rare, so each one takes a channel of its own. A subscriber that loses its channel reports
+//! [`Event::Missed`] and subscribes again.
 
 use std::time::Duration;
 
@@ -16,19 +16,21 @@ use lapin::{BasicProperties, Channel, ExchangeKind};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::connection::{Line, Live, Lost};
-use crate::broker::Heard;
+use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
+use crate::broker::Event;
 
 const EXCHANGE: &str = "batchwright.control";
-const PAUSE: Duration = Duration::from_millis(500);
+/// The delay before a lost subscription is made again.
+const RESUBSCRIBE_DELAY: Duration = Duration::from_millis(500);
 
-/// Says something to everyone who listens.
-pub async fn announce(connection: &Line, body: Bytes) -> Result<(), Lost> {
-    let live = connection
-        .live()
-        .ok_or_else(|| Lost("not connected".into()))?;
-    let channel = exchange(&live).await?;
-    let said = async {
+/// Publishes an announcement and waits for the broker's confirm.
+pub async fn announce(
+    supervisor: &ConnectionSupervisor,
+    body: Bytes,
+) -> Result<(), ConnectionLost> {
+    let connection = supervisor.current().ok_or(ConnectionLost::NotConnected)?;
+    let channel = channel_with_exchange(&connection).await?;
+    let confirmed = async {
         channel
             .confirm_select(ConfirmSelectOptions::default())
             .await?;
@@ -44,32 +46,33 @@ pub async fn announce(connection: &Line, body: Bytes) -> Result<(), Lost> {
             .await?
             .await
     };
-    live.within_limit("an announcement", said)
-        .await?
-        .map_err(|error| Lost(error.to_string()))?;
+    connection.request("an announcement", confirmed).await?;
     drop(channel.close(200, "announced".into()).await);
     Ok(())
 }
 
-/// Listens until nobody wants to hear any more.
-pub async fn listen(connection: Line, heard: mpsc::Sender<Heard>) {
+/// Sends all announcements to `events` until the receiver is dropped.
+pub async fn subscribe(supervisor: ConnectionSupervisor, events: mpsc::Sender<Event>) {
     loop {
-        let live = tokio::select! {
-            live = connection.up() => live,
-            () = heard.closed() => return,
+        let connection = tokio::select! {
+            connection = supervisor.connected() => connection,
+            () = events.closed() => return,
         };
-        match listen_on(&live, &heard).await {
+        match subscribe_on(&connection, &events).await {
             Ok(()) => return,
             Err(reason) => {
-                tracing::warn!(%reason, "announcements are missed; listening again as soon as possible");
+                tracing::warn!(%reason, "the subscription to announcements was lost; subscribing again");
             }
         }
-        sleep(PAUSE).await;
+        sleep(RESUBSCRIBE_DELAY).await;
     }
 }
 
-async fn listen_on(live: &Live, heard: &mpsc::Sender<Heard>) -> Result<(), Lost> {
-    let channel = exchange(live).await?;
+async fn subscribe_on(
+    connection: &Connection,
+    events: &mpsc::Sender<Event>,
+) -> Result<(), ConnectionLost> {
+    let channel = channel_with_exchange(connection).await?;
     let consume = async {
         let options = QueueDeclareOptions {
             exclusive: true,
@@ -98,30 +101,26 @@ async fn listen_on(live: &Live, heard: &mpsc::Sender<Heard>) -> Result<(), Lost>
             .basic_consume(queue, "".into(), options, FieldTable::default())
             .await
     };
-    let mut said = live
-        .within_limit("listening", consume)
-        .await?
-        .map_err(|error| Lost(error.to_string()))?;
-    // What was said before this moment was not heard.
-    let mut next = Heard::Missed;
+    let mut messages = connection.request("a subscription", consume).await?;
+    // Announcements from before this moment were not received.
+    let mut event = Event::Missed;
     loop {
-        if heard.send(next).await.is_err() {
+        if events.send(event).await.is_err() {
             return Ok(());
         }
-        next = tokio::select! {
-            said = said.next() => match said {
-                Some(Ok(delivery)) => Heard::Said(delivery.data.into()),
-                Some(Err(error)) => return Err(Lost(error.to_string())),
-                None => return Err(Lost("the channel has ended".into())),
+        event = tokio::select! {
+            message = messages.next() => match message {
+                Some(delivery) => Event::Message(delivery?.data.into()),
+                None => return Err(ConnectionLost::ChannelEnded),
             },
-            () = live.lost.cancelled() => return Err(Lost("the connection is lost".into())),
-            () = heard.closed() => return Ok(()),
+            () = connection.lost.cancelled() => return Err(ConnectionLost::Closed),
+            () = events.closed() => return Ok(()),
         };
     }
 }
 
-async fn exchange(live: &Live) -> Result<Channel, Lost> {
-    let channel = live.channel().await?;
+async fn channel_with_exchange(connection: &Connection) -> Result<Channel, ConnectionLost> {
+    let channel = connection.open_channel().await?;
     let options = ExchangeDeclareOptions {
         durable: true,
         ..ExchangeDeclareOptions::default()
@@ -132,8 +131,6 @@ async fn exchange(live: &Live) -> Result<Channel, Lost> {
         options,
         FieldTable::default(),
     );
-    live.within_limit("the control exchange", declared)
-        .await?
-        .map_err(|error| Lost(error.to_string()))?;
+    connection.request("the control exchange", declared).await?;
     Ok(channel)
 }

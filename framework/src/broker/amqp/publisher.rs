@@ -1,14 +1,15 @@
 //! The task that publishes.
 //!
-//! Messages go out in groups, whose frames are written together and whose confirms are awaited together: one message at a
-//! time costs the client five times as much.
+//! Messages are published in groups: the frames of a group are written together and its confirms are awaited together.
+//! One message at a time costs the client five times as much.
 //!
 //! What must stay true:
-//! - A publication leaves this task only by an answer: confirmed, or refused for good. Whatever happens to a channel or a
-//!   connection, what is not confirmed is published again on the next one, in order, before anything newer.
-//! - A message that kills channels does not do so for ever.
+//! - A publication leaves this task only with a result: confirmed, or refused for good. Whatever happens to a channel or a
+//!   connection, unconfirmed messages are published again on the next one, in order, before any newer message.
+//! - A message that makes the broker close the channel does not do so forever.
 
 use std::collections::{HashSet, VecDeque};
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,32 +23,35 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::connection::{Line, Live, Lost};
-use super::queues::{Queues, Undeclared, delay_queue, properties};
+use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
+use super::queues::{QueueError, Queues, delay_queue, properties};
+use crate::RetryPolicy;
 use crate::broker::{Confirmer, Outgoing, PublishError};
 
 /// How many messages are written together.
 const GROUP: usize = 64;
-/// How many messages are unconfirmed at most; measured, more gain nothing.
+/// The most messages that are unconfirmed at a time. Measured: more do not help.
 const WINDOW: usize = 4096;
+/// How long the broker may take to confirm a group.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(30);
-/// How many channels a message may see die before it is taken for the cause.
-const CHANNELS: u32 = 5;
-/// How often a message is published that the broker refuses: a quorum queue does so while it has no leader, which is also
-/// when it has just been declared.
-const REFUSALS: u32 = 5;
-/// How long a refused message waits, and a new channel after one has died.
+/// How many channels may be closed while a message is unconfirmed before the message is considered the cause.
+const MAX_CLOSED_CHANNELS: u32 = 5;
+/// The delay before a refused message is published again, and before a new channel is opened after one was closed.
 const PAUSE: Duration = Duration::from_millis(200);
+/// How often, and after which delay, a message is published that the broker refuses. A quorum queue refuses messages
+/// while it has no leader, which is also the case right after it was declared.
+const REFUSAL_POLICY: RetryPolicy = RetryPolicy::constant(PAUSE).attempts(5);
 
-/// A message on its way, and whom to answer.
+/// A message that is not confirmed yet.
 pub struct Publication {
     message: Outgoing,
     confirmer: Confirmer,
-    /// It came back once, because there was no queue.
+    /// Whether the broker has returned the message once, because the queue did not exist.
     returned: bool,
-    /// How often the broker has refused it, and how many channels have died under it.
+    /// How often the broker has refused the message.
     refusals: u32,
-    channels: u32,
+    /// How many channels were closed while the message was unconfirmed.
+    closed_channels: u32,
 }
 
 impl Publication {
@@ -57,11 +61,11 @@ impl Publication {
             confirmer,
             returned: false,
             refusals: 0,
-            channels: 0,
+            closed_channels: 0,
         }
     }
 
-    /// The queue where it physically goes.
+    /// Returns the queue that receives the message: the pipe's own, or the one for its delay.
     fn queue(&self) -> Arc<str> {
         match self.message.delay {
             Some(delay) => delay_queue(&self.message.pipe, delay).into(),
@@ -69,67 +73,67 @@ impl Publication {
         }
     }
 
-    fn answer(self, answer: Result<(), PublishError>) {
-        // Whoever does not wait for the answer does not want it.
-        drop(self.confirmer.send(answer));
+    fn confirm(self) {
+        self.confirmer.resolve(Ok(()));
     }
 
-    fn unroutable(self, reason: String) {
-        let pipe = self.message.pipe.to_string();
-        self.answer(Err(PublishError::Unroutable { pipe, reason }));
+    fn unroutable(self, reason: impl Into<Box<dyn Error + Send + Sync>>) {
+        let error = PublishError::unroutable(&*self.message.pipe, reason);
+        self.confirmer.resolve(Err(error));
     }
 
-    fn refused(self, reason: String) {
-        let pipe = self.message.pipe.to_string();
-        self.answer(Err(PublishError::Refused { pipe, reason }));
+    fn refused(self, reason: impl Into<Box<dyn Error + Send + Sync>>) {
+        let error = PublishError::refused(&*self.message.pipe, reason);
+        self.confirmer.resolve(Err(error));
     }
 }
 
+/// Publishes messages on one connection after another.
 pub struct Publisher {
-    line: Line,
+    supervisor: ConnectionSupervisor,
     queues: Arc<Queues>,
     received: mpsc::UnboundedReceiver<Publication>,
-    /// To be published before what is received.
+    /// Publications to send before those in `received`.
     first: VecDeque<Publication>,
     buffer: Vec<Publication>,
 }
 
-/// What became of a group.
-struct Answered {
+/// A group of publications and its outcome.
+struct GroupResult {
     number: u64,
     publications: Vec<Publication>,
-    answers: Answers,
+    outcome: Outcome,
 }
 
-enum Answers {
-    /// For each publication.
-    Given(Vec<lapin::Result<Confirmation>>),
-    /// The broker said nothing in time.
-    Missing,
-    /// These had been refused and have waited; they are to be published again.
-    Again,
+enum Outcome {
+    /// The broker's answer to each publication.
+    Answered(Vec<lapin::Result<Confirmation>>),
+    /// The broker did not answer in time, or the connection was lost.
+    Unanswered,
+    /// The broker had refused these publications, and their delay is over: they are published again.
+    RetryDue,
 }
 
-/// One channel and what is unconfirmed on it.
+/// One channel and its unconfirmed publications.
 struct Session {
-    live: Live,
+    connection: Connection,
     channel: Channel,
     declared: HashSet<Arc<str>>,
-    groups: FuturesUnordered<BoxFuture<'static, Answered>>,
-    number: u64,
+    groups: FuturesUnordered<BoxFuture<'static, GroupResult>>,
+    next_group: u64,
     unconfirmed: usize,
-    /// Unanswered publications of groups whose channel has died, by group.
-    left: Vec<(u64, Vec<Publication>)>,
+    /// Publications to be sent again on the next channel, by group.
+    unsent: Vec<(u64, Vec<Publication>)>,
 }
 
 impl Publisher {
     pub fn new(
-        line: Line,
+        supervisor: ConnectionSupervisor,
         queues: Arc<Queues>,
         received: mpsc::UnboundedReceiver<Publication>,
     ) -> Self {
         Self {
-            line,
+            supervisor,
             queues,
             received,
             first: VecDeque::new(),
@@ -137,18 +141,20 @@ impl Publisher {
         }
     }
 
-    /// Until `closing` and everything is answered, or until `end`.
+    /// Publishes until `closing` is cancelled and every publication has a result, or until `end` is cancelled.
     pub async fn run(mut self, closing: CancellationToken, end: CancellationToken) {
         end.run_until_cancelled(async {
-            let connection = self.line.clone();
+            let supervisor = self.supervisor.clone();
             loop {
-                let live = tokio::select! {
-                    live = connection.up() => live,
-                    () = self.idle_close(&closing) => return,
+                let connection = tokio::select! {
+                    connection = supervisor.connected() => connection,
+                    () = self.closed_and_empty(&closing) => return,
                 };
-                match self.session(live, &closing).await {
+                match self.session(connection, &closing).await {
                     Ok(()) => return,
-                    Err(lost) => tracing::warn!(reason = %lost, "publishing was interrupted; going on as soon as possible"),
+                    Err(reason) => {
+                        tracing::warn!(%reason, "publishing was interrupted; continuing as soon as possible");
+                    }
                 }
                 sleep(PAUSE).await;
             }
@@ -156,8 +162,8 @@ impl Publisher {
         .await;
     }
 
-    /// Ends when the broker is closed and there is nothing to publish.
-    async fn idle_close(&mut self, closing: &CancellationToken) {
+    /// Returns once the broker is being closed, if there is nothing to publish; never otherwise.
+    async fn closed_and_empty(&mut self, closing: &CancellationToken) {
         closing.cancelled().await;
         self.received.close();
         while let Ok(publication) = self.received.try_recv() {
@@ -168,21 +174,23 @@ impl Publisher {
         }
     }
 
-    /// Publishes on one channel until it is lost or, when closing, until everything is answered.
-    async fn session(&mut self, live: Live, closing: &CancellationToken) -> Result<(), Lost> {
-        let channel = live.channel().await?;
+    /// Publishes on one channel until it is lost or, when closing, until every publication has a result.
+    async fn session(
+        &mut self,
+        connection: Connection,
+        closing: &CancellationToken,
+    ) -> Result<(), ConnectionLost> {
+        let channel = connection.open_channel().await?;
         let select = channel.confirm_select(ConfirmSelectOptions::default());
-        live.within_limit("publisher confirms", select)
-            .await?
-            .map_err(|error| Lost(error.to_string()))?;
+        connection.request("publisher confirms", select).await?;
         let mut session = Session {
-            live,
+            connection,
             channel,
             declared: HashSet::new(),
             groups: FuturesUnordered::new(),
-            number: 0,
+            next_group: 0,
             unconfirmed: 0,
-            left: Vec::new(),
+            unsent: Vec::new(),
         };
         let result = self.publish_on(&mut session, closing).await;
         self.take_back(session).await;
@@ -193,7 +201,7 @@ impl Publisher {
         &mut self,
         session: &mut Session,
         closing: &CancellationToken,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), ConnectionLost> {
         loop {
             let drained = self.received.is_closed() && self.received.is_empty();
             if drained && self.first.is_empty() && session.groups.is_empty() {
@@ -202,104 +210,109 @@ impl Publisher {
             let has_room = session.unconfirmed < WINDOW;
             tokio::select! {
                 biased;
-                Some(answered) = session.groups.next() => self.answered(session, answered)?,
-                () = session.live.lost.cancelled() => return Err(Lost("the connection is lost".into())),
+                Some(result) = session.groups.next() => self.resolve(session, result)?,
+                () = session.connection.lost.cancelled() => return Err(ConnectionLost::Closed),
                 () = closing.cancelled(), if !self.received.is_closed() => self.received.close(),
                 _ = self.received.recv_many(&mut self.buffer, GROUP), if has_room && !drained && self.first.len() < GROUP => {
                     self.first.extend(self.buffer.drain(..));
                 }
-                // Nothing more is there right now: what there is goes out.
+                // No more messages are ready: send what there is.
                 () = std::future::ready(()), if has_room && !self.first.is_empty() => self.send(session).await?,
             }
         }
     }
 
-    /// Declares what is not declared and writes a group.
-    async fn send(&mut self, session: &mut Session) -> Result<(), Lost> {
-        let mut sent = Vec::with_capacity(GROUP);
-        while sent.len() < GROUP
+    /// Writes one group, after declaring the queues that this session has not declared yet.
+    async fn send(&mut self, session: &mut Session) -> Result<(), ConnectionLost> {
+        let (publications, properties) = self.prepare_group(session).await?;
+        let channel = &session.channel;
+        let writing = join_all(publications.iter().zip(properties).map(
+            |(publication, (queue, properties))| {
+                let options = BasicPublishOptions {
+                    mandatory: true,
+                    ..BasicPublishOptions::default()
+                };
+                channel.basic_publish(
+                    "".into(),
+                    queue,
+                    options,
+                    &publication.message.body,
+                    properties,
+                )
+            },
+        ));
+        // A broker that blocks publishers stops reading from them, so writing may take as long as a confirm.
+        let written = tokio::select! {
+            written = timeout(CONFIRM_LIMIT, writing) => written.ok(),
+            () = session.connection.lost.cancelled() => None,
+        };
+        let Some(written) = written else {
+            session.keep_unsent(publications);
+            return Err(session.connection.give_up("writing", CONFIRM_LIMIT));
+        };
+        session.unconfirmed += publications.len();
+        let number = session.number_group();
+        let result = await_group(
+            number,
+            publications,
+            written,
+            session.connection.lost.clone(),
+        );
+        session.groups.push(result.boxed());
+        Ok(())
+    }
+
+    /// Takes the publications of the next group, with their queues and properties. Publications that cannot be sent are
+    /// resolved here.
+    async fn prepare_group(&mut self, session: &mut Session) -> Result<Group, ConnectionLost> {
+        let (mut publications, mut properties) = (Vec::new(), Vec::new());
+        while publications.len() < GROUP
             && let Some(publication) = self.first.pop_front()
         {
             match session.prepare(&self.queues, &publication).await {
-                Ok(prepared) => sent.push((publication, prepared)),
-                Err(Trouble::Unroutable(reason)) => publication.unroutable(reason),
-                Err(Trouble::Refused(reason)) => publication.refused(reason),
-                Err(Trouble::Lost(lost)) => {
-                    let unsent = sent
-                        .into_iter()
-                        .map(|(publication, _)| publication)
-                        .chain([publication]);
-                    session.left.push((session.number, unsent.collect()));
-                    session.number += 1;
+                Ok(prepared) => {
+                    publications.push(publication);
+                    properties.push(prepared);
+                }
+                Err(PrepareError::Unroutable(reason)) => publication.unroutable(reason),
+                Err(PrepareError::Refused(reason)) => publication.refused(reason),
+                Err(PrepareError::Lost(lost)) => {
+                    publications.push(publication);
+                    session.keep_unsent(publications);
                     return Err(lost);
                 }
             }
         }
-        let channel = &session.channel;
-        let writing = join_all(sent.iter().map(|(publication, (queue, properties))| {
-            let options = BasicPublishOptions {
-                mandatory: true,
-                ..BasicPublishOptions::default()
-            };
-            channel.basic_publish(
-                "".into(),
-                queue.clone(),
-                options,
-                &publication.message.body,
-                properties.clone(),
-            )
-        }));
-        // A broker that blocks publishers stops reading from them, so this may take as long as a confirm.
-        let written = tokio::select! {
-            written = timeout(CONFIRM_LIMIT, writing) => written.ok(),
-            () = session.live.lost.cancelled() => None,
-        };
-        let publications: Vec<Publication> = sent
-            .into_iter()
-            .map(|(publication, _)| publication)
-            .collect();
-        let Some(written) = written else {
-            session.left.push((session.number, publications));
-            session.number += 1;
-            return Err(session.live.give_up("writing", CONFIRM_LIMIT));
-        };
-        session.unconfirmed += publications.len();
-        let answered = await_group(
-            session.number,
-            publications,
-            written,
-            session.live.lost.clone(),
-        );
-        session.groups.push(answered.boxed());
-        session.number += 1;
-        Ok(())
+        Ok((publications, properties))
     }
 
-    /// Answers the publishers of a group.
-    fn answered(&mut self, session: &mut Session, answered: Answered) -> Result<(), Lost> {
-        let Answered {
+    /// Resolves the publications of a group, or keeps them to be sent again.
+    fn resolve(
+        &mut self,
+        session: &mut Session,
+        result: GroupResult,
+    ) -> Result<(), ConnectionLost> {
+        let GroupResult {
             number,
             publications,
-            answers,
-        } = answered;
+            outcome,
+        } = result;
         session.unconfirmed -= publications.len();
-        let answers = match answers {
-            Answers::Given(answers) => answers,
-            Answers::Missing => {
-                session.left.push((number, publications));
-                return Err(session.live.give_up("confirms", CONFIRM_LIMIT));
+        let answers = match outcome {
+            Outcome::Answered(answers) => answers,
+            Outcome::Unanswered => {
+                session.unsent.push((number, publications));
+                return Err(session.connection.give_up("confirms", CONFIRM_LIMIT));
             }
-            Answers::Again => {
+            Outcome::RetryDue => {
                 self.first.extend(publications);
                 return Ok(());
             }
         };
-        let (mut trouble, mut left, mut refused) = (None, Vec::new(), Vec::new());
+        let (mut lost, mut unsent, mut refused) = (None, Vec::new(), Vec::new());
         for (mut publication, answer) in publications.into_iter().zip(answers) {
             match answer {
-                Ok(Confirmation::Ack(None) | Confirmation::NotRequested) => {
-                    publication.answer(Ok(()));
-                }
+                Ok(Confirmation::Ack(None) | Confirmation::NotRequested) => publication.confirm(),
                 Ok(Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned))) => {
                     session.declared.remove(&publication.queue());
                     if publication.returned {
@@ -311,107 +324,120 @@ impl Publisher {
                 }
                 Ok(Confirmation::Nack(None)) => {
                     publication.refusals += 1;
-                    if publication.refusals < REFUSALS {
+                    let retry = REFUSAL_POLICY.delay_after(publication.refusals, Duration::ZERO);
+                    if retry.is_some() {
                         refused.push(publication);
                     } else {
-                        publication.refused("it was not taken; the queue may be full".into());
+                        publication.refused("it was not taken; the queue may be full");
                     }
                 }
                 Err(error) => {
                     if error.is_amqp_soft_error() {
-                        publication.channels += 1;
+                        publication.closed_channels += 1;
                     }
-                    trouble = Some(error.to_string());
-                    if publication.channels < CHANNELS {
-                        left.push(publication);
+                    if publication.closed_channels < MAX_CLOSED_CHANNELS {
+                        unsent.push(publication);
                     } else {
-                        publication.refused(error.to_string());
+                        publication.refused(error.clone());
                     }
+                    lost = Some(error);
                 }
             }
         }
         if !refused.is_empty() {
             session.publish_later(refused);
         }
-        let Some(trouble) = trouble else {
+        let Some(lost) = lost else {
             return Ok(());
         };
-        session.left.push((number, left));
-        Err(Lost(trouble))
+        session.unsent.push((number, unsent));
+        Err(lost.into())
     }
 
-    /// Puts what was not confirmed before everything else, in the order in which it was sent.
+    /// Puts the unconfirmed publications before all others, in the order in which they were sent.
     async fn take_back(&mut self, mut session: Session) {
-        if session.groups.is_empty() && session.left.is_empty() {
+        if session.groups.is_empty() && session.unsent.is_empty() {
             return;
         }
-        // The channel is not to be used again; without it the confirms of its groups will not come.
-        if session.live_is_up() {
+        // The channel must not be used again. Closing it ends the wait for outstanding confirms.
+        if !session.connection.is_lost() {
             drop(timeout(PAUSE, session.channel.close(200, "interrupted".into())).await);
         }
-        while let Ok(Some(answered)) = timeout(CONFIRM_LIMIT, session.groups.next()).await {
-            // What went wrong is known already.
-            drop(self.answered(&mut session, answered));
+        while let Ok(Some(result)) = timeout(CONFIRM_LIMIT, session.groups.next()).await {
+            // The reason is logged already.
+            drop(self.resolve(&mut session, result));
         }
-        session.left.sort_by_key(|(number, _)| *number);
-        let left = session
-            .left
+        session.unsent.sort_by_key(|(number, _)| *number);
+        let unsent = session
+            .unsent
             .into_iter()
             .flat_map(|(_, publications)| publications);
-        self.first = left.chain(std::mem::take(&mut self.first)).collect();
+        self.first = unsent.chain(std::mem::take(&mut self.first)).collect();
     }
 }
 
+/// The publications of a group, and the queue and the properties of each.
+type Group = (Vec<Publication>, Vec<(ShortString, BasicProperties)>);
+
+/// Why a message cannot be written.
+enum PrepareError {
+    Unroutable(Box<dyn Error + Send + Sync>),
+    Refused(Box<dyn Error + Send + Sync>),
+    Lost(ConnectionLost),
+}
+
 impl Session {
+    /// Declares the publication's queue, unless this session has done so, and returns its name and the properties.
     async fn prepare(
         &mut self,
         queues: &Queues,
         publication: &Publication,
-    ) -> Result<(ShortString, BasicProperties), Trouble> {
+    ) -> Result<(ShortString, BasicProperties), PrepareError> {
         let queue = publication.queue();
         let name = ShortString::try_new(&*queue)
-            .map_err(|error| Trouble::Unroutable(error.to_string()))?;
-        let properties = properties(&publication.message.headers).map_err(Trouble::Refused)?;
+            .map_err(|error| PrepareError::Unroutable(error.into()))?;
+        let properties = properties(&publication.message.headers)
+            .map_err(|reason| PrepareError::Refused(reason.into()))?;
         if !self.declared.contains(&queue) {
             let Outgoing { pipe, delay, .. } = &publication.message;
             queues
-                .declare(&self.live, pipe, *delay)
+                .declare(&self.connection, pipe, *delay)
                 .await
                 .map_err(|error| match error {
-                    Undeclared::Refused(reason) => Trouble::Unroutable(reason),
-                    Undeclared::Away(reason) => Trouble::Refused(reason),
-                    Undeclared::Lost(lost) => Trouble::Lost(lost),
+                    QueueError::Refused(reason) => PrepareError::Unroutable(reason),
+                    QueueError::NotFound(reason) => PrepareError::Refused(reason.into()),
+                    QueueError::Lost(lost) => PrepareError::Lost(lost),
                 })?;
             self.declared.insert(queue);
         }
         Ok((name, properties))
     }
 
+    /// Publishes refused messages again after a delay.
     fn publish_later(&mut self, publications: Vec<Publication>) {
         self.unconfirmed += publications.len();
-        let (number, lost) = (self.number, self.live.lost.clone());
-        self.number += 1;
+        let (number, lost) = (self.number_group(), self.connection.lost.clone());
         let waiting = async move {
             lost.run_until_cancelled(sleep(PAUSE)).await;
-            Answered {
+            GroupResult {
                 number,
                 publications,
-                answers: Answers::Again,
+                outcome: Outcome::RetryDue,
             }
         };
         self.groups.push(waiting.boxed());
     }
 
-    fn live_is_up(&self) -> bool {
-        !self.live.lost.is_cancelled()
+    fn keep_unsent(&mut self, publications: Vec<Publication>) {
+        let number = self.number_group();
+        self.unsent.push((number, publications));
     }
-}
 
-/// Why a message cannot be written.
-enum Trouble {
-    Unroutable(String),
-    Refused(String),
-    Lost(Lost),
+    fn number_group(&mut self) -> u64 {
+        let number = self.next_group;
+        self.next_group += 1;
+        number
+    }
 }
 
 async fn await_group(
@@ -419,15 +445,15 @@ async fn await_group(
     publications: Vec<Publication>,
     written: Vec<lapin::Result<PublisherConfirm>>,
     lost: CancellationToken,
-) -> Answered {
+) -> GroupResult {
     let confirms = join_all(written.into_iter().map(|written| async { written?.await }));
-    let answers = tokio::select! {
-        answers = timeout(CONFIRM_LIMIT, confirms) => answers.map_or(Answers::Missing, Answers::Given),
-        () = lost.cancelled() => Answers::Missing,
+    let outcome = tokio::select! {
+        answers = timeout(CONFIRM_LIMIT, confirms) => answers.map_or(Outcome::Unanswered, Outcome::Answered),
+        () = lost.cancelled() => Outcome::Unanswered,
     };
-    Answered {
+    GroupResult {
         number,
         publications,
-        answers,
+        outcome,
     }
 }

@@ -1,9 +1,10 @@
-//! How pipes, delays, headers and bodies look to `RabbitMQ`.
+//! How pipes, delays and headers map to queues and properties of `RabbitMQ`.
 //!
-//! What must stay true: a declaration or a probe never shares a channel with anything else, because a refusal closes the
-//! channel.
+//! What must stay true: a declaration or a probe never shares a channel with anything else, because the broker closes a
+//! channel when it refuses a request.
 
 use std::collections::HashSet;
+use std::error::Error;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,36 +14,59 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, ErrorKind};
 
 use super::QueueType;
-use super::connection::{Live, Lost};
+use super::connection::{Connection, ConnectionLost};
 use crate::broker::{HeaderValue, Headers};
 
-/// Headers by which the broker itself speaks; they say nothing about a message that is published again.
-const BROKERS_OWN: [&str; 3] = ["x-delivery-count", "x-acquired-count", "x-death"];
+/// Headers that the broker sets itself. They describe one delivery, so they are not sent on when a message is published
+/// again.
+const BROKER_HEADERS: [&str; 3] = ["x-delivery-count", "x-acquired-count", "x-death"];
 const FIRST_DEATH: &str = "x-first-death-";
 const DELIVERY_COUNT: &str = "x-delivery-count";
 
+/// Declares queues and asks for their depth.
 pub struct Queues {
     queue_type: QueueType,
     /// 0: none.
     max_priority: u8,
     declare: bool,
-    /// Queues that somebody else has declared in another way; said once.
+    /// Queues that were declared elsewhere with other arguments. Each is logged once.
     foreign: Mutex<HashSet<String>>,
-    /// Held while a queue is declared. `RabbitMQ` tells a second declarer that a quorum queue is there while it still makes it for the
-    /// first, and refuses what is published to it until it is made: those messages would arrive after later ones.
+    /// Held while a queue is declared. While `RabbitMQ` still creates a quorum queue for one client, it tells a second
+    /// one that the queue exists, but refuses messages until it is created. Those messages would be published again,
+    /// after later ones.
     declaring: tokio::sync::Mutex<()>,
 }
 
-/// Why there is no queue.
+/// Why a queue cannot be declared or probed.
 #[derive(Debug, thiserror::Error)]
-pub enum Undeclared {
+pub enum QueueError {
+    /// The broker refuses the request, or the name is invalid.
     #[error("{0}")]
-    Refused(String),
-    /// A queue that is there and cannot be reached now, e.g. because its node is down.
-    #[error("{0}")]
-    Away(String),
+    Refused(Box<dyn Error + Send + Sync>),
+    /// There is no such queue. To a declaration the broker answers this if the queue exists and cannot be reached now,
+    /// e.g. because its node is down.
     #[error(transparent)]
-    Lost(#[from] Lost),
+    NotFound(lapin::Error),
+    #[error(transparent)]
+    Lost(#[from] ConnectionLost),
+}
+
+impl QueueError {
+    fn refused(reason: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Refused(reason.into())
+    }
+}
+
+impl From<lapin::Error> for QueueError {
+    fn from(error: lapin::Error) -> Self {
+        if is_soft(&error, AMQPSoftError::NOTFOUND) {
+            Self::NotFound(error)
+        } else if error.is_amqp_soft_error() {
+            Self::refused(error)
+        } else {
+            Self::Lost(error.into())
+        }
+    }
 }
 
 impl Queues {
@@ -50,7 +74,7 @@ impl Queues {
         if max_priority > 0 && queue_type == QueueType::Quorum {
             tracing::warn!(
                 max_priority,
-                "quorum queues know no priorities; they are declared without"
+                "quorum queues have no priorities; declaring them without x-max-priority"
             );
         }
         Self {
@@ -62,48 +86,46 @@ impl Queues {
         }
     }
 
-    /// Sees to it that the pipe's queue exists, and the queue for a delay if one is given.
+    /// Declares the queue of a pipe, and the queue for `delay` if one is given.
     pub async fn declare(
         &self,
-        live: &Live,
+        connection: &Connection,
         pipe: &str,
         delay: Option<Duration>,
-    ) -> Result<(), Undeclared> {
+    ) -> Result<(), QueueError> {
         if !self.declare {
             return Ok(());
         }
-        self.declare_queue(live, pipe, self.arguments()).await?;
+        self.declare_queue(connection, pipe, self.arguments())
+            .await?;
         let Some(delay) = delay else { return Ok(()) };
         self.declare_queue(
-            live,
+            connection,
             &delay_queue(pipe, delay),
             self.delay_arguments(pipe, delay),
         )
         .await
     }
 
-    /// How many messages are ready in the queue; none when there is no such queue. Looking must not make one: declared from here, a
-    /// delay pipe would be a pipe that nothing ever comes back from.
-    pub async fn depth(&self, live: &Live, pipe: &str) -> Result<u64, String> {
-        match passive(live, pipe).await {
-            Ok(ready) => Ok(ready),
-            Err(Refusal::NotFound) => Ok(0),
-            Err(Refusal::Other(reason)) => Err(reason),
-            Err(Refusal::Lost(lost)) => Err(lost.to_string()),
+    /// Returns how many messages are ready in a queue; 0 if it does not exist. Does not declare the queue: if it is a
+    /// delay queue, this method does not know its arguments, and messages in it would never reach their pipe.
+    pub async fn depth(&self, connection: &Connection, pipe: &str) -> Result<u64, QueueError> {
+        match probe(connection, pipe).await {
+            Err(QueueError::NotFound(_)) => Ok(0),
+            probed => probed,
         }
     }
 
     async fn declare_queue(
         &self,
-        live: &Live,
+        connection: &Connection,
         queue: &str,
         arguments: FieldTable,
-    ) -> Result<(), Undeclared> {
-        let name =
-            ShortString::try_new(queue).map_err(|error| Undeclared::Refused(error.to_string()))?;
+    ) -> Result<(), QueueError> {
+        let name = ShortString::try_new(queue).map_err(QueueError::refused)?;
         let _turn = self.declaring.lock().await;
-        let channel = live.channel().await?;
-        let declared = live.within_limit(
+        let channel = connection.open_channel().await?;
+        let declared = connection.within_limit(
             "a declaration",
             channel.queue_declare(name, QueueDeclareOptions::durable(), arguments),
         );
@@ -111,34 +133,30 @@ impl Queues {
             drop(channel.close(200, "declared".into()).await);
             return Ok(());
         };
-        match refusal(&error) {
-            Refusal::Other(reason) if is_soft(&error, AMQPSoftError::PRECONDITIONFAILED) => {
-                match passive(live, queue).await {
-                    Ok(_) => {
-                        self.say_once(queue, &reason);
-                        Ok(())
-                    }
-                    Err(Refusal::Lost(lost)) => Err(lost.into()),
-                    Err(_) => Err(Undeclared::Refused(reason)),
-                }
+        if !is_soft(&error, AMQPSoftError::PRECONDITIONFAILED) {
+            return Err(error.into());
+        }
+        match probe(connection, queue).await {
+            Ok(_) => {
+                self.log_foreign(queue, &error);
+                Ok(())
             }
-            Refusal::Lost(lost) => Err(lost.into()),
-            Refusal::NotFound => Err(Undeclared::Away(error.to_string())),
-            Refusal::Other(_) => Err(Undeclared::Refused(error.to_string())),
+            Err(lost @ QueueError::Lost(_)) => Err(lost),
+            Err(_) => Err(error.into()),
         }
     }
 
-    fn say_once(&self, queue: &str, reason: &str) {
-        let is_news = self
+    fn log_foreign(&self, queue: &str, reason: &lapin::Error) {
+        let is_new = self
             .foreign
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(queue.to_owned());
-        if is_news {
+        if is_new {
             tracing::warn!(
                 pipe = queue,
-                reason,
-                "this pipe has been declared otherwise; using it as it is"
+                %reason,
+                "the queue of this pipe was declared with other arguments; using it as it is"
             );
         }
     }
@@ -159,8 +177,8 @@ impl Queues {
         arguments
     }
 
-    /// A message waits here for its time to live and is then "dead-lettered" into the pipe. Only with both of the last
-    /// two arguments can a crash not lose it.
+    /// Arguments of a queue in which messages wait for `delay`, after which the broker dead-letters them into the pipe.
+    /// Only with both of the last two arguments can a crash not lose a message.
     fn delay_arguments(&self, pipe: &str, delay: Duration) -> FieldTable {
         let mut arguments = self.arguments();
         arguments.insert(
@@ -177,15 +195,16 @@ impl Queues {
     }
 }
 
-/// One queue for each delay, so that nothing waits behind a longer one.
+/// Returns the name of the queue for messages with this delay. Each delay has a queue of its own, so that no message
+/// waits behind one with a longer delay.
 pub fn delay_queue(pipe: &str, delay: Duration) -> String {
     format!("{pipe}.delay.{}", millis(delay))
 }
 
-/// What a message carries besides its body. Fails when a name is longer than the protocol's 255 bytes.
+/// Returns the properties of a message with these headers. Fails if a name is longer than the protocol's 255 bytes.
 pub fn properties(headers: &Headers) -> Result<BasicProperties, String> {
     let mut table = FieldTable::default();
-    for (name, value) in headers.iter().filter(|(name, _)| !is_brokers_own(name)) {
+    for (name, value) in headers.iter().filter(|(name, _)| !is_broker_header(name)) {
         let name =
             ShortString::try_new(name).map_err(|error| format!("the header {name}: {error}"))?;
         let value = match value {
@@ -200,17 +219,17 @@ pub fn properties(headers: &Headers) -> Result<BasicProperties, String> {
         .with_headers(table))
 }
 
-/// A received message's headers, and how often it had been delivered before.
+/// Returns the headers of a received message, and how often it was delivered before.
 pub fn headers(properties: &BasicProperties, redelivered: bool) -> (Headers, u32) {
     let mut headers = Headers::default();
     let mut delivery_count = u32::from(redelivered);
     for (name, value) in properties.headers().iter().flat_map(FieldTable::inner) {
         if name.as_str() == DELIVERY_COUNT {
-            if let Some(HeaderValue::Integer(count)) = known(value) {
+            if let Some(HeaderValue::Integer(count)) = header_value(value) {
                 delivery_count = u32::try_from(count).unwrap_or(0);
             }
-        } else if !is_brokers_own(name.as_str())
-            && let Some(value) = known(value)
+        } else if !is_broker_header(name.as_str())
+            && let Some(value) = header_value(value)
         {
             headers.set(name.as_str(), value);
         }
@@ -218,7 +237,8 @@ pub fn headers(properties: &BasicProperties, redelivered: bool) -> (Headers, u32
     (headers, delivery_count)
 }
 
-fn known(value: &AMQPValue) -> Option<HeaderValue> {
+/// Converts a header. Returns `None` for types that [`HeaderValue`] does not have.
+fn header_value(value: &AMQPValue) -> Option<HeaderValue> {
     match value {
         AMQPValue::LongString(text) => Some(HeaderValue::Text(
             String::from_utf8_lossy(text.as_bytes()).into_owned(),
@@ -235,48 +255,28 @@ fn known(value: &AMQPValue) -> Option<HeaderValue> {
     }
 }
 
-fn is_brokers_own(name: &str) -> bool {
-    BROKERS_OWN.contains(&name) || name.starts_with(FIRST_DEATH)
-}
-
-/// What an error means for a queue.
-enum Refusal {
-    NotFound,
-    Other(String),
-    Lost(Lost),
-}
-
-fn refusal(error: &lapin::Error) -> Refusal {
-    if is_soft(error, AMQPSoftError::NOTFOUND) {
-        Refusal::NotFound
-    } else if error.is_amqp_soft_error() {
-        Refusal::Other(error.to_string())
-    } else {
-        Refusal::Lost(Lost(error.to_string()))
-    }
+fn is_broker_header(name: &str) -> bool {
+    BROKER_HEADERS.contains(&name) || name.starts_with(FIRST_DEATH)
 }
 
 fn is_soft(error: &lapin::Error, soft: AMQPSoftError) -> bool {
     matches!(error.kind(), ErrorKind::ProtocolError(error) if *error.kind() == AMQPErrorKind::Soft(soft))
 }
 
-/// Looks at a queue without changing anything: how many messages are ready.
-async fn passive(live: &Live, queue: &str) -> Result<u64, Refusal> {
-    let name = ShortString::try_new(queue).map_err(|error| Refusal::Other(error.to_string()))?;
-    let channel = live.channel().await.map_err(Refusal::Lost)?;
+/// Returns how many messages are ready in a queue, without declaring it.
+async fn probe(connection: &Connection, queue: &str) -> Result<u64, QueueError> {
+    let name = ShortString::try_new(queue).map_err(QueueError::refused)?;
+    let channel = connection.open_channel().await?;
     let options = QueueDeclareOptions {
         passive: true,
         ..QueueDeclareOptions::durable()
     };
-    let declared = live
+    let queue = connection
         .within_limit(
             "a queue's depth",
             channel.queue_declare(name, options, FieldTable::default()),
         )
-        .await;
-    let queue = declared
-        .map_err(Refusal::Lost)?
-        .map_err(|error| refusal(&error))?;
+        .await??;
     drop(channel.close(200, "looked".into()).await);
     Ok(queue.message_count().into())
 }

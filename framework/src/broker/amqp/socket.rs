@@ -1,9 +1,9 @@
-//! A connection whose socket we can take away.
+//! A connection whose socket we can shut down.
 //!
-//! The client library reads and writes on a thread of its own, which ends when the connection has been closed in order or the
-//! system says that it is broken. A peer that has gone silent does neither: each attempt to connect to it, and each connection that
-//! was given up, would leave a thread and a socket behind for ever. So we keep a handle of each socket, and shut it down when
-//! we are done with it.
+//! The client library reads and writes on a thread of its own. The thread ends when the connection is closed in order,
+//! or when the operating system reports that it is broken. A peer that has gone silent causes neither: each attempt to
+//! connect to it, and each connection that was given up, would leave a thread and a socket behind forever. So we keep a
+//! handle of each socket, and shut the socket down when the connection is no longer used.
 
 use std::io::ErrorKind;
 use std::net::{Shutdown, TcpStream};
@@ -14,18 +14,18 @@ use lapin::tcp::TLSConfig;
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
 
-/// Handles of a connection's sockets. Dropping it ends the connection for both sides.
+/// The sockets of one connection. Dropping this value shuts them down, which ends the connection for both sides.
 #[derive(Default)]
 pub struct Sockets(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
     open: Vec<TcpStream>,
-    is_over: bool,
+    is_closed: bool,
 }
 
 impl Sockets {
-    /// Connects; also when this is dropped in the middle, nothing is left behind once the sockets are dropped.
+    /// Connects. If the returned future is dropped halfway, dropping the `Sockets` still closes everything.
     pub async fn connect(
         &self,
         uri: AMQPUri,
@@ -33,7 +33,7 @@ impl Sockets {
     ) -> lapin::Result<Connection> {
         let state = Arc::clone(&self.0);
         let runtime = lapin::runtime::default_runtime()?;
-        // In place, because only here the type of its socket is known, which has no name of ours.
+        // The closure is written in place, because the type of its stream cannot be named outside.
         let connecting = Connection::connector(
             uri,
             runtime,
@@ -61,10 +61,10 @@ impl Sockets {
     }
 }
 
-/// Keeps the handle of a socket, unless it is too late.
+/// Keeps the handle of a socket. Fails if the `Sockets` were dropped meanwhile.
 fn keep(state: &Mutex<State>, socket: TcpStream) -> std::io::Result<()> {
     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-    if state.is_over {
+    if state.is_closed {
         return Err(ErrorKind::ConnectionAborted.into());
     }
     state.open.push(socket);
@@ -74,9 +74,9 @@ fn keep(state: &Mutex<State>, socket: TcpStream) -> std::io::Result<()> {
 impl Drop for Sockets {
     fn drop(&mut self) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.is_over = true;
+        state.is_closed = true;
         for socket in state.open.drain(..) {
-            // One that has been closed in order is none any more.
+            // Fails for a socket that is closed already.
             drop(socket.shutdown(Shutdown::Both));
         }
     }

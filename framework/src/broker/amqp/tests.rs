@@ -1,4 +1,7 @@
-//! What only `RabbitMQ` can do to us. The laws that hold for every broker are in the conformance suite.
+//! Behaviour that only `RabbitMQ` has. The rules that hold for every broker are in the conformance suite.
+
+mod refused_outputs;
+mod wire;
 
 use std::collections::BTreeMap;
 
@@ -28,7 +31,13 @@ async fn next(consumer: &mut Consumer) -> Delivery {
 }
 
 async fn delete(amqp: &Amqp, queue: &str) {
-    let channel = amqp.publishing.live().unwrap().channel().await.unwrap();
+    let channel = amqp
+        .publishing
+        .current()
+        .unwrap()
+        .open_channel()
+        .await
+        .unwrap();
     channel
         .queue_delete(ShortString::from(queue), QueueDeleteOptions::default())
         .await
@@ -148,7 +157,13 @@ async fn a_message_for_nobody_is_unroutable_when_declaring_is_off() {
 async fn a_queue_that_was_declared_otherwise_is_used_as_it_is() {
     let amqp = shared().await;
     let pipe = unique("foreign");
-    let channel = amqp.publishing.live().unwrap().channel().await.unwrap();
+    let channel = amqp
+        .publishing
+        .current()
+        .unwrap()
+        .open_channel()
+        .await
+        .unwrap();
     let name = ShortString::from(pipe.as_str());
     channel
         .queue_declare(name, QueueDeclareOptions::durable(), FieldTable::default())
@@ -198,7 +213,7 @@ async fn neighbours_of_an_open_delivery_are_acknowledged_soon() {
         next(&mut consumer).await.ack();
     }
     // Nothing comes that could push them; after a while another process must find only the open one.
-    tokio::time::sleep(crate::settle::PATIENCE * 3).await;
+    tokio::time::sleep(ack_batcher::PATIENCE * 3).await;
     amqp.end.cancel();
     amqp.tasks.close();
     amqp.tasks.wait().await;
@@ -289,7 +304,7 @@ async fn a_queue_that_does_not_answer_takes_nothing_from_others() {
     amqp.publish(Outgoing::new(&*well, "1")).await.unwrap();
     let held = next(&mut other).await;
 
-    let connection = amqp.consuming.live().unwrap();
+    let connection = amqp.consuming.current().unwrap();
     let mut consumer = amqp.consume(&stuck, 10).await.unwrap();
     // The fault lasts so long.
     tokio::time::sleep(ANSWER_LIMIT + Duration::from_secs(2)).await;
@@ -298,7 +313,7 @@ async fn a_queue_that_does_not_answer_takes_nothing_from_others() {
     let second = next(&mut other).await;
     assert_eq!(&*second.body, b"2");
     second.ack();
-    assert!(!connection.lost.is_cancelled());
+    assert!(!connection.is_lost());
 
     server.control(&["eval", &leader("resume")]).await.unwrap();
     assert_eq!(&*next(&mut consumer).await.body, b"of the stuck");

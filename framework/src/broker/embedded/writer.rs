@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::disk::{Batch, Delayed, Disk, Recovered};
 use super::pipe::{Bounds, Id, Key, Message, Pipe, Settled, pipe_of};
-use super::{Command, TellsWriter};
+use super::{Command, WriterSettler};
 use crate::broker::{
     BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler,
 };
@@ -112,7 +112,7 @@ impl Writer {
             .collect();
         Self {
             state,
-            settler: Arc::new(TellsWriter(commands)),
+            settler: Arc::new(WriterSettler(commands)),
             bounds,
             pipes,
             names,
@@ -397,8 +397,7 @@ impl Writer {
             self.hand_out(*index);
         }
         for confirmer in confirmers {
-            // Whoever does not wait for the answer does not want it.
-            drop(confirmer.send(Ok(())));
+            confirmer.resolve(Ok(()));
         }
         self.touched.extend(touched);
         self.release(read.due, read.next_due);

@@ -6,7 +6,7 @@ use lapin::options::{BasicGetOptions, BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel};
 
-use super::*;
+use super::super::*;
 use crate::broker::HeaderValue;
 
 async fn connect(change: impl FnOnce(&mut AmqpOptions)) -> Amqp {
@@ -19,7 +19,12 @@ async fn connect(change: impl FnOnce(&mut AmqpOptions)) -> Amqp {
 
 /// A channel as another program has one.
 async fn channel(amqp: &Amqp) -> Channel {
-    amqp.publishing.live().unwrap().channel().await.unwrap()
+    amqp.publishing
+        .current()
+        .unwrap()
+        .open_channel()
+        .await
+        .unwrap()
 }
 
 /// Publishes until the broker has it: a queue that is new has no leader for a while.

@@ -10,7 +10,7 @@ use harness::{RabbitServer, unique, wait_for};
 use lapin::options::{QueueDeclareOptions, QueuePurgeOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 
-use super::*;
+use super::super::*;
 use crate::broker::HeaderValue;
 use crate::{Context, REASON_HEADER, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
 
@@ -63,9 +63,9 @@ impl Place {
         let channel = self
             .amqp
             .publishing
-            .live()
+            .current()
             .unwrap()
-            .channel()
+            .open_channel()
             .await
             .unwrap();
         let mut arguments = FieldTable::default();
@@ -93,9 +93,9 @@ impl Place {
         let channel = self
             .amqp
             .publishing
-            .live()
+            .current()
             .unwrap()
-            .channel()
+            .open_channel()
             .await
             .unwrap();
         channel
@@ -382,9 +382,9 @@ async fn counting_headers_that_are_no_numbers_hurt_nobody() {
         let channel = place
             .amqp
             .publishing
-            .live()
+            .current()
             .unwrap()
-            .channel()
+            .open_channel()
             .await
             .unwrap();
         let mut arguments = FieldTable::default();

@@ -1,0 +1,145 @@
+//! Received messages: a [`Consumer`] yields [`Delivery`]s, each of which is settled exactly once.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use super::message::Headers;
+
+/// Receives the deliveries of one pipe, in order.
+#[derive(Debug)]
+pub struct Consumer {
+    deliveries: mpsc::Receiver<Delivery>,
+}
+
+impl Consumer {
+    /// Wraps the receiving end of a channel. For implementations of [`Broker`](super::Broker): dropping the consumer
+    /// closes the channel, which tells the implementation to stop consuming.
+    pub fn new(deliveries: mpsc::Receiver<Delivery>) -> Self {
+        Self { deliveries }
+    }
+
+    /// Returns the next delivery, or `None` once the broker is closed.
+    pub async fn next(&mut self) -> Option<Delivery> {
+        self.deliveries.recv().await
+    }
+
+    /// Waits for one delivery, then appends it and all others that are ready to `into`, at most `limit`. Returns how
+    /// many; 0 once the broker is closed.
+    pub async fn next_many(&mut self, into: &mut Vec<Delivery>, limit: usize) -> usize {
+        self.deliveries.recv_many(into, limit).await
+    }
+
+    /// Appends the deliveries that are ready now, until `into` holds `limit` of them. Returns how many were appended.
+    pub fn take_waiting(&mut self, into: &mut Vec<Delivery>, limit: usize) -> usize {
+        let before = into.len();
+        while into.len() < limit
+            && let Ok(delivery) = self.deliveries.try_recv()
+        {
+            into.push(delivery);
+        }
+        into.len() - before
+    }
+}
+
+/// A message that was handed to this process. It must be settled; dropping an unsettled delivery requeues it.
+pub struct Delivery {
+    /// The pipe from which it was consumed.
+    pub pipe: Arc<str>,
+    /// The payload, as it was published.
+    pub body: Bytes,
+    /// The headers, as they were published; the broker's own are left out.
+    pub headers: Headers,
+    /// How often the message was delivered before and came back unsettled. Classic queues of `RabbitMQ` report at most
+    /// 1.
+    pub delivery_count: u32,
+    tag: u64,
+    settler: Option<Arc<dyn Settler>>,
+}
+
+/// Carries out settlements for an implementation of [`Broker`](super::Broker).
+pub trait Settler: Send + Sync {
+    /// Settles the delivery with this tag. Must not block.
+    fn settle(&self, tag: u64, settlement: Settlement);
+}
+
+/// How a delivery is settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settlement {
+    /// The message was handled; the broker forgets it.
+    Ack,
+    /// The message goes back to its pipe. It is delivered again, here or elsewhere, with a higher delivery count.
+    Requeue,
+    /// The message is dropped, or dead-lettered if the broker is configured to do so.
+    Reject,
+}
+
+impl Delivery {
+    /// Returns an unsettled delivery. For implementations of [`Broker`](super::Broker); only `settler` interprets `tag`.
+    pub fn new(
+        pipe: Arc<str>,
+        body: Bytes,
+        headers: Headers,
+        delivery_count: u32,
+        tag: u64,
+        settler: Arc<dyn Settler>,
+    ) -> Self {
+        Self {
+            pipe,
+            body,
+            headers,
+            delivery_count,
+            tag,
+            settler: Some(settler),
+        }
+    }
+
+    /// Acknowledges the message: the broker forgets it.
+    pub fn ack(self) {
+        self.settle(Settlement::Ack);
+    }
+
+    /// Returns the message to its pipe. It is delivered again with a higher delivery count.
+    pub fn requeue(self) {
+        self.settle(Settlement::Requeue);
+    }
+
+    /// Rejects the message: the broker drops or dead-letters it.
+    pub fn reject(self) {
+        self.settle(Settlement::Reject);
+    }
+
+    fn settle(mut self, settlement: Settlement) {
+        if let Some(settler) = self.settler.take() {
+            settler.settle(self.tag, settlement);
+        }
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        if let Some(settler) = self.settler.take() {
+            settler.settle(self.tag, Settlement::Requeue);
+        }
+    }
+}
+
+impl fmt::Debug for Delivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            pipe,
+            body,
+            headers,
+            delivery_count,
+            tag,
+            ..
+        } = self;
+        write!(
+            f,
+            "Delivery({tag} from {pipe}, {} bytes, {headers:?}, delivered {delivery_count} times before)",
+            body.len()
+        )
+    }
+}

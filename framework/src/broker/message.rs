@@ -1,0 +1,125 @@
+//! A message on its way to the broker: body, headers, and the confirm that says it is safe.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+use super::error::PublishError;
+
+/// A message to publish.
+#[derive(Debug, Clone)]
+pub struct Outgoing {
+    /// The name of the pipe that receives the message.
+    pub pipe: Arc<str>,
+    /// The payload; for the framework's own messages, a task message as UTF-8 JSON.
+    pub body: Bytes,
+    /// Headers, sent as they are.
+    pub headers: Headers,
+    /// The message becomes visible in the pipe only after this time. Delays are cut to whole milliseconds.
+    pub delay: Option<Duration>,
+}
+
+impl Outgoing {
+    /// Returns a message without headers and without a delay.
+    pub fn new(pipe: impl Into<Arc<str>>, body: impl Into<Bytes>) -> Self {
+        Self {
+            pipe: pipe.into(),
+            body: body.into(),
+            headers: Headers::default(),
+            delay: None,
+        }
+    }
+}
+
+/// Resolves to `Ok` once the broker has stored a published message for good, or to the reason why it has not.
+///
+/// Dropping a `Confirm` does not withdraw the message.
+#[derive(Debug)]
+#[must_use = "a message is safe only when its confirm has been awaited"]
+pub struct Confirm(oneshot::Receiver<Result<(), PublishError>>);
+
+/// Resolves the [`Confirm`] that was made with it. If it is dropped, the confirm resolves to [`PublishError::Closed`].
+#[derive(Debug)]
+pub struct Confirmer(oneshot::Sender<Result<(), PublishError>>);
+
+impl Confirm {
+    /// Returns an unresolved confirm and the means to resolve it. For implementations of [`Broker`](super::Broker).
+    pub fn pair() -> (Confirmer, Self) {
+        let (sender, receiver) = oneshot::channel();
+        (Confirmer(sender), Self(receiver))
+    }
+
+    /// Returns a confirm that is already resolved. For implementations of [`Broker`](super::Broker).
+    pub fn ready(result: Result<(), PublishError>) -> Self {
+        let (confirmer, confirm) = Self::pair();
+        confirmer.resolve(result);
+        confirm
+    }
+}
+
+impl Confirmer {
+    /// Resolves the confirm. Does nothing if the publisher has dropped it.
+    pub fn resolve(self, result: Result<(), PublishError>) {
+        drop(self.0.send(result));
+    }
+}
+
+impl Future for Confirm {
+    type Output = Result<(), PublishError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0)
+            .poll(cx)
+            .map(|result| result.unwrap_or(Err(PublishError::Closed)))
+    }
+}
+
+/// The headers of a message, in the order in which they were set. Names are case-sensitive and unique.
+///
+/// Stored as a list, because a message has only a few.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Headers(Vec<(String, HeaderValue)>);
+
+/// The value of a header. A broker drops received headers that have any other type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HeaderValue {
+    /// Text in UTF-8.
+    Text(String),
+    /// A signed integer.
+    Integer(i64),
+}
+
+impl Headers {
+    /// Returns the value of a header.
+    pub fn get(&self, name: &str) -> Option<&HeaderValue> {
+        self.0
+            .iter()
+            .find(|(n, _)| n == name)
+            .map(|(_, value)| value)
+    }
+
+    /// Sets a header. Replaces an earlier value.
+    pub fn set(&mut self, name: &str, value: HeaderValue) {
+        self.remove(name);
+        self.0.push((name.to_owned(), value));
+    }
+
+    /// Removes a header, if it is set.
+    pub fn remove(&mut self, name: &str) {
+        self.0.retain(|(n, _)| n != name);
+    }
+
+    /// Returns all headers with their values.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &HeaderValue)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value))
+    }
+
+    /// Returns whether no header is set.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
