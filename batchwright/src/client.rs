@@ -1,4 +1,4 @@
-//! A client of the REST API, for the command line and for tests.
+//! A client of the job service's REST API.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use contract::rest::{ErrorBody, Job, NewJob};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{Method, StatusCode};
 
-/// Speaks to a job service.
+/// A client for the jobs of one partition. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Client {
     http: reqwest::Client,
@@ -14,24 +14,41 @@ pub struct Client {
     partition: String,
 }
 
-/// What a request came to.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
+    /// The job service cannot be reached, or the connection broke.
     #[error(
-        "cannot reach the job service at {url}: {reason}; is it running, and is the URL right?"
+        "cannot reach the job service at {url}: {reason}; is it running, and is the URL correct?"
     )]
-    Unreachable { url: String, reason: String },
-    /// The service said no.
+    Unreachable {
+        /// The base URL of the client.
+        url: String,
+        /// The innermost error of the connection.
+        reason: String,
+    },
+    /// The job service rejected the request.
     #[error("{message} (HTTP {status})")]
-    Refused { status: u16, message: String },
-    #[error("the answer of {url} was not understood: {reason}")]
-    NotUnderstood { url: String, reason: String },
+    Refused {
+        /// The HTTP status code.
+        status: u16,
+        /// The message of the job service.
+        message: String,
+    },
+    /// The body of a response is not what the API specifies.
+    #[error("cannot parse the response of {url}: {reason}")]
+    InvalidResponse {
+        /// The URL of the request.
+        url: String,
+        /// The error of the JSON parser.
+        reason: String,
+    },
 }
 
 impl Client {
-    /// A client for the jobs of a partition; `base` ends in `/job-service/v1`.
+    /// Returns a client for the jobs of `partition`. `base` ends in `/job-service/v1`.
     pub fn new(base: &str, partition: &str) -> Result<Self, ClientError> {
-        // Whoever comes first wins; either way there is one.
+        // This fails if a provider is already installed, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let base = base.trim_end_matches('/').to_owned();
         let http = reqwest::Client::builder()
@@ -48,34 +65,35 @@ impl Client {
         })
     }
 
-    /// Creates a job; false when the same request had created it before.
+    /// Creates a job. Returns false if the same request already created it.
     pub async fn put(&self, job: &str, new_job: &NewJob) -> Result<bool, ClientError> {
         let body = serde_json::to_vec(new_job).unwrap_or_default();
         let (status, _) = self.send(Method::PUT, &self.job_url(job), body).await?;
         Ok(status == StatusCode::CREATED)
     }
 
+    /// Returns the current state of a job.
     pub async fn get(&self, job: &str) -> Result<Job, ClientError> {
         self.read(self.job_url(job)).await
     }
 
-    /// The jobs of the partition, newest first.
+    /// Returns the jobs of the partition, newest first unless the query parameters sort them.
     pub async fn list(&self, query: &[(&str, String)]) -> Result<Vec<Job>, ClientError> {
         self.read(self.partition_url("jobs", query)).await
     }
 
-    /// How many jobs there are.
+    /// Returns the number of jobs of the partition that match the query parameters.
     pub async fn count(&self, query: &[(&str, String)]) -> Result<u64, ClientError> {
         self.read(self.partition_url("jobStats/count", query)).await
     }
 
-    /// Begins to watch a job: every state that it comes to, or the latest when there are many.
+    /// Subscribes to the states of a job. If several follow each other quickly, the stream may contain only the latest.
     pub async fn watch(&self, job: &str) -> Result<Watch, ClientError> {
         let url = format!("{}/events", self.job_url(job));
-        // It lasts as long as the job.
         let request = self
             .http
             .get(&url)
+            // The stream lasts as long as the job; the default timeout would end it.
             .timeout(Duration::from_secs(u64::from(u32::MAX)));
         let response = request
             .send()
@@ -95,40 +113,32 @@ impl Client {
         Err(refused(status, &body, &url))
     }
 
+    /// Cancels a job.
     pub async fn cancel(&self, job: &str) -> Result<(), ClientError> {
-        self.send(
-            Method::POST,
-            &format!("{}/cancel", self.job_url(job)),
-            Vec::new(),
-        )
-        .await
-        .map(drop)
+        self.post(job, "cancel").await
     }
 
+    /// Pauses a job.
     pub async fn pause(&self, job: &str) -> Result<(), ClientError> {
-        self.send(
-            Method::POST,
-            &format!("{}/pause", self.job_url(job)),
-            Vec::new(),
-        )
-        .await
-        .map(drop)
+        self.post(job, "pause").await
     }
 
+    /// Resumes a paused job.
     pub async fn resume(&self, job: &str) -> Result<(), ClientError> {
-        self.send(
-            Method::POST,
-            &format!("{}/resume", self.job_url(job)),
-            Vec::new(),
-        )
-        .await
-        .map(drop)
+        self.post(job, "resume").await
     }
 
+    /// Deletes a job.
     pub async fn delete(&self, job: &str) -> Result<(), ClientError> {
-        self.send(Method::DELETE, &self.job_url(job), Vec::new())
-            .await
-            .map(drop)
+        let url = self.job_url(job);
+        self.send(Method::DELETE, &url, Vec::new()).await?;
+        Ok(())
+    }
+
+    async fn post(&self, job: &str, action: &str) -> Result<(), ClientError> {
+        let url = format!("{}/{action}", self.job_url(job));
+        self.send(Method::POST, &url, Vec::new()).await?;
+        Ok(())
     }
 
     fn partition_url(&self, what: &str, query: &[(&str, String)]) -> String {
@@ -155,7 +165,7 @@ impl Client {
 
     async fn read<T: serde::de::DeserializeOwned>(&self, url: String) -> Result<T, ClientError> {
         let (_, body) = self.send(Method::GET, &url, Vec::new()).await?;
-        serde_json::from_str(&body).map_err(|error| ClientError::NotUnderstood {
+        serde_json::from_str(&body).map_err(|error| ClientError::InvalidResponse {
             url,
             reason: error.to_string(),
         })
@@ -195,7 +205,7 @@ impl Client {
     }
 }
 
-/// A job that is watched.
+/// The stream of the states of a job.
 #[derive(Debug)]
 pub struct Watch {
     response: reqwest::Response,
@@ -203,12 +213,12 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// The next state of the job; `None` when the stream has ended, for whatever reason.
+    /// Returns the next state of the job, or `None` if the stream ended for any reason.
     pub async fn next(&mut self) -> Option<Job> {
         loop {
             while let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.read.drain(..=end).collect();
-                // Of an event only the data matters; that of a deleted job is no job.
+                // Only the data lines matter. Those about a deleted job do not parse as a job and are skipped.
                 let job = line
                     .strip_prefix(b"data:")
                     .and_then(|data| serde_json::from_slice(data).ok());
@@ -228,7 +238,7 @@ fn encode(text: &str) -> String {
 
 fn refused(status: StatusCode, body: &str, url: &str) -> ClientError {
     let message = serde_json::from_str::<ErrorBody>(body).map_or_else(
-        |_| format!("unexpected answer of {url}"),
+        |_| format!("unexpected response of {url}"),
         |error| error.message,
     );
     ClientError::Refused {

@@ -1,31 +1,34 @@
-//! The demonstration: counts the words of real files through the whole system, and once more in the plainest way.
+//! `batchwright demo`: counts the words of real files with the whole system, and checks the result against a single-pass count.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use batchwright::client::Client;
+use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, Stack, StackOptions};
+use clap::Args;
 use contract::rest::{JobTask, NewJob};
 use contract::{BatchTask, JobStatus, TaskData, TaskMessage};
 use example_worker::{WordCount, count_words};
 use framework::broker::Broker;
 use serde_json::json;
 
-use crate::client::Client;
 use crate::watch::{self, Show};
-use crate::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, Stack, StackOptions};
 
 const JOB: &str = "demo";
 
-/// What to count.
-#[derive(Debug, Clone)]
-pub struct DemoOptions {
-    /// Files and folders.
-    pub paths: Vec<PathBuf>,
-    pub lines_per_item: u64,
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Files and folders to read; by default the source files of this project.
+    paths: Vec<PathBuf>,
+    /// Maximum number of lines of a file in one item.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..), value_name = "LINES")]
+    lines_per_item: u64,
 }
 
-/// The words of some files.
+/// The number of lines, and how often each word occurs.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Words {
     lines: u64,
@@ -45,23 +48,26 @@ impl Words {
     }
 }
 
-/// The files to count, found and counted in one plain pass.
+/// The text files, with the result of the single-pass count.
 struct Texts {
     root: PathBuf,
-    /// Relative to the root.
+    /// Paths relative to `root`.
     files: Vec<String>,
     bytes: u64,
-    /// Files that are no text.
+    /// The number of files that are not UTF-8 text.
     skipped: usize,
     words: Words,
 }
 
-/// Runs the demonstration; true when both counts agree.
-pub async fn run(options: DemoOptions) -> anyhow::Result<bool> {
-    let DemoOptions {
-        paths,
+/// Runs the demonstration. The exit code is 1 if the two counts differ.
+pub async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
+    let DemoArgs {
+        mut paths,
         lines_per_item,
-    } = options;
+    } = args;
+    if paths.is_empty() {
+        paths.push(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".."));
+    }
     let texts = tokio::task::spawn_blocking(move || read_texts(&paths)).await??;
     println!(
         "{} text files, {} lines, {} bytes below {}",
@@ -71,17 +77,11 @@ pub async fn run(options: DemoOptions) -> anyhow::Result<bool> {
         texts.root.display()
     );
     if texts.skipped > 0 {
-        println!("{} files are no text and are left out", texts.skipped);
+        println!("{} files are not text and are skipped", texts.skipped);
     }
-    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
-    let roles = vec![
-        Role::JobService,
-        Role::BatchWorker,
-        Role::TrackingWorker,
-        Role::ExampleWorker,
-    ];
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let running = Stack::new(StackOptions {
-        roles,
+        roles: Role::ALL.to_vec(),
         root: texts.root.clone(),
         ..StackOptions::embedded(folder.path())
     })
@@ -89,21 +89,19 @@ pub async fn run(options: DemoOptions) -> anyhow::Result<bool> {
     .await?;
     let counted = count(&running, &texts, lines_per_item).await;
     running.stop().await;
-    let counted = counted?;
-    let agree = counted == texts.words;
-    if agree {
-        println!("the totals agree with a plain single-pass count");
-    } else {
-        println!(
-            "the totals DIFFER from a plain single-pass count: {} words in {} lines",
-            texts.words.total(),
-            texts.words.lines
-        );
+    if counted? == texts.words {
+        println!("the totals agree with a single-pass count");
+        return Ok(ExitCode::SUCCESS);
     }
-    Ok(agree)
+    println!(
+        "the totals DIFFER from a single-pass count: {} words in {} lines",
+        texts.words.total(),
+        texts.words.lines
+    );
+    Ok(ExitCode::FAILURE)
 }
 
-/// Counts through the whole system.
+/// Counts the words with a job of the running system.
 async fn count(running: &Running, texts: &Texts, lines_per_item: u64) -> anyhow::Result<Words> {
     println!(
         "the API is at {}, Swagger UI at {}/job-service-ui/",
@@ -132,7 +130,7 @@ fn new_job(texts: &Texts, lines_per_item: u64) -> anyhow::Result<NewJob> {
     let definition = json!({ "files": texts.files, "linesPerItem": lines_per_item }).to_string();
     ensure!(
         definition.len() <= batch_worker::MAX_DEFINITION,
-        "these are too many files for one batch ({} bytes of names; the limit is {}): name fewer folders",
+        "too many files for one batch: their names have {} bytes, the limit is {}; pass fewer folders",
         definition.len(),
         batch_worker::MAX_DEFINITION
     );
@@ -156,7 +154,7 @@ fn new_job(texts: &Texts, lines_per_item: u64) -> anyhow::Result<NewJob> {
     })
 }
 
-/// Adds up the results in the output pipe. A result may be there twice; its task id tells.
+/// Adds up the outputs in the output pipe. The pipe may hold an output twice; its task id identifies it.
 async fn collect(broker: &dyn Broker, items: usize) -> anyhow::Result<Words> {
     let mut consumer = broker.consume(EXAMPLE_OUT_PIPE, 1000).await?;
     let (mut words, mut seen) = (Words::default(), HashSet::new());
@@ -164,7 +162,7 @@ async fn collect(broker: &dyn Broker, items: usize) -> anyhow::Result<Words> {
         let next = tokio::time::timeout(Duration::from_secs(30), consumer.next()).await;
         let Ok(Some(delivery)) = next else {
             bail!(
-                "only {} of {items} results are in the output pipe",
+                "found only {} of {items} outputs in the output pipe",
                 seen.len()
             )
         };
@@ -186,10 +184,10 @@ fn show(words: &Words, items: i64, seconds: f64) {
     for (word, count) in by_count.iter().take(10) {
         println!("{count:>10}  {word}");
     }
-    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    #[expect(clippy::cast_precision_loss, reason = "a rate needs no precision")]
     let rate = items as f64 / seconds;
     println!(
-        "\n{} words, {} of them different, in {} lines",
+        "\n{} words, {} of them distinct, in {} lines",
         words.total(),
         words.counts.len(),
         words.lines
@@ -197,7 +195,7 @@ fn show(words: &Words, items: i64, seconds: f64) {
     println!("{items} tracked items in {seconds:.2} s: {rate:.0} items/s");
 }
 
-/// Finds all text files and counts their words in one plain pass.
+/// Finds all text files and counts their words in a single pass.
 fn read_texts(paths: &[PathBuf]) -> anyhow::Result<Texts> {
     let mut files = Vec::new();
     for path in paths {
@@ -239,7 +237,7 @@ fn read_texts(paths: &[PathBuf]) -> anyhow::Result<Texts> {
     }
     ensure!(
         texts.bytes > 0,
-        "there is no text in {}",
+        "found no text in {}",
         paths
             .iter()
             .map(|path| path.display().to_string())
@@ -249,7 +247,7 @@ fn read_texts(paths: &[PathBuf]) -> anyhow::Result<Texts> {
     Ok(texts)
 }
 
-/// All files below a folder, hidden ones and build results left out.
+/// Appends the files below `path` to `found`, except hidden files and build output.
 fn find_files(path: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     if path.is_file() {
         found.push(path.to_owned());
@@ -260,15 +258,16 @@ fn find_files(path: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     {
         let entry = entry?;
         let name = entry.file_name();
-        let is_left_out = name.to_string_lossy().starts_with('.') || name == "target";
-        // Links are not followed: they may lead in circles.
-        if !is_left_out && !entry.file_type()?.is_symlink() {
+        let is_skipped = name.to_string_lossy().starts_with('.') || name == "target";
+        // Links are not followed, because they may form a cycle.
+        if !is_skipped && !entry.file_type()?.is_symlink() {
             find_files(&entry.path(), found)?;
         }
     }
     Ok(())
 }
 
+/// Returns the deepest folder that contains all files.
 fn common_folder(files: &[PathBuf]) -> PathBuf {
     let folders = files.iter().filter_map(|file| file.parent());
     let common = folders.fold(None::<PathBuf>, |common, folder| match common {

@@ -1,4 +1,5 @@
-//! The whole system in one process: the [`Stack`]. An author's own `main` runs everything with their worker in it.
+//! The whole system in one process: the [`Stack`]. Use it in your own `main` to run your worker together with the job service, the
+//! batch worker and the tracking worker.
 //!
 //! ```no_run
 //! # use framework::{Context, NoOutput, Reply, Settings, TaskData, TaskError, Worker};
@@ -18,16 +19,15 @@
 //! # }
 //! ```
 //!
-//! The crate also holds what the command line is made of: a [`client`] of the REST API, the demonstration and the benchmark.
+//! A [`client`] of the REST API submits jobs and follows them. The command line of the program `batchwright` is built on both.
 
-pub mod bench;
+#![warn(missing_docs)]
+
 pub mod client;
-pub mod demo;
 mod stack;
-pub mod watch;
 
 pub use batch_worker::Results as BatchResults;
 pub use stack::{
-    BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, Stack, StackError, StackOptions,
-    TRACKING_PIPE,
+    BATCH_PIPE, BatchOptions, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, Stack, StackError,
+    StackOptions, TRACKING_PIPE, WorkerOptions,
 };

@@ -1,26 +1,25 @@
-//! Follows a job to its end: a bar on a terminal, plain lines elsewhere.
+//! Follows a job until it finishes, and shows its progress: as a bar on a terminal, as lines elsewhere.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use batchwright::client::{Client, ClientError};
 use contract::JobStatus;
 use contract::rest::Job;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::client::{Client, ClientError};
+/// The pause before the client reconnects to an event stream that broke off.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
-/// Before a stream that broke off is asked for again.
-const PAUSE: Duration = Duration::from_millis(500);
-
-/// How a job is shown while it is followed.
+/// How the progress of a job is shown on standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Show {
-    /// A bar on a terminal, a line for every change elsewhere; on standard error.
+    /// As a bar on a terminal; otherwise as one line for each change.
     Progress,
     Nothing,
 }
 
-/// Follows a job until it has ended; `seen` is called with every state that is read.
+/// Follows a job until it finishes and returns its final state. Calls `seen` with each state on the way.
 pub async fn follow(
     client: &Client,
     job: &str,
@@ -38,12 +37,12 @@ pub async fn follow(
                 return Ok(state);
             }
         }
-        // The service has stopped, or the job is gone: the next request tells which.
-        tokio::time::sleep(PAUSE).await;
+        // The service stopped or the job was deleted; the next request returns the matching error.
+        tokio::time::sleep(RECONNECT_PAUSE).await;
     }
 }
 
-/// The exit code that tells how a job ended: 0 Completed, 10 Failed, 11 Cancelled.
+/// Returns the exit code for the status of a job: 10 for Failed, 11 for Cancelled, otherwise 0.
 pub const fn exit_code(status: JobStatus) -> u8 {
     match status {
         JobStatus::Failed => 10,
@@ -52,7 +51,7 @@ pub const fn exit_code(status: JobStatus) -> u8 {
     }
 }
 
-/// One line that tells how far a job is.
+/// Returns one line with the status and progress of a job.
 pub fn line(job: &Job) -> String {
     let Job {
         id,
@@ -100,7 +99,7 @@ impl Display {
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         clippy::cast_precision_loss,
-        reason = "for the eye"
+        reason = "the display needs no precision"
     )]
     fn update(&mut self, job: &Job) {
         match self {

@@ -517,7 +517,7 @@ async fn submit_get_watch_and_cancel_tell_how_the_job_is_by_text_json_and_exit_c
         (
             &["submit", "x", "--file", "Cargo.toml"],
             1,
-            "Cargo.toml is no job",
+            "Cargo.toml is not a valid job",
         ),
         (
             &[
@@ -531,7 +531,7 @@ async fn submit_get_watch_and_cancel_tell_how_the_job_is_by_text_json_and_exit_c
                 "1-2",
             ],
             1,
-            "\"noValue\" is no label",
+            "\"noValue\" is not a label",
         ),
         (&["submit", "x", "--batch-type", "range"], 2, "--definition"),
     ] {
@@ -594,7 +594,7 @@ async fn what_cannot_run_says_what_is_wrong_and_fails() {
         (
             vec!["run", "tracker", "--broker", amqp],
             2,
-            &["\"tracker\" is no role", "tracking-worker"],
+            &["\"tracker\" is not a role", "tracking-worker"],
         ),
         (vec!["run", "batch-worker"], 1, &["--broker"]),
         (

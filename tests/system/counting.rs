@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use batchwright::{Stack, StackOptions};
+use batchwright::Stack;
 use contract::{
     JobStatus, RangeItem, ReportFailure, ReportStatus, TaskMessage, Tracking, TrackingReport,
     subtask_id,
@@ -73,10 +73,7 @@ async fn a_batch_waits_as_one_message_while_its_pipe_is_full(place: Place) {
     // Splits do not see what is still on its way, so a few more may get through than fill the pipe, but by far not all.
     let (max_depth, bound) = (30, 250);
     let system = place
-        .start(Stack::new(StackOptions {
-            max_depth,
-            ..place.options()
-        }))
+        .start(Stack::new(place.options_with_depth(max_depth)))
         .await;
     let items = place.pipe("items");
     system.client.put("j", &place.range(500)).await.unwrap();
@@ -103,10 +100,7 @@ async fn a_batch_waits_as_one_message_while_its_pipe_is_full(place: Place) {
     assert!(depth().await <= bound, "{} items wait", depth().await);
     system.stop().await;
 
-    let options = StackOptions {
-        max_depth,
-        ..place.options()
-    };
+    let options = place.options_with_depth(max_depth);
     let system = place
         .start(Stack::new(options).worker(place.settings("items"), echo()))
         .await;

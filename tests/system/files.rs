@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use batchwright::{Stack, StackOptions};
+use batchwright::Stack;
 use contract::{FileItem, JobStatus, LineRange};
 use example_worker::{WordCount, WordCounter, count_words};
 use framework::{Context, NoOutput, Reply, Settings, TaskError, Worker};
@@ -214,10 +214,7 @@ async fn a_file_that_changes_between_the_splits_of_its_batch_fails_the_job_by_it
     let (root, gate) = (place.files(), Gate::closed());
     std::fs::write(root.join("orders.txt"), text(100)).unwrap();
     // Ten sub-batches of ten lines each; most of them wait until the items of others are done.
-    let stack = Stack::new(StackOptions {
-        max_depth: 5,
-        ..place.options()
-    });
+    let stack = Stack::new(place.options_with_depth(5));
     let settings = Settings {
         prefetch: 1,
         concurrency: 1,

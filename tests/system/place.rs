@@ -79,19 +79,25 @@ impl Place {
 
     /// The smallest splits that there are, so that a tree is deep, and statuses that are read often.
     pub fn options(&self) -> StackOptions {
-        StackOptions {
-            database: self.database.clone(),
-            broker: self.broker.clone(),
-            listen: self.listen,
-            route: self.route,
-            status_interval: STATUS_INTERVAL,
-            max_parts: 10,
-            root: self.files(),
-            batch_pipe: self.pipe("batch"),
-            tracking_pipe: self.pipe("tracking"),
-            paused_pipe: self.pipe("paused"),
-            ..StackOptions::embedded(self.folder.path().join("data"))
-        }
+        let mut options = StackOptions::embedded(self.folder.path().join("data"));
+        options.database.clone_from(&self.database);
+        options.broker.clone_from(&self.broker);
+        options.listen = self.listen;
+        options.root = self.files();
+        options.workers.route = self.route;
+        options.batch.input = self.pipe("batch");
+        options.batch.max_parts = 10;
+        options.service.tracking_pipe = self.pipe("tracking");
+        options.service.paused_pipe = self.pipe("paused");
+        options.service.status_check_interval = STATUS_INTERVAL;
+        options
+    }
+
+    /// The same, with batches that wait while more messages than this are in their target pipe.
+    pub fn options_with_depth(&self, max_depth: u64) -> StackOptions {
+        let mut options = self.options();
+        options.batch.max_depth = max_depth;
+        options
     }
 
     /// A worker that serves the pipe of this name and answers to the pipe `output`.

@@ -48,12 +48,10 @@ fn batch(place: &Place, batch_type: &str, definition: &str) -> TaskMessage {
 /// A batch worker that sends such results, and nobody who takes what it sends.
 async fn batch_worker(place: &Place, results: BatchResults) -> System {
     let roles = vec![Role::JobService, Role::BatchWorker];
-    let options = StackOptions {
-        roles,
-        batch_results: results,
-        batch_output: Some(place.pipe("batch-out")),
-        ..place.options()
-    };
+    let mut options = place.options();
+    options.roles = roles;
+    options.batch.results = results;
+    options.batch.output = Some(place.pipe("batch-out"));
     place.start(Stack::new(options)).await
 }
 

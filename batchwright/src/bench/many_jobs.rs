@@ -1,37 +1,40 @@
-//! Many small jobs through the whole system, and what they leave behind in the database.
+//! Many small jobs at the same time, and what they leave behind in the database.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use batchwright::client::Client;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use store::{CatalogueSize, Store};
 
-use super::{BenchOptions, new_job, peak_memory_bytes, start};
-use crate::client::Client;
+use super::system::{JobOptions, peak_memory_bytes};
 
-/// Requests that are under way at the same time.
+/// The number of concurrent requests that create jobs.
 const CLIENTS: usize = 16;
-/// Between two looks at how many jobs are not finished.
-const LOOK: Duration = Duration::from_millis(50);
-/// For the sweeper to clear away what the jobs leave behind.
-const SWEPT_WITHIN: Duration = Duration::from_mins(5);
+/// The time between two requests for the number of unfinished jobs, or for the number of task tables.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The time after which unfinished jobs that make no progress are an error.
+const STALL_LIMIT: Duration = Duration::from_mins(2);
+/// The time that the sweeper has to drop the task tables.
+const SWEEP_LIMIT: Duration = Duration::from_mins(5);
 
-/// What was measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// The results.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ManyJobsResult {
     pub jobs: u64,
     pub items_per_job: u64,
     pub completed_jobs: u64,
-    /// Counted by the worker: more than there are when some ran twice.
+    /// Counted by the worker; larger than the number of items if some ran twice.
     pub executed_items: u64,
-    /// From the first request to the end of the last job.
+    /// The time from the first request to the end of the last job.
     pub seconds: f64,
     pub jobs_per_second: f64,
     pub items_per_second: f64,
-    /// From the end of the last job until every task table was gone, and those that were not.
+    /// The time from the end of the last job until all task tables were dropped, or until the measurement stopped waiting.
     pub swept_after_seconds: f64,
+    /// The number of task tables that were not dropped.
     pub leftover_tables: u64,
     pub catalogue_before: CatalogueSize,
     pub catalogue_after: CatalogueSize,
@@ -42,7 +45,7 @@ pub struct ManyJobsResult {
 }
 
 impl ManyJobsResult {
-    /// Whether every job has completed, with all of its items, and nothing of their tasks is left.
+    /// Returns whether every job completed with all its items and no task table is left.
     pub const fn is_exact(&self) -> bool {
         self.completed_jobs == self.jobs
             && self.executed_items >= self.jobs * self.items_per_job
@@ -50,17 +53,15 @@ impl ManyJobsResult {
     }
 }
 
-/// Runs `jobs` jobs of no-ops beside each other.
-pub async fn run(options: &BenchOptions, jobs: u64) -> anyhow::Result<ManyJobsResult> {
+/// Runs `jobs` jobs at the same time.
+pub async fn run(options: &JobOptions, jobs: u64) -> anyhow::Result<ManyJobsResult> {
     ensure!(jobs > 0, "--jobs must be at least 1");
-    let (running, executed, _temporary) = start(options).await?;
-    // A partition of its own: nothing of an earlier run is counted.
+    let system = options.start().await?;
+    let running = &system.running;
+    // A new partition keeps jobs of earlier runs out of the counts.
     let partition = uuid::Uuid::new_v4().simple().to_string();
     let client = Client::new(&running.api_url(), &partition)?;
-    let store = running
-        .store()
-        .context("the benchmark runs with a store")?
-        .clone();
+    let store = running.store().context("the system has no store")?.clone();
     let measured = async {
         let catalogue_before = store.catalogue_size().await?;
         let began = Instant::now();
@@ -70,42 +71,37 @@ pub async fn run(options: &BenchOptions, jobs: u64) -> anyhow::Result<ManyJobsRe
         let completed_jobs = client
             .count(&[("statusType", "Completed".to_owned())])
             .await?;
-        let (swept_after_seconds, leftover_tables) = swept(&store).await?;
-        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let (swept_after_seconds, leftover_tables) = sweep(&store).await?;
+        #[expect(clippy::cast_precision_loss, reason = "a rate needs no precision")]
         let per_second = |count: u64| count as f64 / seconds;
         Ok(ManyJobsResult {
             jobs,
-            items_per_job: options.items,
+            items_per_job: options.load.items,
             completed_jobs,
-            executed_items: executed.load(Ordering::Relaxed),
+            executed_items: system.executed.load(Ordering::Relaxed),
             seconds,
             jobs_per_second: per_second(completed_jobs),
-            items_per_second: per_second(completed_jobs * options.items),
+            items_per_second: per_second(completed_jobs * options.load.items),
             swept_after_seconds,
             leftover_tables,
             catalogue_before,
             catalogue_after: store.catalogue_size().await?,
             peak_memory_bytes: peak_memory_bytes(),
-            route: options.route.name().to_owned(),
+            route: options.load.route.name().to_owned(),
             broker: running.broker().kind().to_owned(),
             store: store.kind().to_owned(),
         })
     };
     let measured = measured.await;
-    running.stop().await;
+    system.running.stop().await;
     measured
 }
 
-async fn create(client: &Client, options: &BenchOptions, jobs: u64) -> anyhow::Result<()> {
-    let outputs_of = |job: &str| options.with_output.then(|| job.to_owned());
+async fn create(client: &Client, options: &JobOptions, jobs: u64) -> anyhow::Result<()> {
     let put = |number: u64| async move {
         let job = number.to_string();
-        client
-            .put(
-                &job,
-                &new_job(options.items, &options.pipes, outputs_of(&job).as_deref()),
-            )
-            .await
+        let outputs_of = options.with_output.then_some(job.as_str());
+        client.put(&job, &options.load.new_job(outputs_of)).await
     };
     stream::iter(1..=jobs)
         .map(put)
@@ -115,33 +111,33 @@ async fn create(client: &Client, options: &BenchOptions, jobs: u64) -> anyhow::R
     Ok(())
 }
 
-/// Waits until no job is under way.
+/// Waits until all jobs are finished.
 async fn finish(client: &Client) -> anyhow::Result<()> {
     let (mut last, mut since) = (u64::MAX, Instant::now());
     loop {
-        match client
+        let unfinished = client
             .count(&[("statusType", "NotFinished".to_owned())])
-            .await?
-        {
+            .await?;
+        match unfinished {
             0 => return Ok(()),
-            left if left == last && since.elapsed() > Duration::from_mins(2) => {
-                bail!("{left} jobs have not moved for two minutes")
+            left if left == last && since.elapsed() > STALL_LIMIT => {
+                bail!("{left} jobs are unfinished, and none finished in the last {STALL_LIMIT:.0?}")
             }
             left if left != last => (last, since) = (left, Instant::now()),
             _ => {}
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// How long it took until there were no task tables, and how many there are.
-async fn swept(store: &Store) -> anyhow::Result<(f64, u64)> {
+/// Waits until all task tables are dropped. Returns the seconds that took, and the number of tables that are left.
+async fn sweep(store: &Store) -> anyhow::Result<(f64, u64)> {
     let began = Instant::now();
     loop {
         let tables = store.task_table_size().await?.tables;
-        if tables == 0 || began.elapsed() > SWEPT_WITHIN {
+        if tables == 0 || began.elapsed() > SWEEP_LIMIT {
             return Ok((began.elapsed().as_secs_f64(), tables));
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

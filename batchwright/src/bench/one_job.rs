@@ -1,42 +1,47 @@
-//! One no-op job through the whole system, and what it took.
+//! One job from its creation to its end: times, table sizes, and whether every item and output was counted.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use batchwright::Running;
+use batchwright::client::Client;
+use contract::rest::Job;
 use contract::{JobStatus, TaskMessage};
 use framework::broker::Broker;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use store::TaskTableSize;
 
-use super::{BenchOptions, Done, RUN, new_job, peak_memory_bytes, start};
-use crate::Running;
-use crate::client::Client;
+use super::system::{ItemOutput, JobOptions, RUN, System, peak_memory_bytes};
 use crate::watch;
 
-/// What was measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BenchResult {
+/// The time between two samples of the task table.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The results.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OneJobResult {
     pub items: u64,
-    /// From the API.
+    /// Counted by the job service.
     pub completed_items: i64,
-    /// Counted by the worker: more than `items` when some ran twice.
+    /// Counted by the worker; larger than `items` if some ran twice.
     pub executed_items: u64,
     pub job_status: JobStatus,
-    /// From the request that creates the job to the answer that it has ended.
+    /// The time from the request that creates the job until the client sees that it is finished.
     pub seconds: f64,
     pub items_per_second: f64,
-    /// Counted in by the tracking worker.
+    /// Recorded by the tracking worker.
     pub reports: u64,
-    /// The most rows at any time.
+    /// The highest sampled number of rows in the task table.
     pub task_table_rows: u64,
-    /// The most bytes at any time.
+    /// The highest sampled size of the task table.
     pub task_table_bytes: u64,
     pub split_nodes: u64,
-    /// Different results in the output pipe.
+    /// The number of distinct outputs in the output pipe.
     pub outputs: u64,
-    /// Changes of the percentage that were seen, and whether it ever fell.
+    /// How often the client saw the percentage rise.
     pub progress_steps: u64,
+    /// Whether the client saw the percentage fall or exceed 100.
     pub progress_fell: bool,
     pub peak_memory_bytes: u64,
     pub route: String,
@@ -44,8 +49,8 @@ pub struct BenchResult {
     pub store: String,
 }
 
-impl BenchResult {
-    /// Whether exactly the items of the job were counted, and each result is there.
+impl OneJobResult {
+    /// Returns whether all items of the job, and no others, were counted, and every output was sent.
     pub fn is_exact(&self, with_output: bool) -> bool {
         self.job_status == JobStatus::Completed
             && i64::try_from(self.items) == Ok(self.completed_items)
@@ -55,67 +60,46 @@ impl BenchResult {
     }
 }
 
-/// Runs one job of no-ops through the whole system.
-pub async fn run(options: &BenchOptions) -> anyhow::Result<BenchResult> {
-    let (running, executed, _temporary) = start(options).await?;
-    let measured = measure(options, &running, &executed).await;
-    running.stop().await;
+/// Runs one job.
+pub async fn run(options: &JobOptions) -> anyhow::Result<OneJobResult> {
+    let system = options.start().await?;
+    let measured = measure(options, &system).await;
+    system.running.stop().await;
     measured
 }
 
-async fn measure(
-    options: &BenchOptions,
-    running: &Running,
-    executed: &AtomicU64,
-) -> anyhow::Result<BenchResult> {
+async fn measure(options: &JobOptions, system: &System) -> anyhow::Result<OneJobResult> {
+    let (load, running) = (&options.load, &system.running);
     let client = Client::new(&running.api_url(), "bench")?;
     let job = uuid::Uuid::new_v4().simple().to_string();
+    let outputs_of = options.with_output.then_some(job.as_str());
+    let mut progress = Progress::default();
     let mut highest = TaskTableSize::default();
-    let (mut percentage, mut progress_steps, mut progress_fell) = (0.0, 0, false);
     let began = Instant::now();
-    client
-        .put(
-            &job,
-            &new_job(
-                options.items,
-                &options.pipes,
-                options.with_output.then_some(job.as_str()),
-            ),
-        )
-        .await?;
+    client.put(&job, &load.new_job(outputs_of)).await?;
     let ended = {
-        let follow = watch::follow(&client, &job, options.show, |state| {
-            progress_steps += u64::from(state.percentage_complete > percentage);
-            progress_fell |=
-                state.percentage_complete < percentage || state.percentage_complete > 100.0;
-            percentage = state.percentage_complete;
-        });
+        let follow = watch::follow(&client, &job, options.show, |state| progress.see(state));
         tokio::pin!(follow);
         loop {
             tokio::select! {
                 ended = &mut follow => break ended?,
-                () = tokio::time::sleep(Duration::from_millis(100)) => highest = larger(highest, table_size(running).await?),
+                () = tokio::time::sleep(SAMPLE_INTERVAL) => highest = max(highest, table_size(running).await?),
             }
         }
     };
     let seconds = began.elapsed().as_secs_f64();
     let outputs = if options.with_output {
-        drain(
-            &**running.broker(),
-            &options.pipes.output,
-            &job,
-            options.items,
-        )
-        .await?
+        let output = load.pipes().output;
+        count_outputs(&**running.broker(), &output, &job, load.items).await?
     } else {
         0
     };
-    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    #[expect(clippy::cast_precision_loss, reason = "a rate needs no precision")]
     let items_per_second = ended.completed_items as f64 / seconds;
-    Ok(BenchResult {
-        items: options.items,
+    Ok(OneJobResult {
+        items: load.items,
         completed_items: ended.completed_items,
-        executed_items: executed.load(Ordering::Relaxed),
+        executed_items: system.executed.load(Ordering::Relaxed),
         job_status: ended.status,
         seconds,
         items_per_second,
@@ -124,10 +108,10 @@ async fn measure(
         task_table_bytes: highest.bytes,
         split_nodes: running.splits().load(Ordering::Relaxed),
         outputs,
-        progress_steps,
-        progress_fell,
+        progress_steps: progress.steps,
+        progress_fell: progress.fell,
         peak_memory_bytes: peak_memory_bytes(),
-        route: options.route.name().to_owned(),
+        route: load.route.name().to_owned(),
         broker: running.broker().kind().to_owned(),
         store: running
             .store()
@@ -136,8 +120,29 @@ async fn measure(
     })
 }
 
-/// Takes everything out of the output pipe; answers how many different results this job has there.
-async fn drain(broker: &dyn Broker, pipe: &str, job: &str, items: u64) -> anyhow::Result<u64> {
+/// How the percentage of the job changed.
+#[derive(Default)]
+struct Progress {
+    percentage: f64,
+    steps: u64,
+    fell: bool,
+}
+
+impl Progress {
+    fn see(&mut self, job: &Job) {
+        self.steps += u64::from(job.percentage_complete > self.percentage);
+        self.fell |= job.percentage_complete < self.percentage || job.percentage_complete > 100.0;
+        self.percentage = job.percentage_complete;
+    }
+}
+
+/// Empties the output pipe and returns the number of distinct outputs of this job.
+async fn count_outputs(
+    broker: &dyn Broker,
+    pipe: &str,
+    job: &str,
+    items: u64,
+) -> anyhow::Result<u64> {
     let mut consumer = broker.consume(pipe, 2000).await?;
     let mut seen = vec![false; usize::try_from(items)? + 1];
     let mut found = 0;
@@ -153,15 +158,15 @@ async fn drain(broker: &dyn Broker, pipe: &str, job: &str, items: u64) -> anyhow
         }
         for delivery in deliveries.drain(..) {
             let message = TaskMessage::decode(&delivery.body)?;
-            let result: Done =
+            let output: ItemOutput =
                 serde_json::from_slice(message.task_data.as_deref().unwrap_or_default())?;
-            // Results of an earlier run that was interrupted may still be there.
-            if result.params.get(RUN).is_some_and(|run| run == job) {
-                match seen.get_mut(usize::try_from(result.number)?) {
+            // The pipe may still hold outputs of an earlier run that was interrupted.
+            if output.params.get(RUN).is_some_and(|run| run == job) {
+                match seen.get_mut(usize::try_from(output.number)?) {
                     Some(seen) => found += u64::from(!std::mem::replace(seen, true)),
                     None => bail!(
-                        "a result for the number {}, which is no item",
-                        result.number
+                        "the output of number {} is not of any item of the job",
+                        output.number
                     ),
                 }
             }
@@ -172,11 +177,11 @@ async fn drain(broker: &dyn Broker, pipe: &str, job: &str, items: u64) -> anyhow
 }
 
 async fn table_size(running: &Running) -> anyhow::Result<TaskTableSize> {
-    let store = running.store().context("the benchmark runs with a store")?;
+    let store = running.store().context("the system has no store")?;
     Ok(store.task_table_size().await?)
 }
 
-fn larger(a: TaskTableSize, b: TaskTableSize) -> TaskTableSize {
+fn max(a: TaskTableSize, b: TaskTableSize) -> TaskTableSize {
     TaskTableSize {
         tables: a.tables.max(b.tables),
         rows: a.rows.max(b.rows),

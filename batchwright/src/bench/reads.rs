@@ -1,41 +1,42 @@
-//! One job, and pages of jobs, read over HTTP beside many others: first beside none, then beside all. What is read is the same,
-//! so the times should be, too.
+//! Reads of one job and of pages of jobs over HTTP, first in an otherwise empty store, then beside many other jobs. Both times the
+//! requests return the same jobs, so they should take equally long.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use batchwright::client::Client;
+use batchwright::{Role, Stack, StackOptions};
 use contract::PartitionId;
 use contract::rest::{JobTask, NewJob};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::client::Client;
-use crate::{Role, Stack, StackOptions};
+use super::system::temporary_folder;
 
-/// The jobs that are read: two pages.
+/// The number of jobs that the requests return: two pages.
 const OWN_JOBS: u32 = 50;
 const PAGE: usize = 25;
-/// Requests that only make everything warm.
+/// The number of requests that are made before the measurement, to fill caches and pools.
 const WARM_UP: usize = 20;
 
-/// What to measure.
+/// The settings of the measurement.
 #[derive(Debug, Clone)]
 pub struct ReadsOptions {
-    /// How many other jobs are there.
+    /// The number of other jobs.
     pub stored_jobs: u32,
-    /// Of each kind, one after the other.
+    /// The number of requests of each kind; they are made one after the other.
     pub requests: usize,
     pub database: Option<String>,
-    /// The folder of an embedded run; a temporary one when left out.
+    /// The folder of the embedded store; a temporary one if `None`.
     pub data: Option<PathBuf>,
 }
 
-/// What was measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// The results.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ReadsResult {
     pub stored_jobs: u32,
     pub requests: usize,
-    /// How long it took to add the other jobs.
+    /// The time that it took to add the other jobs.
     pub fill_seconds: f64,
     pub beside_none: Vec<ReadTimes>,
     pub beside_all: Vec<ReadTimes>,
@@ -43,15 +44,15 @@ pub struct ReadsResult {
 }
 
 /// The times of requests of one kind.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ReadTimes {
-    /// One job, or a page by its filter and sort.
+    /// The kind: one job, or a page with its filter and sort order.
     pub what: String,
     pub p50_ms: f64,
     pub p99_ms: f64,
 }
 
-/// The questions, each of which has [`PAGE`] answers or more among the jobs that are read.
+/// The filters and sort orders of the pages. Each matches at least [`PAGE`] of the own jobs.
 const PAGES: [&str; 5] = [
     "",
     "labels.team==team-3;status!=Failed createTime:desc",
@@ -60,10 +61,10 @@ const PAGES: [&str; 5] = [
     "status==Waiting jobId:asc",
 ];
 
-/// Measures on a store that nobody else writes to.
+/// Measures reads. Nothing else should use the store at the same time.
 pub async fn run(options: &ReadsOptions) -> anyhow::Result<ReadsResult> {
     ensure!(options.requests > 0, "--requests must be at least 1");
-    let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let temporary = temporary_folder()?;
     let data = options
         .data
         .clone()
@@ -76,10 +77,7 @@ pub async fn run(options: &ReadsOptions) -> anyhow::Result<ReadsResult> {
     let running = Stack::new(stack_options).start().await?;
     let partition = uuid::Uuid::new_v4().simple().to_string();
     let client = Client::new(&running.api_url(), &partition)?;
-    let store = running
-        .store()
-        .context("the benchmark runs with a store")?
-        .clone();
+    let store = running.store().context("the system has no store")?.clone();
     let measured = async {
         create_own_jobs(&client).await?;
         let beside_none = read(&client, options.requests).await?;
@@ -167,12 +165,12 @@ async fn page(client: &Client, what: &str, requests: usize) -> anyhow::Result<Re
         times.push(began.elapsed());
         ensure!(
             jobs.len() == PAGE,
-            "a page of {} jobs by {what:?}",
+            "expected a page of {PAGE} jobs for {what:?}, got {}",
             jobs.len()
         );
         ensure!(
             jobs.iter().all(|job| job.labels.len() >= 2),
-            "a job without its labels by {what:?}"
+            "expected jobs with labels for {what:?}"
         );
     }
     Ok(percentiles(

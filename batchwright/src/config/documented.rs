@@ -6,7 +6,7 @@ use clap::CommandFactory as _;
 use framework::{Caf, PREFIX};
 
 use super::*;
-use crate::Cli;
+use crate::cli::Cli;
 
 /// CAF's variables that have no effect here, and why.
 const NOT_READ: &[(&[&str], &str)] = &[

@@ -344,7 +344,7 @@ impl Setting {
 
 impl Refusal {
     /// Tells it to whoever has called the program.
-    pub fn tell(self) -> ExitCode {
+    pub fn print(self) -> ExitCode {
         match self {
             Self::CommandLine(error, from) => {
                 let _ = error.print();

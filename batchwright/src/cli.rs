@@ -1,0 +1,97 @@
+//! The command line. One file holds a command or a group of commands: its flags, and what it runs.
+
+mod bench;
+mod connect;
+mod jobs;
+mod serve;
+mod submit;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use framework::Variables;
+
+use self::bench::BenchArgs;
+use self::jobs::{CountArgs, JobArgs, ListArgs};
+use self::serve::{RunArgs, UpArgs};
+use self::submit::SubmitArgs;
+use crate::bench::PacedOptions;
+use crate::config::Configuration;
+use crate::demo::{self, DemoArgs};
+
+/// Splits large batches into items, distributes them to workers, and counts the progress of each job exactly.
+#[derive(Debug, Parser)]
+#[command(name = "batchwright", version, propagate_version = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+    /// Log filter for standard error, e.g. `info` or `framework=debug`.
+    #[arg(long, global = true, env = "BATCHWRIGHT_LOG", value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Count the words in files with a complete system in this process; needs no servers.
+    Demo(DemoArgs),
+    /// Run the job service and all workers in one process until it is stopped.
+    Up(UpArgs),
+    /// Run one role against a shared broker and database until it is stopped.
+    Run(RunArgs),
+    /// Create a job from a JSON file or from flags.
+    Submit(SubmitArgs),
+    /// Show a job; the exit code is that of `watch`, and 0 while the job is unfinished.
+    Get(JobArgs),
+    /// List the jobs of a partition, newest first by default.
+    List(ListArgs),
+    /// Count the jobs of a partition.
+    Count(CountArgs),
+    /// Follow a job until it finishes; exits with 0 (Completed), 10 (Failed) or 11 (Cancelled).
+    Watch(JobArgs),
+    /// Cancel a job.
+    Cancel(JobArgs),
+    /// Pause a job: running tasks finish, and no further task starts.
+    Pause(JobArgs),
+    /// Resume a paused job.
+    Resume(JobArgs),
+    /// Measure the throughput of jobs that do nothing, or the speed of reads, and print the results as JSON.
+    Bench(BenchArgs),
+    #[command(hide = true)]
+    BenchWorker(PacedOptions),
+}
+
+impl Command {
+    /// Runs the command and returns the exit code of the program.
+    pub async fn execute(
+        self,
+        variables: &Variables,
+        configuration: &Configuration,
+    ) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Demo(args) => demo::run(args).await,
+            Self::Up(args) => serve::up(args, variables, configuration).await,
+            Self::Run(args) => serve::run(args, variables, configuration).await,
+            Self::Submit(args) => submit::submit(args).await,
+            Self::Get(args) => jobs::get(args).await,
+            Self::List(args) => jobs::list(args).await,
+            Self::Count(args) => jobs::count(args).await,
+            Self::Watch(args) => jobs::watch(&args.job, &args.service).await,
+            Self::Cancel(args) => {
+                jobs::change(&args, async |client| client.cancel(&args.job).await).await
+            }
+            Self::Pause(args) => {
+                jobs::change(&args, async |client| client.pause(&args.job).await).await
+            }
+            Self::Resume(args) => {
+                jobs::change(&args, async |client| client.resume(&args.job).await).await
+            }
+            Self::Bench(args) => bench::bench(args).await,
+            Self::BenchWorker(args) => bench::bench_worker(args).await,
+        }
+    }
+
+    /// Whether the command serves until it is stopped.
+    pub const fn serves(&self) -> bool {
+        matches!(self, Self::Up(_) | Self::Run(_))
+    }
+}

@@ -1,0 +1,56 @@
+//! The flags that several commands share: which servers a system uses, and which job service a client command calls.
+
+use batchwright::client::{Client, ClientError};
+use clap::{Args, ValueEnum};
+
+/// The servers of a system that this process runs.
+#[derive(Debug, Args)]
+pub struct ServerArgs {
+    /// URL of the database: `postgres://user:password@host/database` or `sqlite:FILE`.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_DATABASE",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
+    pub database: Option<String>,
+    /// URL of RabbitMQ: `amqp://user:password@host:5672/%2f`.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_BROKER",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
+    pub broker: Option<String>,
+}
+
+/// The job service that a command calls, and how the command prints what it returns.
+#[derive(Debug, Args)]
+pub struct ServiceArgs {
+    /// URL of the job service's REST API.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_URL",
+        default_value = "http://127.0.0.1:8080/job-service/v1"
+    )]
+    pub url: String,
+    /// Partition that the jobs belong to.
+    #[arg(long, short, env = "BATCHWRIGHT_PARTITION", default_value = "default")]
+    pub partition: String,
+    /// Format of standard output; `json` prints one object or array on one line.
+    #[arg(long, short, value_enum, default_value_t = Output::Text)]
+    pub output: Output,
+}
+
+impl ServiceArgs {
+    /// Returns a client of the job service for the partition.
+    pub fn client(&self) -> Result<Client, ClientError> {
+        Client::new(&self.url, &self.partition)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    Text,
+    Json,
+}

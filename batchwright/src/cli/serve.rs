@@ -1,0 +1,297 @@
+//! `batchwright up` and `batchwright run ROLE`: the commands that serve until they are stopped.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::bail;
+use batchwright::{
+    BatchOptions, BatchResults, Role, Stack, StackOptions, TRACKING_PIPE, WorkerOptions,
+};
+use clap::Args;
+use contract::PAUSED_PIPE;
+use contract::rest::{Expiry, ExpiryPolicy, Policer};
+use framework::broker::amqp::QueueType;
+use framework::{Route, Variables};
+use job_service::{JobTypes, PartitionPattern, ServiceOptions};
+use store::{KeptUntil, StoreOptions};
+
+use super::connect::ServerArgs;
+use crate::config::Configuration;
+
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// Folder of the embedded broker and database; used where `--broker` or `--database` is missing.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_DATA",
+        default_value = "batchwright-data",
+        value_name = "FOLDER"
+    )]
+    data: PathBuf,
+    #[command(flatten)]
+    stack: StackArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Role to run: `job-service`, `batch-worker`, `tracking-worker` or `example-worker`.
+    role: Role,
+    /// Input pipe of the role, instead of its default one.
+    #[arg(long, env = "BATCHWRIGHT_INPUT_PIPE", value_name = "PIPE")]
+    input_pipe: Option<String>,
+    #[command(flatten)]
+    stack: StackArgs,
+}
+
+#[derive(Debug, Args)]
+struct StackArgs {
+    #[command(flatten)]
+    servers: ServerArgs,
+    /// Address that the REST API listens on; for a worker role, the address of its health and metrics.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_LISTEN",
+        default_value = "127.0.0.1:8080",
+        value_name = "ADDRESS"
+    )]
+    listen: SocketAddr,
+    /// URL at which workers reach the REST API if it is not the listen address, e.g. behind a proxy.
+    #[arg(long, env = "BATCHWRIGHT_PUBLIC_URL", value_name = "URL")]
+    public_url: Option<String>,
+    /// Folder below which `lines` and `glob` batches find their files.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_ROOT",
+        default_value = ".",
+        value_name = "FOLDER"
+    )]
+    root: PathBuf,
+    /// How tracked outputs travel: `direct` to their target, or `reroute` through the tracking worker.
+    #[arg(long, env = "BATCHWRIGHT_ROUTE", default_value = "direct")]
+    route: Route,
+    /// Seconds for which a worker trusts a job status; a cancelled job may keep running that long.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_STATUS_INTERVAL",
+        default_value_t = 5,
+        value_name = "SECONDS"
+    )]
+    status_interval: u64,
+    /// Maximum number of parts of one split (10 to 1000000).
+    #[arg(long, env = "BATCHWRIGHT_MAX_PARTS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=1_000_000), value_name = "PARTS")]
+    max_parts: u32,
+    /// Number of messages in a target pipe above which batches wait instead of being split.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_MAX_DEPTH",
+        default_value_t = 100_000,
+        value_name = "MESSAGES"
+    )]
+    max_depth: u64,
+    /// Number of tasks that a worker runs at the same time; the batch and tracking workers ignore it.
+    #[arg(long, env = "BATCHWRIGHT_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..), value_name = "TASKS")]
+    concurrency: u32,
+    /// Maximum number of unacknowledged deliveries of a worker; the batch and tracking workers ignore it.
+    #[arg(long, env = "BATCHWRIGHT_PREFETCH", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
+    prefetch: u32,
+    /// Type of the RabbitMQ queues: `quorum` or `classic`; must be the same for everything on one broker.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_QUEUE_TYPE",
+        default_value = "quorum",
+        value_name = "TYPE"
+    )]
+    queue_type: QueueType,
+    /// Input pipe of the tracking worker.
+    #[arg(long, env = "BATCHWRIGHT_TRACKING_PIPE", default_value = TRACKING_PIPE, value_name = "PIPE")]
+    tracking_pipe: String,
+    /// Pipe to which workers send the tasks of paused jobs.
+    #[arg(long, env = "BATCHWRIGHT_PAUSED_PIPE", default_value = PAUSED_PIPE, value_name = "PIPE")]
+    paused_pipe: String,
+    /// Results that the batch worker sends to its output pipe: `none`, `only-of-empty-batches` or `all`.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_BATCH_RESULTS",
+        default_value = "none",
+        value_name = "RESULTS"
+    )]
+    batch_results: BatchResults,
+    /// Output pipe of the batch worker, for results and failures.
+    #[arg(long, env = "BATCHWRIGHT_BATCH_OUTPUT", value_name = "PIPE")]
+    batch_output: Option<String>,
+    #[command(flatten)]
+    jobs: JobsArgs,
+}
+
+/// The settings that only the job service and the store use.
+#[derive(Debug, Args)]
+struct JobsArgs {
+    /// Folder of the job type definitions.
+    #[arg(long, env = "BATCHWRIGHT_JOB_TYPES", value_name = "FOLDER")]
+    job_types: Option<PathBuf>,
+    /// Number of jobs that a list returns if the request names no limit.
+    #[arg(long, env = "BATCHWRIGHT_PAGE_SIZE", default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
+    page_size: u32,
+    /// Number of jobs that a bulk cancel cancels in one transaction.
+    #[arg(long, env = "BATCHWRIGHT_CANCEL_BATCH", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
+    cancel_batch: u32,
+    /// Number of jobs that a bulk delete deletes in one transaction.
+    #[arg(long, env = "BATCHWRIGHT_DELETE_BATCH", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
+    delete_batch: u32,
+    /// Regular expression; new jobs of a partition whose whole id it matches wait for `POST …/partitions/{id}/dispatch`.
+    #[arg(long, env = "BATCHWRIGHT_SUSPENDED_PARTITIONS", value_name = "REGEX")]
+    suspended_partitions: Option<PartitionPattern>,
+    /// Default expiry of completed jobs, e.g. `lastUpdateTime+P30D` or `createTime+PT9H`; `none` keeps them.
+    #[arg(long, env = "BATCHWRIGHT_KEEP_COMPLETED", default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
+    keep_completed: String,
+    /// Default expiry of failed jobs, in the same format.
+    #[arg(long, env = "BATCHWRIGHT_KEEP_FAILED", default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
+    keep_failed: String,
+    /// Default expiry of cancelled jobs, in the same format.
+    #[arg(long, env = "BATCHWRIGHT_KEEP_CANCELLED", default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
+    keep_cancelled: String,
+    /// How long the task records of a failed job are kept, e.g. `P1D` or `PT12H`.
+    #[arg(long, env = "BATCHWRIGHT_KEEP_FAILED_TASKS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
+    keep_failed_tasks: Duration,
+}
+
+/// Runs all roles in this process.
+pub async fn up(
+    args: UpArgs,
+    variables: &Variables,
+    configuration: &Configuration,
+) -> anyhow::Result<ExitCode> {
+    configuration.log();
+    let options = StackOptions {
+        roles: Role::ALL.to_vec(),
+        ..args.stack.options(args.data, variables)?
+    };
+    let running = Stack::new(options).start().await?;
+    println!("API         {}", running.api_url());
+    println!("Swagger UI  {}/job-service-ui/", running.url());
+    println!(
+        "health      {}/health-check?name=all&type=READY",
+        running.url()
+    );
+    std::io::stdout().flush()?;
+    running.until_asked_to_stop().await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs one role in this process.
+pub async fn run(
+    args: RunArgs,
+    variables: &Variables,
+    configuration: &Configuration,
+) -> anyhow::Result<ExitCode> {
+    let RunArgs {
+        role,
+        input_pipe,
+        stack,
+    } = args;
+    if stack.servers.broker.is_none() {
+        bail!("`run` needs a broker that all roles share; pass --broker amqp://…");
+    }
+    if role.needs_store() && stack.servers.database.is_none() {
+        bail!("this role needs a database that the roles share; pass --database postgres://…");
+    }
+    configuration.log();
+    let mut options = StackOptions {
+        roles: vec![role],
+        ..stack.options(PathBuf::new(), variables)?
+    };
+    if let Some(pipe) = input_pipe {
+        match role {
+            Role::BatchWorker => options.batch.input = pipe,
+            Role::TrackingWorker => options.service.tracking_pipe = pipe,
+            Role::ExampleWorker => options.example_pipe = pipe,
+            // It has no input pipe.
+            Role::JobService => {}
+        }
+    }
+    let running = Stack::new(options).start().await?;
+    println!("listening at {}", running.url());
+    std::io::stdout().flush()?;
+    running.until_asked_to_stop().await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl StackArgs {
+    fn options(self, data: PathBuf, variables: &Variables) -> anyhow::Result<StackOptions> {
+        let (service, store) = self.jobs.options(variables)?;
+        Ok(StackOptions {
+            database: self.servers.database,
+            broker: self.servers.broker,
+            queue_type: self.queue_type,
+            wait_for_database: true,
+            listen: self.listen,
+            public_url: self.public_url,
+            root: self.root,
+            workers: WorkerOptions {
+                route: self.route,
+                concurrency: usize::try_from(self.concurrency)?,
+                prefetch: self.prefetch,
+            },
+            batch: BatchOptions {
+                output: self.batch_output,
+                results: self.batch_results,
+                max_parts: usize::try_from(self.max_parts)?,
+                max_depth: self.max_depth,
+                ..BatchOptions::default()
+            },
+            service: ServiceOptions {
+                tracking_pipe: self.tracking_pipe,
+                paused_pipe: self.paused_pipe,
+                status_check_interval: Duration::from_secs(self.status_interval),
+                ..service
+            },
+            store,
+            ..StackOptions::embedded(data)
+        })
+    }
+}
+
+impl JobsArgs {
+    fn options(self, variables: &Variables) -> anyhow::Result<(ServiceOptions, StoreOptions)> {
+        let lookup = |name: &str| variables.get(name).map(str::to_owned);
+        let job_types = self
+            .job_types
+            .as_deref()
+            .map(|folder| JobTypes::load(folder, lookup))
+            .transpose()?
+            .unwrap_or_default();
+        let service = ServiceOptions {
+            page_size: self.page_size,
+            cancel_batch: self.cancel_batch,
+            delete_batch: self.delete_batch,
+            suspended_partitions: self.suspended_partitions,
+            job_types,
+            expiry: Expiry {
+                completed: expiry_policy(self.keep_completed),
+                failed: expiry_policy(self.keep_failed),
+                cancelled: expiry_policy(self.keep_cancelled),
+            },
+            ..ServiceOptions::default()
+        };
+        let store = StoreOptions {
+            failed_tables_kept: self.keep_failed_tasks,
+            ..StoreOptions::default()
+        };
+        Ok((service, store))
+    }
+}
+
+fn expiry_time(text: &str) -> Result<String, String> {
+    text.parse::<KeptUntil>().map(|_| text.to_owned())
+}
+
+fn expiry_policy(expiry_time: String) -> Option<ExpiryPolicy> {
+    (expiry_time != "none").then(|| ExpiryPolicy {
+        expiry_time,
+        policer: Some(Policer::System),
+        ..ExpiryPolicy::default()
+    })
+}

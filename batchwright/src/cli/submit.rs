@@ -1,0 +1,130 @@
+//! `batchwright submit`: creates a job from a file, or a batch job from flags.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE};
+use clap::Args;
+use contract::rest::{JobTask, NewJob};
+use contract::{BatchTask, OnFailure, TaskData};
+
+use super::connect::{Output, ServiceArgs};
+use super::jobs;
+
+#[derive(Debug, Args)]
+pub struct SubmitArgs {
+    /// Id of the new job.
+    job: String,
+    /// JSON file with the body of the request; `-` reads standard input.
+    #[arg(long, short, conflicts_with_all = ["batch_type", "definition"])]
+    file: Option<PathBuf>,
+    /// Batch plugin that splits the definition: `range`, `list`, `lines` or `glob`.
+    #[arg(long, requires = "definition", value_name = "PLUGIN")]
+    batch_type: Option<String>,
+    /// Batch definition in the plugin's format, e.g. `1-1000` for `range`.
+    #[arg(long, requires = "batch_type")]
+    definition: Option<String>,
+    /// Pipe of the batch worker.
+    #[arg(long, default_value = BATCH_PIPE, value_name = "PIPE")]
+    task_pipe: String,
+    /// Pipe of the worker that processes the items.
+    #[arg(long, default_value = EXAMPLE_PIPE, value_name = "PIPE")]
+    item_pipe: String,
+    /// Pipe where an item counts as done; `none` if the worker sends no output.
+    #[arg(long, default_value = EXAMPLE_OUT_PIPE, value_name = "PIPE")]
+    target_pipe: String,
+    /// Type of the items (`taskMessageType`); by default the plugin's own.
+    #[arg(long, value_name = "TYPE")]
+    item_type: Option<String>,
+    /// Display name of the job.
+    #[arg(long)]
+    name: Option<String>,
+    /// Label of the job; repeat the flag for more labels.
+    #[arg(long = "label", value_name = "KEY=VALUE")]
+    labels: Vec<String>,
+    /// Continue with the other tasks after a task has failed.
+    #[arg(long)]
+    continue_on_failure: bool,
+    /// Follow the job until it finishes, as `batchwright watch` does.
+    #[arg(long, short)]
+    watch: bool,
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
+    let new_job = match &args.file {
+        Some(file) => read(file)?,
+        None => args.new_job()?,
+    };
+    let created = args.service.client()?.put(&args.job, &new_job).await?;
+    if args.watch {
+        return jobs::watch(&args.job, &args.service).await;
+    }
+    if args.service.output == Output::Json {
+        println!(
+            "{}",
+            serde_json::json!({ "id": args.job, "created": created })
+        );
+    } else if created {
+        println!("{} created", args.job);
+    } else {
+        println!("{} already exists with the same definition", args.job);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read(file: &Path) -> anyhow::Result<NewJob> {
+    let text = if file.as_os_str() == "-" {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text)?;
+        text
+    } else {
+        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?
+    };
+    serde_json::from_str(&text).with_context(|| format!("{} is not a valid job", file.display()))
+}
+
+impl SubmitArgs {
+    /// Returns the batch job that the flags describe.
+    fn new_job(&self) -> anyhow::Result<NewJob> {
+        let (Some(batch_type), Some(definition)) = (&self.batch_type, &self.definition) else {
+            bail!("no job given; pass --file JOB.json, or --batch-type with --definition");
+        };
+        let batch = BatchTask {
+            batch_type: Some(batch_type.clone()),
+            batch_definition: Some(definition.clone()),
+            task_message_type: self.item_type.clone(),
+            target_pipe: Some(self.item_pipe.clone()),
+            ..BatchTask::default()
+        };
+        let mut labels = BTreeMap::new();
+        for label in &self.labels {
+            let (key, value) = label
+                .split_once('=')
+                .with_context(|| format!("{label:?} is not a label; expected KEY=VALUE"))?;
+            labels.insert(key.to_owned(), Some(value.to_owned()));
+        }
+        Ok(NewJob {
+            name: self.name.clone(),
+            labels: (!labels.is_empty()).then_some(labels),
+            on_failure: if self.continue_on_failure {
+                OnFailure::Continue
+            } else {
+                OnFailure::Stop
+            },
+            task: Some(JobTask {
+                task_classifier: Some(BatchTask::CLASSIFIER.to_owned()),
+                task_api_version: Some(BatchTask::API_VERSION),
+                task_data: Some(serde_json::to_value(batch)?),
+                task_pipe: Some(self.task_pipe.clone()),
+                target_pipe: (self.target_pipe != "none").then(|| self.target_pipe.clone()),
+                ..JobTask::default()
+            }),
+            ..NewJob::default()
+        })
+    }
+}

@@ -1,0 +1,194 @@
+//! How a [`Stack`](super::Stack) is set up.
+//!
+//! The options of each part are that part's own struct, so that a setting is declared and documented once.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use batch_worker::{BatchWorker, Results as BatchResults};
+use framework::broker::amqp::QueueType;
+use framework::{Route, Settings};
+use job_service::ServiceOptions;
+use store::StoreOptions;
+
+/// The default input pipe of the batch worker.
+pub const BATCH_PIPE: &str = "worker-batch-in";
+/// The default input pipe of the tracking worker.
+pub const TRACKING_PIPE: &str = "worker-jobtracking-in";
+/// The default input pipe of the example worker.
+pub const EXAMPLE_PIPE: &str = "worker-example-in";
+/// The output pipe of the example worker.
+pub const EXAMPLE_OUT_PIPE: &str = "worker-example-out";
+
+/// The settings of a stack. [`StackOptions::embedded`] returns the defaults.
+#[derive(Debug, Clone)]
+pub struct StackOptions {
+    /// The folder of the embedded broker and store. Ignored if both are servers.
+    pub data: PathBuf,
+    /// The URL of the database, `postgres://…` or `sqlite:FILE`. `None` selects the embedded store.
+    pub database: Option<String>,
+    /// The URL of RabbitMQ, `amqp://…`. `None` selects the embedded broker.
+    pub broker: Option<String>,
+    /// The type of the queues that the stack declares in RabbitMQ.
+    pub queue_type: QueueType,
+    /// Whether the stack starts while the database is unavailable and connects later. If false, the start fails.
+    pub wait_for_database: bool,
+    /// The address of the REST API; in a process with a single worker role, the address of its health endpoint.
+    pub listen: SocketAddr,
+    /// The URL at which workers reach the REST API, if that is not `listen` (for example behind a proxy).
+    pub public_url: Option<String>,
+    /// The roles that run in this process.
+    pub roles: Vec<Role>,
+    /// The folder below which `lines` and `glob` batches, and the example worker, find their files.
+    pub root: PathBuf,
+    /// The input pipe of the example worker.
+    pub example_pipe: String,
+    /// Settings that the workers of the stack share.
+    pub workers: WorkerOptions,
+    /// The batch worker.
+    pub batch: BatchOptions,
+    /// The job service, and the pipes that it shares with the workers. The stack replaces `webservice_url` by `public_url`,
+    /// or by the address on which it listens.
+    pub service: ServiceOptions,
+    /// The store.
+    pub store: StoreOptions,
+}
+
+/// Settings that the workers of a stack share.
+#[derive(Debug, Clone)]
+pub struct WorkerOptions {
+    /// How tracked outputs travel.
+    pub route: Route,
+    /// The number of tasks that a worker runs at the same time. The batch and the tracking worker have fixed values.
+    pub concurrency: usize,
+    /// The maximum number of unsettled deliveries of a worker. The batch and the tracking worker have fixed values.
+    pub prefetch: u32,
+}
+
+/// Settings of the batch worker.
+#[derive(Debug, Clone)]
+pub struct BatchOptions {
+    /// The input pipe.
+    pub input: String,
+    /// The output pipe, for results and failures.
+    pub output: Option<String>,
+    /// The results that the worker sends to its output pipe after a split.
+    pub results: BatchResults,
+    /// The maximum number of parts of one split.
+    pub max_parts: usize,
+    /// The number of messages in the target pipe above which a batch waits instead of being split.
+    pub max_depth: u64,
+}
+
+/// A part of the system that can run in a process of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Serves the REST API and sends start messages.
+    JobService,
+    /// Splits batches into items.
+    BatchWorker,
+    /// Records the progress of jobs.
+    TrackingWorker,
+    /// Counts words.
+    ExampleWorker,
+}
+
+impl Role {
+    /// All roles.
+    pub const ALL: [Self; 4] = [
+        Self::JobService,
+        Self::BatchWorker,
+        Self::TrackingWorker,
+        Self::ExampleWorker,
+    ];
+
+    /// Whether the role reads or writes the store.
+    pub const fn needs_store(self) -> bool {
+        matches!(self, Self::JobService | Self::TrackingWorker)
+    }
+}
+
+impl StackOptions {
+    /// Returns the options of a system without servers: it keeps its state in the folder `data`, listens on a free port of
+    /// 127.0.0.1 and runs every role but the example worker.
+    pub fn embedded(data: impl Into<PathBuf>) -> Self {
+        Self {
+            data: data.into(),
+            database: None,
+            broker: None,
+            queue_type: QueueType::Quorum,
+            wait_for_database: false,
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            public_url: None,
+            roles: vec![Role::JobService, Role::BatchWorker, Role::TrackingWorker],
+            root: PathBuf::from("."),
+            example_pipe: EXAMPLE_PIPE.to_owned(),
+            workers: WorkerOptions::default(),
+            batch: BatchOptions::default(),
+            service: ServiceOptions {
+                tracking_pipe: TRACKING_PIPE.to_owned(),
+                status_check_interval: Duration::from_secs(5),
+                ..ServiceOptions::default()
+            },
+            store: StoreOptions::default(),
+        }
+    }
+
+    pub(super) fn serves_jobs(&self) -> bool {
+        self.roles.contains(&Role::JobService)
+    }
+
+    /// Returns the settings of the worker `name` of this stack.
+    pub(super) fn settings(&self, name: &str) -> Settings {
+        let is_only_role = self.roles.len() == 1 && !self.serves_jobs();
+        Settings {
+            listen: is_only_role.then_some(self.listen),
+            route: self.workers.route,
+            concurrency: self.workers.concurrency,
+            prefetch: self.workers.prefetch,
+            paused: Some(self.service.paused_pipe.clone()),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            ..Settings::new(name)
+        }
+    }
+}
+
+impl Default for WorkerOptions {
+    fn default() -> Self {
+        Self {
+            route: Route::Direct,
+            concurrency: 8,
+            prefetch: 1000,
+        }
+    }
+}
+
+impl Default for BatchOptions {
+    fn default() -> Self {
+        Self {
+            input: BATCH_PIPE.to_owned(),
+            output: None,
+            results: BatchResults::None,
+            max_parts: BatchWorker::DEFAULT_PARTS,
+            max_depth: BatchWorker::DEFAULT_DEPTH,
+        }
+    }
+}
+
+impl FromStr for Role {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "job-service" => Ok(Self::JobService),
+            "batch-worker" => Ok(Self::BatchWorker),
+            "tracking-worker" => Ok(Self::TrackingWorker),
+            "example-worker" => Ok(Self::ExampleWorker),
+            other => Err(format!(
+                "{other:?} is not a role; expected job-service, batch-worker, tracking-worker or example-worker"
+            )),
+        }
+    }
+}

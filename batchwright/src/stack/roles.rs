@@ -1,0 +1,182 @@
+//! The roles as futures that run until they are told to stop, and groups of roles that stop together.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use batch_worker::{BatchWorker, Glob, Lines, List, Range};
+use example_worker::WordCounter;
+use framework::broker::Broker;
+use framework::{Collector, Ready, Runtime, Settings};
+use job_service::{JobService, ServiceOptions};
+use store::Store;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::error;
+use tracking_worker::TrackingWorker;
+
+use super::options::{EXAMPLE_OUT_PIPE, StackOptions};
+
+/// A role that runs until its token is cancelled; the error says why it ended earlier.
+pub type RunningRole = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
+/// Returns a role that serves the REST API on `listener`.
+pub fn job_service(
+    options: ServiceOptions,
+    store: Store,
+    broker: Arc<dyn Broker>,
+    listener: TcpListener,
+    stop: CancellationToken,
+) -> RunningRole {
+    let service = JobService::new(store, broker, options);
+    Box::pin(async move {
+        service
+            .serve(listener, stop)
+            .await
+            .map_err(|error| error.to_string())
+    })
+}
+
+/// Returns a role that fails once the store finds out that it can never use its database.
+pub fn store_check(store: Store, stop: CancellationToken) -> RunningRole {
+    Box::pin(async move {
+        match stop.run_until_cancelled(store.unusable()).await {
+            Some(error) => Err(error.to_string()),
+            None => Ok(()),
+        }
+    })
+}
+
+/// Returns the batch worker with all plugins, and its number of splits.
+pub fn batch_worker(
+    options: &StackOptions,
+    broker: Arc<dyn Broker>,
+    stop: CancellationToken,
+) -> (RunningRole, Arc<AtomicU64>) {
+    let worker = BatchWorker::new(options.batch.max_parts)
+        .max_depth(options.batch.max_depth)
+        .results(options.batch.results)
+        .with(Range)
+        .with(List)
+        .with(Lines::new(&options.root))
+        .with(Glob::new(&options.root));
+    let splits = worker.splits();
+    // One split publishes up to `max_parts` messages; two concurrent splits keep the broker busy.
+    let settings = Settings {
+        input: options.batch.input.clone(),
+        output: options.batch.output.clone(),
+        concurrency: 2,
+        prefetch: 8,
+        ..options.settings("worker-batch")
+    };
+    (
+        worker_role(Runtime::new(settings, broker).worker(worker), stop),
+        splits,
+    )
+}
+
+/// Returns the tracking worker, and its number of recorded reports.
+pub fn tracking_worker(
+    options: &StackOptions,
+    store: Store,
+    broker: Arc<dyn Broker>,
+    stop: CancellationToken,
+) -> (RunningRole, Arc<AtomicU64>) {
+    let worker = TrackingWorker::new(store);
+    let reports = worker.reports();
+    let settings = Settings {
+        input: options.service.tracking_pipe.clone(),
+        // The worker handles all waiting deliveries at once, and a single writer per job is fastest.
+        concurrency: 1,
+        prefetch: 4000,
+        // Reports of a paused job are recorded, and its diverted messages are forwarded.
+        paused: None,
+        ..options.settings("worker-jobtracking")
+    };
+    (
+        worker_role(Runtime::new(settings, broker).collector(worker), stop),
+        reports,
+    )
+}
+
+/// Returns the example worker.
+pub fn example_worker(
+    options: &StackOptions,
+    broker: Arc<dyn Broker>,
+    stop: CancellationToken,
+) -> RunningRole {
+    let settings = Settings {
+        input: options.example_pipe.clone(),
+        output: Some(EXAMPLE_OUT_PIPE.to_owned()),
+        ..options.settings("worker-example")
+    };
+    let worker = WordCounter {
+        root: options.root.clone(),
+    };
+    worker_role(Runtime::new(settings, broker).worker(worker), stop)
+}
+
+/// Returns a worker as a role.
+pub fn worker_role<C: Collector>(ready: Ready<C>, stop: CancellationToken) -> RunningRole {
+    Box::pin(async move {
+        ready
+            .run_until(stop)
+            .await
+            .map_err(|error| error.to_string())
+    })
+}
+
+/// Roles that stop together. Dropping the group tells them to stop.
+#[derive(Debug)]
+pub struct Group {
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    ended: mpsc::Sender<(String, String)>,
+}
+
+impl Group {
+    /// Returns an empty group, which sends the name of each role that ends early, and the reason, to `ended`.
+    pub fn new(ended: mpsc::Sender<(String, String)>) -> Self {
+        Self {
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            ended,
+        }
+    }
+
+    /// Returns the token that stops the roles of this group.
+    pub fn token(&self) -> CancellationToken {
+        self.stop.clone()
+    }
+
+    /// Spawns a role.
+    pub fn run(&self, name: impl Into<String>, role: RunningRole) {
+        let (name, ended, stop) = (name.into(), self.ended.clone(), self.stop.clone());
+        self.tasks.spawn(async move {
+            let outcome = role.await;
+            if !stop.is_cancelled() {
+                let reason = outcome
+                    .err()
+                    .unwrap_or_else(|| "it stopped without being asked to".to_owned());
+                error!(role = name, reason, "a role ended unexpectedly");
+                // The receiver is gone while the system stops.
+                let _ = ended.send((name, reason)).await;
+            }
+        });
+    }
+
+    /// Stops the roles and waits for them.
+    pub async fn stop(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
