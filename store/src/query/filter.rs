@@ -1,7 +1,7 @@
 //! Which jobs are meant: conditions on what a job is called, how far it is and how it is labelled, as a tree. Pure.
 //!
 //! It hides nothing but the meaning of a condition. The databases are given the tree as SQL with parameters (`db/sql/job_query.rs`);
-//! memory asks [`Filter::accepts`]. Both must mean the same, which `tests/list_conformance.rs` holds against each other.
+//! memory asks [`Filter::accepts`]. Both must mean the same, which `tests/conformance/agreement.rs` holds against each other.
 //!
 //! What must stay true: a condition on a text that is not there (a job without a name, a label that a job has not got, or has
 //! without a value) is not met, negative ones included.

@@ -1,0 +1,281 @@
+//! Creating, cancelling and deleting jobs, and the wake-ups that follow.
+
+use std::collections::BTreeMap;
+
+use contract::{JobId, JobStatus, OnFailure};
+use futures_util::future::join_all;
+use store::{Cancellation, Creation, EventKind, Incarnation, JobRequest};
+
+use crate::fixture::{TestStore, create, event, request};
+
+suite![
+    new_job_waits_and_its_start_message_is_in_the_outbox,
+    repeated_request_changes_nothing_and_a_different_one_conflicts,
+    one_of_several_identical_concurrent_requests_creates_the_job,
+    thousand_concurrent_requests_create_the_job_once,
+    cancel_takes_effect_once_and_removes_the_unsent_start_message,
+    only_reports_of_the_current_incarnation_count,
+    history_has_one_row_per_transition,
+    commits_wake_the_relay_and_the_sweeper,
+    deletion_wakes_job_watchers,
+];
+
+async fn new_job_waits_and_its_start_message_is_in_the_outbox(store: TestStore) {
+    let asked = JobRequest {
+        name: Some("a new job".to_owned()),
+        on_failure: OnFailure::Continue,
+        labels: BTreeMap::from([
+            ("tag:colour".to_owned(), Some("blue".to_owned())),
+            ("bare".to_owned(), None),
+        ]),
+        ..request("new")
+    };
+    let start_message =
+        |incarnation: &Incarnation| ("start".to_owned(), incarnation.job_task_id().into_bytes());
+    let created = store.create_job(&asked, start_message).await;
+    let Creation::Created(incarnation) = created.unwrap() else {
+        panic!("not created")
+    };
+    assert!(incarnation.first);
+    assert_eq!(incarnation.job_task_id(), "acme:new");
+    let job = store.job(&incarnation).await;
+    assert_eq!(
+        (job.id.as_str(), job.status, job.percentage_complete),
+        ("new", JobStatus::Waiting, 0.0)
+    );
+    assert_eq!(
+        (job.name.as_deref(), job.on_failure, job.incarnation),
+        (Some("a new job"), OnFailure::Continue, incarnation.number)
+    );
+    assert_eq!(job.create_time, job.last_update_time);
+    assert_eq!(job.labels, asked.labels);
+    let messages = store.outbox(10).await.unwrap();
+    assert_eq!(messages.len(), 1);
+    assert_eq!(
+        (messages[0].pipe.as_str(), &messages[0].body[..]),
+        ("start", &b"acme:new"[..])
+    );
+    store.outbox_sent(&[messages[0].id]).await.unwrap();
+    store.outbox_sent(&[]).await.unwrap();
+    assert_eq!(store.outbox(10).await.unwrap(), []);
+    store.ping().await.unwrap();
+}
+
+async fn repeated_request_changes_nothing_and_a_different_one_conflicts(store: TestStore) {
+    let asked = request("again");
+    let incarnation = store.create("again").await;
+    assert_eq!(create(&store, &asked).await, Creation::AlreadyThere);
+    assert_eq!(
+        create(
+            &store,
+            &JobRequest {
+                content_hash: [8; 32],
+                ..asked.clone()
+            }
+        )
+        .await,
+        Creation::Conflict
+    );
+    assert_eq!(store.outbox(10).await.unwrap().len(), 1);
+    store.complete(&incarnation, &[""]).await;
+    let done = store.job(&incarnation).await;
+    assert_eq!(create(&store, &asked).await, Creation::AlreadyThere);
+    assert_eq!(store.job(&incarnation).await, done);
+    // And what is done is not started.
+    assert_eq!(store.outbox(10).await.unwrap(), []);
+}
+
+async fn one_of_several_identical_concurrent_requests_creates_the_job(store: TestStore) {
+    for round in 0..10 {
+        let asked = request(&format!("race-{round}"));
+        let answers = join_all((0..4).map(|_| create(&store, &asked))).await;
+        let created = answers
+            .iter()
+            .filter(|answer| matches!(answer, Creation::Created(_)))
+            .count();
+        let there = answers
+            .iter()
+            .filter(|answer| **answer == Creation::AlreadyThere)
+            .count();
+        assert_eq!((created, there), (1, 3), "{answers:?}");
+    }
+    assert_eq!(store.outbox(100).await.unwrap().len(), 10);
+}
+
+async fn thousand_concurrent_requests_create_the_job_once(store: TestStore) {
+    let request = |n: usize| JobRequest {
+        name: Some((n % 2).to_string()),
+        content_hash: [u8::try_from(n % 2).unwrap(); 32],
+        ..request("one")
+    };
+    let answers = join_all((0..1000).map(|n| {
+        let (store, request) = (&store, request(n));
+        async move { (n % 2, create(store, &request).await) }
+    }))
+    .await;
+    let winner = answers
+        .iter()
+        .find(|(_, answer)| matches!(answer, Creation::Created(_)))
+        .unwrap()
+        .0;
+    let count = |which: fn(&Creation) -> bool, kind| {
+        answers
+            .iter()
+            .filter(|(of, answer)| *of == kind && which(answer))
+            .count()
+    };
+    assert_eq!(
+        count(|answer| matches!(answer, Creation::Created(_)), winner),
+        1
+    );
+    assert_eq!(
+        count(|answer| *answer == Creation::AlreadyThere, winner),
+        499
+    );
+    assert_eq!(
+        count(|answer| *answer == Creation::Conflict, 1 - winner),
+        500
+    );
+    assert_eq!(store.outbox_texts().await.len(), 1);
+}
+
+async fn cancel_takes_effect_once_and_removes_the_unsent_start_message(store: TestStore) {
+    let incarnation = store.create("cancel").await;
+    let cancel = async || {
+        store
+            .cancel_job(&incarnation.partition, &incarnation.job)
+            .await
+            .unwrap()
+    };
+    assert_eq!(
+        cancel().await,
+        Cancellation::Cancelled(vec![incarnation.clone()])
+    );
+    assert_eq!(store.outbox(10).await.unwrap(), []);
+    let before = store.job(&incarnation).await;
+    assert_eq!(
+        (before.status, before.percentage_complete),
+        (JobStatus::Cancelled, 0.0)
+    );
+    assert_eq!(cancel().await, Cancellation::AlreadyCancelled);
+    let recorded = store
+        .record(&[
+            event(&incarnation, "1*", EventKind::Complete),
+            event(&incarnation, "", EventKind::Complete),
+        ])
+        .await
+        .unwrap();
+    assert_eq!(recorded.ignored, 2);
+    assert_eq!(store.job(&incarnation).await, before);
+    assert_eq!(store.task_table_size().await.unwrap().tables, 0);
+
+    let done = store.create("done").await;
+    store.complete(&done, &["1*"]).await;
+    let answer = store.cancel_job(&done.partition, &done.job).await.unwrap();
+    assert_eq!(answer, Cancellation::Finished(JobStatus::Completed));
+    let nobody = JobId::parse("nobody").unwrap();
+    assert_eq!(
+        store.cancel_job(&done.partition, &nobody).await.unwrap(),
+        Cancellation::NotFound
+    );
+}
+
+async fn only_reports_of_the_current_incarnation_count(store: TestStore) {
+    let mut past: Vec<Incarnation> = Vec::new();
+    for round in 0..10 {
+        let incarnation = store.create("phoenix").await;
+        assert_eq!(incarnation.first, round == 0);
+        assert!(
+            past.iter()
+                .all(|earlier| earlier.number < incarnation.number)
+        );
+        // What earlier incarnations have left behind, and what a tracker would say to a plain id.
+        let mut events: Vec<_> = past
+            .iter()
+            .map(|earlier| event(earlier, "1", EventKind::Complete))
+            .collect();
+        events.push(event(&incarnation, "3", EventKind::Complete));
+        let recorded = store.record(&events).await.unwrap();
+        assert_eq!(recorded.ignored, round);
+        assert_eq!(store.job(&incarnation).await.completed_items, 1);
+        let status = async |n| {
+            store
+                .job_status(&incarnation.partition, &incarnation.job, n)
+                .await
+                .unwrap()
+        };
+        assert_eq!(status(None).await, Some(JobStatus::Active));
+        assert_eq!(
+            status(Some(incarnation.number)).await,
+            Some(JobStatus::Active)
+        );
+        for earlier in &past {
+            assert_eq!(status(Some(earlier.number)).await, None);
+        }
+        store.delete(&incarnation).await;
+        assert!(
+            !store
+                .delete_job(&incarnation.partition, &incarnation.job)
+                .await
+                .unwrap()
+        );
+        assert_eq!(status(None).await, None);
+        assert_eq!(store.outbox(10).await.unwrap(), []);
+        past.push(incarnation);
+    }
+    // With the memory of past incarnations, the number in the id goes too.
+    assert_eq!(store.sweep().await.unwrap().tables, 8);
+    assert_eq!(store.sweep().await.unwrap().tables, 2);
+    assert_eq!(store.task_table_size().await.unwrap().tables, 0);
+}
+
+async fn history_has_one_row_per_transition(store: TestStore) {
+    let incarnation = store.create("history").await;
+    store.complete(&incarnation, &["1", "3*"]).await;
+    store.complete(&incarnation, &["1", "2"]).await;
+    let history = store.history(&incarnation).await;
+    let steps: Vec<_> = history
+        .iter()
+        .map(|step| (step.from, step.to, step.actor.as_str()))
+        .collect();
+    assert_eq!(
+        steps,
+        [
+            (None, JobStatus::Waiting, "client"),
+            (Some(JobStatus::Waiting), JobStatus::Active, "tracking"),
+            (Some(JobStatus::Active), JobStatus::Completed, "tracking"),
+        ]
+    );
+    assert!(history.is_sorted_by_key(|step| step.time));
+    assert_eq!(history[2].reason, "every task is done");
+}
+
+async fn commits_wake_the_relay_and_the_sweeper(store: TestStore) {
+    let waiting = store.in_another_process().await;
+    let mut outbox = waiting.outbox_signal();
+    let mut sweep = waiting.sweep_signal();
+    assert!(
+        outbox.has_changed().unwrap() && sweep.has_changed().unwrap(),
+        "a new receiver counts as woken"
+    );
+    outbox.mark_unchanged();
+    sweep.mark_unchanged();
+    let incarnation = store.create("wake").await;
+    harness::in_time("a wake-up", outbox.changed())
+        .await
+        .unwrap();
+    store.complete(&incarnation, &["1"]).await;
+    assert!(!sweep.has_changed().unwrap());
+    store.complete(&incarnation, &["2*"]).await;
+    harness::in_time("a wake-up", sweep.changed())
+        .await
+        .unwrap();
+}
+
+async fn deletion_wakes_job_watchers(store: TestStore) {
+    let incarnation = store.create("gone").await;
+    let mut jobs = store.job_signal();
+    jobs.mark_unchanged();
+    store.delete(&incarnation).await;
+    harness::in_time("a wake-up", jobs.changed()).await.unwrap();
+}

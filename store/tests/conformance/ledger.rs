@@ -1,0 +1,401 @@
+//! How reports about tasks add up to the state of their job.
+
+use std::collections::BTreeMap;
+
+use contract::rest::TaskState;
+use contract::{JobStatus, JobTaskId, OnFailure};
+use futures_util::future::join_all;
+use store::{EventKind, Incarnation, JobQuery, JobRequest, TrackingEvent};
+
+use crate::fixture::{TestStore, event, failed, failure, request};
+
+suite![
+    job_completes_when_all_tasks_are_reported_in_any_order_and_repeatedly,
+    first_failure_fails_a_job_with_on_failure_stop,
+    on_failure_continue_decides_the_job_last_and_keeps_100_failures,
+    retried_task_is_retrying_until_it_completes,
+    completed_split_drops_the_rows_below_it,
+    contradictory_split_sizes_fail_the_job,
+    concurrent_reports_are_counted_exactly,
+    split_of_ten_thousand_tasks_takes_at_most_three_rows,
+    reports_of_unknown_jobs_are_ignored,
+];
+
+async fn job_completes_when_all_tasks_are_reported_in_any_order_and_repeatedly(
+    mut store: TestStore,
+) {
+    let incarnation = store.create("tree").await;
+    store
+        .report(&incarnation, "2", EventKind::Progress(0))
+        .await;
+    assert_eq!(store.job(&incarnation).await.status, JobStatus::Waiting);
+    store
+        .report(&incarnation, "4*", EventKind::Progress(0))
+        .await;
+    assert_eq!(store.job(&incarnation).await.status, JobStatus::Waiting);
+    assert_eq!(
+        store.task_status(&incarnation, &[2]).await,
+        Some(TaskState::Waiting)
+    );
+    assert_eq!(store.task_status(&incarnation, &[5]).await, None);
+
+    store
+        .complete(&incarnation, &["4*", "1", "1", "2.3*", "2.1"])
+        .await;
+    store.reopen().await;
+    store.complete(&incarnation, &["2.1", "1", "4"]).await;
+    let job = store.job(&incarnation).await;
+    assert_eq!(
+        (job.status, job.completed_items, job.percentage_complete),
+        (JobStatus::Active, 2, 66.67)
+    );
+    for (path, state) in [
+        (&[][..], Some(TaskState::Active)),
+        (&[1], Some(TaskState::Completed)),
+        (&[1, 9], Some(TaskState::Completed)),
+        (&[2], Some(TaskState::Active)),
+        (&[2, 1], Some(TaskState::Completed)),
+        (&[2, 2], Some(TaskState::Waiting)),
+        (&[2, 4], None),
+        (&[3], Some(TaskState::Waiting)),
+        (&[3, 1], None),
+    ] {
+        assert_eq!(
+            store.task_status(&incarnation, path).await,
+            state,
+            "{path:?}"
+        );
+    }
+    let split = store.task(&incarnation, &[2]).await;
+    assert_eq!(
+        (split.subtasks, split.completed_subtasks),
+        (Some(3), Some(2))
+    );
+
+    store
+        .report(&incarnation, "3", EventKind::Progress(50))
+        .await;
+    let task = store.task(&incarnation, &[3]).await;
+    assert_eq!(
+        (task.status, task.since.is_some()),
+        (TaskState::Active, true)
+    );
+    store.complete(&incarnation, &["2.2"]).await;
+    assert_eq!(
+        store
+            .job(&incarnation)
+            .await
+            .percentage_complete
+            .to_string(),
+        "87.5"
+    );
+    let recorded = store
+        .record(&[
+            event(&incarnation, "3", EventKind::Complete),
+            event(&incarnation, "3", EventKind::Complete),
+        ])
+        .await
+        .unwrap();
+    assert_eq!(
+        recorded.finished,
+        [(incarnation.clone(), JobStatus::Completed)]
+    );
+    assert_eq!(recorded.ignored, 1);
+    let job = store.job(&incarnation).await;
+    assert_eq!(
+        (job.status, job.completed_items, job.percentage_complete),
+        (JobStatus::Completed, 4, 100.0)
+    );
+    assert_eq!(
+        store.task_status(&incarnation, &[2, 2]).await,
+        Some(TaskState::Completed)
+    );
+}
+
+async fn first_failure_fails_a_job_with_on_failure_stop(store: TestStore) {
+    let incarnation = store.create("stop").await;
+    let events = [
+        event(&incarnation, "1", EventKind::Complete),
+        event(
+            &incarnation,
+            "2",
+            EventKind::Retry {
+                attempts: Some(3),
+                failure: Some(failure("SLOW")),
+            },
+        ),
+        event(&incarnation, "2", failed("BROKEN")),
+        event(&incarnation, "3", EventKind::Complete),
+    ];
+    let recorded = store.record(&events).await.unwrap();
+    assert_eq!(
+        (recorded.ignored, &recorded.finished[..]),
+        (1, &[(incarnation.clone(), JobStatus::Failed)][..])
+    );
+    let job = store.job(&incarnation).await;
+    assert_eq!(
+        (job.status, job.completed_items, job.failed_tasks),
+        (JobStatus::Failed, 1, 1)
+    );
+    assert_eq!(job.failures.len(), 1);
+    assert_eq!(
+        (
+            job.failures[0].task_id.as_str(),
+            job.failures[0].failure_id.as_deref()
+        ),
+        ("2", Some("BROKEN"))
+    );
+    assert_eq!(
+        job.failures[0].failure_message,
+        failure("BROKEN").failure_message
+    );
+    let task = store.task(&incarnation, &[2]).await;
+    assert_eq!((task.status, task.attempts), (TaskState::Failed, Some(3)));
+    assert_eq!(
+        store.task_status(&incarnation, &[1]).await,
+        Some(TaskState::Completed)
+    );
+    let listed = store
+        .jobs(
+            &incarnation.partition,
+            &JobQuery {
+                limit: 9,
+                ..JobQuery::default()
+            },
+        )
+        .await
+        .unwrap();
+    assert_eq!(listed, [job]);
+}
+
+async fn on_failure_continue_decides_the_job_last_and_keeps_100_failures(mut store: TestStore) {
+    let incarnation = create_continuing(&store, "continue").await;
+    let fail = |number: u32| {
+        event(
+            &incarnation,
+            &format!("1.{number}"),
+            failed(if number.is_multiple_of(2) {
+                "EVEN"
+            } else {
+                "ODD"
+            }),
+        )
+    };
+    for batch in (1..=150).map(fail).collect::<Vec<_>>().chunks(40) {
+        store.record(batch).await.unwrap();
+        store.record(batch).await.unwrap();
+    }
+    store.reopen().await;
+    store.complete(&incarnation, &["1.151*", "1.1", "2*"]).await;
+    let job = store.job(&incarnation).await;
+    assert_eq!(
+        (
+            job.status,
+            job.failed_tasks,
+            job.completed_items,
+            job.failures.len()
+        ),
+        (JobStatus::Failed, 149, 1, 99)
+    );
+    assert_eq!(
+        job.failure_counts,
+        BTreeMap::from([("EVEN".to_owned(), 75), ("ODD".to_owned(), 74)])
+    );
+    assert!(job.percentage_complete < 100.0);
+    assert_eq!(
+        store.task_status(&incarnation, &[1]).await,
+        Some(TaskState::Failed)
+    );
+    assert_eq!(
+        store.task_status(&incarnation, &[1, 150]).await,
+        Some(TaskState::Failed)
+    );
+    assert_eq!(
+        store.task_status(&incarnation, &[1, 1]).await,
+        Some(TaskState::Completed)
+    );
+}
+
+async fn retried_task_is_retrying_until_it_completes(store: TestStore) {
+    let incarnation = store.create("retry").await;
+    let retry = |path: &str, attempts| {
+        event(
+            &incarnation,
+            path,
+            EventKind::Retry {
+                attempts: Some(attempts),
+                failure: Some(failure("SLOW")),
+            },
+        )
+    };
+    store.record(&[retry("", 1)]).await.unwrap();
+    assert_eq!(store.job(&incarnation).await.status, JobStatus::Active);
+    assert_eq!(
+        store.task_status(&incarnation, &[]).await,
+        Some(TaskState::Retrying)
+    );
+    assert_eq!(store.task_table_size().await.unwrap().tables, 0);
+
+    store
+        .record(&[
+            retry("2", 2),
+            retry("2", 1),
+            event(&incarnation, "2", EventKind::Progress(30)),
+        ])
+        .await
+        .unwrap();
+    let task = store.task(&incarnation, &[2]).await;
+    assert_eq!((task.status, task.attempts), (TaskState::Retrying, Some(2)));
+    assert_eq!(task.failure.unwrap().failure_id.as_deref(), Some("SLOW"));
+    assert_eq!(store.task_table_size().await.unwrap().rows, 2);
+    store.complete(&incarnation, &["2"]).await;
+    assert_eq!(
+        store.task_status(&incarnation, &[2]).await,
+        Some(TaskState::Completed)
+    );
+    assert_eq!(store.task_table_size().await.unwrap().rows, 1);
+}
+
+async fn completed_split_drops_the_rows_below_it(store: TestStore) {
+    let incarnation = store.create("prune").await;
+    store
+        .complete(&incarnation, &["1.1.1", "1.2.1", "10.1", "1.3"])
+        .await;
+    store
+        .report(&incarnation, "1.4", EventKind::Progress(5))
+        .await;
+    assert_eq!(store.task_table_size().await.unwrap().rows, 6);
+    store.complete(&incarnation, &["1", "1.2.2", "1.1"]).await;
+    assert_eq!(store.task_table_size().await.unwrap().rows, 2);
+    assert_eq!(store.job(&incarnation).await.completed_items, 2);
+    assert_eq!(
+        store.task_status(&incarnation, &[1, 1]).await,
+        Some(TaskState::Completed)
+    );
+    assert_eq!(
+        store.task_status(&incarnation, &[10, 1]).await,
+        Some(TaskState::Completed)
+    );
+}
+
+async fn contradictory_split_sizes_fail_the_job(store: TestStore) {
+    let incarnation = create_continuing(&store, "conflict").await;
+    store.complete(&incarnation, &["1.3*", "1.1", "1.5*"]).await;
+    store
+        .complete(&incarnation, &["1.2", "1.4", "1.3", "2*"])
+        .await;
+    let job = store.job(&incarnation).await;
+    assert_eq!((job.status, job.failed_tasks), (JobStatus::Failed, 1));
+    assert_eq!(job.failures[0].task_id, "1");
+    assert!(
+        job.failures[0]
+            .failure_message
+            .as_deref()
+            .unwrap()
+            .contains("different numbers of subtasks")
+    );
+}
+
+async fn concurrent_reports_are_counted_exactly(store: TestStore) {
+    let incarnations = join_all(["x", "y", "z"].map(|job| store.create(job))).await;
+    // Four writers; each has every event of every job, in an order of its own.
+    let all: Vec<TrackingEvent> = incarnations
+        .iter()
+        .flat_map(|incarnation| {
+            (1..=40u32).flat_map(move |i| (1..=10u32).map(move |j| (incarnation, i, j)))
+        })
+        .map(|(incarnation, i, j)| {
+            event(
+                incarnation,
+                &format!("{i}.{j}{}", if j == 10 { "*" } else { "" }),
+                EventKind::Complete,
+            )
+        })
+        .collect();
+    let writers = [7usize, 11, 13, 17].map(|stride| {
+        let (store, all) = (store.clone(), all.clone());
+        async move {
+            let order: Vec<TrackingEvent> = (0..all.len())
+                .map(|at| all[(at * stride) % all.len()].clone())
+                .collect();
+            for batch in order.chunks(97) {
+                store.record(batch).await.unwrap();
+            }
+        }
+    });
+    join_all(writers).await;
+    for incarnation in &incarnations {
+        let job = store.job(incarnation).await;
+        assert_eq!(
+            (job.status, job.completed_items),
+            (JobStatus::Active, 40 * 9),
+            "{}",
+            incarnation.job
+        );
+    }
+    let finals: Vec<_> = incarnations
+        .iter()
+        .map(|incarnation| event(incarnation, "41*", EventKind::Complete))
+        .collect();
+    let results = join_all((0..4).map(|_| store.record(&finals))).await;
+    let finished: usize = results
+        .into_iter()
+        .map(|result| result.unwrap().finished.len())
+        .sum();
+    assert_eq!(finished, 3);
+}
+
+async fn split_of_ten_thousand_tasks_takes_at_most_three_rows(mut store: TestStore) {
+    let incarnation = store.create("wide").await;
+    let numbers: Vec<u32> = (0..10_000u32).map(|at| (at * 7919) % 10_000 + 1).collect();
+    for (round, batch) in numbers.chunks(2_000).enumerate() {
+        if round == 2 {
+            store.reopen().await;
+        }
+        let events: Vec<_> = batch
+            .iter()
+            .map(|n| event(&incarnation, &n.to_string(), EventKind::Complete))
+            .collect();
+        store.record(&events).await.unwrap();
+        store.record(&events[..100]).await.unwrap();
+        let size = store.task_table_size().await.unwrap();
+        assert!(size.rows <= 3 && size.tables == 1, "{size:?}");
+    }
+    let job = store.job(&incarnation).await;
+    assert_eq!(
+        (job.status, job.completed_items, job.percentage_complete),
+        (JobStatus::Active, 10_000, 99.7)
+    );
+    store.complete(&incarnation, &["10001*"]).await;
+    assert_eq!(store.job(&incarnation).await.status, JobStatus::Completed);
+}
+
+async fn reports_of_unknown_jobs_are_ignored(store: TestStore) {
+    let complete = |text: &str| TrackingEvent {
+        task: JobTaskId::parse(text).unwrap(),
+        kind: EventKind::Complete,
+    };
+    let incarnation = store.create("known").await;
+    let events = [
+        complete("acme:unknown.1"),
+        complete("acme:known!999999.1"),
+        complete("else:known.1"),
+        complete("acme:known.1"),
+    ];
+    assert_eq!(store.record(&events).await.unwrap().ignored, 3);
+    assert_eq!(store.record(&[]).await.unwrap(), store::Recorded::default());
+    assert_eq!(store.job(&incarnation).await.completed_items, 1);
+    assert!(!store.exists("unknown").await);
+    assert_eq!(store.task_status("unknown", &[1]).await, None);
+    assert_eq!(store.history("unknown").await, []);
+}
+
+async fn create_continuing(store: &TestStore, job: &str) -> Incarnation {
+    let on_failure = OnFailure::Continue;
+    store
+        .create_with(JobRequest {
+            on_failure,
+            ..request(job)
+        })
+        .await
+}

@@ -1,0 +1,326 @@
+//! The order of listed jobs, and their pages.
+
+use std::collections::BTreeSet;
+
+use Comparison::Equal;
+use JobStatus::{Active, Cancelled, Completed, Failed};
+use contract::{JobStatus, PartitionId};
+use store::{Comparison, EventKind, Filter, JobQuery, JobRequest, Sort, SortBy, TextField};
+
+use crate::fixture::{TestStore, acme, request};
+use crate::queries::{is, label};
+
+suite![
+    lists_jobs_by_time_and_filters_by_prefix_and_status,
+    sorts_texts_as_a_dictionary_with_missing_values_last,
+    sorts_by_every_field_in_both_directions,
+    pages_neither_overlap_nor_skip_jobs,
+    sample_jobs_have_the_documented_distribution,
+];
+
+async fn lists_jobs_by_time_and_filters_by_prefix_and_status(store: TestStore) {
+    let names = ["a_1", "a_2", "A_3", "ax4", "b%5"];
+    for name in names {
+        store.create(name).await;
+    }
+    let elsewhere = JobRequest {
+        partition: PartitionId::parse("elsewhere").unwrap(),
+        ..request("a_1")
+    };
+    store.create_with(elsewhere).await;
+    store.cancel("a_2").await;
+    let ids = async |query: JobQuery| -> Vec<String> {
+        let jobs = store.jobs(&acme(), &query).await.unwrap();
+        let all = JobQuery {
+            limit: 100,
+            offset: 0,
+            ..query.clone()
+        };
+        assert_eq!(
+            store.count_jobs(&acme(), &query).await.unwrap(),
+            store.jobs(&acme(), &all).await.unwrap().len() as u64
+        );
+        jobs.into_iter().map(|job| job.id).collect()
+    };
+    let all = JobQuery {
+        limit: 100,
+        ..JobQuery::default()
+    };
+    let oldest_first = store::Sort {
+        ascending: true,
+        ..store::Sort::default()
+    };
+    assert_eq!(ids(all.clone()).await, ["b%5", "ax4", "A_3", "a_2", "a_1"]);
+    assert_eq!(
+        ids(JobQuery {
+            sort: oldest_first.clone(),
+            ..all.clone()
+        })
+        .await,
+        names
+    );
+    assert_eq!(
+        ids(JobQuery {
+            id_prefix: Some("a_".to_owned()),
+            ..all.clone()
+        })
+        .await,
+        ["a_2", "a_1"]
+    );
+    assert_eq!(
+        ids(JobQuery {
+            id_prefix: Some("b%".to_owned()),
+            ..all.clone()
+        })
+        .await,
+        ["b%5"]
+    );
+    assert_eq!(
+        ids(JobQuery {
+            statuses: vec![JobStatus::Cancelled, JobStatus::Failed],
+            ..all.clone()
+        })
+        .await,
+        ["a_2"]
+    );
+    assert_eq!(
+        ids(JobQuery {
+            limit: 2,
+            offset: 1,
+            sort: oldest_first,
+            ..all.clone()
+        })
+        .await,
+        ["a_2", "A_3"]
+    );
+    assert_eq!(
+        ids(JobQuery {
+            limit: 5,
+            offset: 9,
+            ..all
+        })
+        .await,
+        [""; 0]
+    );
+}
+
+async fn sorts_texts_as_a_dictionary_with_missing_values_last(store: TestStore) {
+    let in_order = [
+        "", " x", "-", "1", "10", "2", "a", "A", "ä", "Ä", "ab", "b", "C", "é", "e\u{301}", "f",
+        "z", "日",
+    ];
+    let mut shuffled: Vec<(usize, Option<&str>)> = in_order
+        .iter()
+        .map(|text| Some(*text))
+        .chain([None, None])
+        .enumerate()
+        .collect();
+    shuffled.sort_by_key(|(n, _)| (n * 7) % 20);
+    for (n, text) in &shuffled {
+        let labels = [("k:1", *text)];
+        store
+            .create_labelled(
+                &format!("j{n}"),
+                *text,
+                if text.is_some() || *n == 18 {
+                    &labels
+                } else {
+                    &[]
+                },
+            )
+            .await;
+    }
+    let name = |id: &String| id[1..].parse::<usize>().unwrap();
+    for by in [SortBy::Name, SortBy::Label("k:1".to_owned())] {
+        let sorted = async |ascending: bool| -> Vec<usize> {
+            let sort = Sort {
+                by: by.clone(),
+                ascending,
+            };
+            store
+                .find(JobQuery {
+                    sort,
+                    ..JobQuery::default()
+                })
+                .await
+                .iter()
+                .map(name)
+                .collect()
+        };
+        let up = sorted(true).await;
+        // "é" and "e\u{301}" look the same; their bytes tell them apart, and so do those of any other texts.
+        let expected: Vec<usize> =
+            [&(0..13).collect::<Vec<_>>()[..], &[14, 13, 15, 16, 17]].concat();
+        assert_eq!(&up[..18], expected, "{by:?}");
+        // Those without are in the order of their creation.
+        let without: Vec<usize> = shuffled
+            .iter()
+            .filter(|(_, text)| text.is_none())
+            .map(|(n, _)| *n)
+            .collect();
+        assert_eq!(&up[18..], without, "{by:?}");
+        let mut down = sorted(false).await;
+        down.reverse();
+        assert_eq!(down, up, "{by:?}");
+    }
+}
+
+async fn sorts_by_every_field_in_both_directions(store: TestStore) {
+    store.create_five_jobs().await;
+    for (by, expected) in [
+        (SortBy::Id, ["done", "fail_ed", "gone", "Half", "plain"]),
+        (SortBy::Name, ["gone", "fail_ed", "done", "Half", "plain"]),
+        (
+            SortBy::CreateTime,
+            ["plain", "Half", "done", "fail_ed", "gone"],
+        ),
+        (SortBy::Status, ["Half", "gone", "done", "fail_ed", "plain"]),
+        (
+            SortBy::Percentage,
+            ["plain", "fail_ed", "gone", "Half", "done"],
+        ),
+        (
+            SortBy::Description,
+            ["plain", "Half", "done", "fail_ed", "gone"],
+        ),
+        (
+            SortBy::ExternalData,
+            ["plain", "Half", "done", "fail_ed", "gone"],
+        ),
+        (
+            SortBy::Label("team".to_owned()),
+            ["gone", "Half", "done", "plain", "fail_ed"],
+        ),
+        (
+            SortBy::Label("none".to_owned()),
+            ["plain", "Half", "done", "fail_ed", "gone"],
+        ),
+    ] {
+        let mut sort = Sort {
+            by,
+            ascending: true,
+        };
+        assert_eq!(
+            store
+                .find(JobQuery {
+                    sort: sort.clone(),
+                    ..JobQuery::default()
+                })
+                .await,
+            expected,
+            "{sort:?}"
+        );
+        sort.ascending = false;
+        let mut down = store
+            .find(JobQuery {
+                sort: sort.clone(),
+                ..JobQuery::default()
+            })
+            .await;
+        down.reverse();
+        assert_eq!(down, expected, "{sort:?}");
+    }
+    // The first update may fall into the same millisecond as the updates before.
+    let mut percent = 0;
+    harness::wait_for("a later update", async || {
+        percent += 1;
+        store
+            .report("plain", "", EventKind::Progress(percent))
+            .await;
+        let sort = Sort {
+            by: SortBy::LastUpdateTime,
+            ascending: false,
+        };
+        let first = store
+            .find(JobQuery {
+                sort,
+                limit: 1,
+                ..JobQuery::default()
+            })
+            .await;
+        if first == ["plain"] {
+            Ok(())
+        } else {
+            Err(format!("{first:?}"))
+        }
+    })
+    .await;
+}
+
+async fn pages_neither_overlap_nor_skip_jobs(store: TestStore) {
+    let mut all = BTreeSet::new();
+    for n in 0..23 {
+        let id = format!("job-{n}");
+        store
+            .create_labelled(&id, Some(["same", "other"][n % 2]), &[("k", Some("v"))])
+            .await;
+        all.insert(id);
+    }
+    for by in [
+        SortBy::CreateTime,
+        SortBy::Name,
+        SortBy::Status,
+        SortBy::LastUpdateTime,
+        SortBy::Label("k".to_owned()),
+    ] {
+        for ascending in [true, false] {
+            let query = JobQuery {
+                sort: Sort {
+                    by: by.clone(),
+                    ascending,
+                },
+                ..JobQuery::default()
+            };
+            let mut pages = Vec::new();
+            for page in 0..6 {
+                pages.extend(
+                    store
+                        .find(JobQuery {
+                            limit: 4,
+                            offset: page * 4,
+                            ..query.clone()
+                        })
+                        .await,
+                );
+            }
+            assert_eq!(
+                pages.iter().cloned().collect::<BTreeSet<_>>(),
+                all,
+                "{by:?}"
+            );
+            assert_eq!(pages, store.find(query).await, "{by:?}");
+        }
+    }
+}
+
+async fn sample_jobs_have_the_documented_distribution(store: TestStore) {
+    store.create_labelled("mine", None, &[]).await;
+    store.add_sample_jobs(&acme(), 200).await.unwrap();
+    assert_eq!(
+        store
+            .find(JobQuery {
+                limit: 2,
+                offset: 1,
+                ..JobQuery::default()
+            })
+            .await,
+        ["sample-200", "sample-199"]
+    );
+    for (filter, count) in [
+        (Filter::Status(vec![Completed]), 140),
+        (Filter::Status(vec![Failed, Cancelled, Active]), 60),
+        (is(label("team"), Equal, "team-3"), 20),
+        (is(label("ticket"), Equal, "T-sample-7"), 1),
+        (is(TextField::Name, Equal, "Sample 919"), 1),
+    ] {
+        let query = JobQuery {
+            filter: Some(filter),
+            ..JobQuery::default()
+        };
+        assert_eq!(
+            store.count_jobs(&acme(), &query).await.unwrap(),
+            count,
+            "{query:?}"
+        );
+    }
+}

@@ -1,0 +1,47 @@
+//! What every store must do: one suite for the store in memory, for `SQLite` and for `PostgreSQL`.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
+
+/// Makes three tests of each function, one per store.
+macro_rules! suite {
+    [$($test:ident),* $(,)?] => {
+        suite!(@ memory, $($test),*);
+        suite!(@ sqlite, $($test),*);
+        suite!(@ postgres, $($test),*);
+    };
+    (@ $kind:ident, $($test:ident),*) => {
+        mod $kind {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $test() {
+                    let store = crate::fixture::TestStore::open(stringify!($kind)).await;
+                    harness::in_time("the test to end", super::$test(store)).await;
+                }
+            )*
+        }
+    };
+}
+
+mod fixture;
+mod queries;
+
+mod agreement;
+mod bulk;
+mod dependents;
+mod expiry;
+mod filter;
+mod jobs;
+mod ledger;
+mod list;
+mod opening;
+mod outbox;
+mod parking;
+mod pause;
+mod prerequisites;
+mod retention;
+mod scheduling;

@@ -1,0 +1,155 @@
+//! Opening a store by its URL.
+
+use futures_util::future::join_all;
+use store::{Creation, EventKind, Store, StoreOptions};
+
+use crate::fixture::{create, event, request};
+
+#[tokio::test]
+async fn unusable_url_is_reported_with_the_reason_and_without_the_password() {
+    let error = async |url: &str| Store::open(url).await.unwrap_err();
+    let unknown = error("mysql://ann:secret@db/jobs").await;
+    assert!(matches!(unknown, store::StoreError::Unusable { .. }));
+    let text = unknown.to_string();
+    assert!(
+        text.contains("mysql://ann:***@db/jobs")
+            && text.contains("postgres://")
+            && text.contains("sqlite:"),
+        "{text}"
+    );
+    let nobody = error("postgres://ann:secret@127.0.0.1:1/jobs").await;
+    assert!(
+        matches!(nobody, store::StoreError::Unavailable(_)),
+        "{nobody:?}"
+    );
+    let text = nobody.to_string();
+    assert!(
+        text.contains("postgres://ann:***@127.0.0.1:1/jobs") && text.contains("refused"),
+        "{text}"
+    );
+    assert!(matches!(
+        error("sqlite:/no/such/folder/x.db").await,
+        store::StoreError::Unusable { .. }
+    ));
+    assert!(matches!(
+        error("sqlite:").await,
+        store::StoreError::Unusable { .. }
+    ));
+    assert!(matches!(
+        error("postgres://ann@db:port/jobs").await,
+        store::StoreError::Unusable { .. }
+    ));
+}
+
+#[tokio::test]
+async fn session_has_the_application_name_of_the_url_or_batchwright() {
+    let database = harness::postgres().await.unwrap();
+    let url = &database.url;
+    for (given, name) in [
+        (url.clone(), "batchwright"),
+        (
+            format!("{url}?application_name=the+importer"),
+            "the importer",
+        ),
+    ] {
+        let store = Store::open(&given).await.unwrap();
+        let named = format!(
+            "select count(*) > 0 from pg_stat_activity where datname = current_database() and application_name = '{name}'"
+        );
+        assert_eq!(harness::psql(url, &[&named]).await.unwrap(), "t", "{name}");
+        store.close().await;
+    }
+}
+
+/// Whoever moves from the CAF Job Service may keep its database.
+#[tokio::test]
+async fn shares_a_database_with_caf_tables_and_leaves_them_alone() {
+    let database = harness::postgres().await.unwrap();
+    let url = &database.url;
+    let theirs = "create table job (job_id varchar(48)); insert into job values ('theirs'); create table task_1 (subtask_id int); \
+                  create table label (label varchar(255))";
+    harness::psql(url, &[theirs]).await.unwrap();
+    // All at once, as the processes of a new system start.
+    let stores = join_all((0..4).map(|_| Store::open(url))).await;
+    let store = stores.into_iter().map(Result::unwrap).next_back().unwrap();
+    let Creation::Created(incarnation) = create(&store, &request("ours")).await else {
+        panic!("it is new")
+    };
+    store
+        .record(&[event(&incarnation, "1", EventKind::Complete)])
+        .await
+        .unwrap();
+    assert_eq!(store.task_table_size().await.unwrap().tables, 1);
+    assert_eq!(
+        harness::psql(url, &["select job_id from public.job"])
+            .await
+            .unwrap(),
+        "theirs"
+    );
+}
+
+/// The address of a server, as its URL tells it.
+async fn address_of(url: &str) -> std::net::SocketAddr {
+    let authority = url.split("//").nth(1).unwrap().split('/').next().unwrap();
+    let host = authority.split('@').next_back().unwrap();
+    tokio::net::lookup_host(host).await.unwrap().next().unwrap()
+}
+
+#[tokio::test]
+async fn waits_for_an_unavailable_database_and_reports_its_availability() {
+    let url = harness::postgres().await.unwrap().url;
+    let server = address_of(&url).await;
+    let proxy = harness::Proxy::start(server).await.unwrap();
+    proxy.refuse();
+    let authority = url.split("//").nth(1).unwrap().split('/').next().unwrap();
+    let through = authority
+        .rsplit_once('@')
+        .map_or(proxy.address().to_string(), |(user, _)| {
+            format!("{user}@{}", proxy.address())
+        });
+    let store =
+        Store::open_when_possible(&url.replace(authority, &through), StoreOptions::default())
+            .await
+            .unwrap();
+    let unavailable = store.ping().await.unwrap_err();
+    assert!(
+        matches!(unavailable, store::StoreError::Unavailable(_)),
+        "{unavailable:?}"
+    );
+    assert!(matches!(
+        &*store.availability().borrow(),
+        store::Availability::Unavailable(_)
+    ));
+    let mut woken = store.outbox_signal();
+    woken.mark_unchanged();
+    proxy.pass();
+    let mut availability = store.availability();
+    availability
+        .wait_for(|availability| *availability == store::Availability::Available)
+        .await
+        .unwrap();
+    store.ping().await.unwrap();
+    woken.changed().await.unwrap();
+
+    // Once it is open, a loss is noticed, and told as well.
+    proxy.refuse();
+    availability
+        .wait_for(|availability| matches!(availability, store::Availability::Unavailable(_)))
+        .await
+        .unwrap();
+    proxy.pass();
+    availability
+        .wait_for(|availability| *availability == store::Availability::Available)
+        .await
+        .unwrap();
+    store.ping().await.unwrap();
+    store.close().await;
+
+    let never = Store::open_when_possible("postgres://ann@db:port/jobs", StoreOptions::default())
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(never, store::StoreError::Unusable { .. }),
+        "{never:?}"
+    );
+}

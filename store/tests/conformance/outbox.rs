@@ -1,0 +1,132 @@
+//! Claiming messages of the outbox.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use harness::wait_for;
+
+use crate::fixture::{MINUTE, TestStore, failed, in_seconds, texts};
+
+suite![
+    message_is_claimed_once_until_its_lease_ends,
+    each_message_is_claimed_by_one_of_several_relays,
+    ended_jobs_leave_no_message_to_claim,
+];
+
+async fn message_is_claimed_once_until_its_lease_ends(store: TestStore) {
+    let other = store.in_another_process().await;
+    store.create("a").await;
+    store.create("b").await;
+    let first = store.claim_outbox(1, MINUTE).await.unwrap();
+    let second = other.claim_outbox(10, MINUTE).await.unwrap();
+    assert_eq!(
+        (
+            texts(first.messages.clone()),
+            texts(second.messages.clone())
+        ),
+        (vec!["a".to_owned()], vec!["b".to_owned()])
+    );
+    assert_eq!(first.next_due, Some(Duration::ZERO));
+    let none = store.claim_outbox(10, MINUTE).await.unwrap();
+    assert_eq!(none.messages, []);
+    // There is something to look for when the leases end.
+    assert!(
+        none.next_due
+            .is_some_and(|due| due > MINUTE / 2 && due <= MINUTE),
+        "{none:?}"
+    );
+    // Who looks sees them all the same.
+    assert_eq!(store.outbox_texts().await, ["a", "b"]);
+
+    // Given back, it is anybody's, and whoever waits is told.
+    let mut signal = other.outbox_signal();
+    signal.mark_unchanged();
+    store
+        .lease_outbox(&[(first.messages[0].id, Duration::ZERO)])
+        .await
+        .unwrap();
+    harness::in_time("a wake-up", signal.changed())
+        .await
+        .unwrap();
+    assert_eq!(
+        texts(
+            other
+                .claim_outbox(10, Duration::from_millis(30))
+                .await
+                .unwrap()
+                .messages
+        ),
+        ["a"]
+    );
+    // Its relay has died.
+    let again = wait_for("the lease to end", async || {
+        let claim = store.claim_outbox(10, MINUTE).await.unwrap();
+        if claim.messages.is_empty() {
+            Err(format!("{claim:?}"))
+        } else {
+            Ok(claim)
+        }
+    })
+    .await;
+    assert_eq!(texts(again.messages.clone()), ["a"]);
+    store
+        .outbox_sent(&[again.messages[0].id, second.messages[0].id])
+        .await
+        .unwrap();
+    assert_eq!(store.outbox_texts().await, [""; 0]);
+    assert_eq!(
+        store.claim_outbox(10, MINUTE).await.unwrap(),
+        store::Claim::default()
+    );
+}
+
+async fn each_message_is_claimed_by_one_of_several_relays(store: TestStore) {
+    join_all((0..60).map(|n| {
+        let store = &store;
+        async move { store.create(&format!("j{n}")).await }
+    }))
+    .await;
+    let stores = [
+        store.in_another_process().await,
+        store.in_another_process().await,
+        store.clone(),
+        store.clone(),
+    ];
+    let relays = stores.iter().map(|store| async move {
+        let mut mine = Vec::new();
+        loop {
+            let claim = store.claim_outbox(7, MINUTE).await.unwrap();
+            if claim.messages.is_empty() {
+                return mine;
+            }
+            let ids: Vec<i64> = claim.messages.iter().map(|message| message.id).collect();
+            mine.extend(texts(claim.messages));
+            store.outbox_sent(&ids).await.unwrap();
+        }
+    });
+    let all: Vec<String> = join_all(relays)
+        .await
+        .into_iter()
+        .flatten()
+        .chain(store.sent().await)
+        .collect();
+    assert_eq!(
+        (all.len(), all.iter().collect::<BTreeSet<_>>().len()),
+        (60, 60)
+    );
+}
+
+async fn ended_jobs_leave_no_message_to_claim(store: TestStore) {
+    for job in ["cancelled", "deleted", "failed", "completed"] {
+        store.create(job).await;
+    }
+    store.cancel("cancelled").await;
+    store.delete("deleted").await;
+    store.report("failed", "", failed("TORN")).await;
+    store.complete_jobs(&["completed"]).await;
+    assert_eq!(store.sent().await, [""; 0]);
+    store.create_scheduled("in-vain", in_seconds(3600)).await;
+    store.cancel("in-vain").await;
+    assert_eq!(store.claim_outbox(10, MINUTE).await.unwrap().next_due, None);
+}
