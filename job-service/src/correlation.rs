@@ -1,7 +1,7 @@
-//! The correlation id: one per request, taken from the client or made here.
+//! The correlation id of a request: the client's, or a new one.
 //!
-//! It is in every log line of the request (span), in the response (header) and in the start message, from where workers
-//! copy it to everything that the job causes.
+//! It appears in the log span of the request, in the response header and in the start message. Workers copy it to every message
+//! of the job.
 
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
@@ -10,26 +10,27 @@ use axum::response::Response;
 use tracing::Instrument;
 use uuid::Uuid;
 
-/// CAF's header, in requests and responses.
+/// CAF's header for the correlation id, in requests and responses.
 pub const HEADER: HeaderName = HeaderName::from_static("caf-correlation-id");
 
+/// The correlation id of the current request. [`layer`] adds it to the request's extensions.
 #[derive(Debug, Clone)]
 pub struct CorrelationId(pub String);
 
-/// The outermost layer of the service.
+/// The outermost layer: determines the correlation id, runs the request in its span and sets the response header.
 pub async fn layer(mut request: Request, next: Next) -> Response {
-    // One that is no visible ASCII could not be logged or sent on safely: as if there were none.
-    let given = request
+    // An id that is not visible ASCII cannot be logged and forwarded safely, so it is ignored.
+    let client_id = request
         .headers()
         .get(HEADER)
         .and_then(|value| value.to_str().ok())
         .filter(|text| !text.is_empty());
-    let id = given.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned);
+    let id = client_id.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned);
     let span = tracing::info_span!("request", method = %request.method(), path = request.uri().path(), correlation_id = %id);
     let echo = HeaderValue::from_str(&id);
     request.extensions_mut().insert(CorrelationId(id));
     let mut response = next.run(request).instrument(span.clone()).await;
-    span.in_scope(|| tracing::debug!(status = response.status().as_u16(), "answered"));
+    span.in_scope(|| tracing::debug!(status = response.status().as_u16(), "responded"));
     if let Ok(echo) = echo {
         response.headers_mut().insert(HEADER, echo);
     }

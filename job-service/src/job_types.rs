@@ -195,13 +195,11 @@ impl JobTypes {
             .map_err(|_| failed(format!("its script took longer than {:?}", self.time_limit)))?;
         match outcome {
             Ok(output) => made_task(&output)
-                .map_err(|reason| failed(format!("its script made no task: {reason}"))),
+                .map_err(|reason| failed(format!("its script built no valid task: {reason}"))),
             Err(ScriptError::Refused(reason)) => {
                 Err(ApiError::bad_request(format!("{id}: error: {reason}")))
             }
-            Err(ScriptError::Failed(reason)) => {
-                Err(failed(format!("its script has failed: {reason}")))
-            }
+            Err(ScriptError::Failed(reason)) => Err(failed(format!("its script failed: {reason}"))),
         }
     }
 }
@@ -292,14 +290,14 @@ impl JobType {
         let permit = Arc::clone(&self.run_permits)
             .acquire_owned()
             .await
-            .map_err(|_| stopped("it is not run any more"))?;
+            .map_err(|_| stopped("it can no longer run"))?;
         let running = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             self.script.run(&input)
         });
         running
             .await
-            .unwrap_or_else(|_| Err(stopped("it has panicked")))
+            .unwrap_or_else(|_| Err(stopped("it panicked")))
     }
 }
 

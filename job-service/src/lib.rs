@@ -12,8 +12,8 @@
 //!   database. An internal failure is logged once, when it becomes a response.
 //! - Paths, statuses, error texts and headers are CAF's. Bad input that CAF answers with 500 is answered with 400 here.
 //!
-//! Where to look: [`routes`] has one file per operation. [`new_job`] validates a request to create a job and builds its start
-//! message. [`job_list`] parses the parameters that select jobs. [`job_types`] builds tasks from parameters. [`background`]
+//! Where to look: `routes` has one file per operation. `new_job` validates a request to create a job and builds its start
+//! message. `job_list` parses the parameters that select jobs. `job_types` builds tasks from parameters. `background`
 //! has everything that runs without a request.
 
 #![warn(missing_docs)]

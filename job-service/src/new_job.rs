@@ -30,7 +30,7 @@ pub use self::start_message::{RequestContext, start_message};
 /// The longest name, label name and label value, in characters.
 const MAX_CHARS: usize = 255;
 
-/// A valid job and its first task.
+/// A valid request: the job to store and its first task.
 #[derive(Debug)]
 pub struct ValidJob {
     pub request: JobRequest,
@@ -103,6 +103,7 @@ impl RawRequest {
     }
 }
 
+/// Checks the characters of the label names, with CAF's text. Colons are allowed too.
 fn check_label_names(new: &NewJob) -> ApiResult<()> {
     let allowed = |name: &str| {
         !name.is_empty()
@@ -118,6 +119,7 @@ fn check_label_names(new: &NewJob) -> ApiResult<()> {
     Ok(())
 }
 
+/// Checks the lengths of names and labels, and that the database can store every text.
 fn check_texts(new: &NewJob) -> ApiResult<()> {
     let too_long = |what: &str| {
         ApiError::bad_request(format!("{what} is longer than {MAX_CHARS} characters."))
@@ -156,19 +158,20 @@ fn check_texts(new: &NewJob) -> ApiResult<()> {
     Ok(())
 }
 
+/// Checks the retention and records that the client set it.
 fn check_expiry(mut expiry: Expiry) -> ApiResult<Expiry> {
     for (status, policy) in expiry.policies() {
         policy.policer = Some(Policer::User);
         let until: Result<KeptUntil, String> = policy.expiry_time.parse();
-        until.map_err(|flaw| {
+        until.map_err(|error| {
             ApiError::bad_request(format!(
-                "The expiry of a {status} job is not valid: {flaw}."
+                "The expiry of a {status} job is not valid: {error}."
             ))
         })?;
         if policy.operation == ExpiryOperation::Expire {
             return Err(ApiError::bad_request(format!(
-                "The expiry of a {status} job is not supported: this service can delete a job, not mark it as expired. Write Delete as \
-                 the operation."
+                "The expiry of a {status} job is not supported: this service can delete a job, not mark it as expired. Use the \
+                 operation Delete."
             )));
         }
     }

@@ -39,6 +39,7 @@ use crate::error::ApiError;
 use crate::options::BASE_PATH;
 use crate::state::AppState;
 
+/// The parts of the OpenAPI document that are not generated from the operations.
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -108,6 +109,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     routes().into_openapi()
 }
 
+/// Collects the operations. Their order here is the order in Swagger UI.
 fn routes() -> OpenApiRouter<Arc<AppState>> {
     let api = OpenApiRouter::new()
         .routes(routes!(ping::ping))
@@ -157,7 +159,7 @@ async fn not_found_as_json(uri: Uri, request: Request, next: Next) -> Response {
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {
-    ApiError::MethodNotAllowed(format!("{} does not take {method}.", uri.path()))
+    ApiError::MethodNotAllowed(format!("{} does not support {method}.", uri.path()))
 }
 
 /// The error responses of every operation that uses the store.

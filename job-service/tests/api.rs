@@ -1005,7 +1005,7 @@ async fn an_unknown_url_and_a_wrong_method_are_told_apart() {
         let mut allowed: Vec<&str> = refused.header("allow").split(',').map(str::trim).collect();
         allowed.sort_unstable();
         assert_eq!(allowed, allow, "{path}");
-        refused.refuses(405, &format!("{path} does not take {method}."));
+        refused.refuses(405, &format!("{path} does not support {method}."));
     }
 }
 

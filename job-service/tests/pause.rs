@@ -203,7 +203,7 @@ async fn a_task_that_has_nowhere_to_go_back_to_is_invalid(backend: Backend) {
         message["to"] = to;
         hand_over(&service, serde_json::to_vec(&message).unwrap()).await;
         let invalid = next(&service, &format!("{PAUSED_PIPE}.invalid")).await;
-        let reason = "the message names no pipe (`to`) to which it could go back".to_owned();
+        let reason = "the message has no valid `to`, the pipe to send it back to".to_owned();
         assert_eq!(
             invalid.headers.get(framework::REASON_HEADER),
             Some(&HeaderValue::Text(reason))

@@ -1,10 +1,13 @@
-//! The stower: takes what workers have handed over because its job is paused, and keeps it in the store.
+//! Consumes the paused pipe and parks the tasks of paused jobs in the store.
 //!
-//! A [`Collector`] of the paused pipe, which workers of the CAF may share (`CAF_WORKER_PAUSED_QUEUE`). What a worker knew of the job
-//! may be past by now, so each task is decided about again, under the lock of its job: it is stowed, goes straight back to its
-//! pipe, or is dropped because nobody wants it.
+//! Workers send a task of a paused job to the paused pipe; CAF's workers can use the same pipe (`CAF_WORKER_PAUSED_QUEUE`). The status
+//! that a worker knew may be out of date by now. Therefore the store decides about each task again, under the lock of its job:
 //!
-//! What must stay true: a task leaves the paused pipe only when it is in the store, or confirmed in its own pipe.
+//! - The job is paused: park the task.
+//! - The job is not paused any more: send the task back to its own pipe.
+//! - The job has finished, or this incarnation of it no longer exists: discard the task.
+//!
+//! What must stay true: a task leaves the paused pipe only after it is in the store, or confirmed in its own pipe.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +20,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::stored_message::to_stored;
 
-/// Tasks at a time: one transaction.
-const LIMIT: usize = 500;
-/// Between attempts to reach the store.
+/// The most tasks that one transaction parks.
+const BATCH: usize = 500;
+/// The first and the longest delay between attempts to reach the store.
 const DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
-/// The longest name of a pipe that every broker takes, in bytes.
+/// The longest name of a pipe that every broker accepts, in bytes.
 const MAX_PIPE: usize = 255;
 
-/// Runs until `shutdown`.
+/// Runs until `shutdown` is cancelled.
 pub async fn run(
     store: &Store,
     broker: &Arc<dyn Broker>,
@@ -34,11 +37,11 @@ pub async fn run(
     let settings = Settings {
         input: paused_pipe.to_owned(),
         invalid: format!("{paused_pipe}.invalid"),
-        // One at a time: each takes everything that waits.
+        // One batch at a time; a batch takes every waiting task.
         concurrency: 1,
         prefetch: 1000,
         drain: Duration::from_secs(5),
-        // It is the end of the way there.
+        // The tasks here are already paused.
         paused: None,
         ..Settings::new("job-service-stower")
     };
@@ -46,7 +49,7 @@ pub async fn run(
         store: store.clone(),
     });
     if let Err(error) = runtime.run_until(shutdown.clone()).await {
-        tracing::error!(%error, pipe = paused_pipe, "tasks of paused jobs are not taken");
+        tracing::error!(%error, pipe = paused_pipe, "the consumer of the paused pipe stopped");
     }
 }
 
@@ -54,87 +57,87 @@ struct ParkedIn {
     store: Store,
 }
 
-/// A task that may be stowed: its place among the arrivals, and where it goes back to.
+/// A task that may be parked: its index among the received messages, and the message that sends it back to its pipe.
 struct Candidate {
-    place: usize,
+    index: usize,
     back: Outgoing,
 }
 
 impl Collector for ParkedIn {
     fn limit(&self) -> usize {
-        LIMIT
+        BATCH
     }
 
     async fn collect(&self, arrivals: &[Arrival], _: &Courier) -> Vec<Verdict> {
         let mut verdicts = Vec::with_capacity(arrivals.len());
         let (mut candidates, mut tasks) = (Vec::new(), Vec::new());
-        for (place, arrival) in arrivals.iter().enumerate() {
+        for (index, arrival) in arrivals.iter().enumerate() {
             let Some(back) = arrival
                 .back()
                 .filter(|back| arrival.is_diverted() && is_pipe(&back.pipe))
             else {
                 verdicts.push(Verdict::Invalid(
-                    "the message names no pipe (`to`) to which it could go back".to_owned(),
+                    "the message has no valid `to`, the pipe to send it back to".to_owned(),
                 ));
                 continue;
             };
-            // What is of no job is not paused either.
+            // A message that belongs to no job cannot be paused.
             match arrival
                 .message()
                 .job_task_id()
                 .and_then(|id| JobTaskId::parse(id).ok())
             {
-                None => verdicts.push(goes_back(back)),
+                None => verdicts.push(send_back(back)),
                 Some(id) => {
                     verdicts.push(Verdict::Discard);
                     tasks.push((id, to_stored(&back)));
-                    candidates.push(Candidate { place, back });
+                    candidates.push(Candidate { index, back });
                 }
             }
         }
-        match self.stow_when_possible(&tasks).await {
-            Ok(stowings) => {
-                for (Candidate { place, back }, stowing) in candidates.into_iter().zip(stowings) {
-                    verdicts[place] = match stowing {
+        match self.park_with_retries(&tasks).await {
+            Ok(outcomes) => {
+                for (Candidate { index, back }, outcome) in candidates.into_iter().zip(outcomes) {
+                    verdicts[index] = match outcome {
                         ParkOutcome::Parked => Verdict::Done(Effects::default()),
-                        ParkOutcome::SendBack => goes_back(back),
+                        ParkOutcome::SendBack => send_back(back),
                         ParkOutcome::Discard => Verdict::Discard,
                     };
                 }
             }
             Err(reason) => {
-                for Candidate { place, .. } in candidates {
-                    verdicts[place] = Verdict::Again(reason.clone());
+                for Candidate { index, .. } in candidates {
+                    verdicts[index] = Verdict::Again(reason.clone());
                 }
             }
         }
         verdicts
     }
 
-    /// A task is never given up here, whatever died while it was there.
+    /// Never gives up a task, however often a process crashed while it had the task.
     fn condemn(&self, arrival: &Arrival) -> Verdict {
         Verdict::Again(format!(
-            "processes have died while they had {}",
+            "processes crashed while they had the task {}",
             arrival.message().task_id
         ))
     }
 }
 
 impl ParkedIn {
-    /// Waits for the store as long as it takes. An error is the store's own.
-    async fn stow_when_possible(
+    /// Parks the tasks. Retries without limit while the store is unavailable; returns every other error.
+    async fn park_with_retries(
         &self,
         tasks: &[(JobTaskId, ParkedTask)],
     ) -> Result<Vec<ParkOutcome>, String> {
         let mut delay = DELAYS.0;
         loop {
             match self.store.park_tasks(tasks).await {
-                Ok(stowings) => return Ok(stowings),
+                Ok(outcomes) => return Ok(outcomes),
                 Err(StoreError::Unavailable(reason)) => {
                     tracing::warn!(
                         reason,
                         ?delay,
-                        "tasks of paused jobs cannot be stowed; they are kept and tried again"
+                        "cannot park the tasks of paused jobs; trying again"
                     );
                     tokio::time::sleep(delay).await;
                     delay = (delay * 2).min(DELAYS.1);
@@ -149,7 +152,7 @@ fn is_pipe(name: &str) -> bool {
     !name.is_empty() && name.len() <= MAX_PIPE && !name.contains('\0')
 }
 
-fn goes_back(back: Outgoing) -> Verdict {
+fn send_back(back: Outgoing) -> Verdict {
     Verdict::Done(Effects {
         messages: vec![back],
         ..Effects::default()

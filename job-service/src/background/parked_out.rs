@@ -1,6 +1,6 @@
-//! The unstower: has the tasks of resumed jobs go from the store to the outbox, a batch per transaction.
+//! Moves the parked tasks of resumed jobs to the outbox, one batch per transaction.
 //!
-//! What is left to do stands in the store, so whoever starts goes on where another was stopped.
+//! The store keeps the list of resumed jobs, so after a crash or a stop another instance continues.
 
 use store::Store;
 use tokio::time::Instant;
@@ -8,16 +8,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::wakeup::{backoff, wait};
 
-/// Tasks of one job that move in one transaction.
-const RUN: u32 = 500;
+/// The most tasks that one transaction moves. They belong to one job.
+const BATCH: u32 = 500;
 
-/// Runs until `shutdown`. Never stops within a step: each is short, and a transaction.
+/// Runs until `shutdown` is cancelled. A step is one short transaction, and it is never interrupted.
 pub async fn run(store: &Store, shutdown: &CancellationToken) {
     let mut signal = store.unpark_signal();
     let mut failures = 0;
     let mut due = None;
     while wait(&mut signal, due, shutdown).await {
-        due = match store.unpark_tasks(RUN).await {
+        due = match store.unpark_tasks(BATCH).await {
             Ok(is_more) => {
                 failures = 0;
                 is_more.then(Instant::now)
@@ -25,7 +25,7 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
             Err(error) => {
                 let pause = backoff(failures);
                 failures += 1;
-                tracing::warn!(%error, ?pause, "the tasks of resumed jobs wait");
+                tracing::warn!(%error, ?pause, "cannot move the tasks of resumed jobs to the outbox; trying again");
                 Some(Instant::now() + pause)
             }
         };

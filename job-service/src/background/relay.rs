@@ -1,14 +1,15 @@
-//! The relay: what stands in the outbox on its way to the broker.
+//! The relay: publishes the messages of the outbox.
 //!
-//! It wakes when the store says so or the next message is due, claims the oldest messages, publishes all, waits for the confirms
-//! together, and only then takes the confirmed ones out of the outbox.
+//! The outbox contains the start messages of new jobs and the tasks of resumed jobs. The relay wakes when the store signals new
+//! messages or when the next message is due. It claims the oldest messages, publishes them all, awaits their confirms together, and
+//! deletes the confirmed ones from the outbox.
 //!
 //! What must stay true:
-//! - A message leaves the outbox only after its confirm. A crash in between sends it twice; nothing loses it.
-//! - Of the relays on one store, one has a message at a time: it holds a lease, which it renews for as long as it waits for the
-//!   confirm. A relay that dies gives its messages back by no longer renewing, one that is stopped says so.
-//! - A message that the broker refuses waits longer each time, by itself: it never holds up another.
-//! - Nothing is read while there is nothing to do.
+//! - A message leaves the outbox only after its confirm. A crash in between sends it twice but never loses it.
+//! - Several relays may share one store, but only one handles a message at a time. It holds a lease and renews it while it waits
+//!   for the confirm. The lease of a crashed relay expires; a relay that is stopped releases its leases.
+//! - A message that the broker refuses waits longer after each attempt. It never delays other messages.
+//! - The relay reads nothing while there is nothing to do.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -23,18 +24,18 @@ use tokio_util::sync::CancellationToken;
 use super::stored_message::to_outgoing;
 use super::wakeup::{backoff, wait};
 
-/// How many messages are read and published at a time.
-const RUN: u32 = 500;
-/// How long messages wait that a relay had which has died.
+/// The most messages that are claimed and published at a time.
+const BATCH: u32 = 500;
+/// How long a claim lasts without renewal. The messages of a crashed relay wait this long.
 const LEASE: Duration = Duration::from_secs(10);
-/// How long a relay that is stopped tries to give its messages back.
-const GIVE_BACK_LIMIT: Duration = Duration::from_secs(2);
-/// The shortest time after which something is looked for that was just not there.
-const IDLE: Duration = Duration::from_millis(5);
-/// Of how many refused messages is remembered how often they were refused.
-const REFUSALS: usize = 10_000;
+/// How long a relay that is stopped tries to release its leases.
+const RELEASE_LIMIT: Duration = Duration::from_secs(2);
+/// The minimum delay before the next look at an outbox that had nothing due.
+const MIN_DELAY: Duration = Duration::from_millis(5);
+/// The most messages whose refusals are counted.
+const MAX_REFUSED: usize = 10_000;
 
-/// Runs until `shutdown`. What is unconfirmed then stays in the outbox.
+/// Runs until `shutdown` is cancelled. Unconfirmed messages then stay in the outbox.
 pub async fn run(store: &Store, broker: &dyn Broker, shutdown: &CancellationToken) {
     let mut relay = Relay {
         store,
@@ -61,42 +62,42 @@ pub async fn run(store: &Store, broker: &dyn Broker, shutdown: &CancellationToke
                 let pause = backoff(failures);
                 failures += 1;
                 if failures == 1 {
-                    tracing::warn!(%error, "the outbox cannot be read; start messages wait until it can");
+                    tracing::warn!(%error, "cannot read the outbox; its messages wait");
                 }
-                // Or until a signal: the store gives one when the database is back.
+                // A signal ends the pause early: the store sends one when the database is back.
                 Some(Instant::now() + pause)
             }
         };
     }
-    relay.give_back().await;
+    relay.release_leases().await;
 }
 
 struct Relay<'a> {
     store: &'a Store,
     broker: &'a dyn Broker,
-    /// Leased to this relay, and not known to be with the broker.
+    /// The messages that this relay has leased and the broker has not confirmed.
     claimed: BTreeSet<i64>,
-    /// With the broker, and perhaps still in the outbox: not to be published again.
+    /// Confirmed messages that may still be in the outbox. They must not be published again.
     confirmed: Vec<i64>,
-    /// How often messages have been refused, by id.
+    /// The number of refusals per message id.
     refusals: HashMap<i64, u32>,
 }
 
 impl Relay<'_> {
-    /// Publishes what is due in the outbox. Answers when to look again without a signal.
+    /// Publishes every message that is due. Returns when the next one is due; `None` waits for a signal.
     async fn pass(&mut self) -> Result<Option<Instant>, StoreError> {
-        // Where the last pass could not.
-        self.note_confirmed().await?;
+        // The previous pass may have failed before it deleted these.
+        self.delete_confirmed().await?;
         loop {
-            let Claim { messages, next_due } = self.store.claim_outbox(RUN, LEASE).await?;
+            let Claim { messages, next_due } = self.store.claim_outbox(BATCH, LEASE).await?;
             if messages.is_empty() {
-                return Ok(next_due.and_then(|due| Instant::now().checked_add(due.max(IDLE))));
+                return Ok(next_due.and_then(|due| Instant::now().checked_add(due.max(MIN_DELAY))));
             }
             self.claimed
                 .extend(messages.iter().map(|message| message.id));
             let refused = self.publish(messages).await;
-            self.note_confirmed().await?;
-            // A refused message comes again when this lease ends.
+            self.delete_confirmed().await?;
+            // A refused message can be claimed again when this lease expires.
             self.store.lease_outbox(&refused).await?;
             for (id, _) in &refused {
                 self.claimed.remove(id);
@@ -104,7 +105,7 @@ impl Relay<'_> {
         }
     }
 
-    async fn note_confirmed(&mut self) -> Result<(), StoreError> {
+    async fn delete_confirmed(&mut self) -> Result<(), StoreError> {
         if !self.confirmed.is_empty() {
             self.store.outbox_sent(&self.confirmed).await?;
             self.confirmed.clear();
@@ -112,7 +113,7 @@ impl Relay<'_> {
         Ok(())
     }
 
-    /// Publishes these messages; answers those that were refused, each with how long it is to wait.
+    /// Publishes the messages and awaits their confirms. Returns the id of each refused message and how long it must wait.
     async fn publish(&mut self, messages: Vec<OutboxMessage>) -> Vec<(i64, Duration)> {
         let publish = |OutboxMessage {
                            id,
@@ -124,50 +125,50 @@ impl Relay<'_> {
             async move { (id, confirm.await) }
         };
         let mut open: BTreeSet<i64> = messages.iter().map(|message| message.id).collect();
-        let mut answers: FuturesUnordered<_> = messages.into_iter().map(publish).collect();
+        let mut confirms: FuturesUnordered<_> = messages.into_iter().map(publish).collect();
         let mut refused = Vec::new();
         let mut renewal = interval_at(Instant::now() + LEASE / 3, LEASE / 3);
         renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                answer = answers.next() => {
-                    let Some((id, answer)) = answer else { return refused };
+                confirm = confirms.next() => {
+                    let Some((id, outcome)) = confirm else { return refused };
                     open.remove(&id);
-                    match answer {
+                    match outcome {
                         Ok(()) => {
                             self.refusals.remove(&id);
                             self.claimed.remove(&id);
                             self.confirmed.push(id);
                         }
-                        Err(error) => refused.push((id, self.note_refused(id, &error))),
+                        Err(error) => refused.push((id, self.count_refusal(id, &error))),
                     }
                 }
                 _ = renewal.tick() => {
                     let leases: Vec<_> = open.iter().map(|id| (*id, LEASE)).collect();
                     if let Err(error) = self.store.lease_outbox(&leases).await {
-                        tracing::warn!(%error, "the broker is slow and the store is gone; start messages may be sent twice");
+                        tracing::warn!(%error, "cannot renew the leases of the outbox while the broker is slow; messages may be sent twice");
                     }
                 }
             }
         }
     }
 
-    /// Answers how long the message is to wait.
-    fn note_refused(&mut self, id: i64, error: &framework::broker::PublishError) -> Duration {
-        if self.refusals.len() >= REFUSALS {
+    /// Counts a refusal. Returns how long the message must wait.
+    fn count_refusal(&mut self, id: i64, error: &framework::broker::PublishError) -> Duration {
+        if self.refusals.len() >= MAX_REFUSED {
             self.refusals.clear();
         }
         let failures = self.refusals.entry(id).or_default();
         let pause = backoff(*failures);
         *failures += 1;
-        tracing::warn!(message = id, %error, ?pause, "a start message was not taken; it stays in the outbox");
+        tracing::warn!(message = id, %error, ?pause, "the broker refused a message; it stays in the outbox");
         pause
     }
 
-    /// Lets others have at once what this relay does not send any more.
-    async fn give_back(mut self) {
-        let giving_back = async {
-            self.note_confirmed().await?;
+    /// Releases all leases so that other relays can claim the messages at once.
+    async fn release_leases(mut self) {
+        let releasing = async {
+            self.delete_confirmed().await?;
             let leases: Vec<_> = self
                 .claimed
                 .iter()
@@ -175,13 +176,13 @@ impl Relay<'_> {
                 .collect();
             self.store.lease_outbox(&leases).await
         };
-        match timeout(GIVE_BACK_LIMIT, giving_back).await {
+        match timeout(RELEASE_LIMIT, releasing).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::warn!(%error, "start messages could not be given back; they wait for the end of their lease");
+                tracing::warn!(%error, "cannot release the leases of the outbox; its messages wait until the leases expire");
             }
             Err(_) => tracing::warn!(
-                "start messages could not be given back in time; they wait for the end of their lease"
+                "releasing the leases of the outbox timed out; its messages wait until the leases expire"
             ),
         }
     }

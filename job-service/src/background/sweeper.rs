@@ -1,5 +1,4 @@
-//! The sweeper: has the store clear away what finished and deleted jobs leave behind, when there is something and when
-//! its time has come.
+//! The sweeper: deletes expired jobs and drops the task tables of finished and deleted jobs, when they are due.
 
 use std::time::Duration;
 
@@ -9,10 +8,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::wakeup::{backoff, wait};
 
-/// The shortest time between two steps of which the first has done nothing.
-const IDLE: Duration = Duration::from_secs(1);
+/// The minimum delay after a step that did nothing.
+const IDLE_DELAY: Duration = Duration::from_secs(1);
 
-/// Runs until `shutdown`. Never stops within a step: each is short, and a transaction.
+/// Runs until `shutdown` is cancelled. A step is a few short transactions, and it is never interrupted.
 pub async fn run(store: &Store, shutdown: &CancellationToken) {
     let mut signal = store.sweep_signal();
     let mut failures = 0;
@@ -22,27 +21,27 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
             Ok(Swept { jobs, tables, next }) => {
                 failures = 0;
                 if jobs > 0 {
-                    // No worker is told: what is left of a job that has ended is discarded as it is.
-                    tracing::info!(jobs, "jobs whose time was over were deleted");
+                    // Not announced: workers already discard the messages of finished jobs.
+                    tracing::info!(jobs, "deleted expired jobs");
                 }
                 if tables > 0 {
-                    tracing::debug!(tables, "task tables were dropped");
+                    tracing::debug!(tables, "dropped task tables");
                 }
-                // What is due now and was not done now is not done by asking at once.
-                let least = if jobs + tables == 0 {
-                    IDLE
+                // If this step did nothing although something is due, an immediate retry would spin.
+                let min_delay = if jobs + tables == 0 {
+                    IDLE_DELAY
                 } else {
                     Duration::ZERO
                 };
                 next.and_then(|millis| {
-                    Instant::now().checked_add(Duration::from_millis(millis).max(least))
+                    Instant::now().checked_add(Duration::from_millis(millis).max(min_delay))
                 })
             }
             Err(error) => {
                 let pause = backoff(failures);
                 failures += 1;
                 if failures == 1 {
-                    tracing::warn!(%error, "the store cannot be swept; it is tried again until it can");
+                    tracing::warn!(%error, "cannot sweep the store; trying again");
                 }
                 Some(Instant::now() + pause)
             }

@@ -1,4 +1,4 @@
-//! The language of filters, RSQL: from the text of a parameter to a [`Filter`], or to the text that says what is wrong. Pure.
+//! Parses the `filter` parameter, which is RSQL, into a [`Filter`]. Pure.
 //!
 //! ```text
 //! any        = all  ( ("," | " or ")  all  )*
@@ -6,37 +6,37 @@
 //! one        = "(" any ")" | selector operator (value | "(" value ("," value)* ")")
 //! selector   = "id" | "name" | "status" | "percentageComplete" | "labels." key
 //! operator   = "==" | "!=" | "=gt=" | ">" | "=ge=" | ">=" | "=lt=" | "<" | "=le=" | "<=" | "=in=" | "=out="
-//! value      = one or more characters but " ' ( ) ; , = ! ~ < > and blank, or any in single or double quotes,
-//!              where a backslash takes its meaning from what follows
+//! value      = one or more characters except " ' ( ) ; , = ! ~ < > and blank, or any characters in single or double
+//!              quotes, where a backslash escapes the next character
 //! ```
 //!
-//! Blanks may stand between all of these. A star in a value of `==` and `!=` stands for any run of characters, quoted or not.
+//! Blanks are allowed between all tokens. In a value of `==` and `!=`, quoted or not, a star matches any sequence of characters.
 //!
-//! What must stay true: any text gets an answer, and in bounded time and stack: its length and depth are limited. Every value is
-//! checked here, so that no database ever refuses one. Meanings and texts are CAF's; where CAF answers 500, this refuses.
+//! What must stay true:
+//! - The parser accepts or rejects any text in bounded time and stack: it limits the length and the depth.
+//! - It checks every value, so that no database refuses one.
+//! - Meanings and error texts are CAF's. Input that CAF answers with 500 is rejected here.
 
 use contract::JobStatus;
 use store::{Comparison, Filter, Pattern, TextField, TextTest};
 
 /// The longest filter, in bytes.
 pub const MAX_BYTES: usize = 8192;
-/// Parentheses within parentheses, at most.
+/// The deepest nesting of parentheses.
 pub const MAX_DEPTH: usize = 32;
 
-/// What is wrong with a filter, as it is told to the client.
+/// The error in a filter. Its text is the message for the client.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum FilterError {
     #[error("Unable to parse filter: {what} is expected at character {at}.")]
     Expected { what: &'static str, at: usize },
     #[error("Unable to parse filter: there is no operator {0}.")]
     Operator(String),
-    #[error("Unable to parse filter: only =in= and =out= take several values.")]
+    #[error("Unable to parse filter: only =in= and =out= accept several values.")]
     SeveralValues,
     #[error("Unable to parse filter: it is longer than {MAX_BYTES} bytes.")]
     TooLong,
-    #[error(
-        "Unable to parse filter: there are more than {MAX_DEPTH} parentheses within each other."
-    )]
+    #[error("Unable to parse filter: parentheses are nested more than {MAX_DEPTH} levels deep.")]
     TooDeep,
     #[error("Unable to parse filter: it contains the character U+0000.")]
     Nul,
@@ -48,10 +48,12 @@ pub enum FilterError {
     Status(String),
 }
 
+/// Lists the statuses for an error text.
 fn all_statuses() -> String {
     JobStatus::ALL.map(JobStatus::name).join(", ")
 }
 
+/// Parses a filter.
 pub fn parse(text: &str) -> Result<Filter, FilterError> {
     if text.len() > MAX_BYTES {
         return Err(FilterError::TooLong);
@@ -79,7 +81,7 @@ enum Operator {
     Out,
 }
 
-/// With the longer ones before what they begin with.
+/// An operator that is a prefix of another one comes after it.
 const OPERATORS: [(&str, Operator); 12] = [
     ("==", Operator::Is(Comparison::Equal)),
     ("!=", Operator::Is(Comparison::NotEqual)),
@@ -95,13 +97,13 @@ const OPERATORS: [(&str, Operator); 12] = [
     ("=out=", Operator::Out),
 ];
 
-/// What needs quotes.
+/// The characters that need quotes.
 const RESERVED: &[char] = &['"', '\'', '(', ')', ';', ',', '=', '!', '~', '<', '>', ' '];
 
-/// Reads from left to right; never goes back.
+/// A recursive descent parser. It reads from left to right and never backtracks.
 struct Parser<'a> {
     text: &'a str,
-    /// In bytes.
+    /// The current position, in bytes.
     at: usize,
     depth: usize,
 }
@@ -170,7 +172,7 @@ impl<'a> Parser<'a> {
             self.at += text.len();
             return Ok(*operator);
         }
-        // A word between two = is meant as an operator.
+        // The client meant a word between two equals signs as an operator.
         let name = rest
             .strip_prefix('=')
             .and_then(|rest| rest.split_once('='))
@@ -233,7 +235,7 @@ impl<'a> Parser<'a> {
         }))
     }
 
-    /// What needs no quotes; may be nothing.
+    /// Consumes the longest text that needs no quotes; may be empty.
     fn word(&mut self) -> &'a str {
         let rest = self.rest();
         let word = &rest[..rest.find(RESERVED).unwrap_or(rest.len())];
@@ -241,7 +243,7 @@ impl<'a> Parser<'a> {
         word
     }
 
-    /// The sign, or the word with a blank before and after.
+    /// Consumes the sign, or the word with a blank before and after it. Returns false if neither follows.
     fn separator(&mut self, sign: char, word: &str) -> bool {
         self.skip_blanks();
         if self.take(sign) {
@@ -270,7 +272,7 @@ impl<'a> Parser<'a> {
         &self.text[self.at..]
     }
 
-    /// Counted in characters from 1, as people do.
+    /// Returns an error with the current position, counted in characters from 1.
     fn expected(&self, what: &'static str) -> FilterError {
         FilterError::Expected {
             what,
@@ -333,7 +335,7 @@ fn percentages(operator: Operator, values: Vec<String>) -> Result<Filter, Filter
     })
 }
 
-/// Statuses are in alphabetical order.
+/// Resolves a comparison to the statuses that satisfy it. Statuses are ordered alphabetically.
 fn statuses(operator: Operator, values: Vec<String>) -> Result<Filter, FilterError> {
     let status = |value: String| JobStatus::from_name(&value).ok_or(FilterError::Status(value));
     let which = |accepts: &dyn Fn(JobStatus) -> bool| {

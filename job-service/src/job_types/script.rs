@@ -1,8 +1,8 @@
-//! The script of a job type: jq, compiled once, run for every request. Hides the library that runs it.
+//! The script of a job type: a jq filter, compiled once and run for every request. Hides the jq library.
 //!
 //! What must stay true:
-//! - A script sees its input and nothing else: neither the environment nor files, and it cannot end the process.
-//! - `error(…)` is what a definition says to its client; every other failure is a flaw of the definition.
+//! - A script can access only its input, neither the environment nor files, and it cannot end the process.
+//! - `error(…)` is a message from the definition to the client. Every other failure is an error in the definition.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -15,29 +15,30 @@ use jaq_core::native::{Fun, bome, run, v};
 use jaq_core::{Ctx, DataT, Lut, RunPtr, Vars};
 use jaq_json::Val;
 
-/// What would reach beyond the input: `env` reads the environment, the others write to standard error or end the process.
+/// The functions that reach beyond the input: `env` reads the environment, the others write to standard error or end the process.
 const WITHHELD: [&str; 5] = ["env", "halt", "halt_error", "stderr", "stderr_empty"];
 
-/// A compiled script. Any number of threads may run it.
+/// A compiled script. Many threads may run it concurrently.
 pub struct Script(jaq_core::Filter<Jq>);
 
-/// Why a script has not made anything.
+/// Why a run returned no value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ScriptError {
-    /// It called `error(…)`: its input is refused.
+    /// The script called `error(…)` with this message.
     Refused(String),
-    /// It has failed otherwise.
+    /// The script failed in another way.
     Failed(String),
 }
 
-/// What the library needs to know: the type of values, and what a run carries along.
+/// Tells the jq library the type of values and the data of a run.
 struct Jq;
 
+/// The data of one run.
 #[derive(Clone)]
 struct Run<'a> {
     lut: &'a Lut<Jq>,
-    /// What `error` was last called with.
-    refusal: &'a RefCell<Option<Val>>,
+    /// The argument of the last call of `error`.
+    last_error: &'a RefCell<Option<Val>>,
 }
 
 impl DataT for Jq {
@@ -52,18 +53,18 @@ impl<'a> HasLut<'a, Jq> for Run<'a> {
 }
 
 impl Script {
-    /// Compiles a script; the text of an error says where in it what is wrong.
+    /// Compiles a script. The error is `LINE:COLUMN: what is wrong`.
     pub fn compile(code: &str) -> Result<Self, String> {
         let arena = Arena::default();
         let modules = Loader::new(definitions())
             .load(&arena, File { code, path: () })
-            .map_err(|errors| first_flaw(code, &errors, load_flaw))?;
+            .map_err(|errors| first_error(code, &errors, describe_load_error))?;
         let filter = jaq_core::Compiler::default()
             .with_funs(functions())
             .compile(modules)
             .map_err(|errors| {
-                first_flaw(code, &errors, |flaws| {
-                    flaws
+                first_error(code, &errors, |names| {
+                    names
                         .first()
                         .map(|(name, what)| (*name, undefined(name, what)))
                 })
@@ -71,15 +72,16 @@ impl Script {
         Ok(Self(filter))
     }
 
-    /// The one value, as JSON, that the script makes of this JSON text. May take as long as the script likes.
+    /// Runs the script on a JSON text and returns its value as JSON. The script must return exactly one value. There is no time
+    /// limit.
     pub fn run(&self, input: &[u8]) -> Result<String, ScriptError> {
         let input = jaq_json::read::parse_single(input)
-            .map_err(|error| ScriptError::Failed(format!("its input is no JSON: {error}")))?;
-        let refusal = RefCell::new(None);
+            .map_err(|error| ScriptError::Failed(format!("its input is not JSON: {error}")))?;
+        let last_error = RefCell::new(None);
         let context = Ctx::<Jq>::new(
             Run {
                 lut: &self.0.lut,
-                refusal: &refusal,
+                last_error: &last_error,
             },
             Vars::new([]),
         );
@@ -89,15 +91,16 @@ impl Script {
                 .next()
                 .transpose()
                 .map_err(|exception| match exception.get_err() {
-                    Ok(error) => failure(&error, refusal.take()),
+                    Ok(error) => failure(&error, last_error.take()),
                     Err(_) => ScriptError::Failed("it ended by itself".to_owned()),
                 })
         };
-        let value = next()?.ok_or_else(|| ScriptError::Failed("it made no value".to_owned()))?;
+        let value =
+            next()?.ok_or_else(|| ScriptError::Failed("it returned no value".to_owned()))?;
         match next()? {
             None => Ok(value.to_string()),
             Some(_) => Err(ScriptError::Failed(
-                "it made more than one value".to_owned(),
+                "it returned more than one value".to_owned(),
             )),
         }
     }
@@ -109,8 +112,9 @@ impl fmt::Debug for Script {
     }
 }
 
-fn failure(error: &jaq_json::Error, refusal: Option<Val>) -> ScriptError {
-    match refusal {
+/// Distinguishes a call of `error` that ended the run from every other failure.
+fn failure(error: &jaq_json::Error, last_error: Option<Val>) -> ScriptError {
+    match last_error {
         Some(value) if *error == jaq_json::Error::new(value.clone()) => {
             ScriptError::Refused(match value {
                 Val::TStr(text) => String::from_utf8_lossy(&text).into_owned(),
@@ -121,6 +125,7 @@ fn failure(error: &jaq_json::Error, refusal: Option<Val>) -> ScriptError {
     }
 }
 
+/// The jq standard library without the withheld definitions.
 fn definitions() -> impl Iterator<Item = Def<&'static str>> {
     jaq_core::defs()
         .chain(jaq_std::defs())
@@ -128,9 +133,10 @@ fn definitions() -> impl Iterator<Item = Def<&'static str>> {
         .filter(|def| !WITHHELD.contains(&def.name))
 }
 
+/// The native functions without the withheld ones, and with an `error` that records its argument.
 fn functions() -> impl Iterator<Item = Fun<Jq>> {
     let error: RunPtr<Jq> = |cv| {
-        cv.0.data().refusal.replace(Some(cv.1.clone()));
+        cv.0.data().last_error.replace(Some(cv.1.clone()));
         bome(Err(jaq_json::Error::new(cv.1)))
     };
     let all = jaq_core::funs()
@@ -140,23 +146,24 @@ fn functions() -> impl Iterator<Item = Fun<Jq>> {
     kept.chain([run::<Jq>(("error_empty", v(0), error))])
 }
 
-/// The first flaw of the script itself, with its place; `read` answers the text of the script at the flaw, and the flaw.
-fn first_flaw<'s, E>(
+/// Returns the first error of a compilation with its line and column. `read` returns the position of an error as a slice of the
+/// script, and a description of the error.
+fn first_error<'s, E>(
     code: &'s str,
     errors: &[(File<&'s str, ()>, E)],
     read: impl Fn(&E) -> Option<(&'s str, String)>,
 ) -> String {
-    let Some((at, flaw)) = errors.iter().find_map(|(_, error)| read(error)) else {
+    let Some((at, description)) = errors.iter().find_map(|(_, error)| read(error)) else {
         return "it is not valid".to_owned();
     };
     let offset = load::span(code, at).start;
     let before = code.get(..offset).unwrap_or(code);
     let line = before.matches('\n').count() + 1;
     let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
-    format!("{line}:{column}: {flaw}")
+    format!("{line}:{column}: {description}")
 }
 
-fn load_flaw<'s>(error: &load::Error<&'s str>) -> Option<(&'s str, String)> {
+fn describe_load_error<'s>(error: &load::Error<&'s str>) -> Option<(&'s str, String)> {
     let found = |at: &str| {
         let word: String = at
             .chars()
@@ -170,16 +177,16 @@ fn load_flaw<'s>(error: &load::Error<&'s str>) -> Option<(&'s str, String)> {
         }
     };
     match error {
-        load::Error::Io(flaws) => flaws
+        load::Error::Io(errors) => errors
             .first()
-            .map(|(at, flaw)| (*at, format!("the module {at} cannot be used: {flaw}"))),
-        load::Error::Lex(flaws) => flaws.first().map(|(expected, at)| {
+            .map(|(at, error)| (*at, format!("the module {at} cannot be used: {error}"))),
+        load::Error::Lex(errors) => errors.first().map(|(expected, at)| {
             (
                 *at,
                 format!("expected {}, found {}", expected.as_str(), found(at)),
             )
         }),
-        load::Error::Parse(flaws) => flaws.first().map(|(expected, at)| {
+        load::Error::Parse(errors) => errors.first().map(|(expected, at)| {
             (
                 *at,
                 format!("expected {}, found {}", expected.as_str(), found(at)),
@@ -204,8 +211,8 @@ mod tests {
     }
 
     #[test]
-    fn a_flaw_is_told_with_its_line_and_column() {
-        for (code, flaw) in [
+    fn a_compile_error_has_its_line_and_column() {
+        for (code, error) in [
             ("{a: .b", "1:7: expected closing brace, found the end"),
             (".a |", "1:5: expected term, found the end"),
             ("{\n  a: nosuch(1)\n}", "2:6: there is no function nosuch/1"),
@@ -215,12 +222,12 @@ mod tests {
                 "1:10: the module x cannot be used: module loading not supported",
             ),
         ] {
-            assert_eq!(Script::compile(code).unwrap_err(), flaw, "{code}");
+            assert_eq!(Script::compile(code).unwrap_err(), error, "{code}");
         }
     }
 
     #[test]
-    fn a_script_reaches_nothing_but_its_input() {
+    fn a_script_can_access_only_its_input() {
         for code in [
             "env",
             "$ENV",
@@ -238,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_error_is_called_with_is_told_from_every_other_failure() {
+    fn a_call_of_error_differs_from_every_other_failure() {
         let refused = |text: &str| Err(ScriptError::Refused(text.to_owned()));
         assert_eq!(run("error(\"no \\(.a)\")", r#"{"a":1}"#), refused("no 1"));
         assert_eq!(
@@ -269,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_pass_as_they_were_written() {
+    fn numbers_keep_their_notation() {
         assert_eq!(
             run("{a}", r#"{"a":[123456789012345678901234567890,1.10]}"#),
             Ok(r#"{"a":[123456789012345678901234567890,1.10]}"#.to_owned())

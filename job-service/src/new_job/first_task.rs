@@ -15,18 +15,19 @@ const MAX_PIPE_BYTES: usize = 255;
 /// The valid first task of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FirstTask {
+    /// The type of the task data.
     pub classifier: String,
-    /// At least 1.
+    /// The version of that type, at least 1.
     pub api_version: i32,
     /// The decoded task data.
     pub data: Vec<u8>,
     /// The pipe of the worker that runs the task.
     pub pipe: String,
-    /// The pipe where tracking ends.
+    /// The pipe where tracking ends, if any.
     pub target_pipe: Option<String>,
 }
 
-/// A task that has every required field except the task data.
+/// A task whose required fields are present. The task data is not checked yet.
 pub struct RequiredFields<'a> {
     task: &'a JobTask,
     classifier: &'a str,

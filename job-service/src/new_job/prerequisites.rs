@@ -1,7 +1,7 @@
-//! What a request says of the jobs that the new one waits for, and what it is told when it would wait in vain. Pure.
+//! The prerequisites of a new job: parses `prerequisiteJobIds` and words the refusals. Pure.
 //!
-//! An entry is a job id, and after a comma its options. The only one is `pc`, *pre-created*: if there is no such job, it is not
-//! waited for.
+//! An entry is a job id, optionally followed by a comma and options. The only option is `pc` (*pre-created*): the new job waits only
+//! if that job exists.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use store::{Prerequisite, Refusal};
 
 use crate::error::{ApiError, ApiResult};
 
-/// The longest entry, in characters: CAF's.
+/// The longest entry, in characters. CAF's limit.
 const MAX_CHARS: usize = 128;
 /// The most prerequisites of one job.
 const MAX_ENTRIES: usize = 10_000;
 
-/// Blank entries mean nothing; of entries for the same job, one that says `pc` wins. In the order of their ids, so that equal
-/// requests are equal.
+/// Parses the entries. Ignores blank entries and unknown options. Merges entries for the same job; `pc` in one of them counts.
+/// Returns the prerequisites sorted by id, so that equivalent requests have the same content hash.
 pub fn parse(entries: &[Option<String>]) -> ApiResult<Vec<Prerequisite>> {
     let mut found: BTreeMap<JobId, bool> = BTreeMap::new();
     for entry in entries
@@ -50,19 +50,19 @@ pub fn parse(entries: &[Option<String>]) -> ApiResult<Vec<Prerequisite>> {
         .collect())
 }
 
-/// The same entries, as short as they can be said. `None` when there are none.
+/// Returns the entries in canonical form. `None` if there are none.
 pub fn format(prerequisites: &[Prerequisite]) -> Option<Vec<Option<String>>> {
-    let spell = |wanted: &Prerequisite| {
+    let entry = |prerequisite: &Prerequisite| {
         Some(format!(
             "{}{}",
-            wanted.job,
-            if wanted.pre_created { ",pc" } else { "" }
+            prerequisite.job,
+            if prerequisite.pre_created { ",pc" } else { "" }
         ))
     };
-    (!prerequisites.is_empty()).then(|| prerequisites.iter().map(spell).collect())
+    (!prerequisites.is_empty()).then(|| prerequisites.iter().map(entry).collect())
 }
 
-/// CAF's text, and ones like it where CAF lets a job wait for ever.
+/// Returns the error text for a refused job: CAF's, or a similar one where CAF would let the job wait forever.
 pub fn refusal_message(refusal: &Refusal) -> String {
     let list = |ids: &[JobId], between: &str| {
         ids.iter()
@@ -93,7 +93,7 @@ mod tests {
         texts.iter().map(|text| Some((*text).to_owned())).collect()
     }
 
-    fn spelled(texts: &[&str]) -> Vec<String> {
+    fn canonical(texts: &[&str]) -> Vec<String> {
         format(&parse(&entries(texts)).unwrap())
             .into_iter()
             .flatten()
@@ -102,29 +102,29 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_merged_by_job_and_options_nobody_knows_mean_nothing() {
+    fn entries_are_merged_by_job_and_unknown_options_are_ignored() {
         assert_eq!(
-            spelled(&["b", "", " ", "a,x,pc", "b,pc", "a", "c,", "C,p c"]),
+            canonical(&["b", "", " ", "a,x,pc", "b,pc", "a", "c,", "C,p c"]),
             ["C", "a,pc", "b,pc", "c"]
         );
-        assert_eq!(spelled(&[" "]), [""; 0]);
+        assert_eq!(canonical(&[" "]), [""; 0]);
         assert_eq!(parse(&[None]).unwrap(), []);
         assert_eq!(format(&[]), None);
     }
 
     #[test]
-    fn what_is_no_job_id_is_refused_by_name() {
-        let refusal = |text: &str| parse(&entries(&[text])).unwrap_err().to_string();
+    fn an_invalid_prerequisite_is_rejected_with_its_text() {
+        let error = |text: &str| parse(&entries(&[text])).unwrap_err().to_string();
         assert_eq!(
-            refusal(",pc"),
+            error(",pc"),
             "The prerequisite job id '' is no job id: The job identifier has not been specified."
         );
-        assert!(refusal("a:b").starts_with(
+        assert!(error("a:b").starts_with(
             "The prerequisite job id 'a:b' is no job id: The job identifier contains"
         ));
-        assert!(refusal(&"x".repeat(49)).contains("longer than 48"));
+        assert!(error(&"x".repeat(49)).contains("longer than 48"));
         assert!(
-            refusal(&format!("a,{}", "x".repeat(127))).ends_with("is longer than 128 characters.")
+            error(&format!("a,{}", "x".repeat(127))).ends_with("is longer than 128 characters.")
         );
         let many: Vec<_> = (0..=MAX_ENTRIES).map(|n| Some(n.to_string())).collect();
         assert!(

@@ -1,7 +1,7 @@
-//! The start message: what the first worker of a job is given. Pure.
+//! Builds the start message, the task message for the first worker of a job. Pure.
 //!
-//! What must stay true: `to` is the task pipe, tracking ends at the target pipe, and the status URL carries the
-//! incarnation, so that messages of a past life of the job id are discarded by every worker.
+//! What must stay true: `to` is the task pipe, tracking ends at the target pipe, and the status URL contains the incarnation, so
+//! that every worker discards the messages of past incarnations of the job id.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +13,20 @@ use uuid::Uuid;
 use super::first_task::FirstTask;
 use crate::options::ServiceOptions;
 
-/// What only the context of the request knows.
+/// The values of a start message that differ from request to request.
 #[derive(Debug, Clone)]
 pub struct RequestContext {
+    /// The id of the task message.
     pub task_id: Uuid,
-    /// Milliseconds since 1970.
+    /// The time of the request, in milliseconds since 1970.
     pub now: i64,
     pub correlation_id: String,
 }
 
+/// Returns the start message of an incarnation of a job.
 pub fn start_message(
     task: FirstTask,
-    life: &Incarnation,
+    incarnation: &Incarnation,
     context: RequestContext,
     options: &ServiceOptions,
 ) -> TaskMessage {
@@ -38,11 +40,11 @@ pub fn start_message(
         context: BTreeMap::new(),
         to: Some(task.pipe),
         tracking: Some(Tracking {
-            job_task_id: Some(life.job_task_id()),
+            job_task_id: Some(incarnation.job_task_id()),
             last_status_check_time: Some(context.now),
             status_check_interval_millis: i64::try_from(options.status_check_interval.as_millis())
                 .unwrap_or(i64::MAX),
-            status_check_url: Some(status_url(&options.webservice_url, life)),
+            status_check_url: Some(status_url(&options.webservice_url, incarnation)),
             tracking_pipe: Some(options.tracking_pipe.clone()),
             track_to: task.target_pipe,
         }),
@@ -52,15 +54,16 @@ pub fn start_message(
     }
 }
 
-fn status_url(webservice_url: &str, life: &Incarnation) -> String {
-    /// All but the characters that no URL ever needs to encode.
+/// Returns the URL at which workers check the status of the job.
+fn status_url(webservice_url: &str, incarnation: &Incarnation) -> String {
+    /// Every character except those that never need encoding in a URL.
     const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~');
     let base = webservice_url.trim_end_matches('/');
-    let partition = utf8_percent_encode(life.partition.as_str(), ENCODED);
-    let job = utf8_percent_encode(life.job.as_str(), ENCODED);
+    let partition = utf8_percent_encode(incarnation.partition.as_str(), ENCODED);
+    let job = utf8_percent_encode(incarnation.job.as_str(), ENCODED);
     format!(
         "{base}/partitions/{partition}/jobs/{job}/status?n={}",
-        life.number
+        incarnation.number
     )
 }
 
@@ -70,16 +73,16 @@ mod tests {
 
     use super::*;
 
-    fn life(job: &str, incarnation: i64, first: bool) -> Incarnation {
+    fn incarnation(job: &str, number: i64, first: bool) -> Incarnation {
         Incarnation {
             partition: PartitionId::parse("acme").unwrap(),
             job: JobId::parse(job).unwrap(),
-            number: incarnation,
+            number,
             first,
         }
     }
 
-    fn start(life: &Incarnation, target_pipe: Option<&str>) -> String {
+    fn start(incarnation: &Incarnation, target_pipe: Option<&str>) -> String {
         let task = FirstTask {
             classifier: "BatchWorker".into(),
             api_version: 1,
@@ -96,13 +99,13 @@ mod tests {
             webservice_url: "http://job-service:8080/job-service/v1/".into(),
             ..ServiceOptions::default()
         };
-        String::from_utf8(start_message(task, life, context, &options).encode()).unwrap()
+        String::from_utf8(start_message(task, incarnation, context, &options).encode()).unwrap()
     }
 
     #[test]
-    fn a_start_message_is_written_as_caf_writes_it_with_the_incarnation_in_the_status_url() {
+    fn a_start_message_is_cafs_with_the_incarnation_in_the_status_url() {
         assert_eq!(
-            start(&life("reindex-7", 42, true), Some("orders-out")),
+            start(&incarnation("reindex-7", 42, true), Some("orders-out")),
             concat!(
                 r#"{"version":3,"taskId":"00000000-0000-0000-0000-000000000000","taskClassifier":"BatchWorker","taskApiVersion":1,"#,
                 r#""taskData":"e30=","taskStatus":"NEW_TASK","context":{},"to":"batch-in","tracking":{"jobTaskId":"acme:reindex-7","#,
@@ -115,19 +118,19 @@ mod tests {
     }
 
     #[test]
-    fn from_the_second_life_on_the_job_task_id_names_the_incarnation() {
-        assert!(start(&life("j", 43, false), None).contains(r#""jobTaskId":"acme:j!43""#));
+    fn from_the_second_incarnation_on_the_job_task_id_contains_its_number() {
+        assert!(start(&incarnation("j", 43, false), None).contains(r#""jobTaskId":"acme:j!43""#));
     }
 
     #[test]
-    fn without_a_target_pipe_tracking_ends_nowhere_in_particular() {
-        assert!(start(&life("j", 1, true), None).contains(r#""trackTo":null"#));
+    fn without_a_target_pipe_track_to_is_null() {
+        assert!(start(&incarnation("j", 1, true), None).contains(r#""trackTo":null"#));
     }
 
     #[test]
-    fn ids_are_encoded_in_the_status_url() {
+    fn ids_are_percent_encoded_in_the_status_url() {
         assert!(
-            start(&life("a/b ü%#&=", 1, true), None)
+            start(&incarnation("a/b ü%#&=", 1, true), None)
                 .contains("/jobs/a%2Fb%20%C3%BC%25%23%26%3D/status?n=1")
         );
     }

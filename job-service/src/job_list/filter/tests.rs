@@ -16,7 +16,7 @@ fn label(key: &str) -> TextField {
 }
 
 #[test]
-fn every_operator_has_its_meaning_in_every_spelling() {
+fn every_notation_of_an_operator_means_the_same() {
     for (spellings, comparison) in [
         (&["=="][..], Equal),
         (&["!="], NotEqual),
@@ -86,7 +86,7 @@ fn every_operator_has_its_meaning_in_every_spelling() {
 }
 
 #[test]
-fn statuses_are_compared_by_the_alphabet() {
+fn statuses_are_compared_alphabetically() {
     use JobStatus::{Active, Blocked, Cancelled, Completed, Failed, Paused, Waiting};
     for (filter, statuses) in [
         ("status==Active", vec![Active]),
@@ -153,7 +153,7 @@ fn and_binds_tighter_than_or_and_parentheses_tightest() {
             assert_eq!(parse(filter).as_ref(), Ok(&expected), "{filter}");
         }
     }
-    // Words that only begin, or end, like those.
+    // `and` and `or` within words are not separators.
     assert_eq!(
         parse("name==and;name==or"),
         Ok(Filter::All(vec![name("and"), name("or")]))
@@ -162,7 +162,7 @@ fn and_binds_tighter_than_or_and_parentheses_tightest() {
 }
 
 #[test]
-fn values_are_what_stands_in_the_quotes() {
+fn quoted_values_are_unescaped() {
     for (filter, value) in [
         ("name==Zürich", "Zürich"),
         ("name=='a b'", "a b"),
@@ -181,7 +181,7 @@ fn values_are_what_stands_in_the_quotes() {
 }
 
 #[test]
-fn a_star_is_a_wildcard_of_equality_alone() {
+fn a_star_is_a_wildcard_only_for_equality() {
     let text = |test| Ok(Filter::Text(TextField::Name, test));
     assert_eq!(parse("name==a*"), text(TextTest::Like(Pattern::new("a*"))));
     assert_eq!(
@@ -196,7 +196,7 @@ fn a_star_is_a_wildcard_of_equality_alone() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn each_invalid_filter_is_rejected_with_its_text() {
     let deep = format!("{}name==a{}", "(".repeat(33), ")".repeat(33));
     let long = format!("name=={}", "a".repeat(MAX_BYTES));
     let status = "Invalid value for status in filter: X. \
@@ -230,13 +230,13 @@ fn what_is_wrong_is_said() {
         ("name==\"a\\", "Unable to parse filter: a closing \" is expected at character 10.".into()),
         ("name=in=(a", "Unable to parse filter: ',' or ')' is expected at character 11.".into()),
         ("name=in=()", "Unable to parse filter: a value is expected at character 10.".into()),
-        ("name==(a,b)", "Unable to parse filter: only =in= and =out= take several values.".into()),
+        ("name==(a,b)", "Unable to parse filter: only =in= and =out= accept several values.".into()),
         ("(name==a", "Unable to parse filter: ' and ', ' or ' or ')' is expected at character 9.".into()),
         ("name==a)", "Unable to parse filter: ' and ', ' or ' or the end is expected at character 8.".into()),
         ("name==a b", "Unable to parse filter: ' and ', ' or ' or the end is expected at character 9.".into()),
         ("(name==a)and name==b", "Unable to parse filter: ' and ', ' or ' or the end is expected at character 10.".into()),
         ("name==a\0", "Unable to parse filter: it contains the character U+0000.".into()),
-        (deep.as_str(), "Unable to parse filter: there are more than 32 parentheses within each other.".into()),
+        (deep.as_str(), "Unable to parse filter: parentheses are nested more than 32 levels deep.".into()),
         (long.as_str(), "Unable to parse filter: it is longer than 8192 bytes.".into()),
     ] {
         assert_eq!(parse(filter).map_err(|error| error.to_string()), Err(message), "{filter}");
@@ -247,12 +247,12 @@ fn what_is_wrong_is_said() {
 
 proptest! {
     #[test]
-    fn any_text_gets_an_answer(text in ".{0,60}") {
+    fn the_parser_does_not_panic_on_any_text(text in ".{0,60}") {
         drop(parse(&text));
     }
 
     #[test]
-    fn any_text_that_looks_like_a_filter_gets_an_answer(
+    fn the_parser_does_not_panic_on_text_that_resembles_a_filter(
         parts in prop::collection::vec(prop::sample::select(vec![
             "name", "id", "labels.a", "status", "percentageComplete", "==", "!=", "=in=", "=", ">", "<=", "(", ")", ",", ";", " and ",
             " or ", " ", "'", "\"", "\\", "*", "a", "5", "Active", "ü", "~", "=gt=",
@@ -262,7 +262,7 @@ proptest! {
     }
 
     #[test]
-    fn a_quoted_value_is_taken_as_it_is(value in "[^*\0]{0,40}") {
+    fn a_quoted_value_is_taken_literally(value in "[^*\0]{0,40}") {
         let escaped = value.replace('\\', "\\\\").replace('\'', "\\'");
         prop_assert_eq!(parse(&format!("name=='{escaped}'")), Ok(name(&value)));
     }
