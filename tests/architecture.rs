@@ -57,7 +57,7 @@ const SECRETS: &[(&str, &[&str])] = &[
         &["framework/src/broker/amqp.rs", "framework/src/broker/amqp/"],
     ),
     ("sqlx", &["store/", "framework/src/broker/embedded"]),
-    ("axum", &["job-service/", "framework/src/health.rs"]),
+    ("axum", &["job-service/", "framework/src/telemetry.rs"]),
 ];
 
 /// A file as long as this has more than one secret.

@@ -181,10 +181,10 @@ impl Worker for BatchWorker {
             .await
             .is_ok_and(|depth| depth > self.max_depth)
         {
-            return Err(TaskError::later(WHILE_FULL));
+            return Err(TaskError::snooze(WHILE_FULL));
         }
         let parts = self.split(&task).await?;
-        ctx.announce(u32::try_from(parts.len()).map_err(TaskError::failed)?);
+        ctx.expect_subtasks(u32::try_from(parts.len()).map_err(TaskError::failed)?);
         self.splits.fetch_add(1, Ordering::Relaxed);
         let own_input = ctx.input_pipe().to_owned();
         let sends_result = match self.results {

@@ -9,7 +9,7 @@ mod submit;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use framework::Variables;
+use framework::config::env::Variables;
 
 use self::bench::BenchArgs;
 use self::jobs::{CountArgs, JobArgs, ListArgs};

@@ -17,97 +17,15 @@ use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, Parser};
-use framework::{Caf, Found, SettingsError, UrlParts, VARIABLES, Variables, encoded};
+use framework::SettingsError;
+use framework::config::caf::{self, Reader};
+use framework::config::env::{EnvValue, UrlParts, Variables, url_encoded};
+use framework::config::{DEFAULT_CONCURRENCY, PREFIX, VARIABLES};
 
 /// The commands that CAF's variables are for.
 const SERVING: [&str; 2] = ["up", "run"];
 /// Settings that may be in a file that `<name>_FILE` names.
 const SECRET: [&str; 2] = ["BATCHWRIGHT_DATABASE", "BATCHWRIGHT_BROKER"];
-/// Tasks at the same time, when nothing is said.
-const CONCURRENCY: u32 = 8;
-
-/// What CAF calls our settings, the first that is set counts.
-const CAF: &[(&str, &[(&str, Caf)])] = &[
-    (
-        "BATCHWRIGHT_DATABASE",
-        &[
-            ("JOB_SERVICE_DATABASE_HOST", Caf::Part),
-            ("JOB_SERVICE_DATABASE_PORT", Caf::Part),
-            ("JOB_SERVICE_DATABASE_NAME", Caf::Part),
-            ("JOB_SERVICE_DATABASE_USERNAME", Caf::Part),
-            ("JOB_SERVICE_DATABASE_PASSWORD", Caf::Part),
-            ("JOB_SERVICE_DATABASE_APPNAME", Caf::Part),
-        ],
-    ),
-    (
-        "BATCHWRIGHT_BROKER",
-        &[
-            ("CAF_RABBITMQ_PROTOCOL", Caf::Part),
-            ("CAF_RABBITMQ_HOST", Caf::Part),
-            ("CAF_RABBITMQ_PORT", Caf::Part),
-            ("CAF_RABBITMQ_USERNAME", Caf::Part),
-            ("CAF_RABBITMQ_PASSWORD", Caf::Part),
-        ],
-    ),
-    (
-        "BATCHWRIGHT_CANCEL_BATCH",
-        &[("CAF_CANCEL_JOBS_BATCH_LIMIT", Caf::Same)],
-    ),
-    (
-        "BATCHWRIGHT_CONCURRENCY",
-        &[("CAF_WORKER_THREADS", Caf::Same)],
-    ),
-    (
-        "BATCHWRIGHT_DELETE_BATCH",
-        &[("CAF_DELETE_JOBS_BATCH_LIMIT", Caf::Same)],
-    ),
-    (
-        "BATCHWRIGHT_INPUT_PIPE",
-        &[
-            ("CAF_WORKER_INPUT_QUEUE", Caf::Same),
-            ("CAF_WORKER_BASE_QUEUE_NAME", Caf::In),
-            ("CAF_WORKER_NAME", Caf::In),
-        ],
-    ),
-    (
-        "BATCHWRIGHT_JOB_TYPES",
-        &[("CAF_JOB_SERVICE_JOB_TYPE_DEFINITIONS_DIR", Caf::Same)],
-    ),
-    ("BATCHWRIGHT_LOG", &[("CAF_LOG_LEVEL", Caf::Lowercase)]),
-    (
-        "BATCHWRIGHT_PAGE_SIZE",
-        &[("CAF_JOB_SERVICE_PAGE_SIZE", Caf::AboveZero)],
-    ),
-    (
-        "BATCHWRIGHT_PAUSED_PIPE",
-        &[("CAF_WORKER_PAUSED_QUEUE", Caf::Same)],
-    ),
-    (
-        "BATCHWRIGHT_PREFETCH",
-        &[("CAF_RABBITMQ_PREFETCH_BUFFER", Caf::PlusConcurrency)],
-    ),
-    (
-        "BATCHWRIGHT_PUBLIC_URL",
-        &[("CAF_WEBSERVICE_URL", Caf::Same)],
-    ),
-    (
-        "BATCHWRIGHT_QUEUE_TYPE",
-        &[("CAF_RABBITMQ_QUEUE_TYPE", Caf::Same)],
-    ),
-    (
-        "BATCHWRIGHT_STATUS_INTERVAL",
-        &[("CAF_STATUS_CHECK_INTERVAL_SECONDS", Caf::Same)],
-    ),
-    (
-        "BATCHWRIGHT_SUSPENDED_PARTITIONS",
-        &[("CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX", Caf::Same)],
-    ),
-    (
-        "BATCHWRIGHT_TRACKING_PIPE",
-        &[("CAF_TRACKING_PIPE", Caf::Same)],
-    ),
-];
-
 /// The settings in effect, with where each comes from.
 #[derive(Debug, Default)]
 pub struct Configuration(Vec<Setting>);
@@ -141,7 +59,7 @@ pub fn read<P: Parser>(
     // Else its arguments cannot be named.
     command.build();
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let told = |error: clap::Error, found: &BTreeMap<String, Found>| {
+    let told = |error: clap::Error, found: &BTreeMap<String, EnvValue>| {
         let from = origin(&error, &command, &arguments, variables, found);
         Refusal::CommandLine(Box::new(error), from)
     };
@@ -160,7 +78,7 @@ pub fn read<P: Parser>(
 }
 
 /// What files of secrets and CAF's variables say, by the variable of ours that it stands for.
-fn provided(variables: &Variables) -> Result<BTreeMap<String, Found>, SettingsError> {
+fn provided(variables: &Variables) -> Result<BTreeMap<String, EnvValue>, SettingsError> {
     let mut provided = BTreeMap::new();
     for name in SECRET {
         if let Some(found) = variables.secret(name)?.filter(|found| found.from != name) {
@@ -170,29 +88,30 @@ fn provided(variables: &Variables) -> Result<BTreeMap<String, Found>, SettingsEr
     let own = variables.first(&["BATCHWRIGHT_CONCURRENCY", "CAF_WORKER_THREADS"]);
     let concurrency = own
         .and_then(|found| found.value.parse().ok())
-        .unwrap_or(CONCURRENCY);
-    for (name, caf) in CAF {
-        let found = match *name {
-            _ if provided.contains_key(*name) || variables.get(name).is_some() => None,
-            "BATCHWRIGHT_DATABASE" => database(variables)?,
-            "BATCHWRIGHT_BROKER" => variables.caf_broker("localhost")?,
-            _ => variables.caf(caf, concurrency)?,
+        .unwrap_or(DEFAULT_CONCURRENCY);
+    for setting in caf::settings(Reader::Program) {
+        let name = format!("{PREFIX}{}", setting.own);
+        let found = match setting.own {
+            _ if provided.contains_key(&name) || variables.get(&name).is_some() => None,
+            "DATABASE" => database(variables)?,
+            "BROKER" => caf::broker_url(variables, "localhost")?,
+            _ => caf::value(variables, setting.caf, concurrency)?,
         };
-        provided.extend(found.map(|found| ((*name).to_owned(), found)));
+        provided.extend(found.map(|found| (name, found)));
     }
     Ok(provided)
 }
 
 /// The URL of the database by CAF's variables, with CAF's defaults.
-fn database(variables: &Variables) -> Result<Option<Found>, SettingsError> {
-    let name = encoded(
+fn database(variables: &Variables) -> Result<Option<EnvValue>, SettingsError> {
+    let name = url_encoded(
         variables
             .get("JOB_SERVICE_DATABASE_NAME")
             .unwrap_or("jobservice"),
     );
     let application = variables
         .get("JOB_SERVICE_DATABASE_APPNAME")
-        .map(|name| format!("?application_name={}", encoded(name)));
+        .map(|name| format!("?application_name={}", url_encoded(name)));
     variables.url(UrlParts {
         prefix: "JOB_SERVICE_DATABASE_",
         also: &["NAME"],
@@ -207,7 +126,7 @@ fn database(variables: &Variables) -> Result<Option<Found>, SettingsError> {
 
 fn with_defaults(
     command: Command,
-    found: &BTreeMap<String, Found>,
+    found: &BTreeMap<String, EnvValue>,
     variables: &Variables,
 ) -> Command {
     let serving = SERVING.contains(&command.get_name()) || command.get_name() == "batchwright";
@@ -244,7 +163,11 @@ fn known(command: &Command) -> Vec<String> {
     let mut known: Vec<String> = command.get_arguments().filter_map(own_name).collect();
     known.extend(command.get_subcommands().flat_map(known_of));
     known.extend(SECRET.map(|name| format!("{name}_FILE")));
-    known.extend(VARIABLES.iter().flat_map(framework::Variable::own_names));
+    known.extend(
+        VARIABLES
+            .iter()
+            .flat_map(framework::config::Variable::own_names),
+    );
     known.sort();
     known.dedup();
     known
@@ -260,7 +183,7 @@ fn origin(
     command: &Command,
     arguments: &[OsString],
     variables: &Variables,
-    found: &BTreeMap<String, Found>,
+    found: &BTreeMap<String, EnvValue>,
 ) -> Option<String> {
     let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidArg) else {
         return None;
@@ -285,7 +208,7 @@ fn origin(
 }
 
 impl Configuration {
-    fn of(command: &Command, matches: &ArgMatches, found: &BTreeMap<String, Found>) -> Self {
+    fn of(command: &Command, matches: &ArgMatches, found: &BTreeMap<String, EnvValue>) -> Self {
         let mut settings = Vec::new();
         let (mut command, mut matches) = (command, matches);
         loop {
@@ -314,7 +237,7 @@ impl Configuration {
 }
 
 impl Setting {
-    fn of(arg: &Arg, matches: &ArgMatches, found: &BTreeMap<String, Found>) -> Option<Self> {
+    fn of(arg: &Arg, matches: &ArgMatches, found: &BTreeMap<String, EnvValue>) -> Option<Self> {
         let (id, variable) = (arg.get_id().as_str(), own_name(arg)?);
         let values = matches.try_get_raw(id).ok().flatten()?;
         let value = values

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cli::Cli;
-use framework::Variables;
+use framework::config::env::Variables;
 use mimalloc::MiMalloc;
 use tracing_subscriber::EnvFilter;
 

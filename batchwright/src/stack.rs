@@ -287,7 +287,7 @@ impl Running {
     /// Runs until the process receives SIGINT or SIGTERM, or until a role ends unexpectedly, which is an error.
     pub async fn until_asked_to_stop(mut self) -> Result<(), StackError> {
         let ended = tokio::select! {
-            () = framework::stop_signal() => None,
+            () = framework::runtime::stop_signal() => None,
             ended = self.ends.recv() => ended,
         };
         self.stop().await;

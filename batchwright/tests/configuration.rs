@@ -59,7 +59,7 @@ async fn a_variable_that_is_none_or_has_no_sense_stops_the_start_by_its_name() {
             &["up"][..],
             "BATCHWRIGHT_LISTN",
             "x",
-            "the variable BATCHWRIGHT_LISTN is no setting of batchwright; did you mean BATCHWRIGHT_LISTEN?",
+            "the variable BATCHWRIGHT_LISTN is not a setting of batchwright; did you mean BATCHWRIGHT_LISTEN?",
         ),
         (
             &["get", "j"],

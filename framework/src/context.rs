@@ -1,49 +1,52 @@
-//! What a running task can do besides answering: dispatch subtasks, tell its progress, ask whether it is still wanted.
+//! What a running task can do besides replying: dispatch subtasks, report progress, and check for cancellation.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use contract::{ReportStatus, TaskData, TaskMessage, TaskStatus, Tracking, TrackingReport};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::answer::{Author, Draft, Part, Produced, tracking_pipe};
 use crate::broker::depth_cache::DepthCache;
 use crate::broker::{Broker, PublishError};
-use crate::reports::{ReportBuffer, Reports};
-use crate::sending::all_confirmed;
-use crate::status::StatusChecker;
-use crate::{RetryPolicy, Sent, TaskError};
+use crate::pipeline::output::{Output, OutputSpec, TaskPart, WorkerIdentity, tracking_pipe};
+use crate::pipeline::publish::PendingPublish;
+use crate::pipeline::report_buffer::{ReportBuffer, Reports};
+use crate::pipeline::status_check::StatusChecker;
+use crate::{RetryPolicy, TaskError};
 
-/// Subtasks of one task that are published and not yet confirmed, at most.
+/// The largest number of subtasks of one task that are published and not yet confirmed.
 const WINDOW: usize = 1000;
+/// How long [`Context::check_cancelled`] trusts its last look at the job.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The surroundings of one running task. Cheap to clone.
+/// The environment of one running task. Cheap to clone.
 #[derive(Clone)]
 pub struct Context(Arc<Inner>);
 
 struct Inner {
     input: TaskMessage,
-    surroundings: Surroundings,
+    shared: Shared,
     attempt: u32,
     split: tokio::sync::Mutex<Split>,
-    /// The task has said that it is a split, if only into nothing.
-    announced: AtomicBool,
-    wanted: Wanted,
+    /// The task has said how many subtasks it has, which may be none.
+    is_size_known: AtomicBool,
+    cancellation: CancellationWatch,
 }
 
-/// What all tasks of a process share.
+/// What all tasks of a runtime share.
 #[derive(Debug, Clone)]
-pub(crate) struct Surroundings {
-    pub author: Arc<Author>,
+pub(crate) struct Shared {
+    pub identity: Arc<WorkerIdentity>,
     pub broker: Arc<dyn Broker>,
     pub reports: ReportBuffer,
     pub status: StatusChecker,
     pub depths: Arc<DepthCache>,
     pub retry: RetryPolicy,
-    /// Trips when the process gives up on its running tasks.
+    /// Cancelled when the runtime stops waiting for its running tasks.
     pub shutdown: CancellationToken,
 }
 
@@ -51,34 +54,37 @@ pub(crate) struct Surroundings {
 #[derive(Default)]
 struct Split {
     count: u32,
-    in_flight: VecDeque<Sent>,
+    /// Subtasks without a confirm, oldest first; at most [`WINDOW`].
+    pending: VecDeque<PendingPublish>,
     reports: Vec<TrackingReport>,
-    /// A subtask was not taken: whatever the author makes of it, the task is not done.
-    not_taken: Option<PublishError>,
+    /// The broker did not accept a subtask. Whatever the author's code does about it, the task is not done.
+    publish_error: Option<PublishError>,
 }
 
-/// What a task leaves behind when it has run: what must be confirmed and reported before it is settled.
+/// What a task has dispatched when it ends. It must be confirmed and reported before the delivery is settled.
 #[derive(Debug, Default)]
 pub(crate) struct Dispatched {
     pub count: u32,
     pub is_split: bool,
-    /// Why a subtask was not taken.
-    pub not_taken: Option<PublishError>,
-    pub unconfirmed: Vec<Sent>,
+    /// Why the broker did not accept a subtask.
+    pub publish_error: Option<PublishError>,
+    pub pending: Vec<PendingPublish>,
     pub reports: Vec<TrackingReport>,
 }
 
-/// A payload without a Rust type, for those who pass on what others define.
+/// Task data without a Rust type, for code that dispatches what others define.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Payload {
+    /// The type name on the wire, as in [`TaskData::CLASSIFIER`].
     pub classifier: String,
+    /// The version of the type, as in [`TaskData::API_VERSION`].
     pub api_version: i32,
-    /// The task data, usually JSON.
+    /// The serialized task data, usually JSON.
     pub data: Vec<u8>,
 }
 
 impl Payload {
-    /// The payload of typed task data.
+    /// Serializes task data.
     pub fn of<T: TaskData>(task: &T) -> Result<Self, TaskError> {
         let data = serde_json::to_vec(task).map_err(TaskError::failed)?;
         Ok(Self {
@@ -90,50 +96,58 @@ impl Payload {
 }
 
 impl Context {
-    pub(crate) fn new(input: TaskMessage, attempt: u32, surroundings: Surroundings) -> Self {
-        let wanted = Wanted::default();
+    pub(crate) fn new(input: TaskMessage, attempt: u32, shared: Shared) -> Self {
         Self(Arc::new(Inner {
             input,
-            surroundings,
+            shared,
             attempt,
             split: tokio::sync::Mutex::default(),
-            announced: AtomicBool::new(false),
-            wanted,
+            is_size_known: AtomicBool::new(false),
+            cancellation: CancellationWatch::default(),
         }))
     }
 
-    /// Splits off a subtask and sends it to a pipe. Waits for room among the unconfirmed, not for the confirm: all are
-    /// confirmed before this task is settled.
+    /// Dispatches a subtask to a pipe.
+    ///
+    /// Returns once the subtask is published. It waits while 1,000 subtasks are unconfirmed, but not for this one's
+    /// confirm: the framework awaits all confirms before it settles the task.
+    ///
+    /// Cancel safe: if the future is dropped, the subtask is either dispatched or not, and no earlier one is forgotten.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the broker does not accept an earlier subtask. The task then fails, or runs again if the
+    /// broker was closed, even if the author's code ignores the error.
     pub async fn dispatch<T: TaskData>(&self, pipe: &str, task: &T) -> Result<(), TaskError> {
         self.dispatch_payload(pipe, Payload::of(task)?).await
     }
 
-    /// As [`Self::dispatch`], for a payload whose type this worker does not know.
+    /// Dispatches a subtask whose type this worker does not know; see [`Self::dispatch`].
     pub async fn dispatch_payload(&self, pipe: &str, payload: Payload) -> Result<(), TaskError> {
         let Inner {
             input,
-            surroundings,
+            shared,
             split,
             ..
         } = &*self.0;
         let mut split = split.lock().await;
-        while split.in_flight.len() >= WINDOW {
-            if let Some(oldest) = split.in_flight.pop_front()
-                && let Err(error) = all_confirmed(
-                    vec![oldest],
-                    &*surroundings.broker,
-                    &surroundings.retry,
-                    &surroundings.shutdown,
-                )
-                .await
-            {
-                split.not_taken = Some(error.clone());
-                return Err(not_taken(&error));
+        // The caller may drop this future at any `await`. The oldest subtask stays in the queue until it is confirmed.
+        while split.pending.len() >= WINDOW
+            && let Some(oldest) = split.pending.front_mut()
+        {
+            let confirmed = oldest
+                .confirmed(&*shared.broker, &shared.retry, &shared.shutdown)
+                .await;
+            split.pending.pop_front();
+            if let Err(error) = confirmed {
+                split.publish_error = Some(error.clone());
+                return Err(undelivered(&error));
             }
         }
+        // From here on there is no `await`: number, message and report belong together.
         split.count += 1;
-        let draft = Draft {
-            part: Part::Subtask(split.count),
+        let spec = OutputSpec {
+            part: TaskPart::Subtask(split.count),
             to: Some(pipe),
             status: TaskStatus::NewTask,
             classifier: &payload.classifier,
@@ -143,122 +157,124 @@ impl Context {
             failure: None,
             ends_tracking: false,
         };
-        let Produced { message, report } = surroundings.author.produce(input, draft);
+        let Output { message, report } = shared.identity.output(input, spec);
         split
-            .in_flight
-            .extend(message.map(|message| Sent::new(&*surroundings.broker, message)));
+            .pending
+            .extend(message.map(|message| PendingPublish::new(&*shared.broker, message)));
         split.reports.extend(report);
-        surroundings.depths.add(pipe);
+        shared.depths.add(pipe);
         Ok(())
     }
 
-    /// Announces how many subtasks are about to be dispatched, so that the progress of the job is exact from the start.
+    /// Reports how many subtasks this task is about to dispatch, so that the progress of the job is exact from the
+    /// start.
     ///
-    /// With 0 it says that there is nothing to split: the task is done, and counts as no item.
-    pub fn announce(&self, subtasks: u32) {
-        self.0.announced.store(true, Ordering::Relaxed);
-        self.tell(Author::size(&self.0.input, subtasks));
+    /// With 0 the task is a split into nothing: it is complete, and counts as no item.
+    pub fn expect_subtasks(&self, subtasks: u32) {
+        self.0.is_size_known.store(true, Ordering::Relaxed);
+        self.send_report(WorkerIdentity::size_report(&self.0.input, subtasks));
     }
 
-    /// Tells how far this task is, in percent. Nobody waits for it, and a later report overrides it.
+    /// Reports the progress of this task in percent, from 0 to 100. Later reports override it. Does not wait for the
+    /// report to be sent.
     pub fn progress(&self, percent: u8) {
-        self.tell(self.0.input.job_task_id().map(|id| TrackingReport {
+        self.send_report(self.0.input.job_task_id().map(|id| TrackingReport {
             estimated_percentage_completed: i32::from(percent.min(100)),
             ..TrackingReport::new(id, ReportStatus::Progress)
         }));
     }
 
-    /// An error once the job has ended or the process is to stop; return it with `?`. Cheap enough for an inner loop:
-    /// the job service is asked in the background, and seldom.
+    /// Returns an error once the job has ended or the process is about to stop. Propagate it with `?`.
+    ///
+    /// Cheap enough for an inner loop: it asks the job service in the background, and at most once a second unless an
+    /// announcement says that a job has changed.
     pub fn check_cancelled(&self) -> Result<(), TaskError> {
         let Inner {
             input,
-            surroundings,
-            wanted,
+            shared,
+            cancellation,
             ..
         } = &*self.0;
-        if surroundings.shutdown.is_cancelled() {
+        if shared.shutdown.is_cancelled() {
             return Err(TaskError::unavailable("the process is shutting down"));
         }
         if let Some(tracking) = &input.tracking {
-            wanted.look_again(tracking, &surroundings.status);
+            cancellation.look(tracking, &shared.status);
         }
-        if wanted.ended.is_cancelled() {
+        if cancellation.has_ended.is_cancelled() {
             Err(TaskError::cancelled())
         } else {
             Ok(())
         }
     }
 
-    /// How many messages wait in a pipe, as of a moment ago, and what this process has dispatched there since.
-    /// Whoever splits faster than others work looks here first, and answers with [`TaskError::later`].
+    /// Returns how many messages wait in a pipe, as read up to 250 ms ago, plus what this process has dispatched there
+    /// since.
+    ///
+    /// A task that dispatches faster than others work can look here first and return [`TaskError::snooze`].
     pub async fn depth(&self, pipe: &str) -> Result<u64, TaskError> {
-        let Surroundings { broker, depths, .. } = &self.0.surroundings;
+        let Shared { broker, depths, .. } = &self.0.shared;
         Ok(depths.depth(pipe, &**broker).await?)
     }
 
-    /// Which attempt this is, from 1.
+    /// Returns the number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.0.attempt
     }
 
-    /// The task id, for logs.
+    /// Returns the task id, for logs.
     pub fn task_id(&self) -> &str {
         &self.0.input.task_id
     }
 
-    /// `partition:job` and the way to this task; `None` when the task is not tracked.
+    /// Returns the job task id (`partition:job.1.2*`), or `None` if the task is not tracked.
     pub fn job_task_id(&self) -> Option<&str> {
         self.0.input.job_task_id()
     }
 
-    /// The pipe that the message is for: this worker's input.
+    /// Returns the pipe that the message is addressed to, which is this worker's input.
     pub fn input_pipe(&self) -> &str {
         self.0.input.to.as_deref().unwrap_or_default()
     }
 
-    /// What an earlier visit to this service left in the message ([`crate::Reply::with_note`]).
+    /// Returns the note that an earlier task of this service left in the message with [`crate::Reply::with_note`].
     pub fn note(&self) -> Option<&[u8]> {
         self.0
             .input
             .context
-            .get(&self.0.surroundings.author.service_path)
+            .get(&self.0.shared.identity.service_path)
             .map(|note| note.0.as_slice())
     }
 
-    /// Goes through all that the task causes.
+    /// Returns the correlation id of the message, which all its outputs and subtasks inherit.
     pub fn correlation_id(&self) -> Option<&str> {
         self.0.input.correlation_id.as_deref()
     }
 
-    /// Ends dispatching and hands over what was dispatched.
+    /// Ends dispatching and takes what was dispatched.
     pub(crate) async fn finish(&self) -> Dispatched {
         let mut split = self.0.split.lock().await;
         let Split {
             count,
-            in_flight,
+            pending,
             reports,
-            not_taken,
+            publish_error,
         } = std::mem::take(&mut *split);
-        let is_split = count > 0 || self.0.announced.load(Ordering::Relaxed);
+        let is_split = count > 0 || self.0.is_size_known.load(Ordering::Relaxed);
         Dispatched {
             count,
             is_split,
-            not_taken,
-            unconfirmed: in_flight.into(),
+            publish_error,
+            pending: pending.into(),
             reports,
         }
     }
 
-    /// Sends a report on the task's behalf; nobody waits for it.
-    pub(crate) fn tell(&self, report: Option<TrackingReport>) {
-        let Inner {
-            input,
-            surroundings,
-            ..
-        } = &*self.0;
+    /// Sends a report for this task without waiting for its confirm.
+    pub(crate) fn send_report(&self, report: Option<TrackingReport>) {
+        let Inner { input, shared, .. } = &*self.0;
         if let (Some(report), Some(pipe)) = (report, tracking_pipe(input)) {
-            surroundings.reports.announce(Reports {
+            shared.reports.send_later(Reports {
                 pipe,
                 correlation_id: input.correlation_id.clone(),
                 list: vec![report],
@@ -277,18 +293,19 @@ impl fmt::Debug for Context {
 }
 
 impl Dispatched {
-    /// Which part of the task its answer is.
-    pub const fn answer(&self) -> Part {
+    /// Returns which part of the task its reply is.
+    pub const fn reply_part(&self) -> TaskPart {
         if self.is_split {
-            Part::Final(self.count)
+            TaskPart::Final(self.count)
         } else {
-            Part::Whole
+            TaskPart::Whole
         }
     }
 }
 
-/// A pipe that cannot be is the task's fault, one that stays full fails it, and a broker that is gone is nobody's.
-pub(crate) fn not_taken(error: &PublishError) -> TaskError {
+/// Returns what an unpublished output means for its task. A pipe that cannot be declared, or that stays full, fails the
+/// task. If the broker is closed, the task runs again without counting an attempt.
+pub(crate) fn undelivered(error: &PublishError) -> TaskError {
     match error {
         PublishError::Closed => TaskError::unavailable(error.to_string()),
         PublishError::Unroutable { .. } | PublishError::Refused { .. } => {
@@ -297,11 +314,11 @@ pub(crate) fn not_taken(error: &PublishError) -> TaskError {
     }
 }
 
-/// Whether somebody still wants the task.
+/// Watches, in the background, whether the job of a task has ended.
 #[derive(Default)]
-struct Wanted {
-    ended: CancellationToken,
-    looked: Mutex<Option<Look>>,
+struct CancellationWatch {
+    has_ended: CancellationToken,
+    last_look: Mutex<Option<Look>>,
 }
 
 struct Look {
@@ -310,26 +327,29 @@ struct Look {
     announcements: u64,
 }
 
-impl Wanted {
-    /// Asks the job service in the background: when something was announced, and otherwise once a second, where an answer
-    /// that still holds costs nothing.
-    fn look_again(&self, tracking: &Tracking, status: &StatusChecker) {
-        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+impl CancellationWatch {
+    /// Starts a status check in the background if an announcement has come since the last one, or a second has passed.
+    /// The checker answers from its cache while the last status holds.
+    fn look(&self, tracking: &Tracking, status: &StatusChecker) {
+        let mut last_look = self
+            .last_look
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let announcements = status.announcements();
-        let is_fresh = |look: &Look| {
-            look.announcements == announcements && look.at.elapsed() < Duration::from_secs(1)
-        };
-        if looked.as_ref().is_some_and(is_fresh) {
+        let is_recent =
+            |look: &Look| look.announcements == announcements && look.at.elapsed() < LOOK_INTERVAL;
+        if last_look.as_ref().is_some_and(is_recent) {
             return;
         }
-        *looked = Some(Look {
+        *last_look = Some(Look {
             at: Instant::now(),
             announcements,
         });
-        let (tracking, checker, ended) = (tracking.clone(), status.clone(), self.ended.clone());
+        let (tracking, checker, has_ended) =
+            (tracking.clone(), status.clone(), self.has_ended.clone());
         status.in_background(async move {
             if checker.has_ended(&tracking).await {
-                ended.cancel();
+                has_ended.cancel();
             }
         });
     }

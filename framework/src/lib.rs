@@ -1,7 +1,10 @@
 //! What a worker author depends on: a trait to implement, a runtime to run it, and a way to test it.
 //!
-//! Read [`Worker`] to write a worker, and the module `process` to see what happens to a delivery. The framework hides the
-//! broker: RabbitMQ, a file on this machine, or memory ([`broker`]). It never sees the database.
+//! To write a worker, read [`Worker`]. To see what happens to a delivery, read the module `pipeline`. The framework hides
+//! the broker: RabbitMQ, a file on this machine, or memory ([`broker`]). It has no access to the database.
+//!
+//! The names in the root of this crate are all that most workers need. Code that works with many deliveries at once
+//! finds more in [`handler`], and programs that run workers in [`config`] and [`runtime`].
 //!
 //! ```no_run
 //! # use framework::{Context, NoOutput, Reply, Runtime, TaskData, TaskError, Worker};
@@ -23,36 +26,22 @@
 //! # Ok(()) }
 //! ```
 
-mod answer;
+pub mod announcement;
 pub mod broker;
-mod clock;
-mod collector;
+pub mod clock;
+pub mod config;
 mod context;
-mod health;
-mod metrics;
-mod one_by_one;
-mod process;
-mod reports;
+pub mod handler;
+mod pipeline;
 mod retry;
-mod routing;
-mod runtime;
-mod sending;
-mod settings;
-mod status;
-mod suspects;
+pub mod runtime;
+mod telemetry;
 pub mod testing;
-mod variables;
 mod worker;
 
-pub use collector::{Arrival, Collector, Courier, Effects, Verdict};
+pub use config::{Settings, SettingsError};
 pub use context::{Context, Payload};
 pub use contract::TaskData;
-pub use process::{ORIGIN_HEADER, REASON_HEADER};
 pub use retry::RetryPolicy;
-pub use routing::Route;
-pub use runtime::{Ready, Runtime, RuntimeError, stop_signal};
-pub use sending::Sent;
-pub use settings::{PREFIX, Settings, SettingsError, VARIABLES, Variable};
-pub use status::announce;
-pub use variables::{Caf, Found, UrlParts, Variables, encoded};
+pub use runtime::{Runtime, RuntimeError};
 pub use worker::{NoOutput, OrFail, Reply, TaskError, Worker};

@@ -1,15 +1,17 @@
-//! When a failed attempt is made again. Pure: policies know neither clocks nor brokers.
+//! Decides when a failed attempt is repeated. Pure: a policy knows neither clock nor broker.
 
 use std::time::Duration;
 
-/// How often, and after which delays, a task that failed is tried again.
+/// How often, and after which delays, a failed task runs again.
+///
+/// Unless changed, a policy allows ten attempts within 24 hours of the first one.
 ///
 /// ```
 /// use std::time::Duration;
 /// use framework::RetryPolicy;
 ///
 /// let policy = RetryPolicy::exponential(Duration::from_millis(100), 2.0, Duration::from_secs(1)).attempts(6);
-/// let delays: Vec<u64> = (1..6).map_while(|attempt| policy.delay_after(attempt, Duration::ZERO)).map(|d| d.as_millis() as u64).collect();
+/// let delays: Vec<u128> = policy.delays().map(|delay| delay.as_millis()).collect();
 /// assert_eq!(delays, [100, 200, 400, 800, 1000]);
 /// ```
 #[derive(Debug, Clone, PartialEq)]
@@ -21,7 +23,7 @@ pub struct RetryPolicy {
 
 #[derive(Debug, Clone, PartialEq)]
 enum Delays {
-    /// Again at once, in place.
+    /// No delay; the task runs again in its slot.
     Immediate,
     Constant(Duration),
     Exponential {
@@ -29,22 +31,23 @@ enum Delays {
         factor: f64,
         longest: Duration,
     },
-    /// One delay after another; the last one repeats.
+    /// One delay after another. The last one repeats.
     Stepwise(Vec<Duration>),
 }
 
 impl RetryPolicy {
-    /// Again at once, without the broker. For work that fails for reasons of the moment.
+    /// Returns a policy without delays: the task runs again at once and keeps its slot. For failures that pass in a
+    /// moment.
     pub const fn immediate() -> Self {
         Self::with(Delays::Immediate)
     }
 
-    /// The same delay after each attempt.
+    /// Returns a policy with the same delay after each attempt.
     pub const fn constant(delay: Duration) -> Self {
         Self::with(Delays::Constant(delay))
     }
 
-    /// A delay that grows by `factor` up to `longest`.
+    /// Returns a policy whose delay starts at `first` and grows by `factor` (at least 1) up to `longest`.
     pub const fn exponential(first: Duration, factor: f64, longest: Duration) -> Self {
         Self::with(Delays::Exponential {
             first,
@@ -53,32 +56,38 @@ impl RetryPolicy {
         })
     }
 
-    /// These delays, one after another; the last one repeats.
+    /// Returns a policy with these delays, one after another. The last one repeats.
     pub fn stepwise(delays: impl Into<Vec<Duration>>) -> Self {
         Self::with(Delays::Stepwise(delays.into()))
     }
 
-    /// Whether tasks run again in place.
+    /// Returns whether tasks run again in their slots.
     pub(crate) const fn is_immediate(&self) -> bool {
         matches!(self.delays, Delays::Immediate)
     }
 
-    /// At most this many attempts, the first included; at least one is made.
+    /// Limits the number of attempts, the first included. At least one is always made.
     #[must_use]
     pub const fn attempts(mut self, max: u32) -> Self {
         self.max_attempts = max;
         self
     }
 
-    /// No attempt later than this after the first one.
+    /// Limits the time: no attempt begins later than this after the first one.
     #[must_use]
     pub const fn within(mut self, total: Duration) -> Self {
         self.max_total = total;
         self
     }
 
-    /// The delay before the next attempt, when `attempt` attempts have failed and the first began `elapsed` ago;
-    /// `None` when there is to be no other.
+    /// Removes all limits.
+    #[must_use]
+    pub(crate) const fn forever(self) -> Self {
+        self.attempts(u32::MAX).within(Duration::MAX)
+    }
+
+    /// Returns the delay before the next attempt, after `attempt` failed attempts of which the first began `elapsed`
+    /// ago. Returns `None` if the policy allows no further attempt.
     pub fn delay_after(&self, attempt: u32, elapsed: Duration) -> Option<Duration> {
         if attempt >= self.max_attempts {
             return None;
@@ -107,6 +116,11 @@ impl RetryPolicy {
         (elapsed.saturating_add(delay) <= self.max_total).then_some(delay)
     }
 
+    /// Returns the delays between attempts that take no time.
+    pub fn delays(&self) -> impl Iterator<Item = Duration> {
+        (1..).map_while(|attempt| self.delay_after(attempt, Duration::ZERO))
+    }
+
     const fn with(delays: Delays) -> Self {
         Self {
             delays,
@@ -117,7 +131,7 @@ impl RetryPolicy {
 }
 
 impl Default for RetryPolicy {
-    /// From one second, doubling up to five minutes, ten attempts in a day at most.
+    /// Returns the default policy: delays from one second, doubled up to five minutes; ten attempts within 24 hours.
     fn default() -> Self {
         Self::exponential(Duration::from_secs(1), 2.0, Duration::from_mins(5))
     }
@@ -131,7 +145,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn the_last_step_repeats() {
+    fn last_step_repeats() {
         let policy = RetryPolicy::stepwise([SECOND, SECOND * 10]).attempts(5);
         let delays: Vec<_> = (1..=5)
             .map(|attempt| policy.delay_after(attempt, Duration::ZERO))
@@ -156,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn at_least_one_attempt_is_made_and_no_more_when_none_are_allowed() {
+    fn policy_with_zero_attempts_allows_no_retry() {
         assert_eq!(
             RetryPolicy::immediate()
                 .attempts(0)
@@ -167,7 +181,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn exponential_delays_never_fall_and_never_exceed_the_longest(first in 0u64..10_000, factor in 0.0f64..100.0, longest in 0u64..100_000) {
+        fn exponential_delays_never_decrease_and_never_exceed_the_longest(first in 0u64..10_000, factor in 0.0f64..100.0, longest in 0u64..100_000) {
             let longest = Duration::from_millis(longest);
             let policy = RetryPolicy::exponential(Duration::from_millis(first), factor, longest).attempts(u32::MAX);
             let mut before = Duration::ZERO;

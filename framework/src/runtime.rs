@@ -1,36 +1,31 @@
-//! Runs a worker: takes deliveries, bounds what is under way, stops in two steps.
+//! Runs a worker or a batch handler: connects it to its pipes, and stops it in two steps.
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::Worker;
-use crate::answer::Author;
-use crate::broker::{Broker, BrokerError, Consumer, Delivery};
-use crate::collector::Collector;
-use crate::context::Surroundings;
-use crate::health::{self, Health};
-use crate::metrics::Metrics;
-use crate::one_by_one::{OneByOne, Pipes};
-use crate::process::{Process, ProcessPipes};
-use crate::reports::{OpenDeliveries, ReportBuffer};
-use crate::settings::{Settings, SettingsError};
-use crate::status::StatusChecker;
-use crate::suspects::{self, Suspects};
+use crate::broker::{Broker, BrokerError};
 #[cfg(feature = "amqp")]
-use crate::variables::{Found, Variables};
+use crate::config::env::{EnvValue, Variables};
+use crate::config::{Settings, SettingsError};
+use crate::context::Shared;
+use crate::handler::BatchHandler;
+use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
+use crate::pipeline::in_flight::InFlight;
+use crate::pipeline::output::WorkerIdentity;
+use crate::pipeline::quarantine::Quarantine;
+use crate::pipeline::report_buffer::{OpenDeliveries, ReportBuffer};
+use crate::pipeline::status_check::StatusChecker;
+use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
+use crate::telemetry::{self, Counters, Health};
 
-/// Deliveries that are taken from the consumer at a time, beyond what a collector wants.
-const BURST: usize = 128;
-/// How often is looked whether nothing runs.
-const CHANCE: Duration = Duration::from_millis(20);
-
-/// A worker process to be: settings and a broker. Give it a worker, then run it.
+/// Settings and a broker. Add a worker or a handler to get a [`WorkerService`].
 #[derive(Debug)]
 pub struct Runtime {
     settings: Settings,
@@ -39,27 +34,31 @@ pub struct Runtime {
     owns_broker: bool,
 }
 
-/// A runtime with its worker.
-pub struct Ready<C> {
+/// A worker that is ready to run.
+#[must_use = "a worker does nothing until it is run"]
+pub struct WorkerService<H> {
     runtime: Runtime,
-    make: Box<dyn FnOnce(Surroundings) -> C + Send>,
-    /// What is missing around the worker, while it is.
+    make_handler: Box<dyn FnOnce(Shared) -> H + Send>,
+    /// Why the worker's dependencies are unavailable, while they are.
     unavailable: watch::Receiver<Option<String>>,
 }
 
-/// Why a runtime does not start, or has ended.
+/// Why a runtime does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
+    /// A variable has a bad value or an unknown name.
     #[error(transparent)]
     Settings(#[from] SettingsError),
+    /// The broker cannot be used.
     #[error(transparent)]
     Broker(#[from] BrokerError),
+    /// The address for health checks and metrics cannot be bound.
     #[error("{0}")]
     Listen(String),
 }
 
 impl Runtime {
-    /// A runtime on a broker that is shared with others.
+    /// Returns a runtime on a broker that others may share.
     pub fn new(settings: Settings, broker: Arc<dyn Broker>) -> Self {
         Self {
             settings,
@@ -68,7 +67,13 @@ impl Runtime {
         }
     }
 
-    /// A runtime on RabbitMQ, set up by variables (see [`crate::VARIABLES`]); also sets up logging to standard error.
+    /// Returns a runtime on RabbitMQ with the settings of the environment; see [`crate::config::VARIABLES`].
+    ///
+    /// Also sets up logging to standard error, unless the program has done so already. Call it once, in `main`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the variable if one has a bad value, or begins with `BATCHWRIGHT_` and is unknown.
     #[cfg(feature = "amqp")]
     pub fn from_env() -> Result<Self, RuntimeError> {
         use crate::broker::amqp::{Amqp, AmqpOptions};
@@ -77,15 +82,15 @@ impl Runtime {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         }));
         let value = |name: &str, default: &str| {
-            let found = Settings::found(&variables, name)?;
-            Ok::<_, SettingsError>(found.unwrap_or_else(|| Found {
+            let found = Settings::find(&variables, name)?;
+            Ok::<_, SettingsError>(found.unwrap_or_else(|| EnvValue {
                 value: default.to_owned(),
                 from: "the default".to_owned(),
             }))
         };
         let filter =
             tracing_subscriber::EnvFilter::builder().parse_lossy(value("LOG", "info")?.value);
-        // An author who has set up logging already keeps it.
+        // An error means that the program has set up logging itself.
         let _ = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
@@ -97,7 +102,7 @@ impl Runtime {
             .map_err(|flaw: String| SettingsError::of(&queue_type.from, flaw))?;
         let settings = Settings::from_variables(&variables)?;
         let broker = value("BROKER", "amqp://guest:guest@127.0.0.1:5672/%2f")?;
-        // The URL has a password in it; the broker tells in its log where it connects to.
+        // Not the URL, which contains a password. The broker logs the address that it connects to.
         info!(?settings, broker_from = broker.from, "the configuration");
         let max_priority = value("MAX_PRIORITY", "0")?;
         let max_priority = max_priority
@@ -116,45 +121,46 @@ impl Runtime {
         })
     }
 
-    /// Changes a setting.
+    /// Changes settings.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         change(&mut self.settings);
         self
     }
 
-    /// Runs this worker, one delivery at a time and many beside each other.
-    pub fn worker<W: Worker>(self, worker: W) -> Ready<impl Collector> {
+    /// Adds the worker to run: one delivery at a time per slot, [`Settings::concurrency`] slots.
+    pub fn worker<W: Worker>(self, worker: W) -> WorkerService<impl BatchHandler> {
         let (unavailable, unavailable_now) = watch::channel(None);
-        let pipes = Pipes {
+        let pipes = WorkerPipes {
             input: self.settings.input.clone(),
             output: self.settings.output.clone(),
             reject: self.settings.reject.clone(),
         };
-        let make = |surroundings| OneByOne {
+        let make_handler = |shared| TaskExecutor {
             worker,
-            surroundings,
+            shared,
             pipes,
             unavailable,
         };
-        Ready {
+        WorkerService {
             runtime: self,
-            make: Box::new(make),
+            make_handler: Box::new(make_handler),
             unavailable: unavailable_now,
         }
     }
 
-    /// Runs this collector.
-    pub fn collector<C: Collector>(self, collector: C) -> Ready<C> {
+    /// Adds the batch handler to run.
+    pub fn handler<H: BatchHandler>(self, handler: H) -> WorkerService<H> {
+        // Without its sender, the channel says forever that nothing is unavailable.
         let (_, never_unavailable) = watch::channel(None);
-        Ready {
+        WorkerService {
             runtime: self,
-            make: Box::new(|_| collector),
+            make_handler: Box::new(|_| handler),
             unavailable: never_unavailable,
         }
     }
 
-    fn surroundings(&self, open: &Arc<OpenDeliveries>, tasks: &TaskTracker) -> Surroundings {
+    fn shared(&self, open: &Arc<OpenDeliveries>, tasks: &TaskTracker) -> Shared {
         let Settings {
             name,
             version,
@@ -163,19 +169,21 @@ impl Runtime {
             zero_progress,
             status_check_limit,
             retry,
+            clock,
             ..
         } = self.settings.clone();
-        Surroundings {
-            author: Arc::new(Author {
+        Shared {
+            identity: Arc::new(WorkerIdentity {
                 name,
                 version,
                 service_path,
                 route,
                 zero_progress,
+                clock,
             }),
             broker: Arc::clone(&self.broker),
             reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(open), tasks),
-            status: StatusChecker::new(status_check_limit, tasks),
+            status: StatusChecker::new(status_check_limit, clock, tasks),
             depths: Arc::default(),
             retry,
             shutdown: CancellationToken::new(),
@@ -183,8 +191,8 @@ impl Runtime {
     }
 }
 
-impl<C: Collector> Ready<C> {
-    /// Runs until the process is asked to stop (`SIGTERM`, Ctrl-C).
+impl<H: BatchHandler> WorkerService<H> {
+    /// Runs until the process is asked to stop (`SIGTERM` or Ctrl-C), then stops as [`Self::run_until`] does.
     pub async fn run(self) -> Result<(), RuntimeError> {
         let stop = CancellationToken::new();
         let asked = async {
@@ -198,26 +206,33 @@ impl<C: Collector> Ready<C> {
         }
     }
 
-    /// Runs until the token trips, then stops in two steps: no new deliveries and running tasks go on; then they are
-    /// cancelled, and what has not ended by then is given back.
+    /// Runs until `stop` is cancelled or the broker is closed, then stops in two steps.
+    ///
+    /// First it takes no new deliveries and waits [`Settings::drain`] for the running tasks. Then it cancels them and
+    /// waits [`Settings::abort`]. Deliveries that are unsettled after that go back to the broker.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the runtime cannot start: the broker or the address to listen on cannot be used.
     pub async fn run_until(self, stop: CancellationToken) -> Result<(), RuntimeError> {
         let Self {
             runtime,
-            make,
+            make_handler,
             unavailable,
         } = self;
         let (tasks, open) = (TaskTracker::new(), Arc::<OpenDeliveries>::default());
-        let surroundings = runtime.surroundings(&open, &tasks);
+        let shared = runtime.shared(&open, &tasks);
         let Runtime {
             settings,
             broker,
             owns_broker,
         } = runtime;
-        let shutdown = surroundings.shutdown.clone();
-        let (consuming, consuming_now) = watch::channel(true);
-        let endpoint = CancellationToken::new();
         let listener = match settings.listen {
-            Some(address) => Some(health::bind(address).await.map_err(RuntimeError::Listen)?),
+            Some(address) => Some(
+                telemetry::bind(address)
+                    .await
+                    .map_err(RuntimeError::Listen)?,
+            ),
             None => None,
         };
         let consumer = broker.consume(&settings.input, settings.prefetch).await?;
@@ -228,64 +243,29 @@ impl<C: Collector> Ready<C> {
             broker = broker.kind(),
             "taking deliveries"
         );
-        let under_way = UnderWay::new(settings.concurrency);
-        let process = Arc::new(Process {
-            collector: make(surroundings.clone()),
-            pipes: ProcessPipes {
-                input: settings.input.clone(),
-                invalid: settings.invalid.clone(),
-                paused: settings.paused.clone(),
-            },
-            max_body: settings.max_body,
-            broker: Arc::clone(&broker),
-            status: surroundings.status.clone(),
-            reports: surroundings.reports.clone(),
-            open,
-            suspects: Suspects::of(&settings.input),
-            retry: settings.retry.clone(),
-            metrics: Metrics::of(&settings.name),
-            shutdown: shutdown.clone(),
-            abort: under_way.abort.clone(),
-        });
+        let in_flight = InFlight::new(settings.concurrency);
+        let abort = in_flight.abort.clone();
+        let shutdown = shared.shutdown.clone();
+        let handler = make_handler(shared.clone());
+        let pipeline = Arc::new(pipeline(handler, &settings, shared, open, abort));
+        let (consuming, is_consuming) = watch::channel(true);
+        // Ends the side tasks, which work until the last delivery is settled.
+        let end = CancellationToken::new();
         if let Some(listener) = listener {
-            let missing = Arc::downgrade(&process);
-            let missing = Arc::new(move || {
-                missing
-                    .upgrade()
-                    .and_then(|process| process.collector.missing())
-            });
-            let health = Health {
-                broker: Arc::clone(&broker),
-                missing,
-                consuming: consuming_now,
-            };
-            tasks.spawn(health::serve(
-                listener,
-                health,
-                health::install_recorder(),
-                endpoint.clone(),
-            ));
+            serve_health(&pipeline, listener, is_consuming, &end, &tasks);
         }
-        tasks.spawn({
-            let (status, broker, endpoint) = (
-                surroundings.status.clone(),
-                Arc::clone(&broker),
-                endpoint.clone(),
-            );
-            async move { status.listen(&*broker, &endpoint).await }
-        });
-        drop(surroundings);
+        listen_to_announcements(&pipeline, &end, &tasks);
         let taking = async {
             tokio::select! {
-                () = under_way.take_deliveries(&process, consumer, unavailable) => {}
-                () = suspects::take_turns(&process, &under_way) => {}
+                () = in_flight.consume(&pipeline, consumer, unavailable) => {}
+                () = quarantine_loop::run(&pipeline, &in_flight) => {}
             }
         };
         stop.run_until_cancelled(taking).await;
         consuming.send_replace(false);
-        drop(process);
-        under_way.wind_up(&settings, &shutdown).await;
-        endpoint.cancel();
+        drop(pipeline);
+        in_flight.drain(&settings, &shutdown).await;
+        end.cancel();
         tasks.close();
         let _ = tokio::time::timeout(settings.abort, tasks.wait()).await;
         if owns_broker {
@@ -295,150 +275,66 @@ impl<C: Collector> Ready<C> {
     }
 }
 
-/// Deliveries that are being processed.
-pub(crate) struct UnderWay {
-    tasks: TaskTracker,
-    /// Tasks that may run at the same time.
-    slots: Arc<Semaphore>,
-    concurrency: u32,
-    /// Trips when there is no more waiting: what is under way is dropped, and comes again.
+fn pipeline<H>(
+    handler: H,
+    settings: &Settings,
+    shared: Shared,
+    open: Arc<OpenDeliveries>,
     abort: CancellationToken,
-}
-
-impl UnderWay {
-    fn new(concurrency: usize) -> Self {
-        let concurrency = u32::try_from(concurrency).unwrap_or(u32::MAX).max(1);
-        let slots = Arc::new(Semaphore::new(concurrency as usize));
-        Self {
-            tasks: TaskTracker::new(),
-            slots,
-            concurrency,
-            abort: CancellationToken::new(),
-        }
-    }
-
-    /// Takes deliveries as slots become free, until the broker is closed.
-    async fn take_deliveries<C: Collector>(
-        &self,
-        process: &Arc<Process<C>>,
-        mut consumer: Consumer,
-        mut unavailable: watch::Receiver<Option<String>>,
-    ) {
-        let limit = process.collector.limit();
-        let mut taken = Vec::with_capacity(limit.max(BURST));
-        loop {
-            if taken.is_empty() {
-                let count = consumer.next_many(&mut taken, limit.max(BURST)).await;
-                if count == 0 {
-                    return;
-                }
-                process.open.add(count);
-            }
-            // Only now: a slot that is held while nothing comes would keep a suspect waiting.
-            let Some(slot) = self.slot(&mut unavailable).await else {
-                return;
-            };
-            process.open.add(consumer.take_waiting(&mut taken, limit));
-            self.process(
-                process,
-                taken.drain(..limit.min(taken.len())).collect(),
-                slot,
-            );
-        }
-    }
-
-    /// Waits for a slot and until nothing is missing around the worker; what is may turn out while it waits for the slot.
-    async fn slot(
-        &self,
-        unavailable: &mut watch::Receiver<Option<String>>,
-    ) -> Option<OwnedSemaphorePermit> {
-        loop {
-            // The sender is gone when nothing can become unavailable.
-            let _ = unavailable.wait_for(Option::is_none).await;
-            let slot = Arc::clone(&self.slots).acquire_owned().await.ok()?;
-            if unavailable.borrow().is_none() {
-                return Some(slot);
-            }
-        }
-    }
-
-    /// Waits until nothing runs, and lets nothing begin meanwhile; nor while the answer is held.
-    pub async fn alone(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.slots)
-            .acquire_many_owned(self.concurrency)
-            .await
-            .ok()
-    }
-
-    /// The same without holding anything back: it may happen by itself.
-    pub async fn alone_by_chance(&self) -> Option<OwnedSemaphorePermit> {
-        loop {
-            if let Ok(alone) = Arc::clone(&self.slots).try_acquire_many_owned(self.concurrency) {
-                return Some(alone);
-            }
-            tokio::time::sleep(CHANCE).await;
-        }
-    }
-
-    /// Runs a suspect to its end, also when nobody waits for that any more. It looks at `abort` itself.
-    pub async fn run_suspect<C: Collector>(&self, process: &Arc<Process<C>>, suspect: Delivery) {
-        let process = Arc::clone(process);
-        let run = self
-            .tasks
-            .spawn(async move { process.process(vec![suspect], ()).await });
-        // A panic in it has been told by the panic itself.
-        let _ = run.await;
-    }
-
-    fn process<C: Collector>(
-        &self,
-        process: &Arc<Process<C>>,
-        deliveries: Vec<Delivery>,
-        slots: OwnedSemaphorePermit,
-    ) {
-        let (process, abort) = (Arc::clone(process), self.abort.clone());
-        self.tasks.spawn(async move {
-            abort
-                .run_until_cancelled(process.process(deliveries, slots))
-                .await
-        });
-    }
-
-    async fn wind_up(&self, settings: &Settings, shutdown: &CancellationToken) {
-        self.tasks.close();
-        if self.ended_within(settings.drain).await {
-            return;
-        }
-        warn!(
-            worker = settings.name,
-            tasks = self.tasks.len(),
-            "tasks still run; they are cancelled"
-        );
-        shutdown.cancel();
-        if !self.ended_within(settings.abort).await {
-            warn!(
-                worker = settings.name,
-                tasks = self.tasks.len(),
-                "tasks do not end; their deliveries are given back"
-            );
-            self.abort.cancel();
-            if !self.ended_within(settings.abort).await {
-                // Code that never waits cannot be dropped; it ends with the process.
-                warn!(
-                    worker = settings.name,
-                    tasks = self.tasks.len(),
-                    "tasks are left behind"
-                );
-            }
-        }
-    }
-
-    async fn ended_within(&self, limit: Duration) -> bool {
-        tokio::time::timeout(limit, self.tasks.wait()).await.is_ok()
+) -> Pipeline<H> {
+    Pipeline {
+        handler,
+        pipes: Pipes {
+            input: settings.input.clone(),
+            invalid: settings.invalid.clone(),
+            paused: settings.paused.clone(),
+        },
+        max_body: settings.max_body,
+        broker: shared.broker,
+        status: shared.status,
+        reports: shared.reports,
+        open,
+        quarantine: Quarantine::of(&settings.input),
+        retry: shared.retry,
+        counters: Counters::of(&settings.name),
+        shutdown: shared.shutdown,
+        abort,
     }
 }
 
-/// Resolves when the process is asked to stop.
+fn serve_health<H: BatchHandler>(
+    pipeline: &Arc<Pipeline<H>>,
+    listener: TcpListener,
+    is_consuming: watch::Receiver<bool>,
+    end: &CancellationToken,
+    tasks: &TaskTracker,
+) {
+    // Weak: the endpoint outlives the pipeline, whose end is the end of the report buffer.
+    let weak = Arc::downgrade(pipeline);
+    let unready_reason = move || {
+        weak.upgrade()
+            .and_then(|pipeline| pipeline.handler.unready_reason())
+    };
+    let health = Health {
+        broker: Arc::clone(&pipeline.broker),
+        unready_reason: Arc::new(unready_reason),
+        is_consuming,
+    };
+    let recorder = telemetry::install_recorder();
+    tasks.spawn(telemetry::serve(listener, health, recorder, end.clone()));
+}
+
+fn listen_to_announcements<H>(
+    pipeline: &Pipeline<H>,
+    end: &CancellationToken,
+    tasks: &TaskTracker,
+) {
+    let (status, broker) = (pipeline.status.clone(), Arc::clone(&pipeline.broker));
+    let end = end.clone();
+    tasks.spawn(async move { status.listen(&*broker, &end).await });
+}
+
+/// Waits until the process is asked to stop: `SIGTERM` or Ctrl-C.
 pub async fn stop_signal() {
     use tokio::signal::unix::{SignalKind, signal};
     let terminate = async {
@@ -453,9 +349,9 @@ pub async fn stop_signal() {
     }
 }
 
-impl<C> fmt::Debug for Ready<C> {
+impl<H> fmt::Debug for WorkerService<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ready")
+        f.debug_struct("WorkerService")
             .field("runtime", &self.runtime)
             .finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! Runs one worker without a broker, for its author's tests.
+//! Runs a worker without a broker, for its author's tests.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,43 +9,46 @@ use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::answer::{Author, new_message};
 use crate::broker::{Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing};
-use crate::context::Surroundings;
-use crate::reports::ReportBuffer;
-use crate::status::StatusChecker;
-use crate::worker::{Answer, TaskErrorKind};
-use crate::{Context, Reply, RetryPolicy, Route, TaskError, Worker};
+use crate::clock::Clock;
+use crate::config::Route;
+use crate::context::Shared;
+use crate::pipeline::output::{WorkerIdentity, new_message};
+use crate::pipeline::report_buffer::ReportBuffer;
+use crate::pipeline::status_check::StatusChecker;
+use crate::worker::{ReplyKind, TaskErrorKind};
+use crate::{Context, Reply, RetryPolicy, TaskError, Worker};
 
-/// What a worker did with a task.
+/// What a worker did with a task; see [`run`].
 #[derive(Debug)]
 pub struct Run<O> {
+    /// What [`Worker::run`] returned.
     pub result: Result<Reply<O>, TaskError>,
     dispatched: Vec<TaskMessage>,
 }
 
 impl<O> Run<O> {
-    /// The output, if the worker sent one.
+    /// Returns the output, if the worker sent one.
     pub fn sent(&self) -> Option<&O> {
         match &self.result {
-            Ok(Reply(Answer::Send { output, .. })) => Some(output),
+            Ok(Reply(ReplyKind::Send { output, .. })) => Some(output),
             _ => None,
         }
     }
 
-    /// Why the task failed for good (`or_fail`, `or_invalid`).
+    /// Returns why the task failed (`or_fail`, `or_invalid`), if it did.
     pub fn failure(&self) -> Option<String> {
         let error = self.result.as_ref().err()?;
         matches!(error.kind, TaskErrorKind::Failed | TaskErrorKind::Invalid).then(|| error.chain())
     }
 
-    /// Why the task would be tried again (`?`).
+    /// Returns why the task would run again (`?`), if it would.
     pub fn retry(&self) -> Option<String> {
         let error = self.result.as_ref().err()?;
         (error.kind == TaskErrorKind::Retry).then(|| error.chain())
     }
 
-    /// The subtasks of this type that were dispatched, in order, with their pipes.
+    /// Returns the dispatched subtasks of this type with their pipes, in order.
     pub fn dispatched<T: TaskData>(&self) -> Vec<(String, T)> {
         let of_type =
             |message: &&TaskMessage| message.task_classifier.as_deref() == Some(T::CLASSIFIER);
@@ -60,29 +63,30 @@ impl<O> Run<O> {
             .collect()
     }
 
-    /// How many subtasks were dispatched.
+    /// Returns how many subtasks were dispatched.
     pub fn dispatched_count(&self) -> usize {
         self.dispatched.len()
     }
 }
 
-/// Gives a worker one task and tells what it did. A panic of the worker is a panic of the test.
+/// Runs one task and returns what the worker did. If the worker panics, the test does.
 pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
     let recorder = Arc::new(Recorder::default());
     let tasks = TaskTracker::new();
     let data = serde_json::to_vec(&input).unwrap_or_default();
     let broker: Arc<dyn Broker> = recorder.clone();
-    let surroundings = Surroundings {
-        author: Arc::new(Author {
+    let shared = Shared {
+        identity: Arc::new(WorkerIdentity {
             name: "test".into(),
             version: "1".into(),
             zero_progress: false,
             service_path: "batchwright/test".into(),
             route: Route::Direct,
+            clock: Clock::system(),
         }),
         reports: ReportBuffer::start(Arc::clone(&broker), Arc::default(), &tasks),
         broker,
-        status: StatusChecker::new(Duration::from_secs(1), &tasks),
+        status: StatusChecker::new(Duration::from_secs(1), Clock::system(), &tasks),
         depths: Arc::default(),
         retry: RetryPolicy::default(),
         shutdown: CancellationToken::new(),
@@ -90,7 +94,7 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
     let ctx = Context::new(
         new_message::<W::Input>("test".into(), "test-in", data),
         1,
-        surroundings,
+        shared,
     );
     let result = worker.run(input, ctx).await;
     let published = recorder
@@ -106,7 +110,7 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
     }
 }
 
-/// Takes what is published and hands nothing out.
+/// A broker that records what is published and delivers nothing.
 #[derive(Debug, Default)]
 struct Recorder {
     published: Mutex<Vec<Outgoing>>,

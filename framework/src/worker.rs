@@ -1,4 +1,4 @@
-//! What a worker author writes: one trait, one answer type, one error type.
+//! What a worker author writes: one trait, one reply type, one error type.
 
 use std::error::Error;
 use std::fmt;
@@ -11,8 +11,8 @@ use crate::Context;
 
 /// Does one kind of task.
 ///
-/// One worker serves all tasks of a process, many at a time, so its state is shared. Work may be repeated: after a crash
-/// a task comes again, so what `run` does outside should bear being done twice.
+/// One value serves all tasks of a process, many at the same time, so its state is shared. A task may run more than
+/// once, for example after a crash. Whatever `run` does outside of the process must therefore be idempotent.
 ///
 /// ```
 /// use framework::{Context, OrFail, Reply, TaskData, TaskError, Worker};
@@ -42,12 +42,12 @@ use crate::Context;
 /// # }
 /// ```
 pub trait Worker: Send + Sync + 'static {
-    /// What it is given.
+    /// The task data that the worker takes.
     type Input: TaskData;
-    /// What it sends to its output pipe; [`NoOutput`] when it sends nothing.
+    /// The task data that the worker sends to its output pipe; [`NoOutput`] if it sends nothing.
     type Output: TaskData;
 
-    /// Does one task. `?` on any error means: try again later.
+    /// Does one task. An error propagated with `?` means that the task runs again later; see [`TaskError`].
     fn run(
         &self,
         task: Self::Input,
@@ -55,85 +55,88 @@ pub trait Worker: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Reply<Self::Output>, TaskError>> + Send;
 }
 
-/// How a worker answers a task.
+/// The result of a task that has succeeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reply<O>(pub(crate) Answer<O>);
+pub struct Reply<O>(pub(crate) ReplyKind<O>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Answer<O> {
+pub(crate) enum ReplyKind<O> {
     Send {
         output: O,
         to: Option<String>,
         is_failure: bool,
         ends_tracking: bool,
-        context: Option<Vec<u8>>,
+        note: Option<Vec<u8>>,
     },
     None,
     PassOn,
 }
 
 impl<O> Reply<O> {
-    /// Sends the output to the worker's output pipe.
+    /// Sends the output to the worker's output pipe. The task is complete.
     pub const fn send(output: O) -> Self {
-        Self(Answer::Send {
+        Self(ReplyKind::Send {
             output,
             to: None,
             is_failure: false,
             ends_tracking: false,
-            context: None,
+            note: None,
         })
     }
 
-    /// Sends a negative result. The task is complete, not failed: use [`OrFail`] for what went wrong.
+    /// Sends a negative result to the worker's output pipe. The task is complete, not failed; to fail it, use
+    /// [`OrFail`].
     pub const fn failure(output: O) -> Self {
-        Self(Answer::Send {
+        Self(ReplyKind::Send {
             output,
             to: None,
             is_failure: true,
             ends_tracking: false,
-            context: None,
+            note: None,
         })
     }
 
-    /// Nothing to send: the task is done, and tracking ends here.
+    /// Sends nothing. The task is complete.
     pub const fn none() -> Self {
-        Self(Answer::None)
+        Self(ReplyKind::None)
     }
 
-    /// Nothing to send, and the task is not done: whatever this worker has set going will complete it.
+    /// Sends nothing, and leaves the task open. Something that this worker has started must report it under its job task
+    /// id.
     pub const fn pass_on() -> Self {
-        Self(Answer::PassOn)
+        Self(ReplyKind::PassOn)
     }
 
     /// Sends the output to this pipe instead of the worker's output pipe.
     #[must_use]
     pub fn to(mut self, pipe: impl Into<String>) -> Self {
-        if let Answer::Send { to, .. } = &mut self.0 {
+        if let ReplyKind::Send { to, .. } = &mut self.0 {
             *to = Some(pipe.into());
         }
         self
     }
 
-    /// The task is done with this output, wherever its tracking was to end: nobody after this worker is part of it.
+    /// Completes the task with this output, regardless of where its tracking was to end. Workers downstream are no longer
+    /// part of the job.
     #[must_use]
     pub fn and_complete(mut self) -> Self {
-        if let Answer::Send { ends_tracking, .. } = &mut self.0 {
+        if let ReplyKind::Send { ends_tracking, .. } = &mut self.0 {
             *ends_tracking = true;
         }
         self
     }
 
-    /// Leaves a note in the message for a later visit to this service; see [`Context::note`].
+    /// Leaves a note in the message for a later task of this service; see [`Context::note`].
     #[must_use]
     pub fn with_note(mut self, note: impl Into<Vec<u8>>) -> Self {
-        if let Answer::Send { context, .. } = &mut self.0 {
-            *context = Some(note.into());
+        if let ReplyKind::Send { note: own, .. } = &mut self.0 {
+            *own = Some(note.into());
         }
         self
     }
 }
 
-/// The output of a worker that sends none.
+/// The output type of a worker that sends none. It has no values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NoOutput {}
 
@@ -142,9 +145,10 @@ impl TaskData for NoOutput {
     const API_VERSION: i32 = 1;
 }
 
-/// Why a task could not be done, and what is to happen with it.
+/// Why a task was not done, and what happens to it.
 ///
-/// Any error turns into one by `?` and then means *try again*; [`OrFail`] says *failed* or *invalid* instead.
+/// The operator `?` converts any error into one that means *run again*. [`OrFail`] converts it into one that means
+/// *failed* or *invalid* instead.
 pub struct TaskError {
     pub(crate) kind: TaskErrorKind,
     source: Box<dyn Error + Send + Sync>,
@@ -156,12 +160,13 @@ pub(crate) enum TaskErrorKind {
     Failed,
     Invalid,
     Unavailable,
-    Later(Duration),
+    Snooze(Duration),
     Cancelled,
 }
 
 impl TaskError {
-    /// The task is tried again, after the delays and as often as the worker's [`crate::RetryPolicy`] says.
+    /// The task runs again, after the delays and as often as the worker's [`crate::RetryPolicy`] allows. After that it
+    /// fails, with a copy for the reject pipe.
     pub fn retry(reason: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             kind: TaskErrorKind::Retry,
@@ -169,7 +174,7 @@ impl TaskError {
         }
     }
 
-    /// The task has failed; trying again would not help.
+    /// The task fails. Running it again would not help.
     pub fn failed(reason: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             kind: TaskErrorKind::Failed,
@@ -177,7 +182,7 @@ impl TaskError {
         }
     }
 
-    /// The task was not understood.
+    /// The task was not understood. It fails as an invalid task.
     pub fn invalid(reason: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             kind: TaskErrorKind::Invalid,
@@ -185,8 +190,8 @@ impl TaskError {
         }
     }
 
-    /// What the worker needs around it is down, whatever the task: the worker takes no new tasks, says so in its
-    /// readiness, and runs this task again until it is not so any more. No attempt is spent.
+    /// Something that the worker depends on is unavailable, for any task. The worker takes no new tasks and reports that
+    /// it is not ready. It runs this task again, with growing delays, until it is available. No attempt is counted.
     pub fn unavailable(what: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             kind: TaskErrorKind::Unavailable,
@@ -194,11 +199,11 @@ impl TaskError {
         }
     }
 
-    /// It is not the task's time: it comes again after this delay. Nothing is wrong, and no attempt is spent.
-    pub fn later(delay: Duration) -> Self {
+    /// The task runs again after this delay. Nothing is wrong, and no attempt is counted.
+    pub fn snooze(delay: Duration) -> Self {
         Self {
-            kind: TaskErrorKind::Later(delay),
-            source: "it is not the task's time".into(),
+            kind: TaskErrorKind::Snooze(delay),
+            source: "the task is snoozed".into(),
         }
     }
 
@@ -209,13 +214,13 @@ impl TaskError {
         }
     }
 
-    /// The error and all its sources, outermost first.
+    /// Returns the text of the error and of all its sources, outermost first.
     pub fn chain(&self) -> String {
         let mut text = self.source.to_string();
         let mut source = self.source.source();
         while let Some(error) = source {
             let shown = error.to_string();
-            // Some libraries repeat the source in their own text.
+            // The `Display` of some errors repeats their source.
             if !text.ends_with(&shown) {
                 text.push_str(": ");
                 text.push_str(&shown);
@@ -244,11 +249,11 @@ impl fmt::Display for TaskError {
     }
 }
 
-/// Says of an error that trying again would not help.
+/// Converts an error into a [`TaskError`] that does not let the task run again.
 pub trait OrFail<T> {
-    /// The task has failed.
+    /// Fails the task; see [`TaskError::failed`].
     fn or_fail(self) -> Result<T, TaskError>;
-    /// The task was not understood.
+    /// Fails the task as an invalid one; see [`TaskError::invalid`].
     fn or_invalid(self) -> Result<T, TaskError>;
 }
 

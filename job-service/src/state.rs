@@ -47,6 +47,6 @@ impl AppState {
     }
 
     fn send_announcement(&self, jobs: Vec<String>) {
-        drop(framework::announce(&*self.broker, jobs));
+        drop(framework::announcement::announce(&*self.broker, jobs));
     }
 }

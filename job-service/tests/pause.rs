@@ -205,7 +205,7 @@ async fn a_task_that_has_nowhere_to_go_back_to_is_invalid(backend: Backend) {
         let invalid = next(&service, &format!("{PAUSED_PIPE}.invalid")).await;
         let reason = "the message has no valid `to`, the pipe to send it back to".to_owned();
         assert_eq!(
-            invalid.headers.get(framework::REASON_HEADER),
+            invalid.headers.get(framework::handler::REASON_HEADER),
             Some(&HeaderValue::Text(reason))
         );
         invalid.ack();

@@ -19,7 +19,7 @@ mod world;
 use std::time::Duration;
 
 use contract::OnFailure;
-use framework::Route;
+use framework::config::Route;
 use store::FaultPoint;
 
 use crate::faults::{AckFault, Action, Op, PublishFault, Who};

@@ -17,10 +17,8 @@ use contract::{
 };
 use framework::broker::Broker as _;
 use framework::broker::memory::Memory;
-use framework::{
-    Arrival, Collector, Context, Courier, Reply, RetryPolicy, Runtime, RuntimeError, Settings,
-    TaskError, Verdict, Worker,
-};
+use framework::handler::{BatchHandler, Disposition, Publisher, Received};
+use framework::{Context, Reply, RetryPolicy, Runtime, RuntimeError, Settings, TaskError, Worker};
 use job_service::{JobService, ServiceOptions};
 use store::{Cancellation, Creation, Incarnation, JobRequest, Store, StoreError, StoreOptions};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -338,7 +336,7 @@ impl World {
                     observer: observer.clone(),
                 };
                 Runtime::new(settings("worker-jobtracking"), broker)
-                    .collector(worker)
+                    .handler(worker)
                     .run_until(stop)
                     .await
             }
@@ -669,13 +667,13 @@ struct Watched {
     observer: Observer,
 }
 
-impl Collector for Watched {
-    fn limit(&self) -> usize {
+impl BatchHandler for Watched {
+    fn max_batch(&self) -> usize {
         self.limit
     }
 
-    async fn collect(&self, arrivals: &[Arrival], courier: &Courier) -> Vec<Verdict> {
-        let verdicts = self.worker.collect(arrivals, courier).await;
+    async fn handle(&self, arrivals: &[Received], courier: &Publisher) -> Vec<Disposition> {
+        let verdicts = self.worker.handle(arrivals, courier).await;
         self.observer.look().await;
         verdicts
     }

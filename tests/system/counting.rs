@@ -8,7 +8,7 @@ use contract::{
     JobStatus, RangeItem, ReportFailure, ReportStatus, TaskMessage, Tracking, TrackingReport,
     subtask_id,
 };
-use framework::Route;
+use framework::config::Route;
 use harness::wait_for;
 
 use crate::place::Place;

@@ -7,7 +7,8 @@ use contract::{
 };
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, HeaderValue, Outgoing};
-use framework::{REASON_HEADER, Runtime, Settings};
+use framework::handler::REASON_HEADER;
+use framework::{Runtime, Settings};
 use harness::{unique, wait_for};
 use store::{Creation, JobRequest, Store};
 use tokio_util::sync::CancellationToken;
@@ -73,7 +74,7 @@ async fn a_flush_that_the_database_refuses_is_halved_until_the_guilty_report_sta
 
     let stop = CancellationToken::new();
     let runtime = Runtime::new(Settings::new("tracking"), Arc::new(broker.clone()))
-        .collector(TrackingWorker::new(store.clone()));
+        .handler(TrackingWorker::new(store.clone()));
     let watching = async {
         let state = wait_for("the job to end", async || {
             match store.job(&partition, &job).await.unwrap() {

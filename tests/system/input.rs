@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use contract::rest::NewJob;
 use contract::{JobStatus, RangeItem, TaskMessage, TaskStatus, Tracking};
 use framework::broker::{HeaderValue, Outgoing};
-use framework::{ORIGIN_HEADER, REASON_HEADER};
+use framework::handler::{ORIGIN_HEADER, REASON_HEADER};
 use serde_json::json;
 
 use crate::place::{Answer, Place};

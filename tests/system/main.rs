@@ -20,7 +20,7 @@
 macro_rules! stories {
     ($($story:ident),+ $(,)?) => {
         $(mod $story {
-            use framework::Route;
+            use framework::config::Route;
 
             use crate::place::{Place, Servers};
 

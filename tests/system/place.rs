@@ -13,7 +13,8 @@ use contract::{
     TrackingReportTask,
 };
 use framework::broker::{Delivery, Outgoing};
-use framework::{Route, Settings, Worker};
+use framework::config::Route;
+use framework::{Settings, Worker};
 use harness::{free_port, in_time, unique, wait_for};
 use serde::de::DeserializeOwned;
 use serde_json::Value;

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use contract::rest::{NewJob, OnFailure};
 use contract::{JobStatus, RangeItem, TaskStatus};
-use framework::{Context, Reply, Route, Settings};
+use framework::config::Route;
+use framework::{Context, Reply, Settings};
 use harness::{sized, wait_for};
 
 use crate::place::{Place, Servers};

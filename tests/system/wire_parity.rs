@@ -9,8 +9,8 @@ use contract::{
     BatchTask, JobStatus, JobTrackingEvent, OnFailure, RangeItem, ReportFailure, ReportStatus,
     SourceInfo, TaskData, TaskMessage, TaskStatus, Tracking, TrackingReport, TrackingReportTask,
 };
-use framework::Route;
 use framework::broker::{HeaderValue, Outgoing};
+use framework::config::Route;
 use harness::wait_for;
 use serde_json::{Value, json};
 

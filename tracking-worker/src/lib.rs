@@ -1,6 +1,6 @@
 //! Knows how far every job is: feeds the ledger with what workers report.
 //!
-//! A [`Collector`]: it takes what waits, thousands of messages at a time. Two kinds come along:
+//! A [`BatchHandler`]: it takes what waits, thousands of messages at a time. Two kinds come along:
 //! - *tracking reports* of workers whose outputs travel straight to their pipes,
 //! - *diverted messages*, which are for somebody else and travel through here to be recorded (reroute).
 //!
@@ -20,7 +20,7 @@ use contract::{
     TrackingReport, TrackingReportTask,
 };
 use framework::broker::HeaderValue;
-use framework::{Arrival, Collector, Courier, Effects, Verdict};
+use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
 use futures_util::future::{OptionFuture, join_all};
 use store::{Availability, EventKind, Store, StoreError, TrackingEvent};
 use tracing::{info, warn};
@@ -65,18 +65,18 @@ impl TrackingWorker {
     }
 }
 
-impl Collector for TrackingWorker {
-    fn limit(&self) -> usize {
+impl BatchHandler for TrackingWorker {
+    fn max_batch(&self) -> usize {
         LIMIT
     }
 
-    async fn collect(&self, arrivals: &[Arrival], courier: &Courier) -> Vec<Verdict> {
+    async fn handle(&self, arrivals: &[Received], courier: &Publisher) -> Vec<Disposition> {
         // All are on their way before the first confirm is awaited.
         let forwards: Vec<_> = arrivals
             .iter()
             .map(|arrival| {
                 arrival
-                    .onward()
+                    .forwarded()
                     .filter(|_| arrival.is_diverted())
                     .map(|message| courier.publish(message))
             })
@@ -87,32 +87,32 @@ impl Collector for TrackingWorker {
             .enumerate()
             .map(|(place, arrival)| listen(place, arrival))
             .collect();
-        let mut verdicts: Vec<Verdict> = join_all(forwards)
+        let mut verdicts: Vec<Disposition> = join_all(forwards)
             .await
             .into_iter()
             .map(|forwarded| match forwarded {
-                Some(Err(error)) => Verdict::Again(error.to_string()),
-                Some(Ok(())) | None => Verdict::Done(Effects::default()),
+                Some(Err(error)) => Disposition::Redeliver(error.to_string()),
+                Some(Ok(())) | None => Disposition::Done(Outputs::default()),
             })
             .collect();
         // What could not be forwarded comes again, and is counted then.
-        told.retain(|told| matches!(verdicts[told.place], Verdict::Done(_)));
+        told.retain(|told| matches!(verdicts[told.place], Disposition::Done(_)));
         let mut guilty = Vec::new();
         for group in groups(&told) {
             guilty.extend(self.record(group).await);
         }
         for told in told {
             if let Some(flaw) = told.flaw {
-                verdicts[told.place] = Verdict::Invalid(flaw);
+                verdicts[told.place] = Disposition::Invalid(flaw);
             }
         }
         for (place, reason) in guilty {
-            verdicts[place] = Verdict::Invalid(reason);
+            verdicts[place] = Disposition::Invalid(reason);
         }
         verdicts
     }
 
-    fn missing(&self) -> Option<String> {
+    fn unready_reason(&self) -> Option<String> {
         match &*self.store.availability().borrow() {
             Availability::Available => None,
             Availability::Unavailable(reason) => {
@@ -123,8 +123,8 @@ impl Collector for TrackingWorker {
     }
 
     /// A report is never given up, whatever died while it was there.
-    fn condemn(&self, arrival: &Arrival) -> Verdict {
-        Verdict::Again(format!(
+    fn reject_poison(&self, arrival: &Received) -> Disposition {
+        Disposition::Redeliver(format!(
             "processes have died while they had {}",
             arrival.message().task_id
         ))
@@ -204,12 +204,12 @@ fn groups(told: &[Told]) -> Vec<&[Told]> {
 }
 
 /// What an arrival tells about tasks.
-fn listen(place: usize, arrival: &Arrival) -> Told {
+fn listen(place: usize, arrival: &Received) -> Told {
     if arrival.is_diverted() {
         let events = match rejected(arrival) {
             Some(rejected) => Some(rejected),
             None => arrival
-                .report()
+                .diverted_status()
                 .and_then(|status| diverted_event(arrival.message(), status)),
         };
         return Told {
@@ -304,7 +304,7 @@ fn diverted_event(message: &TaskMessage, status: ReportStatus) -> Option<Trackin
 }
 
 /// A message without a status that a worker of CAF's has given up: its headers say why.
-fn rejected(arrival: &Arrival) -> Option<TrackingEvent> {
+fn rejected(arrival: &Received) -> Option<TrackingEvent> {
     let text = |name| match arrival.headers().get(name)? {
         HeaderValue::Text(text) => Some(text.clone()),
         HeaderValue::Integer(number) => Some(number.to_string()),

@@ -10,9 +10,9 @@ use clap::Args;
 use contract::RangeItem;
 use framework::broker::Broker;
 use framework::broker::amqp::{Amqp, AmqpOptions};
-use framework::{
-    Context, NoOutput, Reply, Route, Runtime, Settings, TaskError, Worker, stop_signal,
-};
+use framework::config::Route;
+use framework::runtime::stop_signal;
+use framework::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
 use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;

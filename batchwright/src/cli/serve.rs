@@ -14,7 +14,8 @@ use clap::Args;
 use contract::PAUSED_PIPE;
 use contract::rest::{Expiry, ExpiryPolicy, Policer};
 use framework::broker::amqp::QueueType;
-use framework::{Route, Variables};
+use framework::config::Route;
+use framework::config::env::Variables;
 use job_service::{JobTypes, PartitionPattern, ServiceOptions};
 use store::{KeptUntil, StoreOptions};
 

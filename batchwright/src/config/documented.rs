@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use clap::CommandFactory as _;
-use framework::{Caf, PREFIX};
+use framework::config::caf::Conversion;
 
 use super::*;
 use crate::cli::Cli;
@@ -183,10 +183,7 @@ fn tables() -> String {
             || "none".to_owned(),
             |value| format!("`{}`", value.to_string_lossy()),
         );
-        let caf = CAF
-            .iter()
-            .find(|(own, _)| *own == name)
-            .map_or(&[][..], |(_, caf)| *caf);
+        let caf = caf::names_of(Reader::Program, name.strip_prefix(PREFIX).unwrap_or(&name));
         let file = if SECRET.contains(&name.as_str()) {
             format!("<br>`{name}_FILE`")
         } else {
@@ -221,7 +218,7 @@ fn tables() -> String {
             text,
             "| {} | {default} | {} | {} |",
             own.join("<br>"),
-            names(variable.caf),
+            names(variable.caf()),
             variable.meaning
         );
     }
@@ -236,15 +233,18 @@ fn tables() -> String {
     text
 }
 
-fn names(caf: &[(&str, Caf)]) -> String {
-    let one = |(name, made): &(&str, Caf)| {
+fn names(caf: &[(&str, Conversion)]) -> String {
+    let one = |(name, made): &(&str, Conversion)| {
         let made = match made {
-            Caf::Same | Caf::Part | Caf::Lowercase | Caf::NoSlash => "",
-            Caf::In => " with `-in`",
-            Caf::PlusConcurrency => " + concurrency",
-            Caf::PlusOne => " + 1",
-            Caf::AboveZero => ", when above 0",
-            Caf::Not => ", turned round",
+            Conversion::Same
+            | Conversion::UrlPart
+            | Conversion::Lowercase
+            | Conversion::TrimSlash => "",
+            Conversion::AppendIn => " with `-in`",
+            Conversion::AddConcurrency => " + concurrency",
+            Conversion::AddOne => " + 1",
+            Conversion::AboveZero => ", when above 0",
+            Conversion::Not => ", turned round",
         };
         let file = if name.ends_with("_PASSWORD") {
             format!("<br>`{name}_FILE`")
@@ -270,21 +270,18 @@ fn the_guide_tells_what_is_read_and_what_is_not() {
 
 #[test]
 fn no_variable_is_both_read_and_not_read_and_every_own_name_is_one() {
-    let read: Vec<&str> = CAF
+    let read: Vec<&str> = caf::SETTINGS
         .iter()
-        .flat_map(|(_, caf)| *caf)
-        .chain(VARIABLES.iter().flat_map(|variable| variable.caf))
+        .flat_map(|setting| setting.caf)
         .map(|(name, _)| *name)
         .collect();
     for (names, _) in NOT_READ {
         assert_eq!(names.iter().find(|name| read.contains(name)), None);
     }
     let known = known(&Cli::command());
-    for (own, _) in CAF {
-        assert!(
-            known.contains(&(*own).to_owned()) && own.starts_with(PREFIX),
-            "{own}"
-        );
+    for setting in caf::SETTINGS {
+        let own = format!("{PREFIX}{}", setting.own);
+        assert!(known.contains(&own), "{own}");
     }
 }
 
@@ -381,7 +378,7 @@ fn a_value_that_cannot_be_is_told_with_its_variable() {
         (
             "BATCHWRIGHT_JOB_TYPE",
             "x",
-            "the variable BATCHWRIGHT_JOB_TYPE is no setting of batchwright; did you mean BATCHWRIGHT_JOB_TYPES?",
+            "the variable BATCHWRIGHT_JOB_TYPE is not a setting of batchwright; did you mean BATCHWRIGHT_JOB_TYPES?",
         ),
         (
             "CAF_RABBITMQ_PORT",

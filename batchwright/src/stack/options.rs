@@ -8,8 +8,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use batch_worker::{BatchWorker, Results as BatchResults};
+use framework::Settings;
 use framework::broker::amqp::QueueType;
-use framework::{Route, Settings};
+use framework::config::Route;
 use job_service::ServiceOptions;
 use store::StoreOptions;
 

@@ -7,7 +7,9 @@ use std::sync::atomic::AtomicU64;
 use batch_worker::{BatchWorker, Glob, Lines, List, Range};
 use example_worker::WordCounter;
 use framework::broker::Broker;
-use framework::{Collector, Ready, Runtime, Settings};
+use framework::handler::BatchHandler;
+use framework::runtime::WorkerService;
+use framework::{Runtime, Settings};
 use job_service::{JobService, ServiceOptions};
 use store::Store;
 use tokio::net::TcpListener;
@@ -96,7 +98,7 @@ pub fn tracking_worker(
         ..options.settings("worker-jobtracking")
     };
     (
-        worker_role(Runtime::new(settings, broker).collector(worker), stop),
+        worker_role(Runtime::new(settings, broker).handler(worker), stop),
         reports,
     )
 }
@@ -119,7 +121,10 @@ pub fn example_worker(
 }
 
 /// Returns a worker as a role.
-pub fn worker_role<C: Collector>(ready: Ready<C>, stop: CancellationToken) -> RunningRole {
+pub fn worker_role<C: BatchHandler>(
+    ready: WorkerService<C>,
+    stop: CancellationToken,
+) -> RunningRole {
     Box::pin(async move {
         ready
             .run_until(stop)

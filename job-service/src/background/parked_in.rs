@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use contract::JobTaskId;
 use framework::broker::{Broker, Outgoing};
-use framework::{Arrival, Collector, Courier, Effects, Runtime, Settings, Verdict};
+use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
+use framework::{Runtime, Settings};
 use store::{ParkOutcome, ParkedTask, Store, StoreError};
 use tokio_util::sync::CancellationToken;
 
@@ -45,7 +46,7 @@ pub async fn run(
         paused: None,
         ..Settings::new("job-service-stower")
     };
-    let runtime = Runtime::new(settings, Arc::clone(broker)).collector(ParkedIn {
+    let runtime = Runtime::new(settings, Arc::clone(broker)).handler(ParkedIn {
         store: store.clone(),
     });
     if let Err(error) = runtime.run_until(shutdown.clone()).await {
@@ -63,20 +64,20 @@ struct Candidate {
     back: Outgoing,
 }
 
-impl Collector for ParkedIn {
-    fn limit(&self) -> usize {
+impl BatchHandler for ParkedIn {
+    fn max_batch(&self) -> usize {
         BATCH
     }
 
-    async fn collect(&self, arrivals: &[Arrival], _: &Courier) -> Vec<Verdict> {
+    async fn handle(&self, arrivals: &[Received], _: &Publisher) -> Vec<Disposition> {
         let mut verdicts = Vec::with_capacity(arrivals.len());
         let (mut candidates, mut tasks) = (Vec::new(), Vec::new());
         for (index, arrival) in arrivals.iter().enumerate() {
             let Some(back) = arrival
-                .back()
+                .unchanged()
                 .filter(|back| arrival.is_diverted() && is_pipe(&back.pipe))
             else {
-                verdicts.push(Verdict::Invalid(
+                verdicts.push(Disposition::Invalid(
                     "the message has no valid `to`, the pipe to send it back to".to_owned(),
                 ));
                 continue;
@@ -89,7 +90,7 @@ impl Collector for ParkedIn {
             {
                 None => verdicts.push(send_back(back)),
                 Some(id) => {
-                    verdicts.push(Verdict::Discard);
+                    verdicts.push(Disposition::Discard);
                     tasks.push((id, to_stored(&back)));
                     candidates.push(Candidate { index, back });
                 }
@@ -99,15 +100,15 @@ impl Collector for ParkedIn {
             Ok(outcomes) => {
                 for (Candidate { index, back }, outcome) in candidates.into_iter().zip(outcomes) {
                     verdicts[index] = match outcome {
-                        ParkOutcome::Parked => Verdict::Done(Effects::default()),
+                        ParkOutcome::Parked => Disposition::Done(Outputs::default()),
                         ParkOutcome::SendBack => send_back(back),
-                        ParkOutcome::Discard => Verdict::Discard,
+                        ParkOutcome::Discard => Disposition::Discard,
                     };
                 }
             }
             Err(reason) => {
                 for Candidate { index, .. } in candidates {
-                    verdicts[index] = Verdict::Again(reason.clone());
+                    verdicts[index] = Disposition::Redeliver(reason.clone());
                 }
             }
         }
@@ -115,8 +116,8 @@ impl Collector for ParkedIn {
     }
 
     /// Never gives up a task, however often a process crashed while it had the task.
-    fn condemn(&self, arrival: &Arrival) -> Verdict {
-        Verdict::Again(format!(
+    fn reject_poison(&self, arrival: &Received) -> Disposition {
+        Disposition::Redeliver(format!(
             "processes crashed while they had the task {}",
             arrival.message().task_id
         ))
@@ -152,9 +153,6 @@ fn is_pipe(name: &str) -> bool {
     !name.is_empty() && name.len() <= MAX_PIPE && !name.contains('\0')
 }
 
-fn send_back(back: Outgoing) -> Verdict {
-    Verdict::Done(Effects {
-        messages: vec![back],
-        ..Effects::default()
-    })
+fn send_back(back: Outgoing) -> Disposition {
+    Disposition::Done(Outputs::default().with_message(back))
 }

@@ -12,7 +12,8 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use super::super::*;
 use crate::broker::HeaderValue;
-use crate::{Context, REASON_HEADER, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
+use crate::handler::REASON_HEADER;
+use crate::{Context, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
 
 /// Counts its runs, answers with what it was given, or splits it into so many.
 struct Counting {

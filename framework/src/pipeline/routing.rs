@@ -1,68 +1,39 @@
-//! Where messages go. Pure: two decisions, each a table.
+//! Decides where messages go. Pure: two decisions, each a table.
 //!
-//! - [`admit`]: what becomes of a message that has arrived.
-//! - [`next_hop`]: where an output physically goes, whether tracking ends there, and what is to be reported.
+//! - [`admit`]: what happens to a message that has arrived.
+//! - [`next_hop`]: which pipe an output goes to, whether tracking ends there, and what is reported.
 
 use contract::{JobStatus, ReportStatus, TaskMessage, Tracking, same_pipe};
 
-/// How a tracked output travels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Route {
-    /// Straight to its pipe; a report goes to the tracking pipe.
-    #[default]
-    Direct,
-    /// Through the tracking pipe, whose worker records it and passes it on.
-    Reroute,
-}
-
-impl Route {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::Reroute => "reroute",
-        }
-    }
-}
-
-impl std::str::FromStr for Route {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "direct" => Ok(Self::Direct),
-            "reroute" => Ok(Self::Reroute),
-            other => Err(format!("{other:?} is no route; write direct or reroute")),
-        }
-    }
-}
+use crate::config::Route;
 
 /// What is known about the job of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobKnowledge {
-    /// The message is not tracked, no check was due, or none could be made: work goes on.
+    /// Nothing is known: the message is not tracked, no check is due, or the check failed. The job is presumed active.
     Presumed,
-    /// The job service said so.
+    /// The job service returned this status.
     Is(JobStatus),
-    /// The job service knows no such job.
+    /// The job service has no such job.
     Gone,
 }
 
-/// What becomes of a message.
+/// What happens to a message that has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
-    /// It is for this worker.
+    /// The message is for this worker.
     Execute,
-    /// It is for somebody else and came past here.
+    /// The message is addressed to another pipe and passes through.
     Divert,
-    /// Its job is paused, and there is a pipe for such messages.
+    /// The job is paused, and there is a pipe for tasks of paused jobs.
     Pause,
-    /// Its job has ended: nobody wants it any more.
+    /// The job has ended, so the message is dropped.
     Discard,
-    /// It names nobody. A tracked one goes to its tracking pipe, any other to the invalid pipe.
+    /// The message has no `to`. If it is tracked it goes to its tracking pipe, otherwise to the invalid pipe.
     Stray,
 }
 
-/// Decides what becomes of a message that has arrived in the pipe `input`.
+/// Decides what happens to a message that has arrived in the pipe `input`.
 pub fn admit(job: JobKnowledge, to: Option<&str>, input: &str, has_paused_pipe: bool) -> Admission {
     match (job, to) {
         (JobKnowledge::Gone, _) => Admission::Discard,
@@ -77,15 +48,15 @@ pub fn admit(job: JobKnowledge, to: Option<&str>, input: &str, has_paused_pipe: 
 /// Where an output goes next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hop {
-    /// The physical pipe; `None` when there is no message to send, only a report.
+    /// The pipe to publish to; `None` if there is only a report and no message.
     pub pipe: Option<String>,
-    /// The tracking that travels on.
+    /// The tracking that the message carries.
     pub tracking: Option<Tracking>,
-    /// What to tell the tracking pipe.
+    /// The status to report to the tracking pipe, if any.
     pub report: Option<ReportStatus>,
 }
 
-/// Decides the way of an output that is for the pipe `to` (`None`: there is no message).
+/// Decides where an output for the pipe `to` goes. With `None` there is no message, only a report.
 pub fn next_hop(
     route: Route,
     to: Option<&str>,
@@ -121,7 +92,7 @@ pub fn next_hop(
     }
 }
 
-/// Whether a tracked message that is for `to` has reached the end of its tracking.
+/// Returns whether the tracking of a message ends in the pipe `to`.
 pub fn tracking_ends(to: Option<&str>, tracking: &Tracking) -> bool {
     match (to, tracking.track_to.as_deref()) {
         (None, None) => true,
@@ -130,7 +101,8 @@ pub fn tracking_ends(to: Option<&str>, tracking: &Tracking) -> bool {
     }
 }
 
-/// What a diverted message tells about its task: the outcome that stands in its envelope, if it tells any.
+/// Returns the status that a diverted message reports for its task: `Failed` if its task status is a failure, `Complete`
+/// if its tracking ends where it is addressed to, otherwise `None`.
 pub fn diverted_report(message: &TaskMessage) -> Option<ReportStatus> {
     let tracking = message
         .tracking
@@ -150,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_admitted_by_the_state_of_its_job_and_by_whom_it_is_for() {
+    fn admission_depends_on_the_job_and_on_the_addressed_pipe() {
         use Admission::{Discard, Divert, Execute, Pause, Stray};
         use JobKnowledge::{Gone, Is, Presumed};
         for (job, to, has_paused_pipe, expected) in [
@@ -180,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_output_goes_where_the_route_and_its_tracking_say() {
+    fn next_hop_depends_on_route_tracking_and_failure() {
         use ReportStatus::{Complete, Failed};
         let tracked = |track_to: Option<&str>| Tracking {
             tracking_pipe: Some("tracking".into()),
@@ -315,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_tracking_pipe_a_rerouted_output_goes_straight_on() {
+    fn rerouted_output_without_a_tracking_pipe_goes_direct() {
         let tracking = Tracking {
             track_to: Some("end".into()),
             ..Tracking::default()

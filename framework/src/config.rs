@@ -1,58 +1,71 @@
-//! How a worker process is set up. Read from the environment once, in [`crate::Runtime::from_env`].
+//! The settings of a worker, and how they are read from the environment.
+//!
+//! A setting has a variable of our own (`BATCHWRIGHT_…`). Where CAF has a variable for the same thing, a worker reads that,
+//! too ([`caf`]); ours comes first. A secret may be in a file that `<variable>_FILE` names.
+
+pub mod caf;
+pub mod env;
 
 use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::variables::{Caf, Found, Variables};
-use crate::{RetryPolicy, Route};
+use crate::RetryPolicy;
+use crate::clock::Clock;
+use caf::{Conversion, Reader};
+use env::{EnvValue, Variables};
 
-/// Tasks of a worker that run at the same time, when nothing is said.
-const CONCURRENCY: u32 = 8;
+/// The prefix of our variables.
+pub const PREFIX: &str = "BATCHWRIGHT_";
+/// The default number of tasks that run at the same time.
+pub const DEFAULT_CONCURRENCY: u32 = 8;
 
 /// Everything about a worker that is not its code.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The name of the worker in messages, logs and metrics, e.g. `worker-example`.
+    /// The name of the worker in messages, logs and metrics, for example `worker-example`.
     pub name: String,
-    /// Its version in messages.
+    /// The version of the worker in messages.
     pub version: String,
     /// The key of this service's notes in the context of a message.
     pub service_path: String,
-    /// The pipe that the worker serves.
+    /// The pipe that the worker takes tasks from.
     pub input: String,
-    /// The pipe for its results, failures included. A worker without output needs none.
+    /// The pipe for results, failures included. A worker without output needs none.
     pub output: Option<String>,
-    /// The pipe for bodies that cannot be understood.
+    /// The pipe for bodies that are not task messages.
     pub invalid: String,
     /// The pipe for copies of tasks that were given up.
     pub reject: String,
-    /// The pipe for tasks of paused jobs, where the job service takes them; without one they are executed.
+    /// The pipe for tasks of paused jobs, which the job service takes from there. Without one, such tasks run.
     pub paused: Option<String>,
     /// How tracked outputs travel.
     pub route: Route,
-    /// Whether an output that goes straight to its pipe, and is not the end of its task there, is reported with 0 %. CAF's workers do
-    /// that unless told otherwise; our tracking worker learns nothing from it.
+    /// Whether an output that goes directly to its pipe, and does not end its task, is reported with 0 %. CAF's workers
+    /// do so by default. Our tracking worker does not need it.
     pub zero_progress: bool,
-    /// Tasks that run at the same time.
+    /// The number of tasks that run at the same time.
     pub concurrency: usize,
-    /// Deliveries that are taken and not settled, at most.
+    /// The largest number of deliveries that are received and not settled.
     pub prefetch: u32,
+    /// When failed tasks run again, and refused outputs are published again.
     pub retry: RetryPolicy,
-    /// Where health and metrics are served.
+    /// The address that serves health checks and metrics.
     pub listen: Option<SocketAddr>,
     /// The time limit of a status check.
     pub status_check_limit: Duration,
-    /// How long running tasks may go on when the process is asked to stop.
+    /// How long running tasks may go on when the runtime is asked to stop.
     pub drain: Duration,
-    /// How long they have, after that, to notice that they were cancelled.
+    /// How long tasks then have to notice that they are cancelled.
     pub abort: Duration,
-    /// The largest body that is understood, in bytes.
+    /// The largest body that is accepted, in bytes.
     pub max_body: usize,
+    /// The clock for time stamps. Only tests choose another one than the system's.
+    pub clock: Clock,
 }
 
 impl Settings {
-    /// The defaults of a worker with this name, which serves `<name>-in`.
+    /// Returns the defaults of a worker with this name, which takes tasks from `<name>-in`.
     pub fn new(name: impl Into<String>) -> Self {
         let name = name.into();
         Self {
@@ -65,7 +78,7 @@ impl Settings {
             paused: Some(contract::PAUSED_PIPE.to_owned()),
             route: Route::Direct,
             zero_progress: false,
-            concurrency: CONCURRENCY as usize,
+            concurrency: DEFAULT_CONCURRENCY as usize,
             prefetch: 1000,
             retry: RetryPolicy::default(),
             listen: None,
@@ -73,17 +86,22 @@ impl Settings {
             drain: Duration::from_secs(20),
             abort: Duration::from_secs(5),
             max_body: 32 * 1024 * 1024,
+            clock: Clock::system(),
             name,
         }
     }
 
-    /// Reads the settings of a worker from variables that begin with `BATCHWRIGHT_`, or are CAF's; see [`VARIABLES`].
+    /// Reads the settings of a worker from our variables and CAF's; see [`VARIABLES`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the variable if one has a bad value, or begins with our prefix and is unknown.
     pub fn from_variables(variables: &Variables) -> Result<Self, SettingsError> {
         let known: Vec<String> = VARIABLES.iter().flat_map(Variable::own_names).collect();
         variables.refuse_unknown(&known, "a worker")?;
-        let read = Read(variables);
+        let read = SettingsReader(variables);
         let mut settings = Self::new(
-            read.found("NAME")?
+            read.find("NAME")?
                 .map_or_else(|| "worker".to_owned(), |found| found.value),
         );
         read.set("INPUT_PIPE", &mut settings.input)?;
@@ -93,17 +111,17 @@ impl Settings {
         read.set("CONCURRENCY", &mut settings.concurrency)?;
         read.set("PREFETCH", &mut settings.prefetch)?;
         read.set("SERVICE_PATH", &mut settings.service_path)?;
-        settings.output = read.found("OUTPUT_PIPE")?.map(|found| found.value);
+        settings.output = read.find("OUTPUT_PIPE")?.map(|found| found.value);
         read.set("VERSION", &mut settings.version)?;
         read.set("ZERO_PROGRESS", &mut settings.zero_progress)?;
-        if let Some(found) = read.found("PAUSED_PIPE")? {
+        if let Some(found) = read.find("PAUSED_PIPE")? {
             settings.paused = Some(found.value).filter(|pipe| !pipe.is_empty() && pipe != "none");
         }
         settings.listen = read
-            .found("LISTEN")?
+            .find("LISTEN")?
             .map(|found| parse(&found))
             .transpose()?;
-        if let Some(found) = read.found("ATTEMPTS")? {
+        if let Some(found) = read.find("ATTEMPTS")? {
             settings.retry = settings.retry.attempts(parse(&found)?);
         }
         if settings.concurrency == 0 || settings.prefetch == 0 {
@@ -115,46 +133,98 @@ impl Settings {
         Ok(settings)
     }
 
-    /// A setting of a worker as it is given by its variable, by a file or by CAF's variables; `name` is without the prefix.
-    pub fn found(variables: &Variables, name: &str) -> Result<Option<Found>, SettingsError> {
-        Read(variables).found(name)
+    /// Finds one setting of a worker, by its name in [`VARIABLES`]: its own variable, its file, or CAF's variables.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be read, or CAF's value cannot be converted.
+    pub fn find(variables: &Variables, name: &str) -> Result<Option<EnvValue>, SettingsError> {
+        SettingsReader(variables).find(name)
+    }
+}
+
+/// How a tracked output travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Route {
+    /// Directly to its pipe. A report goes to the tracking pipe.
+    #[default]
+    Direct,
+    /// Through the tracking pipe. The tracking worker records it and forwards it.
+    Reroute,
+}
+
+impl Route {
+    /// Returns the name of the route in settings: `direct` or `reroute`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Reroute => "reroute",
+        }
+    }
+}
+
+impl FromStr for Route {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "direct" => Ok(Self::Direct),
+            "reroute" => Ok(Self::Reroute),
+            other => Err(format!("{other:?} is not a route; write direct or reroute")),
+        }
+    }
+}
+
+/// A variable with a bad value or an unknown name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the variable {name} {flaw}")]
+pub struct SettingsError {
+    name: String,
+    flaw: String,
+}
+
+impl SettingsError {
+    /// Returns the error for a variable. The flaw continues the sentence "the variable X …".
+    pub fn of(name: &str, flaw: impl Into<String>) -> Self {
+        Self {
+            name: name.to_owned(),
+            flaw: flaw.into(),
+        }
     }
 }
 
 /// A variable of a worker.
 #[derive(Debug, Clone, Copy)]
 pub struct Variable {
-    /// Without `BATCHWRIGHT_`.
+    /// The name without `BATCHWRIGHT_`.
     pub name: &'static str,
-    /// What holds when it is not set.
+    /// The default value as shown in the documentation.
     pub default: &'static str,
+    /// What the variable means, for the documentation.
     pub meaning: &'static str,
-    /// CAF's names for it, the first that is set counts; with what is made of the value.
-    pub caf: &'static [(&'static str, Caf)],
-    /// It may be in a file that `<name>_FILE` names.
+    /// Whether the value may be in a file that `<name>_FILE` names.
     pub secret: bool,
 }
 
 impl Variable {
-    /// The variable itself and, for a secret, the one that names its file.
+    /// Returns the full name of the variable and, for a secret, the name of the variable that names its file.
     pub fn own_names(&self) -> impl Iterator<Item = String> {
         let own = format!("{PREFIX}{}", self.name);
         let file = self.secret.then(|| format!("{own}_FILE"));
         std::iter::once(own).chain(file)
     }
+
+    /// Returns CAF's names for this variable.
+    pub fn caf(&self) -> &'static [(&'static str, Conversion)] {
+        caf::names_of(Reader::Worker, self.name)
+    }
 }
 
-const fn variable(
-    name: &'static str,
-    default: &'static str,
-    meaning: &'static str,
-    caf: &'static [(&'static str, Caf)],
-) -> Variable {
+const fn variable(name: &'static str, default: &'static str, meaning: &'static str) -> Variable {
     Variable {
         name,
         default,
         meaning,
-        caf,
         secret: false,
     }
 }
@@ -162,133 +232,89 @@ const fn variable(
 /// Every variable of a worker.
 pub const VARIABLES: &[Variable] = &[
     Variable {
-        name: "BROKER",
-        default: "amqp://guest:guest@127.0.0.1:5672/%2f",
-        meaning: "where RabbitMQ is",
-        caf: &[
-            ("CAF_RABBITMQ_PROTOCOL", Caf::Part),
-            ("CAF_RABBITMQ_HOST", Caf::Part),
-            ("CAF_RABBITMQ_PORT", Caf::Part),
-            ("CAF_RABBITMQ_USERNAME", Caf::Part),
-            ("CAF_RABBITMQ_PASSWORD", Caf::Part),
-        ],
         secret: true,
+        ..variable(
+            "BROKER",
+            "amqp://guest:guest@127.0.0.1:5672/%2f",
+            "the URL of RabbitMQ",
+        )
     },
-    variable(
-        "NAME",
-        "worker",
-        "the name in messages, logs and metrics",
-        &[("CAF_WORKER_NAME", Caf::Same)],
-    ),
-    variable(
-        "INPUT_PIPE",
-        "<name>-in",
-        "the pipe it serves",
-        &[
-            ("CAF_WORKER_INPUT_QUEUE", Caf::Same),
-            ("CAF_WORKER_BASE_QUEUE_NAME", Caf::In),
-        ],
-    ),
+    variable("NAME", "worker", "the name in messages, logs and metrics"),
+    variable("INPUT_PIPE", "<name>-in", "the pipe to take tasks from"),
     variable(
         "OUTPUT_PIPE",
         "none",
         "the pipe for results, failures included",
-        &[
-            ("CAF_WORKER_OUTPUT_QUEUE", Caf::Same),
-            ("CAF_WORKER_ERROR_QUEUE", Caf::Same),
-        ],
     ),
     variable(
         "INVALID_PIPE",
         "<name>-invalid",
-        "bodies that are no task messages",
-        &[],
+        "the pipe for bodies that are not task messages",
     ),
     variable(
         "REJECT_PIPE",
         "<name>-reject",
-        "copies of tasks that were given up",
-        &[("CAF_WORKER_REJECT_QUEUE", Caf::Same)],
+        "the pipe for copies of tasks that were given up",
     ),
     variable(
         "PAUSED_PIPE",
         "worker-paused-in",
-        "tasks of paused jobs, which the job service keeps; none: they are executed",
-        &[("CAF_WORKER_PAUSED_QUEUE", Caf::Same)],
+        "the pipe for tasks of paused jobs, which the job service keeps; with none, they run",
     ),
     variable(
         "ROUTE",
         "direct",
         "how tracked outputs travel: direct or reroute",
-        &[],
     ),
     variable(
         "CONCURRENCY",
         "8",
-        "tasks at the same time",
-        &[("CAF_WORKER_THREADS", Caf::Same)],
+        "the number of tasks that run at the same time",
     ),
     variable(
         "PREFETCH",
         "1000",
-        "deliveries taken and not settled",
-        &[("CAF_RABBITMQ_PREFETCH_BUFFER", Caf::PlusConcurrency)],
+        "the largest number of deliveries received and not settled",
     ),
-    variable(
-        "ATTEMPTS",
-        "10",
-        "how often a task is tried",
-        &[("CAF_WORKER_RETRY_LIMIT", Caf::PlusOne)],
-    ),
+    variable("ATTEMPTS", "10", "the largest number of attempts of a task"),
     variable(
         "SERVICE_PATH",
         "batchwright/<name>",
         "the key of the worker's notes in the context of a message",
-        &[("CAF_APPNAME", Caf::NoSlash)],
     ),
     variable(
         "VERSION",
         "UNKNOWN",
         "the version of the worker in messages",
-        &[],
     ),
     variable(
         "ZERO_PROGRESS",
         "false",
-        "true: what is not the end of its task is reported with 0 %, as CAF's workers do",
-        &[("CAF_WORKER_DISABLE_ZERO_PROGRESS_REPORTING", Caf::Not)],
+        "true: report 0 % for each output that does not end its task, as CAF's workers do",
     ),
     variable(
         "MAX_PRIORITY",
         "0",
-        "x-max-priority of classic queues, where others declare them with it",
-        &[("CAF_RABBITMQ_MAX_PRIORITY", Caf::Same)],
+        "x-max-priority of classic queues, if others declare them with it",
     ),
     variable(
         "QUEUE_TYPE",
         "quorum",
-        "or classic; all who share a broker must agree",
-        &[("CAF_RABBITMQ_QUEUE_TYPE", Caf::Same)],
+        "quorum or classic; all programs on a broker must agree",
     ),
     variable(
         "LISTEN",
         "none",
-        "where health and metrics are served, as in 127.0.0.1:8081",
-        &[],
+        "the address that serves health checks and metrics, for example 127.0.0.1:8081",
     ),
-    variable(
-        "LOG",
-        "info",
-        "what is logged to standard error",
-        &[("CAF_LOG_LEVEL", Caf::Lowercase)],
-    ),
+    variable("LOG", "info", "what is logged to standard error"),
 ];
 
-/// Reads by the table.
-struct Read<'a>(&'a Variables);
+/// Reads settings by [`VARIABLES`].
+struct SettingsReader<'a>(&'a Variables);
 
-impl Read<'_> {
-    fn found(&self, name: &str) -> Result<Option<Found>, SettingsError> {
+impl SettingsReader<'_> {
+    fn find(&self, name: &str) -> Result<Option<EnvValue>, SettingsError> {
         let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
             return Ok(None);
         };
@@ -301,22 +327,22 @@ impl Read<'_> {
         if found.is_some() {
             return Ok(found);
         }
-        if variable.caf.iter().any(|(_, made)| *made == Caf::Part) {
-            return self.0.caf_broker("rabbitmq");
+        if name == "BROKER" {
+            return caf::broker_url(self.0, "rabbitmq");
         }
-        // Asked for only where it is needed: this is how it is asked for.
-        let adds = variable
-            .caf
+        let caf = variable.caf();
+        // Finding the concurrency calls this function, so it may only do so for a conversion that needs it.
+        let adds = caf
             .iter()
-            .any(|(_, made)| *made == Caf::PlusConcurrency);
+            .any(|(_, conversion)| *conversion == Conversion::AddConcurrency);
         let concurrency = if adds {
-            self.found("CONCURRENCY")?
+            self.find("CONCURRENCY")?
                 .map(|found| parse(&found))
                 .transpose()?
         } else {
             None
         };
-        self.0.caf(variable.caf, concurrency.unwrap_or(CONCURRENCY))
+        caf::value(self.0, caf, concurrency.unwrap_or(DEFAULT_CONCURRENCY))
     }
 
     fn set<T: FromStr<Err: std::fmt::Display>>(
@@ -324,35 +350,14 @@ impl Read<'_> {
         name: &str,
         field: &mut T,
     ) -> Result<(), SettingsError> {
-        if let Some(found) = self.found(name)? {
+        if let Some(found) = self.find(name)? {
             *field = parse(&found)?;
         }
         Ok(())
     }
 }
 
-/// A variable that stops start-up.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the variable {name} {flaw}")]
-pub struct SettingsError {
-    name: String,
-    flaw: String,
-}
-
-impl SettingsError {
-    /// A flaw of the variable with this name.
-    pub fn of(name: &str, flaw: impl Into<String>) -> Self {
-        Self {
-            name: name.to_owned(),
-            flaw: flaw.into(),
-        }
-    }
-}
-
-/// What the variables of ours begin with.
-pub const PREFIX: &str = "BATCHWRIGHT_";
-
-fn parse<T: FromStr<Err: std::fmt::Display>>(found: &Found) -> Result<T, SettingsError> {
+fn parse<T: FromStr<Err: std::fmt::Display>>(found: &EnvValue) -> Result<T, SettingsError> {
     found
         .value
         .parse()
@@ -371,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn pipes_follow_from_the_name_unless_they_are_named() {
+    fn pipes_follow_from_the_name_unless_they_are_set() {
         let settings = read(&[
             ("BATCHWRIGHT_NAME", "worker-x"),
             ("BATCHWRIGHT_OUTPUT_PIPE", "out"),
@@ -386,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn the_paused_pipe_is_shared_by_all_unless_one_is_told_another_or_none() {
+    fn paused_pipe_has_a_default_and_can_be_changed_or_disabled() {
         let paused = |variables: &[(&str, &str)]| read(variables).unwrap().paused;
         assert_eq!(paused(&[]).as_deref(), Some("worker-paused-in"));
         assert_eq!(
@@ -405,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_percent_is_not_reported_unless_that_is_asked_for_in_our_words_or_in_cafs() {
+    fn zero_progress_is_set_by_our_variable_or_by_cafs() {
         const CAF: &str = "CAF_WORKER_DISABLE_ZERO_PROGRESS_REPORTING";
         for (variables, expected) in [
             (&[][..], false),
@@ -426,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_or_unknown_variable_stops_start_up_by_its_name() {
+    fn bad_or_unknown_variable_is_refused_by_name() {
         for (name, value, text) in [
             (
                 "BATCHWRIGHT_PREFETCH",
@@ -436,7 +441,7 @@ mod tests {
             (
                 "BATCHWRIGHT_ROUTE",
                 "up",
-                "the variable BATCHWRIGHT_ROUTE is \"up\": \"up\" is no route; write direct or reroute",
+                "the variable BATCHWRIGHT_ROUTE is \"up\": \"up\" is not a route; write direct or reroute",
             ),
             (
                 "CAF_WORKER_THREADS",
@@ -451,7 +456,7 @@ mod tests {
             (
                 "BATCHWRIGHT_PREFECHT",
                 "1",
-                "the variable BATCHWRIGHT_PREFECHT is no setting of a worker; did you mean BATCHWRIGHT_PREFETCH?",
+                "the variable BATCHWRIGHT_PREFECHT is not a setting of a worker; did you mean BATCHWRIGHT_PREFETCH?",
             ),
         ] {
             assert_eq!(read(&[(name, value)]).unwrap_err(), text);
@@ -464,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn the_variables_of_caf_count_where_ours_are_not_set() {
+    fn caf_variables_count_where_ours_are_not_set() {
         let caf = [
             ("CAF_WORKER_NAME", "worker-x"),
             ("CAF_WORKER_BASE_QUEUE_NAME", "x"),

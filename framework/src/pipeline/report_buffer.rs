@@ -1,8 +1,8 @@
-//! The report buffer: reports wait for company, but never make anyone wait.
+//! Collects the reports of many deliveries and sends them to the tracking pipe in one message.
 //!
-//! One message to the tracking pipe carries the reports of many deliveries. The buffer is sent when it is full, after
-//! 20 ms, or as soon as every open delivery of the process waits for it. A delivery is told when the message with its
-//! reports is confirmed; only then is it settled.
+//! The buffer sends its reports when it holds 500 of them, after 20 ms, or as soon as every open delivery waits for its
+//! reports, whichever comes first. So batching never delays a process that has nothing else to do. A delivery learns
+//! when the message with its reports is confirmed, and is settled only then.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,17 +16,18 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::broker::{Broker, Outgoing, PublishError};
+use crate::pipeline::output::new_message;
 
-/// Reports in one message.
-const FULL: usize = 500;
-/// The longest that a report waits for company.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// The largest number of reports in one message.
+const MAX_REPORTS: usize = 500;
+/// The longest time that a report waits for others.
+const MAX_DELAY: Duration = Duration::from_millis(20);
 
-/// How many deliveries this process has taken and not settled yet.
+/// Counts the deliveries that this runtime has received and not settled yet.
 #[derive(Debug, Default)]
 pub(crate) struct OpenDeliveries {
     count: AtomicUsize,
-    fewer: Notify,
+    decreased: Notify,
 }
 
 impl OpenDeliveries {
@@ -36,7 +37,7 @@ impl OpenDeliveries {
 
     pub fn remove(&self, n: usize) {
         self.count.fetch_sub(n, Ordering::Relaxed);
-        self.fewer.notify_one();
+        self.decreased.notify_one();
     }
 
     pub fn count(&self) -> usize {
@@ -44,7 +45,7 @@ impl OpenDeliveries {
     }
 }
 
-/// The reports that a delivery causes, all for one tracking pipe.
+/// The reports of one delivery, all for the same tracking pipe.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Reports {
     pub pipe: Arc<str>,
@@ -52,19 +53,19 @@ pub(crate) struct Reports {
     pub list: Vec<TrackingReport>,
 }
 
-/// The way into the buffer. Cheap to clone.
+/// A handle to the buffer. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct ReportBuffer(mpsc::UnboundedSender<Entry>);
 
 #[derive(Debug)]
 struct Entry {
     reports: Reports,
-    /// Somebody waits with an open delivery.
+    /// Set if an open delivery waits for the confirm.
     waiting: Option<oneshot::Sender<Result<(), PublishError>>>,
 }
 
 impl ReportBuffer {
-    /// The buffer's task ends when the last handle is dropped and everything has been sent.
+    /// Starts the buffer's task, which ends when the last handle is dropped and every report has been sent.
     pub fn start(broker: Arc<dyn Broker>, open: Arc<OpenDeliveries>, tasks: &TaskTracker) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
         let buffer = Buffer {
@@ -78,7 +79,7 @@ impl ReportBuffer {
         Self(sender)
     }
 
-    /// Sends reports with the next message; answers when it is confirmed.
+    /// Sends reports with the next message and waits for its confirm.
     pub async fn send(&self, reports: Reports) -> Result<(), PublishError> {
         let (sender, receiver) = oneshot::channel();
         self.0
@@ -90,9 +91,9 @@ impl ReportBuffer {
         receiver.await.unwrap_or(Err(PublishError::Closed))
     }
 
-    /// Sends a report that nobody needs to wait for.
-    pub fn announce(&self, reports: Reports) {
-        // Without a buffer the process is going down, and the delivery will come again.
+    /// Sends reports with the next message without waiting for its confirm.
+    pub fn send_later(&self, reports: Reports) {
+        // The buffer is gone only when the runtime has stopped; then the delivery comes again.
         let _ = self.0.send(Entry {
             reports,
             waiting: None,
@@ -100,12 +101,13 @@ impl ReportBuffer {
     }
 }
 
-/// What has been gathered.
+/// The entries of the next messages.
 #[derive(Default)]
 struct Batch {
     entries: Vec<Entry>,
-    /// How many reports that are, and of how many entries somebody waits.
+    /// The number of reports in these entries.
     size: usize,
+    /// The number of these entries that a delivery waits for.
     waiting: usize,
 }
 
@@ -120,7 +122,7 @@ impl Batch {
 struct Buffer {
     broker: Arc<dyn Broker>,
     open: Arc<OpenDeliveries>,
-    /// Deliveries whose reports are sent and not confirmed.
+    /// The number of deliveries whose reports are published and not confirmed.
     in_flight: Arc<AtomicUsize>,
     entries: mpsc::UnboundedReceiver<Entry>,
     tasks: TaskTracker,
@@ -135,18 +137,18 @@ impl Buffer {
     }
 
     async fn gather(&mut self, first: Entry) -> Vec<Entry> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_DELAY;
         let mut batch = Batch::default();
         batch.push(first);
-        // Whoever is about to report gets a turn first: deliveries come in bursts.
+        // Deliveries end in bursts. Let the other tasks of the burst add their reports first.
         tokio::task::yield_now().await;
         loop {
-            while batch.size < FULL
+            while batch.size < MAX_REPORTS
                 && let Ok(entry) = self.entries.try_recv()
             {
                 batch.push(entry);
             }
-            if batch.size >= FULL
+            if batch.size >= MAX_REPORTS
                 || batch.waiting + self.in_flight.load(Ordering::Relaxed) >= self.open.count()
             {
                 return batch.entries;
@@ -156,13 +158,13 @@ impl Buffer {
                     Some(entry) => batch.push(entry),
                     None => return batch.entries,
                 },
-                () = self.open.fewer.notified() => {}
+                () = self.open.decreased.notified() => {}
                 () = tokio::time::sleep_until(deadline) => return batch.entries,
             }
         }
     }
 
-    /// Publishes a batch, one message a tracking pipe, and tells everyone when it is confirmed.
+    /// Publishes a batch, one message per tracking pipe, and passes the confirms on to the waiting deliveries.
     fn send(&self, batch: Vec<Entry>) {
         let mut by_pipe: BTreeMap<Arc<str>, Vec<Entry>> = BTreeMap::new();
         for entry in batch {
@@ -174,9 +176,9 @@ impl Buffer {
         for (pipe, mut entries) in by_pipe {
             let (correlation_id, mut reports) = merge(&mut entries);
             let mut confirms = Vec::with_capacity(1);
-            // A task may have caused more reports than one message should have.
+            // One task may have more reports than fit into a message.
             while !reports.is_empty() {
-                let rest = reports.split_off(reports.len().min(FULL));
+                let rest = reports.split_off(reports.len().min(MAX_REPORTS));
                 let message = report_message(
                     &pipe,
                     correlation_id.clone(),
@@ -197,7 +199,7 @@ impl Buffer {
                 let confirmed = try_join_all(confirms).await.map(drop);
                 in_flight.fetch_sub(count, Ordering::Relaxed);
                 for waiting in waiting {
-                    // One that no longer waits has been given up by the shutdown.
+                    // A delivery that no longer waits was dropped at shutdown.
                     let _ = waiting.send(confirmed.clone());
                 }
             });
@@ -205,7 +207,7 @@ impl Buffer {
     }
 }
 
-/// All reports of these entries, and their correlation id where they have one in common.
+/// Takes the reports out of these entries. Returns their correlation id, if they all have the same, and the reports.
 fn merge(entries: &mut [Entry]) -> (Option<String>, Vec<TrackingReport>) {
     let correlation_id = entries
         .first()
@@ -230,6 +232,6 @@ fn report_message(
     let data = serde_json::to_vec(&task).unwrap_or_default();
     TaskMessage {
         correlation_id,
-        ..crate::answer::new_message::<TrackingReportTask>(id, pipe, data)
+        ..new_message::<TrackingReportTask>(id, pipe, data)
     }
 }

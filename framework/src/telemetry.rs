@@ -1,7 +1,9 @@
-//! The endpoint of a worker process: `/health-check?name=all&type=ALIVE|READY` and `/metrics`.
+//! The counters of a worker, and the HTTP endpoint that serves them with the health checks:
+//! `/health-check?name=all&type=ALIVE|READY` and `/metrics`.
 //!
-//! The only file of the framework that speaks HTTP as a server.
+//! The only file of the framework that is an HTTP server.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -9,6 +11,7 @@ use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
+use metrics::{Counter, counter};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
@@ -17,14 +20,45 @@ use tokio_util::sync::CancellationToken;
 
 use crate::broker::{Broker, BrokerState};
 
-/// What health is told from.
+/// The counters of one worker. Their names follow CAF's (`core.tasksReceived`, …) in Prometheus' spelling.
+#[derive(Clone)]
+pub(crate) struct Counters {
+    pub received: Counter,
+    pub done: Counter,
+    pub forwarded: Counter,
+    pub paused: Counter,
+    pub discarded: Counter,
+    pub invalid: Counter,
+}
+
+impl Counters {
+    pub fn of(worker: &str) -> Self {
+        let counter = |name: &'static str| counter!(name, "worker" => worker.to_owned());
+        Self {
+            received: counter("batchwright_tasks_received_total"),
+            done: counter("batchwright_tasks_done_total"),
+            forwarded: counter("batchwright_tasks_forwarded_total"),
+            paused: counter("batchwright_tasks_paused_total"),
+            discarded: counter("batchwright_tasks_discarded_total"),
+            invalid: counter("batchwright_tasks_rejected_total"),
+        }
+    }
+}
+
+impl fmt::Debug for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Counters")
+    }
+}
+
+/// What the health checks look at.
 #[derive(Clone)]
 pub(crate) struct Health {
     pub broker: Arc<dyn Broker>,
-    /// What is missing around the worker.
-    pub missing: Arc<dyn Fn() -> Option<String> + Send + Sync>,
-    /// Whether the consume loop runs.
-    pub consuming: watch::Receiver<bool>,
+    /// Returns why the handler cannot work, if it cannot.
+    pub unready_reason: Arc<dyn Fn() -> Option<String> + Send + Sync>,
+    /// Whether the runtime takes deliveries.
+    pub is_consuming: watch::Receiver<bool>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -39,7 +73,7 @@ struct Check {
 }
 
 #[derive(Debug, Deserialize)]
-struct Which {
+struct Selection {
     name: Option<String>,
     #[serde(rename = "type")]
     kind: Option<String>,
@@ -53,12 +87,13 @@ impl Health {
             BrokerState::Blocked(why) => Some(format!("the broker blocks publishers: {why}")),
             BrokerState::Closed => Some("the broker is closed".to_owned()),
         };
-        let loop_ended = (!*self.consuming.borrow()).then(|| "no deliveries are taken".to_owned());
-        let surroundings = (self.missing)();
+        let alive =
+            (!*self.is_consuming.borrow()).then(|| "the worker takes no deliveries".to_owned());
+        let ready = (self.unready_reason)();
         [
-            ("worker-alive", "ALIVE", loop_ended),
+            ("worker-alive", "ALIVE", alive),
             ("queue", "READY", queue),
-            ("worker-ready", "READY", surroundings),
+            ("worker-ready", "READY", ready),
         ]
         .map(|(name, kind, message)| Check {
             name,
@@ -70,9 +105,9 @@ impl Health {
         .into()
     }
 
-    fn answer(&self, which: &Which) -> (StatusCode, Vec<Check>) {
+    fn respond(&self, selection: &Selection) -> (StatusCode, Vec<Check>) {
         let of_kind = |check: &Check| {
-            which
+            selection
                 .kind
                 .as_deref()
                 .is_none_or(|kind| kind.eq_ignore_ascii_case(check.kind))
@@ -80,7 +115,7 @@ impl Health {
         let mut checks: Vec<_> = self.checks().into_iter().filter(of_kind).collect();
         let healthy = checks.iter().all(|check| check.healthy);
         checks.retain(|check| {
-            which
+            selection
                 .name
                 .as_deref()
                 .is_some_and(|name| name == "all" || name == check.name)
@@ -96,7 +131,8 @@ impl Health {
     }
 }
 
-/// Makes the counters of this process readable. The first call of a process counts.
+/// Installs the recorder of the counters of this process. Later calls return the same one; `None` if the program has
+/// installed another one.
 pub(crate) fn install_recorder() -> Option<PrometheusHandle> {
     static RECORDER: std::sync::OnceLock<Option<PrometheusHandle>> = std::sync::OnceLock::new();
     RECORDER
@@ -104,14 +140,14 @@ pub(crate) fn install_recorder() -> Option<PrometheusHandle> {
         .clone()
 }
 
-/// Binds the port; an address in use is an error that names it.
+/// Binds the address. The error names it.
 pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
     TcpListener::bind(address)
         .await
         .map_err(|error| format!("cannot listen on {address}: {error}; choose another address"))
 }
 
-/// Serves until the token trips.
+/// Serves health checks and metrics until `shutdown` is cancelled.
 pub(crate) async fn serve(
     listener: TcpListener,
     health: Health,
@@ -124,8 +160,8 @@ pub(crate) async fn serve(
             .unwrap_or_default()
     });
     let check = get(
-        |State(health): State<Health>, Query(which): Query<Which>| async move {
-            let (code, checks) = health.answer(&which);
+        |State(health): State<Health>, Query(selection): Query<Selection>| async move {
+            let (code, checks) = health.respond(&selection);
             (code, Json(checks))
         },
     );
@@ -137,7 +173,7 @@ pub(crate) async fn serve(
         .with_graceful_shutdown(shutdown.cancelled_owned())
         .await;
     if let Err(error) = served {
-        tracing::warn!(%error, "the health endpoint has ended");
+        tracing::warn!(%error, "the health endpoint has stopped");
     }
 }
 
@@ -147,17 +183,17 @@ mod tests {
     use crate::broker::memory::Memory;
 
     #[test]
-    fn health_tells_what_is_wrong_and_readiness_is_not_liveness() {
+    fn health_names_the_problem_and_readiness_is_not_liveness() {
         let (unavailable, unavailable_now) = watch::channel::<Option<String>>(None);
-        let missing = Arc::new(move || unavailable_now.borrow().clone());
-        let (consuming, consuming_now) = watch::channel(true);
+        let unready_reason = Arc::new(move || unavailable_now.borrow().clone());
+        let (consuming, is_consuming) = watch::channel(true);
         let health = Health {
             broker: Arc::new(Memory::new()),
-            missing,
-            consuming: consuming_now,
+            unready_reason,
+            is_consuming,
         };
         let ask = |kind: &str| {
-            health.answer(&Which {
+            health.respond(&Selection {
                 name: Some("all".into()),
                 kind: Some(kind.into()),
             })

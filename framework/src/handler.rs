@@ -1,0 +1,200 @@
+//! The seam below [`Worker`](crate::Worker): code that takes many deliveries at once and decides about each one.
+//!
+//! A [`BatchHandler`] gets [`Received`] deliveries and returns one [`Disposition`] per delivery. The framework runs a
+//! worker as a handler that takes one delivery at a time. The tracking worker is a handler that takes a thousand.
+//!
+//! What must stay true: a handler never settles a delivery. It says what must happen; the pipeline publishes, reports
+//! and settles in an order that loses nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::{ReportStatus, TaskMessage, TrackingReport, patch_tracking};
+
+use crate::broker::{Broker, Confirm, Delivery, Headers, Outgoing, PublishError};
+use crate::pipeline::publish::PendingPublish;
+use crate::pipeline::quarantine::Standing;
+use crate::pipeline::routing::{diverted_report, tracking_ends};
+
+/// The header that holds, on a message in the invalid pipe, the reason why it is there.
+pub const REASON_HEADER: &str = "x-batchwright-reason";
+/// The header that holds, on a message in the invalid pipe, the name of the pipe that it came from.
+pub const ORIGIN_HEADER: &str = "x-batchwright-origin";
+
+/// Decides about deliveries, up to [`BatchHandler::max_batch`] at a time.
+pub trait BatchHandler: Send + Sync + 'static {
+    /// Returns the largest number of deliveries that [`Self::handle`] takes at a time. Batches may be smaller.
+    fn max_batch(&self) -> usize;
+
+    /// Decides about a batch. Returns one disposition per delivery, in the same order.
+    ///
+    /// A delivery without a disposition (the handler panicked, or returned too few) is redelivered.
+    fn handle(
+        &self,
+        batch: &[Received],
+        publisher: &Publisher,
+    ) -> impl Future<Output = Vec<Disposition>> + Send;
+
+    /// Decides about a delivery whose outputs the broker did not accept: their pipe cannot be declared, or it stayed
+    /// full for as long as the retry policy allows. The default redelivers it.
+    ///
+    /// Only the outputs of [`Disposition::Done`] are published. With any other disposition the delivery is redelivered.
+    fn on_undeliverable(&self, _delivery: &Received, error: &PublishError) -> Disposition {
+        Disposition::Redeliver(error.to_string())
+    }
+
+    /// Returns why the handler cannot work at the moment, for the readiness check; `None` if it can.
+    fn unready_reason(&self) -> Option<String> {
+        None
+    }
+
+    /// Decides about a poison message: one that crashed several processes while it was the only delivery they had.
+    ///
+    /// The implementation must not process the message again. The default sends it to the invalid pipe.
+    fn reject_poison(&self, delivery: &Received) -> Disposition {
+        Disposition::Invalid(format!(
+            "the process crashed each time it was given this message ({})",
+            delivery.message().task_id
+        ))
+    }
+}
+
+/// A delivery that is decoded and admitted: as far as this process knows, its job has not ended.
+#[derive(Debug)]
+pub struct Received {
+    pub(crate) delivery: Delivery,
+    pub(crate) message: TaskMessage,
+    pub(crate) is_diverted: bool,
+    pub(crate) standing: Standing,
+}
+
+impl Received {
+    pub(crate) const fn new(
+        delivery: Delivery,
+        message: TaskMessage,
+        is_diverted: bool,
+        standing: Standing,
+    ) -> Self {
+        Self {
+            delivery,
+            message,
+            is_diverted,
+            standing,
+        }
+    }
+
+    /// Returns the decoded message.
+    pub const fn message(&self) -> &TaskMessage {
+        &self.message
+    }
+
+    /// Returns whether the message is addressed to another pipe and only passes through here.
+    pub const fn is_diverted(&self) -> bool {
+        self.is_diverted
+    }
+
+    /// Returns the headers that the message came with.
+    pub const fn headers(&self) -> &Headers {
+        &self.delivery.headers
+    }
+
+    /// Returns the status that a diverted message reports for its task: `Failed` for a failure, `Complete` where its
+    /// tracking ends, otherwise `None`.
+    pub fn diverted_status(&self) -> Option<ReportStatus> {
+        diverted_report(&self.message)
+    }
+
+    /// Returns the report for a message that is forwarded to the pipe where its tracking ends. Nobody downstream
+    /// reports it, because the forwarded message carries no tracking.
+    pub(crate) fn final_report(&self) -> Option<TrackingReport> {
+        let tracking = self.message.tracking.as_ref()?;
+        let ends = tracking_ends(self.message.to.as_deref(), tracking);
+        Some(TrackingReport::new(
+            self.message.job_task_id()?,
+            self.diverted_status().filter(|_| ends)?,
+        ))
+    }
+
+    /// Returns the message to publish to its `to` pipe, or `None` if it has no `to`.
+    ///
+    /// Body and headers stay as they came, except for the tracking: it is refreshed, or removed if it ends there.
+    pub fn forwarded(&self) -> Option<Outgoing> {
+        let to = self.message.to.as_deref()?;
+        let tracking = self
+            .message
+            .tracking
+            .as_ref()
+            .filter(|tracking| !tracking_ends(Some(to), tracking));
+        // Patching fails only for a body that is not a JSON object, and this one has been decoded.
+        let body = patch_tracking(&self.delivery.body, tracking)
+            .unwrap_or_else(|_| self.delivery.body.to_vec());
+        Some(Outgoing {
+            headers: self.delivery.headers.clone(),
+            ..Outgoing::new(to, body)
+        })
+    }
+
+    /// Returns the message exactly as it came, addressed to its `to` pipe, or `None` if it has no `to`.
+    pub fn unchanged(&self) -> Option<Outgoing> {
+        let to = self.message.to.as_deref()?;
+        Some(Outgoing {
+            headers: self.delivery.headers.clone(),
+            ..Outgoing::new(to, self.delivery.body.clone())
+        })
+    }
+}
+
+/// Publishes messages for a [`BatchHandler`].
+#[derive(Debug, Clone)]
+pub struct Publisher(pub(crate) Arc<dyn Broker>);
+
+impl Publisher {
+    /// Publishes a message at once. The handler must await the confirm before it returns [`Disposition::Done`] for the
+    /// delivery that caused the message.
+    pub fn publish(&self, message: Outgoing) -> Confirm {
+        self.0.publish(message)
+    }
+}
+
+/// What happens to a delivery.
+#[derive(Debug)]
+pub enum Disposition {
+    /// The delivery is done. It is acknowledged once its outputs are confirmed and its reports are sent.
+    Done(Outputs),
+    /// The message goes to the pipe that it is addressed to.
+    Forward,
+    /// The message could not be understood. It goes to the invalid pipe with this reason.
+    Invalid(String),
+    /// The message comes again after a short pause, and the log records this reason. The broker counts no attempt.
+    Redeliver(String),
+    /// The message comes again after this delay. Nothing is wrong, and no attempt is counted.
+    Snooze(Duration),
+    /// The message is dropped, because its job has ended.
+    Discard,
+}
+
+/// What a delivery causes before it is acknowledged: messages to publish, and reports to send after their confirms.
+#[derive(Debug, Default)]
+pub struct Outputs {
+    /// Already published, not yet confirmed.
+    pub(crate) pending: Vec<PendingPublish>,
+    pub(crate) messages: Vec<Outgoing>,
+    pub(crate) reports: Vec<TrackingReport>,
+}
+
+impl Outputs {
+    /// Adds a message to publish.
+    #[must_use]
+    pub fn with_message(mut self, message: Outgoing) -> Self {
+        self.messages.push(message);
+        self
+    }
+
+    /// Adds a report to send to the tracking pipe of the delivery once every message is confirmed. It is dropped if the
+    /// message is not tracked.
+    #[must_use]
+    pub fn with_report(mut self, report: TrackingReport) -> Self {
+        self.reports.push(report);
+        self
+    }
+}

@@ -1,0 +1,440 @@
+//! The way of a delivery through a worker. Read this first.
+//!
+//! ```text
+//! receive → check → admit → handle → publish → report → settle
+//! ```
+//!
+//! - **receive**: decode the message.
+//! - **check**: ask the job service, when a check is due, whether the job still runs ([`status_check`]).
+//! - **admit**: decide by that, and by the pipe the message is addressed to, whether it is handled here ([`routing`]).
+//! - **handle**: let the handler decide ([`BatchHandler`]; a [`Worker`](crate::Worker) runs in the [`executor`]).
+//! - **publish**: publish the outputs and await their confirms ([`publish`]).
+//! - **report**: send the reports and await their confirms ([`report_buffer`]).
+//! - **settle**: acknowledge the delivery, or let it come again.
+//!
+//! What must stay true:
+//! - Nothing is acknowledged before everything it caused is confirmed, including what goes to the invalid and reject
+//!   pipes. Work may be repeated; it must not be lost.
+//! - A report is the last thing that a delivery causes. Once it is counted the job may be finished, and deliveries of a
+//!   finished job are discarded.
+//! - No delivery can stop the loop. A message that cannot be understood goes to the invalid pipe, once, with the reason.
+//! - The broker's delivery count is about processes, not about messages: it rises for every delivery that a crashed
+//!   process had. It only makes a message a suspect, which then runs alone ([`quarantine`]).
+
+pub(crate) mod attempts;
+pub(crate) mod executor;
+pub(crate) mod in_flight;
+pub(crate) mod output;
+pub(crate) mod publish;
+pub(crate) mod quarantine;
+pub(crate) mod quarantine_loop;
+pub(crate) mod report_buffer;
+pub(crate) mod routing;
+pub(crate) mod status_check;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::{TaskMessage, TrackingReport, patch_tracking, same_pipe};
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, debug, debug_span, warn};
+
+use crate::RetryPolicy;
+use crate::broker::{Broker, Delivery, HeaderValue, Outgoing, PublishError};
+use crate::handler::{
+    BatchHandler, Disposition, ORIGIN_HEADER, Outputs, Publisher, REASON_HEADER, Received,
+};
+use crate::telemetry::Counters;
+use output::tracking_pipe;
+use publish::{PendingPublish, await_confirms};
+use quarantine::{Quarantine, Standing};
+use report_buffer::{OpenDeliveries, ReportBuffer, Reports};
+use routing::{Admission, admit, diverted_report};
+use status_check::StatusChecker;
+
+/// The pause before a delivery that could not be processed comes again.
+const REDELIVERY_DELAY: Duration = Duration::from_secs(1);
+
+/// Processes the deliveries of one runtime.
+#[derive(Debug)]
+pub(crate) struct Pipeline<H> {
+    pub handler: H,
+    pub pipes: Pipes,
+    /// The largest body that is decoded, in bytes.
+    pub max_body: usize,
+    pub broker: Arc<dyn Broker>,
+    pub status: StatusChecker,
+    pub reports: ReportBuffer,
+    pub open: Arc<OpenDeliveries>,
+    pub quarantine: Quarantine,
+    /// Applies to outputs that the broker refuses.
+    pub retry: RetryPolicy,
+    pub counters: Counters,
+    /// Cancelled when the runtime stops waiting for running tasks.
+    pub shutdown: CancellationToken,
+    /// Cancelled when the runtime drops whatever still runs.
+    pub abort: CancellationToken,
+}
+
+/// The pipes of a pipeline.
+#[derive(Debug, Clone)]
+pub(crate) struct Pipes {
+    pub input: String,
+    pub invalid: String,
+    pub paused: Option<String>,
+}
+
+/// Why a delivery cannot be acknowledged. It comes again.
+#[derive(Debug, thiserror::Error)]
+enum Unsettled {
+    #[error(transparent)]
+    Unpublished(#[from] PublishError),
+    #[error("{0}")]
+    Redeliver(String),
+    #[error("the worker wants it later")]
+    Snooze(Duration),
+    #[error("its reports cannot be sent: {0}")]
+    Unreportable(PublishError),
+}
+
+impl<H: BatchHandler> Pipeline<H> {
+    /// Processes deliveries from their arrival until they are settled. Drops the slot once the handler has decided, so
+    /// that other deliveries are handled while the outputs of these are published.
+    pub async fn process<S: Send>(&self, deliveries: Vec<Delivery>, slot: S) {
+        let count = deliveries.len();
+        let received: Vec<Received> = concurrently(deliveries, |delivery| self.receive(delivery))
+            .await
+            .into_iter()
+            .flatten()
+            .collect();
+        if !received.is_empty() {
+            let dispositions = self.handle(&received).await;
+            drop(slot);
+            let decided = received.into_iter().zip(dispositions).collect();
+            concurrently(decided, |(received, disposition)| {
+                self.apply(received, disposition)
+            })
+            .await;
+        }
+        self.open.remove(count);
+    }
+
+    /// Decodes, checks and admits a delivery. Returns it if the handler must decide about it; settles it otherwise.
+    async fn receive(&self, delivery: Delivery) -> Option<Received> {
+        self.counters.received.increment(1);
+        let standing = self.quarantine.judge(&delivery);
+        let mut message = match self.decode(&delivery) {
+            Ok(message) => message,
+            Err(reason) => {
+                let moved = self.move_to_invalid(&delivery, &reason).await;
+                self.settle(delivery, standing, moved).await;
+                return None;
+            }
+        };
+        let job = self.status.check(message.tracking.as_mut()).await;
+        let admission = admit(
+            job,
+            message.to.as_deref(),
+            &self.pipes.input,
+            self.pipes.paused.is_some(),
+        );
+        let moved = match admission {
+            Admission::Execute if standing == Standing::Suspect => {
+                self.move_to_quarantine(&delivery, &message).await
+            }
+            Admission::Execute => return Some(Received::new(delivery, message, false, standing)),
+            Admission::Divert => return Some(Received::new(delivery, message, true, standing)),
+            Admission::Discard => {
+                self.discard(delivery, &message);
+                return None;
+            }
+            Admission::Pause => {
+                self.counters.paused.increment(1);
+                let paused = self.pipes.paused.as_deref().unwrap_or_default();
+                self.move_to(paused, &delivery, &message).await
+            }
+            Admission::Stray => match self.stray_pipe(&message) {
+                Some(pipe) => self.move_to(&pipe, &delivery, &message).await,
+                // It has reached the tracking worker, which counts it, and goes no further.
+                None if diverted_report(&message).is_some() => {
+                    return Some(Received::new(delivery, message, true, standing));
+                }
+                None => {
+                    let reason = "the message names no pipe (`to`) and is not tracked";
+                    self.move_to_invalid(&delivery, reason).await
+                }
+            },
+        };
+        self.settle(delivery, standing, moved).await;
+        None
+    }
+
+    fn decode(&self, delivery: &Delivery) -> Result<TaskMessage, String> {
+        if delivery.body.len() > self.max_body {
+            return Err(format!(
+                "the body has {} bytes; the limit is {}",
+                delivery.body.len(),
+                self.max_body
+            ));
+        }
+        TaskMessage::decode(&delivery.body).map_err(|error| error.to_string())
+    }
+
+    /// Returns the tracking pipe of a message without a `to`, unless the message has arrived there.
+    fn stray_pipe(&self, message: &TaskMessage) -> Option<Arc<str>> {
+        tracking_pipe(message).filter(|pipe| !same_pipe(pipe, &self.pipes.input))
+    }
+
+    /// Lets the handler decide. Deliveries without a decision, for example after a panic, are redelivered.
+    async fn handle(&self, received: &[Received]) -> Vec<Disposition> {
+        if let [poison] = received
+            && poison.standing.is_poison()
+        {
+            return vec![self.handler.reject_poison(poison)];
+        }
+        let span = match received {
+            [one] => {
+                debug_span!("delivery", pipe = %one.delivery.pipe, task = %one.message.task_id, job = one.message.job_task_id())
+            }
+            many => debug_span!("deliveries", pipe = %self.pipes.input, count = many.len()),
+        };
+        let publisher = Publisher(Arc::clone(&self.broker));
+        let handling = AssertUnwindSafe(self.handler.handle(received, &publisher))
+            .catch_unwind()
+            .instrument(span);
+        let handled = if matches!(received, [only] if only.standing.is_isolated()) {
+            let Some(handled) = self.abort.run_until_cancelled(handling).await else {
+                // Other deliveries are dropped on `abort`, which requeues them. An isolated one must be published again
+                // instead, because a requeue would count against it.
+                let reason = "the process is shutting down".to_owned();
+                return vec![Disposition::Redeliver(reason)];
+            };
+            handled
+        } else {
+            handling.await
+        };
+        let mut dispositions = handled.unwrap_or_else(|_| Vec::new());
+        dispositions.resize_with(received.len(), || {
+            Disposition::Redeliver("the handler made no decision".to_owned())
+        });
+        dispositions
+    }
+
+    /// Publishes, reports and settles what the handler has decided.
+    async fn apply(&self, received: Received, disposition: Disposition) {
+        let published = match disposition {
+            Disposition::Done(outputs) => {
+                self.counters.done.increment(1);
+                self.publish_or_fail(&received, outputs).await
+            }
+            Disposition::Forward => {
+                self.counters.forwarded.increment(1);
+                let outputs = Outputs {
+                    messages: received.forwarded().into_iter().collect(),
+                    reports: received.final_report().into_iter().collect(),
+                    ..Outputs::default()
+                };
+                self.publish_or_fail(&received, outputs).await
+            }
+            Disposition::Invalid(reason) => self.move_to_invalid(&received.delivery, &reason).await,
+            Disposition::Redeliver(reason) => Err(Unsettled::Redeliver(reason)),
+            Disposition::Snooze(delay) => Err(Unsettled::Snooze(delay)),
+            Disposition::Discard => return self.discard(received.delivery, &received.message),
+        };
+        self.settle(received.delivery, received.standing, published)
+            .await;
+    }
+
+    /// Publishes and reports. If the broker does not accept an output, the handler decides once more. A delivery whose
+    /// reports cannot be sent goes to the invalid pipe.
+    async fn publish_or_fail(
+        &self,
+        received: &Received,
+        outputs: Outputs,
+    ) -> Result<(), Unsettled> {
+        let published = match self.publish_and_report(&received.message, outputs).await {
+            Err(Unsettled::Unpublished(
+                error @ (PublishError::Unroutable { .. } | PublishError::Refused { .. }),
+            )) => match self.handler.on_undeliverable(received, &error) {
+                Disposition::Done(outputs) => {
+                    self.publish_and_report(&received.message, outputs).await
+                }
+                _ => Err(error.into()),
+            },
+            published => published,
+        };
+        match published {
+            Err(reason @ Unsettled::Unreportable(_)) => {
+                self.move_to_invalid(&received.delivery, &reason.to_string())
+                    .await
+            }
+            published => published,
+        }
+    }
+
+    async fn publish_and_report(
+        &self,
+        message: &TaskMessage,
+        outputs: Outputs,
+    ) -> Result<(), Unsettled> {
+        let Outputs {
+            pending,
+            messages,
+            reports,
+        } = outputs;
+        self.publish_outputs(pending, messages).await?;
+        self.report(message, reports).await
+    }
+
+    /// Publishes messages and waits for their confirms, and for those of messages that are published already.
+    async fn publish_outputs(
+        &self,
+        mut pending: Vec<PendingPublish>,
+        messages: Vec<Outgoing>,
+    ) -> Result<(), Unsettled> {
+        pending.extend(
+            messages
+                .into_iter()
+                .map(|message| PendingPublish::new(&*self.broker, message)),
+        );
+        await_confirms(pending, &*self.broker, &self.retry, &self.shutdown)
+            .await
+            .map_err(|error| {
+                if self.shutdown.is_cancelled() {
+                    Unsettled::Redeliver(error.to_string())
+                } else {
+                    error.into()
+                }
+            })
+    }
+
+    /// Sends reports to the tracking pipe of the message and waits for their confirm. Sends them again while the broker
+    /// refuses them, because the tracking pipe will have room again and the task must not run again meanwhile.
+    async fn report(
+        &self,
+        message: &TaskMessage,
+        list: Vec<TrackingReport>,
+    ) -> Result<(), Unsettled> {
+        let Some(pipe) = tracking_pipe(message).filter(|_| !list.is_empty()) else {
+            return Ok(());
+        };
+        let reports = Reports {
+            pipe,
+            correlation_id: message.correlation_id.clone(),
+            list,
+        };
+        loop {
+            match self.reports.send(reports.clone()).await {
+                Ok(()) => return Ok(()),
+                Err(error @ PublishError::Unroutable { .. }) => {
+                    return Err(Unsettled::Unreportable(error));
+                }
+                Err(error @ PublishError::Closed) => return Err(error.into()),
+                Err(error @ PublishError::Refused { .. }) => {
+                    warn!(reason = %error, "the broker refuses reports; they are sent again");
+                    let pause = tokio::time::sleep(REDELIVERY_DELAY);
+                    if self.shutdown.run_until_cancelled(pause).await.is_none() {
+                        return Err(Unsettled::Redeliver(error.to_string()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Acknowledges a delivery if everything it caused is safe. Otherwise makes it come again after a delay.
+    async fn settle(
+        &self,
+        delivery: Delivery,
+        standing: Standing,
+        published: Result<(), Unsettled>,
+    ) {
+        let delay = match published {
+            Ok(()) => return delivery.ack(),
+            Err(Unsettled::Unpublished(PublishError::Closed)) => return delivery.requeue(),
+            Err(Unsettled::Snooze(delay)) => delay,
+            Err(reason) => {
+                warn!(pipe = %delivery.pipe, %reason, "a delivery could not be processed; it comes again");
+                REDELIVERY_DELAY
+            }
+        };
+        // Publish it again instead of requeueing it: a requeue counts like a crash, and nothing has crashed.
+        let again = Outgoing {
+            headers: standing.redelivery_headers(&delivery),
+            delay: Some(delay),
+            ..Outgoing::new(Arc::clone(&delivery.pipe), delivery.body.clone())
+        };
+        if self.publish(again).await.is_ok() {
+            return delivery.ack();
+        }
+        self.shutdown
+            .run_until_cancelled(tokio::time::sleep(REDELIVERY_DELAY))
+            .await;
+        delivery.requeue();
+    }
+
+    fn discard(&self, delivery: Delivery, message: &TaskMessage) {
+        debug!(task = %message.task_id, job = message.job_task_id(), "a message is discarded: its job has ended");
+        self.counters.discarded.increment(1);
+        delivery.reject();
+    }
+
+    async fn move_to_quarantine(
+        &self,
+        delivery: &Delivery,
+        message: &TaskMessage,
+    ) -> Result<(), Unsettled> {
+        warn!(pipe = %delivery.pipe, task = %message.task_id, count = delivery.delivery_count, "a message was there at several crashes; it will run alone");
+        let moved = self.move_to(&self.quarantine.pipe, delivery, message).await;
+        self.quarantine.added.notify_one();
+        moved
+    }
+
+    /// Publishes the message to another pipe as it came, except for the refreshed time of its status check.
+    async fn move_to(
+        &self,
+        pipe: &str,
+        delivery: &Delivery,
+        message: &TaskMessage,
+    ) -> Result<(), Unsettled> {
+        let body = patch_tracking(&delivery.body, message.tracking.as_ref())
+            .unwrap_or_else(|_| delivery.body.to_vec());
+        self.publish(Outgoing {
+            headers: delivery.headers.clone(),
+            ..Outgoing::new(pipe, body)
+        })
+        .await
+    }
+
+    /// Publishes the message to the invalid pipe, with the reason and its origin in headers.
+    async fn move_to_invalid(&self, delivery: &Delivery, reason: &str) -> Result<(), Unsettled> {
+        warn!(pipe = %delivery.pipe, reason, "a message could not be understood; it goes to {}", self.pipes.invalid);
+        self.counters.invalid.increment(1);
+        let mut headers = delivery.headers.clone();
+        headers.set(REASON_HEADER, HeaderValue::Text(reason.to_owned()));
+        headers.set(ORIGIN_HEADER, HeaderValue::Text(delivery.pipe.to_string()));
+        self.publish(Outgoing {
+            headers,
+            ..Outgoing::new(self.pipes.invalid.as_str(), delivery.body.clone())
+        })
+        .await
+    }
+
+    async fn publish(&self, message: Outgoing) -> Result<(), Unsettled> {
+        Ok(self.broker.publish(message).await?)
+    }
+}
+
+/// Runs `act` on all items concurrently and returns the results in order. A single item, the usual case, costs no
+/// `join_all`.
+async fn concurrently<T, F: Future>(
+    mut items: Vec<T>,
+    mut act: impl FnMut(T) -> F,
+) -> Vec<F::Output> {
+    match items.pop() {
+        Some(only) if items.is_empty() => vec![act(only).await],
+        last => join_all(items.into_iter().chain(last).map(act)).await,
+    }
+}

@@ -1,0 +1,519 @@
+//! Runs a [`Worker`]: the batch handler that takes one delivery at a time.
+//!
+//! It decodes the task data, runs the author's code, and turns the reply or the error into outputs.
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use contract::{ReportStatus, TaskData, TaskMessage, TaskStatus, TrackingReport};
+use futures_util::FutureExt;
+use tokio::sync::watch;
+use tracing::{debug, warn};
+
+use crate::broker::{Outgoing, PublishError};
+use crate::context::{Context, Dispatched, Shared, undelivered};
+use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
+use crate::pipeline::attempts::Attempts;
+use crate::pipeline::output::{Output, OutputSpec, TaskPart};
+use crate::worker::{ReplyKind, TaskErrorKind};
+use crate::{Reply, RetryPolicy, TaskError, Worker};
+
+/// The delays between runs of a task whose dependencies are unavailable.
+static UNAVAILABLE_DELAYS: RetryPolicy =
+    RetryPolicy::exponential(Duration::from_millis(100), 2.0, Duration::from_secs(30)).forever();
+
+/// Runs one worker.
+pub(crate) struct TaskExecutor<W> {
+    pub worker: W,
+    pub shared: Shared,
+    pub pipes: WorkerPipes,
+    /// Why the worker's dependencies are unavailable, while they are. The runtime starts no new tasks meanwhile.
+    pub unavailable: watch::Sender<Option<String>>,
+}
+
+/// The pipes of a worker.
+#[derive(Debug, Clone)]
+pub(crate) struct WorkerPipes {
+    pub input: String,
+    pub output: Option<String>,
+    pub reject: String,
+}
+
+impl<W: Worker> BatchHandler for TaskExecutor<W> {
+    fn max_batch(&self) -> usize {
+        1
+    }
+
+    async fn handle(&self, batch: &[Received], _: &Publisher) -> Vec<Disposition> {
+        let mut dispositions = Vec::with_capacity(batch.len());
+        for received in batch {
+            dispositions.push(if received.is_diverted() {
+                Disposition::Forward
+            } else {
+                self.execute(received).await
+            });
+        }
+        dispositions
+    }
+
+    fn on_undeliverable(&self, received: &Received, error: &PublishError) -> Disposition {
+        let nothing = Dispatched::default();
+        let (pipe, mut outputs) = match error {
+            PublishError::Refused { pipe, .. } => {
+                (pipe, self.give_up(received, &error.to_string(), nothing))
+            }
+            PublishError::Unroutable { pipe, .. } => (
+                pipe,
+                self.fail(received.message(), &error.to_string(), nothing),
+            ),
+            PublishError::Closed => return Disposition::Redeliver(error.to_string()),
+        };
+        if outputs
+            .messages
+            .iter()
+            .any(|message| *message.pipe == **pipe)
+        {
+            // The result cannot be published either. Keep a copy of the task for people.
+            outputs.messages = vec![self.reject_copy(received)];
+        }
+        Disposition::Done(outputs)
+    }
+
+    fn unready_reason(&self) -> Option<String> {
+        self.unavailable.borrow().clone()
+    }
+
+    fn reject_poison(&self, received: &Received) -> Disposition {
+        let reason = format!("{} could not process the item.", self.shared.identity.name);
+        Disposition::Done(self.give_up(received, &reason, Dispatched::default()))
+    }
+}
+
+impl<W: Worker> TaskExecutor<W> {
+    /// Executes a task: one attempt, or several if the retry policy has no delays.
+    async fn execute(&self, received: &Received) -> Disposition {
+        let mut attempts = Attempts::of(received.headers(), self.now());
+        // Earlier attempts dispatched the same subtasks under the same ids. Their confirms are awaited all the same.
+        let mut earlier = Vec::new();
+        loop {
+            let ctx = Context::new(
+                received.message.clone(),
+                attempts.failed + 1,
+                self.shared.clone(),
+            );
+            let result = self.run(received.message(), &ctx).await;
+            let mut dispatched = ctx.finish().await;
+            let result = match &dispatched.publish_error {
+                Some(error) => result.and(Err(undelivered(error))),
+                None => result,
+            };
+            if let Err(error) = &result
+                && let Some(next) = self.next_in_place(error, attempts, &ctx)
+            {
+                warn!(task = ctx.task_id(), job = ctx.job_task_id(), attempt = next.failed, reason = %error, "an attempt failed; the task runs again at once");
+                ctx.send_report(self.retry_report(received, &error.chain(), next));
+                earlier.append(&mut dispatched.pending);
+                attempts = next;
+                continue;
+            }
+            dispatched.pending.append(&mut earlier);
+            return match result {
+                Ok(reply) => self.on_reply(received.message(), &reply.0, dispatched),
+                Err(error) => self.on_error(received, &error, attempts, dispatched),
+            };
+        }
+    }
+
+    /// Returns the count for an attempt that follows at once, if one does. When the job has ended or the process stops,
+    /// none does.
+    fn next_in_place(
+        &self,
+        error: &TaskError,
+        attempts: Attempts,
+        ctx: &Context,
+    ) -> Option<Attempts> {
+        let retry = &self.shared.retry;
+        let runs_in_place = error.kind == TaskErrorKind::Retry
+            && retry.is_immediate()
+            && ctx.check_cancelled().is_ok();
+        if runs_in_place {
+            attempts.next(retry, self.now()).map(|(_, next)| next)
+        } else {
+            None
+        }
+    }
+
+    /// Runs the author's code. While its dependencies are unavailable, runs it again and again in its slot.
+    async fn run(
+        &self,
+        message: &TaskMessage,
+        ctx: &Context,
+    ) -> Result<Reply<W::Output>, TaskError> {
+        let mut delays = UNAVAILABLE_DELAYS.delays();
+        loop {
+            let task = decode::<W::Input>(message)?;
+            let run = AssertUnwindSafe(self.worker.run(task, ctx.clone()))
+                .catch_unwind()
+                .await;
+            let result = run.unwrap_or_else(|panic| {
+                Err(TaskError::retry(format!(
+                    "the worker panicked: {}",
+                    panic_text(&*panic)
+                )))
+            });
+            match result {
+                Err(error) if error.kind == TaskErrorKind::Unavailable => {
+                    self.wait_while_unavailable(&error, delays.next().unwrap_or_default())
+                        .await?;
+                    // The next run dispatches the same subtasks again, under the same ids.
+                    ctx.finish().await;
+                }
+                result => {
+                    self.unavailable
+                        .send_if_modified(|reason| reason.take().is_some());
+                    return result;
+                }
+            }
+        }
+    }
+
+    async fn wait_while_unavailable(
+        &self,
+        error: &TaskError,
+        delay: Duration,
+    ) -> Result<(), TaskError> {
+        warn!(reason = %error, ?delay, "the worker's dependencies are unavailable; the task waits");
+        self.unavailable.send_replace(Some(error.chain()));
+        let pause = tokio::time::sleep(delay);
+        match self.shared.shutdown.run_until_cancelled(pause).await {
+            Some(()) => Ok(()),
+            None => Err(TaskError::unavailable("the process is shutting down")),
+        }
+    }
+
+    fn on_reply(
+        &self,
+        input: &TaskMessage,
+        reply: &ReplyKind<W::Output>,
+        dispatched: Dispatched,
+    ) -> Disposition {
+        let part = dispatched.reply_part();
+        let spec = match reply {
+            ReplyKind::PassOn => {
+                return Disposition::Done(outputs(dispatched, Output::default()));
+            }
+            ReplyKind::None => OutputSpec {
+                ends_tracking: true,
+                ..success::<W::Output>(part, None, Vec::new(), None)
+            },
+            ReplyKind::Send {
+                output,
+                to,
+                is_failure,
+                ends_tracking,
+                note,
+            } => {
+                let Some(to) = to.as_deref().or(self.pipes.output.as_deref()) else {
+                    let reason = "the worker sends output, but no output pipe is configured";
+                    return Disposition::Done(self.fail(input, reason, dispatched));
+                };
+                let data = match serde_json::to_vec(output) {
+                    Ok(data) => data,
+                    Err(error) => {
+                        let reason = format!("the output cannot be serialized to JSON: {error}");
+                        return Disposition::Done(self.fail(input, &reason, dispatched));
+                    }
+                };
+                let status = if *is_failure {
+                    TaskStatus::ResultFailure
+                } else {
+                    TaskStatus::ResultSuccess
+                };
+                OutputSpec {
+                    status,
+                    ends_tracking: *ends_tracking,
+                    ..success::<W::Output>(part, Some(to), data, note.clone())
+                }
+            }
+        };
+        let output = self.shared.identity.output(input, spec);
+        Disposition::Done(outputs(dispatched, output))
+    }
+
+    fn on_error(
+        &self,
+        received: &Received,
+        error: &TaskError,
+        attempts: Attempts,
+        dispatched: Dispatched,
+    ) -> Disposition {
+        let input = received.message();
+        debug!(task = %input.task_id, job = input.job_task_id(), ?error, "a task ended with an error");
+        match error.kind {
+            TaskErrorKind::Cancelled => Disposition::Discard,
+            TaskErrorKind::Unavailable => Disposition::Redeliver(error.chain()),
+            TaskErrorKind::Snooze(delay) => Disposition::Snooze(delay),
+            TaskErrorKind::Invalid => {
+                Disposition::Done(self.refuse(input, &error.chain(), dispatched))
+            }
+            TaskErrorKind::Failed => {
+                Disposition::Done(self.fail(input, &error.chain(), dispatched))
+            }
+            TaskErrorKind::Retry => {
+                let reason = error.chain();
+                let next = attempts.next(&self.shared.retry, self.now());
+                let outputs = if let Some((delay, attempts)) = next {
+                    self.retry(received, &reason, delay, attempts, dispatched)
+                } else {
+                    let count = attempts.failed + 1;
+                    let reason = format!("{reason} (given up after {count} attempts)");
+                    self.give_up(received, &reason, dispatched)
+                };
+                Disposition::Done(outputs)
+            }
+        }
+    }
+
+    /// Publishes the task to the tail of its pipe, to run again after the delay.
+    fn retry(
+        &self,
+        received: &Received,
+        reason: &str,
+        delay: Duration,
+        attempts: Attempts,
+        dispatched: Dispatched,
+    ) -> Outputs {
+        warn!(task = %received.message.task_id, job = received.message.job_task_id(), attempt = attempts.failed, ?delay, reason, "an attempt failed; the task runs again");
+        let again = Outgoing {
+            delay: (!delay.is_zero()).then_some(delay),
+            headers: attempts.with_headers(received.headers()),
+            ..Outgoing::new(self.pipes.input.as_str(), received.delivery.body.clone())
+        };
+        let report = self.retry_report(received, reason, attempts);
+        // Without the reports of `dispatched`: the next attempt dispatches the same subtasks and reports them.
+        Outputs {
+            pending: dispatched.pending,
+            messages: vec![again],
+            reports: report.into_iter().collect(),
+        }
+    }
+
+    fn retry_report(
+        &self,
+        received: &Received,
+        reason: &str,
+        attempts: Attempts,
+    ) -> Option<TrackingReport> {
+        received.message().job_task_id().map(|id| TrackingReport {
+            retries: i32::try_from(attempts.failed).ok(),
+            failure: Some(self.shared.identity.failure("RETRY", reason)),
+            ..TrackingReport::new(id, ReportStatus::Retry)
+        })
+    }
+
+    /// Fails the task after its last attempt, with a copy for the reject pipe.
+    fn give_up(&self, received: &Received, reason: &str, dispatched: Dispatched) -> Outputs {
+        self.fail(received.message(), reason, dispatched)
+            .with_message(self.reject_copy(received))
+    }
+
+    /// Makes a copy of the task for the reject pipe.
+    fn reject_copy(&self, received: &Received) -> Outgoing {
+        let copy = TaskMessage {
+            task_id: uuid::Uuid::new_v4().to_string(),
+            task_status: Some(TaskStatus::ResultException),
+            context: BTreeMap::new(),
+            to: Some(self.pipes.reject.clone()),
+            priority: None,
+            ..received.message().clone()
+        };
+        Outgoing::new(self.pipes.reject.as_str(), copy.encode())
+    }
+
+    /// Fails the task: its result is `RESULT_EXCEPTION` with the reason as a JSON string.
+    fn fail(&self, input: &TaskMessage, reason: &str, dispatched: Dispatched) -> Outputs {
+        warn!(task = %input.task_id, job = input.job_task_id(), reason, "a task has failed");
+        let data = serde_json::to_vec(reason).unwrap_or_default();
+        self.failure(input, TaskStatus::ResultException, data, reason, dispatched)
+    }
+
+    /// Fails a task that was not understood: its result is `INVALID_TASK` with the reason as plain text.
+    fn refuse(&self, input: &TaskMessage, reason: &str, dispatched: Dispatched) -> Outputs {
+        warn!(task = %input.task_id, job = input.job_task_id(), reason, "a task was not understood");
+        let data = reason.as_bytes().to_vec();
+        self.failure(input, TaskStatus::InvalidTask, data, reason, dispatched)
+    }
+
+    fn failure(
+        &self,
+        input: &TaskMessage,
+        status: TaskStatus,
+        data: Vec<u8>,
+        reason: &str,
+        dispatched: Dispatched,
+    ) -> Outputs {
+        let spec = OutputSpec {
+            // The task's own id. Attempts may break off at different points of a split, so the number after the last
+            // subtask of this attempt may belong to a subtask of another attempt, which is complete.
+            part: TaskPart::Whole,
+            to: self.pipes.output.as_deref(),
+            status,
+            classifier: input.task_classifier.as_deref().unwrap_or_default(),
+            api_version: input.task_api_version,
+            data,
+            note: None,
+            failure: Some(reason),
+            ends_tracking: false,
+        };
+        outputs(dispatched, self.shared.identity.output(input, spec))
+    }
+
+    fn now(&self) -> i64 {
+        self.shared.identity.clock.now_millis()
+    }
+}
+
+fn success<T: TaskData>(
+    part: TaskPart,
+    to: Option<&str>,
+    data: Vec<u8>,
+    note: Option<Vec<u8>>,
+) -> OutputSpec<'_> {
+    OutputSpec {
+        part,
+        to,
+        status: TaskStatus::ResultSuccess,
+        classifier: T::CLASSIFIER,
+        api_version: T::API_VERSION,
+        data,
+        note,
+        failure: None,
+        ends_tracking: false,
+    }
+}
+
+fn outputs(dispatched: Dispatched, output: Output) -> Outputs {
+    let mut reports = dispatched.reports;
+    reports.extend(output.report);
+    Outputs {
+        pending: dispatched.pending,
+        messages: output.message.into_iter().collect(),
+        reports,
+    }
+}
+
+/// Decodes the task data of a message for this worker.
+fn decode<T: TaskData>(message: &TaskMessage) -> Result<T, TaskError> {
+    let classifier = message.task_classifier.as_deref().unwrap_or_default();
+    if classifier != T::CLASSIFIER {
+        return Err(TaskError::invalid(format!(
+            "Task of type {classifier} found on queue for {}",
+            T::CLASSIFIER
+        )));
+    }
+    let version = message.task_api_version;
+    if version > T::API_VERSION {
+        let own = T::API_VERSION;
+        return Err(TaskError::invalid(format!(
+            "the task has version {version} of {classifier}; this worker understands up to {own}"
+        )));
+    }
+    let data = message
+        .task_data
+        .as_deref()
+        .ok_or_else(|| TaskError::invalid("the message has no task data"))?;
+    serde_json::from_slice(data)
+        .map_err(|error| TaskError::invalid(format!("Invalid input message: {error}")))
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no text")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use contract::{BatchTask, Tracking, TrackingReportTask};
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::broker::Broker;
+    use crate::broker::memory::Memory;
+    use crate::clock::Clock;
+    use crate::{NoOutput, Runtime, Settings, TaskError};
+
+    /// Dispatches two subtasks, then fails.
+    struct Splitter;
+
+    impl Worker for Splitter {
+        type Input = BatchTask;
+        type Output = NoOutput;
+
+        async fn run(&self, task: BatchTask, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+            ctx.dispatch("items", &task).await?;
+            ctx.dispatch("items", &task).await?;
+            Err(TaskError::failed("the rest cannot be read"))
+        }
+    }
+
+    /// Returns the report on a message for the pipe `to` that arrives in the splitter's input.
+    async fn report_of(to: &str) -> (String, ReportStatus) {
+        let (broker, stop) = (Memory::new(), CancellationToken::new());
+        let tracking = Tracking {
+            job_task_id: Some("p:j.1".to_owned()),
+            last_status_check_time: Some(Clock::system().now_millis()),
+            tracking_pipe: Some("tracking".to_owned()),
+            track_to: Some("end".to_owned()),
+            ..Tracking::default()
+        };
+        let message = TaskMessage {
+            tracking: Some(tracking),
+            ..TaskMessage::new("t", to, &BatchTask::default()).unwrap()
+        };
+        broker
+            .publish(Outgoing::new("splitter-in", message.encode()))
+            .await
+            .unwrap();
+        let mut reports = broker.consume("tracking", 1).await.unwrap();
+        let service =
+            Runtime::new(Settings::new("splitter"), Arc::new(broker.clone())).worker(Splitter);
+        let report = async {
+            let delivery = reports.next().await.unwrap();
+            let message = TaskMessage::decode(&delivery.body).unwrap();
+            delivery.ack();
+            stop.cancel();
+            let task: TrackingReportTask =
+                serde_json::from_slice(&message.task_data.unwrap()).unwrap();
+            let [report] = task.tracking_reports.as_slice() else {
+                panic!("{task:?}")
+            };
+            (report.job_task_id.clone(), report.status)
+        };
+        let both = async { tokio::join!(service.run_until(stop.clone()), report).1 };
+        tokio::time::timeout(Duration::from_secs(10), both)
+            .await
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn failed_split_is_reported_under_its_own_id() {
+        assert_eq!(
+            report_of("splitter-in").await,
+            ("p:j.1".to_owned(), ReportStatus::Failed)
+        );
+    }
+
+    #[tokio::test]
+    async fn message_forwarded_to_its_track_to_pipe_is_reported_complete() {
+        assert_eq!(
+            report_of("end").await,
+            ("p:j.1".to_owned(), ReportStatus::Complete)
+        );
+    }
+}

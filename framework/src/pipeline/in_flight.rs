@@ -1,0 +1,163 @@
+//! Starts deliveries as slots become free, keeps track of those that run, and ends them in two steps at shutdown.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::warn;
+
+use crate::broker::{Consumer, Delivery};
+use crate::config::Settings;
+use crate::handler::BatchHandler;
+use crate::pipeline::Pipeline;
+
+/// The smallest number of deliveries that the consumer is asked for at a time, even if a batch is smaller.
+const BURST: usize = 128;
+/// How often [`InFlight::exclusive_when_idle`] looks whether anything runs.
+const IDLE_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The deliveries that are being processed.
+pub(crate) struct InFlight {
+    tasks: TaskTracker,
+    /// One permit per delivery, or batch of deliveries, that may run at the same time.
+    slots: Arc<Semaphore>,
+    concurrency: u32,
+    /// Cancelled to drop whatever still runs. The broker then delivers it again.
+    pub abort: CancellationToken,
+}
+
+impl InFlight {
+    pub fn new(concurrency: usize) -> Self {
+        let concurrency = u32::try_from(concurrency).unwrap_or(u32::MAX).max(1);
+        let slots = Arc::new(Semaphore::new(concurrency as usize));
+        Self {
+            tasks: TaskTracker::new(),
+            slots,
+            concurrency,
+            abort: CancellationToken::new(),
+        }
+    }
+
+    /// Receives deliveries and starts them as slots become free. Returns when the broker is closed.
+    pub async fn consume<H: BatchHandler>(
+        &self,
+        pipeline: &Arc<Pipeline<H>>,
+        mut consumer: Consumer,
+        mut unavailable: watch::Receiver<Option<String>>,
+    ) {
+        let max_batch = pipeline.handler.max_batch();
+        let mut received = Vec::with_capacity(max_batch.max(BURST));
+        loop {
+            if received.is_empty() {
+                let count = consumer
+                    .next_many(&mut received, max_batch.max(BURST))
+                    .await;
+                if count == 0 {
+                    return;
+                }
+                pipeline.open.add(count);
+            }
+            // Take the slot only when there is a delivery for it. A slot held while waiting would block a suspect.
+            let Some(slot) = self.slot(&mut unavailable).await else {
+                return;
+            };
+            pipeline
+                .open
+                .add(consumer.take_waiting(&mut received, max_batch));
+            let batch = received.drain(..max_batch.min(received.len())).collect();
+            self.start(pipeline, batch, slot);
+        }
+    }
+
+    /// Waits for a slot while the worker's dependencies are available. They may fail while it waits for the slot.
+    async fn slot(
+        &self,
+        unavailable: &mut watch::Receiver<Option<String>>,
+    ) -> Option<OwnedSemaphorePermit> {
+        loop {
+            // An error means that the sender is gone, because this handler can never be unavailable.
+            let _ = unavailable.wait_for(Option::is_none).await;
+            let slot = Arc::clone(&self.slots).acquire_owned().await.ok()?;
+            if unavailable.borrow().is_none() {
+                return Some(slot);
+            }
+        }
+    }
+
+    fn start<H: BatchHandler>(
+        &self,
+        pipeline: &Arc<Pipeline<H>>,
+        deliveries: Vec<Delivery>,
+        slot: OwnedSemaphorePermit,
+    ) {
+        let (pipeline, abort) = (Arc::clone(pipeline), self.abort.clone());
+        self.tasks.spawn(async move {
+            abort
+                .run_until_cancelled(pipeline.process(deliveries, slot))
+                .await
+        });
+    }
+
+    /// Waits until nothing runs and holds new deliveries back meanwhile, and as long as the permit lives.
+    pub async fn exclusive(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.slots)
+            .acquire_many_owned(self.concurrency)
+            .await
+            .ok()
+    }
+
+    /// Waits for a moment in which nothing runs, without holding anything back before it.
+    pub async fn exclusive_when_idle(&self) -> Option<OwnedSemaphorePermit> {
+        loop {
+            if let Ok(exclusive) = Arc::clone(&self.slots).try_acquire_many_owned(self.concurrency)
+            {
+                return Some(exclusive);
+            }
+            tokio::time::sleep(IDLE_INTERVAL).await;
+        }
+    }
+
+    /// Processes one isolated delivery. It runs to its end even if this future is dropped: the pipeline itself stops it
+    /// on `abort`, and hands it back.
+    pub async fn run_isolated<H: BatchHandler>(
+        &self,
+        pipeline: &Arc<Pipeline<H>>,
+        delivery: Delivery,
+    ) {
+        let pipeline = Arc::clone(pipeline);
+        let run = self
+            .tasks
+            .spawn(async move { pipeline.process(vec![delivery], ()).await });
+        // An error means that it panicked, which the panic hook has logged.
+        let _ = run.await;
+    }
+
+    /// Ends whatever runs: waits for it, then cancels it through `shutdown`, then drops it.
+    pub async fn drain(&self, settings: &Settings, shutdown: &CancellationToken) {
+        self.tasks.close();
+        if self.ended_within(settings.drain).await {
+            return;
+        }
+        self.warn(settings, "tasks still run; they are cancelled");
+        shutdown.cancel();
+        if self.ended_within(settings.abort).await {
+            return;
+        }
+        self.warn(settings, "tasks do not end; their deliveries are returned");
+        self.abort.cancel();
+        if !self.ended_within(settings.abort).await {
+            // A task that never awaits cannot be dropped. It ends with the process.
+            self.warn(settings, "tasks cannot be dropped; they are left behind");
+        }
+    }
+
+    async fn ended_within(&self, limit: Duration) -> bool {
+        tokio::time::timeout(limit, self.tasks.wait()).await.is_ok()
+    }
+
+    fn warn(&self, settings: &Settings, text: &str) {
+        warn!(worker = settings.name, tasks = self.tasks.len(), "{text}");
+    }
+}

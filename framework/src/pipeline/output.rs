@@ -1,0 +1,385 @@
+//! Turns what a worker produces into messages and reports. Pure, apart from the time stamp of a failure.
+//!
+//! Subtasks are numbered from 1 in dispatch order. The reply of a task that dispatched N subtasks is its part N+1, marked
+//! with `*`. A task that dispatched nothing keeps its id. So does a task that fails, however much it has dispatched.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use contract::{
+    ContextData, ReportFailure, ReportStatus, SourceInfo, TaskData, TaskMessage, TaskStatus,
+    Tracking, TrackingReport, subtask_id,
+};
+
+use crate::broker::Outgoing;
+use crate::clock::Clock;
+use crate::config::Route;
+use crate::pipeline::routing::next_hop;
+
+/// The longest failure reason in a report, in bytes. The result in the output pipe has the whole reason.
+const LONGEST_REASON: usize = 8 * 1024;
+
+/// What a worker says about itself in messages and reports, and how its outputs travel.
+#[derive(Debug, Clone)]
+pub(crate) struct WorkerIdentity {
+    pub name: String,
+    pub version: String,
+    /// The key of this service's notes in the context of a message.
+    pub service_path: String,
+    pub route: Route,
+    /// Whether an output that does not end its task is reported with 0 %.
+    pub zero_progress: bool,
+    pub clock: Clock,
+}
+
+/// Which part of a task an output is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TaskPart {
+    /// The whole task, which keeps its id.
+    Whole,
+    /// The subtask with this number.
+    Subtask(u32),
+    /// The reply after this many subtasks, which may be 0.
+    Final(u32),
+}
+
+/// An output to make.
+#[derive(Debug)]
+pub(crate) struct OutputSpec<'a> {
+    pub part: TaskPart,
+    /// The pipe that the output is addressed to; `None` if there is only a report and no message.
+    pub to: Option<&'a str>,
+    pub status: TaskStatus,
+    pub classifier: &'a str,
+    pub api_version: i32,
+    pub data: Vec<u8>,
+    /// This service's note for a later task.
+    pub note: Option<Vec<u8>>,
+    /// For failures: the reason in plain text.
+    pub failure: Option<&'a str>,
+    /// Whether tracking ends with this output, regardless of the task's `trackTo`.
+    pub ends_tracking: bool,
+}
+
+/// The message and the report of one output.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    pub message: Option<Outgoing>,
+    pub report: Option<TrackingReport>,
+}
+
+impl WorkerIdentity {
+    /// Makes the message and the report of one output of the task `input`.
+    pub fn output(&self, input: &TaskMessage, spec: OutputSpec<'_>) -> Output {
+        let tracking = input.tracking.as_ref().map(|tracking| Tracking {
+            job_task_id: tracking
+                .job_task_id
+                .as_deref()
+                .map(|id| part_id(id, spec.part)),
+            track_to: if spec.ends_tracking {
+                spec.to.map(str::to_owned)
+            } else {
+                tracking.track_to.clone()
+            },
+            ..tracking.clone()
+        });
+        let hop = next_hop(
+            self.route,
+            spec.to,
+            tracking.as_ref(),
+            spec.failure.is_some(),
+        );
+        // A rerouted message is its own report.
+        let is_direct = self.route == Route::Direct || hop.pipe.is_none();
+        let zero = (self.zero_progress && is_direct).then_some(ReportStatus::Progress);
+        let report = hop
+            .report
+            .or(zero)
+            .zip(tracking.and_then(|tracking| tracking.job_task_id))
+            .map(|(status, id)| TrackingReport {
+                failure: spec
+                    .failure
+                    .map(|reason| self.failure(spec.status.name(), reason)),
+                ..TrackingReport::new(id, status)
+            });
+        let message = hop.pipe.map(|pipe| {
+            let message = TaskMessage {
+                version: 3,
+                task_id: part_id(&input.task_id, spec.part),
+                task_classifier: Some(spec.classifier.to_owned()),
+                task_api_version: spec.api_version,
+                context: self.context(input, &spec),
+                task_data: Some(spec.data),
+                task_status: Some(spec.status),
+                to: spec.to.map(str::to_owned),
+                tracking: hop.tracking,
+                source_info: Some(SourceInfo {
+                    name: Some(self.name.clone()),
+                    version: Some(self.version.clone()),
+                }),
+                priority: None,
+                correlation_id: input.correlation_id.clone(),
+            };
+            Outgoing::new(pipe, message.encode())
+        });
+        Output { message, report }
+    }
+
+    /// Returns the report that the task has this many subtasks, which is progress 0 of its last part; `None` if the task
+    /// is not tracked.
+    pub fn size_report(input: &TaskMessage, subtasks: u32) -> Option<TrackingReport> {
+        let id = input.job_task_id()?;
+        Some(TrackingReport::new(
+            part_id(id, TaskPart::Final(subtasks)),
+            ReportStatus::Progress,
+        ))
+    }
+
+    /// Makes the failure of a report: the kind of failure and its reason, cut to [`LONGEST_REASON`].
+    pub fn failure(&self, kind: &str, reason: &str) -> ReportFailure {
+        // A page of HTML or a dump makes no failure clearer, and hundreds of them make a message too large to publish.
+        let end = reason.floor_char_boundary(LONGEST_REASON);
+        let reason = if end < reason.len() {
+            format!("{} …", &reason[..end])
+        } else {
+            reason.to_owned()
+        };
+        ReportFailure {
+            failure_id: Some(kind.to_owned()),
+            failure_time: Some(self.clock.now_millis()),
+            failure_source: Some(self.name.clone()),
+            failure_message: Some(reason),
+        }
+    }
+
+    fn context(&self, input: &TaskMessage, spec: &OutputSpec<'_>) -> BTreeMap<String, ContextData> {
+        let mut context = match spec.part {
+            TaskPart::Whole | TaskPart::Final(_) => input.context.clone(),
+            TaskPart::Subtask(_) => BTreeMap::new(),
+        };
+        if let Some(note) = &spec.note {
+            context.insert(self.service_path.clone(), ContextData(note.clone()));
+        }
+        context
+    }
+}
+
+/// Returns the pipe for reports about this task, or `None` if the task is not tracked.
+pub(crate) fn tracking_pipe(input: &TaskMessage) -> Option<Arc<str>> {
+    input
+        .tracking
+        .as_ref()?
+        .tracking_pipe
+        .as_deref()
+        .filter(|pipe| !pipe.is_empty())
+        .map(Into::into)
+}
+
+/// Makes an untracked message from serialized task data of type `T`.
+pub(crate) fn new_message<T: TaskData>(task_id: String, to: &str, data: Vec<u8>) -> TaskMessage {
+    TaskMessage {
+        version: 3,
+        task_id,
+        task_classifier: Some(T::CLASSIFIER.to_owned()),
+        task_api_version: T::API_VERSION,
+        task_data: Some(data),
+        task_status: Some(TaskStatus::NewTask),
+        context: BTreeMap::new(),
+        to: Some(to.to_owned()),
+        tracking: None,
+        source_info: None,
+        priority: None,
+        correlation_id: None,
+    }
+}
+
+fn part_id(id: &str, part: TaskPart) -> String {
+    match part {
+        TaskPart::Whole => id.to_owned(),
+        TaskPart::Subtask(number) => subtask_id(id, number, false),
+        TaskPart::Final(subtasks) => subtask_id(id, subtasks + 1, true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(route: Route) -> WorkerIdentity {
+        WorkerIdentity {
+            name: "worker".into(),
+            version: "1".into(),
+            service_path: "batchwright/worker".into(),
+            route,
+            zero_progress: false,
+            clock: Clock::system(),
+        }
+    }
+
+    fn input() -> TaskMessage {
+        let mut message = new_message::<contract::BatchTask>("T".into(), "in", Vec::new());
+        message
+            .context
+            .insert("other/service".into(), ContextData(b"kept".to_vec()));
+        message.correlation_id = Some("c".into());
+        message.tracking = Some(Tracking {
+            job_task_id: Some("p:j.2*".into()),
+            tracking_pipe: Some("tracking".into()),
+            track_to: Some("out".into()),
+            ..Tracking::default()
+        });
+        message
+    }
+
+    fn spec(part: TaskPart, to: Option<&str>) -> OutputSpec<'_> {
+        OutputSpec {
+            part,
+            to,
+            status: TaskStatus::ResultSuccess,
+            classifier: "C",
+            api_version: 1,
+            data: b"{}".to_vec(),
+            note: None,
+            failure: None,
+            ends_tracking: false,
+        }
+    }
+
+    #[test]
+    fn ids_number_the_parts_of_a_task() {
+        for (part, task_id, job_task_id) in [
+            (TaskPart::Whole, "T", "p:j.2*"),
+            (TaskPart::Final(0), "T.1*", "p:j.2*.1*"),
+            (TaskPart::Subtask(1), "T.1", "p:j.2*.1"),
+            (TaskPart::Final(3), "T.4*", "p:j.2*.4*"),
+        ] {
+            let output = identity(Route::Reroute).output(&input(), spec(part, Some("next")));
+            let message = TaskMessage::decode(&output.message.unwrap().body).unwrap();
+            assert_eq!(
+                (message.task_id.as_str(), message.job_task_id()),
+                (task_id, Some(job_task_id))
+            );
+            assert_eq!(message.correlation_id.as_deref(), Some("c"));
+        }
+    }
+
+    #[test]
+    fn output_to_the_track_to_pipe_is_reported_and_no_longer_tracked() {
+        let output = identity(Route::Direct).output(&input(), spec(TaskPart::Whole, Some("out")));
+        assert_eq!(
+            output.report,
+            Some(TrackingReport::new("p:j.2*", ReportStatus::Complete))
+        );
+        assert_eq!(
+            TaskMessage::decode(&output.message.unwrap().body)
+                .unwrap()
+                .tracking,
+            None
+        );
+    }
+
+    #[test]
+    fn reply_keeps_the_notes_of_all_services_and_a_subtask_has_none_of_them() {
+        let note = |part| OutputSpec {
+            note: Some(b"mine".to_vec()),
+            ..spec(part, Some("next"))
+        };
+        let services = |part| {
+            let message = identity(Route::Direct)
+                .output(&input(), note(part))
+                .message
+                .unwrap();
+            TaskMessage::decode(&message.body)
+                .unwrap()
+                .context
+                .into_keys()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            services(TaskPart::Whole),
+            ["batchwright/worker", "other/service"]
+        );
+        assert_eq!(services(TaskPart::Subtask(1)), ["batchwright/worker"]);
+    }
+
+    #[test]
+    fn output_can_end_tracking_at_its_own_pipe() {
+        let ends = |to| OutputSpec {
+            ends_tracking: true,
+            ..spec(TaskPart::Whole, Some(to))
+        };
+        let output = identity(Route::Direct).output(&input(), ends("elsewhere"));
+        assert_eq!(
+            output.report,
+            Some(TrackingReport::new("p:j.2*", ReportStatus::Complete))
+        );
+        assert_eq!(
+            TaskMessage::decode(&output.message.unwrap().body)
+                .unwrap()
+                .tracking,
+            None
+        );
+        // On the other route the tracking worker recognizes the end by `trackTo`.
+        let output = identity(Route::Reroute).output(&input(), ends("elsewhere"));
+        let tracking = TaskMessage::decode(&output.message.unwrap().body)
+            .unwrap()
+            .tracking
+            .unwrap();
+        assert_eq!(
+            (output.report, tracking.track_to.as_deref()),
+            (None, Some("elsewhere"))
+        );
+    }
+
+    #[test]
+    fn zero_progress_reports_each_direct_output_that_does_not_end_its_task() {
+        let report = |route, part, to| {
+            WorkerIdentity {
+                zero_progress: true,
+                ..identity(route)
+            }
+            .output(&input(), spec(part, to))
+            .report
+        };
+        let zero = |id: &str| Some(TrackingReport::new(id, ReportStatus::Progress));
+        assert_eq!(
+            report(Route::Direct, TaskPart::Subtask(1), Some("next")),
+            zero("p:j.2*.1")
+        );
+        assert_eq!(
+            report(Route::Direct, TaskPart::Final(1), None),
+            zero("p:j.2*.2*")
+        );
+        assert_eq!(
+            report(Route::Direct, TaskPart::Whole, Some("out")),
+            Some(TrackingReport::new("p:j.2*", ReportStatus::Complete))
+        );
+        assert_eq!(
+            report(Route::Reroute, TaskPart::Subtask(1), Some("next")),
+            None
+        );
+    }
+
+    #[test]
+    fn long_failure_reason_is_cut_in_the_report() {
+        let failure = identity(Route::Direct).failure("RESULT_EXCEPTION", &"ü".repeat(10_000));
+        assert_eq!(
+            failure.failure_message.unwrap().len(),
+            8 * 1024 + " …".len()
+        );
+    }
+
+    #[test]
+    fn reply_without_a_message_can_end_tracking() {
+        let none = OutputSpec {
+            ends_tracking: true,
+            ..spec(TaskPart::Final(2), None)
+        };
+        let output = identity(Route::Direct).output(&input(), none);
+        assert_eq!(
+            output.report,
+            Some(TrackingReport::new("p:j.2*.3*", ReportStatus::Complete))
+        );
+        assert!(output.message.is_none());
+    }
+}

@@ -1,0 +1,158 @@
+//! Publishes messages and waits for their confirms, again and again while the broker refuses them.
+//!
+//! A broker that refuses a message (its pipe is full) usually accepts it later. The pipe is to blame, not the task that
+//! made the message. So the message is published again, and the task does not run again.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::RetryPolicy;
+use crate::broker::{Broker, Confirm, Outgoing, PublishError};
+
+/// The shortest pause before a refused message is published again, even if the retry policy has shorter delays.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// A published message whose confirm has not been awaited yet. It can be published again.
+#[derive(Debug)]
+#[must_use = "a message is safe only when its confirm has been awaited"]
+pub(crate) struct PendingPublish {
+    message: Outgoing,
+    state: State,
+    refusals: Refusals,
+}
+
+#[derive(Debug)]
+enum State {
+    Published(Confirm),
+    /// The broker has answered.
+    Answered(Result<(), PublishError>),
+}
+
+/// How often the broker has refused one message, and when the message is published again.
+#[derive(Debug, Default)]
+struct Refusals {
+    count: u32,
+    first: Option<Instant>,
+    retry_at: Option<Instant>,
+}
+
+impl PendingPublish {
+    /// Publishes a message.
+    pub fn new(broker: &dyn Broker, message: Outgoing) -> Self {
+        Self {
+            state: State::Published(broker.publish(message.clone())),
+            message,
+            refusals: Refusals::default(),
+        }
+    }
+
+    /// Waits for the confirm of this message. Publishes it again while the broker refuses it, as often as `policy`
+    /// allows. Returns [`PublishError::Closed`] if `until` is cancelled meanwhile.
+    ///
+    /// Cancel safe: if the future is dropped, the next call continues where this one stopped.
+    pub async fn confirmed(
+        &mut self,
+        broker: &dyn Broker,
+        policy: &RetryPolicy,
+        until: &CancellationToken,
+    ) -> Result<(), PublishError> {
+        loop {
+            let refusal = match self.answer().await {
+                Err(refusal @ PublishError::Refused { .. }) => refusal,
+                answer => return answer,
+            };
+            let Some(retry_at) = self.refusals.retry_at(&refusal, policy) else {
+                return Err(refusal);
+            };
+            if until
+                .run_until_cancelled(sleep_until(retry_at))
+                .await
+                .is_none()
+            {
+                return Err(PublishError::Closed);
+            }
+            self.publish_again(broker);
+        }
+    }
+
+    /// Waits for the broker's answer and remembers it. Cancel safe.
+    async fn answer(&mut self) -> Result<(), PublishError> {
+        let answer = match &mut self.state {
+            State::Published(confirm) => confirm.await,
+            State::Answered(answer) => return answer.clone(),
+        };
+        self.state = State::Answered(answer.clone());
+        answer
+    }
+
+    fn publish_again(&mut self, broker: &dyn Broker) {
+        self.refusals.retry_at = None;
+        self.state = State::Published(broker.publish(self.message.clone()));
+    }
+}
+
+impl Refusals {
+    /// Counts a refusal and returns when the message is published again; `None` if the policy allows no more.
+    /// A refusal whose pause has begun is counted already.
+    fn retry_at(&mut self, refusal: &PublishError, policy: &RetryPolicy) -> Option<Instant> {
+        if self.retry_at.is_none() {
+            let now = Instant::now();
+            self.count += 1;
+            let first = *self.first.get_or_insert(now);
+            let delay = delay_after(policy, self.count, now - first)?;
+            warn!(reason = %refusal, ?delay, "the broker refuses an output; it is published again");
+            self.retry_at = Some(now + delay);
+        }
+        self.retry_at
+    }
+}
+
+/// Waits until every message is confirmed. Publishes the refused ones again, together, as often as `policy` allows.
+///
+/// Returns the last refusal when the policy allows no more, the error of a message that can never be published at once,
+/// and [`PublishError::Closed`] if `until` is cancelled meanwhile.
+pub(crate) async fn await_confirms(
+    mut pending: Vec<PendingPublish>,
+    broker: &dyn Broker,
+    policy: &RetryPolicy,
+    until: &CancellationToken,
+) -> Result<(), PublishError> {
+    let (mut rounds, began) = (0, Instant::now());
+    loop {
+        let (mut refused, mut refusal) = (Vec::new(), None);
+        for mut publish in pending {
+            match publish.answer().await {
+                Ok(()) => {}
+                Err(error @ PublishError::Refused { .. }) => {
+                    refused.push(publish);
+                    refusal = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let Some(refusal) = refusal else {
+            return Ok(());
+        };
+        rounds += 1;
+        let Some(delay) = delay_after(policy, rounds, began.elapsed()) else {
+            return Err(refusal);
+        };
+        warn!(messages = refused.len(), reason = %refusal, ?delay, "the broker refuses outputs; they are published again");
+        if until.run_until_cancelled(sleep(delay)).await.is_none() {
+            return Err(PublishError::Closed);
+        }
+        for publish in &mut refused {
+            publish.publish_again(broker);
+        }
+        pending = refused;
+    }
+}
+
+fn delay_after(policy: &RetryPolicy, refusals: u32, elapsed: Duration) -> Option<Duration> {
+    policy
+        .delay_after(refusals, elapsed)
+        .map(|delay| delay.max(SHORTEST_PAUSE))
+}

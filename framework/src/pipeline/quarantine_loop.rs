@@ -1,0 +1,318 @@
+//! Runs the messages of the quarantine pipe, one at a time and with nothing beside them.
+//!
+//! What must stay true:
+//! - A suspect waits in the quarantine pipe, not in a process. Whatever happens to the process meanwhile is not counted
+//!   against it.
+//! - A shutdown counts against nobody. A suspect that still runs then is published to its pipe again, confirmed and
+//!   acknowledged.
+//! - Suspects do not block other tasks for long. While others run, the loop holds new tasks back for a fifth of the time
+//!   at most, and longer with each try, so that a suspect gets its turn in the end. When there are many suspects, half of
+//!   the time belongs to ordinary tasks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use tracing::warn;
+
+use crate::RetryPolicy;
+use crate::handler::BatchHandler;
+use crate::pipeline::Pipeline;
+use crate::pipeline::in_flight::InFlight;
+use crate::pipeline::quarantine::crash_count;
+
+/// How often the loop looks for suspects of other processes.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+/// How long new tasks are held back so that the running ones can end: longer with each try.
+static HOLD_BACK: RetryPolicy =
+    RetryPolicy::exponential(Duration::from_millis(200), 2.0, Duration::from_hours(1)).forever();
+/// After holding back in vain, new tasks run for this many times as long.
+const RELEASE_FACTOR: u32 = 4;
+/// How long suspects run one after another before ordinary tasks get a turn.
+const TURN: Duration = Duration::from_secs(1);
+/// How long to wait for a suspect that the depth of the pipe promises. Another process may have been faster.
+const ARRIVAL_LIMIT: Duration = Duration::from_secs(1);
+
+/// Runs suspects whenever there are some. Never returns.
+pub(crate) async fn run<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight: &InFlight) {
+    let mut hold_back = HOLD_BACK.delays();
+    loop {
+        if !has_suspects(pipeline).await {
+            hold_back = HOLD_BACK.delays();
+            let _ = timeout(LOOK_INTERVAL, pipeline.quarantine.added.notified()).await;
+            continue;
+        }
+        let limit = hold_back.next().unwrap_or(LOOK_INTERVAL);
+        let exclusive = match timeout(limit, in_flight.exclusive()).await {
+            Err(_) => timeout(limit * RELEASE_FACTOR, in_flight.exclusive_when_idle()).await,
+            exclusive => exclusive,
+        };
+        let Ok(exclusive) = exclusive else {
+            continue;
+        };
+        hold_back = HOLD_BACK.delays();
+        let began = Instant::now();
+        while began.elapsed() < TURN && has_suspects(pipeline).await {
+            if !run_one(pipeline, in_flight).await {
+                break;
+            }
+        }
+        drop(exclusive);
+        sleep(began.elapsed()).await;
+    }
+}
+
+async fn has_suspects<H: BatchHandler>(pipeline: &Pipeline<H>) -> bool {
+    // If the broker does not say, the loop looks again later. The broker itself logs what is wrong with it.
+    pipeline
+        .broker
+        .depth(&pipeline.quarantine.pipe)
+        .await
+        .is_ok_and(|depth| depth > 0)
+}
+
+/// Takes one suspect and waits until it is settled. Returns `false` if none came.
+async fn run_one<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight: &InFlight) -> bool {
+    let pipe = &pipeline.quarantine.pipe;
+    let Ok(mut consumer) = pipeline.broker.consume(pipe, 1).await else {
+        return false;
+    };
+    let Ok(Some(suspect)) = timeout(ARRIVAL_LIMIT, consumer.next()).await else {
+        return false;
+    };
+    // Drop the consumer before the suspect is settled. Otherwise the broker would deliver the next one, which may not run.
+    drop(consumer);
+    warn!(pipe = %suspect.pipe, crashes = crash_count(&suspect), "a suspect runs alone");
+    pipeline.open.add(1);
+    in_flight.run_isolated(pipeline, suspect).await;
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Mutex;
+
+    use contract::{
+        RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReport, TrackingReportTask,
+    };
+    use tokio::sync::Notify;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::broker::memory::Memory;
+    use crate::broker::{Broker as _, Outgoing};
+    use crate::pipeline::quarantine::{POISON_AT, SUSPECT_AT};
+    use crate::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
+
+    /// Records which items it gets. Holds the item `HELD` until `may_go_on` is cancelled.
+    #[derive(Clone, Default)]
+    struct Recording {
+        given: Arc<Mutex<Vec<u64>>>,
+        changed: Arc<Notify>,
+        may_go_on: CancellationToken,
+    }
+
+    const HELD: u64 = 1;
+    const SUSPECT: u64 = 7;
+
+    impl Worker for Recording {
+        type Input = RangeItem;
+        type Output = NoOutput;
+
+        async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
+            self.given.lock().unwrap().push(item.number);
+            self.changed.notify_waiters();
+            if item.number == HELD {
+                self.may_go_on.cancelled().await;
+            }
+            Ok(Reply::none())
+        }
+    }
+
+    impl Recording {
+        fn given(&self) -> Vec<u64> {
+            self.given.lock().unwrap().clone()
+        }
+
+        async fn given_all_of(&self, numbers: &[u64]) {
+            loop {
+                let changed = self.changed.notified();
+                if numbers.iter().all(|number| self.given().contains(number)) {
+                    return;
+                }
+                changed.await;
+            }
+        }
+    }
+
+    fn item(number: u64) -> Vec<u8> {
+        let item = RangeItem {
+            number,
+            params: BTreeMap::new(),
+        };
+        let tracking = Tracking {
+            job_task_id: Some(format!("p:j.{number}")),
+            tracking_pipe: Some("tracking".into()),
+            ..Tracking::default()
+        };
+        TaskMessage {
+            tracking: Some(tracking),
+            ..TaskMessage::new(format!("t.{number}"), "w-in", &item).unwrap()
+        }
+        .encode()
+    }
+
+    /// Crashes this many processes, each while it has the message of this pipe.
+    async fn crash(pipes: &Memory, pipe: &str, times: u32) {
+        for _ in 0..times {
+            let process = pipes.process();
+            let mut consumer = process.consume(pipe, 1).await.unwrap();
+            let _held = consumer.next().await.unwrap();
+            process.crash();
+        }
+    }
+
+    /// Runs the worker in a process of its own until `until` resolves, then stops it at once.
+    async fn run_until<T>(pipes: &Memory, worker: &Recording, until: impl Future<Output = T>) -> T {
+        let settings = Settings {
+            concurrency: 2,
+            drain: Duration::from_millis(1),
+            abort: Duration::from_secs(3),
+            ..Settings::new("w")
+        };
+        let stop = CancellationToken::new();
+        let process = pipes.process();
+        let service = Runtime::new(settings, Arc::new(process.clone())).worker(worker.clone());
+        let stopping = async {
+            let seen = until.await;
+            stop.cancel();
+            seen
+        };
+        let (ended, seen) = tokio::join!(service.run_until(stop.clone()), stopping);
+        ended.unwrap();
+        process.close().await;
+        seen
+    }
+
+    async fn first_report(pipes: &Memory) -> TrackingReport {
+        let mut reports = pipes.consume("tracking", 1).await.unwrap();
+        let delivery = reports.next().await.unwrap();
+        let message = TaskMessage::decode(&delivery.body).unwrap();
+        delivery.ack();
+        serde_json::from_slice::<TrackingReportTask>(&message.task_data.unwrap())
+            .unwrap()
+            .tracking_reports
+            .remove(0)
+    }
+
+    async fn publish(pipes: &Memory, pipe: &str, number: u64) {
+        pipes
+            .publish(Outgoing::new(pipe, item(number)))
+            .await
+            .unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn message_present_at_five_crashes_runs_alone_and_is_not_rejected() {
+        let (pipes, worker) = (Memory::new(), Recording::default());
+        publish(&pipes, "w-in", SUSPECT).await;
+        crash(&pipes, "w-in", SUSPECT_AT).await;
+        let report = run_until(&pipes, &worker, first_report(&pipes)).await;
+        assert_eq!(
+            (worker.given(), report.status),
+            (vec![SUSPECT], ReportStatus::Complete)
+        );
+        assert_eq!(pipes.depth("w-reject").await.unwrap(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn suspect_alone_at_three_crashes_is_rejected_without_running() {
+        let (pipes, worker) = (Memory::new(), Recording::default());
+        publish(&pipes, "w-in.suspects", SUSPECT).await;
+        crash(&pipes, "w-in.suspects", POISON_AT).await;
+        let report = run_until(&pipes, &worker, first_report(&pipes)).await;
+        assert_eq!(
+            (worker.given(), report.status),
+            (Vec::new(), ReportStatus::Failed)
+        );
+        assert_eq!(
+            report.failure.unwrap().failure_message.as_deref(),
+            Some("w could not process the item.")
+        );
+        assert_eq!(pipes.depth("w-reject").await.unwrap(), 1);
+        assert_eq!(pipes.depth("w-in.suspects").await.unwrap(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_suspect_is_not_blamed_when_its_process_stops() {
+        let (pipes, worker) = (Memory::new(), Recording::default());
+        publish(&pipes, "w-in", HELD).await;
+        let waiting = async {
+            worker.given_all_of(&[HELD]).await;
+            publish(&pipes, "w-in.suspects", SUSPECT).await;
+            // Longer than the loop needs to see the suspect and to hold others back for it.
+            sleep(LOOK_INTERVAL * 4).await;
+        };
+        run_until(&pipes, &worker, waiting).await;
+        assert_eq!(worker.given(), [HELD]);
+        let suspect = pipes
+            .consume("w-in.suspects", 1)
+            .await
+            .unwrap()
+            .next()
+            .await
+            .unwrap();
+        assert_eq!(crash_count(&suspect), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn suspect_running_at_shutdown_is_not_blamed_and_keeps_its_crash_count() {
+        let (pipes, worker) = (Memory::new(), Recording::default());
+        publish(&pipes, "w-in.suspects", HELD).await;
+        crash(&pipes, "w-in.suspects", POISON_AT - 1).await;
+        for round in 0..4 {
+            run_until(&pipes, &worker, worker.given_all_of(&[HELD])).await;
+            assert_eq!(
+                std::mem::take(&mut *worker.given.lock().unwrap()),
+                [HELD],
+                "round {round}"
+            );
+        }
+        crash(&pipes, "w-in.suspects", 1).await;
+        let report = run_until(&pipes, &worker, first_report(&pipes)).await;
+        assert_eq!(
+            (worker.given(), report.status),
+            (Vec::new(), ReportStatus::Failed)
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_tasks_run_while_a_suspect_waits_for_a_long_task() {
+        let (pipes, worker) = (Memory::new(), Recording::default());
+        publish(&pipes, "w-in", HELD).await;
+        let others: Vec<u64> = (100..1100).collect();
+        let all = async {
+            worker.given_all_of(&[HELD]).await;
+            publish(&pipes, "w-in.suspects", SUSPECT).await;
+            sleep(LOOK_INTERVAL).await;
+            let began = Instant::now();
+            for other in &others {
+                publish(&pipes, "w-in", *other).await;
+            }
+            worker.given_all_of(&others).await;
+            assert!(
+                began.elapsed() < Duration::from_secs(20),
+                "the other tasks took {:?}",
+                began.elapsed()
+            );
+            assert!(
+                !worker.given().contains(&SUSPECT),
+                "the suspect did not run alone"
+            );
+            worker.may_go_on.cancel();
+            worker.given_all_of(&[SUSPECT]).await;
+        };
+        run_until(&pipes, &worker, all).await;
+    }
+}

@@ -1,0 +1,461 @@
+//! The status check: asks the job service whether the job of a message still runs.
+//!
+//! A tracked message carries the time of its last check and the interval between checks. When a check is due, this
+//! process asks the job service by the URL in the message. One response serves all waiting messages of the job, and is
+//! kept for its `max-age`. An announcement makes a job due early ([`crate::announcement`]).
+//!
+//! What must stay true:
+//! - A check that fails never stops work. A warning names the URL, and the job is presumed active.
+//! - Only a definite response discards messages: a finished status, or a 404 with the job service's error body.
+//! - A check has a time limit, and does not block the receipt of other deliveries.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::rest::ErrorBody;
+use contract::{JobStatus, Tracking};
+use moka::Expiry;
+use moka::future::Cache;
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::warn;
+
+use crate::announcement::ChangedJobs;
+use crate::broker::Broker;
+use crate::clock::Clock;
+use crate::pipeline::routing::JobKnowledge;
+
+/// How long a response without a `max-age` is valid.
+const DEFAULT_INTERVAL: Duration = Duration::from_mins(2);
+/// How long a failed check is not repeated.
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// The largest number of jobs whose status is kept.
+const CAPACITY: u64 = 10_000;
+
+/// Checks the status of jobs, with a cache. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct StatusChecker {
+    time_limit: Duration,
+    clock: Clock,
+    /// Made for the first check, because it reads the system's certificates.
+    client: Arc<OnceCell<reqwest::Client>>,
+    /// The last check of each job, by its URL.
+    checks: Cache<Arc<str>, Check>,
+    changed: Arc<ChangedJobs>,
+    tasks: TaskTracker,
+}
+
+/// The result of a status check.
+#[derive(Debug, Clone, Copy)]
+struct Check {
+    job: JobKnowledge,
+    began: Instant,
+    ended: Instant,
+    /// When it ended, in milliseconds since 1970.
+    ended_millis: i64,
+    valid_for: Duration,
+}
+
+impl StatusChecker {
+    pub fn new(time_limit: Duration, clock: Clock, tasks: &TaskTracker) -> Self {
+        Self {
+            time_limit,
+            clock,
+            client: Arc::default(),
+            checks: Cache::builder()
+                .max_capacity(CAPACITY)
+                .expire_after(WhenInvalid)
+                .build(),
+            changed: Arc::new(ChangedJobs::new(clock)),
+            tasks: tasks.clone(),
+        }
+    }
+
+    /// Remembers announcements until the broker is closed or `until` is cancelled.
+    pub async fn listen(&self, broker: &dyn Broker, until: &CancellationToken) {
+        self.changed.listen(broker, until).await;
+    }
+
+    /// Returns how many announcements there were.
+    pub fn announcements(&self) -> u64 {
+        self.changed.count()
+    }
+
+    /// Returns what is known about the job of a message. Asks the job service if a check is due, and stamps the
+    /// tracking with it.
+    pub async fn check(&self, tracking: Option<&mut Tracking>) -> JobKnowledge {
+        let Some(tracking) = tracking else {
+            return JobKnowledge::Presumed;
+        };
+        let changed_at = self.changed.changed_at(tracking);
+        if changed_at.is_none() && !is_due(tracking, self.clock.now_millis()) {
+            return JobKnowledge::Presumed;
+        }
+        let Some(url) = tracking.status_check_url.as_deref() else {
+            return JobKnowledge::Presumed;
+        };
+        let check = self.valid_check(url, changed_at).await;
+        tracking.last_status_check_time = Some(check.ended_millis);
+        if check.job != JobKnowledge::Presumed {
+            tracking.status_check_interval_millis =
+                i64::try_from(check.valid_for.as_millis()).unwrap_or(i64::MAX);
+        }
+        check.job
+    }
+
+    /// Returns whether the job is known to have ended. Asks the job service if the last check is no longer valid.
+    pub async fn has_ended(&self, tracking: &Tracking) -> bool {
+        let Some(url) = tracking.status_check_url.as_deref() else {
+            return false;
+        };
+        let changed_at = self.changed.changed_at(tracking);
+        match self.valid_check(url, changed_at).await.job {
+            JobKnowledge::Gone => true,
+            JobKnowledge::Is(status) => status.is_finished(),
+            JobKnowledge::Presumed => false,
+        }
+    }
+
+    /// Runs a check beside the task that needs its result.
+    pub fn in_background(&self, check: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(check);
+    }
+
+    /// Returns the last check of a job if it is valid and not older than the change of the job. Otherwise makes a new
+    /// check, with one request for all that wait for it.
+    async fn valid_check(&self, url: &str, changed_at: Option<Instant>) -> Check {
+        // The cache drops invalid checks by the system's clock. Under a paused clock only this condition does.
+        let is_invalid = |check: &Check| {
+            changed_at.is_some_and(|changed_at| check.began < changed_at)
+                || check.ended.elapsed() >= check.valid_for
+        };
+        self.checks
+            .entry(Arc::from(url))
+            .or_insert_with_if(self.ask(url), is_invalid)
+            .await
+            .into_value()
+    }
+
+    async fn ask(&self, url: &str) -> Check {
+        let began = Instant::now();
+        let (job, valid_for) = match self.request(url).await {
+            Ok(response) => response,
+            Err(error) => {
+                warn!(url, %error, "the status check of a job failed; its work goes on");
+                (JobKnowledge::Presumed, AFTER_FAILURE)
+            }
+        };
+        Check {
+            job,
+            began,
+            ended: Instant::now(),
+            ended_millis: self.clock.now_millis(),
+            valid_for,
+        }
+    }
+
+    async fn request(&self, url: &str) -> Result<(JobKnowledge, Duration), String> {
+        let make = || async { make_client(self.time_limit) };
+        let client = self
+            .client
+            .get_or_try_init(make)
+            .await
+            .map_err(|error| chain(&error))?;
+        let response = client
+            .get(url)
+            .send()
+            .await
+            .map_err(|error| chain(&error))?;
+        let code = response.status();
+        let valid_for = response
+            .headers()
+            .get("cache-control")
+            .and_then(|value| max_age(value.to_str().ok()?))
+            .unwrap_or(DEFAULT_INTERVAL);
+        let body = response.text().await.map_err(|error| chain(&error))?;
+        if code == reqwest::StatusCode::NOT_FOUND {
+            // A proxy can return 404, too. Only the job service adds its own error body.
+            return match serde_json::from_str::<ErrorBody>(&body) {
+                Ok(_) => Ok((JobKnowledge::Gone, valid_for)),
+                Err(_) => Err("the 404 does not come from the job service".to_owned()),
+            };
+        }
+        if !code.is_success() {
+            return Err(format!("the response is {code}"));
+        }
+        let word = body.lines().next().unwrap_or_default().replace('"', "");
+        match JobStatus::from_name(word.trim()) {
+            Some(status) => Ok((JobKnowledge::Is(status), valid_for)),
+            None => Err(format!("{word:?} is not a job status")),
+        }
+    }
+}
+
+fn make_client(time_limit: Duration) -> Result<reqwest::Client, reqwest::Error> {
+    // An error means that a provider is installed already, and any will do.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().timeout(time_limit).build()
+}
+
+/// Returns whether a message is due for a check. A stamp that is more than the interval in the future is from a wrong
+/// clock, and makes the message due, too.
+fn is_due(tracking: &Tracking, now: i64) -> bool {
+    let Some(last) = tracking.last_status_check_time else {
+        return true;
+    };
+    let interval = tracking.status_check_interval_millis.max(0);
+    last.saturating_add(interval) <= now || last > now.saturating_add(interval)
+}
+
+fn max_age(cache_control: &str) -> Option<Duration> {
+    let seconds = cache_control
+        .split(',')
+        .find_map(|directive| directive.trim().strip_prefix("max-age="))?;
+    seconds.parse().ok().map(Duration::from_secs)
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+/// Drops a check from the cache when it is no longer valid.
+struct WhenInvalid;
+
+impl Expiry<Arc<str>, Check> for WhenInvalid {
+    fn expire_after_create(
+        &self,
+        _: &Arc<str>,
+        check: &Check,
+        _: std::time::Instant,
+    ) -> Option<Duration> {
+        Some(check.valid_for)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::Event;
+    use wiremock::matchers::{method, path};
+    use wiremock::{Mock, MockServer, ResponseTemplate};
+
+    fn checker() -> StatusChecker {
+        StatusChecker::new(Duration::from_secs(5), Clock::system(), &TaskTracker::new())
+    }
+
+    fn due_at(url: String) -> Tracking {
+        Tracking {
+            status_check_url: Some(url),
+            ..Tracking::default()
+        }
+    }
+
+    async fn ask(response: ResponseTemplate) -> (JobKnowledge, Tracking) {
+        let server = MockServer::start().await;
+        Mock::given(method("GET"))
+            .and(path("/status"))
+            .respond_with(response)
+            .mount(&server)
+            .await;
+        let mut tracking = due_at(format!("{}/status", server.uri()));
+        let checker = StatusChecker::new(
+            Duration::from_millis(300),
+            Clock::system(),
+            &TaskTracker::new(),
+        );
+        (checker.check(Some(&mut tracking)).await, tracking)
+    }
+
+    #[test]
+    fn check_is_due_after_the_interval_and_for_stamps_from_the_future() {
+        let at = |last, interval| Tracking {
+            last_status_check_time: last,
+            status_check_interval_millis: interval,
+            ..Tracking::default()
+        };
+        for (last, interval, due) in [
+            (None, 1000, true),
+            (Some(9_001), 1000, false),
+            (Some(9_000), 1000, true),
+            (Some(10_500), 1000, false),
+            (Some(11_001), 1000, true),
+            (Some(10_000), 0, true),
+            (Some(i64::MAX), i64::MAX, false),
+        ] {
+            assert_eq!(
+                is_due(&at(last, interval), 10_000),
+                due,
+                "{last:?} {interval}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn status_is_read_with_or_without_quotes_and_valid_for_its_max_age() {
+        let quoted = ResponseTemplate::new(200)
+            .set_body_string("\"Cancelled\"")
+            .insert_header("Cache-Control", "no-transform, max-age=7");
+        let (job, tracking) = ask(quoted).await;
+        assert_eq!(job, JobKnowledge::Is(JobStatus::Cancelled));
+        assert_eq!(tracking.status_check_interval_millis, 7000);
+        assert!(tracking.last_status_check_time.is_some());
+        let (job, tracking) = ask(ResponseTemplate::new(200).set_body_string("Active\nmore")).await;
+        assert_eq!(job, JobKnowledge::Is(JobStatus::Active));
+        assert_eq!(tracking.status_check_interval_millis, 120_000);
+    }
+
+    #[tokio::test]
+    async fn only_a_404_of_the_job_service_means_that_the_job_is_gone() {
+        let own = ResponseTemplate::new(404)
+            .set_body_string(r#"{"message":"ERROR: job_id {j} not found"}"#);
+        assert_eq!(ask(own).await.0, JobKnowledge::Gone);
+        assert_eq!(
+            ask(ResponseTemplate::new(404).set_body_string("<html>no such page</html>"))
+                .await
+                .0,
+            JobKnowledge::Presumed
+        );
+    }
+
+    #[tokio::test]
+    async fn failed_check_does_not_stop_work() {
+        assert_eq!(
+            ask(ResponseTemplate::new(500)).await.0,
+            JobKnowledge::Presumed
+        );
+        assert_eq!(
+            ask(ResponseTemplate::new(200).set_body_string("Bored"))
+                .await
+                .0,
+            JobKnowledge::Presumed
+        );
+        assert_eq!(
+            ask(ResponseTemplate::new(200).set_delay(Duration::from_secs(5)))
+                .await
+                .0,
+            JobKnowledge::Presumed
+        );
+        let checker = checker();
+        for url in ["http://127.0.0.1:1/status", "no url at all"] {
+            assert_eq!(
+                checker.check(Some(&mut due_at(url.into()))).await,
+                JobKnowledge::Presumed,
+                "{url}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn announcement_makes_every_message_of_its_job_due_until_the_next_check() {
+        let server = MockServer::start().await;
+        let answer = |word: &str| {
+            ResponseTemplate::new(200)
+                .set_body_string(word)
+                .insert_header("Cache-Control", "max-age=60")
+        };
+        Mock::given(method("GET"))
+            .respond_with(answer("Active"))
+            .up_to_n_times(1)
+            .expect(1)
+            .mount(&server)
+            .await;
+        Mock::given(method("GET"))
+            .respond_with(answer("Cancelled"))
+            .expect(1)
+            .mount(&server)
+            .await;
+        let checker = checker();
+        let fresh = |job: &str| Tracking {
+            job_task_id: Some(format!("{job}.1.2*")),
+            last_status_check_time: Some(Clock::system().now_millis() + 1000),
+            status_check_interval_millis: 60_000,
+            ..due_at(format!("{}/{job}", server.uri()))
+        };
+        let mut due = Tracking {
+            last_status_check_time: None,
+            ..fresh("p:j")
+        };
+        assert_eq!(
+            checker.check(Some(&mut due)).await,
+            JobKnowledge::Is(JobStatus::Active)
+        );
+        assert_eq!(
+            checker.check(Some(&mut fresh("p:j"))).await,
+            JobKnowledge::Presumed
+        );
+        let body = bytes::Bytes::from_static(br#"{"jobs":["p:j"]}"#);
+        checker.changed.note(Event::Message(body));
+        for _ in 0..3 {
+            assert_eq!(
+                checker.check(Some(&mut fresh("p:j"))).await,
+                JobKnowledge::Is(JobStatus::Cancelled)
+            );
+        }
+        assert_eq!(
+            checker.check(Some(&mut fresh("p:j2"))).await,
+            JobKnowledge::Presumed
+        );
+    }
+
+    #[tokio::test]
+    async fn missed_announcements_invalidate_every_earlier_stamp() {
+        let server = MockServer::start().await;
+        Mock::given(method("GET"))
+            .respond_with(ResponseTemplate::new(200).set_body_string("Active"))
+            .expect(1)
+            .mount(&server)
+            .await;
+        let checker = checker();
+        let stamped = |last| Tracking {
+            job_task_id: Some("p:j".into()),
+            last_status_check_time: Some(last),
+            status_check_interval_millis: 600_000,
+            ..due_at(server.uri())
+        };
+        checker.changed.note(Event::Missed);
+        assert_eq!(
+            checker
+                .check(Some(&mut stamped(Clock::system().now_millis() - 5000)))
+                .await,
+            JobKnowledge::Is(JobStatus::Active)
+        );
+        assert_eq!(
+            checker
+                .check(Some(&mut stamped(Clock::system().now_millis() + 5000)))
+                .await,
+            JobKnowledge::Presumed
+        );
+    }
+
+    #[tokio::test]
+    async fn one_request_serves_all_waiting_messages_of_a_job() {
+        let server = MockServer::start().await;
+        let answer = ResponseTemplate::new(200)
+            .set_body_string("Active")
+            .insert_header("Cache-Control", "max-age=60");
+        Mock::given(method("GET"))
+            .respond_with(answer.set_delay(Duration::from_millis(50)))
+            .expect(1)
+            .mount(&server)
+            .await;
+        let checker = checker();
+        let checks = (0..50).map(|_| async {
+            let mut tracking = due_at(format!("{}/status?n=7", server.uri()));
+            checker.check(Some(&mut tracking)).await
+        });
+        let answers = futures_util::future::join_all(checks).await;
+        assert!(
+            answers
+                .iter()
+                .all(|job| *job == JobKnowledge::Is(JobStatus::Active))
+        );
+    }
+}
