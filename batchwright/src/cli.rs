@@ -40,7 +40,7 @@ pub enum Command {
     Run(RunArgs),
     /// Create a job from a JSON file or from flags.
     Submit(SubmitArgs),
-    /// Show a job; the exit code is that of `watch`, and 0 while the job is unfinished.
+    /// Show a job; exits with the code of `watch`, or with 0 while the job is unfinished.
     Get(JobArgs),
     /// List the jobs of a partition, newest first by default.
     List(ListArgs),

@@ -19,8 +19,6 @@ use crate::watch::Show;
 pub struct BenchArgs {
     #[command(flatten)]
     load: Load,
-    #[command(flatten)]
-    servers: ServerArgs,
     /// Folder of the embedded broker and database; by default a temporary one.
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
@@ -37,7 +35,7 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = 4, requires = "cancel_after", value_parser = clap::value_parser!(u32).range(1..), value_name = "PROCESSES")]
     worker_processes: u32,
     /// Items per second of all worker processes of the cancelled job together; unlimited by default.
-    #[arg(long, requires = "cancel_after", value_parser = positive_number)]
+    #[arg(long, requires = "cancel_after", value_parser = positive_number, value_name = "ITEMS")]
     rate: Option<f64>,
     /// Number of waiting items of the cancelled job above which batches wait instead of being split.
     #[arg(
@@ -64,6 +62,8 @@ pub struct BenchArgs {
     /// Print the results as one line of JSON and show no progress.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    servers: ServerArgs,
 }
 
 /// Runs the measurement that the flags select. The exit code is 1 if the counts are not exact.

@@ -5,6 +5,7 @@ use clap::{Args, ValueEnum};
 
 /// The servers of a system that this process runs.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Servers")]
 pub struct ServerArgs {
     /// URL of the database: `postgres://user:password@host/database` or `sqlite:FILE`.
     #[arg(
@@ -26,6 +27,7 @@ pub struct ServerArgs {
 
 /// The job service that a command calls, and how the command prints what it returns.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Connection and output")]
 pub struct ServiceArgs {
     /// URL of the job service's REST API.
     #[arg(
@@ -34,7 +36,7 @@ pub struct ServiceArgs {
         default_value = "http://127.0.0.1:8080/job-service/v1"
     )]
     pub url: String,
-    /// Partition that the jobs belong to.
+    /// Partition that contains the jobs.
     #[arg(long, short, env = "BATCHWRIGHT_PARTITION", default_value = "default")]
     pub partition: String,
     /// Format of standard output; `json` prints one object or array on one line.

@@ -40,17 +40,16 @@ pub struct UpArgs {
 pub struct RunArgs {
     /// Role to run: `job-service`, `batch-worker`, `tracking-worker` or `example-worker`.
     role: Role,
-    /// Input pipe of the role, instead of its default one.
+    /// Input pipe of the role, if it is not the default one.
     #[arg(long, env = "BATCHWRIGHT_INPUT_PIPE", value_name = "PIPE")]
     input_pipe: Option<String>,
     #[command(flatten)]
     stack: StackArgs,
 }
 
+/// The flags of `up` and `run`. Each group becomes one part of the [`StackOptions`].
 #[derive(Debug, Args)]
 struct StackArgs {
-    #[command(flatten)]
-    servers: ServerArgs,
     /// Address that the REST API listens on; for a worker role, the address of its health and metrics.
     #[arg(
         long,
@@ -62,6 +61,41 @@ struct StackArgs {
     /// URL at which workers reach the REST API if it is not the listen address, e.g. behind a proxy.
     #[arg(long, env = "BATCHWRIGHT_PUBLIC_URL", value_name = "URL")]
     public_url: Option<String>,
+    #[command(flatten)]
+    servers: ServerArgs,
+    /// Type of the RabbitMQ queues: `quorum` or `classic`; must be the same for everything on one broker.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_QUEUE_TYPE",
+        default_value = "quorum",
+        value_name = "TYPE"
+    )]
+    queue_type: QueueType,
+    #[command(flatten)]
+    workers: WorkerArgs,
+    #[command(flatten)]
+    batch: BatchArgs,
+    #[command(flatten)]
+    jobs: JobsArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Workers")]
+struct WorkerArgs {
+    /// How tracked outputs travel: `direct` to their target, or `reroute` through the tracking worker.
+    #[arg(long, env = "BATCHWRIGHT_ROUTE", default_value = "direct")]
+    route: Route,
+    /// Number of tasks that a worker runs at the same time; the batch and tracking workers ignore it.
+    #[arg(long, env = "BATCHWRIGHT_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..), value_name = "TASKS")]
+    concurrency: u32,
+    /// Maximum number of unacknowledged deliveries of a worker; the batch and tracking workers ignore it.
+    #[arg(long, env = "BATCHWRIGHT_PREFETCH", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
+    prefetch: u32,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Batch worker")]
+struct BatchArgs {
     /// Folder below which `lines` and `glob` batches find their files.
     #[arg(
         long,
@@ -70,18 +104,7 @@ struct StackArgs {
         value_name = "FOLDER"
     )]
     root: PathBuf,
-    /// How tracked outputs travel: `direct` to their target, or `reroute` through the tracking worker.
-    #[arg(long, env = "BATCHWRIGHT_ROUTE", default_value = "direct")]
-    route: Route,
-    /// Seconds for which a worker trusts a job status; a cancelled job may keep running that long.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_STATUS_INTERVAL",
-        default_value_t = 5,
-        value_name = "SECONDS"
-    )]
-    status_interval: u64,
-    /// Maximum number of parts of one split (10 to 1000000).
+    /// Maximum number of parts of one split, from 10 to 1000000.
     #[arg(long, env = "BATCHWRIGHT_MAX_PARTS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=1_000_000), value_name = "PARTS")]
     max_parts: u32,
     /// Number of messages in a target pipe above which batches wait instead of being split.
@@ -92,26 +115,6 @@ struct StackArgs {
         value_name = "MESSAGES"
     )]
     max_depth: u64,
-    /// Number of tasks that a worker runs at the same time; the batch and tracking workers ignore it.
-    #[arg(long, env = "BATCHWRIGHT_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..), value_name = "TASKS")]
-    concurrency: u32,
-    /// Maximum number of unacknowledged deliveries of a worker; the batch and tracking workers ignore it.
-    #[arg(long, env = "BATCHWRIGHT_PREFETCH", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
-    prefetch: u32,
-    /// Type of the RabbitMQ queues: `quorum` or `classic`; must be the same for everything on one broker.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_QUEUE_TYPE",
-        default_value = "quorum",
-        value_name = "TYPE"
-    )]
-    queue_type: QueueType,
-    /// Input pipe of the tracking worker.
-    #[arg(long, env = "BATCHWRIGHT_TRACKING_PIPE", default_value = TRACKING_PIPE, value_name = "PIPE")]
-    tracking_pipe: String,
-    /// Pipe to which workers send the tasks of paused jobs.
-    #[arg(long, env = "BATCHWRIGHT_PAUSED_PIPE", default_value = PAUSED_PIPE, value_name = "PIPE")]
-    paused_pipe: String,
     /// Results that the batch worker sends to its output pipe: `none`, `only-of-empty-batches` or `all`.
     #[arg(
         long,
@@ -123,23 +126,36 @@ struct StackArgs {
     /// Output pipe of the batch worker, for results and failures.
     #[arg(long, env = "BATCHWRIGHT_BATCH_OUTPUT", value_name = "PIPE")]
     batch_output: Option<String>,
-    #[command(flatten)]
-    jobs: JobsArgs,
 }
 
-/// The settings that only the job service and the store use.
+/// The settings of the job service and the store, and the pipes that the job service and the workers share.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Job service")]
 struct JobsArgs {
+    /// Input pipe of the tracking worker.
+    #[arg(long, env = "BATCHWRIGHT_TRACKING_PIPE", default_value = TRACKING_PIPE, value_name = "PIPE")]
+    tracking_pipe: String,
+    /// Pipe to which workers send the tasks of paused jobs.
+    #[arg(long, env = "BATCHWRIGHT_PAUSED_PIPE", default_value = PAUSED_PIPE, value_name = "PIPE")]
+    paused_pipe: String,
+    /// Seconds for which a worker trusts a job status; a cancelled job may keep running that long.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_STATUS_INTERVAL",
+        default_value_t = 5,
+        value_name = "SECONDS"
+    )]
+    status_interval: u64,
     /// Folder of the job type definitions.
     #[arg(long, env = "BATCHWRIGHT_JOB_TYPES", value_name = "FOLDER")]
     job_types: Option<PathBuf>,
     /// Number of jobs that a list returns if the request names no limit.
     #[arg(long, env = "BATCHWRIGHT_PAGE_SIZE", default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
     page_size: u32,
-    /// Number of jobs that a bulk cancel cancels in one transaction.
+    /// Number of jobs per transaction when one request cancels many jobs.
     #[arg(long, env = "BATCHWRIGHT_CANCEL_BATCH", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
     cancel_batch: u32,
-    /// Number of jobs that a bulk delete deletes in one transaction.
+    /// Number of jobs per transaction when one request deletes many jobs.
     #[arg(long, env = "BATCHWRIGHT_DELETE_BATCH", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
     delete_batch: u32,
     /// Regular expression; new jobs of a partition whose whole id it matches wait for `POST …/partitions/{id}/dispatch`.
@@ -148,10 +164,10 @@ struct JobsArgs {
     /// Default expiry of completed jobs, e.g. `lastUpdateTime+P30D` or `createTime+PT9H`; `none` keeps them.
     #[arg(long, env = "BATCHWRIGHT_KEEP_COMPLETED", default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
     keep_completed: String,
-    /// Default expiry of failed jobs, in the same format.
+    /// Default expiry of failed jobs, in the format of `--keep-completed`.
     #[arg(long, env = "BATCHWRIGHT_KEEP_FAILED", default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
     keep_failed: String,
-    /// Default expiry of cancelled jobs, in the same format.
+    /// Default expiry of cancelled jobs, in the format of `--keep-completed`.
     #[arg(long, env = "BATCHWRIGHT_KEEP_CANCELLED", default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
     keep_cancelled: String,
     /// How long the task records of a failed job are kept, e.g. `P1D` or `PT12H`.
@@ -230,25 +246,20 @@ impl StackArgs {
             wait_for_database: true,
             listen: self.listen,
             public_url: self.public_url,
-            root: self.root,
+            root: self.batch.root,
             workers: WorkerOptions {
-                route: self.route,
-                concurrency: usize::try_from(self.concurrency)?,
-                prefetch: self.prefetch,
+                route: self.workers.route,
+                concurrency: usize::try_from(self.workers.concurrency)?,
+                prefetch: self.workers.prefetch,
             },
             batch: BatchOptions {
-                output: self.batch_output,
-                results: self.batch_results,
-                max_parts: usize::try_from(self.max_parts)?,
-                max_depth: self.max_depth,
+                output: self.batch.batch_output,
+                results: self.batch.batch_results,
+                max_parts: usize::try_from(self.batch.max_parts)?,
+                max_depth: self.batch.max_depth,
                 ..BatchOptions::default()
             },
-            service: ServiceOptions {
-                tracking_pipe: self.tracking_pipe,
-                paused_pipe: self.paused_pipe,
-                status_check_interval: Duration::from_secs(self.status_interval),
-                ..service
-            },
+            service,
             store,
             ..StackOptions::embedded(data)
         })
@@ -265,6 +276,9 @@ impl JobsArgs {
             .transpose()?
             .unwrap_or_default();
         let service = ServiceOptions {
+            tracking_pipe: self.tracking_pipe,
+            paused_pipe: self.paused_pipe,
+            status_check_interval: Duration::from_secs(self.status_interval),
             page_size: self.page_size,
             cancel_batch: self.cancel_batch,
             delete_batch: self.delete_batch,

@@ -1,4 +1,4 @@
-//! Whether `docs/configuration.md` tells what the program reads, and what CAF has of which nothing is read.
+//! Tests that `docs/configuration.md` documents every variable that is read, and CAF's variables that are ignored.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use framework::config::caf::Conversion;
 use super::*;
 use crate::cli::Cli;
 
-/// CAF's variables that have no effect here, and why.
+/// CAF's variables that have no effect, with the reason.
 const NOT_READ: &[(&[&str], &str)] = &[
     (
         &[
@@ -16,27 +16,27 @@ const NOT_READ: &[(&[&str], &str)] = &[
             "CAF_RABBITMQ_MAX_BACKOFF_INTERVAL",
             "CAF_RABBITMQ_MAX_ATTEMPTS",
         ],
-        "a lost connection is made again for ever, with a back-off of its own",
+        "a worker reconnects forever, with a fixed back-off",
     ),
     (
         &["CAF_WORKER_RETRY_QUEUE"],
-        "what is tried again comes back to the input pipe, by way of its delay pipes",
+        "a retried task returns to the input pipe through a delay pipe",
     ),
     (
         &["CAF_WORKER_FRIENDLY_NAME"],
-        "a failure names the worker by its name",
+        "failures contain the name of the worker",
     ),
     (
         &["CAF_WORKER_ENABLE_DIVERTED_TASK_CHECKING"],
-        "a worker always passes on what is not for it",
+        "a worker always diverts messages that are addressed to another pipe",
     ),
     (
         &["CAF_WORKER_REPORT_UPDATES_BUFFER_LIMIT"],
-        "reports are sent in runs that measure themselves",
+        "the number of reports in one message adapts to the load",
     ),
     (
         &["CAF_WORKER_MAX_BATCH_TIME"],
-        "the tracking worker takes what is there and waits for nothing",
+        "the tracking worker handles all waiting reports at once and never waits for more",
     ),
     (
         &[
@@ -48,25 +48,25 @@ const NOT_READ: &[(&[&str], &str)] = &[
             "CAF_WORKER_HTTP_DATASTORE_CONNECT_TIMEOUT_MILLIS",
             "CAF_WORKER_HTTP_DATASTORE_READ_TIMEOUT_MILLIS",
         ],
-        "there is no data store",
+        "there is no worker data store",
     ),
     (
         &[
             "CAF_WORKER_PAYLOAD_OFFLOADING_ENABLED",
             "CAF_WORKER_PAYLOAD_OFFLOADING_THRESHOLD_BYTES",
         ],
-        "payloads travel in their messages",
+        "payloads are always part of the message",
     ),
     (
         &["CAF_WORKER_FAILURE_QUEUE"],
-        "there is no scheduler role with messages of its own",
+        "there is no separate scheduler process",
     ),
     (
         &[
             "CAF_BATCH_WORKER_CACHE_EXPIRE_TIME",
             "CAF_BATCH_WORKER_ERROR_QUEUE",
         ],
-        "the batch worker has no cache; its failures are reported and copied to its reject pipe",
+        "the batch worker has no cache; it reports failures and copies them to its reject pipe",
     ),
     (
         &[
@@ -92,7 +92,7 @@ const NOT_READ: &[(&[&str], &str)] = &[
             "JOB_SERVICE_READINESS_SUCCESS_ATTEMPTS",
             "JOB_SERVICE_INTERNAL_PING_URL",
         ],
-        "health is looked up when it is asked for",
+        "health is checked when a health request arrives",
     ),
     (
         &[
@@ -107,7 +107,7 @@ const NOT_READ: &[(&[&str], &str)] = &[
     ),
     (
         &["CAF_ENABLE_ENV_SECRETS", "CAF_ENABLE_FILE_SECRETS"],
-        "both ways are always there; the variable comes before the file",
+        "both are always enabled; the variable takes precedence over the file",
     ),
     (
         &[
@@ -115,7 +115,7 @@ const NOT_READ: &[(&[&str], &str)] = &[
             "CAF_SCHEDULED_EXECUTOR_PERIOD",
             "CAF_DROP_TABLES_SCHEDULER_PERIOD",
         ],
-        "there is no scheduler to wake or to time: a commit wakes the relay and the sweeper",
+        "nothing is polled; a commit wakes the relay and the sweeper",
     ),
     (
         &[
@@ -135,7 +135,7 @@ const NOT_READ: &[(&[&str], &str)] = &[
             "CAF_WORKER_TASKSTOWING_DATABASE_APPNAME",
             "CAF_WORKER_TASKSTOWING_DATABASE_MAXIMUM_POOL_SIZE",
         ],
-        "the system has one database",
+        "tasks of paused jobs are stored in the job service's database",
     ),
     (
         &[
@@ -147,7 +147,7 @@ const NOT_READ: &[(&[&str], &str)] = &[
             "SSL_VALIDATE_CERTS",
             "SSL_DISABLE_SNI_HOST_CHECK",
         ],
-        "HTTPS ends at a proxy",
+        "use a proxy for HTTPS",
     ),
     (
         &[
@@ -156,11 +156,11 @@ const NOT_READ: &[(&[&str], &str)] = &[
             "HEAP_DUMP_ON_OUT_OF_MEMORY_ERROR",
             "CRASH_DUMP_FILE_PATH",
         ],
-        "there is no Java",
+        "there is no Java virtual machine",
     ),
     (
         &["CAF_JOB_SERVICE_RESUME_JOB_QUEUE"],
-        "what a paused job holds is sent on by the service itself",
+        "the job service itself sends the tasks of a resumed job",
     ),
 ];
 
