@@ -11,6 +11,7 @@
 mod error;
 pub(crate) mod memory;
 pub(crate) mod postgres;
+pub(crate) mod run_tx;
 pub(crate) mod samples;
 pub mod scheduling;
 pub(crate) mod sql;
@@ -18,63 +19,17 @@ pub(crate) mod sqlite;
 
 use std::collections::{BTreeMap, HashMap};
 
-use contract::rest::Expiry;
-use contract::{JobId, JobStatus, PartitionId};
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::ledger::{JobTotals, KeptFailure, NodeChanges, NodeKey, NodeRow};
-use crate::{
-    Availability, CatalogueSize, Incarnation, JobQuery, ParkedTask, TaskTableSize, Transition,
-};
+pub(crate) use crate::job_row::JobRow;
+use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
+use crate::{Availability, CatalogueSize, JobQuery, ParkedTask, TaskTableSize, Transition};
 pub(crate) use error::DbError;
 use scheduling::{Scheduling, SchedulingReads};
 
 pub type DbFuture<'a, T> = BoxFuture<'a, Result<T, DbError>>;
-
-/// A job as it is stored.
-#[derive(Debug, Clone, PartialEq)]
-pub struct JobRow {
-    pub partition: PartitionId,
-    pub job: JobId,
-    pub incarnation: i64,
-    pub first_life: bool,
-    pub name: Option<String>,
-    pub description: Option<String>,
-    pub external_data: Option<String>,
-    pub content_hash: Vec<u8>,
-    pub status: JobStatus,
-    pub totals: JobTotals,
-    /// Seconds between what lets it start and its start.
-    pub delay: i64,
-    /// It has, or has had, a table of its tasks.
-    pub task_table: bool,
-    pub create_time: i64,
-    pub last_update_time: i64,
-    pub finish_time: Option<i64>,
-    pub expiry: Expiry,
-    /// When it is to be deleted; known once it has ended.
-    pub expiry_time: Option<i64>,
-    /// Its request named no target pipe.
-    pub without_target: bool,
-}
-
-impl JobRow {
-    pub fn to_incarnation(&self) -> Incarnation {
-        Incarnation {
-            partition: self.partition.clone(),
-            job: self.job.clone(),
-            number: self.incarnation,
-            first: self.first_life,
-        }
-    }
-
-    /// Whether a job task id with this incarnation is of this life: a first life may be named by its number, a later one must be.
-    pub fn matches(&self, incarnation: Option<i64>) -> bool {
-        incarnation.map_or(self.first_life, |n| n == self.incarnation)
-    }
-}
 
 /// A label of the job with this incarnation.
 pub type Label = (i64, String, Option<String>);

@@ -22,8 +22,8 @@ use std::fmt::Write as _;
 
 use contract::{JobStatus, OnFailure, ReportFailure, Step};
 
-use node::{ACTIVE_TASK, CONFLICT, REPORTED_FAILED, Split};
-pub use node::{ActiveTask, NodeKey, NodeRow, PERCENT, position};
+pub use node::{ACTIVE_TASK, ActiveTask, NodeKey, NodeRow, PERCENT, position};
+use node::{CONFLICT, REPORTED_FAILED, Split};
 
 /// The published percentage, in hundredths: of a job that is Completed, and the most of any other.
 pub const COMPLETE: i32 = 10_000;
@@ -59,6 +59,20 @@ impl JobTotals {
             own_task: None,
         }
     }
+
+    /// Counts one more failed task, by the kind of its failure.
+    pub fn count_failure(&mut self, kind: &str) {
+        self.failed_tasks += 1;
+        *self.failure_counts.entry(kind.to_owned()).or_default() += 1;
+    }
+}
+
+/// Returns the kind by which a failure is counted.
+pub fn failure_kind(failure: &ReportFailure) -> String {
+    failure
+        .failure_id
+        .clone()
+        .unwrap_or_else(|| UNNAMED_FAILURE.to_owned())
 }
 
 /// A failure that is kept in full.
@@ -79,7 +93,7 @@ pub struct Outcome {
     pub active: bool,
     /// What the job has come to, and why.
     pub decision: Option<(JobStatus, String)>,
-    pub places: NodeChanges,
+    pub nodes: NodeChanges,
     pub new_failures: Vec<KeptFailure>,
     pub gone_failures: Vec<String>,
 }
@@ -233,30 +247,30 @@ impl Ledger {
     /// What is to be stored.
     pub fn finish(mut self) -> Outcome {
         self.roll_percentages_up();
-        let mut places = NodeChanges {
+        let mut nodes = NodeChanges {
             pruned: std::mem::take(&mut self.pruned),
             ..NodeChanges::default()
         };
         let completed = matches!(self.decision, Some((JobStatus::Completed, _)));
         if completed {
             // The whole table goes.
-            places = NodeChanges::default();
+            nodes = NodeChanges::default();
         } else {
             for split in &self.splits {
                 if split.closed && split.stored {
-                    places.gone.push(split.path.clone());
+                    nodes.gone.push(split.path.clone());
                 } else if split.dirty && !split.closed {
-                    split.rows(&mut places.rows);
+                    split.rows(&mut nodes.rows);
                 }
             }
             for (path, slot) in &self.exceptions {
                 match &slot.now {
-                    Some(exception) if slot.dirty => places.rows.push(exception.row(path)),
-                    None if slot.stored => places.inactive.push(path.clone()),
+                    Some(exception) if slot.dirty => nodes.rows.push(exception.row(path)),
+                    None if slot.stored => nodes.inactive.push(path.clone()),
                     _ => {}
                 }
             }
-            places
+            nodes
                 .rows
                 .sort_by(|a, b| (&a.path, a.chunk).cmp(&(&b.path, b.chunk)));
         }
@@ -264,7 +278,7 @@ impl Ledger {
             totals: self.totals,
             active: self.active,
             decision: self.decision,
-            places,
+            nodes,
             new_failures: self.new_failures.into_values().collect(),
             gone_failures: self.gone_failures,
         }

@@ -1,78 +1,70 @@
-//! The outbox: messages that were written in the transaction that causes them and wait for the broker.
+//! The outbox: messages that a transaction writes together with the change that causes them, and that a relay publishes.
 //!
-//! A relay *claims* messages that are due, and has them until its lease ends: two relays on one store do not send the same, and
-//! what one had that has died is claimed by another. Not handed out are the messages of a paused job, those of a suspended
-//! partition, and those without a due time, whose job waits for prerequisites.
+//! A relay *claims* messages that are due, and holds them until its lease ends. Two relays on one store therefore do not
+//! publish the same message at the same time, and another relay claims the messages of one that has died. Three kinds of
+//! messages cannot be claimed: those of a paused job, those of a suspended partition, and those without a due time, whose
+//! job waits for prerequisites.
 
 use std::time::Duration;
 
 use contract::PartitionId;
 use tokio::sync::watch;
 
-use crate::db::DbError;
-use crate::db::{Signal, Transaction};
-use crate::{Attempts, OutboxMessage, Store, StoreError};
+use crate::db::Signal;
+use crate::db::run_tx::{End, JobLocks};
+use crate::model::OutboxMessage;
+use crate::{Store, StoreError};
 
-/// What a relay is to send.
+/// The messages that a relay has claimed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Claim {
+    /// The messages to publish, oldest first.
     pub messages: Vec<OutboxMessage>,
-    /// How long until there is something to claim again without a signal, by what is known now; `None` where that is not a matter
-    /// of time.
+    /// How long until another message can be claimed, as far as that is a question of time alone. A signal may come
+    /// earlier.
     pub next_due: Option<Duration>,
 }
 
 impl Store {
-    /// The messages that are due, oldest first, whether a relay has them or not. Changes nothing.
+    /// Returns the messages that are due, oldest first, including those that a relay has claimed. Changes nothing.
     pub async fn outbox(&self, limit: u32) -> Result<Vec<OutboxMessage>, StoreError> {
         Ok(self.backend.outbox(limit).await?)
     }
 
-    /// Takes the oldest messages that are due and that no other relay has. They are this relay's for the time of the lease.
+    /// Claims the oldest messages that are due and that no relay holds, for the time of the lease.
     pub async fn claim_outbox(&self, limit: u32, lease: Duration) -> Result<Claim, StoreError> {
-        let mut attempts = Attempts::default();
-        loop {
-            match self.claim_once(limit, millis(lease)).await {
-                Err(fault) if attempts.again(&fault).await => {}
-                other => return Ok(other?),
-            }
-        }
+        self.run_tx("claim_outbox", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                let messages = tx.claim_outbox(limit, millis(lease)).await?;
+                let next_due = tx.outbox_due().await?.map(Duration::from_millis);
+                let nothing = messages.is_empty();
+                let claim = Claim { messages, next_due };
+                Ok(if nothing {
+                    End::Rollback(claim)
+                } else {
+                    End::Commit(claim)
+                })
+            })
+        })
+        .await
     }
 
-    async fn claim_once(&self, limit: u32, lease: u64) -> Result<Claim, DbError> {
-        let mut tx = self.backend.begin().await?;
-        let messages = tx.claim_outbox(limit, lease).await?;
-        let next_due = tx.outbox_due().await?.map(Duration::from_millis);
-        if messages.is_empty() {
-            tx.rollback().await?;
-        } else {
-            tx.commit().await?;
-        }
-        Ok(Claim { messages, next_due })
-    }
-
-    /// These messages are with the broker.
+    /// Removes messages that the broker has confirmed.
     pub async fn outbox_sent(&self, ids: &[i64]) -> Result<(), StoreError> {
         if ids.is_empty() {
             return Ok(());
         }
-        let mut attempts = Attempts::default();
-        loop {
-            match self.sent_once(ids).await {
-                Err(fault) if attempts.again(&fault).await => {}
-                other => return Ok(other?),
-            }
-        }
+        self.run_tx("outbox_sent", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                tx.outbox_sent(ids).await?;
+                Ok(End::Commit(()))
+            })
+        })
+        .await
     }
 
-    async fn sent_once(&self, ids: &[i64]) -> Result<(), DbError> {
-        let mut tx = self.backend.begin().await?;
-        tx.outbox_sent(ids).await?;
-        tx.commit().await
-    }
-
-    /// Keeps each of these claimed messages for so long from now, and no longer. With no time at all they are given back, and
-    /// whoever waits is woken.
+    /// Replaces the leases of these claimed messages: each now ends after this time. A lease of zero gives the message back
+    /// and wakes the relays.
     pub async fn lease_outbox(&self, leases: &[(i64, Duration)]) -> Result<(), StoreError> {
         if leases.is_empty() {
             return Ok(());
@@ -81,63 +73,38 @@ impl Store {
             .iter()
             .map(|(id, lease)| (*id, millis(*lease)))
             .collect();
-        let mut attempts = Attempts::default();
-        loop {
-            match self.lease_once(&leases).await {
-                Err(fault) if attempts.again(&fault).await => {}
-                other => return Ok(other?),
-            }
-        }
+        let leases = leases.as_slice();
+        self.run_tx("lease_outbox", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                tx.lease_outbox(leases).await?;
+                if leases.iter().any(|(_, lease)| *lease == 0) {
+                    tx.notify(Signal::Outbox);
+                }
+                Ok(End::Commit(()))
+            })
+        })
+        .await
     }
 
-    async fn lease_once(&self, leases: &[(i64, u64)]) -> Result<(), DbError> {
-        let mut tx = self.backend.begin().await?;
-        tx.lease_outbox(leases).await?;
-        if leases.iter().any(|(_, lease)| *lease == 0) {
-            tx.notify(Signal::Outbox);
-        }
-        tx.commit().await
-    }
-
-    /// Lets the jobs of this partition start that were suspended when they were created; answers how many. Those that wait for
-    /// something else go on waiting for it.
+    /// Lifts the suspension of the jobs of this partition that were created suspended, and returns their number. A job that
+    /// also waits for prerequisites, or for its delay, continues to wait for these.
     pub async fn dispatch_partition(&self, partition: &PartitionId) -> Result<u64, StoreError> {
-        let mut attempts = Attempts::default();
-        loop {
-            match self.dispatch_once(partition).await {
-                Err(fault) if attempts.again(&fault).await => {}
-                other => return Ok(other?),
-            }
-        }
+        self.run_tx("dispatch_partition", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                let jobs = tx.dispatch_partition(partition.as_str()).await?;
+                tx.notify(Signal::Outbox);
+                tx.notify(Signal::Jobs);
+                Ok(End::Commit(jobs))
+            })
+        })
+        .await
     }
 
-    async fn dispatch_once(&self, partition: &PartitionId) -> Result<u64, DbError> {
-        let mut tx = self.backend.begin().await?;
-        let jobs = tx.dispatch_partition(partition.as_str()).await?;
-        tx.notify(Signal::Outbox);
-        tx.notify(Signal::Jobs);
-        tx.commit().await?;
-        Ok(jobs)
-    }
-
-    /// Wakes whenever the outbox has got messages or one may leave it that could not, in this process or another. A new receiver
-    /// counts as woken.
+    /// Returns a receiver that changes whenever messages can be claimed that could not be before, in this process or
+    /// another. A new receiver counts as changed.
     pub fn outbox_signal(&self) -> watch::Receiver<u64> {
         self.backend.signals().receiver(Signal::Outbox)
     }
-}
-
-/// The messages of a job that is paused wait, those of a job that is no longer paused do not.
-pub(crate) async fn pause_messages(
-    tx: &mut dyn Transaction,
-    incarnation: i64,
-    paused: bool,
-) -> Result<(), DbError> {
-    tx.pause_outbox_of(incarnation, paused).await?;
-    if !paused {
-        tx.notify(Signal::Outbox);
-    }
-    Ok(())
 }
 
 fn millis(span: Duration) -> u64 {

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use contract::JobStatus;
 
-use crate::db::JobRow;
+use crate::job_row::JobRow;
 use filter::{Filter, Subject, TextField};
 
 /// Which jobs of a partition, in which order.

@@ -1,98 +1,92 @@
-//! The sweeper: deletes jobs whose time is over, drops the task tables of jobs that are over, and forgets past lives.
+//! The sweeper's work: deletes expired jobs, drops the task tables of jobs that have ended, and forgets past incarnations.
 //!
-//! A few per transaction: every dropped table costs locks, and a database has only so many of them.
+//! Each call does a little of it. Dropping a table takes locks, and a database has a limited number of them.
+
+use std::collections::BTreeSet;
 
 use tokio::sync::watch;
 
-use crate::db::DbError;
-use crate::db::Signal;
+use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::{DbError, Signal};
 use crate::jobs::delete_locked;
-use crate::{Attempts, Store, StoreError};
+use crate::{Store, StoreError};
 
-/// How many tables one transaction drops.
+/// The number of task tables that one transaction drops.
 const TABLES: u32 = 8;
-/// How many jobs one transaction deletes.
+/// The number of jobs that one transaction deletes.
 const JOBS: u32 = 50;
 
-/// What a step of the sweeper has done.
+/// The work that a call of [`Store::sweep`] has done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Jobs that were deleted because their time was over.
+    /// The number of expired jobs that were deleted.
     pub jobs: u64,
-    /// Task tables that were dropped.
+    /// The number of task tables that were dropped.
     pub tables: u64,
-    /// When there is more to do, in milliseconds from now.
+    /// How long until there is more to do, in milliseconds, or `None` if nothing is known to be left.
     pub next: Option<u64>,
 }
 
 impl Store {
-    /// Wakes whenever the sweeper has got something to do. A new receiver counts as woken.
+    /// Returns a receiver that changes whenever there is something to sweep. A new receiver counts as changed.
     pub fn sweep_signal(&self) -> watch::Receiver<u64> {
         self.backend.signals().receiver(Signal::Sweep)
     }
 
-    /// Deletes some of the jobs whose time is over, drops some tables of finished and deleted jobs, and forgets past lives
-    /// that are old enough.
+    /// Deletes some expired jobs, drops some task tables of finished and deleted jobs, and forgets some incarnations that
+    /// were deleted long enough ago.
     pub async fn sweep(&self) -> Result<Swept, StoreError> {
-        let mut attempts = Attempts::default();
-        // Two transactions, because deletion locks a job before its place on the work list.
-        let jobs = loop {
-            match self.expire_jobs().await {
-                Err(fault) if attempts.again(&fault).await => {}
-                other => break other?,
-            }
-        };
-        loop {
-            match self.sweep_once().await {
-                Err(fault) if attempts.again(&fault).await => {}
-                other => return Ok(other.map(|swept| Swept { jobs, ..swept })?),
-            }
-        }
+        // Two transactions, because a deletion locks the job before its task table's entry in the list of retired tables.
+        let jobs = self
+            .run_tx("delete_expired_jobs", JobLocks::new(), |tx| {
+                Box::pin(delete_expired_jobs(tx))
+            })
+            .await?;
+        let keep = self.options.past_incarnations_kept.as_millis();
+        let keep = u64::try_from(keep).unwrap_or(u64::MAX);
+        let (tables, next) = self
+            .run_tx("drop_retired_tables", JobLocks::new(), |tx| {
+                Box::pin(drop_retired_tables(tx, keep))
+            })
+            .await?;
+        Ok(Swept { jobs, tables, next })
     }
+}
 
-    async fn expire_jobs(&self) -> Result<u64, DbError> {
-        let mut tx = self.backend.begin().await?;
-        let due = tx.due_jobs(JOBS).await?;
-        if due.is_empty() {
-            tx.rollback().await?;
-            return Ok(0);
-        }
-        let keys: Vec<(String, String)> = due
-            .iter()
-            .map(|(partition, job, _)| (partition.clone(), job.clone()))
-            .collect();
-        let mut deleted = 0;
-        for job in tx.lock_jobs(&keys).await? {
-            // Another life may have begun in between.
-            let is_due = |(partition, id, time): &(String, String, i64)| {
-                partition == job.partition.as_str()
-                    && id == job.job.as_str()
-                    && job.expiry_time == Some(*time)
-            };
-            if due.iter().any(is_due) {
-                delete_locked(&mut *tx, &job).await?;
-                deleted += 1;
-            }
-        }
-        tx.commit().await?;
-        Ok(deleted)
+async fn delete_expired_jobs(tx: &mut Tx<'_>) -> Result<End<u64>, DbError> {
+    let due: BTreeSet<(String, String, i64)> = tx.due_jobs(JOBS).await?.into_iter().collect();
+    if due.is_empty() {
+        return Ok(End::Rollback(0));
     }
+    let keys: Vec<(String, String)> = due
+        .iter()
+        .map(|(partition, job, _)| (partition.clone(), job.clone()))
+        .collect();
+    let mut deleted = 0;
+    for job in tx.lock_jobs(&keys).await? {
+        // The job may have been deleted and created again in the meantime.
+        let (partition, id) = job.key();
+        if job
+            .expiry_time
+            .is_some_and(|time| due.contains(&(partition, id, time)))
+        {
+            delete_locked(tx, &job).await?;
+            deleted += 1;
+        }
+    }
+    Ok(End::Commit(deleted))
+}
 
-    async fn sweep_once(&self) -> Result<Swept, DbError> {
-        let lives_kept =
-            u64::try_from(self.options.past_incarnations_kept.as_millis()).unwrap_or(u64::MAX);
-        let mut tx = self.backend.begin().await?;
-        let mut tables = 0;
-        for incarnation in tx.due_tables(TABLES).await? {
-            tables += u64::from(tx.drop_table(incarnation).await?);
-        }
-        tx.forget_incarnations(lives_kept).await?;
-        let next = tx.next_due(lives_kept).await?;
-        tx.commit().await?;
-        Ok(Swept {
-            jobs: 0,
-            tables,
-            next,
-        })
+/// Returns the number of dropped tables, and how long until there is more to do.
+async fn drop_retired_tables(
+    tx: &mut Tx<'_>,
+    keep_incarnations: u64,
+) -> Result<End<(u64, Option<u64>)>, DbError> {
+    let mut tables = 0;
+    for incarnation in tx.due_tables(TABLES).await? {
+        tables += u64::from(tx.drop_table(incarnation).await?);
     }
+    tx.forget_incarnations(keep_incarnations).await?;
+    let next = tx.next_due(keep_incarnations).await?;
+    Ok(End::Commit((tables, next)))
 }

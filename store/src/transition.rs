@@ -1,19 +1,43 @@
-//! The states of a job: which transitions are legal, and who may make each. Pure.
+//! ★ The status of a job: which changes are legal, who may make each, and everything that a change entails.
+//!
+//! No other module writes a status. A change consists of, in one transaction and under the lock of the job:
+//!
+//! - the status, the time of the change, and one row of history;
+//! - to Paused: the messages of the job in the outbox wait, and parked tasks stay where they are;
+//! - from Paused to Active: both may leave again;
+//! - to the end ([`finish_job`]): the time of the end and of the expiry; parked tasks are marked for removal; the task table
+//!   is listed for the sweeper; the jobs that wait for this one are released, or end as well ([`resolve_dependents`]);
+//! - waking those who watch jobs, the outbox, parked tasks or the sweeper's work, after the commit.
+//!
+//! A job is created Waiting; [`create`](crate::jobs) writes that first row of history. Every job that waits for another is
+//! Waiting or Paused.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use contract::JobStatus::{self, Active, Blocked, Cancelled, Completed, Failed, Paused, Waiting};
+use contract::ReportFailure;
+
+use crate::db::run_tx::Tx;
+use crate::db::{DbError, JobRow, Signal};
+use crate::dependents::{self, Cascade, EndedJob};
+use crate::ledger::{KeptFailure, failure_kind};
+use crate::model::{Incarnation, Transition};
+use crate::retention;
 
 /// Who moves a job from one status to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Actor {
-    /// A person or program, through the API.
+pub(crate) enum Actor {
+    /// A person or a program, through the API.
     Client,
     /// The ledger, from reports of workers.
     Tracking,
-    /// The system itself.
+    /// The service itself.
     Service,
 }
 
 impl Actor {
+    /// Returns the name that the history shows.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -23,7 +47,7 @@ impl Actor {
     }
 }
 
-/// Every legal transition. A status that is finished is in no first column: outcomes stay.
+/// Every legal change. No row begins with a finished status, because outcomes are final.
 const LEGAL: &[(JobStatus, JobStatus, Actor)] = &[
     (Waiting, Active, Actor::Tracking),
     (Waiting, Paused, Actor::Client),
@@ -45,15 +69,260 @@ const LEGAL: &[(JobStatus, JobStatus, Actor)] = &[
     (Blocked, Failed, Actor::Tracking),
 ];
 
-pub fn is_legal(from: JobStatus, to: JobStatus, actor: Actor) -> bool {
+fn is_legal(from: JobStatus, to: JobStatus, actor: Actor) -> bool {
     LEGAL.contains(&(from, to, actor))
+}
+
+/// A change of status that is to be made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StatusChange<'a> {
+    pub to: JobStatus,
+    pub actor: Actor,
+    /// The reason that the history shows.
+    pub reason: &'a str,
+    /// Milliseconds since 1970.
+    pub time: i64,
+}
+
+/// Moves a locked job to a status in which it is not finished, and saves the job.
+pub(crate) async fn change_status(
+    tx: &mut Tx<'_>,
+    job: &mut JobRow,
+    change: StatusChange<'_>,
+) -> Result<(), DbError> {
+    let was_paused = job.status == Paused;
+    let step = apply(job, change)?;
+    if change.to == Paused {
+        tx.unmark_for_unparking(job.incarnation).await?;
+        tx.pause_outbox_of(job.incarnation, true).await?;
+    } else if was_paused {
+        tx.pause_outbox_of(job.incarnation, false).await?;
+        tx.notify(Signal::Outbox);
+        unpark(tx, job).await?;
+    }
+    tx.append_history(job.incarnation, &step).await?;
+    tx.save_job(job).await?;
+    tx.notify(Signal::Jobs);
+    Ok(())
+}
+
+/// Moves a locked job to its outcome, and saves the job. Its task table is kept for `keep_table` from now.
+///
+/// The jobs that wait for this one do not know yet: pass what this returns to [`resolve_dependents`].
+pub(crate) async fn finish_job(
+    tx: &mut Tx<'_>,
+    job: &mut JobRow,
+    change: StatusChange<'_>,
+    keep_table: Duration,
+) -> Result<EndedJob, DbError> {
+    let step = apply(job, change)?;
+    unpark(tx, job).await?;
+    retire_table(tx, job, keep_table).await?;
+    tx.append_history(job.incarnation, &step).await?;
+    tx.save_job(job).await?;
+    tx.notify(Signal::Jobs);
+    Ok(EndedJob::of(job))
+}
+
+/// Applies the end of these jobs to the jobs that wait for them: releases those whose prerequisites are complete, and ends
+/// those whose prerequisites did not complete, as these ended.
+///
+/// Returns the jobs that have ended because of this, with their outcomes, or `None` if the attempt has to end with
+/// [`End::Rerun`](crate::db::run_tx::End::Rerun), because it needs locks that it cannot take in order any more.
+pub(crate) async fn resolve_dependents(
+    tx: &mut Tx<'_>,
+    ended: &[EndedJob],
+    now: i64,
+) -> Result<Option<Vec<(Incarnation, JobStatus)>>, DbError> {
+    if ended.is_empty() {
+        return Ok(Some(Vec::new()));
+    }
+    let Some(dependents) = dependents::find(tx, ended).await? else {
+        return Ok(None);
+    };
+    let finished = finish_dependents(tx, &dependents.cascades, now).await?;
+    let gone: Vec<i64> = ended
+        .iter()
+        .map(|job| job.incarnation)
+        .chain(finished.iter().map(|(job, _)| job.number))
+        .collect();
+    tx.forget_starts(&gone).await?;
+    let released: Vec<i64> = dependents
+        .released
+        .iter()
+        .map(|wait| wait.incarnation)
+        .filter(|incarnation| !gone.contains(incarnation))
+        .collect();
+    if !released.is_empty() {
+        tx.release(&dependents.completed, &released).await?;
+        tx.notify(Signal::Outbox);
+    }
+    if !released.is_empty() || !finished.is_empty() {
+        tx.notify(Signal::Jobs);
+    }
+    Ok(Some(finished))
+}
+
+/// Ends the jobs of these cascades as their roots have ended. They never ran, so that a few statements do for all of them.
+async fn finish_dependents(
+    tx: &mut Tx<'_>,
+    cascades: &[Cascade<'_>],
+    now: i64,
+) -> Result<Vec<(Incarnation, JobStatus)>, DbError> {
+    let mut waiting = lock_waiting(tx, cascades).await?;
+    let (mut jobs, mut steps, mut failures) = (Vec::new(), Vec::new(), Vec::new());
+    for Cascade { root, waits } in cascades.iter().filter(|cascade| !cascade.waits.is_empty()) {
+        let failure = if root.outcome == Failed {
+            Some(inherited_failure(tx, root).await?)
+        } else {
+            None
+        };
+        for wait in waits {
+            // A job may wait for several jobs that end; it ends once.
+            let Some(mut job) = waiting
+                .remove(&wait.incarnation)
+                .filter(|job| !job.status.is_finished())
+            else {
+                continue;
+            };
+            let change = StatusChange {
+                to: root.outcome,
+                actor: if failure.is_some() {
+                    Actor::Tracking
+                } else {
+                    Actor::Client
+                },
+                reason: &dependent_reason(root, &wait.prerequisite),
+                time: now,
+            };
+            steps.push((job.incarnation, apply(&mut job, change)?));
+            if let Some(failure) = &failure {
+                job.totals.count_failure(&failure_kind(failure));
+                let kept = KeptFailure {
+                    path: String::new(),
+                    since: now,
+                    attempts: None,
+                    failure: failure.clone(),
+                };
+                failures.push((job.incarnation, kept));
+            }
+            retire_table(tx, &job, Duration::ZERO).await?;
+            jobs.push(job);
+        }
+    }
+    if !jobs.is_empty() {
+        tx.save_ended(&jobs).await?;
+        tx.append_histories(&steps).await?;
+        if !failures.is_empty() {
+            tx.insert_failures(&failures).await?;
+        }
+    }
+    Ok(jobs
+        .iter()
+        .map(|job| (job.to_incarnation(), job.status))
+        .collect())
+}
+
+/// Reads the jobs of these cascades, by incarnation.
+async fn lock_waiting(
+    tx: &mut Tx<'_>,
+    cascades: &[Cascade<'_>],
+) -> Result<BTreeMap<i64, JobRow>, DbError> {
+    let mut keys: Vec<_> = cascades
+        .iter()
+        .flat_map(|cascade| &cascade.waits)
+        .map(|wait| (wait.partition.clone(), wait.job.clone()))
+        .collect();
+    if keys.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    keys.sort_unstable();
+    keys.dedup();
+    let rows = tx.lock_jobs(&keys).await?;
+    Ok(rows.into_iter().map(|row| (row.incarnation, row)).collect())
+}
+
+/// Returns why a job ends that waits for `prerequisite`, which is `root` or ended because of it.
+fn dependent_reason(root: &EndedJob, prerequisite: &str) -> String {
+    let verb = match root.outcome {
+        Failed => "has failed",
+        _ if root.deleted && prerequisite == root.key.1 => "was deleted",
+        _ => "was cancelled",
+    };
+    format!("its prerequisite {prerequisite} {verb}")
+}
+
+/// Returns the failure of a job as the jobs that wait for it inherit it: its source names the job where it happened.
+async fn inherited_failure(tx: &mut Tx<'_>, root: &EndedJob) -> Result<ReportFailure, DbError> {
+    let failure = tx
+        .first_failure(root.incarnation)
+        .await?
+        .unwrap_or_default();
+    let source = failure
+        .failure_source
+        .unwrap_or_else(|| "Unknown".to_owned());
+    let (partition, job) = &root.key;
+    Ok(ReportFailure {
+        failure_source: Some(format!("{partition}:{job}:{source}")),
+        ..failure
+    })
+}
+
+/// Changes the status of a job in memory, and what depends on it alone. Returns the row for the history.
+fn apply(job: &mut JobRow, change: StatusChange<'_>) -> Result<Transition, DbError> {
+    let StatusChange {
+        to,
+        actor,
+        reason,
+        time,
+    } = change;
+    let from = job.status;
+    if !is_legal(from, to, actor) {
+        return Err(DbError::Refused(format!(
+            "a job that is {from} cannot become {to} by {}",
+            actor.name()
+        )));
+    }
+    job.status = to;
+    job.last_update_time = time;
+    if to.is_finished() {
+        job.finish_time = Some(time);
+        job.expiry_time = retention::due(&job.expiry, to, job.create_time, time);
+    }
+    Ok(Transition {
+        time,
+        from: Some(from),
+        to,
+        actor: actor.name().to_owned(),
+        reason: reason.to_owned(),
+    })
+}
+
+/// Marks the parked tasks of a job that is no longer paused: they leave, or are dropped if the job has ended.
+async fn unpark(tx: &mut Tx<'_>, job: &JobRow) -> Result<(), DbError> {
+    if tx.mark_for_unparking(job.incarnation).await? {
+        tx.notify(Signal::Unpark);
+    }
+    Ok(())
+}
+
+/// Leaves to the sweeper what a finished job no longer needs: its task table, and the job itself once it expires.
+async fn retire_table(tx: &mut Tx<'_>, job: &JobRow, keep: Duration) -> Result<(), DbError> {
+    if job.task_table {
+        let keep = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
+        tx.retire_table(job.incarnation, keep).await?;
+    }
+    if job.task_table || job.expiry_time.is_some() {
+        tx.notify(Signal::Sweep);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Rows: from; columns: to. Letters: who may (c client, t tracking, s service).
+    /// Rows: from; columns: to. Letters: the actors that may make the change (c client, t tracking, s service).
     const EXPECTED: &str = "\
               Active Blocked Cancelled Completed Failed Paused Waiting
     Active    -      s       c         t         t      c      -
@@ -65,7 +334,7 @@ mod tests {
     Waiting   t      -       c         t         t      c      -";
 
     #[test]
-    fn every_pair_of_statuses_has_the_actors_that_the_table_says() {
+    fn each_change_of_status_is_legal_for_the_actors_in_the_table() {
         let mut lines = EXPECTED.lines();
         let columns: Vec<_> = lines
             .next()
@@ -94,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leaves_a_finished_status() {
+    fn no_change_leaves_a_finished_status() {
         assert!(LEGAL.iter().all(|(from, _, _)| !from.is_finished()));
     }
 }

@@ -1,71 +1,73 @@
-//! Cancelling and deleting many jobs, some at a time.
+//! Cancels and deletes many jobs, a batch per call.
 //!
-//! A call is one short transaction, so that nobody waits long for the locks of so many jobs, and what is done stays done when a
-//! later call fails. The jobs are chosen without locks. One that has changed before it is locked is looked at again: a job that
-//! has ended in the meantime does not stand in the way, and is not cancelled.
+//! A call is one short transaction, so that the locks of so many jobs are held briefly, and a batch that is done stays done
+//! when a later call fails. The batch is chosen without locks. A job that changes before it is locked is compared with the
+//! query again, so that a job that has ended meanwhile is skipped.
 
 use std::collections::BTreeMap;
 
 use contract::{JobStatus, PartitionId};
 
+use super::cancel::cancel_locked;
+use super::delete::delete_locked;
 use crate::db::DbError;
-use crate::db::JobRow;
-use crate::jobs::{cancel_locked, delete_locked, key};
-use crate::prerequisites::{Ended, Locks, lock, settle};
-use crate::query::{Candidate, Sort, SortBy};
-use crate::{Attempts, Incarnation, JobQuery, Store, StoreError};
+use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::dependents::EndedJob;
+use crate::job_row::JobRow;
+use crate::model::Incarnation;
+use crate::query::{Candidate, JobQuery, Sort, SortBy};
+use crate::transition::resolve_dependents;
+use crate::{Store, StoreError};
 
 const OLDEST_FIRST: Sort = Sort {
     by: SortBy::CreateTime,
     ascending: true,
 };
 
-/// What becomes of the jobs.
+/// What to do with the jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum Action {
     Cancel,
     Delete,
 }
 
+/// The jobs of a batch as they were when it was chosen, by incarnation.
+type Batch = BTreeMap<i64, Candidate>;
+
 impl Store {
-    /// Cancels the oldest jobs that are meant and not finished, `limit` at most, and with them those that wait for them, which are
-    /// answered, too. None = there are none left. Order and page of the query do not count.
+    /// Cancels up to `limit` unfinished jobs that match the query, oldest first, and the jobs that wait for them. Returns
+    /// all of these; none are returned once no job matches. The order, limit and offset of the query are ignored.
     pub async fn cancel_some_jobs(
         &self,
         partition: &PartitionId,
         query: &JobQuery,
         limit: u32,
     ) -> Result<Vec<Incarnation>, StoreError> {
-        let unfinished = JobStatus::ALL
+        let statuses: Vec<JobStatus> = JobStatus::ALL
             .into_iter()
-            .filter(|status| !status.is_finished());
-        let statuses = unfinished
+            .filter(|status| !status.is_finished())
             .filter(|status| query.statuses.is_empty() || query.statuses.contains(status))
-            .collect::<Vec<_>>();
+            .collect();
         if statuses.is_empty() {
             return Ok(Vec::new());
         }
-        self.end_some_jobs(
-            partition,
-            JobQuery {
-                statuses,
-                ..query.clone()
-            },
-            limit,
-            End::Cancel,
-        )
-        .await
+        let query = JobQuery {
+            statuses,
+            ..query.clone()
+        };
+        self.end_some_jobs(partition, query, limit, Action::Cancel)
+            .await
     }
 
-    /// Deletes the oldest jobs that are meant, `limit` at most. None = there are none left. Order and page of the query do not
-    /// count.
+    /// Deletes up to `limit` jobs that match the query, oldest first, and returns them; none are returned once no job
+    /// matches. The order, limit and offset of the query are ignored.
     pub async fn delete_some_jobs(
         &self,
         partition: &PartitionId,
         query: &JobQuery,
         limit: u32,
     ) -> Result<Vec<Incarnation>, StoreError> {
-        self.end_some_jobs(partition, query.clone(), limit, End::Delete)
+        self.end_some_jobs(partition, query.clone(), limit, Action::Delete)
             .await
     }
 
@@ -74,85 +76,103 @@ impl Store {
         partition: &PartitionId,
         query: JobQuery,
         limit: u32,
-        end: End,
+        action: Action,
     ) -> Result<Vec<Incarnation>, StoreError> {
-        let query = JobQuery {
+        let query = &JobQuery {
             sort: OLDEST_FIRST,
             limit,
             offset: 0,
             ..query
         };
-        let (mut attempts, mut locks) = (Attempts::default(), Locks::new());
+        let name = match action {
+            Action::Cancel => "cancel_some_jobs",
+            Action::Delete => "delete_some_jobs",
+        };
         loop {
-            let chosen = self.backend.jobs(partition.as_str(), &query).await?;
-            if chosen.is_empty() {
+            let batch = &self.choose(partition, query).await?;
+            if batch.is_empty() {
                 return Ok(Vec::new());
             }
-            match self.end_chosen(&chosen, &query, end, &mut locks).await {
-                // Locks were missing; or others were faster with each of them, and there may be more.
-                Ok(None) => {}
-                Ok(Some(ended)) if ended.is_empty() => {}
-                Ok(Some(ended)) => return Ok(ended),
-                Err(fault) if attempts.again(&fault).await => {}
-                Err(fault) => return Err(fault.into()),
+            let locks: JobLocks = batch.values().map(|chosen| chosen.job.key()).collect();
+            let ended = self
+                .run_tx(name, locks, |tx| {
+                    Box::pin(end_batch(tx, batch, query, action))
+                })
+                .await?;
+            // If other transactions were faster with each job of the batch, more jobs may match.
+            if !ended.is_empty() {
+                return Ok(ended);
             }
         }
     }
 
-    /// `None` = to be made again with the locks that it turned out to need: those of jobs that wait for the chosen ones.
-    async fn end_chosen(
-        &self,
-        chosen: &[JobRow],
-        query: &JobQuery,
-        end: End,
-        locks: &mut Locks,
-    ) -> Result<Option<Vec<Incarnation>>, DbError> {
-        let before: BTreeMap<i64, &JobRow> =
-            chosen.iter().map(|job| (job.incarnation, job)).collect();
-        locks.extend(chosen.iter().map(|job| key(&job.partition, &job.job)));
-        let mut labels: BTreeMap<i64, BTreeMap<String, Option<String>>> = BTreeMap::new();
-        for (incarnation, name, value) in self
-            .backend
-            .labels(&before.keys().copied().collect::<Vec<_>>())
-            .await?
-        {
-            labels.entry(incarnation).or_default().insert(name, value);
-        }
-        let (mut tx, now) = (self.backend.begin().await?, self.now());
-        let (mut meant, mut ended) = (Vec::new(), Vec::new());
-        for job in lock(&mut *tx, locks).await? {
-            // Another life of the id was not chosen.
-            let Some(before) = before.get(&job.incarnation) else {
-                continue;
-            };
-            let unchanged =
-                (before.status, before.totals.percentage) == (job.status, job.totals.percentage);
-            let labels = labels.remove(&job.incarnation).unwrap_or_default();
-            let mut candidate = Candidate { job, labels };
-            if unchanged || candidate.is_meant_by(query) {
-                if end == End::Cancel {
-                    cancel_locked(&mut *tx, &mut candidate.job, now).await?;
-                    ended.push(Ended::of(&candidate.job));
-                } else {
-                    ended.push(Ended::by_deletion(&candidate.job));
+    async fn choose(&self, partition: &PartitionId, query: &JobQuery) -> Result<Batch, DbError> {
+        let rows = self.backend.jobs(partition.as_str(), query).await?;
+        let mut batch: Batch = rows
+            .into_iter()
+            .map(|job| {
+                let labels = BTreeMap::new();
+                (job.incarnation, Candidate { job, labels })
+            })
+            .collect();
+        if !batch.is_empty() {
+            let incarnations: Vec<i64> = batch.keys().copied().collect();
+            for (incarnation, name, value) in self.backend.labels(&incarnations).await? {
+                if let Some(chosen) = batch.get_mut(&incarnation) {
+                    chosen.labels.insert(name, value);
                 }
-                meant.push(candidate.job);
             }
         }
-        let Some(dependents) = settle(&mut *tx, locks, &ended, now).await? else {
-            tx.rollback().await?;
-            return Ok(None);
+        Ok(batch)
+    }
+}
+
+async fn end_batch(
+    tx: &mut Tx<'_>,
+    batch: &Batch,
+    query: &JobQuery,
+    action: Action,
+) -> Result<End<Vec<Incarnation>>, DbError> {
+    let now = tx.now();
+    let (mut jobs, mut ended) = (Vec::new(), Vec::new());
+    for mut job in tx.lock_known_jobs().await? {
+        // A job that was created with this id since is another incarnation; and jobs that wait for the batch are locked, too.
+        let Some(chosen) = batch.get(&job.incarnation) else {
+            continue;
         };
-        let mut lives: Vec<Incarnation> = meant.iter().map(JobRow::to_incarnation).collect();
-        match end {
-            End::Cancel => lives.extend(dependents.into_iter().map(|(life, _)| life)),
-            End::Delete => {
-                for job in &meant {
-                    delete_locked(&mut *tx, job).await?;
-                }
+        if !still_matches(&job, chosen, query) {
+            continue;
+        }
+        ended.push(match action {
+            Action::Cancel => cancel_locked(tx, &mut job, now).await?,
+            Action::Delete => EndedJob::by_deletion(&job),
+        });
+        jobs.push(job);
+    }
+    let Some(dependents) = resolve_dependents(tx, &ended, now).await? else {
+        return Ok(End::Rerun);
+    };
+    let mut incarnations: Vec<Incarnation> = jobs.iter().map(JobRow::to_incarnation).collect();
+    match action {
+        Action::Cancel => incarnations.extend(dependents.into_iter().map(|(job, _)| job)),
+        Action::Delete => {
+            for job in &jobs {
+                delete_locked(tx, job).await?;
             }
         }
-        tx.commit().await?;
-        Ok(Some(lives))
+    }
+    Ok(End::Commit(incarnations))
+}
+
+/// Returns whether a locked job matches the query still. Labels do not change while a job exists.
+fn still_matches(job: &JobRow, chosen: &Candidate, query: &JobQuery) -> bool {
+    let unchanged =
+        (chosen.job.status, chosen.job.totals.percentage) == (job.status, job.totals.percentage);
+    unchanged || {
+        let candidate = Candidate {
+            job: job.clone(),
+            labels: chosen.labels.clone(),
+        };
+        candidate.is_meant_by(query)
     }
 }

@@ -4,9 +4,9 @@ use contract::{JobStatus, OnFailure, ReportFailure, Step};
 
 use super::{
     ActiveTask, CONFLICT, CONFLICT_FAILURE, FAILURES_KEPT, KeptFailure, Ledger, PERCENT,
-    REPORTED_FAILED, UNNAMED_FAILURE, extend,
+    REPORTED_FAILED, UNNAMED_FAILURE, extend, failure_kind,
 };
-use crate::EventKind;
+use crate::model::EventKind;
 
 /// CAF's cap for a task that says itself how far it is.
 const PROGRESS_CAP: i64 = 999 * PERCENT / 10;
@@ -340,12 +340,8 @@ impl Ledger {
     }
 
     fn count_failure(&mut self, path: String, failure: &ReportFailure, attempts: Option<i32>) {
-        let kind = failure
-            .failure_id
-            .clone()
-            .unwrap_or_else(|| UNNAMED_FAILURE.to_owned());
-        self.totals.failed_tasks += 1;
-        *self.totals.failure_counts.entry(kind.clone()).or_default() += 1;
+        let kind = failure_kind(failure);
+        self.totals.count_failure(&kind);
         if self.kept.len() < FAILURES_KEPT {
             self.kept.insert(path.clone(), kind);
             let kept = KeptFailure {

@@ -7,7 +7,7 @@ use contract::{JobStatus, OnFailure, ReportFailure, Step};
 use proptest::prelude::*;
 
 use super::{ACTIVE_TASK, COMPLETE, JobTotals, Ledger, NodeKey, NodeRow, keys_of};
-use crate::EventKind;
+use crate::model::EventKind;
 
 type Event = (Vec<Step>, EventKind);
 
@@ -161,19 +161,19 @@ impl Job {
             ledger.apply(steps, kind);
         }
         let outcome = ledger.finish();
-        for path in &outcome.places.pruned {
+        for path in &outcome.nodes.pruned {
             let below = format!("{path}.");
             self.rows
                 .retain(|(other, _), _| other != path && !other.starts_with(&below));
         }
         self.rows
-            .retain(|(path, _), _| !outcome.places.gone.contains(path));
-        for path in outcome.places.inactive {
+            .retain(|(path, _), _| !outcome.nodes.gone.contains(path));
+        for path in outcome.nodes.inactive {
             self.rows.remove(&(path, ACTIVE_TASK));
         }
         self.rows.extend(
             outcome
-                .places
+                .nodes
                 .rows
                 .into_iter()
                 .map(|row| ((row.path.clone(), row.chunk), row)),

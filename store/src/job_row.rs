@@ -1,0 +1,56 @@
+//! A job as it is stored: what transactions lock, change and save.
+
+use contract::rest::Expiry;
+use contract::{JobId, JobStatus, PartitionId};
+
+use crate::ledger::JobTotals;
+use crate::model::Incarnation;
+
+/// A job as it is stored. Times are milliseconds since 1970.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct JobRow {
+    pub partition: PartitionId,
+    pub job: JobId,
+    pub incarnation: i64,
+    pub first_life: bool,
+    pub name: Option<String>,
+    pub description: Option<String>,
+    pub external_data: Option<String>,
+    pub content_hash: Vec<u8>,
+    pub status: JobStatus,
+    pub totals: JobTotals,
+    /// Seconds from the creation, or from the completion of the last prerequisite, to the start.
+    pub delay: i64,
+    /// Whether the job has, or has had, a table of its tasks.
+    pub task_table: bool,
+    pub create_time: i64,
+    pub last_update_time: i64,
+    pub finish_time: Option<i64>,
+    pub expiry: Expiry,
+    /// When the job is deleted; known once it has ended.
+    pub expiry_time: Option<i64>,
+    /// Whether the request named no target pipe.
+    pub without_target: bool,
+}
+
+impl JobRow {
+    pub fn to_incarnation(&self) -> Incarnation {
+        Incarnation {
+            partition: self.partition.clone(),
+            job: self.job.clone(),
+            number: self.incarnation,
+            first: self.first_life,
+        }
+    }
+
+    /// Returns the key by which the job is locked.
+    pub fn key(&self) -> (String, String) {
+        (self.partition.to_string(), self.job.to_string())
+    }
+
+    /// Returns whether a job task id with this incarnation number belongs to this incarnation of the job. Only the ids of a
+    /// first incarnation may leave the number out.
+    pub fn matches(&self, incarnation: Option<i64>) -> bool {
+        incarnation.map_or(self.first_life, |n| n == self.incarnation)
+    }
+}

@@ -1,0 +1,136 @@
+//! Creates a job together with its start message.
+
+use contract::JobStatus;
+
+use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::scheduling::DueTime;
+use crate::db::{DbError, JobRow, Signal};
+use crate::ledger::JobTotals;
+use crate::model::{Creation, Incarnation, JobRequest, Transition};
+use crate::prerequisites::{self, Lookup};
+use crate::transition::Actor;
+use crate::{Store, StoreError};
+
+/// Makes the pipe and the body of the start message for a new incarnation.
+type MakeStart<'f> = &'f (dyn Fn(&Incarnation) -> (String, Vec<u8>) + Send + Sync);
+
+/// How an attempt to create a job ended.
+enum Attempt {
+    Done(Creation),
+    /// A job with this id exists.
+    IdTaken,
+    /// The job can only be created while no other job is created in the partition.
+    NeedsExclusive,
+}
+
+impl Store {
+    /// Creates a job and, in the same transaction, writes its start message to the outbox.
+    ///
+    /// `start` makes the pipe and the body of the start message for the new incarnation. It runs once per attempt at the
+    /// transaction.
+    pub async fn create_job(
+        &self,
+        request: &JobRequest,
+        start: impl Fn(&Incarnation) -> (String, Vec<u8>) + Send + Sync,
+    ) -> Result<Creation, StoreError> {
+        let start: MakeStart<'_> = &start;
+        let mut exclusive = false;
+        loop {
+            let attempt = self
+                .run_tx("create_job", JobLocks::new(), |tx| {
+                    Box::pin(create(tx, request, start, exclusive))
+                })
+                .await?;
+            match attempt {
+                Attempt::Done(creation) => return Ok(creation),
+                Attempt::NeedsExclusive => exclusive = true,
+                Attempt::IdTaken => {
+                    let (partition, job) = (request.partition.as_str(), request.job.as_str());
+                    match self.backend.job(partition, job).await? {
+                        Some(existing) if existing.content_hash == request.content_hash => {
+                            return Ok(Creation::AlreadyThere);
+                        }
+                        Some(_) => return Ok(Creation::Conflict),
+                        // It was deleted in the meantime.
+                        None => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn create(
+    tx: &mut Tx<'_>,
+    request: &JobRequest,
+    start: MakeStart<'_>,
+    exclusive: bool,
+) -> Result<End<Attempt>, DbError> {
+    let now = tx.now();
+    let mut job = new_job(request, now);
+    let (partition, id) = (request.partition.as_str(), request.job.as_str());
+    tx.lock_creations(partition, !exclusive).await?;
+    let waits_for = match prerequisites::look_up(tx, request, exclusive).await? {
+        Lookup::WaitFor(jobs) => jobs,
+        Lookup::IdTaken => return Ok(End::Rollback(Attempt::IdTaken)),
+        Lookup::NeedsExclusive => return Ok(End::Rollback(Attempt::NeedsExclusive)),
+        Lookup::Refused(refusal) => {
+            return Ok(End::Rollback(Attempt::Done(Creation::Refused(refusal))));
+        }
+    };
+    let Some(incarnation) = tx.insert_job(&job).await? else {
+        return Ok(End::Rollback(Attempt::IdTaken));
+    };
+    job.incarnation = incarnation;
+    // Only after the insertion, which may have waited for the deletion of the incarnation before.
+    if tx.has_past_incarnation(partition, id).await? {
+        tx.mark_recreated(incarnation).await?;
+        job.first_life = false;
+    }
+    let created = job.to_incarnation();
+    tx.insert_labels(incarnation, &request.labels).await?;
+    let step = Transition {
+        time: now,
+        from: None,
+        to: JobStatus::Waiting,
+        actor: Actor::Client.name().to_owned(),
+        reason: "created".to_owned(),
+    };
+    tx.append_history(incarnation, &step).await?;
+    if !waits_for.is_empty() {
+        tx.insert_prerequisites(&job, &waits_for).await?;
+    }
+    let due = DueTime {
+        after: waits_for
+            .is_empty()
+            .then(|| u64::from(request.start.delay) * 1000),
+        suspended: request.start.suspended,
+    };
+    let (pipe, body) = start(&created);
+    tx.push_outbox(incarnation, &pipe, &body, due).await?;
+    tx.notify(Signal::Outbox);
+    Ok(End::Commit(Attempt::Done(Creation::Created(created))))
+}
+
+fn new_job(request: &JobRequest, now: i64) -> JobRow {
+    JobRow {
+        partition: request.partition.clone(),
+        job: request.job.clone(),
+        incarnation: 0,
+        first_life: true,
+        name: request.name.clone(),
+        description: request.description.clone(),
+        external_data: request.external_data.clone(),
+        content_hash: request.content_hash.to_vec(),
+        status: JobStatus::Waiting,
+        totals: JobTotals::new(request.on_failure),
+        delay: i64::from(request.start.delay),
+        task_table: false,
+        create_time: now,
+        last_update_time: now,
+        finish_time: None,
+        expiry: request.expiry.clone(),
+        expiry_time: None,
+        without_target: request.without_target,
+    }
+}

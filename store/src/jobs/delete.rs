@@ -1,0 +1,55 @@
+//! Deletes a job, whatever its status.
+
+use contract::{JobId, PartitionId};
+
+use crate::db::run_tx::{End, JobLocks, Tx, job_key};
+use crate::db::scheduling::JobKey;
+use crate::db::{DbError, JobRow, Signal};
+use crate::dependents::EndedJob;
+use crate::transition::resolve_dependents;
+use crate::{Store, StoreError};
+
+impl Store {
+    /// Deletes a job. If it has not ended, the jobs that wait for it are cancelled. Returns false if there is no such job.
+    pub async fn delete_job(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<bool, StoreError> {
+        let own = &job_key(partition, job);
+        self.run_tx("delete_job", JobLocks::from([own.clone()]), |tx| {
+            Box::pin(delete(tx, own))
+        })
+        .await
+    }
+}
+
+async fn delete(tx: &mut Tx<'_>, own: &JobKey) -> Result<End<bool>, DbError> {
+    let locked = tx.lock_known_jobs().await?;
+    let Some(job) = locked.into_iter().find(|job| job.key() == *own) else {
+        return Ok(End::Rollback(false));
+    };
+    let now = tx.now();
+    if resolve_dependents(tx, &[EndedJob::by_deletion(&job)], now)
+        .await?
+        .is_none()
+    {
+        return Ok(End::Rerun);
+    }
+    delete_locked(tx, &job).await?;
+    Ok(End::Commit(true))
+}
+
+/// Deletes a locked job after its dependents are resolved. Its task table is left to the sweeper, and its incarnation is
+/// remembered, so that late reports of its tasks do not count for the next job with this id.
+pub(crate) async fn delete_locked(tx: &mut Tx<'_>, job: &JobRow) -> Result<(), DbError> {
+    tx.remember_incarnation(job.partition.as_str(), job.job.as_str(), job.incarnation)
+        .await?;
+    tx.delete_job(job.incarnation).await?;
+    if job.task_table {
+        tx.retire_table(job.incarnation, 0).await?;
+    }
+    tx.notify(Signal::Sweep);
+    tx.notify(Signal::Jobs);
+    Ok(())
+}

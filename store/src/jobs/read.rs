@@ -1,0 +1,162 @@
+//! Reads jobs and their history, one or a page at a time.
+
+use std::collections::{BTreeMap, HashMap};
+
+use contract::{JobId, JobStatus, PartitionId, rest};
+use tokio::sync::watch;
+
+use crate::db::scheduling::UnsentStart;
+use crate::db::{DbError, Signal};
+use crate::job_row::JobRow;
+use crate::model::Transition;
+use crate::query::JobQuery;
+use crate::{Store, StoreError};
+
+/// The note on a job whose request named no target pipe.
+const WITHOUT_TARGET: &str =
+    "The job names no target pipe: it completes only by workers without output.";
+
+impl Store {
+    /// Returns a job, or `None` if there is none with this id.
+    pub async fn job(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Option<rest::Job>, StoreError> {
+        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        Ok(self.describe(row.into_iter().collect()).await?.pop())
+    }
+
+    /// Returns the status of a job, or `None` if there is no such job. With the number of an incarnation, past incarnations
+    /// count as unknown.
+    pub async fn job_status(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+        incarnation: Option<i64>,
+    ) -> Result<Option<JobStatus>, StoreError> {
+        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        Ok(row
+            .filter(|row| incarnation.is_none_or(|n| n == row.incarnation))
+            .map(|row| row.status))
+    }
+
+    /// Returns a page of the jobs that match a query.
+    ///
+    /// The query sees the same values that it returns: a flush rolls up the totals of a job when it counts reports, so that
+    /// reading leaves nothing to compute.
+    pub async fn jobs(
+        &self,
+        partition: &PartitionId,
+        query: &JobQuery,
+    ) -> Result<Vec<rest::Job>, StoreError> {
+        let rows = self.backend.jobs(partition.as_str(), query).await?;
+        Ok(self.describe(rows).await?)
+    }
+
+    /// Counts the jobs that match a query. Its limit, offset and order are ignored.
+    pub async fn count_jobs(
+        &self,
+        partition: &PartitionId,
+        query: &JobQuery,
+    ) -> Result<u64, StoreError> {
+        Ok(self.backend.count_jobs(partition.as_str(), query).await?)
+    }
+
+    /// Returns the changes of a job's status, oldest first; none for an unknown job.
+    pub async fn history(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Vec<Transition>, StoreError> {
+        match self.backend.job(partition.as_str(), job.as_str()).await? {
+            Some(row) => Ok(self.backend.history(row.incarnation).await?),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Returns a receiver that changes whenever a job changes, in this process or another. A new receiver counts as changed.
+    pub fn job_signal(&self) -> watch::Receiver<u64> {
+        self.backend.signals().receiver(Signal::Jobs)
+    }
+
+    /// Returns these jobs as the API shows them, in the same order, with labels, failures, prerequisites and due times.
+    async fn describe(&self, rows: Vec<JobRow>) -> Result<Vec<rest::Job>, DbError> {
+        let numbers = |accept: fn(&JobRow) -> bool| -> Vec<i64> {
+            let accepted = rows.iter().filter(|row| accept(row));
+            accepted.map(|row| row.incarnation).collect()
+        };
+        let all = numbers(|_| true);
+        let failed = numbers(|row| row.totals.failed_tasks > 0);
+        let unstarted = numbers(may_be_unstarted);
+        let mut jobs: Vec<rest::Job> = rows.into_iter().map(describe_row).collect();
+        let at: HashMap<i64, usize> = all.iter().enumerate().map(|(at, n)| (*n, at)).collect();
+        if !all.is_empty() {
+            for (n, name, value) in self.backend.labels(&all).await? {
+                jobs[at[&n]].labels.insert(name, value);
+            }
+        }
+        if !failed.is_empty() {
+            for (n, kept) in self.backend.failures(&failed).await? {
+                jobs[at[&n]]
+                    .failures
+                    .push(rest::Failure::of_task(kept.path, kept.failure));
+            }
+        }
+        if !unstarted.is_empty() {
+            for (n, job_id, status) in self.backend.prerequisites(&unstarted).await? {
+                jobs[at[&n]]
+                    .waiting_for
+                    .push(rest::AwaitedJob { job_id, status });
+            }
+            for start in self.backend.unsent_starts(&unstarted).await? {
+                let UnsentStart {
+                    incarnation,
+                    due_time,
+                    suspended,
+                } = start;
+                let job = &mut jobs[at[&incarnation]];
+                job.suspended = suspended;
+                // The due time of a job without a delay is over before a client reads it.
+                job.due_time = due_time.filter(|_| job.delay > 0);
+            }
+        }
+        Ok(jobs)
+    }
+}
+
+/// Returns whether the start message of a job may still be in the outbox. The status does not tell: a job that was paused
+/// while it was Waiting is Active once it is resumed.
+fn may_be_unstarted(row: &JobRow) -> bool {
+    !row.status.is_finished() && !row.task_table && row.totals.percentage == 0
+}
+
+fn describe_row(row: JobRow) -> rest::Job {
+    rest::Job {
+        id: row.job.into(),
+        name: row.name,
+        description: row.description,
+        external_data: row.external_data,
+        create_time: row.create_time,
+        last_update_time: row.last_update_time,
+        status: row.status,
+        percentage_complete: f64::from(row.totals.percentage) / 100.0,
+        failures: Vec::new(),
+        labels: BTreeMap::new(),
+        on_failure: row.totals.on_failure,
+        completed_items: row.totals.completed_items,
+        failed_tasks: row.totals.failed_tasks,
+        failure_counts: row.totals.failure_counts,
+        incarnation: row.incarnation,
+        expiry: row.expiry,
+        waiting_for: Vec::new(),
+        delay: row.delay,
+        due_time: None,
+        suspended: false,
+        notes: if row.without_target {
+            vec![WITHOUT_TARGET.to_owned()]
+        } else {
+            Vec::new()
+        },
+    }
+}
