@@ -1,4 +1,6 @@
-//! The bodies of the REST API. Times are milliseconds since 1970, UTC.
+//! The request and response bodies of the REST API. Times are in milliseconds since 1970, UTC.
+//!
+//! The OpenAPI document shows the doc comments of these types and fields.
 
 use std::collections::BTreeMap;
 
@@ -6,41 +8,43 @@ use serde::{Deserialize, Serialize};
 
 use crate::ReportFailure;
 
-/// What a client sends to create a job.
+/// A request to create a job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct NewJob {
-    /// A name for people, at most 255 characters.
+    /// A display name, at most 255 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// A free-form description.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Anything the client wants to find again with the job.
+    /// Free-form data of the client. The service stores and returns it unchanged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub external_data: Option<String>,
-    /// The first task of the job.
+    /// The first task of the job. Required unless `type` is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<JobTask>,
-    /// Keys match `[A-Za-z0-9_:-]+`; keys and values have at most 255 characters.
+    /// Labels to select jobs by. Keys match `[A-Za-z0-9_:-]+`. Keys and values have at most 255 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, Option<String>>>,
-    /// What a failed task means for the job.
+    /// What happens to the job when a task fails.
     pub on_failure: OnFailure,
-    /// The id of a job type, which makes the first task from `parameters`; instead of `task`.
+    /// The id of a job type that builds the first task from `parameters`. Cannot be combined with `task`.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub job_type: Option<String>,
-    /// What the job type asks for: any JSON that its schema allows.
+    /// The parameters of the job type: any JSON that its schema allows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<serde_json::Value>,
-    /// How long the job is kept once it has ended, by how it ended.
+    /// How long the job is kept after it has finished. Defaults to the service's setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expiry: Option<Expiry>,
-    /// Jobs to wait for: the job starts when all are Completed. `id,pc` is waited for only if there is such a job.
+    /// The ids of the jobs to wait for. The job starts when all of them are Completed. With `id,pc` (*pre-created*), it waits only
+    /// if that job exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prerequisite_job_ids: Option<Vec<Option<String>>>,
-    /// Seconds to wait before the start, from the creation or from the completion of the last prerequisite. Null and what is below 0
-    /// count as 0.
+    /// The delay of the start, in seconds after the creation, or after the completion of the last prerequisite. Null and negative
+    /// values count as 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delay: Option<i32>,
 }
@@ -50,19 +54,19 @@ pub struct NewJob {
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct JobTask {
-    /// Names the type of the task data, e.g. `BatchWorker`.
+    /// The type of the task data, e.g. `BatchWorker`.
     pub task_classifier: Option<String>,
-    /// The version of the type of the task data, from 1.
+    /// The version of that type, at least 1.
     pub task_api_version: Option<i32>,
-    /// The payload: text, or an object that is sent as its JSON.
+    /// The task data: a string, or an object that is sent as JSON.
     #[cfg_attr(feature = "utoipa", schema(schema_with = text_or_object))]
     pub task_data: Option<serde_json::Value>,
-    /// How a payload given as text is encoded (`utf8` when left out).
+    /// The encoding of task data that is a string. Default: `utf8`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task_data_encoding: Option<TaskDataEncoding>,
-    /// The pipe of the worker that does the first task.
+    /// The pipe of the worker that runs the first task.
     pub task_pipe: Option<String>,
-    /// The pipe at which tracking ends. Without one the job completes by workers that send no output.
+    /// The pipe where tracking ends. Without a target pipe, the job completes through workers that send no output.
     pub target_pipe: Option<String>,
 }
 
@@ -72,7 +76,7 @@ fn text_or_object() -> utoipa::openapi::Schema {
     let of_type = |of: Type| ObjectBuilder::new().schema_type(of);
     OneOfBuilder::new()
         .description(Some(
-            "The payload: text, or an object that is sent as its JSON.",
+            "The task data: a string, or an object that is sent as JSON.",
         ))
         .item(of_type(Type::String))
         .item(of_type(Type::Object))
@@ -80,15 +84,18 @@ fn text_or_object() -> utoipa::openapi::Schema {
         .into()
 }
 
+/// The encoding of task data that is a string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum TaskDataEncoding {
+    /// The task data is the UTF-8 text itself.
     Utf8,
+    /// The task data is the decoded base64.
     Base64,
 }
 
-/// What a failed task means for its job.
+/// What happens to a job when one of its tasks fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -96,11 +103,12 @@ pub enum OnFailure {
     /// The first failed task fails the job.
     #[default]
     Stop,
-    /// The job goes on; its outcome is decided when every task is done or has failed.
+    /// The job continues. It completes or fails once every task is done or has failed.
     Continue,
 }
 
 impl OnFailure {
+    /// Returns the name as in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -109,53 +117,62 @@ impl OnFailure {
     }
 }
 
-/// A job as the API shows it.
+/// A job and its progress.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Job {
+    /// The job id.
     pub id: String,
+    /// The display name.
     pub name: Option<String>,
+    /// The description from the request.
     pub description: Option<String>,
+    /// The client's own data from the request.
     pub external_data: Option<String>,
+    /// The time of the creation, in milliseconds since 1970.
     pub create_time: i64,
+    /// The time of the last change, in milliseconds since 1970.
     pub last_update_time: i64,
+    /// The status.
     pub status: JobStatus,
-    /// 0 to 100, two decimals. Never falls; 100 exactly when the job is Completed.
+    /// The progress: 0 to 100, with two decimals. Never decreases. 100 exactly if the job is Completed.
     pub percentage_complete: f64,
-    /// The first failures in full; `failureCounts` has them all.
+    /// The first failures with all details. `failureCounts` counts all failures.
     pub failures: Vec<Failure>,
+    /// The labels from the request.
     pub labels: BTreeMap<String, Option<String>>,
+    /// What happens to the job when a task fails.
     #[serde(default)]
     pub on_failure: OnFailure,
-    /// Tasks done by a worker; splits do not count.
+    /// The number of tasks that workers have completed. Tasks that only split into subtasks do not count.
     #[serde(default)]
     pub completed_items: i64,
-    /// Tasks that have failed and are not tried again.
+    /// The number of tasks that have failed for good.
     #[serde(default)]
     pub failed_tasks: i64,
-    /// How often each kind of failure was reported, by `failureId`.
+    /// The number of failures by `failureId`.
     #[serde(default)]
     pub failure_counts: BTreeMap<String, i64>,
-    /// The number of this life of the job id.
+    /// The incarnation: distinguishes this job from earlier jobs with the same id.
     #[serde(default)]
     pub incarnation: i64,
-    /// How long the job is kept once it has ended; absent = for ever.
+    /// How long the job is kept after it has finished. Absent if it is kept forever.
     #[serde(default, skip_serializing_if = "Expiry::is_empty")]
     pub expiry: Expiry,
-    /// The jobs that must be completed before this one starts; absent when it waits for none.
+    /// The jobs that must complete before this one starts. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_for: Vec<AwaitedJob>,
-    /// Seconds between the creation, or the completion of the last prerequisite, and the start; absent when 0.
+    /// The delay of the start in seconds, after the creation or after the completion of the last prerequisite. Absent if 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub delay: i64,
-    /// When a job with a delay is dispatched, while that is known and not done.
+    /// The time at which a delayed job starts, in milliseconds since 1970. Absent if it is not known yet or the job has started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due_time: Option<i64>,
-    /// Whether the job is kept until the jobs of its partition are dispatched; absent when not.
+    /// Whether the job waits until its partition is dispatched. Absent if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspended: bool,
-    /// What is worth knowing about the job; absent when there is nothing.
+    /// Remarks on the job, for example how a job without a target pipe completes. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -165,35 +182,40 @@ const fn is_zero(number: &i64) -> bool {
     *number == 0
 }
 
-/// A job that another one waits for.
+/// A prerequisite of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AwaitedJob {
+    /// The id of the prerequisite.
     pub job_id: String,
-    /// Null when there is no such job yet.
+    /// The status of the prerequisite. Null if the job does not exist yet.
     pub status: Option<JobStatus>,
 }
 
-/// How long a job is kept once it has ended, by how it ended. Where nothing is said, the default of the service holds.
+/// How long a job is kept after it has finished, by its outcome. Where no policy is set, the service's default applies.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "PascalCase", default, deny_unknown_fields)]
 pub struct Expiry {
+    /// The policy for a Completed job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completed: Option<ExpiryPolicy>,
+    /// The policy for a Failed job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<ExpiryPolicy>,
+    /// The policy for a Cancelled job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cancelled: Option<ExpiryPolicy>,
 }
 
 impl Expiry {
+    /// Returns whether no policy is set.
     pub const fn is_empty(&self) -> bool {
         self.completed.is_none() && self.failed.is_none() && self.cancelled.is_none()
     }
 
-    /// The policies, with the names of their statuses.
+    /// Returns the policies that are set, each with the status to which it applies.
     pub fn policies(&mut self) -> impl Iterator<Item = (JobStatus, &mut ExpiryPolicy)> {
         let all = [
             (JobStatus::Completed, &mut self.completed),
@@ -204,7 +226,7 @@ impl Expiry {
             .filter_map(|(status, policy)| Some((status, policy.as_mut()?)))
     }
 
-    /// Takes on the policies of `default` where there is none.
+    /// Returns these policies, completed from `default` where none is set.
     #[must_use]
     pub fn or(self, default: &Self) -> Self {
         let either = |own: Option<ExpiryPolicy>, default: &Option<ExpiryPolicy>| {
@@ -218,55 +240,65 @@ impl Expiry {
     }
 }
 
-/// When a job is deleted that has come to a certain end.
+/// When a finished job is deleted.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExpiryPolicy {
-    /// `none`, a moment (`2027-01-31T00:00:00Z`), or a span from a time of the job (`lastUpdateTime+P1D`, `createTime+PT9H`).
+    /// `none`, a point in time (`2027-01-31T00:00:00Z`), or a duration after a time of the job (`lastUpdateTime+P1D`,
+    /// `createTime+PT9H`).
     pub expiry_time: String,
-    /// What is done then.
+    /// What happens at that time.
     #[serde(default)]
     pub operation: ExpiryOperation,
-    /// Who has said so. Not read in a request.
+    /// Who set the policy. Ignored in requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policer: Option<Policer>,
 }
 
+/// What happens to an expired job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 pub enum ExpiryOperation {
-    /// The job is deleted, as if by a client.
+    /// The service deletes the job, as a client's DELETE would.
     #[default]
     Delete,
-    /// The job would be kept with a status of its own. This service has none, so a request with it is refused.
+    /// CAF marks the job as expired. This service does not support that and rejects the request.
     Expire,
 }
 
+/// Who set an expiry policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 pub enum Policer {
-    /// Whoever created the job.
+    /// The client that created the job.
     User,
     /// The configuration of the service.
     System,
 }
 
-/// The status of a job. Spelled like this everywhere: JSON, SQL, logs.
+/// The status of a job. JSON, SQL and logs use the same names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 pub enum JobStatus {
+    /// The job has started and is not finished.
     Active,
-    /// In recovery: waits for a condition outside the system to clear.
+    /// The job is in recovery: it waits for a condition outside the system to clear.
     Blocked,
+    /// A client cancelled the job, or a job that it waited for was cancelled.
     Cancelled,
+    /// All tasks are done.
     Completed,
+    /// The job failed, or a job that it waited for failed.
     Failed,
+    /// A client paused the job.
     Paused,
+    /// The job has not started yet.
     Waiting,
 }
 
 impl JobStatus {
+    /// All statuses, in alphabetical order.
     pub const ALL: [Self; 7] = [
         Self::Active,
         Self::Blocked,
@@ -277,6 +309,7 @@ impl JobStatus {
         Self::Waiting,
     ];
 
+    /// Returns the name of the status.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Active => "Active",
@@ -289,12 +322,12 @@ impl JobStatus {
         }
     }
 
-    /// The status with exactly this name.
+    /// Returns the status with exactly this name. `None` if there is none.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.name() == name)
     }
 
-    /// Whether the outcome is decided: messages of the job are discarded.
+    /// Returns whether the job has ended. Workers discard the messages of such a job.
     pub const fn is_finished(self) -> bool {
         matches!(self, Self::Cancelled | Self::Completed | Self::Failed)
     }
@@ -306,21 +339,26 @@ impl std::fmt::Display for JobStatus {
     }
 }
 
-/// Why a task of a job failed.
+/// The failure of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Failure {
+    /// The kind of failure, e.g. `RESULT_EXCEPTION`.
     pub failure_id: Option<String>,
+    /// The time of the failure, in milliseconds since 1970.
     pub failure_time: Option<i64>,
+    /// The worker that reported the failure.
     pub failure_source: Option<String>,
+    /// The description of the failure.
     pub failure_message: Option<String>,
-    /// The task that failed, e.g. `3.17`; empty for the job's own first task.
+    /// The id of the failed task, e.g. `3.17`. Empty for the job's first task.
     #[serde(default)]
     pub task_id: String,
 }
 
 impl Failure {
+    /// Returns the reported failure of a task.
     pub fn of_task(task_id: impl Into<String>, failure: ReportFailure) -> Self {
         let ReportFailure {
             failure_id,
@@ -338,42 +376,47 @@ impl Failure {
     }
 }
 
-/// What is known about one task of a job.
+/// A task of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Task {
-    /// The way from the job to the task, e.g. `3.17`.
+    /// The path from the job to the task, e.g. `3.17`; `0` for the job's first task.
     pub id: String,
+    /// The status.
     pub status: TaskState,
-    /// When the task came into this status; null where only the status itself is kept.
+    /// The time at which the task reached this status, in milliseconds since 1970. Null if only the status is stored.
     pub since: Option<i64>,
-    /// How often a worker has tried it, where a retry or failure was reported.
+    /// The number of attempts. Null unless a worker reported a retry or a failure.
     pub attempts: Option<i32>,
+    /// The last reported failure.
     pub failure: Option<Failure>,
-    /// How many subtasks it was split into, its own final answer included; null when it is no open split.
+    /// The number of subtasks, including the task's own final output. Null unless the task has split and is not done.
     pub subtasks: Option<i64>,
-    /// How many of its subtasks are done; null when it is no open split.
+    /// The number of completed subtasks. Null unless the task has split and is not done.
     pub completed_subtasks: Option<i64>,
 }
 
+/// The status of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 pub enum TaskState {
-    /// Nothing has been reported yet.
+    /// No worker has reported the task yet.
     Waiting,
-    /// Under way, or split and not done.
+    /// The task is running, or has split and is not done.
     Active,
-    /// Failed and to be tried again.
+    /// An attempt failed; the task will be retried.
     Retrying,
+    /// The task and all its subtasks are done.
     Completed,
+    /// The task has failed for good.
     Failed,
 }
 
-/// Every error of the API.
+/// The body of every error response.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
 pub struct ErrorBody {
-    /// What is wrong, and where it can be told, the remedy.
+    /// The error and, where possible, how to fix it.
     pub message: String,
 }

@@ -17,9 +17,11 @@ use crate::extract::{PartitionPath, QueryParams};
 use crate::job_list::JobSelector;
 use crate::state::AppState;
 
+/// The result of a bulk cancellation.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Canceled {
+    /// The number of cancelled jobs.
     jobs_canceled: usize,
 }
 

@@ -17,9 +17,11 @@ use crate::extract::{PartitionPath, QueryParams};
 use crate::job_list::JobSelector;
 use crate::state::AppState;
 
+/// The result of a bulk deletion.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Deleted {
+    /// The number of deleted jobs.
     jobs_deleted: usize,
 }
 

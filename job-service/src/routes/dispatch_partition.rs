@@ -13,6 +13,7 @@ use crate::error::ApiResult;
 use crate::extract::PartitionPath;
 use crate::state::AppState;
 
+/// The result of a dispatch.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Released {

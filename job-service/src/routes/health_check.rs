@@ -24,7 +24,9 @@ pub struct HealthCheck {
     /// The name of the check: `deadlocks`, `ports-alive`, `ports-ready`, `database`, `ping` or `queue`. `deadlocks`,
     /// `ports-alive`, `ports-ready` and `ping` are healthy whenever the service responds.
     name: &'static str,
+    /// Whether the check passed.
     healthy: bool,
+    /// The type of the check.
     #[serde(rename = "type")]
     #[schema(rename = "type")]
     kind: HealthType,
@@ -35,6 +37,7 @@ pub struct HealthCheck {
     message: Option<String>,
 }
 
+/// The type of a health check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum HealthType {
@@ -153,6 +156,7 @@ impl Requested {
     }
 }
 
+/// Checks the connection to the database.
 async fn database(store: &Store) -> HealthCheck {
     let message = match tokio::time::timeout(PING_LIMIT, store.ping()).await {
         Ok(Ok(())) => None,
@@ -174,15 +178,12 @@ async fn database(store: &Store) -> HealthCheck {
     }
 }
 
-/// A broker that blocks publishers is healthy with a warning: start messages wait in the outbox, and operators need this service
+/// Checks the connection to the broker. A broker that blocks publishers is healthy with a warning: start messages wait in the outbox, and operators need this service
 /// to cancel jobs and so relieve the broker.
 fn queue(state: BrokerState) -> HealthCheck {
     let (healthy, message) = match state {
         BrokerState::Connected => (true, None),
-        BrokerState::Blocked(why) => (
-            true,
-            Some(format!("the broker holds publishers back: {why}")),
-        ),
+        BrokerState::Blocked(why) => (true, Some(format!("the broker blocks publishers: {why}"))),
         BrokerState::Connecting(why) => (false, Some(format!("not connected: {why}"))),
         BrokerState::Closed => (false, Some("closed".to_owned())),
     };

@@ -4,8 +4,10 @@ use axum::Json;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+/// The response of a ping.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Pong {
+    /// Always true.
     success: bool,
 }
 
