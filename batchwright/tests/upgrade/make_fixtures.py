@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Writes the fixtures of the upgrade test with a build of Batchwright that a later one must be able to take over.
+
+    make_fixtures.py BATCHWRIGHT FOLDER                          # everything embedded
+    make_fixtures.py BATCHWRIGHT FOLDER postgres://…/postgres    # jobs in a new database of this server
+
+Runs ten jobs into different states, kills the process with SIGKILL, and leaves `jobs.db.gz` and `broker.db.gz`, or
+`database.sql.gz` and `broker.db.gz`, in FOLDER. How far the running jobs get differs from run to run; look at the printed
+states before you keep a fixture.
+"""
+
+import gzip
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+MODIFIED = 1767225600
+FILES = {"running.txt": ("a", 2400), "again.txt": ("b", 1200), "paused.txt": ("c", 500),
+         "retried.txt": ("d", 30), "waits.txt": ("e", 100)}
+BASE = "http://127.0.0.1:28080/job-service/v1/partitions/default"
+
+
+def write_files(root):
+    for name, (letter, lines) in FILES.items():
+        write(f"{root}/{name}", "".join(f"{letter}{n}\n" for n in range(1, lines + 1)).encode())
+    # The seventh line is not UTF-8: its task fails.
+    write(f"{root}/bad.txt", b"".join(b"\xff\xfe\n" if n == 7 else b"f%d\n" % n for n in range(1, 41)))
+
+
+def write(path, content):
+    with open(path, "wb") as file:
+        file.write(content)
+    os.utime(path, (MODIFIED, MODIFIED))
+
+
+def call(method, path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(BASE + path, method=method, data=data, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        text = response.read()
+    return json.loads(text) if text else None
+
+
+def job(name):
+    return call("GET", f"/jobs/{name}")
+
+
+def put(name, file, **options):
+    batch = {"batchType": "lines", "batchDefinition": json.dumps({"files": [file], "linesPerItem": 1}),
+             "targetPipe": "worker-example-in"}
+    task = {"taskClassifier": "BatchWorker", "taskApiVersion": 1, "taskPipe": "worker-batch-in",
+            "targetPipe": "worker-example-out", "taskData": batch}
+    call("PUT", f"/jobs/{name}", {"name": name, "labels": {"made:by": "the build before"}, "task": task, **options})
+
+
+def wait_until(what, condition):
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.02)
+    sys.exit(f"gave up waiting until {what}")
+
+
+def is_up():
+    try:
+        call("GET", "/jobs")
+        return True
+    except OSError:
+        return False
+
+
+def run_jobs(root):
+    put("done", "waits.txt")
+    wait_until("done is Completed", lambda: job("done")["status"] == "Completed")
+    put("failed", "bad.txt")
+    wait_until("failed is Failed", lambda: job("failed")["status"] == "Failed")
+    # An id with a second incarnation.
+    put("again", "waits.txt")
+    wait_until("again is Completed", lambda: job("again")["status"] == "Completed")
+    call("DELETE", "/jobs/again")
+    put("continued", "bad.txt", onFailure="continue")
+    wait_until("continued has a failure", lambda: job("continued")["failures"])
+    put("paused", "paused.txt")
+    wait_until("paused is half done", lambda: job("paused")["completedItems"] > 50)
+    call("POST", "/jobs/paused/pause")
+    put("running", "running.txt")
+    put("again", "again.txt")
+    put("waits", "waits.txt", prerequisiteJobIds=["running"])
+    put("delayed", "waits.txt", delay=4)
+    put("cancelled", "again.txt")
+    wait_until("cancelled is Active", lambda: job("cancelled")["status"] == "Active")
+    call("POST", "/jobs/cancelled/cancel")
+    wait_until("running has begun", lambda: job("running")["completedItems"] > 200)
+    # Tasks that wait for another attempt: their file disappears after the split.
+    put("retried", "retried.txt")
+    wait_until("retried is split", lambda: job("retried")["status"] == "Active")
+    os.remove(f"{root}/retried.txt")
+    wait_until("running is half done", lambda: job("running")["completedItems"] > 1000)
+    for state in call("GET", "/jobs"):
+        print(state["id"], state["status"], state["completedItems"])
+
+
+def pack(path, target):
+    if path.endswith(".db"):
+        database = sqlite3.connect(path)
+        database.execute("pragma wal_checkpoint(truncate)")
+        database.execute("vacuum")
+        database.close()
+    with open(path, "rb") as file:
+        content = file.read()
+    with open(target, "wb") as file:
+        file.write(gzip.compress(content, 9, mtime=0))
+
+
+def main(binary, folder, server=None):
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryDirectory() as work:
+        root, data = f"{work}/root", f"{work}/data"
+        os.mkdir(root)
+        write_files(root)
+        command = [binary, "up", "--data", data, "--root", root, "--listen", "127.0.0.1:28080", "--max-parts", "50",
+                   "--max-depth", "200", "--concurrency", "1", "--prefetch", "4"]
+        if server:
+            subprocess.run(["psql", server, "-qc", "create database upgrade_fixture"], check=True)
+            database = server.rsplit("/", 1)[0] + "/upgrade_fixture"
+            command += ["--database", database]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_until("the service is up", is_up)
+            run_jobs(root)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        pack(f"{data}/broker.db", f"{folder}/broker.db.gz")
+        if server:
+            dump = subprocess.run(["pg_dump", "--inserts", "--rows-per-insert=100", "--no-owner", "--no-privileges", database],
+                                  check=True, capture_output=True).stdout
+            # Only the psql of the same release knows these two.
+            kept = b"".join(line for line in dump.splitlines(True) if not line.startswith((b"\\restrict", b"\\unrestrict")))
+            with open(f"{folder}/database.sql.gz", "wb") as file:
+                file.write(gzip.compress(kept, 9, mtime=0))
+            subprocess.run(["psql", server, "-qc", "drop database upgrade_fixture"], check=True)
+        else:
+            pack(f"{data}/jobs.db", f"{folder}/jobs.db.gz")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        sys.exit(__doc__)
+    main(*sys.argv[1:])
