@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use contract::{BatchResult, BatchTask};
+use contract::{BatchResult, BatchTask, MAX_PIPE_BYTES};
 use framework::{Context, Reply, TaskError, Worker};
 
 pub use glob::Glob;
@@ -36,8 +36,6 @@ use plugin::AnyPlugin;
 /// The largest batch definition, in bytes.
 pub const MAX_DEFINITION: usize = 4 * 1024 * 1024;
 
-/// The longest name of a pipe that every broker takes, in bytes.
-const MAX_PIPE: usize = 255;
 /// Before a split looks again at a target pipe that was too full.
 const WHILE_FULL: Duration = Duration::from_millis(400);
 
@@ -169,10 +167,10 @@ impl Worker for BatchWorker {
         let target = task.target_pipe.clone().filter(|pipe| !pipe.is_empty());
         let target =
             target.ok_or_else(|| TaskError::failed("the batch has no targetPipe for its items"))?;
-        if target.len() > MAX_PIPE {
+        if target.len() > MAX_PIPE_BYTES {
             let size = target.len();
             return Err(TaskError::failed(format!(
-                "the targetPipe has {size} bytes; the limit is {MAX_PIPE}"
+                "the targetPipe has {size} bytes; the limit is {MAX_PIPE_BYTES}"
             )));
         }
         // A depth that cannot be told stops nobody.

@@ -31,6 +31,9 @@ pub use task_message::{
 /// The pipe to which workers hand over the tasks of paused jobs, unless they are told another.
 pub const PAUSED_PIPE: &str = "worker-paused-in";
 
+/// The longest name of a pipe that every broker accepts, in bytes. AMQP sets the limit.
+pub const MAX_PIPE_BYTES: usize = 255;
+
 /// A typed payload: what stands, as JSON, in the `taskData` of a task message.
 ///
 /// The classifier names the type on the wire. The API version is written with it; a worker refuses a message with a

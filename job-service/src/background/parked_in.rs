@@ -25,8 +25,6 @@ use super::stored_message::to_stored;
 const BATCH: usize = 500;
 /// The first and the longest delay between attempts to reach the store.
 const DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
-/// The longest name of a pipe that every broker accepts, in bytes.
-const MAX_PIPE: usize = 255;
 
 /// Runs until `shutdown` is cancelled.
 pub async fn run(
@@ -150,7 +148,7 @@ impl ParkedIn {
 }
 
 fn is_pipe(name: &str) -> bool {
-    !name.is_empty() && name.len() <= MAX_PIPE && !name.contains('\0')
+    !name.is_empty() && name.len() <= contract::MAX_PIPE_BYTES && !name.contains('\0')
 }
 
 fn send_back(back: Outgoing) -> Disposition {

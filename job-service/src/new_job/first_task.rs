@@ -4,13 +4,10 @@ use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use contract::rest::{JobTask, NewJob, TaskDataEncoding};
-use contract::same_pipe;
+use contract::{MAX_PIPE_BYTES, same_pipe};
 use serde_json::Value;
 
 use crate::error::{ApiError, ApiResult};
-
-/// The longest name of a pipe, in bytes. AMQP sets the limit.
-const MAX_PIPE_BYTES: usize = 255;
 
 /// The valid first task of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
