@@ -1,16 +1,15 @@
-//! How a program of the binary is set up: flags, then variables of our own, then CAF's, then defaults.
+//! The configuration of the program: flags, then our variables, then CAF's variables, then defaults.
 //!
-//! Flags and our variables are clap's business. What CAF's variables and files of secrets say is given to it as the defaults, so
-//! that the order holds by itself and every value passes the same checks.
+//! clap reads flags and our variables. The values of CAF's variables and of secret files become clap's defaults, so that clap keeps the
+//! order and checks every value in the same way.
 //!
-//! What must stay true: no secret is logged, and `docs/configuration.md` tells exactly what is read here (a test compares).
+//! What must stay true: no secret is logged, and `docs/configuration.md` documents exactly what is read here (a test compares both).
 
 #[cfg(test)]
 mod documented;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fmt;
 use std::process::ExitCode;
 
 use clap::builder::Resettable;
@@ -22,67 +21,71 @@ use framework::config::caf::{self, Reader};
 use framework::config::env::{EnvValue, UrlParts, Variables, url_encoded};
 use framework::config::{DEFAULT_CONCURRENCY, PREFIX, VARIABLES};
 
-/// The commands that CAF's variables are for.
+/// The commands that read CAF's variables.
 const SERVING: [&str; 2] = ["up", "run"];
-/// Settings that may be in a file that `<name>_FILE` names.
+/// The settings whose value can be in a file, the path of which is in `<name>_FILE`.
 const SECRET: [&str; 2] = ["BATCHWRIGHT_DATABASE", "BATCHWRIGHT_BROKER"];
-/// The settings in effect, with where each comes from.
+
+/// The settings in effect, each with its origin.
 #[derive(Debug, Default)]
 pub struct Configuration(Vec<Setting>);
 
 #[derive(Debug)]
 struct Setting {
     name: String,
+    /// The value, with passwords masked.
     value: String,
+    /// The flag or variable that the value comes from, or `default`.
     from: String,
 }
 
-/// Why a program does not begin.
+/// Why the program runs no command.
 #[derive(Debug)]
 pub enum Refusal {
-    /// The command line, with the variable that the value comes from; also the help.
+    /// A bad command line or value, with the variable that the value comes from; also a request for help.
     CommandLine(Box<clap::Error>, Option<String>),
+    /// A bad or unknown variable.
     Variable(SettingsError),
 }
 
-/// Reads the command line and the variables.
+/// Parses the command line and the variables.
 pub fn read<P: Parser>(
     arguments: impl IntoIterator<Item = OsString>,
     variables: &Variables,
 ) -> Result<(P, Configuration), Refusal> {
-    let provided = provided(variables);
+    let fallbacks = fallbacks(variables);
     let mut command = with_defaults(
         P::command(),
-        provided.as_ref().unwrap_or(&BTreeMap::new()),
+        fallbacks.as_ref().unwrap_or(&BTreeMap::new()),
         variables,
     );
-    // Else its arguments cannot be named.
+    // `origin` needs the names that the arguments have only in a built command.
     command.build();
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let told = |error: clap::Error, found: &BTreeMap<String, EnvValue>| {
-        let from = origin(&error, &command, &arguments, variables, found);
+    let refusal = |error: clap::Error, fallbacks: &BTreeMap<String, EnvValue>| {
+        let from = origin(&error, &command, &arguments, variables, fallbacks);
         Refusal::CommandLine(Box::new(error), from)
     };
-    let found = provided.as_ref().cloned().unwrap_or_default();
+    let found = fallbacks.as_ref().cloned().unwrap_or_default();
     let matches = command
         .clone()
         .try_get_matches_from(&arguments)
-        .map_err(|error| told(error, &found))?;
-    let parsed = P::from_arg_matches(&matches).map_err(|error| told(error, &found))?;
-    // Only now: whoever asks for help gets it.
-    let found = provided.map_err(Refusal::Variable)?;
+        .map_err(|error| refusal(error, &found))?;
+    let parsed = P::from_arg_matches(&matches).map_err(|error| refusal(error, &found))?;
+    // Bad variables are reported only here, so that `--help` works in spite of them.
+    let found = fallbacks.map_err(Refusal::Variable)?;
     variables
         .refuse_unknown(&known(&command), "batchwright")
         .map_err(Refusal::Variable)?;
     Ok((parsed, Configuration::of(&command, &matches, &found)))
 }
 
-/// What files of secrets and CAF's variables say, by the variable of ours that it stands for.
-fn provided(variables: &Variables) -> Result<BTreeMap<String, EnvValue>, SettingsError> {
-    let mut provided = BTreeMap::new();
+/// Returns the values from secret files and CAF's variables, by the name of our variable.
+fn fallbacks(variables: &Variables) -> Result<BTreeMap<String, EnvValue>, SettingsError> {
+    let mut fallbacks = BTreeMap::new();
     for name in SECRET {
         if let Some(found) = variables.secret(name)?.filter(|found| found.from != name) {
-            provided.insert(name.to_owned(), found);
+            fallbacks.insert(name.to_owned(), found);
         }
     }
     let own = variables.first(&["BATCHWRIGHT_CONCURRENCY", "CAF_WORKER_THREADS"]);
@@ -92,17 +95,17 @@ fn provided(variables: &Variables) -> Result<BTreeMap<String, EnvValue>, Setting
     for setting in caf::settings(Reader::Program) {
         let name = format!("{PREFIX}{}", setting.own);
         let found = match setting.own {
-            _ if provided.contains_key(&name) || variables.get(&name).is_some() => None,
+            _ if fallbacks.contains_key(&name) || variables.get(&name).is_some() => None,
             "DATABASE" => database(variables)?,
             "BROKER" => caf::broker_url(variables, "localhost")?,
             _ => caf::value(variables, setting.caf, concurrency)?,
         };
-        provided.extend(found.map(|found| (name, found)));
+        fallbacks.extend(found.map(|found| (name, found)));
     }
-    Ok(provided)
+    Ok(fallbacks)
 }
 
-/// The URL of the database by CAF's variables, with CAF's defaults.
+/// Returns the URL of the database from CAF's variables and CAF's defaults.
 fn database(variables: &Variables) -> Result<Option<EnvValue>, SettingsError> {
     let name = url_encoded(
         variables
@@ -124,9 +127,10 @@ fn database(variables: &Variables) -> Result<Option<EnvValue>, SettingsError> {
     })
 }
 
+/// Returns `command` with the fallback values as defaults, and without our variables that are empty.
 fn with_defaults(
     command: Command,
-    found: &BTreeMap<String, EnvValue>,
+    fallbacks: &BTreeMap<String, EnvValue>,
     variables: &Variables,
 ) -> Command {
     let serving = SERVING.contains(&command.get_name()) || command.get_name() == "batchwright";
@@ -139,8 +143,8 @@ fn with_defaults(
         } else {
             arg
         };
-        match found.get(&name) {
-            // A secret in a file is one for every command.
+        match fallbacks.get(&name) {
+            // Secret files are for every command; CAF's variables are not.
             Some(found) if serving || found.from.ends_with("_FILE") => {
                 let hidden = arg.is_hide_env_values_set();
                 arg.default_value(found.value.clone())
@@ -149,19 +153,21 @@ fn with_defaults(
             _ => arg,
         }
     });
-    command.mut_subcommands(|sub| with_defaults(sub, found, variables))
+    command.mut_subcommands(|sub| with_defaults(sub, fallbacks, variables))
 }
 
+/// Returns the name of the variable of an argument.
 fn own_name(arg: &Arg) -> Option<String> {
     arg.get_env()
         .and_then(|name| name.to_str())
         .map(str::to_owned)
 }
 
-/// Every variable that the program or a worker reads.
+/// Returns the names of our variables that the program or a worker reads.
 fn known(command: &Command) -> Vec<String> {
-    let mut known: Vec<String> = command.get_arguments().filter_map(own_name).collect();
-    known.extend(command.get_subcommands().flat_map(known_of));
+    let subcommands = command.get_subcommands().flat_map(Command::get_arguments);
+    let arguments = command.get_arguments().chain(subcommands);
+    let mut known: Vec<String> = arguments.filter_map(own_name).collect();
     known.extend(SECRET.map(|name| format!("{name}_FILE")));
     known.extend(
         VARIABLES
@@ -173,17 +179,13 @@ fn known(command: &Command) -> Vec<String> {
     known
 }
 
-fn known_of(command: &Command) -> Vec<String> {
-    command.get_arguments().filter_map(own_name).collect()
-}
-
-/// The variable that the refused value comes from, where it is not from the command line.
+/// Returns the variable that an invalid value comes from, or `None` if it comes from the command line.
 fn origin(
     error: &clap::Error,
     command: &Command,
     arguments: &[OsString],
     variables: &Variables,
-    found: &BTreeMap<String, EnvValue>,
+    fallbacks: &BTreeMap<String, EnvValue>,
 ) -> Option<String> {
     let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidArg) else {
         return None;
@@ -203,19 +205,19 @@ fn origin(
     if variables.get(&name).is_some() {
         Some(name)
     } else {
-        found.get(&name).map(|found| found.from.clone())
+        fallbacks.get(&name).map(|value| value.from.clone())
     }
 }
 
 impl Configuration {
-    fn of(command: &Command, matches: &ArgMatches, found: &BTreeMap<String, EnvValue>) -> Self {
+    fn of(command: &Command, matches: &ArgMatches, fallbacks: &BTreeMap<String, EnvValue>) -> Self {
         let mut settings = Vec::new();
         let (mut command, mut matches) = (command, matches);
         loop {
             settings.extend(
                 command
                     .get_arguments()
-                    .filter_map(|arg| Setting::of(arg, matches, found)),
+                    .filter_map(|arg| Setting::of(arg, matches, fallbacks)),
             );
             let Some((name, below)) = matches.subcommand() else {
                 break;
@@ -228,7 +230,7 @@ impl Configuration {
         Self(settings)
     }
 
-    /// Tells the log what is in effect.
+    /// Logs each setting with its origin.
     pub fn log(&self) {
         for Setting { name, value, from } in &self.0 {
             tracing::info!(value, from, "{name}");
@@ -237,7 +239,7 @@ impl Configuration {
 }
 
 impl Setting {
-    fn of(arg: &Arg, matches: &ArgMatches, found: &BTreeMap<String, EnvValue>) -> Option<Self> {
+    fn of(arg: &Arg, matches: &ArgMatches, fallbacks: &BTreeMap<String, EnvValue>) -> Option<Self> {
         let (id, variable) = (arg.get_id().as_str(), own_name(arg)?);
         let values = matches.try_get_raw(id).ok().flatten()?;
         let value = values
@@ -247,7 +249,7 @@ impl Setting {
         let from = match matches.value_source(id)? {
             ValueSource::CommandLine => format!("--{}", arg.get_long()?),
             ValueSource::EnvVariable => variable,
-            _ => found
+            _ => fallbacks
                 .get(&variable)
                 .filter(|found| found.value == value)
                 .map_or_else(|| "default".to_owned(), |found| found.from.clone()),
@@ -266,7 +268,7 @@ impl Setting {
 }
 
 impl Refusal {
-    /// Tells it to whoever has called the program.
+    /// Prints the error or the help, and returns the exit code.
     pub fn print(self) -> ExitCode {
         match self {
             Self::CommandLine(error, from) => {
@@ -281,13 +283,5 @@ impl Refusal {
                 ExitCode::from(2)
             }
         }
-    }
-}
-
-impl fmt::Display for Configuration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0
-            .iter()
-            .try_for_each(|Setting { name, value, from }| writeln!(f, "{name}={value} ({from})"))
     }
 }

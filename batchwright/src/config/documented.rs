@@ -1,6 +1,6 @@
 //! Tests that `docs/configuration.md` documents every variable that is read, and CAF's variables that are ignored.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use clap::CommandFactory as _;
 use framework::config::caf::Conversion;
@@ -164,7 +164,7 @@ const NOT_READ: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// The tables of the guide.
+/// Returns the tables of the guide.
 fn tables() -> String {
     let mut text = String::new();
     let _ = writeln!(
@@ -257,19 +257,19 @@ fn names(caf: &[(&str, Conversion)]) -> String {
 }
 
 #[test]
-fn the_guide_tells_what_is_read_and_what_is_not() {
+fn guide_lists_the_variables_that_are_read_and_ignored() {
     const GUIDE: &str = include_str!("../../../docs/configuration.md");
     let (_, rest) = GUIDE.split_once("<!-- tables -->\n").unwrap();
-    let (told, _) = rest.split_once("<!-- end of tables -->").unwrap();
+    let (table, _) = rest.split_once("<!-- end of tables -->").unwrap();
     assert!(
-        told == tables(),
-        "docs/configuration.md is to have between its marks:\n{}",
+        table == tables(),
+        "docs/configuration.md must contain this table between its markers:\n{}",
         tables()
     );
 }
 
 #[test]
-fn no_variable_is_both_read_and_not_read_and_every_own_name_is_one() {
+fn no_variable_is_both_read_and_ignored() {
     let read: Vec<&str> = caf::SETTINGS
         .iter()
         .flat_map(|setting| setting.caf)
@@ -282,6 +282,14 @@ fn no_variable_is_both_read_and_not_read_and_every_own_name_is_one() {
     for setting in caf::SETTINGS {
         let own = format!("{PREFIX}{}", setting.own);
         assert!(known.contains(&own), "{own}");
+    }
+}
+
+impl fmt::Display for Configuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0
+            .iter()
+            .try_for_each(|Setting { name, value, from }| writeln!(f, "{name}={value} ({from})"))
     }
 }
 
@@ -314,7 +322,7 @@ const CAF_SERVERS: [(&str, &str); 9] = [
 ];
 
 #[test]
-fn flags_come_before_our_variables_ours_before_cafs_and_cafs_before_defaults() {
+fn precedence_is_flag_then_own_variable_then_caf_then_default() {
     let caf = [
         &CAF_SERVERS[..],
         &[
@@ -323,7 +331,7 @@ fn flags_come_before_our_variables_ours_before_cafs_and_cafs_before_defaults() {
         ],
     ]
     .concat();
-    let told = configuration("run job-service --page-size 9", &caf).unwrap();
+    let settings = configuration("run job-service --page-size 9", &caf).unwrap();
     for line in [
         "database=postgres://ann:***@db:5432/jobs?application_name=job%20service (JOB_SERVICE_DATABASE_*)",
         "broker=amqp://guest:***@mq:5672/%2f (CAF_RABBITMQ_*)",
@@ -333,19 +341,24 @@ fn flags_come_before_our_variables_ours_before_cafs_and_cafs_before_defaults() {
         "prefetch=7 (CAF_RABBITMQ_PREFETCH_BUFFER)",
         "status-interval=5 (default)",
     ] {
-        assert!(told.lines().any(|told| told == line), "{line} in\n{told}");
-    }
-    // What is not above 0 is no page size, and CAF takes its default then.
-    for size in ["0", "-1"] {
-        let told = configuration("up", &[("CAF_JOB_SERVICE_PAGE_SIZE", size)]).unwrap();
         assert!(
-            told.lines().any(|told| told == "page-size=25 (default)"),
-            "{told}"
+            settings.lines().any(|setting| setting == line),
+            "{line} in\n{settings}"
         );
     }
-    // CAF's are for what serves.
-    let told = configuration("bench", &caf).unwrap();
-    assert!(!told.contains("mq:5672"), "{told}");
+    // As in CAF, a page size of 0 or less counts as not set.
+    for size in ["0", "-1"] {
+        let settings = configuration("up", &[("CAF_JOB_SERVICE_PAGE_SIZE", size)]).unwrap();
+        assert!(
+            settings
+                .lines()
+                .any(|setting| setting == "page-size=25 (default)"),
+            "{settings}"
+        );
+    }
+    // Commands that do not serve ignore CAF's variables.
+    let settings = configuration("bench", &caf).unwrap();
+    assert!(!settings.contains("mq:5672"), "{settings}");
     assert!(
         !configuration(
             "run job-service",
@@ -360,7 +373,7 @@ fn flags_come_before_our_variables_ours_before_cafs_and_cafs_before_defaults() {
 }
 
 #[test]
-fn a_value_that_cannot_be_is_told_with_its_variable() {
+fn error_names_the_variable_of_an_invalid_value() {
     let refusal = configuration(
         "run tracking-worker",
         &[("CAF_STATUS_CHECK_INTERVAL_SECONDS", "often")],
