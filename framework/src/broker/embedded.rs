@@ -1,12 +1,12 @@
-//! The broker that needs no server: durable, inside this process, one file.
+//! A durable broker that needs no server: it runs inside this process and stores its messages in one SQLite file.
 //!
-//! Hidden here: a task that owns the file and everything in memory ([`writer`]), what a pipe is in memory ([`pipe`]), and
-//! the SQL ([`disk`]). What everybody else does is send that task a command.
+//! One task, the [`writer`], owns the file and all state; every other call sends it a [`Command`]. The submodule [`pipe`]
+//! models a pipe in memory, and [`disk`] contains the SQL.
 //!
 //! What must stay true:
-//! - A message is confirmed and handed out only after the commit that holds it.
-//! - A folder belongs to one process at a time. The lock guards whatever else lies in the folder, too.
-//! - Nobody waits for an acknowledgement to be written; one that is lost with the process means a second delivery.
+//! - A message is confirmed and delivered only after the commit that contains it.
+//! - A folder belongs to one process at a time. Its lock also protects other files that callers keep in the folder.
+//! - No caller waits for an acknowledgement to be written. If the process dies first, the message is delivered again.
 
 mod disk;
 mod pipe;
@@ -34,11 +34,12 @@ use super::{
     Settlement, Settler,
 };
 
-/// The file with the messages, and the lock, in the broker's folder.
+/// The name of the file with the messages.
 const FILE: &str = "broker.db";
+/// The name of the lock file. It contains the id of the process that holds the lock.
 const LOCK: &str = "lock";
 
-/// A durable broker in a folder of this machine.
+/// A durable [`Broker`] in a folder of this machine.
 pub struct Embedded {
     folder: PathBuf,
     commands: mpsc::UnboundedSender<Command>,
@@ -49,8 +50,12 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Opens the broker of this folder, which is made if there is none. Messages that an earlier process had been handed
-    /// and had not settled are delivered again, counted.
+    /// Opens the broker in a folder, and creates both if they do not exist. Messages that were delivered to an earlier
+    /// process and not settled are delivered again, with a higher count.
+    ///
+    /// # Errors
+    /// [`BrokerError::FolderInUse`] if another process has opened the folder, [`BrokerError::Unusable`] if the folder or
+    /// its files cannot be created or read.
     pub async fn open(folder: &Path) -> Result<Self, BrokerError> {
         let location = || folder.display().to_string();
         std::fs::create_dir_all(folder)
@@ -80,22 +85,23 @@ impl Embedded {
         })
     }
 
-    async fn ask<T>(
+    /// Sends the writer a command and waits for its reply.
+    async fn request<T>(
         &self,
         command: impl FnOnce(oneshot::Sender<T>) -> Command,
     ) -> Result<T, BrokerError> {
-        let (sender, answer) = oneshot::channel();
+        let (reply, received) = oneshot::channel();
         self.commands
-            .send(command(sender))
+            .send(command(reply))
             .map_err(|_| BrokerError::Closed)?;
-        answer.await.map_err(|_| BrokerError::Closed)
+        received.await.map_err(|_| BrokerError::Closed)
     }
 }
 
 impl Broker for Embedded {
     fn publish(&self, message: Outgoing) -> Confirm {
         let (confirmer, confirm) = Confirm::pair();
-        // When the writer is gone, so is the confirmer, which says that the broker is closed.
+        // If the writer has ended, the confirmer is dropped here, which resolves the confirm to `Closed`.
         drop(self.commands.send(Command::Publish(message, confirmer)));
         confirm
     }
@@ -106,10 +112,10 @@ impl Broker for Embedded {
         prefetch: u32,
     ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
         let prefetch = usize::try_from(prefetch).unwrap_or(usize::MAX).max(1);
-        self.ask(move |answer| Command::Consume {
+        self.request(move |reply| Command::Consume {
             pipe: pipe.into(),
             prefetch,
-            answer,
+            reply,
         })
         .boxed()
     }
@@ -123,9 +129,9 @@ impl Broker for Embedded {
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
-        self.ask(|answer| Command::Depth {
+        self.request(|reply| Command::Depth {
             pipe: pipe.into(),
-            answer,
+            reply,
         })
         .boxed()
     }
@@ -140,7 +146,7 @@ impl Broker for Embedded {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         async {
-            // A second call finds nobody to tell, and waits like the first.
+            // Fails in a second call; it then waits like the first.
             drop(self.commands.send(Command::Close));
             self.tasks.wait().await;
         }
@@ -158,35 +164,36 @@ impl fmt::Debug for Embedded {
     }
 }
 
-/// What the writer is told, in order.
+/// A request to the writer. Requests are processed in order.
 enum Command {
     Publish(Outgoing, Confirmer),
     Settle(Id, Settlement),
     Consume {
         pipe: Arc<str>,
         prefetch: usize,
-        answer: oneshot::Sender<Consumer>,
+        reply: oneshot::Sender<Consumer>,
     },
     Depth {
         pipe: Arc<str>,
-        answer: oneshot::Sender<u64>,
+        reply: oneshot::Sender<u64>,
     },
     Close,
 }
 
-/// Settles by telling the writer; the tag is the message's row.
+/// Sends settlements to the writer. The tag of a delivery is the id of its message.
 struct WriterSettler(mpsc::WeakUnboundedSender<Command>);
 
 impl Settler for WriterSettler {
     fn settle(&self, tag: u64, settlement: Settlement) {
         if let Some(commands) = self.0.upgrade() {
-            // A writer that is gone has left the delivery to the next process.
+            // Fails if the writer has ended; the next process then delivers the message again.
             drop(commands.send(Command::Settle(tag.cast_signed(), settlement)));
         }
     }
 }
 
-/// Takes the folder for this process. The system gives it back when the file is closed, however the process ends.
+/// Locks the folder for this process. The operating system releases the lock when the file is closed, however the process
+/// ends.
 fn lock(folder: &Path) -> Result<File, BrokerError> {
     let unusable =
         |error: std::io::Error| BrokerError::unusable(folder.display().to_string(), error);
@@ -202,7 +209,7 @@ fn lock(folder: &Path) -> Result<File, BrokerError> {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut pid = String::new();
-            // Who holds it may not have written its name yet.
+            // The other process may not have written its id yet.
             if file.read_to_string(&mut pid).is_err() || pid.trim().is_empty() {
                 pid = "of unknown number".into();
             }

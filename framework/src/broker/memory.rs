@@ -1,11 +1,12 @@
-//! The broker inside this process: nothing survives it, everything else holds.
+//! A broker that keeps its messages in memory. They do not survive the process; all other rules of the seam hold.
 //!
-//! It serves `testing::run` and the simulation, under a paused clock as well: delays are tokio's, and nothing else takes
-//! time. Hidden here: how messages lie in memory, and one lock.
+//! It serves tests and the simulation. It works under a paused tokio clock, because delays are tokio's and nothing else
+//! takes time. All state is behind one lock.
 //!
 //! What must stay true:
-//! - A returned message goes back to the place it had, so a pipe keeps its order.
-//! - No delivery and no sender is dropped while the lock is held: dropping one settles it, which takes the lock.
+//! - A requeued message returns to its former position, so a pipe keeps its order.
+//! - No delivery and no sender is dropped while the lock is held, because dropping a delivery settles it, which takes the
+//!   lock.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -26,7 +27,10 @@ use super::{
     Outgoing, PublishError, Settlement, Settler,
 };
 
-/// One process's hold on the messages. Clones are the same process; [`Memory::process`] is another one.
+/// A [`Broker`] in memory, as one process sees it.
+///
+/// Clones belong to the same simulated process. [`Memory::process`] returns the view of another process with the same
+/// pipes.
 #[derive(Clone)]
 pub struct Memory {
     shared: Arc<Shared>,
@@ -40,6 +44,7 @@ impl Default for Memory {
 }
 
 impl Memory {
+    /// Returns a broker without pipes.
     pub fn new() -> Self {
         let end = CancellationToken::new();
         let shared = Shared {
@@ -55,7 +60,7 @@ impl Memory {
         }
     }
 
-    /// Another process at the same pipes: it dies and closes by itself.
+    /// Returns the view of another process with the same pipes. It crashes and closes independently of this one.
     #[must_use]
     pub fn process(&self) -> Self {
         let process = self.shared.with(|state| {
@@ -68,8 +73,8 @@ impl Memory {
         }
     }
 
-    /// The death of this process, as the pipes see it: its consumers end, what they had comes again with a higher count,
-    /// and whatever it settles or publishes from now on is nothing.
+    /// Simulates the death of this process: its consumers end, its unsettled messages are delivered again with a higher
+    /// count, and from now on everything that it settles or publishes is ignored.
     pub fn crash(&self) {
         self.shared.with(|state| state.end(self.process));
     }
@@ -106,10 +111,10 @@ impl Broker for Memory {
                 return Err(BrokerError::Closed);
             }
             let (sender, receiver) = mpsc::channel(prefetch);
-            let settler = Arc::new(Settles {
+            let settler = Arc::new(MemorySettler {
                 shared: Arc::downgrade(&self.shared),
             });
-            state.pipe(pipe).consumers.push_back(Slot {
+            state.pipe(pipe).consumers.push_back(Registration {
                 process: self.process,
                 sender,
                 settler,
@@ -173,22 +178,24 @@ struct Shared {
 }
 
 impl Shared {
-    /// Changes the state, hands out what can be handed out, and lets go of ended consumers after the lock.
+    /// Changes the state under the lock and delivers what can be delivered. Drops ended consumers after the lock is
+    /// released.
     fn with<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
-        let (answer, ended) = {
+        let (result, ended) = {
             let mut state = self.lock();
-            let answer = change(&mut state);
+            let result = change(&mut state);
             state.hand_out();
-            (answer, std::mem::take(&mut state.ended))
+            (result, std::mem::take(&mut state.ended))
         };
         drop(ended);
-        answer
+        result
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Moves delayed messages to their pipes after `delay`.
     fn release_later(shared: &Arc<Self>, delay: Duration) {
         let end = shared.end.clone();
         let weak = Arc::downgrade(shared);
@@ -207,41 +214,42 @@ impl Shared {
 
 #[derive(Default)]
 struct State {
-    /// In a fixed order, so that a simulation repeats itself.
+    /// In a fixed order, so that a simulation can be repeated.
     pipes: BTreeMap<Arc<str>, Pipe>,
-    /// Delayed messages by due time, then in publish order.
+    /// Delayed messages by the time at which they are due, then in publish order.
     delayed: BTreeMap<(Instant, u64), (Arc<str>, Message)>,
     unsettled: HashMap<u64, Unsettled>,
-    /// The senders of ended consumers, to be dropped when the lock is free.
-    ended: VecDeque<Slot>,
+    /// Ended consumers, to be dropped after the lock is released.
+    ended: VecDeque<Registration>,
     ended_processes: Vec<u64>,
     processes: u64,
-    /// The number of the latest message, and of the latest delivery.
-    places: u64,
-    tags: u64,
+    /// The position of the latest message.
+    last_position: u64,
+    /// The tag of the latest delivery.
+    last_tag: u64,
 }
 
 #[derive(Default)]
 struct Pipe {
-    /// By place.
+    /// Ordered by position.
     ready: VecDeque<Message>,
-    consumers: VecDeque<Slot>,
+    consumers: VecDeque<Registration>,
 }
 
 #[derive(Clone)]
 struct Message {
-    /// Where it stands in its pipe.
-    place: u64,
+    /// Orders the messages of a pipe.
+    position: u64,
     body: Bytes,
     headers: Headers,
     delivery_count: u32,
 }
 
-struct Slot {
+struct Registration {
     process: u64,
     sender: mpsc::Sender<Delivery>,
-    /// Names the consumer as well.
-    settler: Arc<Settles>,
+    /// Also identifies the consumer.
+    settler: Arc<MemorySettler>,
     prefetch: usize,
     unsettled: usize,
 }
@@ -250,7 +258,7 @@ struct Unsettled {
     pipe: Arc<str>,
     message: Message,
     process: u64,
-    consumer: Arc<Settles>,
+    consumer: Arc<MemorySettler>,
 }
 
 impl State {
@@ -268,9 +276,9 @@ impl State {
             headers,
             delay,
         } = message;
-        self.places += 1;
+        self.last_position += 1;
         let message = Message {
-            place: self.places,
+            position: self.last_position,
             body,
             headers,
             delivery_count: 0,
@@ -278,13 +286,13 @@ impl State {
         match delay {
             Some(delay) => drop(
                 self.delayed
-                    .insert((now + delay, self.places), (pipe, message)),
+                    .insert((now + delay, self.last_position), (pipe, message)),
             ),
             None => self.pipe(&pipe).ready.push_back(message),
         }
     }
 
-    /// Moves what is due to the tail of its pipe.
+    /// Moves delayed messages that are due to the tail of their pipes.
     fn release(&mut self, now: Instant) {
         while let Some(entry) = self
             .delayed
@@ -292,8 +300,8 @@ impl State {
             .filter(|entry| entry.key().0 <= now)
         {
             let (pipe, mut message) = entry.remove();
-            self.places += 1;
-            message.place = self.places;
+            self.last_position += 1;
+            message.position = self.last_position;
             self.pipe(&pipe).ready.push_back(message);
         }
     }
@@ -303,49 +311,49 @@ impl State {
             pipes,
             unsettled,
             ended,
-            tags,
+            last_tag,
             ..
         } = self;
         for (name, pipe) in pipes {
             while !pipe.ready.is_empty()
-                && let Some(mut slot) = pipe.next_with_credit(ended)
+                && let Some(mut registration) = pipe.take_next_consumer(ended)
             {
-                // There is room, because the channel is as wide as the prefetch; but the consumer may go in this moment.
-                let Ok(permit) = slot.sender.try_reserve() else {
-                    ended.push_back(slot);
+                // The channel has room, because its capacity is the prefetch; but the consumer may be dropped right now.
+                let Ok(permit) = registration.sender.try_reserve() else {
+                    ended.push_back(registration);
                     continue;
                 };
                 let Some(message) = pipe.ready.pop_front() else {
                     return;
                 };
-                *tags += 1;
+                *last_tag += 1;
                 let Message {
                     body,
                     headers,
                     delivery_count,
                     ..
                 } = message.clone();
-                let settler = Arc::clone(&slot.settler) as Arc<dyn Settler>;
+                let settler = Arc::clone(&registration.settler) as Arc<dyn Settler>;
                 permit.send(Delivery::new(
                     Arc::clone(name),
                     body,
                     headers,
                     delivery_count,
-                    *tags,
+                    *last_tag,
                     settler,
                 ));
-                let consumer = Arc::clone(&slot.settler);
+                let consumer = Arc::clone(&registration.settler);
                 unsettled.insert(
-                    *tags,
+                    *last_tag,
                     Unsettled {
                         pipe: Arc::clone(name),
                         message,
-                        process: slot.process,
+                        process: registration.process,
                         consumer,
                     },
                 );
-                slot.unsettled += 1;
-                pipe.consumers.push_back(slot);
+                registration.unsettled += 1;
+                pipe.consumers.push_back(registration);
             }
         }
     }
@@ -361,16 +369,16 @@ impl State {
             return;
         };
         let pipe = self.pipe(&pipe);
-        if let Some(slot) = pipe
+        if let Some(registration) = pipe
             .consumers
             .iter_mut()
-            .find(|slot| Arc::ptr_eq(&slot.settler, &consumer))
+            .find(|registration| Arc::ptr_eq(&registration.settler, &consumer))
         {
-            slot.unsettled -= 1;
+            registration.unsettled -= 1;
         }
         if settlement == Settlement::Requeue {
             message.delivery_count += 1;
-            pipe.give_back(message);
+            pipe.requeue(message);
         }
     }
 
@@ -380,7 +388,7 @@ impl State {
             let (ended, others) = pipe
                 .consumers
                 .drain(..)
-                .partition(|slot| slot.process == process);
+                .partition(|registration| registration.process == process);
             pipe.consumers = others;
             self.ended.extend::<VecDeque<_>>(ended);
         }
@@ -402,36 +410,37 @@ impl State {
 }
 
 impl Pipe {
-    /// Takes out the consumer whose turn it is; it goes to the end of the line.
-    fn next_with_credit(&mut self, ended: &mut VecDeque<Slot>) -> Option<Slot> {
+    /// Removes and returns the next consumer with free prefetch. The caller appends it again, so that consumers take
+    /// turns. Consumers that were dropped are moved to `ended`.
+    fn take_next_consumer(&mut self, ended: &mut VecDeque<Registration>) -> Option<Registration> {
         let (gone, alive): (VecDeque<_>, _) = self
             .consumers
             .drain(..)
-            .partition(|slot| slot.sender.is_closed());
+            .partition(|registration| registration.sender.is_closed());
         ended.extend(gone);
         self.consumers = alive;
         let index = self
             .consumers
             .iter()
-            .position(|slot| slot.unsettled < slot.prefetch)?;
+            .position(|registration| registration.unsettled < registration.prefetch)?;
         self.consumers.remove(index)
     }
 
-    fn give_back(&mut self, message: Message) {
+    fn requeue(&mut self, message: Message) {
         let index = self
             .ready
             .iter()
-            .position(|other| other.place > message.place)
+            .position(|other| other.position > message.position)
             .unwrap_or(self.ready.len());
         self.ready.insert(index, message);
     }
 }
 
-struct Settles {
+struct MemorySettler {
     shared: Weak<Shared>,
 }
 
-impl Settler for Settles {
+impl Settler for MemorySettler {
     fn settle(&self, tag: u64, settlement: Settlement) {
         if let Some(shared) = self.shared.upgrade() {
             shared.with(|state| state.settle(tag, settlement));

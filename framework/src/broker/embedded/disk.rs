@@ -1,8 +1,10 @@
-//! The file: the only place of this crate with SQL.
+//! The file, and the only SQL of this crate.
 //!
-//! Three tables: the pipes with their watermarks and counts, the messages, and the delayed messages. A batch is one
-//! transaction. What must stay true: when [`Disk::commit`] answers `Ok`, the batch survives a `kill -9` and a power cut;
-//! when it answers an error, nothing of it has happened.
+//! There are three tables: the pipes with their watermarks and counts, the messages, and the delayed messages. A batch is
+//! one transaction.
+//!
+//! What must stay true: if [`Disk::commit`] returns `Ok`, the batch survives a `kill -9` and a power cut. If it returns an
+//! error, nothing of the batch is stored.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,24 +21,27 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, R
 use super::pipe::{Found, Id, Mark, Message, rows_of};
 use crate::broker::{HeaderValue, Headers};
 
-/// What one commit writes.
+/// The changes of one commit.
 #[derive(Debug, Default)]
 pub struct Batch {
     /// New pipes: number and name.
     pub pipes: Vec<(i64, Arc<str>)>,
+    /// New messages.
     pub messages: Vec<Message>,
+    /// New delayed messages.
     pub delayed: Vec<Delayed>,
-    /// Delayed messages that are among `messages` now.
+    /// Delayed messages to delete, because they are among `messages` now.
     pub released: Vec<i64>,
-    /// Messages to be forgotten.
+    /// Messages to delete.
     pub settled: Vec<Id>,
     /// Messages whose delivery count has changed.
     pub returned: Vec<Message>,
+    /// Pipes whose row has changed.
     pub marks: Vec<Mark>,
 }
 
 impl Batch {
-    /// False when there are but acknowledgements, which can wait a little.
+    /// Returns whether there is anything but acknowledgements and marks, which can wait a little.
     pub fn is_urgent(&self) -> bool {
         !(self.pipes.is_empty()
             && self.messages.is_empty()
@@ -50,7 +55,7 @@ impl Batch {
     }
 }
 
-/// A message that waits for its time.
+/// A message that becomes visible in its pipe later.
 #[derive(Debug, Clone)]
 pub struct Delayed {
     pub id: i64,
@@ -61,12 +66,13 @@ pub struct Delayed {
     pub body: Bytes,
 }
 
-/// What was on the disk.
+/// The content of the file when it was opened.
 #[derive(Debug)]
 pub struct Recovered {
     pub pipes: Vec<Found>,
-    /// The youngest delayed message, or 0.
+    /// The highest id of a delayed message, or 0.
     pub last_delayed: i64,
+    /// When the first delayed message is due, in milliseconds since 1970.
     pub next_due: Option<i64>,
 }
 
@@ -87,7 +93,7 @@ impl Disk {
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(false)
-            // Hot pages are written to the file once for many commits.
+            // With rare checkpoints, a page that changes often is copied to the file once for many commits.
             .pragma("wal_autocheckpoint", "8192")
             .pragma("journal_size_limit", "67108864")
             .pragma("cache_size", "-32768")
@@ -105,13 +111,13 @@ impl Disk {
         Ok((disk, recovered))
     }
 
-    /// Writes all of the batch or nothing.
+    /// Writes the whole batch or nothing.
     pub async fn commit(&mut self, batch: &mut Batch) -> Result<(), Error> {
         self.connection.execute("BEGIN IMMEDIATE").await?;
         match self.write(batch).await {
             Ok(()) => Ok(()),
             Err(error) => {
-                // Some errors have rolled back already; then this one says only that.
+                // Fails if SQLite has already rolled back because of the error.
                 drop(self.connection.execute("ROLLBACK").await);
                 Err(error)
             }
@@ -202,7 +208,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Deletes runs as ranges and the rest in groups.
+    /// Deletes runs of consecutive ids as ranges, and the others in groups.
     async fn delete(&mut self, ids: &mut [Id]) -> Result<(), Error> {
         ids.sort_unstable();
         let mut alone = Vec::new();
@@ -230,7 +236,8 @@ impl Disk {
         Ok(())
     }
 
-    /// The messages of a pipe after this one, up to a number and about a size.
+    /// Returns the messages of a pipe that follow `after`: at most `messages`, and no more once their bodies have reached
+    /// `bytes`.
     pub async fn page(
         &mut self,
         number: i64,
@@ -261,7 +268,7 @@ impl Disk {
         Ok(page)
     }
 
-    /// Delayed messages whose time has come, the oldest first, up to a number.
+    /// Returns the delayed messages that are due at `now` (milliseconds since 1970), the earliest first, at most `limit`.
     pub async fn due(&mut self, now: i64, limit: i64) -> Result<Vec<Delayed>, Error> {
         let select = "SELECT id, due, pipe, headers, body FROM delayed WHERE due <= ? ORDER BY due, id LIMIT ?";
         let rows = sqlx::query(select)
@@ -283,6 +290,7 @@ impl Disk {
             .collect()
     }
 
+    /// Returns when the first delayed message is due, in milliseconds since 1970.
     pub async fn next_due(&mut self) -> Result<Option<i64>, Error> {
         sqlx::query_scalar("SELECT min(due) FROM delayed")
             .fetch_one(&mut self.connection)
@@ -290,11 +298,12 @@ impl Disk {
     }
 
     pub async fn close(self) {
-        // What has been committed is safe without a checkpoint, too.
+        // If the final checkpoint fails, the committed data is still safe in the write-ahead log.
         drop(self.connection.close().await);
     }
 
-    /// Counts what an earlier process had been handed, once, and tells what is there.
+    /// Raises the delivery count of all messages up to the watermarks, because an earlier process may have received them.
+    /// Resets the watermarks, and returns the content of the file.
     async fn recover(&mut self) -> Result<Recovered, Error> {
         let mut transaction = self.connection.begin().await?;
         let rows = sqlx::query("SELECT number, name, handed_out, stored FROM pipe ORDER BY number")
@@ -327,8 +336,8 @@ impl Disk {
                 stored: stored.cast_unsigned(),
             });
         }
-        // They are counted now, so they are not to be counted again. With the watermark at the beginning, ids may begin
-        // anew after the youngest one, too.
+        // The messages are counted now and must not be counted again at the next start. Once the watermark is reset, the
+        // ids of deleted messages may also be used again.
         sqlx::query("UPDATE pipe SET handed_out = number << 40")
             .execute(&mut *transaction)
             .await?;
@@ -343,7 +352,7 @@ impl Disk {
         })
     }
 
-    /// A disk that is full.
+    /// Limits the size of the file, to simulate a full disk.
     #[cfg(test)]
     pub async fn limit_pages(&mut self, pages: u32) {
         self.connection
@@ -357,12 +366,12 @@ const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS pipe (
         number INTEGER PRIMARY KEY,
         name TEXT NOT NULL UNIQUE,
-        -- The watermark: messages up to this id may have been handed to a consumer.
+        -- The watermark: messages up to this id may have been delivered to a consumer.
         handed_out INTEGER NOT NULL,
         stored INTEGER NOT NULL
     ) STRICT;
     CREATE TABLE IF NOT EXISTS message (
-        -- (pipe number << 40) + place in the pipe
+        -- (pipe number << 40) + position in the pipe
         id INTEGER PRIMARY KEY,
         delivery_count INTEGER NOT NULL,
         headers TEXT,
@@ -379,7 +388,8 @@ const SCHEMA: &str = "
     CREATE INDEX IF NOT EXISTS delayed_due ON delayed (due, id);
 ";
 
-/// Statements over many rows, in few sizes, so that each is prepared once. The largest first; the last is of one row.
+/// Statements for several rows at a time. There are few sizes, so that each statement is prepared once. They are ordered
+/// from the largest to the smallest, which is for one row.
 #[derive(Debug)]
 struct Statements {
     inserts: [(usize, Statement); 4],
@@ -410,7 +420,7 @@ impl Statement {
     }
 }
 
-/// Headers as JSON, `[["name", "text"], ["name", 1]]`, for people who look into the file.
+/// Encodes headers as JSON, e.g. `[["name", "text"], ["name", 1]]`, which is readable in the file.
 fn encode(headers: &Headers) -> Option<String> {
     if headers.is_empty() {
         return None;
@@ -456,7 +466,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_full_disk_takes_all_of_a_batch_later_and_nothing_of_it_before() {
+    async fn batch_refused_by_a_full_disk_is_committed_whole_later() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("broker.db");
         let (mut disk, recovered) = Disk::open(&file).await.unwrap();
@@ -464,8 +474,8 @@ mod tests {
         disk.limit_pages(20).await;
         let first = rows_of(1).0;
         let messages = (1..=100)
-            .map(|place| Message {
-                id: first + place,
+            .map(|position| Message {
+                id: first + position,
                 delivery_count: 0,
                 headers: Headers::default(),
                 body: vec![0; 4000].into(),

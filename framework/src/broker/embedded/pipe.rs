@@ -1,13 +1,39 @@
-//! One pipe as the writer sees it: what is in memory, what is only on the disk, who consumes and what is unsettled.
+//! The state of one pipe: which messages are in memory and which only on disk, the consumers, and the unsettled messages.
 //!
-//! Pure: it neither reads nor writes anything; the writer tells it what the disk has done.
+//! Pure: it does no I/O. The writer reports what was committed and read.
 //!
 //! What must stay true:
-//! - `ready` holds the oldest messages. All that lie only on the disk are younger than `loaded_to`, the youngest that is
-//!   or was in memory.
-//! - Nothing is handed out beyond the watermark, which was committed before. So after a crash the messages up to the
-//!   watermark are those that a dead process may have had.
-//! - Memory is bounded by [`Bounds`] and what consumers hold, not by the length of the pipe.
+//! - `ready` holds the oldest messages. The messages that are only on disk have higher ids than `loaded_to`, the highest
+//!   id that is or was in memory.
+//! - No message is delivered beyond the committed watermark. So after a crash, only messages up to the watermark can have
+//!   been delivered.
+//! - Memory is bounded by [`Bounds`] and the unsettled messages, not by the length of the pipe.
+//!
+//! # The watermark, by example
+//!
+//! After a crash, the messages that were delivered and not settled must come again with a higher delivery count, and no
+//! others. Recording each delivery on disk would cost as much as publishing a message. Instead, each pipe has one number
+//! on disk, the watermark: messages up to this id may have been delivered. It is raised ahead of the deliveries, as far
+//! as the consumers have room, so that one commit serves many of them.
+//!
+//! A pipe contains the messages 1 to 6. A consumer with a prefetch of 3 joins:
+//!
+//! | step | watermark in memory | on disk | delivered, unsettled |
+//! |---|---|---|---|
+//! | the consumer joins; [`raise_watermark`](Pipe::raise_watermark) covers the next 3 messages | 3 | 0 | |
+//! | commit: the disk has the new watermark ([`marked`](Pipe::marked)) | 3 | 3 | 1, 2, 3 |
+//! | the consumer acknowledges 1 and 2, so there is room for 2 more | 5 | 3 | 3 |
+//! | commit: 1 and 2 are deleted, and the watermark is written with them | 5 | 5 | 3, 4, 5 |
+//! | `kill -9` | | 5 | |
+//!
+//! [`Disk::open`](super::disk::Disk::open) then raises the delivery count of every message up to 5 that still exists: 3,
+//! 4 and 5 come again with a count of 1, and 6 comes with a count of 0. If the process dies before the second commit, the
+//! watermark is 3 and the acknowledgements are lost: 1, 2 and 3 come again with a count of 1, the others with 0. A message
+//! that is covered by the watermark and was not delivered yet is counted, too; there are never more of those than the
+//! consumers had room for.
+//!
+//! A message that is published while a consumer waits needs no second commit: the commit that stores it also raises the
+//! watermark to it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -16,21 +42,23 @@ use bytes::Bytes;
 
 use crate::broker::{Headers, Settlement};
 
-/// A message's row: the number of its pipe in the high bits, its place in the pipe in the low ones.
+/// The id of a message, which is also its row: the number of its pipe in the high bits, its position in the pipe in the
+/// low ones.
 pub type Id = i64;
 
-const PLACE_BITS: u32 = 40;
+const POSITION_BITS: u32 = 40;
 
-/// Which pipe a message belongs to.
+/// Returns the number of the pipe that a message belongs to.
 pub fn pipe_of(id: Id) -> i64 {
-    id >> PLACE_BITS
+    id >> POSITION_BITS
 }
 
-/// The row before the first and the last one that a pipe may have.
+/// Returns the id before the first possible message of a pipe, and the last possible one.
 pub fn rows_of(number: i64) -> (Id, Id) {
-    (number << PLACE_BITS, ((number + 1) << PLACE_BITS) - 1)
+    (number << POSITION_BITS, ((number + 1) << POSITION_BITS) - 1)
 }
 
+/// A stored message.
 #[derive(Debug, Clone)]
 pub struct Message {
     pub id: Id,
@@ -39,7 +67,7 @@ pub struct Message {
     pub body: Bytes,
 }
 
-/// How much of a pipe stays in memory.
+/// How much of a pipe is kept in memory at most.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     pub messages: usize,
@@ -55,54 +83,65 @@ impl Default for Bounds {
     }
 }
 
-/// What the disk knows of a pipe when it is opened.
+/// A pipe as it was found on disk.
 #[derive(Debug, Clone)]
 pub struct Found {
     pub number: i64,
     pub name: String,
-    /// The youngest row, or the row before the first.
+    /// The highest id of a message, or the id before the first.
     pub last: Id,
+    /// How many messages it contains.
     pub stored: u64,
 }
 
-/// The pipe's own row, as the next commit is to leave it.
+/// The pipe's own row on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mark {
     pub number: i64,
-    /// The watermark.
+    /// The watermark: messages up to this id may have been delivered.
     pub handed_out: Id,
+    /// How many messages it contains.
     pub stored: u64,
 }
 
-/// Names a consumer.
+/// Identifies a consumer.
 pub type Key = u64;
 
+/// The state of one pipe; see the module's documentation.
 #[derive(Debug)]
 pub struct Pipe {
     pub name: Arc<str>,
     bounds: Bounds,
+    /// The row that the next commit writes.
     mark: Mark,
-    /// The row as the disk has it.
+    /// The row on disk.
     written: Mark,
-    /// The youngest id that was given away, and how many of the youngest are not committed yet.
+    /// The highest id that was assigned.
     last: Id,
+    /// How many assigned messages are not committed yet. They have the highest ids.
     incoming: u64,
+    /// Messages in memory that wait for a consumer, by id.
     ready: VecDeque<Message>,
+    /// The total size of their bodies.
     ready_bytes: usize,
+    /// The highest id that is or was in memory.
     loaded_to: Id,
+    /// How many messages are only on disk.
     only_on_disk: u64,
     unsettled: BTreeMap<Id, (Key, Message)>,
-    seats: VecDeque<Seat>,
+    consumers: VecDeque<Registration>,
 }
 
+/// A consumer of the pipe.
 #[derive(Debug)]
-struct Seat {
+struct Registration {
     key: Key,
     prefetch: usize,
     unsettled: usize,
 }
 
 impl Pipe {
+    /// Returns a new, empty pipe.
     pub fn new(name: &str, number: i64, bounds: Bounds) -> Self {
         let first = rows_of(number).0;
         Self::found(
@@ -116,6 +155,8 @@ impl Pipe {
         )
     }
 
+    /// Returns a pipe whose messages are all on disk. None of them is delivered until the watermark is raised and
+    /// committed.
     pub fn found(found: Found, bounds: Bounds) -> Self {
         let Found {
             number,
@@ -141,7 +182,7 @@ impl Pipe {
             loaded_to: first,
             only_on_disk: stored,
             unsettled: BTreeMap::new(),
-            seats: VecDeque::new(),
+            consumers: VecDeque::new(),
         }
     }
 
@@ -149,25 +190,26 @@ impl Pipe {
         self.mark.number
     }
 
-    /// How many messages wait for a consumer.
+    /// Returns how many messages wait for a consumer.
     pub fn depth(&self) -> u64 {
         self.ready.len() as u64 + self.only_on_disk
     }
 
+    /// Adds a consumer.
     pub fn join(&mut self, key: Key, prefetch: usize) {
-        self.seats.push_back(Seat {
+        self.consumers.push_back(Registration {
             key,
             prefetch,
             unsettled: 0,
         });
     }
 
-    /// Forgets consumers that are gone. What they have unsettled stays so.
-    pub fn leave_unless(&mut self, mut is_there: impl FnMut(Key) -> bool) {
-        self.seats.retain(|seat| is_there(seat.key));
+    /// Removes the consumers for which `keep` returns false. Their deliveries stay unsettled.
+    pub fn retain_consumers(&mut self, mut keep: impl FnMut(Key) -> bool) {
+        self.consumers.retain(|consumer| keep(consumer.key));
     }
 
-    /// Gives a new message its id. It is in the pipe when it is [`stored`](Self::stored).
+    /// Assigns an id to a new message. After its commit, the message must be passed to [`stored`](Self::stored).
     pub fn assign(&mut self) -> Id {
         self.last += 1;
         self.incoming += 1;
@@ -175,7 +217,7 @@ impl Pipe {
         self.last
     }
 
-    /// The disk has the message. It is kept in memory, too, when there is room and nothing older lies outside.
+    /// Adds a committed message. It is kept in memory if there is room and no older message is only on disk.
     pub fn stored(&mut self, message: Message) {
         self.incoming -= 1;
         if self.only_on_disk == 0 && self.has_room() {
@@ -185,17 +227,17 @@ impl Pipe {
         }
     }
 
-    /// After which message the disk should be read, if at all.
+    /// Returns the id after which messages must be read from disk, if consumers will soon need more.
     pub fn wants_page(&self) -> Option<Id> {
         let low =
             self.ready.len() < self.bounds.messages / 2 && self.ready_bytes < self.bounds.bytes / 2;
-        (self.only_on_disk > 0 && low && !self.seats.is_empty()).then_some(self.loaded_to)
+        (self.only_on_disk > 0 && low && !self.consumers.is_empty()).then_some(self.loaded_to)
     }
 
-    /// The disk was read.
+    /// Adds messages that were read from disk.
     pub fn loaded(&mut self, messages: Vec<Message>) {
         if messages.is_empty() {
-            // The count was wrong; the rows are right.
+            // The stored count was too high. Only the rows matter.
             self.only_on_disk = 0;
         }
         for message in messages {
@@ -204,13 +246,13 @@ impl Pipe {
         }
     }
 
-    /// Raises the watermark as far as the consumers have room now, counting in what is being stored. True when that
-    /// must be committed before anything more can be handed out.
+    /// Raises the watermark over the next messages for which the consumers have room, including those that the next commit
+    /// stores. Returns whether the watermark must be committed before more messages can be delivered.
     pub fn raise_watermark(&mut self) -> bool {
         let room: usize = self
-            .seats
+            .consumers
             .iter()
-            .map(|seat| seat.prefetch.saturating_sub(seat.unsettled))
+            .map(|consumer| consumer.prefetch.saturating_sub(consumer.unsettled))
             .sum();
         let target =
             if let Some(message) = room.checked_sub(1).and_then(|index| self.ready.get(index)) {
@@ -234,54 +276,58 @@ impl Pipe {
         self.mark.handed_out > self.written.handed_out
     }
 
-    /// The pipe's row, if the disk has another one.
+    /// Returns the pipe's row if it differs from the one on disk.
     pub fn unwritten_mark(&self) -> Option<Mark> {
         (self.mark != self.written).then_some(self.mark)
     }
 
-    /// The row is on the disk.
+    /// Records that the row was committed.
     pub fn marked(&mut self, mark: Mark) {
         self.written = mark;
     }
 
-    /// The next message for the consumer whose turn it is.
+    /// Takes the next message that may be delivered, and the consumer that receives it. Consumers take turns.
     pub fn hand_out(&mut self) -> Option<(Key, Message)> {
         self.ready
             .front()
             .filter(|message| message.id <= self.written.handed_out)?;
         let index = self
-            .seats
+            .consumers
             .iter()
-            .position(|seat| seat.unsettled < seat.prefetch)?;
-        let mut seat = self.seats.remove(index)?;
+            .position(|consumer| consumer.unsettled < consumer.prefetch)?;
+        let mut consumer = self.consumers.remove(index)?;
         let message = self.ready.pop_front()?;
         self.ready_bytes -= message.body.len();
-        seat.unsettled += 1;
-        let key = seat.key;
-        self.seats.push_back(seat);
+        consumer.unsettled += 1;
+        let key = consumer.key;
+        self.consumers.push_back(consumer);
         self.unsettled.insert(message.id, (key, message.clone()));
         Some((key, message))
     }
 
-    /// A delivery was settled. A message that is to come again is answered with its new count; it is in the pipe when it
-    /// has been [given back](Self::give_back). Unknown ids are ignored: their delivery belongs to an earlier life.
+    /// Settles a delivery. A requeued message is returned with its new count; after that count is committed, it must be
+    /// passed to [`requeue`](Self::requeue). Ids that are not unsettled are ignored.
     pub fn settle(&mut self, id: Id, settlement: Settlement) -> Settled {
         let Some((key, mut message)) = self.unsettled.remove(&id) else {
             return Settled::Unknown;
         };
-        if let Some(seat) = self.seats.iter_mut().find(|seat| seat.key == key) {
-            seat.unsettled -= 1;
+        if let Some(consumer) = self
+            .consumers
+            .iter_mut()
+            .find(|consumer| consumer.key == key)
+        {
+            consumer.unsettled -= 1;
         }
         if settlement == Settlement::Requeue {
             message.delivery_count += 1;
-            return Settled::Returned(message);
+            return Settled::Requeued(message);
         }
         self.mark.stored -= 1;
-        Settled::Gone
+        Settled::Done
     }
 
-    /// A returned message takes its old place again.
-    pub fn give_back(&mut self, message: Message) {
+    /// Puts a requeued message back at its former position.
+    pub fn requeue(&mut self, message: Message) {
         self.ready_bytes += message.body.len();
         let index = self
             .ready
@@ -291,9 +337,10 @@ impl Pipe {
         self.ready.insert(index, message);
     }
 
-    /// All consumers end, and what they had comes back. Nothing is handed out any more.
+    /// Removes all consumers and returns their unsettled messages with their new counts. Resets the watermark, so that the
+    /// next start does not count them again.
     pub fn close(&mut self) -> Vec<Message> {
-        self.seats.clear();
+        self.consumers.clear();
         self.mark.handed_out = rows_of(self.number()).0;
         let unsettled = std::mem::take(&mut self.unsettled);
         unsettled
@@ -316,12 +363,15 @@ impl Pipe {
     }
 }
 
-/// What became of a delivery.
+/// The result of a settlement.
 #[derive(Debug)]
 pub enum Settled {
+    /// No such message is unsettled.
     Unknown,
-    Gone,
-    Returned(Message),
+    /// The message must be deleted.
+    Done,
+    /// The message comes again, with this new count.
+    Requeued(Message),
 }
 
 #[cfg(test)]
@@ -346,11 +396,11 @@ mod tests {
         }
     }
 
-    fn place(id: Id) -> i64 {
+    fn position(id: Id) -> i64 {
         id - rows_of(3).0
     }
 
-    /// Assigns and stores some messages with one commit.
+    /// Assigns and stores messages in one commit.
     fn store(pipe: &mut Pipe, count: u64) {
         let ids: Vec<Id> = (0..count).map(|_| pipe.assign()).collect();
         pipe.raise_watermark();
@@ -368,12 +418,12 @@ mod tests {
 
     fn handed_out(pipe: &mut Pipe) -> Vec<i64> {
         std::iter::from_fn(|| pipe.hand_out())
-            .map(|(_, message)| place(message.id))
+            .map(|(_, message)| position(message.id))
             .collect()
     }
 
     #[test]
-    fn a_message_for_a_waiting_consumer_needs_one_commit() {
+    fn message_for_a_waiting_consumer_needs_one_commit() {
         let mut pipe = pipe();
         pipe.join(1, 2);
         store(&mut pipe, 3);
@@ -382,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_handed_out_beyond_the_committed_watermark() {
+    fn no_message_is_delivered_beyond_the_committed_watermark() {
         let mut pipe = pipe();
         store(&mut pipe, 3);
         pipe.join(1, 2);
@@ -394,7 +444,37 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_stays_on_the_disk_and_is_read_in_order() {
+    fn watermark_moves_as_in_the_example_of_the_module_documentation() {
+        let bounds = Bounds {
+            messages: 10,
+            ..BOUNDS
+        };
+        let mut pipe = Pipe::new("p", 3, bounds);
+        let watermarks = |pipe: &Pipe| {
+            (
+                position(pipe.mark.handed_out),
+                position(pipe.written.handed_out),
+            )
+        };
+        store(&mut pipe, 6);
+        pipe.join(1, 3);
+        assert!(pipe.raise_watermark());
+        assert_eq!(watermarks(&pipe), (3, 0));
+        commit(&mut pipe);
+        assert_eq!(watermarks(&pipe), (3, 3));
+        assert_eq!(handed_out(&mut pipe), [1, 2, 3]);
+        for position in [1, 2] {
+            pipe.settle(rows_of(3).0 + position, Settlement::Ack);
+        }
+        assert!(pipe.raise_watermark());
+        assert_eq!(watermarks(&pipe), (5, 3));
+        commit(&mut pipe);
+        assert_eq!(watermarks(&pipe), (5, 5));
+        assert_eq!(handed_out(&mut pipe), [4, 5]);
+    }
+
+    #[test]
+    fn messages_that_exceed_the_bounds_are_read_from_disk_in_order() {
         let mut pipe = pipe();
         store(&mut pipe, 6);
         assert_eq!(
@@ -408,8 +488,12 @@ mod tests {
         store(&mut pipe, 1);
         assert_eq!(handed_out(&mut pipe), [0_i64; 0]);
         let after = pipe.wants_page().unwrap();
-        assert_eq!(place(after), 4);
-        pipe.loaded((5..=7).map(|place| message(rows_of(3).0 + place)).collect());
+        assert_eq!(position(after), 4);
+        pipe.loaded(
+            (5..=7)
+                .map(|position| message(rows_of(3).0 + position))
+                .collect(),
+        );
         assert!(pipe.raise_watermark());
         commit(&mut pipe);
         assert_eq!(handed_out(&mut pipe), [5, 6, 7]);
@@ -417,18 +501,19 @@ mod tests {
     }
 
     #[test]
-    fn returned_messages_take_their_old_places() {
+    fn requeued_messages_return_to_their_former_positions() {
         let mut pipe = pipe();
         pipe.join(1, 3);
         store(&mut pipe, 4);
         assert_eq!(handed_out(&mut pipe), [1, 2, 3]);
-        for place in [3, 1] {
-            let Settled::Returned(message) = pipe.settle(rows_of(3).0 + place, Settlement::Requeue)
+        for position in [3, 1] {
+            let Settled::Requeued(message) =
+                pipe.settle(rows_of(3).0 + position, Settlement::Requeue)
             else {
-                panic!("{place}")
+                panic!("{position}")
             };
             assert_eq!(message.delivery_count, 1);
-            pipe.give_back(message);
+            pipe.requeue(message);
         }
         assert_eq!(handed_out(&mut pipe), [1, 3]);
     }

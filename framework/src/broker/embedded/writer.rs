@@ -1,13 +1,13 @@
 //! The task that owns the file and all pipes.
 //!
-//! It gathers commands into a batch while the batch before is being committed, so the disk never waits for the gathering
-//! nor the other way round. What the commit makes true (messages stored, watermarks raised) is told to the pipes after it,
-//! then messages are handed out and publishers get their confirms.
+//! While one batch is being committed, the task collects commands into the next, so that neither waits for the other.
+//! After a commit it reports the result (messages stored, watermarks raised) to the pipes, delivers messages, and resolves
+//! the confirms.
 //!
 //! What must stay true:
-//! - One commit at a time. A batch that the disk refuses is tried again until it is taken; nothing is confirmed, handed out
-//!   or forgotten before.
-//! - Acknowledgements alone are written within [`ACK_PATIENCE`].
+//! - There is one commit at a time. A batch that the disk refuses is committed again until it succeeds; nothing of it is
+//!   confirmed, delivered or forgotten before.
+//! - A batch that contains only acknowledgements is written within [`ACK_PATIENCE`].
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -28,58 +28,68 @@ use crate::broker::{
     BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler,
 };
 
-/// What one commit takes at most.
+/// The largest batch.
 const BATCH_MESSAGES: usize = 4096;
 const BATCH_SETTLED: usize = 16_384;
 const BATCH_BYTES: usize = 16 << 20;
-/// What one reading takes at most.
+/// The most that is read from a pipe at a time.
 const PAGE_MESSAGES: usize = 4096;
 const PAGE_BYTES: usize = 8 << 20;
+/// How many delayed messages are moved to their pipes at a time.
 const DUE_MESSAGES: i64 = 1000;
 
-/// How long acknowledgements wait for a commit that is due for another reason.
+/// How long acknowledgements wait for a commit with other changes.
 const ACK_PATIENCE: Duration = Duration::from_millis(5);
-/// How long a refused batch waits to be tried again.
-const RETRY: Duration = Duration::from_millis(500);
-/// A wall clock may jump, so a long sleep looks at it now and then.
+/// The delay before a refused batch is committed again.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
+/// The longest sleep. Delays are measured by the wall clock, which may jump, so it is read again after this time.
 const LONGEST_SLEEP: Duration = Duration::from_mins(1);
 
+/// The state of the task.
 pub struct Writer {
     state: watch::Sender<BrokerState>,
     settler: Arc<dyn Settler>,
     bounds: Bounds,
-    /// By number, which begins with 1.
+    /// All pipes. The index is the number of the pipe less one.
     pipes: Vec<Pipe>,
+    /// The index of each pipe in `pipes`.
     names: HashMap<Arc<str>, usize>,
     consumers: HashMap<Key, mpsc::Sender<Delivery>>,
     last_consumer: Key,
-    /// Pipes at which something may have to be done before the next commit.
+    /// The indexes of pipes that have changed since the last commit began.
     touched: BTreeSet<usize>,
-    next: Gathered,
+    /// The next batch.
+    next: PendingBatch,
+    /// When the oldest acknowledgement of the next batch was received.
     settled_since: Option<Instant>,
     last_delayed: i64,
+    /// When the next delayed message is due, in milliseconds since 1970.
     next_due: Option<i64>,
     closing: bool,
 }
 
-/// A batch and whom to tell when it is committed.
+/// A batch, and the confirms to resolve when it is committed.
 #[derive(Default)]
-struct Gathered {
+struct PendingBatch {
     batch: Batch,
+    /// The total size of the published bodies.
     bytes: usize,
     confirmers: Vec<Confirmer>,
 }
 
-/// A commit and what is read after it.
+/// A commit, and what to read after it.
 struct Work {
-    gathered: Gathered,
+    pending: PendingBatch,
     touched: BTreeSet<usize>,
+    /// The pages to read: the number of the pipe, and the id after which the page starts.
     pages: Vec<(i64, Id)>,
-    /// Read the delayed messages that are due at this time.
+    /// Read the delayed messages that are due at this time, in milliseconds since 1970.
     due: Option<i64>,
+    /// Whether the batch is committed. If a later read fails, only the reads are repeated.
     committed: bool,
 }
 
+/// What was read after a commit.
 #[derive(Default)]
 struct Read {
     pages: Vec<(i64, Vec<Message>)>,
@@ -87,6 +97,7 @@ struct Read {
     next_due: Option<i64>,
 }
 
+/// The work in progress. Returns the disk and the work, so that failed work can be repeated.
 type Running = BoxFuture<'static, (Disk, Work, Result<Read, sqlx::Error>)>;
 
 impl Writer {
@@ -119,7 +130,7 @@ impl Writer {
             consumers: HashMap::new(),
             last_consumer: 0,
             touched: BTreeSet::new(),
-            next: Gathered::default(),
+            next: PendingBatch::default(),
             settled_since: None,
             last_delayed,
             next_due,
@@ -127,7 +138,7 @@ impl Writer {
         }
     }
 
-    /// Works until it is told to close. The lock is let go when the file is closed.
+    /// Runs until the broker is closed, then closes the file and releases the lock.
     pub async fn run(
         mut self,
         disk: Disk,
@@ -159,9 +170,9 @@ impl Writer {
                             self.finished(work, read);
                             idle = Some(disk);
                         }
-                        // Nothing of it is confirmed.
+                        // Dropping the work resolves its confirms to `Closed`.
                         Err(_) if self.closing => break,
-                        Err(error) => running = Some(self.again(disk, work, &error)),
+                        Err(error) => running = Some(self.retry(disk, work, &error)),
                     }
                 }
                 count = commands.recv_many(&mut received, BATCH_MESSAGES), if !self.closing && !self.is_full() => {
@@ -170,7 +181,7 @@ impl Writer {
                     }
                     self.receive(&mut received);
                     if idle.is_some() {
-                        // Whoever was woken by the last commit gets a moment to send all it has.
+                        // Let the tasks that were woken by the last commit send more commands for this batch.
                         tokio::task::yield_now().await;
                         while let Ok(command) = commands.try_recv() {
                             self.take(command);
@@ -184,7 +195,7 @@ impl Writer {
                 () = end.cancelled(), if !self.closing => self.close(),
             }
         }
-        // Whoever asks from now on finds nobody, and the state says why.
+        // Commands are no longer received; the state says why.
         self.state.send_replace(BrokerState::Closed);
         drop(lock);
     }
@@ -200,7 +211,7 @@ impl Writer {
             Command::Consume {
                 pipe,
                 prefetch,
-                answer,
+                reply,
             } => {
                 let index = self.index(pipe);
                 let (sender, receiver) = mpsc::channel(prefetch);
@@ -208,11 +219,11 @@ impl Writer {
                 self.consumers.insert(self.last_consumer, sender);
                 self.pipes[index].join(self.last_consumer, prefetch);
                 self.touched.insert(index);
-                answer_to(answer, Consumer::new(receiver));
+                send_reply(reply, Consumer::new(receiver));
             }
-            Command::Depth { pipe, answer } => {
-                answer_to(
-                    answer,
+            Command::Depth { pipe, reply } => {
+                send_reply(
+                    reply,
                     self.names
                         .get(&pipe)
                         .map_or(0, |index| self.pipes[*index].depth()),
@@ -239,7 +250,7 @@ impl Writer {
             return self.append(index, headers, body);
         };
         self.last_delayed += 1;
-        // One more, because the clock has been cut to milliseconds.
+        // The clock is cut to milliseconds: without one more, the message could come too early.
         let due = now_millis()
             .saturating_add(i64::try_from(delay.as_millis()).unwrap_or(i64::MAX))
             .saturating_add(1);
@@ -254,6 +265,7 @@ impl Writer {
         });
     }
 
+    /// Adds a message to the next batch, at the tail of its pipe.
     fn append(&mut self, index: usize, headers: Headers, body: Bytes) {
         let id = self.pipes[index].assign();
         self.next.batch.messages.push(Message {
@@ -272,16 +284,16 @@ impl Writer {
         };
         match pipe.settle(id, settlement) {
             Settled::Unknown => return,
-            Settled::Gone => {
+            Settled::Done => {
                 self.next.batch.settled.push(id);
                 self.settled_since.get_or_insert_with(Instant::now);
             }
-            Settled::Returned(message) => self.next.batch.returned.push(message),
+            Settled::Requeued(message) => self.next.batch.returned.push(message),
         }
         self.touched.insert(index);
     }
 
-    /// The pipe of this name, which is made if there is none.
+    /// Returns the index of the pipe with this name. Creates the pipe if it does not exist.
     fn index(&mut self, name: Arc<str>) -> usize {
         if let Some(index) = self.names.get(&name) {
             return *index;
@@ -297,6 +309,7 @@ impl Writer {
         index
     }
 
+    /// Ends all consumers. The last batch returns their unsettled messages to their pipes.
     fn close(&mut self) {
         self.closing = true;
         self.consumers.clear();
@@ -306,7 +319,7 @@ impl Writer {
         }
     }
 
-    /// What is to be done on the disk now, if anything.
+    /// Takes the next batch, if it must be committed now or if something must be read from disk.
     fn work(&mut self) -> Option<Work> {
         let mut pages = Vec::new();
         let mut urgent =
@@ -317,7 +330,7 @@ impl Writer {
         for index in &self.touched {
             let pipe = &mut self.pipes[*index];
             let consumers = &mut self.consumers;
-            pipe.leave_unless(|key| {
+            pipe.retain_consumers(|key| {
                 consumers
                     .get(&key)
                     .is_some_and(|sender| !sender.is_closed())
@@ -343,7 +356,7 @@ impl Writer {
         );
         self.settled_since = None;
         Some(Work {
-            gathered: std::mem::take(&mut self.next),
+            pending: std::mem::take(&mut self.next),
             touched,
             pages,
             due,
@@ -351,7 +364,7 @@ impl Writer {
         })
     }
 
-    /// When something is to be done though nobody says so.
+    /// Returns when there will be work even if no command is received.
     fn wake(&self) -> Option<Instant> {
         let due = self.next_due.map(|due| {
             let wait = Duration::from_millis((due - now_millis()).max(0).unsigned_abs());
@@ -368,14 +381,14 @@ impl Writer {
             || self.next.bytes >= BATCH_BYTES
     }
 
-    /// The disk has taken it.
+    /// Applies completed work: informs the pipes, delivers messages and resolves confirms.
     fn finished(&mut self, work: Work, read: Read) {
         if *self.state.borrow() != BrokerState::Connected {
-            tracing::info!("the broker's disk takes messages again");
+            tracing::info!("the embedded broker can write to its disk again");
             self.state.send_replace(BrokerState::Connected);
         }
         let Work {
-            gathered: Gathered {
+            pending: PendingBatch {
                 batch, confirmers, ..
             },
             touched,
@@ -388,7 +401,7 @@ impl Writer {
             self.pipes[index_of(pipe_of(message.id))].stored(message);
         }
         for message in batch.returned {
-            self.pipes[index_of(pipe_of(message.id))].give_back(message);
+            self.pipes[index_of(pipe_of(message.id))].requeue(message);
         }
         for (number, page) in read.pages {
             self.pipes[index_of(number)].loaded(page);
@@ -403,7 +416,7 @@ impl Writer {
         self.release(read.due, read.next_due);
     }
 
-    /// Moves delayed messages whose time has come to the tail of their pipes.
+    /// Moves delayed messages that are due to the tail of their pipes.
     fn release(&mut self, due: Vec<Delayed>, next_due: Option<i64>) {
         self.next_due = self.next_due.into_iter().chain(next_due).min();
         for Delayed {
@@ -420,6 +433,7 @@ impl Writer {
         }
     }
 
+    /// Delivers messages of a pipe, as far as the watermark and the consumers allow it.
     fn hand_out(&mut self, index: usize) {
         let pipe = &mut self.pipes[index];
         while let Some((key, message)) = pipe.hand_out() {
@@ -438,29 +452,29 @@ impl Writer {
                 id.cast_unsigned(),
                 settler,
             );
-            // There is room, because the channel is as wide as the prefetch. If the consumer has just gone, the delivery
-            // is dropped here and so comes back as a command.
+            // The channel has room, because its capacity is the prefetch. If the consumer was just dropped, dropping the
+            // delivery here requeues it by a command.
             if self
                 .consumers
                 .get(&key)
                 .is_none_or(|sender| sender.try_send(delivery).is_err())
             {
                 self.consumers.remove(&key);
-                pipe.leave_unless(|other| other != key);
+                pipe.retain_consumers(|other| other != key);
             }
         }
     }
 
-    /// The disk did not take it: says so, and tries again after a while.
-    fn again(&self, disk: Disk, work: Work, error: &sqlx::Error) -> Running {
+    /// Reports the error in the state and the log, and repeats the work after a delay.
+    fn retry(&self, disk: Disk, work: Work, error: &sqlx::Error) -> Running {
         let reason = error.to_string();
-        let is_news = *self.state.borrow() != BrokerState::Blocked(reason.clone());
-        if is_news {
-            tracing::error!(error = %reason, "the broker's disk does not take messages; trying again until it does");
+        let is_new = *self.state.borrow() != BrokerState::Blocked(reason.clone());
+        if is_new {
+            tracing::error!(error = %reason, "the embedded broker cannot write to its disk; retrying until it can");
             self.state.send_replace(BrokerState::Blocked(reason));
         }
         async move {
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(RETRY_DELAY).await;
             run(disk, work).await
         }
         .boxed()
@@ -473,8 +487,8 @@ async fn run(mut disk: Disk, mut work: Work) -> (Disk, Work, Result<Read, sqlx::
 }
 
 async fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, sqlx::Error> {
-    let batch = &mut work.gathered.batch;
-    // A batch that is committed is not committed again because a reading after it has failed.
+    let batch = &mut work.pending.batch;
+    // A committed batch must not be committed again when a read after it has failed.
     if !work.committed && !batch.is_empty() {
         disk.commit(batch).await?;
     }
@@ -490,7 +504,7 @@ async fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, sqlx::Error> 
     if let Some(now) = work.due {
         read.due = disk.due(now, DUE_MESSAGES).await?;
     }
-    // Those that were just read are still there; the commit that moves them looks again.
+    // Due messages that were just read are still in the table. After the commit that moves them, this is read again.
     if read.due.is_empty() && (work.due.is_some() || !batch.released.is_empty()) {
         read.next_due = disk.next_due().await?;
     }
@@ -504,9 +518,9 @@ async fn finish(running: &mut Option<Running>) -> (Disk, Work, Result<Read, sqlx
     }
 }
 
-fn answer_to<T>(answer: oneshot::Sender<T>, value: T) {
-    // Whoever has stopped waiting does not want it.
-    drop(answer.send(value));
+fn send_reply<T>(reply: oneshot::Sender<T>, value: T) {
+    // Fails if the caller no longer waits.
+    drop(reply.send(value));
 }
 
 fn index_of(number: i64) -> usize {
