@@ -82,6 +82,9 @@ type Error = sqlx::Error;
 pub struct Disk {
     connection: SqliteConnection,
     statements: Statements,
+    /// The size limits of the next commits, in pages.
+    #[cfg(test)]
+    pub page_limits: std::collections::VecDeque<u32>,
 }
 
 impl Disk {
@@ -106,6 +109,8 @@ impl Disk {
         let mut disk = Self {
             connection,
             statements: Statements::new(),
+            #[cfg(test)]
+            page_limits: [].into(),
         };
         let recovered = disk.recover().await?;
         Ok((disk, recovered))
@@ -113,6 +118,10 @@ impl Disk {
 
     /// Writes the whole batch or nothing.
     pub async fn commit(&mut self, batch: &mut Batch) -> Result<(), Error> {
+        #[cfg(test)]
+        if let Some(pages) = self.page_limits.pop_front() {
+            self.limit_pages(pages).await;
+        }
         self.connection.execute("BEGIN IMMEDIATE").await?;
         match self.write(batch).await {
             Ok(()) => Ok(()),

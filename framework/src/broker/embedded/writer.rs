@@ -538,3 +538,53 @@ fn now_millis() -> i64 {
             i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::broker::Confirm;
+
+    /// Longer than two retries of a commit.
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn refused_commit_is_retried_until_it_succeeds() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("broker.db");
+        let lock = File::create(folder.path().join("lock")).unwrap();
+        let (mut disk, recovered) = Disk::open(&file).await.unwrap();
+        // The disk is full for two commits, then has room.
+        disk.page_limits = [1, 1, 10_000].into();
+        let (commands, received) = mpsc::unbounded_channel();
+        let (sender, mut state) = watch::channel(BrokerState::Connected);
+        let writer = Writer::new(commands.downgrade(), sender, recovered, Bounds::default());
+        let tasks = TaskTracker::new();
+        tasks.spawn(writer.run(disk, received, CancellationToken::new(), lock));
+
+        let (confirmer, confirm) = Confirm::pair();
+        let message = Outgoing::new("pipe", vec![0; 100_000]);
+        let publish = Command::Publish(message, confirmer);
+        assert!(commands.send(publish).is_ok());
+        let blocked = timeout(
+            LIMIT,
+            state.wait_for(|state| matches!(state, BrokerState::Blocked(_))),
+        );
+        assert!(matches!(blocked.await, Ok(Ok(_))), "the disk was full");
+        let result = timeout(LIMIT, confirm).await.expect("no confirm");
+        result.expect("the message is stored");
+        assert_eq!(*state.borrow(), BrokerState::Connected);
+
+        assert!(commands.send(Command::Close).is_ok());
+        timeout(LIMIT, async {
+            tasks.close();
+            tasks.wait().await;
+        })
+        .await
+        .expect("the writer did not end");
+        let (_, recovered) = Disk::open(&file).await.unwrap();
+        assert_eq!(recovered.pipes[0].stored, 1);
+    }
+}
