@@ -1,6 +1,8 @@
-//! How many messages a second go through the embedded broker: published, taken, acknowledged. Prints one line.
+//! Measures how many messages per second a broker publishes, delivers and acknowledges. Prints one line.
 //!
-//! `cargo run --release -p framework --example broker_speed -- [messages] [window] [folder]`
+//! `cargo run --release -p framework --example broker_speed -- [messages] [window] [folder or amqp URL]`
+//!
+//! The folder of an embedded broker is created below the system's temporary folder, and deleted at the end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,7 +37,7 @@ async fn main() -> anyhow::Result<()> {
     let mut consumer = broker.consume(&pipe, window).await?;
     let started = Instant::now();
     let publishing = async {
-        // Two halves of the window, so that one is being gathered while the other is being written.
+        // The window has two halves: one is being collected while the other is being written.
         let half = (window / 2).max(1);
         let mut before = Vec::new();
         let mut published = 0;

@@ -3,16 +3,20 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use contract::{
     RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReport, TrackingReportTask,
 };
 use framework::broker::memory::Memory;
-use framework::broker::{Broker, Outgoing};
+use framework::broker::{
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError,
+};
 use framework::{Context, NoOutput, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
+use futures_util::future::BoxFuture;
 use harness::{free_port, wait_for};
 use tokio_util::sync::CancellationToken;
 
@@ -234,4 +238,85 @@ async fn a_worker_whose_surroundings_are_down_keeps_its_task_takes_no_other_and_
         pipes.depth("w-in").await.unwrap() + pipes.depth("w-reject").await.unwrap(),
         0
     );
+}
+
+/// Refuses so many delayed messages before it accepts one.
+#[derive(Debug)]
+struct RefusesDelayed {
+    memory: Memory,
+    refusals: AtomicU32,
+}
+
+impl Broker for RefusesDelayed {
+    fn publish(&self, message: Outgoing) -> Confirm {
+        let left = |left: u32| left.checked_sub(1);
+        if message.delay.is_some()
+            && self
+                .refusals
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left)
+                .is_ok()
+        {
+            let error = PublishError::refused(&*message.pipe, "the pipe is full");
+            return Confirm::ready(Err(error));
+        }
+        self.memory.publish(message)
+    }
+    fn consume<'a>(
+        &'a self,
+        pipe: &'a str,
+        prefetch: u32,
+    ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
+        self.memory.consume(pipe, prefetch)
+    }
+    fn announce(&self, body: Bytes) -> Confirm {
+        self.memory.announce(body)
+    }
+    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
+        self.memory.announcements()
+    }
+    fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
+        self.memory.depth(pipe)
+    }
+    fn state(&self) -> BrokerState {
+        self.memory.state()
+    }
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.memory.close()
+    }
+    fn kind(&self) -> &'static str {
+        "refuses delayed"
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn delivery_whose_republish_is_refused_is_requeued_and_runs_again() {
+    let memory = Memory::new();
+    memory.publish(message(1, "tracking")).await.unwrap();
+    let broker = Arc::new(RefusesDelayed {
+        memory: memory.clone(),
+        refusals: AtomicU32::new(1),
+    });
+    let snoozed = Arc::new(AtomicBool::new(false));
+    let worker = noting(move |_, _| {
+        if snoozed.swap(true, Ordering::Relaxed) {
+            Ok(())
+        } else {
+            Err(TaskError::snooze(Duration::from_secs(1)))
+        }
+    });
+    let stop = CancellationToken::new();
+    let runtime = Runtime::new(Settings::new("w"), broker.clone()).worker(worker.clone());
+    let (ended, reports) = tokio::join!(runtime.run_until(stop.clone()), async {
+        let reports = reports(&memory, 1).await;
+        stop.cancel();
+        reports
+    });
+    ended.unwrap();
+    assert_eq!(reports.last().unwrap().status, ReportStatus::Complete);
+    assert_eq!(
+        broker.refusals.load(Ordering::Relaxed),
+        0,
+        "the republish was refused"
+    );
+    assert_eq!(worker.attempts.lock().unwrap().len(), 2);
 }

@@ -45,7 +45,7 @@ async fn delete(amqp: &Amqp, queue: &str) {
 }
 
 #[test]
-fn only_what_is_no_url_is_refused_at_once_and_no_password_is_told() {
+fn invalid_url_is_rejected_without_revealing_the_password() {
     let refused = Amqp::connect(AmqpOptions::new("http://user:secret@host")).unwrap_err();
     assert!(
         !format!("{refused} {refused:?}").contains("secret"),
@@ -54,7 +54,7 @@ fn only_what_is_no_url_is_refused_at_once_and_no_password_is_told() {
 }
 
 #[tokio::test]
-async fn an_attempt_to_connect_that_is_given_up_ends_for_the_other_side_too() {
+async fn abandoned_connection_attempt_closes_the_socket() {
     use tokio::io::AsyncReadExt as _;
 
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -67,7 +67,7 @@ async fn an_attempt_to_connect_that_is_given_up_ends_for_the_other_side_too() {
         sockets.connect(uri, lapin::ConnectionProperties::default()),
     );
     let (peer, attempt) = tokio::join!(silent.accept(), attempt);
-    assert!(attempt.is_err(), "nobody has answered");
+    assert!(attempt.is_err(), "the peer never answers");
     drop(sockets);
     let mut greeting = Vec::new();
     in_time(
@@ -80,7 +80,7 @@ async fn an_attempt_to_connect_that_is_given_up_ends_for_the_other_side_too() {
 }
 
 #[tokio::test]
-async fn a_connection_that_a_network_has_forgotten_is_noticed_though_nothing_is_sent() {
+async fn silently_dropped_connection_is_detected_by_the_heartbeat() {
     let target = harness::rabbitmq()
         .await
         .unwrap()
@@ -108,7 +108,7 @@ async fn a_connection_that_a_network_has_forgotten_is_noticed_though_nothing_is_
     proxy.forget();
     let other = shared().await;
     other.publish(Outgoing::new(&*pipe, "after")).await.unwrap();
-    // What was before may come again: its acknowledgement may have been forgotten, too.
+    // The first message may come again, because its acknowledgement may be lost.
     loop {
         let delivery = next(&mut consumer).await;
         let is_new = &delivery.body[..] == b"after";
@@ -120,14 +120,14 @@ async fn a_connection_that_a_network_has_forgotten_is_noticed_though_nothing_is_
 }
 
 #[tokio::test]
-async fn a_queue_that_is_deleted_under_a_consumer_is_declared_again() {
+async fn queue_deleted_while_consumed_is_declared_again() {
     let amqp = shared().await;
     let pipe = unique("deleted");
     let mut consumer = amqp.consume(&pipe, 10).await.unwrap();
     amqp.publish(Outgoing::new(&*pipe, "before")).await.unwrap();
     next(&mut consumer).await.ack();
     delete(&amqp, &pipe).await;
-    // The publisher believes that there is a queue, too.
+    // The publisher also still assumes that the queue exists.
     amqp.publish(Outgoing::new(&*pipe, "after")).await.unwrap();
     let delivery = next(&mut consumer).await;
     assert_eq!(&delivery.body[..], b"after");
@@ -136,7 +136,7 @@ async fn a_queue_that_is_deleted_under_a_consumer_is_declared_again() {
 }
 
 #[tokio::test]
-async fn a_message_for_nobody_is_unroutable_when_declaring_is_off() {
+async fn message_for_a_missing_queue_is_unroutable_if_declaring_is_off() {
     let url = harness::rabbitmq().await.unwrap().url;
     let amqp = connect(AmqpOptions {
         declare: false,
@@ -154,7 +154,7 @@ async fn a_message_for_nobody_is_unroutable_when_declaring_is_off() {
 }
 
 #[tokio::test]
-async fn a_queue_that_was_declared_otherwise_is_used_as_it_is() {
+async fn queue_declared_with_other_arguments_is_used_as_it_is() {
     let amqp = shared().await;
     let pipe = unique("foreign");
     let channel = amqp
@@ -175,7 +175,7 @@ async fn a_queue_that_was_declared_otherwise_is_used_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_message_that_the_protocol_cannot_carry_is_refused_and_hurts_nobody() {
+async fn message_that_the_protocol_cannot_carry_is_refused_alone() {
     let amqp = shared().await;
     let pipe = unique("carried");
     let mut message = Outgoing::new(&*pipe, "1");
@@ -199,7 +199,7 @@ async fn a_message_that_the_protocol_cannot_carry_is_refused_and_hurts_nobody() 
 }
 
 #[tokio::test]
-async fn neighbours_of_an_open_delivery_are_acknowledged_soon() {
+async fn deliveries_behind_an_open_one_are_acknowledged_soon() {
     let amqp = shared().await;
     let pipe = unique("neighbours");
     for n in 0..4 {
@@ -212,7 +212,7 @@ async fn neighbours_of_an_open_delivery_are_acknowledged_soon() {
     for _ in 1..4 {
         next(&mut consumer).await.ack();
     }
-    // Nothing comes that could push them; after a while another process must find only the open one.
+    // No later delivery triggers the acknowledgements. After a while, another process must find only the open delivery.
     tokio::time::sleep(ack_batcher::PATIENCE * 3).await;
     amqp.end.cancel();
     amqp.tasks.close();
@@ -229,7 +229,7 @@ async fn neighbours_of_an_open_delivery_are_acknowledged_soon() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_that_dies_and_comes_back_loses_nothing() {
+async fn no_message_is_lost_when_the_server_stops_or_is_killed() {
     let server = RabbitServer::start().await.unwrap();
     let amqp = connect(AmqpOptions::new(server.url())).await;
     let pipe = unique("survives");
@@ -237,7 +237,7 @@ async fn a_broker_that_dies_and_comes_back_loses_nothing() {
     let over = CancellationToken::new();
     let published = std::cell::Cell::new(0);
     let publishing = async {
-        // Messages are on their way whenever something happens.
+        // So that messages are in flight whenever the server goes down.
         while !over.is_cancelled() {
             let confirms = (0..50)
                 .map(|n| amqp.publish(Outgoing::new(&*pipe, (published.get() + n).to_string())));
@@ -250,7 +250,7 @@ async fn a_broker_that_dies_and_comes_back_loses_nothing() {
     };
     let consuming = async {
         let mut seen = BTreeMap::<Bytes, u32>::new();
-        // The last message says that all others have been published, but some may come again after it.
+        // When the last message arrives, all others have been published, but some may be delivered again after it.
         let last = Bytes::from_static(b"last");
         while !seen.contains_key(&last) || seen.len() <= published.get() {
             let delivery = next(&mut consumer).await;
@@ -259,10 +259,10 @@ async fn a_broker_that_dies_and_comes_back_loses_nothing() {
         }
     };
     let trouble = async {
-        // Killed right after it has declared a queue, RabbitMQ forgets it in part: stop first, and the queue is an old one.
+        // If RabbitMQ is killed right after it has declared a queue, it loses a part of it. So stop it first, then kill it.
         for kill in [false, true] {
             let before = published.get();
-            wait_for("messages to be on their way", async || {
+            wait_for("messages in flight", async || {
                 if published.get() > before {
                     Ok(())
                 } else {
@@ -291,7 +291,7 @@ async fn a_broker_that_dies_and_comes_back_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_queue_that_does_not_answer_takes_nothing_from_others() {
+async fn stuck_queue_does_not_affect_consumers_of_other_queues() {
     let server = RabbitServer::start().await.unwrap();
     let amqp = connect(AmqpOptions::new(server.url())).await;
     let (well, stuck) = (unique("well"), unique("stuck"));
@@ -306,7 +306,7 @@ async fn a_queue_that_does_not_answer_takes_nothing_from_others() {
 
     let connection = amqp.consuming.current().unwrap();
     let mut consumer = amqp.consume(&stuck, 10).await.unwrap();
-    // The fault lasts so long.
+    // The queue is stuck for longer than a request may take.
     tokio::time::sleep(ANSWER_LIMIT + Duration::from_secs(2)).await;
     held.ack();
     amqp.publish(Outgoing::new(&*well, "2")).await.unwrap();

@@ -1,4 +1,4 @@
-//! What becomes of outputs when the broker refuses them or holds them back. Only a real one does.
+//! Outputs that the server refuses or blocks. Only a real server does this.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +15,7 @@ use crate::broker::HeaderValue;
 use crate::handler::REASON_HEADER;
 use crate::{Context, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
 
-/// Counts its runs, answers with what it was given, or splits it into so many.
+/// Counts its runs. Sends its input as output, or dispatches it as several subtasks.
 struct Counting {
     runs: Arc<AtomicU32>,
     split: Option<(String, u32)>,
@@ -37,13 +37,13 @@ impl Worker for Counting {
     }
 }
 
-struct Place {
+struct Fixture {
     amqp: Arc<Amqp>,
     name: String,
     runs: Arc<AtomicU32>,
 }
 
-impl Place {
+impl Fixture {
     async fn new() -> Self {
         let url = harness::rabbitmq().await.unwrap().url;
         let amqp = Arc::new(Amqp::connect(AmqpOptions::new(url)).unwrap());
@@ -58,7 +58,7 @@ impl Place {
         format!("{}-{name}", self.name)
     }
 
-    /// A pipe that takes so many messages and refuses more.
+    /// Declares a pipe that accepts this many messages and refuses more.
     async fn narrow(&self, name: &str, room: u32) -> String {
         self.amqp.connected(Duration::from_secs(30)).await.unwrap();
         let channel = self
@@ -126,7 +126,7 @@ impl Place {
             .unwrap();
     }
 
-    /// Runs a worker with this output pipe, which tries so often, until `until` resolves.
+    /// Runs a worker with this output pipe and this many attempts until `until` resolves.
     async fn run_until<T>(
         &self,
         output: &str,
@@ -155,7 +155,7 @@ impl Place {
         seen
     }
 
-    /// The first message in a pipe and the reason in its headers.
+    /// Returns the first message in a pipe and the reason in its headers.
     async fn first(&self, pipe: &str) -> (TaskMessage, Option<HeaderValue>) {
         let mut consumer = self.amqp.consume(pipe, 1).await.unwrap();
         let delivery = tokio::time::timeout(Duration::from_mins(1), consumer.next())
@@ -182,7 +182,7 @@ impl Place {
         self.amqp.depth(pipe).await.unwrap()
     }
 
-    /// The task has failed for this reason, having run once, and a copy is there for people.
+    /// Checks that the task has run once and failed for this reason, and that its copy is in the reject pipe.
     async fn has_failed(&self, report: TrackingReport, text: &str) {
         assert_eq!(
             (report.status, report.job_task_id.as_str()),
@@ -206,90 +206,90 @@ impl Place {
 }
 
 #[tokio::test]
-async fn an_output_for_a_pipe_that_stays_full_fails_its_task_which_is_not_run_again() {
-    let place = Place::new().await;
-    let output = place.narrow("output", 0).await;
-    place.publish(&place.pipe("tracking")).await;
-    let report = place
-        .run_until(&output, 2, None, place.first_report())
+async fn output_for_a_full_pipe_fails_the_task_without_running_it_again() {
+    let fixture = Fixture::new().await;
+    let output = fixture.narrow("output", 0).await;
+    fixture.publish(&fixture.pipe("tracking")).await;
+    let report = fixture
+        .run_until(&output, 2, None, fixture.first_report())
         .await;
-    place
+    fixture
         .has_failed(report, "the broker refused a message for the pipe")
         .await;
 }
 
 #[tokio::test]
-async fn an_output_for_a_pipe_that_no_broker_has_fails_its_task_which_is_not_run_again() {
-    let place = Place::new().await;
-    place.publish(&place.pipe("tracking")).await;
-    let report = place
-        .run_until(&"x".repeat(300), 2, None, place.first_report())
+async fn output_for_an_invalid_pipe_fails_the_task_without_running_it_again() {
+    let fixture = Fixture::new().await;
+    fixture.publish(&fixture.pipe("tracking")).await;
+    let report = fixture
+        .run_until(&"x".repeat(300), 2, None, fixture.first_report())
         .await;
-    place.has_failed(report, "does not take messages").await;
+    fixture.has_failed(report, "does not take messages").await;
 }
 
 #[tokio::test]
-async fn an_output_for_a_full_pipe_is_published_when_there_is_room_and_its_task_is_not_run_again() {
-    let place = Place::new().await;
-    let output = place.narrow("output", 1).await;
-    place
+async fn output_is_published_when_a_full_pipe_has_room_again() {
+    let fixture = Fixture::new().await;
+    let output = fixture.narrow("output", 1).await;
+    fixture
         .amqp
-        .publish(Outgoing::new(output.as_str(), "in the way"))
+        .publish(Outgoing::new(output.as_str(), "fills the pipe"))
         .await
         .unwrap();
-    place.publish(&place.pipe("tracking")).await;
+    fixture.publish(&fixture.pipe("tracking")).await;
     let story = async {
         wait_for("the run", async || {
-            match place.runs.load(Ordering::Relaxed) {
+            match fixture.runs.load(Ordering::Relaxed) {
                 0 => Err("none".to_owned()),
                 _ => Ok(()),
             }
         })
         .await;
-        place.purge(&output).await;
-        place.first(&output).await
+        fixture.purge(&output).await;
+        fixture.first(&output).await
     };
-    let (message, _) = place.run_until(&output, 100, None, story).await;
+    let (message, _) = fixture.run_until(&output, 100, None, story).await;
     assert_eq!(
         (message.task_id.as_str(), message.task_status),
         ("t.1", Some(TaskStatus::ResultSuccess))
     );
     assert_eq!(
-        place.runs.load(Ordering::Relaxed),
+        fixture.runs.load(Ordering::Relaxed),
         1,
         "the task is not run again"
     );
-    place.amqp.close().await;
+    fixture.amqp.close().await;
 }
 
 #[tokio::test]
-async fn a_split_whose_subtasks_stay_refused_fails_and_is_not_made_again() {
-    let place = Place::new().await;
-    let narrow = place.narrow("target", 3).await;
-    place.publish(&place.pipe("tracking")).await;
-    let report = place
+async fn split_whose_subtasks_are_refused_fails_and_does_not_run_again() {
+    let fixture = Fixture::new().await;
+    let narrow = fixture.narrow("target", 3).await;
+    fixture.publish(&fixture.pipe("tracking")).await;
+    let report = fixture
         .run_until(
-            &place.pipe("output"),
+            &fixture.pipe("output"),
             2,
             Some((narrow, 5)),
-            place.first_report(),
+            fixture.first_report(),
         )
         .await;
-    place
+    fixture
         .has_failed(report, "the broker refused a message for the pipe")
         .await;
 }
 
 #[tokio::test]
-async fn a_task_whose_reports_nobody_can_take_goes_to_the_invalid_pipe_with_the_reason() {
-    let place = Place::new().await;
-    place.publish(&"x".repeat(300)).await;
-    let (message, reason) = place
+async fn task_whose_reports_cannot_be_sent_goes_to_the_invalid_pipe() {
+    let fixture = Fixture::new().await;
+    fixture.publish(&"x".repeat(300)).await;
+    let (message, reason) = fixture
         .run_until(
-            &place.pipe("output"),
+            &fixture.pipe("output"),
             2,
             None,
-            place.first(&place.pipe("invalid")),
+            fixture.first(&fixture.pipe("invalid")),
         )
         .await;
     assert_eq!(message.task_id, "t.1");
@@ -301,33 +301,33 @@ async fn a_task_whose_reports_nobody_can_take_goes_to_the_invalid_pipe_with_the_
         "{reason}"
     );
     assert_eq!(
-        place.runs.load(Ordering::Relaxed),
+        fixture.runs.load(Ordering::Relaxed),
         1,
         "the task is not run again"
     );
-    place.amqp.close().await;
+    fixture.amqp.close().await;
 }
 
 #[tokio::test]
-async fn a_depth_is_told_right_after_the_start() {
-    let place = Place::new().await;
-    let pipe = place.pipe("any");
-    assert_eq!(place.amqp.depth(&pipe).await.unwrap(), 0);
-    place
+async fn depth_is_available_right_after_the_start() {
+    let fixture = Fixture::new().await;
+    let pipe = fixture.pipe("any");
+    assert_eq!(fixture.amqp.depth(&pipe).await.unwrap(), 0);
+    fixture
         .amqp
         .publish(Outgoing::new(pipe.as_str(), "1"))
         .await
         .unwrap();
-    wait_for("the depth", async || match place.depth(&pipe).await {
+    wait_for("the depth", async || match fixture.depth(&pipe).await {
         1 => Ok(()),
         depth => Err(format!("{depth}")),
     })
     .await;
-    place.amqp.close().await;
+    fixture.amqp.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_that_holds_publishers_back_is_a_state_in_which_deliveries_are_still_settled() {
+async fn deliveries_are_settled_while_the_server_blocks_publishers() {
     let server = RabbitServer::start().await.unwrap();
     let amqp = Amqp::connect(AmqpOptions::new(server.url())).unwrap();
     amqp.connected(Duration::from_secs(30)).await.unwrap();
@@ -337,7 +337,7 @@ async fn a_broker_that_holds_publishers_back_is_a_state_in_which_deliveries_are_
             .unwrap();
     }
     server.run_short_of_memory(true).await.unwrap();
-    // Only who publishes is told.
+    // The server blocks a connection only once it publishes.
     let held = amqp.publish(Outgoing::new("after", "held back"));
     wait_for("the state", async || match amqp.state() {
         BrokerState::Blocked(reason) if reason.contains("memory") => Ok(()),
@@ -376,11 +376,15 @@ async fn a_broker_that_holds_publishers_back_is_a_state_in_which_deliveries_are_
 }
 
 #[tokio::test]
-async fn counting_headers_that_are_no_numbers_hurt_nobody() {
+async fn counting_headers_that_are_not_numbers_are_ignored() {
     for queue_type in ["quorum", "classic"] {
-        let place = Place::new().await;
-        place.amqp.connected(Duration::from_secs(30)).await.unwrap();
-        let channel = place
+        let fixture = Fixture::new().await;
+        fixture
+            .amqp
+            .connected(Duration::from_secs(30))
+            .await
+            .unwrap();
+        let channel = fixture
             .amqp
             .publishing
             .current()
@@ -393,7 +397,7 @@ async fn counting_headers_that_are_no_numbers_hurt_nobody() {
             "x-queue-type".into(),
             AMQPValue::LongString(queue_type.into()),
         );
-        let input = ShortString::from(place.pipe("in"));
+        let input = ShortString::from(fixture.pipe("in"));
         channel
             .queue_declare(input.clone(), QueueDeclareOptions::durable(), arguments)
             .await
@@ -412,7 +416,7 @@ async fn counting_headers_that_are_no_numbers_hurt_nobody() {
             number: 1,
             params: BTreeMap::new(),
         };
-        let body = TaskMessage::new("t.1", place.pipe("in"), &item)
+        let body = TaskMessage::new("t.1", fixture.pipe("in"), &item)
             .unwrap()
             .encode();
         let properties = lapin::BasicProperties::default().with_headers(headers);
@@ -426,16 +430,16 @@ async fn counting_headers_that_are_no_numbers_hurt_nobody() {
             )
             .await
             .unwrap();
-        let output = place.pipe("output");
-        let (message, _) = place
-            .run_until(&output, 2, None, place.first(&output))
+        let output = fixture.pipe("output");
+        let (message, _) = fixture
+            .run_until(&output, 2, None, fixture.first(&output))
             .await;
         assert_eq!(
             (message.task_id.as_str(), message.task_status),
             ("t.1", Some(TaskStatus::ResultSuccess)),
             "{queue_type}"
         );
-        assert_eq!(place.runs.load(Ordering::Relaxed), 1);
-        place.amqp.close().await;
+        assert_eq!(fixture.runs.load(Ordering::Relaxed), 1);
+        fixture.amqp.close().await;
     }
 }

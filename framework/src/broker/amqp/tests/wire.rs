@@ -1,4 +1,4 @@
-//! How messages and queues look to `RabbitMQ`, against what CAF's workers declare, send and expect.
+//! Checks the queues and messages on the server against what CAF's workers declare, send and expect.
 
 use harness::unique;
 use lapin::message::BasicGetMessage;
@@ -17,7 +17,7 @@ async fn connect(change: impl FnOnce(&mut AmqpOptions)) -> Amqp {
     amqp
 }
 
-/// A channel as another program has one.
+/// Opens a channel, as another program would.
 async fn channel(amqp: &Amqp) -> Channel {
     amqp.publishing
         .current()
@@ -27,7 +27,7 @@ async fn channel(amqp: &Amqp) -> Channel {
         .unwrap()
 }
 
-/// Publishes until the broker has it: a queue that is new has no leader for a while.
+/// Publishes until the message is confirmed. A new queue has no leader for a while and refuses messages.
 async fn publish(amqp: &Amqp, message: Outgoing) {
     while amqp.publish(message.clone()).await.is_err() {}
 }
@@ -43,13 +43,13 @@ async fn get(channel: &Channel, queue: &str) -> BasicGetMessage {
     .await
 }
 
-/// Whether a queue of this name is exactly one that is declared like this.
+/// Returns whether the queue exists and was declared with exactly these arguments.
 async fn is_declared(amqp: &Amqp, queue: &str, arguments: &[(&str, AMQPValue)]) -> bool {
     let mut table = FieldTable::default();
     for (name, value) in arguments {
         table.insert((*name).into(), value.clone());
     }
-    // As CAF declares it: durable, neither exclusive nor deleted by itself. A refusal closes the channel.
+    // As CAF declares it: durable, neither exclusive nor auto-deleted. If the server refuses, it closes the channel.
     let options = QueueDeclareOptions {
         durable: true,
         ..QueueDeclareOptions::default()
@@ -66,13 +66,13 @@ fn text(text: &str) -> AMQPValue {
 }
 
 #[tokio::test]
-async fn pipes_are_declared_as_caf_declares_its_queues() {
+async fn queues_are_declared_as_by_caf() {
     let quorum = connect(|_| {}).await;
     let classic = connect(|options| options.queue_type = QueueType::Classic).await;
     let ranked =
         connect(|options| (options.queue_type, options.max_priority) = (QueueType::Classic, 5))
             .await;
-    // Priorities are nothing for quorum queues.
+    // Quorum queues have no priorities.
     let unranked = connect(|options| options.max_priority = 5).await;
     let kind = |name| ("x-queue-type", text(name));
     for (amqp, arguments) in [
@@ -103,7 +103,7 @@ async fn pipes_are_declared_as_caf_declares_its_queues() {
 }
 
 #[tokio::test]
-async fn a_message_is_persistent_plain_text_with_a_table_of_headers_and_nothing_else() {
+async fn message_is_persistent_plain_text_with_headers_only() {
     let amqp = connect(|_| {}).await;
     let pipe = unique("properties");
     publish(&amqp, Outgoing::new(&*pipe, "body")).await;
@@ -111,7 +111,7 @@ async fn a_message_is_persistent_plain_text_with_a_table_of_headers_and_nothing_
     let mut expected = BasicProperties::default()
         .with_content_type("text/plain".into())
         .with_delivery_mode(2);
-    // The broker counts deliveries in the same table.
+    // The server counts deliveries in the same table.
     let mut headers = got.properties.headers().clone().unwrap();
     assert!(
         headers
@@ -131,14 +131,13 @@ async fn a_message_is_persistent_plain_text_with_a_table_of_headers_and_nothing_
 }
 
 #[tokio::test]
-async fn of_a_message_that_is_published_again_the_brokers_own_headers_are_gone_and_all_others_kept()
-{
+async fn republished_message_keeps_all_headers_but_the_servers() {
     for queue_type in [QueueType::Quorum, QueueType::Classic] {
         let amqp = connect(|options| options.queue_type = queue_type).await;
         let [from, to] = ["from", "to"].map(unique);
         publish(&amqp, Outgoing::new(&*from, "probe")).await;
         publish(&amqp, Outgoing::new(&*to, "probe")).await;
-        // As one of CAF's workers forwards it: with whatever headers the delivery had.
+        // As a CAF worker forwards it: with all headers of the delivery.
         let mut headers = FieldTable::default();
         headers.insert("x-delivery-count".into(), AMQPValue::LongLongInt(7));
         headers.insert("x-caf-worker-retry".into(), text("3"));
