@@ -52,11 +52,12 @@ pub async fn run(
     }
 }
 
+/// The handler of the paused pipe.
 struct ParkedIn {
     store: Store,
 }
 
-/// A task that may be parked: its index among the received messages, and the message that sends it back to its pipe.
+/// A task that may be parked: its index among the deliveries, and the message that sends it back to its pipe.
 struct Candidate {
     index: usize,
     back: Outgoing,
@@ -67,28 +68,28 @@ impl BatchHandler for ParkedIn {
         BATCH
     }
 
-    async fn handle(&self, arrivals: &[Received], _: &Publisher) -> Vec<Disposition> {
-        let mut verdicts = Vec::with_capacity(arrivals.len());
+    async fn handle(&self, deliveries: &[Received], _: &Publisher) -> Vec<Disposition> {
+        let mut dispositions = Vec::with_capacity(deliveries.len());
         let (mut candidates, mut tasks) = (Vec::new(), Vec::new());
-        for (index, arrival) in arrivals.iter().enumerate() {
-            let Some(back) = arrival
+        for (index, delivery) in deliveries.iter().enumerate() {
+            let Some(back) = delivery
                 .unchanged()
-                .filter(|back| arrival.is_diverted() && is_pipe(&back.pipe))
+                .filter(|back| delivery.is_diverted() && is_pipe(&back.pipe))
             else {
-                verdicts.push(Disposition::Invalid(
+                dispositions.push(Disposition::Invalid(
                     "the message has no valid `to`, the pipe to send it back to".to_owned(),
                 ));
                 continue;
             };
             // A message that belongs to no job cannot be paused.
-            match arrival
+            match delivery
                 .message()
                 .job_task_id()
                 .and_then(|id| JobTaskId::parse(id).ok())
             {
-                None => verdicts.push(send_back(back)),
+                None => dispositions.push(send_back(back)),
                 Some(id) => {
-                    verdicts.push(Disposition::Discard);
+                    dispositions.push(Disposition::Discard);
                     tasks.push((id, to_stored(&back)));
                     candidates.push(Candidate { index, back });
                 }
@@ -97,7 +98,7 @@ impl BatchHandler for ParkedIn {
         match self.park_with_retries(&tasks).await {
             Ok(outcomes) => {
                 for (Candidate { index, back }, outcome) in candidates.into_iter().zip(outcomes) {
-                    verdicts[index] = match outcome {
+                    dispositions[index] = match outcome {
                         ParkOutcome::Parked => Disposition::Done(Outputs::default()),
                         ParkOutcome::SendBack => send_back(back),
                         ParkOutcome::Discard => Disposition::Discard,
@@ -106,18 +107,18 @@ impl BatchHandler for ParkedIn {
             }
             Err(reason) => {
                 for Candidate { index, .. } in candidates {
-                    verdicts[index] = Disposition::Redeliver(reason.clone());
+                    dispositions[index] = Disposition::Redeliver(reason.clone());
                 }
             }
         }
-        verdicts
+        dispositions
     }
 
     /// Never gives up a task, however often a process crashed while it had the task.
-    fn reject_poison(&self, arrival: &Received) -> Disposition {
+    fn reject_poison(&self, delivery: &Received) -> Disposition {
         Disposition::Redeliver(format!(
             "processes crashed while they had the task {}",
-            arrival.message().task_id
+            delivery.message().task_id
         ))
     }
 }
@@ -147,10 +148,12 @@ impl ParkedIn {
     }
 }
 
+/// Returns whether a message can be sent to a pipe of this name.
 fn is_pipe(name: &str) -> bool {
     !name.is_empty() && name.len() <= contract::MAX_PIPE_BYTES && !name.contains('\0')
 }
 
+/// Sends a task back to its own pipe.
 fn send_back(back: Outgoing) -> Disposition {
     Disposition::Done(Outputs::default().with_message(back))
 }
