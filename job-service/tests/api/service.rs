@@ -1,12 +1,9 @@
-//! A job service of a test's own, on a port of its own, and a client for it.
-
-#![allow(dead_code, reason = "each test binary uses its own part")]
+//! A job service of the test's own, on a port of its own, and a client for it.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
 
 use contract::JobTaskId;
-use framework::broker::Broker;
 use framework::broker::memory::Memory;
 use job_service::{BASE_PATH, JobService, ServiceOptions};
 use reqwest::header::HeaderMap;
@@ -16,27 +13,7 @@ use store::{EventKind, Store, TrackingEvent};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-/// Runs each test once per database. A test asks for what it needs: a served job service, or only the database.
-macro_rules! suite {
-    (Service: $($test:ident),+ $(,)?) => {
-        mod on_sqlite {
-            $(#[tokio::test] async fn $test() { super::$test(super::Service::start(super::Backend::Sqlite).await).await; })+
-        }
-        mod on_postgres {
-            $(#[tokio::test] async fn $test() { super::$test(super::Service::start(super::Backend::Postgres).await).await; })+
-        }
-    };
-    (Backend: $($test:ident),+ $(,)?) => {
-        mod on_sqlite {
-            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Sqlite).await; })+
-        }
-        mod on_postgres {
-            $(#[tokio::test] async fn $test() { super::$test(super::Backend::Postgres).await; })+
-        }
-    };
-}
-
-/// Which database keeps the jobs of a test.
+/// The store that keeps the jobs of a test.
 #[derive(Debug, Clone, Copy)]
 pub enum Backend {
     Memory,
@@ -44,7 +21,7 @@ pub enum Backend {
     Postgres,
 }
 
-/// A database of the test's own.
+/// An empty store of the test's own.
 pub struct Database {
     pub url: String,
     _folder: Option<tempfile::TempDir>,
@@ -86,7 +63,7 @@ pub struct Service {
     _stop_on_drop: DropGuard,
 }
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 pub struct Answer {
     pub status: StatusCode,
@@ -95,38 +72,29 @@ pub struct Answer {
 }
 
 impl Service {
-    pub async fn start(backend: Backend) -> Self {
+    /// Serves on the store in memory.
+    pub async fn start() -> Self {
+        Self::start_on(Backend::Memory).await
+    }
+
+    pub async fn start_on(backend: Backend) -> Self {
+        Self::start_with(backend, |_| {}).await
+    }
+
+    /// Serves on the store in memory with changed options.
+    pub async fn start_configured(change: impl FnOnce(&mut ServiceOptions)) -> Self {
+        Self::start_with(Backend::Memory, change).await
+    }
+
+    async fn start_with(backend: Backend, change: impl FnOnce(&mut ServiceOptions)) -> Self {
         let broker = Memory::new();
-        Self::start_with(backend, broker.clone(), Arc::new(broker)).await
-    }
-
-    /// With options that are changed.
-    pub async fn start_configured(
-        backend: Backend,
-        change: impl FnOnce(&mut ServiceOptions),
-    ) -> Self {
-        let broker = Memory::new();
-        Self::start_in_full(backend, broker.clone(), Arc::new(broker), change).await
-    }
-
-    /// `memory` is what lies behind `broker`.
-    pub async fn start_with(backend: Backend, memory: Memory, broker: Arc<dyn Broker>) -> Self {
-        Self::start_in_full(backend, memory, broker, |_| {}).await
-    }
-
-    async fn start_in_full(
-        backend: Backend,
-        memory: Memory,
-        broker: Arc<dyn Broker>,
-        change: impl FnOnce(&mut ServiceOptions),
-    ) -> Self {
         let database = Database::new(backend).await;
         let store = Store::open(&database.url).await.unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let root = format!("http://{}", listener.local_addr().unwrap());
         let mut options = options(&root);
         change(&mut options);
-        let service = JobService::new(store.clone(), broker, options);
+        let service = JobService::new(store.clone(), Arc::new(broker.clone()), options);
         let stop = CancellationToken::new();
         let tracker = TaskTracker::new();
         let token = stop.clone();
@@ -135,7 +103,7 @@ impl Service {
         let partition = harness::unique("p");
         Self {
             store,
-            broker: memory,
+            broker,
             root,
             partition,
             client: client(),
@@ -153,10 +121,10 @@ impl Service {
     /// Stops the service and waits until it has ended.
     pub async fn stop(&self) {
         self.stop.cancel();
-        self.tracker.wait().await;
+        harness::in_time("the service to end", self.tracker.wait()).await;
     }
 
-    /// A request to any URL of the server.
+    /// Sends a request to any URL of the server.
     pub async fn call(&self, method: Method, path: &str, body: Option<String>) -> Answer {
         let request = self.client.request(method, format!("{}{path}", self.root));
         let request = match body {
@@ -168,7 +136,7 @@ impl Service {
         Answer::of(request).await
     }
 
-    /// What stands below the partition of the test, as a whole URL.
+    /// The whole URL of a path below the partition of the test.
     pub fn url(&self, path: &str) -> String {
         format!("{}{}", self.root, self.path(path))
     }
@@ -177,7 +145,7 @@ impl Service {
         self.client.request(method, format!("{}{path}", self.root))
     }
 
-    /// `GET` below the partition of the test.
+    /// Sends a `GET` request below the partition of the test.
     pub async fn get(&self, path: &str) -> Answer {
         self.call(Method::GET, &self.path(path), None).await
     }
@@ -223,12 +191,12 @@ impl Service {
             .await
     }
 
-    /// The URL path of something in the partition of the test.
+    /// The path of a URL below the partition of the test.
     pub fn path(&self, path: &str) -> String {
         format!("{BASE_PATH}/partitions/{}{path}", self.partition)
     }
 
-    /// Reports something about the job (`steps` empty) or a task of its first life.
+    /// Reports an event of the job (`steps` empty) or of a task of its first incarnation.
     pub async fn report(&self, job: &str, steps: &str, kind: EventKind) {
         let task = JobTaskId::parse(&format!("{}:{job}{steps}", self.partition)).unwrap();
         self.store
@@ -255,7 +223,7 @@ impl Answer {
         self
     }
 
-    /// An error with exactly this text, as every error is sent.
+    /// Checks that this is an error with exactly this text, in the form of every error.
     #[track_caller]
     pub fn refuses(&self, status: u16, message: &str) {
         assert_eq!(
@@ -300,7 +268,7 @@ impl Answer {
     }
 }
 
-/// Options of a service at this address.
+/// The options of a service at this address.
 pub fn options(root: &str) -> ServiceOptions {
     ServiceOptions {
         webservice_url: format!("{root}{BASE_PATH}"),
@@ -309,7 +277,7 @@ pub fn options(root: &str) -> ServiceOptions {
     }
 }
 
-/// A job that a batch worker would take.
+/// A request for a job whose task is for a batch worker.
 pub fn new_job() -> Value {
     json!({
         "name": "Reindex",
@@ -331,6 +299,7 @@ fn client() -> reqwest::Client {
     PROVIDER.get_or_init(|| drop(rustls::crypto::ring::default_provider().install_default()));
     reqwest::Client::builder()
         .redirect(reqwest::redirect::Policy::none())
+        .timeout(harness::PATIENCE)
         .build()
         .unwrap()
 }

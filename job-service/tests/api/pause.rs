@@ -1,34 +1,16 @@
-//! Pausing and resuming over HTTP, and what becomes of the tasks that workers hand over meanwhile.
-
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "this is how a test fails"
-)]
-
-#[macro_use]
-mod service;
+//! Pausing and resuming jobs, and the tasks that workers hand over meanwhile.
 
 use contract::{JobId, PAUSED_PIPE, PartitionId, RangeItem, ReportFailure, TaskMessage, Tracking};
 use framework::broker::{Broker, Delivery, HeaderValue, Outgoing};
 use harness::wait_for;
 use serde_json::json;
-use service::{Backend, Service, new_job};
 use store::EventKind;
 
-suite![Backend:
-    a_job_is_paused_and_resumed_and_once_more_changes_nothing,
-    what_is_not_active_or_waiting_is_not_paused_and_what_is_not_paused_is_not_resumed,
-    a_job_that_is_not_there_is_neither_paused_nor_resumed,
-    a_task_of_a_paused_job_is_kept_until_the_job_is_resumed_and_comes_back_unchanged,
-    a_task_of_a_job_that_is_not_paused_goes_straight_back,
-    a_task_that_nobody_wants_is_dropped,
-    a_task_that_has_nowhere_to_go_back_to_is_invalid,
-    a_job_that_was_paused_before_it_was_started_is_started_when_it_is_resumed,
-];
+use crate::service::{Service, new_job};
 
-async fn a_job_is_paused_and_resumed_and_once_more_changes_nothing(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn pause_and_resume_are_idempotent() {
+    let service = Service::start().await;
     service.put("j", &new_job()).await.is(201);
     for (turn, status, active) in [
         ("pause", "Paused", false),
@@ -57,10 +39,9 @@ async fn a_job_is_paused_and_resumed_and_once_more_changes_nothing(backend: Back
     service.cancel("j").await.is(204);
 }
 
-async fn what_is_not_active_or_waiting_is_not_paused_and_what_is_not_paused_is_not_resumed(
-    backend: Backend,
-) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn pause_and_resume_are_refused_in_other_states() {
+    let service = Service::start().await;
     for job in ["waiting", "done", "failed", "cancelled"] {
         service.put(job, &new_job()).await.is(201);
     }
@@ -97,8 +78,9 @@ async fn what_is_not_active_or_waiting_is_not_paused_and_what_is_not_paused_is_n
     }
 }
 
-async fn a_job_that_is_not_there_is_neither_paused_nor_resumed(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn unknown_job_is_neither_paused_nor_resumed() {
+    let service = Service::start().await;
     for answer in [
         service.pause("nobody").await,
         service.resume("nobody").await,
@@ -116,10 +98,9 @@ async fn a_job_that_is_not_there_is_neither_paused_nor_resumed(backend: Backend)
     }
 }
 
-async fn a_task_of_a_paused_job_is_kept_until_the_job_is_resumed_and_comes_back_unchanged(
-    backend: Backend,
-) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn task_of_a_paused_job_is_parked_and_returns_unchanged_on_resume() {
+    let service = Service::start().await;
     service.put("j", &new_job()).await.is(201);
     service.pause("j").await.is(204);
     // A field that nobody knows, as of a later version.
@@ -146,8 +127,9 @@ async fn a_task_of_a_paused_job_is_kept_until_the_job_is_resumed_and_comes_back_
     wait_until_stowed(&service, 0).await;
 }
 
-async fn a_task_of_a_job_that_is_not_paused_goes_straight_back(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn task_of_a_running_job_goes_straight_back() {
+    let service = Service::start().await;
     service.put("j", &new_job()).await.is(201);
     let untracked = TaskMessage {
         tracking: None,
@@ -167,8 +149,9 @@ async fn a_task_of_a_job_that_is_not_paused_goes_straight_back(backend: Backend)
     wait_until_stowed(&service, 0).await;
 }
 
-async fn a_task_that_nobody_wants_is_dropped(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn task_of_an_ended_or_unknown_job_is_dropped() {
+    let service = Service::start().await;
     for job in ["over", "deleted", "marker"] {
         service.put(job, &new_job()).await.is(201);
         service.pause(job).await.is(204);
@@ -195,8 +178,9 @@ async fn a_task_that_nobody_wants_is_dropped(backend: Backend) {
     assert_eq!(service.broker.depth("items-in").await.unwrap(), 0);
 }
 
-async fn a_task_that_has_nowhere_to_go_back_to_is_invalid(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn task_without_a_return_pipe_is_invalid() {
+    let service = Service::start().await;
     for to in [json!(PAUSED_PIPE), json!(""), json!("x".repeat(256))] {
         let mut message: serde_json::Value =
             serde_json::from_slice(&task(&service, "j.3")).unwrap();
@@ -212,10 +196,9 @@ async fn a_task_that_has_nowhere_to_go_back_to_is_invalid(backend: Backend) {
     }
 }
 
-async fn a_job_that_was_paused_before_it_was_started_is_started_when_it_is_resumed(
-    backend: Backend,
-) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn job_paused_before_its_start_starts_on_resume() {
+    let service = Service::start().await;
     service.put("j", &new_job()).await.is(201);
     service.pause("j").await.is(204);
     service.resume("j").await.is(204);

@@ -1,13 +1,4 @@
-//! Start messages on their way: what reaches the broker, and what happens when it cannot.
-
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "this is how a test fails"
-)]
-
-#[macro_use]
-mod service;
+//! Start messages on their way to the broker, and what happens when it refuses them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,25 +15,17 @@ use harness::wait_for;
 use job_service::JobService;
 use reqwest::Method;
 use serde_json::{Value, json};
-use service::{Answer, Backend, Database, Service, new_job, options};
 use store::{JobRequest, Store};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-suite![Backend:
-    the_first_worker_gets_the_start_message_of_the_job,
-    a_job_in_its_second_life_starts_under_a_new_job_task_id,
-    task_data_reaches_the_worker_byte_for_byte,
-    a_start_message_leaves_the_outbox_when_the_broker_has_it,
-    what_was_left_in_the_outbox_is_sent_when_a_service_starts,
-    every_one_of_many_jobs_is_started,
-    a_message_that_is_refused_does_not_hold_up_the_others,
-    what_a_closed_broker_did_not_take_is_sent_by_the_next_service,
-    a_service_that_is_stopped_ends,
-];
+use crate::service::{Answer, Backend, Database, Service, new_job, options};
 
-async fn the_first_worker_gets_the_start_message_of_the_job(backend: Backend) {
-    let service = Service::start(backend).await;
+on_both_databases![starting_service_sends_what_is_left_in_the_outbox,];
+
+#[tokio::test]
+async fn start_message_reaches_the_first_worker() {
+    let service = Service::start().await;
     let before = now();
     let request = service
         .request(Method::PUT, &service.path("/jobs/reindex%207"))
@@ -100,8 +83,9 @@ async fn the_first_worker_gets_the_start_message_of_the_job(backend: Backend) {
     assert_eq!(status.json(), "Waiting");
 }
 
-async fn a_job_in_its_second_life_starts_under_a_new_job_task_id(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn second_incarnation_starts_under_a_new_job_task_id() {
+    let service = Service::start().await;
     service.put("j", &new_job()).await.is(201);
     first_message(&service.broker, "batch-in").await;
     service.delete("j").await.is(204);
@@ -124,8 +108,9 @@ async fn a_job_in_its_second_life_starts_under_a_new_job_task_id(backend: Backen
     );
 }
 
-async fn task_data_reaches_the_worker_byte_for_byte(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn task_data_reaches_the_worker_byte_for_byte() {
+    let service = Service::start().await;
     for (n, (data, encoding, bytes)) in [
         (
             json!("AP/+gA=="),
@@ -156,14 +141,15 @@ async fn task_data_reaches_the_worker_byte_for_byte(backend: Backend) {
     }
 }
 
-async fn a_start_message_leaves_the_outbox_when_the_broker_has_it(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn confirmed_start_message_leaves_the_outbox() {
+    let service = Service::start().await;
     service.put("j", &new_job()).await.is(201);
     outbox_is_empty(&service.store).await;
     assert_eq!(service.broker.depth("batch-in").await.unwrap(), 1);
 }
 
-async fn what_was_left_in_the_outbox_is_sent_when_a_service_starts(backend: Backend) {
+async fn starting_service_sends_what_is_left_in_the_outbox(backend: Backend) {
     let database = Database::new(backend).await;
     let store = Store::open(&database.url).await.unwrap();
     for n in 0..3 {
@@ -177,14 +163,17 @@ async fn what_was_left_in_the_outbox_is_sent_when_a_service_starts(backend: Back
     // In the order in which the jobs were created.
     let mut consumer = broker.consume("in", 10).await.unwrap();
     for n in 0..3 {
-        let delivery = consumer.next().await.unwrap();
+        let delivery = harness::in_time("a message", consumer.next())
+            .await
+            .unwrap();
         assert_eq!(delivery.body, n.to_string());
         delivery.ack();
     }
 }
 
-async fn every_one_of_many_jobs_is_started(backend: Backend) {
-    let database = Database::new(backend).await;
+#[tokio::test]
+async fn every_one_of_many_jobs_starts() {
+    let database = Database::new(Backend::Memory).await;
     let store = Store::open(&database.url).await.unwrap();
     let broker = Memory::new();
     let background = Background::start(&store, Arc::new(broker.clone()));
@@ -196,8 +185,9 @@ async fn every_one_of_many_jobs_is_started(backend: Backend) {
     assert_eq!(broker.depth("in").await.unwrap(), 1200);
 }
 
-async fn a_message_that_is_refused_does_not_hold_up_the_others(backend: Backend) {
-    let database = Database::new(backend).await;
+#[tokio::test]
+async fn refused_message_does_not_block_the_others() {
+    let database = Database::new(Backend::Memory).await;
     let store = Store::open(&database.url).await.unwrap();
     for n in 0..2 {
         create(&store, n, "full").await;
@@ -231,8 +221,9 @@ async fn a_message_that_is_refused_does_not_hold_up_the_others(backend: Backend)
     background.stop().await;
 }
 
-async fn what_a_closed_broker_did_not_take_is_sent_by_the_next_service(backend: Backend) {
-    let database = Database::new(backend).await;
+#[tokio::test]
+async fn next_service_sends_what_a_closed_broker_did_not_take() {
+    let database = Database::new(Backend::Memory).await;
     let store = Store::open(&database.url).await.unwrap();
     let closed = Arc::new(Memory::new());
     closed.close().await;
@@ -248,8 +239,9 @@ async fn what_a_closed_broker_did_not_take_is_sent_by_the_next_service(backend: 
     assert_eq!(broker.depth("in").await.unwrap(), 1);
 }
 
-async fn a_service_that_is_stopped_ends(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn stopped_service_ends() {
+    let service = Service::start().await;
     service.put("j", &new_job()).await.is(201);
     service.stop().await;
     assert!(
@@ -279,7 +271,7 @@ impl Background {
 
     async fn stop(self) {
         self.stop.cancel();
-        self.tracker.wait().await;
+        harness::in_time("the service to end", self.tracker.wait()).await;
     }
 }
 
@@ -350,7 +342,9 @@ fn request(n: u32) -> JobRequest {
 
 async fn first_message(broker: &Memory, pipe: &str) -> TaskMessage {
     let mut consumer = broker.consume(pipe, 1).await.unwrap();
-    let delivery = consumer.next().await.unwrap();
+    let delivery = harness::in_time("a message", consumer.next())
+        .await
+        .unwrap();
     let message = TaskMessage::decode(&delivery.body).unwrap();
     // What is read is what was written: nothing is left out, nothing is spelled in another way.
     assert_eq!(
@@ -382,7 +376,7 @@ fn now() -> i64 {
 }
 
 #[tokio::test]
-async fn a_relay_outlives_its_database() {
+async fn relay_survives_an_unavailable_database() {
     let server = harness::PostgresServer::start().await.unwrap();
     let store = Store::open(&server.create_database().await.unwrap().url)
         .await

@@ -1,13 +1,4 @@
-//! When jobs start, as clients and workers see it: delays, prerequisites, suspended partitions, several services on one store.
-
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "this is how a test fails"
-)]
-
-#[macro_use]
-mod service;
+//! When jobs start, as clients and workers see it: delays, prerequisites, suspended partitions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,21 +11,15 @@ use harness::wait_for;
 use job_service::JobService;
 use reqwest::Method;
 use serde_json::{Value, json};
-use service::{Answer, Backend, Service, new_job, options};
 use store::{EventKind, Store};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-suite![Backend:
-    a_job_starts_when_its_prerequisites_are_completed_with_what_its_own_request_said,
-    a_job_whose_prerequisites_are_complete_or_need_not_be_there_starts_at_once,
-    a_job_that_would_wait_in_vain_is_refused_with_the_reason,
-    a_delay_is_waited_for_and_shown,
-    what_is_waited_for_belongs_to_the_request,
-    a_failure_or_cancellation_reaches_all_that_wait_and_workers_hear_of_it,
-    a_suspended_job_is_kept_until_its_partition_is_dispatched,
-    of_two_services_on_one_store_one_sends_each_start_message,
-    a_thousand_requests_for_one_job_at_once_are_answered_as_if_they_came_one_by_one,
+use crate::service::{Answer, Backend, Service, new_job, options};
+
+on_both_databases![
+    two_services_on_one_store_send_each_start_message_once,
+    thousand_concurrent_requests_are_answered_as_if_sequential,
 ];
 
 fn job(pipe: &str) -> Value {
@@ -65,7 +50,9 @@ async fn fail(service: &Service, job: &str) {
 
 async fn message(service: &Service, pipe: &str) -> TaskMessage {
     let mut consumer = service.broker.consume(pipe, 1).await.unwrap();
-    let delivery = consumer.next().await.unwrap();
+    let delivery = harness::in_time("a message", consumer.next())
+        .await
+        .unwrap();
     let message = TaskMessage::decode(&delivery.body).unwrap();
     delivery.ack();
     message
@@ -79,10 +66,9 @@ async fn nothing_came(service: &Service, pipe: &str) {
     assert_eq!(service.broker.depth(pipe).await.unwrap(), 0);
 }
 
-async fn a_job_starts_when_its_prerequisites_are_completed_with_what_its_own_request_said(
-    backend: Backend,
-) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn job_starts_with_its_own_request_when_its_prerequisites_are_completed() {
+    let service = Service::start().await;
     service.put("a", &job("in")).await.is(201);
     message(&service, "in").await;
     let mut waiting = after("next", &["a", " ", "a,pc", "later", "nobody,pc"]);
@@ -119,10 +105,9 @@ async fn a_job_starts_when_its_prerequisites_are_completed_with_what_its_own_req
     nothing_came(&service, "next").await;
 }
 
-async fn a_job_whose_prerequisites_are_complete_or_need_not_be_there_starts_at_once(
-    backend: Backend,
-) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn job_with_completed_or_optional_prerequisites_starts_at_once() {
+    let service = Service::start().await;
     service.put("a", &job("in")).await.is(201);
     complete(&service, "a").await;
     service
@@ -135,8 +120,9 @@ async fn a_job_whose_prerequisites_are_complete_or_need_not_be_there_starts_at_o
     );
 }
 
-async fn a_job_that_would_wait_in_vain_is_refused_with_the_reason(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn job_that_could_never_start_is_refused_with_the_reason() {
+    let service = Service::start().await;
     for id in ["b", "a", "gone"] {
         service.put(id, &job("in")).await.is(201);
     }
@@ -170,8 +156,9 @@ async fn a_job_that_would_wait_in_vain_is_refused_with_the_reason(backend: Backe
     service.get("/jobs/d").await.is(404);
 }
 
-async fn a_delay_is_waited_for_and_shown(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn delay_is_applied_and_shown() {
+    let service = Service::start().await;
     for (id, delay) in [
         ("null", Value::Null),
         ("negative", json!(-5)),
@@ -207,8 +194,9 @@ async fn a_delay_is_waited_for_and_shown(backend: Backend) {
     );
 }
 
-async fn what_is_waited_for_belongs_to_the_request(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn prerequisites_and_delay_are_part_of_the_request() {
+    let service = Service::start().await;
     service
         .put("j", &after("in", &["b", "a,pc", "c"]))
         .await
@@ -229,8 +217,9 @@ async fn what_is_waited_for_belongs_to_the_request(backend: Backend) {
         .refuses(403, "Job already exists");
 }
 
-async fn a_failure_or_cancellation_reaches_all_that_wait_and_workers_hear_of_it(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn failure_and_cancellation_reach_all_dependents_and_are_announced() {
+    let service = Service::start().await;
     service.put("root", &job("in")).await.is(201);
     service.put("b", &after("next", &["root"])).await.is(201);
     service.put("a", &after("next", &["b"])).await.is(201);
@@ -263,7 +252,10 @@ async fn a_failure_or_cancellation_reaches_all_that_wait_and_workers_hear_of_it(
         );
     }
     let told = loop {
-        if let Event::Message(body) = heard.next().await.unwrap() {
+        if let Event::Message(body) = harness::in_time("an announcement", heard.next())
+            .await
+            .unwrap()
+        {
             break body;
         }
     };
@@ -283,8 +275,9 @@ async fn a_failure_or_cancellation_reaches_all_that_wait_and_workers_hear_of_it(
     nothing_came(&service, "next").await;
 }
 
-async fn a_suspended_job_is_kept_until_its_partition_is_dispatched(backend: Backend) {
-    let service = Service::start_configured(backend, |options| {
+#[tokio::test]
+async fn suspended_job_waits_until_its_partition_is_dispatched() {
+    let service = Service::start_configured(|options| {
         options.suspended_partitions = Some("p-.*".parse().unwrap());
     })
     .await;
@@ -342,9 +335,9 @@ async fn a_suspended_job_is_kept_until_its_partition_is_dispatched(backend: Back
         .is(400);
 }
 
-async fn of_two_services_on_one_store_one_sends_each_start_message(backend: Backend) {
+async fn two_services_on_one_store_send_each_start_message_once(backend: Backend) {
     const JOBS: usize = 150;
-    let service = Service::start(backend).await;
+    let service = Service::start_on(backend).await;
     // Another process, where the database allows one.
     let store = match backend {
         Backend::Postgres => Store::open(service.database_url()).await.unwrap(),
@@ -383,7 +376,7 @@ async fn of_two_services_on_one_store_one_sends_each_start_message(backend: Back
     })
     .await;
     stop.cancel();
-    tracker.wait().await;
+    harness::in_time("the service to end", tracker.wait()).await;
     assert_eq!(service.broker.depth("in").await.unwrap(), JOBS as u64);
     assert_eq!(different_jobs(&service.broker, "in", JOBS).await, JOBS);
 }
@@ -392,7 +385,9 @@ async fn different_jobs(broker: &Memory, pipe: &str, messages: usize) -> usize {
     let mut consumer = broker.consume(pipe, 1000).await.unwrap();
     let mut seen = BTreeSet::new();
     for _ in 0..messages {
-        let delivery = consumer.next().await.unwrap();
+        let delivery = harness::in_time("a message", consumer.next())
+            .await
+            .unwrap();
         seen.insert(
             TaskMessage::decode(&delivery.body)
                 .unwrap()
@@ -405,10 +400,8 @@ async fn different_jobs(broker: &Memory, pipe: &str, messages: usize) -> usize {
     seen.len()
 }
 
-async fn a_thousand_requests_for_one_job_at_once_are_answered_as_if_they_came_one_by_one(
-    backend: Backend,
-) {
-    let service = Service::start(backend).await;
+async fn thousand_concurrent_requests_are_answered_as_if_sequential(backend: Backend) {
+    let service = Service::start_on(backend).await;
     let bodies = ["one", "two"].map(|name| {
         let mut job = job("in");
         job["name"] = json!(name);

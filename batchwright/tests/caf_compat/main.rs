@@ -10,7 +10,7 @@
     reason = "this is how a test fails"
 )]
 
-/// Makes two tests of each function, one per store.
+/// Makes two tests of each function, one per store. For rules in which the store takes part.
 macro_rules! on_both_stores {
     ($($test:ident),+ $(,)?) => {
         mod on_postgres {
@@ -22,16 +22,29 @@ macro_rules! on_both_stores {
     };
 }
 
+/// Makes one test of each function, on `SQLite`. For rules that are decided before the store is asked.
+macro_rules! on_one_store {
+    ($($test:ident),+ $(,)?) => {
+        mod on_one_store {
+            $(#[tokio::test] async fn $test() { super::$test(crate::service::Store::Sqlite).await; })+
+        }
+    };
+}
+
 mod service;
 
+mod bulk;
 mod control;
 mod defects;
 mod endpoints;
 mod filters;
 mod job_types;
-mod messages;
+mod lists;
 mod percentages;
 mod prerequisites;
 mod put_again;
+mod reports;
+mod start_messages;
 mod transitions;
+mod urls;
 mod validation;

@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use crate::service::{Answer, STATUSES, Service, Store};
 
 on_both_stores![
-    the_same_request_in_any_spelling_changes_nothing,
-    the_same_request_starts_nothing_whatever_has_become_of_the_job,
-    a_request_that_differs_in_any_field_is_refused,
-    of_many_identical_requests_at_once_one_creates_the_job,
-    of_many_conflicting_requests_at_once_one_wins,
-    a_deleted_job_put_again_is_a_new_life_of_its_id,
+    repeated_request_in_any_spelling_changes_nothing,
+    repeated_request_starts_nothing_in_any_status,
+    request_that_differs_in_any_field_is_refused,
+    one_of_many_identical_concurrent_requests_creates_the_job,
+    one_of_many_conflicting_concurrent_requests_wins,
+    deleted_job_created_again_is_a_new_incarnation,
 ];
 
 /// Requests at the same time.
@@ -52,7 +52,7 @@ fn tally(answers: &[Answer]) -> BTreeMap<u16, usize> {
     })
 }
 
-async fn the_same_request_in_any_spelling_changes_nothing(store: Store) {
+async fn repeated_request_in_any_spelling_changes_nothing(store: Store) {
     let mut service = Service::start(store).await;
     let mut workers = service.consume("in").await;
     let job = full_job(&service);
@@ -101,7 +101,7 @@ async fn the_same_request_in_any_spelling_changes_nothing(store: Store) {
     assert_eq!(service.get("/jobStats/count").await.json(), 2);
 }
 
-async fn the_same_request_starts_nothing_whatever_has_become_of_the_job(store: Store) {
+async fn repeated_request_starts_nothing_in_any_status(store: Store) {
     let mut service = Service::start(store).await;
     service.create_in_every_status().await;
     let before = service.get("/jobs").await.is(200).json();
@@ -134,7 +134,7 @@ async fn the_same_request_starts_nothing_whatever_has_become_of_the_job(store: S
     assert_eq!(service.get("/jobs").await.is(200).json(), before);
 }
 
-async fn a_request_that_differs_in_any_field_is_refused(store: Store) {
+async fn request_that_differs_in_any_field_is_refused(store: Store) {
     let mut service = Service::start(store).await;
     let job = full_job(&service);
     service.create("j", &job).await;
@@ -182,7 +182,7 @@ async fn a_request_that_differs_in_any_field_is_refused(store: Store) {
     assert_eq!(service.job("j").await, before);
 }
 
-async fn of_many_identical_requests_at_once_one_creates_the_job(store: Store) {
+async fn one_of_many_identical_concurrent_requests_creates_the_job(store: Store) {
     let service = Service::start(store).await;
     let mut workers = service.consume("in").await;
     let mut waits = service.new_job("in");
@@ -210,7 +210,7 @@ async fn of_many_identical_requests_at_once_one_creates_the_job(store: Store) {
     assert_eq!(workers.next_jobs(1).await, ["last"]);
 }
 
-async fn of_many_conflicting_requests_at_once_one_wins(store: Store) {
+async fn one_of_many_conflicting_concurrent_requests_wins(store: Store) {
     let service = Service::start(store).await;
     let mut workers = service.consume("in").await;
     let named = |name: String| {
@@ -256,7 +256,7 @@ async fn of_many_conflicting_requests_at_once_one_wins(store: Store) {
     assert_eq!(workers.next_jobs(1).await, ["last"]);
 }
 
-async fn a_deleted_job_put_again_is_a_new_life_of_its_id(store: Store) {
+async fn deleted_job_created_again_is_a_new_incarnation(store: Store) {
     let service = Service::start(store).await;
     let mut workers = service.consume("in").await;
     let status_of = async |message: &Value| {

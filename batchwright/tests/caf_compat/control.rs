@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 use crate::service::{Pipe, Service, Store, message};
 
 on_both_stores![
-    a_job_that_is_not_over_can_be_cancelled_and_cancelling_again_changes_nothing,
-    only_a_job_that_waits_or_is_active_can_be_paused_and_pausing_again_changes_nothing,
-    only_a_paused_job_can_be_resumed_and_resuming_an_active_one_changes_nothing,
-    any_job_can_be_deleted_once,
-    nothing_can_be_done_to_a_job_that_is_not_there,
-    a_job_that_is_over_before_it_was_dispatched_never_is,
-    a_job_that_was_paused_before_it_was_dispatched_is_when_it_is_resumed,
-    a_dependent_that_is_paused_or_cancelled_is_not_started_by_its_prerequisite,
-    tasks_of_a_paused_job_are_kept_as_they_came_and_come_back_on_resume,
-    tasks_of_a_paused_job_outlive_a_restart,
-    kept_tasks_of_a_job_that_comes_to_its_end_go_with_it,
+    cancel_ends_an_unfinished_job_and_is_idempotent,
+    pause_needs_a_waiting_or_active_job_and_is_idempotent,
+    resume_needs_a_paused_job_and_ignores_an_active_one,
+    job_of_any_status_can_be_deleted_once,
+    unknown_job_cannot_be_changed,
+    job_ended_before_its_dispatch_is_never_dispatched,
+    job_paused_before_its_dispatch_is_dispatched_on_resume,
+    paused_or_cancelled_dependent_is_not_started_by_its_prerequisite,
+    tasks_of_a_paused_job_return_unchanged_on_resume,
+    tasks_of_a_paused_job_survive_a_restart,
+    parked_tasks_go_with_the_end_of_their_job,
 ];
 
 /// Every status, with what an action answers: 204 or the text of the refusal.
@@ -70,9 +70,7 @@ fn answer_changes(status: &str, action: &str) -> bool {
     }
 }
 
-async fn a_job_that_is_not_over_can_be_cancelled_and_cancelling_again_changes_nothing(
-    store: Store,
-) {
+async fn cancel_ends_an_unfinished_job_and_is_idempotent(store: Store) {
     let service = Service::start(store).await;
     let refusal = |status: &str| {
         Some(format!(
@@ -90,9 +88,7 @@ async fn a_job_that_is_not_over_can_be_cancelled_and_cancelling_again_changes_no
     each_status(&service, "cancel", "Cancelled", answers).await;
 }
 
-async fn only_a_job_that_waits_or_is_active_can_be_paused_and_pausing_again_changes_nothing(
-    store: Store,
-) {
+async fn pause_needs_a_waiting_or_active_job_and_is_idempotent(store: Store) {
     let service = Service::start(store).await;
     let refusal = |status: &str| {
         Some(format!(
@@ -111,7 +107,7 @@ async fn only_a_job_that_waits_or_is_active_can_be_paused_and_pausing_again_chan
     each_status(&service, "pause", "Paused", answers).await;
 }
 
-async fn only_a_paused_job_can_be_resumed_and_resuming_an_active_one_changes_nothing(store: Store) {
+async fn resume_needs_a_paused_job_and_ignores_an_active_one(store: Store) {
     let service = Service::start(store).await;
     let refusal = |status: &str| {
         Some(format!(
@@ -129,7 +125,7 @@ async fn only_a_paused_job_can_be_resumed_and_resuming_an_active_one_changes_not
     each_status(&service, "resume", "Active", answers).await;
 }
 
-async fn any_job_can_be_deleted_once(store: Store) {
+async fn job_of_any_status_can_be_deleted_once(store: Store) {
     let service = Service::start(store).await;
     for status in [
         "Waiting",
@@ -155,7 +151,7 @@ async fn any_job_can_be_deleted_once(store: Store) {
     }
 }
 
-async fn nothing_can_be_done_to_a_job_that_is_not_there(store: Store) {
+async fn unknown_job_cannot_be_changed(store: Store) {
     let service = Service::start(store).await;
     for action in ["cancel", "pause", "resume"] {
         service
@@ -169,7 +165,7 @@ async fn nothing_can_be_done_to_a_job_that_is_not_there(store: Store) {
         .refuses(404, "ERROR: job_id {nobody} not found");
 }
 
-async fn a_job_that_is_over_before_it_was_dispatched_never_is(store: Store) {
+async fn job_ended_before_its_dispatch_is_never_dispatched(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     let mut delayed = service.new_job("in");
@@ -187,7 +183,7 @@ async fn a_job_that_is_over_before_it_was_dispatched_never_is(store: Store) {
     assert_eq!(service.depth("in").await, 0);
 }
 
-async fn a_job_that_was_paused_before_it_was_dispatched_is_when_it_is_resumed(store: Store) {
+async fn job_paused_before_its_dispatch_is_dispatched_on_resume(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     let mut delayed = service.new_job("in");
@@ -204,7 +200,7 @@ async fn a_job_that_was_paused_before_it_was_dispatched_is_when_it_is_resumed(st
     assert_eq!(pipe.next_jobs(1).await, ["paused"]);
 }
 
-async fn a_dependent_that_is_paused_or_cancelled_is_not_started_by_its_prerequisite(store: Store) {
+async fn paused_or_cancelled_dependent_is_not_started_by_its_prerequisite(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     service
@@ -272,7 +268,7 @@ async fn hand_over(service: &Service, work: &mut Pipe, tasks: &[&Value]) {
     }
 }
 
-async fn tasks_of_a_paused_job_are_kept_as_they_came_and_come_back_on_resume(store: Store) {
+async fn tasks_of_a_paused_job_return_unchanged_on_resume(store: Store) {
     let service = Service::start(store).await;
     let mut work = service.consume("work").await;
     service.create_as("j", "Paused").await;
@@ -293,7 +289,7 @@ async fn tasks_of_a_paused_job_are_kept_as_they_came_and_come_back_on_resume(sto
     hand_over(&service, &mut work, &[]).await;
 }
 
-async fn tasks_of_a_paused_job_outlive_a_restart(store: Store) {
+async fn tasks_of_a_paused_job_survive_a_restart(store: Store) {
     let mut service = Service::start(store).await;
     let mut work = service.consume("work").await;
     service.create_as("j", "Paused").await;
@@ -306,7 +302,7 @@ async fn tasks_of_a_paused_job_outlive_a_restart(store: Store) {
     assert_eq!(work.next().await.0, task);
 }
 
-async fn kept_tasks_of_a_job_that_comes_to_its_end_go_with_it(store: Store) {
+async fn parked_tasks_go_with_the_end_of_their_job(store: Store) {
     let service = Service::start(store).await;
     let mut work = service.consume("work").await;
     let jobs = ["deleted", "cancelled", "completed", "failed"];

@@ -9,17 +9,22 @@ use serde_json::{Value, json};
 use crate::service::{Answer, Service, Store};
 
 on_both_stores![
-    of_several_flaws_the_one_that_caf_looks_for_first_is_told,
-    each_flaw_is_told_in_cafs_words,
-    what_caf_answers_with_500_is_refused,
-    a_body_that_is_no_job_is_refused,
-    what_means_nothing_and_what_is_just_short_enough_is_accepted,
+    meaningless_fields_and_values_at_the_limit_are_accepted,
     task_data_reaches_the_worker_byte_for_byte,
 ];
 
+on_one_store![
+    reports_the_flaw_that_caf_checks_first,
+    each_flaw_is_reported_in_cafs_words,
+    requests_that_crash_caf_are_refused,
+    body_that_is_not_a_job_is_refused,
+];
+
 const LABEL: &str = "A provided label name contains an invalid character, only alphanumeric, '-' and '_' are supported";
+
 const DATA_TYPE: &str =
     "The taskData is null or empty, please ensure taskData is populated and of a suitable datatype";
+
 const OBJECT_ENCODED: &str = "An encoding type has been found in the task along with taskDataObject. Remove taskDataEncoding and try again";
 
 /// The job with another value in one place, or with none (`ABSENT`).
@@ -70,7 +75,7 @@ async fn are_refused(service: &Service, flawed: Vec<(&str, Value, &str)>) {
     assert_eq!(service.get("/jobs").await.is(200).json(), json!([]));
 }
 
-async fn of_several_flaws_the_one_that_caf_looks_for_first_is_told(store: Store) {
+async fn reports_the_flaw_that_caf_checks_first(store: Store) {
     let service = Service::start(store).await;
     let mut body = json!({
         "type": "none", "name": "n".repeat(256), "labels": {"a b": "v".repeat(256)}, "prerequisiteJobIds": ["a:b"],
@@ -151,7 +156,7 @@ async fn of_several_flaws_the_one_that_caf_looks_for_first_is_told(store: Store)
     put(sound, &body).await.is(201);
 }
 
-async fn each_flaw_is_told_in_cafs_words(store: Store) {
+async fn each_flaw_is_reported_in_cafs_words(store: Store) {
     let service = Service::start(store).await;
     let mut flawed = Vec::new();
     for (place, text, values) in [
@@ -218,7 +223,7 @@ async fn each_flaw_is_told_in_cafs_words(store: Store) {
         .refuses(400, "Unknown job type ID: none");
 }
 
-async fn what_caf_answers_with_500_is_refused(store: Store) {
+async fn requests_that_crash_caf_are_refused(store: Store) {
     const TASK: &str = "The task has not been specified.";
     const API_VERSION: &str = "The task api version has not been specified.";
     let service = Service::start(store).await;
@@ -301,7 +306,7 @@ async fn what_caf_answers_with_500_is_refused(store: Store) {
     .await;
 }
 
-async fn a_body_that_is_no_job_is_refused(store: Store) {
+async fn body_that_is_not_a_job_is_refused(store: Store) {
     let service = Service::start(store).await;
     let task = service.new_job("in")["task"].clone();
     let with_field = |field: &str| format!("{{\"task\": {task}, {field}}}");
@@ -372,7 +377,7 @@ async fn a_body_that_is_no_job_is_refused(store: Store) {
     assert_eq!(service.get("/jobs").await.is(200).json(), json!([]));
 }
 
-async fn what_means_nothing_and_what_is_just_short_enough_is_accepted(store: Store) {
+async fn meaningless_fields_and_values_at_the_limit_are_accepted(store: Store) {
     let service = Service::start(store).await;
     let mut workers = service.consume("in").await;
     let sound = service.new_job("in");

@@ -1,13 +1,4 @@
-//! Jobs made from parameters, over HTTP, and definitions that stop the start.
-
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "this is how a test fails"
-)]
-
-#[macro_use]
-mod service;
+//! Jobs made from parameters, and definitions that stop the start.
 
 use std::time::Duration;
 
@@ -15,16 +6,9 @@ use contract::TaskMessage;
 use framework::broker::Broker;
 use job_service::JobTypes;
 use serde_json::{Value, json};
-use service::{Answer, Backend, Service};
 use tempfile::TempDir;
 
-suite![Backend:
-    the_example_of_the_guide_makes_a_task,
-    the_same_request_is_told_by_what_was_sent,
-    parameters_are_checked_and_each_flaw_is_told,
-    a_type_without_schema_takes_no_parameters,
-    what_the_client_got_wrong_is_a_400_and_what_the_definition_got_wrong_a_500,
-];
+use crate::service::{Answer, Service};
 
 /// Definitions in a folder of the test's own.
 fn folder(definitions: &[(&str, &str)]) -> TempDir {
@@ -45,8 +29,8 @@ fn load(definitions: &[(&str, &str)]) -> Result<JobTypes, String> {
     })
 }
 
-async fn serve(backend: Backend, job_types: JobTypes) -> Service {
-    Service::start_configured(backend, |options| options.job_types = job_types).await
+async fn serve(job_types: JobTypes) -> Service {
+    Service::start_configured(|options| options.job_types = job_types).await
 }
 
 /// A definition whose task carries what this expression makes.
@@ -65,7 +49,9 @@ fn definition(schema: &str, expression: &str) -> String {
 /// The task data of the next message in a pipe.
 async fn task_data(service: &Service, pipe: &str) -> Value {
     let mut consumer = service.broker.consume(pipe, 1).await.unwrap();
-    let delivery = consumer.next().await.unwrap();
+    let delivery = harness::in_time("a message", consumer.next())
+        .await
+        .unwrap();
     let message = TaskMessage::decode(&delivery.body).unwrap();
     delivery.ack();
     serde_json::from_slice(&message.task_data.unwrap()).unwrap()
@@ -79,11 +65,12 @@ fn block<'a>(guide: &'a str, mark: &str, language: &str) -> &'a str {
     &body[..body.find("```").unwrap()]
 }
 
-const GUIDE: &str = include_str!("../../docs/job-types.md");
+const GUIDE: &str = include_str!("../../../docs/job-types.md");
 
-async fn the_example_of_the_guide_makes_a_task(backend: Backend) {
+#[tokio::test]
+async fn guide_example_makes_a_task() {
     let definition = block(GUIDE, "<!-- example: definition -->", "yaml");
-    let service = serve(backend, load(&[("export", definition)]).unwrap()).await;
+    let service = serve(load(&[("export", definition)]).unwrap()).await;
     let request: Value =
         serde_json::from_str(block(GUIDE, "<!-- example: request -->", "json")).unwrap();
     service.put("j", &request).await.is(201);
@@ -97,9 +84,10 @@ async fn the_example_of_the_guide_makes_a_task(backend: Backend) {
         .refuses(400, "export: error: a file is named by an absolute path");
 }
 
-async fn the_same_request_is_told_by_what_was_sent(backend: Backend) {
+#[tokio::test]
+async fn repeated_request_is_recognised_by_its_parameters() {
     let first = load(&[("t", &definition("{}", ".parameters"))]).unwrap();
-    let service = serve(backend, first).await;
+    let service = serve(first).await;
     service
         .put("j", &json!({"type": "t", "parameters": {"a": 1, "b": [2]}}))
         .await
@@ -120,7 +108,8 @@ async fn the_same_request_is_told_by_what_was_sent(backend: Backend) {
         .refuses(403, "Job already exists");
 }
 
-async fn parameters_are_checked_and_each_flaw_is_told(backend: Backend) {
+#[tokio::test]
+async fn each_invalid_parameter_is_reported() {
     let schema = r#"{"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "exclusiveMaximum": true}}, "required": ["n", "m"]}"#;
     let newer = schema.replace(
         r#""maximum": 9, "exclusiveMaximum": true"#,
@@ -136,7 +125,7 @@ async fn parameters_are_checked_and_each_flaw_is_told(backend: Backend) {
         ("seven", &definition(&newer, ".parameters.n")),
     ])
     .unwrap();
-    let service = serve(backend, types).await;
+    let service = serve(types).await;
     for id in ["four", "seven"] {
         service
             .put(id, &json!({"type": id, "parameters": {"n": 8, "m": 0}}))
@@ -172,12 +161,11 @@ async fn parameters_are_checked_and_each_flaw_is_told(backend: Backend) {
     );
 }
 
-async fn a_type_without_schema_takes_no_parameters(backend: Backend) {
-    let service = serve(
-        backend,
-        load(&[("t", &definition("", "[.parameters, .jobId, .partitionId]"))]).unwrap(),
-    )
-    .await;
+#[tokio::test]
+async fn type_without_schema_takes_no_parameters() {
+    let service =
+        serve(load(&[("t", &definition("", "[.parameters, .jobId, .partitionId]"))]).unwrap())
+            .await;
     service.put("j", &json!({"type": "t"})).await.is(201);
     assert_eq!(
         task_data(&service, "in").await,
@@ -197,9 +185,8 @@ async fn a_type_without_schema_takes_no_parameters(backend: Backend) {
     );
 }
 
-async fn what_the_client_got_wrong_is_a_400_and_what_the_definition_got_wrong_a_500(
-    backend: Backend,
-) {
+#[tokio::test]
+async fn client_mistakes_are_400_and_definition_mistakes_are_500() {
     let script = |text: &str| format!("taskScript: {}\n", json!(text));
     let task = |change: &str| {
         script(&format!(
@@ -227,7 +214,6 @@ async fn what_the_client_got_wrong_is_a_400_and_what_the_definition_got_wrong_a_
     let refusing = script("error(\"not \\(.jobId)\")");
     definitions.push(("refusing", &refusing));
     let service = serve(
-        backend,
         load(&definitions)
             .unwrap()
             .with_time_limit(Duration::from_millis(200)),
@@ -250,7 +236,7 @@ async fn what_the_client_got_wrong_is_a_400_and_what_the_definition_got_wrong_a_
 }
 
 #[tokio::test]
-async fn every_script_of_the_guide_makes_what_the_guide_says() {
+async fn every_script_of_the_guide_returns_the_documented_result() {
     let input: Value =
         serde_json::from_str(block(GUIDE, "<!-- example: input -->", "json")).unwrap();
     let scripts = &GUIDE[GUIDE.find("## Scripts that").unwrap()..];
@@ -269,7 +255,7 @@ async fn every_script_of_the_guide_makes_what_the_guide_says() {
         .iter()
         .map(|(id, text)| (id.as_str(), text.as_str()))
         .collect();
-    let mut service = serve(Backend::Memory, load(&named).unwrap()).await;
+    let mut service = serve(load(&named).unwrap()).await;
     service.partition = input["partitionId"].as_str().unwrap().to_owned();
     let job = input["jobId"].as_str().unwrap();
     for (at, section) in sections.iter().enumerate() {
@@ -298,7 +284,7 @@ async fn every_script_of_the_guide_makes_what_the_guide_says() {
 }
 
 #[test]
-fn a_definition_with_a_flaw_is_named_with_the_reason() {
+fn invalid_definition_is_reported_with_file_and_reason() {
     for (text, reason) in [
         (
             "taskScript: '{a: .b'\n",
@@ -349,7 +335,7 @@ fn a_definition_with_a_flaw_is_named_with_the_reason() {
 }
 
 #[test]
-fn only_yaml_files_directly_in_the_folder_are_types() {
+fn only_yaml_files_of_the_folder_itself_are_job_types() {
     let folder = folder(&[("b.2", "taskScript: .\n"), ("a", "taskScript: .\n")]);
     std::fs::write(folder.path().join("notes.yml"), "no definition").unwrap();
     std::fs::create_dir_all(folder.path().join("old.yaml")).unwrap();

@@ -9,24 +9,22 @@ use serde_json::json;
 use crate::service::{Service, Store};
 
 on_both_stores![
-    a_job_waits_until_the_first_report_that_is_not_zero_or_the_first_subtask_that_is_done,
-    only_a_resume_makes_a_paused_job_active,
-    the_job_task_or_all_subtasks_complete_a_job_in_whatever_status_it_is,
-    a_failure_of_the_job_task_or_of_any_subtask_fails_a_job_in_whatever_status_it_is,
-    a_job_that_is_not_over_can_be_cancelled,
-    a_failed_job_fails_whoever_waits_for_it_but_not_one_that_is_cancelled,
-    a_job_can_be_deleted_in_whatever_status_it_is,
-    reports_change_nothing_of_a_job_that_is_over,
-    reports_of_jobs_that_are_unknown_or_deleted_are_ignored_and_the_tracker_goes_on,
-    a_paused_job_stays_paused_while_it_progresses,
+    job_waits_until_the_first_progress_or_completed_subtask,
+    only_resume_makes_a_paused_job_active,
+    job_task_or_all_subtasks_complete_a_job_of_any_status,
+    failed_job_task_or_subtask_fails_a_job_of_any_status,
+    unfinished_job_can_be_cancelled,
+    failed_job_fails_its_dependents_but_not_a_cancelled_one,
+    job_of_any_status_can_be_deleted,
+    reports_do_not_change_an_ended_job,
+    reports_of_unknown_or_deleted_jobs_are_ignored,
+    paused_job_stays_paused_while_it_progresses,
 ];
 
 /// The statuses of jobs that are not over, with the percentage that `create_as` gives them.
 const OPEN: [(&str, f64); 3] = [("Waiting", 0.0), ("Active", 10.0), ("Paused", 10.0)];
 
-async fn a_job_waits_until_the_first_report_that_is_not_zero_or_the_first_subtask_that_is_done(
-    store: Store,
-) {
+async fn job_waits_until_the_first_progress_or_completed_subtask(store: Store) {
     let service = Service::start(store).await;
     for job in ["progress", "task-progress", "subtask", "complete", "failed"] {
         service.create(job, &service.new_job("in")).await;
@@ -57,7 +55,7 @@ async fn a_job_waits_until_the_first_report_that_is_not_zero_or_the_first_subtas
     service.becomes("failed", "Failed", 0.0).await;
 }
 
-async fn only_a_resume_makes_a_paused_job_active(store: Store) {
+async fn only_resume_makes_a_paused_job_active(store: Store) {
     let service = Service::start(store).await;
     for (from, percentage) in [("Waiting", 0.0), ("Active", 10.0)] {
         service.create_as(from, from).await;
@@ -89,7 +87,7 @@ async fn only_a_resume_makes_a_paused_job_active(store: Store) {
     assert_eq!(service.state("untouched").await, ("Active".to_owned(), 0.0));
 }
 
-async fn the_job_task_or_all_subtasks_complete_a_job_in_whatever_status_it_is(store: Store) {
+async fn job_task_or_all_subtasks_complete_a_job_of_any_status(store: Store) {
     let service = Service::start(store).await;
     for (from, _) in OPEN {
         let (by_task, by_subtasks) = (format!("{from}-task"), format!("{from}-subtasks"));
@@ -107,9 +105,7 @@ async fn the_job_task_or_all_subtasks_complete_a_job_in_whatever_status_it_is(st
     }
 }
 
-async fn a_failure_of_the_job_task_or_of_any_subtask_fails_a_job_in_whatever_status_it_is(
-    store: Store,
-) {
+async fn failed_job_task_or_subtask_fails_a_job_of_any_status(store: Store) {
     let service = Service::start(store).await;
     for (from, percentage) in OPEN {
         for (by, steps) in [("task", ""), ("subtask", ".2"), ("deep", ".1.3*.7")] {
@@ -126,7 +122,7 @@ async fn a_failure_of_the_job_task_or_of_any_subtask_fails_a_job_in_whatever_sta
     }
 }
 
-async fn a_job_that_is_not_over_can_be_cancelled(store: Store) {
+async fn unfinished_job_can_be_cancelled(store: Store) {
     let service = Service::start(store).await;
     for (from, percentage) in OPEN {
         service.create_as(from, from).await;
@@ -142,7 +138,7 @@ async fn a_job_that_is_not_over_can_be_cancelled(store: Store) {
     }
 }
 
-async fn a_failed_job_fails_whoever_waits_for_it_but_not_one_that_is_cancelled(store: Store) {
+async fn failed_job_fails_its_dependents_but_not_a_cancelled_one(store: Store) {
     let service = Service::start(store).await;
     service.create_as("root", "Active").await;
     let mut waiting = service.new_job("in");
@@ -162,7 +158,7 @@ async fn a_failed_job_fails_whoever_waits_for_it_but_not_one_that_is_cancelled(s
     assert_eq!(service.job("cancelled").await["failures"], json!([]));
 }
 
-async fn a_job_can_be_deleted_in_whatever_status_it_is(store: Store) {
+async fn job_of_any_status_can_be_deleted(store: Store) {
     let service = Service::start(store).await;
     for status in [
         "Waiting",
@@ -181,7 +177,7 @@ async fn a_job_can_be_deleted_in_whatever_status_it_is(store: Store) {
     }
 }
 
-async fn reports_change_nothing_of_a_job_that_is_over(store: Store) {
+async fn reports_do_not_change_an_ended_job(store: Store) {
     let service = Service::start(store).await;
     let all = ["Completed", "Cancelled", "Failed", "Failed-by-subtask"];
     for job in &all[..3] {
@@ -214,9 +210,7 @@ async fn reports_change_nothing_of_a_job_that_is_over(store: Store) {
     }
 }
 
-async fn reports_of_jobs_that_are_unknown_or_deleted_are_ignored_and_the_tracker_goes_on(
-    store: Store,
-) {
+async fn reports_of_unknown_or_deleted_jobs_are_ignored(store: Store) {
     let service = Service::start(store).await;
     service.create_as("deleted", "Active").await;
     service.delete("deleted").await.is(204);
@@ -251,7 +245,7 @@ async fn reports_of_jobs_that_are_unknown_or_deleted_are_ignored_and_the_tracker
     );
 }
 
-async fn a_paused_job_stays_paused_while_it_progresses(store: Store) {
+async fn paused_job_stays_paused_while_it_progresses(store: Store) {
     let service = Service::start(store).await;
     for job in ["completes", "fails"] {
         service.create_as(job, "Paused").await;

@@ -2,17 +2,17 @@
 //!
 //! | defect | shown by |
 //! |---|---|
-//! | 1 prerequisites that are all complete | `prerequisites::a_job_whose_prerequisites_are_all_complete_starts_at_once` |
-//! | 2 a suspended job with a prerequisite | `prerequisites::jobs_of_a_suspended_partition_start_when_it_is_dispatched` |
-//! | 3 cancelled jobs that are dispatched, released or failed | `control::a_job_that_is_over_before_it_was_dispatched_never_is`, `control::a_dependent_that_is_paused_or_cancelled_is_not_started_by_its_prerequisite`, `transitions::a_failed_job_fails_whoever_waits_for_it_but_not_one_that_is_cancelled` |
-//! | 4 stranded dependents, circles | `prerequisites::who_cancels_or_deletes_a_prerequisite_cancels_those_who_wait_for_it`, `prerequisites::no_job_waits_for_itself` |
+//! | 1 prerequisites that are all complete | `prerequisites::job_whose_prerequisites_are_completed_starts_at_once` |
+//! | 2 a suspended job with a prerequisite | `prerequisites::jobs_of_a_suspended_partition_start_on_dispatch` |
+//! | 3 cancelled jobs that are dispatched, released or failed | `control::job_ended_before_its_dispatch_is_never_dispatched`, `control::paused_or_cancelled_dependent_is_not_started_by_its_prerequisite`, `transitions::failed_job_fails_its_dependents_but_not_a_cancelled_one` |
+//! | 4 stranded dependents, circles | `prerequisites::cancelled_or_deleted_prerequisite_cancels_its_dependents`, `prerequisites::cycle_of_prerequisites_is_refused` |
 //! | 5 a bulk cancel that one unread job stops for ever, 6 filters on stale statuses, 7 a deep id that spoils every read | here |
-//! | 8 progress of a failed job, Failed to Completed | `transitions::reports_change_nothing_of_a_job_that_is_over` |
-//! | 9 delete of a job with stowed tasks | `control::kept_tasks_of_a_job_that_comes_to_its_end_go_with_it` |
+//! | 8 progress of a failed job, Failed to Completed | `transitions::reports_do_not_change_an_ended_job` |
+//! | 9 delete of a job with stowed tasks | `control::parked_tasks_go_with_the_end_of_their_job` |
 //! | 10 faults of the database that lose reports | `batchwright/tests/survival` |
 //! | 11 a dispatch that loses or doubles | `batchwright/tests/survival`, `job-service/tests/dispatch.rs` |
-//! | 12 binary task data, correlation id | `messages::the_task_data_is_sent_as_it_was_given`, `messages::a_start_message_has_every_field_of_cafs_and_no_other`; the hash of a job: here |
-//! | 13 pause | `control::a_job_that_was_paused_before_it_was_dispatched_is_when_it_is_resumed`, `control::tasks_of_a_paused_job_outlive_a_restart` |
+//! | 12 binary task data, correlation id | `messages::task_data_is_sent_as_given`, `messages::start_message_has_exactly_cafs_fields`; the hash of a job: here |
+//! | 13 pause | `control::job_paused_before_its_dispatch_is_dispatched_on_resume`, `control::tasks_of_a_paused_job_survive_a_restart` |
 //! | 14 500 for bad input, errors that leak | here |
 //! | 15 issues of its past (SCMOD-…, CAF-…) | here; prerequisites created later and delays: `prerequisites` |
 
@@ -23,21 +23,21 @@ use serde_json::{Value, json};
 use crate::service::{Service, Store};
 
 on_both_stores![
-    jobs_are_cancelled_beside_one_that_has_finished_unseen,
-    filters_see_the_true_status_also_of_a_job_that_nobody_has_read,
+    bulk_cancel_passes_over_a_job_that_has_just_finished,
+    filters_see_the_current_status_of_unread_jobs,
     equal_ids_in_two_partitions_are_two_jobs,
-    an_id_of_a_task_may_be_as_deep_as_it_likes_and_spoils_nothing,
-    the_same_request_is_the_same_after_a_restart_and_another_one_with_the_same_hash_code_is_not,
-    bad_input_is_the_clients_fault_and_no_error_or_log_tells_secrets,
-    equal_requests_at_the_same_time_create_one_job,
-    creations_and_completions_at_the_same_time_start_every_job_once,
-    a_job_without_subtasks_of_its_own_is_complete_with_its_final_answer,
-    a_job_of_many_splits_is_cancelled_and_deleted_as_any_other,
-    equal_jobs_are_listed_in_one_order,
+    deep_task_ids_do_no_harm,
+    request_identity_survives_a_restart_and_hash_collisions,
+    bad_input_is_a_client_error_and_secrets_stay_out_of_errors_and_logs,
+    equal_concurrent_requests_create_one_job,
+    concurrent_creations_and_completions_start_every_job_once,
+    job_without_own_subtasks_completes_with_its_final_result,
+    job_with_many_splits_is_cancelled_and_deleted_normally,
+    equal_jobs_are_listed_in_a_stable_order,
 ];
 
 // Defect 5
-async fn jobs_are_cancelled_beside_one_that_has_finished_unseen(store: Store) {
+async fn bulk_cancel_passes_over_a_job_that_has_just_finished(store: Store) {
     let service = Service::start(store).await;
     for job in ["finished", "failed", "open", "paused"] {
         service.create(job, &service.new_job("in")).await;
@@ -66,7 +66,7 @@ async fn jobs_are_cancelled_beside_one_that_has_finished_unseen(store: Store) {
 }
 
 // Defect 6
-async fn filters_see_the_true_status_also_of_a_job_that_nobody_has_read(store: Store) {
+async fn filters_see_the_current_status_of_unread_jobs(store: Store) {
     let service = Service::start(store).await;
     for job in ["completed", "failed", "half", "waiting"] {
         service.create(job, &service.new_job("in")).await;
@@ -163,7 +163,7 @@ async fn equal_ids_in_two_partitions_are_two_jobs(store: Store) {
 }
 
 // Defect 7
-async fn an_id_of_a_task_may_be_as_deep_as_it_likes_and_spoils_nothing(store: Store) {
+async fn deep_task_ids_do_no_harm(store: Store) {
     let service = Service::start(store).await;
     let id = "j".repeat(48);
     service.create(&id, &service.new_job("in")).await;
@@ -185,9 +185,7 @@ async fn an_id_of_a_task_may_be_as_deep_as_it_likes_and_spoils_nothing(store: St
 }
 
 // Defect 12
-async fn the_same_request_is_the_same_after_a_restart_and_another_one_with_the_same_hash_code_is_not(
-    store: Store,
-) {
+async fn request_identity_survives_a_restart_and_hash_collisions(store: Store) {
     let mut service = Service::start(store).await;
     let named = |name: &str| {
         let mut job = service.new_job("in");
@@ -211,7 +209,7 @@ async fn the_same_request_is_the_same_after_a_restart_and_another_one_with_the_s
 }
 
 // Defect 14
-async fn bad_input_is_the_clients_fault_and_no_error_or_log_tells_secrets(store: Store) {
+async fn bad_input_is_a_client_error_and_secrets_stay_out_of_errors_and_logs(store: Store) {
     let service = Service::start_with(store, &[("CAF_LOG_LEVEL", "DEBUG")]).await;
     let good = service.new_job("in");
     let with = |field: &str, value: Value| {
@@ -344,7 +342,7 @@ async fn bad_input_is_the_clients_fault_and_no_error_or_log_tells_secrets(store:
 }
 
 // Defect 15: SCMOD-7065
-async fn equal_requests_at_the_same_time_create_one_job(store: Store) {
+async fn equal_concurrent_requests_create_one_job(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     for job in ["a", "b", "c"] {
@@ -362,7 +360,7 @@ async fn equal_requests_at_the_same_time_create_one_job(store: Store) {
 }
 
 // Defect 15: SCMOD-6620, SCMOD-4348, SCMOD-6216
-async fn creations_and_completions_at_the_same_time_start_every_job_once(store: Store) {
+async fn concurrent_creations_and_completions_start_every_job_once(store: Store) {
     const JOBS: usize = 12;
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
@@ -396,7 +394,7 @@ async fn creations_and_completions_at_the_same_time_start_every_job_once(store: 
 }
 
 // Defect 15: CAF-2670
-async fn a_job_without_subtasks_of_its_own_is_complete_with_its_final_answer(store: Store) {
+async fn job_without_own_subtasks_completes_with_its_final_result(store: Store) {
     let service = Service::start(store).await;
     service.create("empty", &service.new_job("in")).await;
     service.complete("empty", ".1*").await;
@@ -408,7 +406,7 @@ async fn a_job_without_subtasks_of_its_own_is_complete_with_its_final_answer(sto
 }
 
 // Defect 15: SCMOD-10825, SCMOD-15074
-async fn a_job_of_many_splits_is_cancelled_and_deleted_as_any_other(store: Store) {
+async fn job_with_many_splits_is_cancelled_and_deleted_normally(store: Store) {
     let service = Service::start(store).await;
     for job in ["cancelled", "deleted", "completed"] {
         service.create(job, &service.new_job("in")).await;
@@ -435,7 +433,7 @@ async fn a_job_of_many_splits_is_cancelled_and_deleted_as_any_other(store: Store
 }
 
 // Defect 15: SCMOD-9529
-async fn equal_jobs_are_listed_in_one_order(store: Store) {
+async fn equal_jobs_are_listed_in_a_stable_order(store: Store) {
     let service = Service::start(store).await;
     let mut body = service.new_job("in");
     body["name"] = json!("the same");

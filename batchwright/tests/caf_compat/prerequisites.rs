@@ -3,27 +3,25 @@
 //! Where CAF lets a job wait for ever (prerequisites that are complete already, cancelled, deleted, or in a circle), the right
 //! behaviour is shown. That something does not start is shown by a job that is created later for the same pipe and comes first.
 
-use std::time::SystemTime;
-
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::service::{Answer, Pipe, Service, Store};
+use crate::service::{Answer, Pipe, Service, Store, now};
 
 on_both_stores![
-    a_job_starts_when_the_last_of_its_prerequisites_is_completed_and_only_once,
-    a_job_whose_prerequisites_are_all_complete_starts_at_once,
-    options_of_an_entry_are_read_as_caf_reads_them,
-    a_prerequisite_may_be_created_later,
-    a_job_that_would_wait_in_vain_is_refused_and_not_created,
-    a_delay_counts_from_the_creation_or_from_the_completion_of_the_last_prerequisite,
-    a_failure_fails_all_who_wait_and_names_the_job_where_it_happened,
-    jobs_of_a_suspended_partition_start_when_it_is_dispatched,
-    who_cancels_or_deletes_a_prerequisite_cancels_those_who_wait_for_it,
-    a_completed_prerequisite_may_be_deleted_and_its_id_used_again,
-    no_job_waits_for_itself,
-    what_is_no_job_id_is_no_prerequisite,
-    nobody_waits_for_a_job_of_another_partition,
+    job_starts_once_when_its_last_prerequisite_completes,
+    job_whose_prerequisites_are_completed_starts_at_once,
+    prerequisite_options_are_read_as_caf_reads_them,
+    prerequisite_may_be_created_later,
+    job_that_could_never_start_is_refused,
+    delay_counts_from_creation_or_from_the_last_prerequisite,
+    failure_fails_all_dependents_and_names_the_failed_job,
+    jobs_of_a_suspended_partition_start_on_dispatch,
+    cancelled_or_deleted_prerequisite_cancels_its_dependents,
+    completed_prerequisite_may_be_deleted_and_its_id_reused,
+    cycle_of_prerequisites_is_refused,
+    invalid_prerequisite_id_is_refused,
+    prerequisites_do_not_cross_partitions,
 ];
 
 /// A job for the pipe `in` that waits for these.
@@ -54,16 +52,11 @@ async fn put_in(service: &Service, partition: &str, job: &str, body: &Value) -> 
         .await
 }
 
-/// Milliseconds since 1970.
-fn now() -> u128 {
-    SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis()
-}
-
 fn time(job: &Value, field: &str) -> u128 {
     job[field].as_u64().unwrap().into()
 }
 
-async fn a_job_starts_when_the_last_of_its_prerequisites_is_completed_and_only_once(store: Store) {
+async fn job_starts_once_when_its_last_prerequisite_completes(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     for job in ["a", "b"] {
@@ -94,7 +87,7 @@ async fn a_job_starts_when_the_last_of_its_prerequisites_is_completed_and_only_o
     started(&service, &mut pipe, &["k"]).await;
 }
 
-async fn a_job_whose_prerequisites_are_all_complete_starts_at_once(store: Store) {
+async fn job_whose_prerequisites_are_completed_starts_at_once(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     for job in ["a", "b"] {
@@ -112,7 +105,7 @@ async fn a_job_whose_prerequisites_are_all_complete_starts_at_once(store: Store)
     started(&service, &mut pipe, &["absent", "both", "complete"]).await;
 }
 
-async fn options_of_an_entry_are_read_as_caf_reads_them(store: Store) {
+async fn prerequisite_options_are_read_as_caf_reads_them(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     service
@@ -150,7 +143,7 @@ async fn options_of_an_entry_are_read_as_caf_reads_them(store: Store) {
     started(&service, &mut pipe, &names(&when_both_are)).await;
 }
 
-async fn a_prerequisite_may_be_created_later(store: Store) {
+async fn prerequisite_may_be_created_later(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     service
@@ -170,7 +163,7 @@ async fn a_prerequisite_may_be_created_later(store: Store) {
     started(&service, &mut pipe, &["j"]).await;
 }
 
-async fn a_job_that_would_wait_in_vain_is_refused_and_not_created(store: Store) {
+async fn job_that_could_never_start_is_refused(store: Store) {
     let service = Service::start(store).await;
     for (job, status) in [
         ("b", "Failed"),
@@ -220,9 +213,7 @@ async fn a_job_that_would_wait_in_vain_is_refused_and_not_created(store: Store) 
         .await;
 }
 
-async fn a_delay_counts_from_the_creation_or_from_the_completion_of_the_last_prerequisite(
-    store: Store,
-) {
+async fn delay_counts_from_creation_or_from_the_last_prerequisite(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     let delayed = |mut job: Value, delay: i32| {
@@ -266,7 +257,7 @@ async fn a_delay_counts_from_the_creation_or_from_the_completion_of_the_last_pre
     assert!(now() >= time(&service.job("last").await, "lastUpdateTime") + 2000);
 }
 
-async fn a_failure_fails_all_who_wait_and_names_the_job_where_it_happened(store: Store) {
+async fn failure_fails_all_dependents_and_names_the_failed_job(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     for job in ["root", "other"] {
@@ -313,7 +304,7 @@ async fn a_failure_fails_all_who_wait_and_names_the_job_where_it_happened(store:
     started(&service, &mut pipe, &["bystander"]).await;
 }
 
-async fn jobs_of_a_suspended_partition_start_when_it_is_dispatched(store: Store) {
+async fn jobs_of_a_suspended_partition_start_on_dispatch(store: Store) {
     let variables = [(
         "CAF_JOB_SERVICE_SUSPENDED_PARTITIONS_REGEX",
         "tenant-[0-9]|other",
@@ -371,7 +362,7 @@ async fn jobs_of_a_suspended_partition_start_when_it_is_dispatched(store: Store)
     started(&service, &mut pipe, &[]).await;
 }
 
-async fn who_cancels_or_deletes_a_prerequisite_cancels_those_who_wait_for_it(store: Store) {
+async fn cancelled_or_deleted_prerequisite_cancels_its_dependents(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     for how in ["cancel", "delete"] {
@@ -417,7 +408,7 @@ async fn who_cancels_or_deletes_a_prerequisite_cancels_those_who_wait_for_it(sto
     started(&service, &mut pipe, &[]).await;
 }
 
-async fn a_completed_prerequisite_may_be_deleted_and_its_id_used_again(store: Store) {
+async fn completed_prerequisite_may_be_deleted_and_its_id_reused(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     for job in ["a", "b"] {
@@ -440,7 +431,7 @@ async fn a_completed_prerequisite_may_be_deleted_and_its_id_used_again(store: St
     started(&service, &mut pipe, &["j"]).await;
 }
 
-async fn no_job_waits_for_itself(store: Store) {
+async fn cycle_of_prerequisites_is_refused(store: Store) {
     let service = Service::start(store).await;
     service
         .put("a", &waiting_for(&service, &json!(["a"])))
@@ -464,7 +455,7 @@ async fn no_job_waits_for_itself(store: Store) {
     service.create("c", &service.new_job("in")).await;
 }
 
-async fn what_is_no_job_id_is_no_prerequisite(store: Store) {
+async fn invalid_prerequisite_id_is_refused(store: Store) {
     let service = Service::start(store).await;
     let (long_id, long_entry) = ("x".repeat(49), format!("a,{}", "x".repeat(127)));
     for (entry, text) in [
@@ -482,7 +473,7 @@ async fn what_is_no_job_id_is_no_prerequisite(store: Store) {
         .await;
 }
 
-async fn nobody_waits_for_a_job_of_another_partition(store: Store) {
+async fn prerequisites_do_not_cross_partitions(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     service

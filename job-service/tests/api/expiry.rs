@@ -1,26 +1,11 @@
-//! How long jobs are kept once they have ended, over HTTP.
-
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "this is how a test fails"
-)]
-
-#[macro_use]
-mod service;
+//! How long jobs are kept after their end.
 
 use contract::rest::{Expiry, ExpiryPolicy, Policer};
 use harness::wait_for;
 use serde_json::{Value, json};
-use service::{Backend, Service, new_job};
 use store::EventKind;
 
-suite![Backend:
-    a_job_is_gone_when_its_time_is_over_and_others_stay,
-    the_default_holds_where_the_request_says_nothing,
-    the_policy_counts_for_whether_a_request_is_the_same,
-    a_policy_that_cannot_be_meant_is_refused,
-];
+use crate::service::{Service, new_job};
 
 fn with_expiry(expiry: Value) -> Value {
     let mut job = new_job();
@@ -40,8 +25,9 @@ async fn is_gone(service: &Service, job: &str) {
     .await;
 }
 
-async fn a_job_is_gone_when_its_time_is_over_and_others_stay(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn expired_job_is_deleted_and_others_stay() {
+    let service = Service::start().await;
     service.put("kept", &new_job()).await.is(201);
     service
         .put(
@@ -84,7 +70,8 @@ async fn a_job_is_gone_when_its_time_is_over_and_others_stay(backend: Backend) {
     );
 }
 
-async fn the_default_holds_where_the_request_says_nothing(backend: Backend) {
+#[tokio::test]
+async fn default_expiry_applies_where_the_request_has_none() {
     let policy = |text: &str| {
         Some(ExpiryPolicy {
             expiry_time: text.into(),
@@ -97,7 +84,7 @@ async fn the_default_holds_where_the_request_says_nothing(backend: Backend) {
         failed: policy("createTime+PT0S"),
         cancelled: None,
     };
-    let service = Service::start_configured(backend, |options| options.expiry = expiry).await;
+    let service = Service::start_configured(|options| options.expiry = expiry).await;
     service.put("bare", &new_job()).await.is(201);
     let expected = json!({
         "Completed": {"expiryTime": "lastUpdateTime+P7D", "operation": "Delete", "policer": "System"},
@@ -130,8 +117,9 @@ async fn the_default_holds_where_the_request_says_nothing(backend: Backend) {
     service.get("/jobs/own").await.is(200);
 }
 
-async fn the_policy_counts_for_whether_a_request_is_the_same(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn expiry_is_part_of_the_request() {
+    let service = Service::start().await;
     let policy = json!({"Completed": {"expiryTime": "lastUpdateTime+P1D"}});
     service.put("j", &with_expiry(policy)).await.is(201);
     let spelled = json!({"Completed": {"operation": "Delete", "expiryTime": "lastUpdateTime+P1D", "policer": "System"}});
@@ -150,8 +138,9 @@ async fn the_policy_counts_for_whether_a_request_is_the_same(backend: Backend) {
     }
 }
 
-async fn a_policy_that_cannot_be_meant_is_refused(backend: Backend) {
-    let service = Service::start(backend).await;
+#[tokio::test]
+async fn invalid_expiry_is_refused() {
+    let service = Service::start().await;
     for (expiry, text) in [
         (
             json!({"Failed": {"expiryTime": "createTime+PT9H", "operation": "Expire"}}),

@@ -8,15 +8,15 @@ use serde_json::{Value, json};
 use crate::service::{Service, Store};
 
 on_both_stores![
-    direct_progress_is_taken_as_it_is_up_to_99_9_and_never_falls,
-    the_worked_examples_come_out,
-    many_subtasks_of_an_unknown_number_are_99_7_at_most,
-    subtasks_of_subtasks_count_as_what_their_parent_is_worth,
-    the_percentage_is_rounded_to_two_decimals,
-    subtasks_may_come_in_any_order_and_twice,
-    a_final_subtask_is_the_same_with_and_without_its_star,
-    what_is_below_a_task_that_is_done_changes_nothing,
-    a_job_that_fails_keeps_the_percentage_that_was_told,
+    direct_progress_is_capped_at_99_9_and_never_falls,
+    percentages_match_the_worked_examples,
+    subtasks_of_an_unknown_number_reach_99_7_at_most,
+    nested_subtasks_share_the_weight_of_their_parent,
+    percentage_is_rounded_to_two_decimals,
+    subtasks_may_be_reported_in_any_order_and_twice,
+    final_subtask_is_the_same_with_and_without_its_star,
+    reports_below_a_completed_task_change_nothing,
+    failed_job_keeps_its_percentage,
 ];
 
 fn done(service: &Service, job: &str, steps: &str) -> Value {
@@ -27,7 +27,7 @@ fn progress(service: &Service, job: &str, steps: &str, percentage: u8) -> Value 
     json!({"jobTaskId": service.task(job, steps), "status": "Progress", "estimatedPercentageCompleted": percentage})
 }
 
-async fn direct_progress_is_taken_as_it_is_up_to_99_9_and_never_falls(store: Store) {
+async fn direct_progress_is_capped_at_99_9_and_never_falls(store: Store) {
     let service = Service::start(store).await;
     service.create("j", &service.new_job("in")).await;
     for (reported, told) in [
@@ -50,7 +50,7 @@ async fn direct_progress_is_taken_as_it_is_up_to_99_9_and_never_falls(store: Sto
     service.becomes("j", "Completed", 100.0).await;
 }
 
-async fn the_worked_examples_come_out(store: Store) {
+async fn percentages_match_the_worked_examples(store: Store) {
     let service = Service::start(store).await;
     for job in ["one-by-one", "together"] {
         service.create(job, &service.new_job("in")).await;
@@ -83,7 +83,7 @@ async fn the_worked_examples_come_out(store: Store) {
     }
 }
 
-async fn many_subtasks_of_an_unknown_number_are_99_7_at_most(store: Store) {
+async fn subtasks_of_an_unknown_number_reach_99_7_at_most(store: Store) {
     let service = Service::start(store).await;
     service.create("j", &service.new_job("in")).await;
     let all: Vec<Value> = (1..=6000)
@@ -102,7 +102,7 @@ async fn many_subtasks_of_an_unknown_number_are_99_7_at_most(store: Store) {
     service.becomes("j", "Completed", 100.0).await;
 }
 
-async fn subtasks_of_subtasks_count_as_what_their_parent_is_worth(store: Store) {
+async fn nested_subtasks_share_the_weight_of_their_parent(store: Store) {
     let service = Service::start(store).await;
     for job in ["nested", "capped"] {
         service.create(job, &service.new_job("in")).await;
@@ -131,7 +131,7 @@ async fn subtasks_of_subtasks_count_as_what_their_parent_is_worth(store: Store) 
     service.becomes("capped", "Active", 83.28).await;
 }
 
-async fn the_percentage_is_rounded_to_two_decimals(store: Store) {
+async fn percentage_is_rounded_to_two_decimals(store: Store) {
     let service = Service::start(store).await;
     for (size, told) in [
         (3, 33.33),
@@ -149,7 +149,7 @@ async fn the_percentage_is_rounded_to_two_decimals(store: Store) {
     service.becomes("of-3", "Active", 66.67).await;
 }
 
-async fn subtasks_may_come_in_any_order_and_twice(store: Store) {
+async fn subtasks_may_be_reported_in_any_order_and_twice(store: Store) {
     let service = Service::start(store).await;
     let orders = [
         [".1", ".2", ".3", ".4*"],
@@ -189,7 +189,7 @@ async fn subtasks_may_come_in_any_order_and_twice(store: Store) {
     service.becomes("deep", "Completed", 100.0).await;
 }
 
-async fn a_final_subtask_is_the_same_with_and_without_its_star(store: Store) {
+async fn final_subtask_is_the_same_with_and_without_its_star(store: Store) {
     let service = Service::start(store).await;
     service.create("j", &service.new_job("in")).await;
     service.progress("j", ".2", 40).await;
@@ -206,7 +206,7 @@ async fn a_final_subtask_is_the_same_with_and_without_its_star(store: Store) {
     service.becomes("j", "Completed", 100.0).await;
 }
 
-async fn what_is_below_a_task_that_is_done_changes_nothing(store: Store) {
+async fn reports_below_a_completed_task_change_nothing(store: Store) {
     let service = Service::start(store).await;
     service.create("j", &service.new_job("in")).await;
     service.complete("j", ".1").await;
@@ -220,7 +220,7 @@ async fn what_is_below_a_task_that_is_done_changes_nothing(store: Store) {
     service.becomes("j", "Completed", 100.0).await;
 }
 
-async fn a_job_that_fails_keeps_the_percentage_that_was_told(store: Store) {
+async fn failed_job_keeps_its_percentage(store: Store) {
     let service = Service::start(store).await;
     for (job, steps, percentage) in [("task", "", 40.0), ("subtask", ".1", 20.0)] {
         service.create(job, &service.new_job("in")).await;

@@ -80,7 +80,7 @@ impl Service {
         let broker = harness::rabbitmq().await.unwrap().url;
         let folder = tempfile::tempdir().unwrap();
         let port = free_port();
-        let (root, id) = (format!("http://127.0.0.1:{port}"), unique("drop-in"));
+        let (root, id) = (format!("http://127.0.0.1:{port}"), unique("caf-compat"));
         let tracking_pipe = format!("{id}-tracking");
         let mut all = vec![
             ("BATCHWRIGHT_LISTEN".to_owned(), format!("127.0.0.1:{port}")),
@@ -607,7 +607,7 @@ fn caf_database(url: &str) -> Vec<(String, String)> {
                 "PASSWORD",
                 url.password().unwrap_or("a-password-of-no-use").to_owned(),
             ),
-            ("APPNAME", "drop-in".to_owned()),
+            ("APPNAME", "caf-compat".to_owned()),
         ],
     )
 }
@@ -629,6 +629,14 @@ fn with_parameters(path: &str, parameters: &[(&str, &str)]) -> String {
     } else {
         format!("{path}?{}", parameters.join("&"))
     }
+}
+
+/// The time of the clock, in milliseconds since 1970.
+pub fn now() -> u128 {
+    std::time::SystemTime::UNIX_EPOCH
+        .elapsed()
+        .unwrap()
+        .as_millis()
 }
 
 pub fn encoded(text: &str) -> String {

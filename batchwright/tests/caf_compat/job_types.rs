@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use crate::service::{Service, Store};
 
-on_both_stores![
-    a_job_is_made_from_its_type_and_parameters,
-    what_cannot_be_made_is_refused,
-    a_type_is_a_yaml_file_of_the_folder
+on_one_store![
+    job_is_made_from_its_type_and_parameters,
+    invalid_types_and_parameters_are_refused,
+    yaml_files_of_the_folder_are_job_types,
 ];
 
 /// A type with all that a definition may have.
@@ -98,7 +98,7 @@ async fn start(store: Store, folder: &Path, pipe: &str) -> Service {
     Service::start_with(store, &variables).await
 }
 
-async fn a_job_is_made_from_its_type_and_parameters(store: Store) {
+async fn job_is_made_from_its_type_and_parameters(store: Store) {
     let (folder, pipe) = (tempfile::tempdir().unwrap(), harness::unique("types"));
     let service = start(store, folder.path(), &pipe).await;
     let mut workers = service.consume_named(&pipe).await;
@@ -151,7 +151,7 @@ async fn a_job_is_made_from_its_type_and_parameters(store: Store) {
     }
 }
 
-async fn what_cannot_be_made_is_refused(store: Store) {
+async fn invalid_types_and_parameters_are_refused(store: Store) {
     let (folder, pipe) = (tempfile::tempdir().unwrap(), harness::unique("types"));
     let service = start(store, folder.path(), &pipe).await;
     let put = async |body: Value| service.put("j", &body).await;
@@ -226,7 +226,7 @@ async fn what_cannot_be_made_is_refused(store: Store) {
     assert_eq!(service.get("/jobStats/count").await.is(200).json(), 0);
 }
 
-async fn a_type_is_a_yaml_file_of_the_folder(store: Store) {
+async fn yaml_files_of_the_folder_are_job_types(store: Store) {
     let (folder, pipe) = (tempfile::tempdir().unwrap(), harness::unique("types"));
     let service = start(store, folder.path(), &pipe).await;
     for id in [

@@ -1,0 +1,36 @@
+//! The job service over real HTTP: every route, with good and bad input, and what reaches the broker.
+//!
+//! What a store must do is held by the store's own conformance suite. These tests therefore use the store in memory, except for
+//! the few that depend on a database; those run on `SQLite` and on `PostgreSQL`.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
+
+/// Makes two tests of each function, one per database.
+macro_rules! on_both_databases {
+    [$($test:ident),+ $(,)?] => {
+        mod on_sqlite {
+            $(#[tokio::test] async fn $test() { super::$test(crate::service::Backend::Sqlite).await; })+
+        }
+        mod on_postgres {
+            $(#[tokio::test] async fn $test() { super::$test(crate::service::Backend::Postgres).await; })+
+        }
+    };
+}
+
+mod service;
+
+mod bulk;
+mod description;
+mod expiry;
+mod job_types;
+mod jobs;
+mod list;
+mod pause;
+mod relay;
+mod requests;
+mod scheduling;
+mod watch;

@@ -1,0 +1,379 @@
+//! What every request and response has in common: health, ids, bodies, parameters, errors.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::Request;
+use framework::broker::Broker;
+use framework::broker::memory::Memory;
+use job_service::{JobService, ServiceOptions};
+use reqwest::{Method, StatusCode};
+use serde_json::json;
+use store::Store;
+use tower::ServiceExt;
+
+use crate::service::{Answer, Service, new_job};
+
+#[tokio::test]
+async fn ping_succeeds() {
+    let pong = Service::start()
+        .await
+        .call(Method::GET, "/job-service/v1/ping", None)
+        .await
+        .is(200);
+    assert_eq!(pong.json(), json!({"success": true}));
+}
+
+#[tokio::test]
+async fn health_check_reports_each_requested_check() {
+    let service = Service::start().await;
+    let check = |name: &str, kind: &str| json!({"name": name, "healthy": true, "type": kind, "critical": true});
+    let alive = [check("deadlocks", "ALIVE"), check("ports-alive", "ALIVE")];
+    let ready = ["ports-ready", "database", "ping", "queue"].map(|name| check(name, "READY"));
+    let all = json!([&alive[..], &ready[..]].concat());
+    for (query, expected) in [
+        ("?name=all&type=READY", all.clone()),
+        ("?name=all", all),
+        ("?name=all&type=ALIVE", json!(alive)),
+        ("", json!([])),
+        ("?type=ALIVE", json!([])),
+        ("?name=queue&name=deadlocks", json!([alive[0], ready[3]])),
+        ("?type=ready&name=queue", json!([ready[3]])),
+    ] {
+        assert_eq!(
+            service
+                .call(Method::GET, &format!("/health-check{query}"), None)
+                .await
+                .is(200)
+                .json(),
+            expected,
+            "{query}"
+        );
+    }
+    let dead = service
+        .call(Method::GET, "/health-check?type=DEAD", None)
+        .await;
+    dead.refuses(
+        400,
+        "The parameter 'type' must be ALIVE or READY, but is 'DEAD'.",
+    );
+}
+
+#[tokio::test]
+async fn service_without_broker_is_alive_but_not_ready() {
+    let service = Service::start().await;
+    service.broker.close().await;
+    let ready = service
+        .call(Method::GET, "/health-check?name=all&type=READY", None)
+        .await
+        .is(503)
+        .json();
+    assert_eq!(
+        (
+            &ready[3]["healthy"],
+            &ready[5]["name"],
+            &ready[5]["healthy"]
+        ),
+        (&json!(true), &json!("queue"), &json!(false))
+    );
+    service
+        .call(Method::GET, "/health-check", None)
+        .await
+        .is(503);
+    service
+        .call(Method::GET, "/health-check?name=all&type=ALIVE", None)
+        .await
+        .is(200);
+    service.put("j", &new_job()).await.is(201);
+}
+
+#[tokio::test]
+async fn bad_ids_are_refused_and_the_partition_is_checked_first() {
+    let service = Service::start().await;
+    let long_partition = "p".repeat(41);
+    let partition = |p: &str| format!("/job-service/v1/partitions/{p}/jobs/a.b");
+    for (path, message) in [
+        (partition(""), "The partition ID has not been specified."),
+        (
+            partition("a.b"),
+            "The partition ID contains one or more invalid characters.",
+        ),
+        (
+            partition("a%3Ab"),
+            "The partition ID contains one or more invalid characters.",
+        ),
+        (
+            partition("%00"),
+            "The partition ID contains one or more invalid characters.",
+        ),
+        (
+            partition(&long_partition),
+            "The partition ID is longer than 40 characters.",
+        ),
+        (
+            service.path("/jobs/a!b"),
+            "The job identifier contains one or more invalid characters.",
+        ),
+        (
+            service.path("/jobs/a%0Ab"),
+            "The job identifier contains one or more invalid characters.",
+        ),
+        (
+            service.path("/jobs/(a)"),
+            "The job identifier contains one or more invalid characters.",
+        ),
+    ] {
+        for method in [Method::GET, Method::DELETE, Method::PUT] {
+            service
+                .call(method, &path, Some("no job".into()))
+                .await
+                .refuses(400, message);
+        }
+        for sub in ["status", "isActive", "tasks/x"] {
+            service
+                .call(Method::GET, &format!("{path}/{sub}"), None)
+                .await
+                .refuses(400, message);
+        }
+        service
+            .call(Method::POST, &format!("{path}/cancel"), None)
+            .await
+            .refuses(400, message);
+    }
+    let long_job = "j".repeat(49);
+    service
+        .put(&long_job, &new_job())
+        .await
+        .refuses(400, "The job identifier is longer than 48 characters.");
+    for sub in ["", "/status", "/tasks/1", "/events"] {
+        let text = format!("ERROR: job_id {{{long_job}}} not found");
+        service
+            .get(&format!("/jobs/{long_job}{sub}"))
+            .await
+            .refuses(404, &text);
+    }
+    for path in ["jobs", "jobStats/count"] {
+        let path = format!("/job-service/v1/partitions/a.b/{path}");
+        service.call(Method::GET, &path, None).await.refuses(
+            400,
+            "The partition ID contains one or more invalid characters.",
+        );
+    }
+    let no_text = service
+        .call(Method::GET, &service.path("/jobs/%FF"), None)
+        .await
+        .is(400);
+    assert!(no_text.error().contains("UTF-8"), "{no_text:?}");
+}
+
+#[tokio::test]
+async fn body_that_is_not_a_job_is_refused_with_line_and_column() {
+    let service = Service::start().await;
+    let path = service.path("/jobs/j");
+    let missing = service.call(Method::PUT, &path, None).await;
+    missing.refuses(
+        400,
+        "The body has not been specified. Send the job as a JSON object.",
+    );
+    let deep = format!(
+        r#"{{"task": {{"taskData": {}{}}}}}"#,
+        "[".repeat(100_000),
+        "]".repeat(100_000)
+    );
+    for (body, expected) in [
+        (
+            "{\n  \"name\": x\n}",
+            "The body is not valid JSON: expected value at line 2 column 11",
+        ),
+        (
+            "{\"name\": \"a\"",
+            "The body is not valid JSON: EOF while parsing an object at line 1 column 12",
+        ),
+        (
+            "null",
+            "The body is not a job: invalid type: null, expected a map at line 1 column 4",
+        ),
+        (
+            r#"{"delay": 1.5}"#,
+            "The body is not a job: invalid type: floating point `1.5`, expected i32 at line 1 column 13",
+        ),
+        (
+            deep.as_str(),
+            "The body is not valid JSON: recursion limit exceeded at line 1 column",
+        ),
+        ("{}", "The task has not been specified."),
+    ] {
+        let refused = service
+            .call(Method::PUT, &path, Some(body.into()))
+            .await
+            .is(400);
+        assert!(refused.error().starts_with(expected), "{refused:?}");
+    }
+    let no_text = Answer::of(
+        service
+            .request(Method::PUT, &path)
+            .body(&b"{\"name\": \"\xff\"}"[..]),
+    )
+    .await
+    .is(400);
+    assert!(
+        no_text
+            .error()
+            .starts_with("The body is not valid JSON: invalid unicode code point at line 1 column"),
+        "{no_text:?}"
+    );
+}
+
+#[tokio::test]
+async fn oversized_body_is_refused_with_or_without_content_length() {
+    let store = Store::open("memory:").await.unwrap();
+    let options = ServiceOptions {
+        max_body_bytes: 1000,
+        ..ServiceOptions::default()
+    };
+    let router = JobService::new(store, Arc::new(Memory::new()), options).router();
+    let whole = Body::from(" ".repeat(1001));
+    let in_parts = Body::from_stream(futures_util::stream::iter(
+        (0..11).map(|_| Ok::<_, std::io::Error>(" ".repeat(100))),
+    ));
+    for body in [whole, in_parts] {
+        let request = Request::put("/job-service/v1/partitions/p/jobs/j")
+            .body(body)
+            .unwrap();
+        let response = router.clone().oneshot(request).await.unwrap();
+        assert_eq!(
+            (response.status(), &response.headers()["content-type"]),
+            (
+                StatusCode::PAYLOAD_TOO_LARGE,
+                &"application/json".parse().unwrap()
+            )
+        );
+        let body = axum::body::to_bytes(response.into_body(), 1000)
+            .await
+            .unwrap();
+        assert_eq!(body, r#"{"message":"The body is larger than 1000 bytes."}"#);
+    }
+}
+
+#[tokio::test]
+async fn content_type_is_ignored() {
+    let service = Service::start().await;
+    let request = service
+        .request(Method::PUT, &service.path("/jobs/j"))
+        .header("Content-Type", "application/x-www-form-urlencoded");
+    Answer::of(request.body(new_job().to_string()))
+        .await
+        .is(201);
+}
+
+#[tokio::test]
+async fn bad_query_parameters_are_refused_by_name() {
+    let service = Service::start().await;
+    for (query, message) in [
+        (
+            "limit=ten",
+            "The parameter 'limit' must be a whole number, but is 'ten'.",
+        ),
+        (
+            "limit=1.5",
+            "The parameter 'limit' must be a whole number, but is '1.5'.",
+        ),
+        (
+            "offset=99999999999999999999",
+            "The parameter 'offset' must be a whole number, but is '99999999999999999999'.",
+        ),
+        ("sort=createTime", "Invalid format for sort: createTime"),
+        (
+            "sort=colour:asc",
+            "Invalid value for sort field: colour:asc",
+        ),
+        (
+            "sort=createTime:ASC",
+            "Invalid value for sort direction: ASC",
+        ),
+        (
+            "jobIdStartsWith=%00",
+            "The parameter 'jobIdStartsWith' contains the character U+0000.",
+        ),
+    ] {
+        service
+            .get(&format!("/jobs?{query}"))
+            .await
+            .refuses(400, message);
+    }
+    let twice = service.get("/jobs?limit=1&limit=2").await.is(400);
+    assert!(twice.error().contains("limit"), "{twice:?}");
+}
+
+#[tokio::test]
+async fn unknown_url_is_404_and_wrong_method_is_405() {
+    let service = Service::start().await;
+    for path in [
+        "/",
+        "/job-service/v1",
+        "/job-service/v1/partitions/p/jobs/j/unknown",
+        "/job-service-ui/unknown",
+    ] {
+        let text = format!("There is nothing at {path}. The API is described at /job-service-ui/.");
+        service
+            .call(Method::GET, path, None)
+            .await
+            .refuses(404, &text);
+    }
+    for (method, path, allow) in [
+        (
+            Method::POST,
+            service.path("/jobs/j"),
+            vec!["DELETE", "GET", "HEAD", "PUT"],
+        ),
+        (Method::PUT, service.path("/jobs"), vec!["GET", "HEAD"]),
+        (Method::GET, service.path("/jobs/j/cancel"), vec!["POST"]),
+        (Method::GET, service.path("/jobs:delete"), vec!["POST"]),
+        (
+            Method::DELETE,
+            "/job-service/v1/ping".into(),
+            vec!["GET", "HEAD"],
+        ),
+    ] {
+        let refused = service.call(method.clone(), &path, None).await;
+        let mut allowed: Vec<&str> = refused.header("allow").split(',').map(str::trim).collect();
+        allowed.sort_unstable();
+        assert_eq!(allowed, allow, "{path}");
+        refused.refuses(405, &format!("{path} does not support {method}."));
+    }
+}
+
+#[tokio::test]
+async fn every_response_carries_the_given_or_a_new_correlation_id() {
+    let service = Service::start().await;
+    for path in [
+        "/job-service/v1/ping",
+        "/nothing",
+        "/job-service/v1/partitions/p/jobs/j",
+        "/job-service-ui/",
+    ] {
+        let given = Answer::of(
+            service
+                .request(Method::GET, path)
+                .header("CAF-Correlation-Id", "corr-42"),
+        )
+        .await;
+        assert_eq!(given.header("CAF-Correlation-Id"), "corr-42", "{path}");
+        let [first, second] = [
+            service.call(Method::GET, path, None).await,
+            service.call(Method::GET, path, None).await,
+        ];
+        let made = first.header("CAF-Correlation-Id");
+        assert!(
+            uuid::Uuid::parse_str(made).is_ok() && made != second.header("CAF-Correlation-Id"),
+            "{path}"
+        );
+    }
+    let empty = Answer::of(
+        service
+            .request(Method::GET, "/job-service/v1/ping")
+            .header("CAF-Correlation-Id", ""),
+    )
+    .await;
+    assert!(uuid::Uuid::parse_str(empty.header("CAF-Correlation-Id")).is_ok());
+}
