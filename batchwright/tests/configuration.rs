@@ -95,7 +95,7 @@ async fn a_variable_that_is_none_or_has_no_sense_stops_the_start_by_its_name() {
             &["up"],
             "BATCHWRIGHT_KEEP_FAILED",
             "lastUpdateTime+P1M",
-            "'P1M' is no span of time",
+            "'P1M' is not a time span",
         ),
     ] {
         let (code, told) = ended(arguments, &[(name, value)]).await;

@@ -1,6 +1,7 @@
-//! How fast the ledger takes reports in: `cargo run --release -p store --example ledger_speed -- URL [items] [batch] [window]`.
+//! Measures how fast the store records reports: `cargo run --release -p store --example ledger_speed -- URL [items] [batch] [window]`.
 //!
-//! One job, splits of 1000, every task reported done once, shuffled within windows of so many reports. Prints one line.
+//! The job has splits of 1000 tasks. Every task is reported done once; `window` reports at a time are shuffled. Prints one
+//! line: tasks per second, and the largest number of rows and bytes in the task table.
 
 use std::time::Instant;
 
@@ -17,7 +18,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let batch_size: usize = words.next().map_or(Ok(2000), |word| word.parse())?;
     let window: usize = words.next().map_or(Ok(20_000), |word| word.parse())?;
     let store = Store::open(&url).await?;
-    let life = start(&store).await?;
+    let job = start(&store).await?;
 
     let splits = items / PARTS;
     let step = |number, of| Step {
@@ -39,7 +40,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .map(|steps| TrackingEvent {
             task: JobTaskId {
                 steps,
-                ..life.clone()
+                ..job.clone()
             },
             kind: EventKind::Complete,
         })
@@ -49,10 +50,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         last: true,
     }];
     events.push(TrackingEvent {
-        task: JobTaskId {
-            steps: last,
-            ..life
-        },
+        task: JobTaskId { steps: last, ..job },
         kind: EventKind::Complete,
     });
 
@@ -72,14 +70,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seconds = begun.elapsed().as_secs_f64();
     let rate = f64::from(splits * PARTS) / seconds;
     println!(
-        "{}: window {window}, batches of {batch_size}: {} tasks in {seconds:.2} s = {rate:.0}/s; {rows} rows, {bytes} bytes at most",
+        "{}: window {window}, batches of {batch_size}: {} tasks in {seconds:.2} s = {rate:.0}/s; at most {rows} rows, {bytes} bytes",
         store.kind(),
         splits * PARTS
     );
     Ok(())
 }
 
-/// The same every time.
+/// Shuffles in the same way on every run.
 fn shuffle<T>(items: &mut [T]) {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     for at in (1..items.len()).rev() {
@@ -102,7 +100,7 @@ async fn start(store: &Store) -> Result<JobTaskId, Box<dyn std::error::Error>> {
         .create_job(&request, |_| ("start".to_owned(), Vec::new()))
         .await?
     {
-        Creation::Created(life) => Ok(JobTaskId::parse(&life.job_task_id())?),
-        other => Err(format!("the job is there already: {other:?}").into()),
+        Creation::Created(job) => Ok(JobTaskId::parse(&job.job_task_id())?),
+        other => Err(format!("the job was not created: {other:?}").into()),
     }
 }

@@ -16,14 +16,14 @@
 //! 2. `c` precedes `f` in the order of locks, and another transaction may hold `c` while it waits for `f`. So `find` locks
 //!    nothing and returns `None`. The caller rolls back, and `run_tx` runs its body again with the locks of
 //!    `c`, `f`, `m` and `x` taken first.
-//! 3. The second attempt reads who waits for `f` again, since nobody was kept from changing that. If a client has created
+//! 3. The second attempt reads again who waits for `f`, because that may have changed. If a client has created
 //!    `y` meanwhile, which waits for `x`, then `y` is the only job without a lock. It follows `x`, the last lock, so `find`
 //!    takes it on the spot and reads a third time. A job that appears behind an unlocked one is found this way.
 //! 4. A reading that contains locked jobs only is final: `c`, `m`, `x` and `y` are cancelled. That `x` also waits for `z`
 //!    makes no difference.
 //!
 //! Had `f` completed, step 1 would have read `m` and `x` only. Releasing them leaves `m` with nothing to wait for, so it
-//! starts; `x` goes on waiting for `z`, and `c` for `m`.
+//! starts; `x` still waits for `z`, and `c` for `m`.
 
 use contract::JobStatus;
 

@@ -1,18 +1,43 @@
-//! ★ The ledger: tracking events in, the new state of a job's tasks out. Pure: no database, no clock, no broker.
+//! ★ The ledger: takes tracking events, and computes the new state of a job's tasks. Pure: no database, no clock, no broker.
 //!
-//! A job is a tree of tasks. Its ledger has a *place* for every split that is open (bitmaps of its children that are done
-//! and that have failed) and one for every task that is under way or waits to be tried again; nothing else. A caller
-//! loads the places that [`keys_of`] and then [`Ledger::also_needed`] name, applies events, and stores what
-//! [`Ledger::finish`] gives back.
+//! A job is a tree of tasks. Its ledger has a *node* for every open split, with bitmaps of the subtasks that are done and that
+//! have failed, and one for every active task, which has reported progress or waits for another attempt. It has no node for
+//! any other task. A caller loads the nodes that [`keys_of`] and then [`Ledger::also_needed`] name, applies events, and
+//! saves what [`Ledger::finish`] returns.
 //!
 //! What must stay true:
-//! - **Identity, not counting.** An event counts by setting a bit; an event that comes again finds the bit set.
-//! - **Order-free.** For one task, done beats failed beats retrying beats progress, whichever is heard first. A place that is
-//!   done is closed: events at or below it change nothing. So is the size of a split, which any `*` may tell.
-//! - **Small.** A split that is done gives up its rows; its bit in its parent is all that is left.
-//! - **Monotone.** The percentage never falls and is 100 exactly when the job is Completed. The first outcome stays.
+//! - **Identity, not counting.** An event counts by setting a bit; when the event is repeated, the bit is set already.
+//! - **Independent of order.** Of one task, done beats failed, failed beats retrying, and retrying beats progress, whichever
+//!   is reported first. A task that is done is closed: events of it or below it change nothing. The same holds for the size of
+//!   a split, which any event with a `*` may tell.
+//! - **Small.** The rows of a split are deleted once it is done; the only trace is its bit in its parent.
+//! - **Monotone.** The percentage never falls, and is 100 exactly when the job is Completed. The first outcome is final.
+//!
+//! # Example
+//!
+//! A job splits into `1`, `2` and the final `3*`; task `2` splits into `2.1` and the final `2.2*`. Each line is a flush of
+//! one event, with the split of the job itself (path `""`) and the node of `2` afterwards.
+//!
+//! | event | size | top | done | kept | open sum | items | published | node of `2` |
+//! |---|---|---|---|---|---|---|---|---|
+//! | `1` complete | ? | 1 | 1 | 0 | 0 | 1 | 50.00 % | none |
+//! | `2` at 40 % | ? | 2 | 1 | 1 | 40 | 1 | 50.00 % | active task, 40 % |
+//! | `2.1` complete | ? | 2 | 1 | 1 | 50 | 2 | 50.00 % | split, 50 % |
+//! | `2.2*` complete | ? | 2 | 2 | 0 | 0 | 2 | 66.67 % | none |
+//! | `3*` complete | 3 | 3 | 3 | 0 | 0 | 2 | 100 % | none |
+//!
+//! - The percentage is the mean of the subtasks: 100 for each that is done, and the open sum for the others. Until the size is
+//!   known, one subtask more than `top` is assumed. The second event makes the mean fall to 46.67, so the job continues to
+//!   publish 50.
+//! - `2.1` shows that `2` is a split. A split node replaces the active task, so `kept` stays 1; the 40 % leave the open sum,
+//!   and the percentage of the new split enters it.
+//! - `2.2*` completes the split `2`. Its node is deleted, its percentage leaves the open sum, and it sets its bit in the
+//!   parent, which `done` counts.
+//! - The items are `1` and `2.1`. A split is no item, and neither is a final subtask. If `3` were reported complete without
+//!   its star, it would count as an item until a report with the star shows that it is final.
 
 mod apply;
+mod bitmap;
 mod node;
 #[cfg(test)]
 mod properties;
@@ -22,29 +47,33 @@ use std::fmt::Write as _;
 
 use contract::{JobStatus, OnFailure, ReportFailure, Step};
 
-pub use node::{ACTIVE_TASK, ActiveTask, NodeKey, NodeRow, PERCENT, position};
+pub use bitmap::position;
+pub use node::{ACTIVE_TASK, ActiveTask, NodeKey, NodeRow, PERCENT};
 use node::{CONFLICT, REPORTED_FAILED, Split};
 
-/// The published percentage, in hundredths: of a job that is Completed, and the most of any other.
+/// The percentage of a Completed job, in hundredths.
 pub const COMPLETE: i32 = 10_000;
+/// The highest percentage of any other job, in hundredths.
 const ALMOST: i32 = 9_990;
-/// How many failures of a job are kept in full.
+/// The number of failures of a job that are kept in full.
 pub const FAILURES_KEPT: usize = 100;
-/// What the failure of a split with contradicting parts is called.
+/// The kind of the failure of a split of which reports disagree about the number of subtasks.
 pub const CONFLICT_FAILURE: &str = "SPLIT_SIZE_CONFLICT";
-/// How failures are counted that have no id.
+/// The kind by which failures without an id are counted.
 pub const UNNAMED_FAILURE: &str = "Unknown";
 
-/// What the ledger reads and changes of the job itself.
+/// The part of the job's own row that the ledger reads and changes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobTotals {
+    /// Whether the job ends at the first failure.
     pub on_failure: OnFailure,
     /// Hundredths of a percent, as published.
     pub percentage: i32,
     pub completed_items: i64,
     pub failed_tasks: i64,
+    /// The number of failed tasks, by kind of failure.
     pub failure_counts: BTreeMap<String, i64>,
-    /// The job's own task, while it waits to be tried again.
+    /// The job's own task, while it waits for another attempt.
     pub own_task: Option<ActiveTask>,
 }
 
@@ -75,39 +104,41 @@ pub fn failure_kind(failure: &ReportFailure) -> String {
         .unwrap_or_else(|| UNNAMED_FAILURE.to_owned())
 }
 
-/// A failure that is kept in full.
+/// A failure of a task that is kept in full.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptFailure {
-    /// Which task; empty for the job's own.
+    /// The path of the task; empty for the job's own.
     pub path: String,
+    /// Milliseconds since 1970.
     pub since: i64,
+    /// The number of failed attempts before this one.
     pub attempts: Option<i32>,
     pub failure: ReportFailure,
 }
 
-/// What is to be stored after a batch of events.
+/// The changes to save after a batch of events.
 #[derive(Debug)]
 pub struct Outcome {
     pub totals: JobTotals,
-    /// Something has begun: a job that waits is active now.
+    /// Whether a task has begun, so that a Waiting job becomes Active.
     pub active: bool,
-    /// What the job has come to, and why.
+    /// The outcome of the job and its reason, once it is decided.
     pub decision: Option<(JobStatus, String)>,
     pub nodes: NodeChanges,
     pub new_failures: Vec<KeptFailure>,
     pub gone_failures: Vec<String>,
 }
 
-/// Changes of a task table, to be made in the order of the fields.
+/// The changes of a task table. They must be made in the order of the fields.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct NodeChanges {
-    /// Paths of which all rows go, and all rows below them.
+    /// Delete all rows of these paths and of all paths below them.
     pub pruned: Vec<String>,
-    /// Paths of which all rows go; there is nothing below.
+    /// Delete all rows of these paths; there are none below them.
     pub gone: Vec<String>,
-    /// Paths of exceptional tasks that are exceptional no more.
+    /// Delete the active-task row of these paths.
     pub inactive: Vec<String>,
-    /// Rows that are new or have changed.
+    /// Insert or replace these rows.
     pub rows: Vec<NodeRow>,
 }
 
@@ -120,27 +151,27 @@ impl NodeChanges {
     }
 }
 
-/// The touched part of one job's ledger.
+/// The part of one job's ledger that a batch of events touches.
 #[derive(Debug)]
 pub struct Ledger {
     totals: JobTotals,
     now: i64,
     splits: Vec<Split>,
     by_path: HashMap<String, usize>,
-    exceptions: HashMap<String, Slot>,
-    /// The failures that are kept, with their kinds.
+    active_tasks: HashMap<String, Slot>,
+    /// The kinds of the failures that are kept, by path.
     kept: HashMap<String, String>,
     new_failures: BTreeMap<String, KeptFailure>,
     gone_failures: Vec<String>,
     pruned: Vec<String>,
     active: bool,
     decision: Option<(JobStatus, String)>,
-    /// The split that the last event was about: events come in runs.
+    /// The split of the last event. Most often the next event is of the same split.
     latest: Option<(String, usize)>,
     path: String,
 }
 
-/// An exceptional task as loaded and changed.
+/// An active task as loaded and changed; `now` is `None` once it is no longer active.
 #[derive(Debug, Default)]
 struct Slot {
     now: Option<ActiveTask>,
@@ -148,7 +179,8 @@ struct Slot {
     dirty: bool,
 }
 
-/// The rows that events at these tasks are about: of every split on the way its header, and the bits of the next step.
+/// Returns the keys of the rows that events of these tasks touch: for every split on the path to a task its first row, and the
+/// row with the bit of the next step.
 pub fn keys_of<'a>(tasks: impl Iterator<Item = &'a [Step]>) -> Vec<NodeKey> {
     let mut keys = HashSet::new();
     let mut path = String::new();
@@ -181,7 +213,7 @@ impl Ledger {
             now,
             splits: Vec::new(),
             by_path: HashMap::new(),
-            exceptions: HashMap::new(),
+            active_tasks: HashMap::new(),
             kept,
             new_failures: BTreeMap::new(),
             gone_failures: Vec::new(),
@@ -193,9 +225,9 @@ impl Ledger {
         }
     }
 
-    /// Takes in rows that were asked for; those that do not exist are simply not given.
+    /// Loads the rows that exist of those that were asked for.
     pub fn load(&mut self, mut rows: Vec<NodeRow>) {
-        // Parents first, so that every split finds its own.
+        // Parents first, because a split looks up its parent.
         rows.sort_by_cached_key(|row| (depth(&row.path), row.path.clone(), row.chunk));
         for row in rows {
             if row.chunk == ACTIVE_TASK {
@@ -204,7 +236,7 @@ impl Ledger {
                     stored: true,
                     dirty: false,
                 };
-                self.exceptions.insert(row.path, slot);
+                self.active_tasks.insert(row.path, slot);
                 continue;
             }
             let at = match self.by_path.get(&row.path) {
@@ -215,7 +247,8 @@ impl Ledger {
         }
     }
 
-    /// What must be loaded besides: the rows of tasks themselves. Only asked for where a parent says that it has such children.
+    /// Returns the keys of further rows to load: those of the tasks themselves. Most tasks have none; the `kept` counter of the
+    /// parent shows whether one of its subtasks does.
     pub fn also_needed<'a>(&self, tasks: impl Iterator<Item = &'a [Step]>) -> Vec<NodeKey> {
         let mut keys = HashSet::new();
         if self.splits.iter().all(|split| split.kept == 0) {
@@ -239,12 +272,12 @@ impl Ledger {
         keys.into_iter().collect()
     }
 
-    /// Whether the job's outcome is decided: further events change nothing.
+    /// Returns whether the job's outcome is decided. Further events change nothing.
     pub fn is_decided(&self) -> bool {
         self.decision.is_some()
     }
 
-    /// What is to be stored.
+    /// Returns the changes to save.
     pub fn finish(mut self) -> Outcome {
         self.roll_percentages_up();
         let mut nodes = NodeChanges {
@@ -253,7 +286,7 @@ impl Ledger {
         };
         let completed = matches!(self.decision, Some((JobStatus::Completed, _)));
         if completed {
-            // The whole table goes.
+            // The whole table is dropped.
             nodes = NodeChanges::default();
         } else {
             for split in &self.splits {
@@ -263,9 +296,9 @@ impl Ledger {
                     split.rows(&mut nodes.rows);
                 }
             }
-            for (path, slot) in &self.exceptions {
+            for (path, slot) in &self.active_tasks {
                 match &slot.now {
-                    Some(exception) if slot.dirty => nodes.rows.push(exception.row(path)),
+                    Some(active) if slot.dirty => nodes.rows.push(active.row(path)),
                     None if slot.stored => nodes.inactive.push(path.clone()),
                     _ => {}
                 }
@@ -284,7 +317,8 @@ impl Ledger {
         }
     }
 
-    /// Every changed split tells its parent what it contributes now, deepest first; the job publishes what is no less than before.
+    /// Computes the percentage of every changed split, deepest first, and adds the difference to the open sum of its parent.
+    /// The job publishes the result unless it is lower than before.
     fn roll_percentages_up(&mut self) {
         let mut order: Vec<usize> = (0..self.splits.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(self.splits[*at].depth));
@@ -318,7 +352,7 @@ impl Ledger {
         self.totals.percentage = self.totals.percentage.max(hundredths);
     }
 
-    /// A split for a path whose parent, if it has one, is there already.
+    /// Adds a split. Its parent must have been added before.
     fn add_split(&mut self, path: &str) -> usize {
         let (parent, number) = match path.rsplit_once('.') {
             Some((parent, number)) => (self.by_path.get(parent).copied(), number),
@@ -340,7 +374,7 @@ impl Ledger {
     }
 }
 
-/// How many steps a path has.
+/// Returns the number of steps of a path.
 fn depth(path: &str) -> usize {
     if path.is_empty() {
         0
@@ -354,11 +388,11 @@ pub fn extend(path: &mut String, number: u32) {
     if !path.is_empty() {
         path.push('.');
     }
-    // Writing to a text cannot fail.
+    // Writing to a string cannot fail.
     let _ = write!(path, "{number}");
 }
 
-/// The path of a task, as rows have it.
+/// Returns the path of a task, in the form that rows have.
 pub fn path_of(numbers: impl IntoIterator<Item = u32>) -> String {
     let mut path = String::new();
     for number in numbers {

@@ -1,15 +1,26 @@
-//! What is known about jobs and their tasks, kept in PostgreSQL, SQLite or memory.
+//! Stores jobs, their tasks and the messages about them, in PostgreSQL, SQLite or memory.
 //!
-//! The only crate that spells SQL. It hides which database there is, the tables of each job's tasks, locks, notifications
-//! and the outbox behind operations of the domain. Each operation is written once (`jobs`, `record`, `outbox`, `sweep`)
-//! over the small steps of a transaction (`db`), which three databases implement. What reports mean is pure: [`ledger`]
-//! and `state`.
+//! Only this crate and the embedded broker contain SQL. The rest of the system sees [`Store`], whose operations hide the
+//! database, the table of each job's tasks, locks, notifications and the outbox. Each operation is written once, over the
+//! steps of a transaction (`db::Transaction`) that three databases implement.
+//!
+//! Read first: `transition`, everything that a change of a job's status entails, and `ledger`, what reports mean. Then:
+//!
+//! | module | content |
+//! |---|---|
+//! | `jobs/` | create, read, cancel, delete, pause and resume a job; cancel and delete many |
+//! | `prerequisites`, `dependents` | the jobs that a new job waits for; the jobs that wait for one that ends |
+//! | `flush` | counts a batch of reports in one transaction |
+//! | `ledger/` | the state of a job's tasks; pure |
+//! | `outbox`, `parking`, `sweep` | messages to publish; tasks of paused jobs; deletion of old data |
+//! | `query/`, `retention` | which jobs a query selects; when a job expires; both pure |
+//! | `db/` | the transaction and its steps; PostgreSQL, SQLite, memory |
 //!
 //! What must stay true:
 //! - Reads take no locks and write nothing.
-//! - Whoever writes a job's ledger, cancels or deletes it, holds the lock of its row in `job`.
-//! - Every change of a job's status is one function, one transaction, one row of history.
-//! - What must reach the broker is written in the transaction that causes it.
+//! - A transaction that changes a job, its ledger or what it waits for holds the lock of the job's row.
+//! - Every change of a job's status goes through `transition`, in one transaction with one row of history.
+//! - A message for the broker is written to the outbox in the transaction that causes it.
 
 mod db;
 mod dependents;

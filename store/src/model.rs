@@ -1,4 +1,4 @@
-//! The domain's words of the store's interface: what goes in and what comes out, none of it known to SQL.
+//! The types of the store's interface. They know nothing about SQL.
 
 use std::collections::BTreeMap;
 
@@ -6,27 +6,35 @@ use contract::rest::Expiry;
 use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
 use serde::{Deserialize, Serialize};
 
-/// What a job is created from.
+/// The definition of a new job.
 #[derive(Debug, Clone)]
 pub struct JobRequest {
+    /// The partition in which the job is created.
     pub partition: PartitionId,
+    /// The id of the job, unique in its partition.
     pub job: JobId,
+    /// The display name.
     pub name: Option<String>,
+    /// A free text.
     pub description: Option<String>,
+    /// Any data that the client keeps with the job.
     pub external_data: Option<String>,
+    /// Labels by name, each with an optional value.
     pub labels: BTreeMap<String, Option<String>>,
+    /// Whether the job ends at the first failure of a task.
     pub on_failure: OnFailure,
-    /// How long it is kept once it has ended.
+    /// How long the job is kept once it has ended.
     pub expiry: Expiry,
+    /// When the job starts.
     pub start: StartCondition,
-    /// Whether it names no target pipe, so that only workers without output complete it.
+    /// Whether the job names no target pipe, so that only workers without output complete it.
     pub without_target: bool,
-    /// Of the whole request: tells a request that is sent again from another one.
+    /// A hash of the whole request. It distinguishes a repeated request from a different one with the same id.
     pub content_hash: [u8; 32],
 }
 
 impl JobRequest {
-    /// A job of which nothing is said but its ids: it starts at once, stops on failure and is kept for ever.
+    /// Returns a job with default settings: it starts at once, ends at the first failure, and is kept forever.
     pub fn new(partition: PartitionId, job: JobId) -> Self {
         Self {
             partition,
@@ -44,37 +52,44 @@ impl JobRequest {
     }
 }
 
-/// When the start message of a new job is sent. The default is at once.
+/// When the start message of a new job is sent. By default it is sent at once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StartCondition {
     /// Seconds from the creation, or from the completion of the last prerequisite.
     pub delay: u32,
-    /// No job twice.
+    /// The jobs that must complete first. No job is listed twice.
     pub prerequisites: Vec<Prerequisite>,
-    /// Not before the jobs of the partition are dispatched.
+    /// Whether the job also waits until the jobs of its partition are dispatched
+    /// ([`Store::dispatch_partition`](crate::Store::dispatch_partition)).
     pub suspended: bool,
 }
 
-/// A job that another one waits for.
+/// A job that a new job waits for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Prerequisite {
+    /// The id of the job, in the partition of the new job.
     pub job: JobId,
-    /// If there is no such job, it is not waited for.
+    /// Whether the job is expected to exist: if it does not, the new job does not wait for it.
     pub pre_created: bool,
 }
 
-/// One life of a job id.
+/// One incarnation of a job. A job that is deleted and created again has the same id but another incarnation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Incarnation {
+    /// The partition of the job.
     pub partition: PartitionId,
+    /// The id of the job.
     pub job: JobId,
+    /// The number of the incarnation, unique in the store.
     pub number: i64,
-    /// Whether the job id has lived before (within the memory of past lives).
+    /// Whether this is the first incarnation, as far as the store remembers past ones
+    /// ([`StoreOptions::past_incarnations_kept`](crate::StoreOptions::past_incarnations_kept)).
     pub first: bool,
 }
 
 impl Incarnation {
-    /// The job task id of the whole job: `partition:job`, from the second life on `partition:job!incarnation`.
+    /// Returns the job task id of the job's own task: `partition:job` for a first incarnation, `partition:job!number` for a
+    /// later one.
     pub fn job_task_id(&self) -> String {
         JobTaskId {
             partition: self.partition.to_string(),
@@ -86,12 +101,16 @@ impl Incarnation {
     }
 }
 
-/// A message that must reach the broker; it stays in the outbox until it is known to.
+/// A message for the broker. It stays in the outbox until the broker has confirmed it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutboxMessage {
+    /// The id of the message in the outbox.
     pub id: i64,
+    /// The pipe to publish to.
     pub pipe: String,
+    /// The encoded task message.
     pub body: Vec<u8>,
+    /// The headers of the message.
     pub headers: Headers,
 }
 
@@ -102,38 +121,44 @@ pub type Headers = BTreeMap<String, Header>;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Header {
+    /// A number, such as a count of attempts.
     Integer(i64),
+    /// A text.
     Text(String),
 }
 
-/// A task of a paused job, as it came.
+/// A task of a paused job, as it was received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedTask {
-    /// Where it goes back to.
+    /// The pipe to which the task returns when the job is resumed.
     pub pipe: String,
+    /// The encoded task message.
     pub body: Vec<u8>,
+    /// The headers of the message.
     pub headers: Headers,
 }
 
-/// What is to become of a task that was handed over because its job is paused.
+/// What the caller has to do with a task that a worker handed over because its job was paused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParkOutcome {
-    /// It is in the store.
+    /// Nothing: the store has it.
     Parked,
-    /// The job is not paused any more: the task goes back to its pipe.
+    /// Publish it to its pipe: the job is no longer paused.
     SendBack,
-    /// The job is unknown or over, or this was a past life of its id.
+    /// Drop it: the job is unknown or has ended, or the task belongs to a past incarnation.
     Discard,
 }
 
+/// The result of creating a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Creation {
+    /// The job was created.
     Created(Incarnation),
-    /// The same request has created the job before.
+    /// The same request created the job before; nothing was changed.
     AlreadyThere,
-    /// There is another job with this id.
+    /// A different job has this id.
     Conflict,
-    /// It would wait in vain; nothing was created.
+    /// The job would never start; nothing was created.
     Refused(Refusal),
 }
 
@@ -144,84 +169,104 @@ pub enum Refusal {
     Failed(Vec<JobId>),
     /// These prerequisites were cancelled.
     Cancelled(Vec<JobId>),
-    /// Each of these jobs waits for the next one, and the last, which is the first, for nobody before it.
+    /// The jobs wait for each other: each of these waits for the next one, and the last is the first again.
     Cycle(Vec<JobId>),
 }
 
+/// The result of cancelling a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cancellation {
-    /// The job, and those that waited for it.
+    /// The job was cancelled, and the jobs that waited for it, which follow it here.
     Cancelled(Vec<Incarnation>),
+    /// The job was cancelled before.
     AlreadyCancelled,
+    /// There is no such job.
     NotFound,
-    /// The job has come to another end.
+    /// The job has ended with this outcome.
     Finished(JobStatus),
 }
 
-/// What became of a client's wish to change the status of a job.
+/// The result of pausing or resuming a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
+    /// The status was changed.
     Made,
-    /// The job is as it is wanted.
+    /// The job has the requested status.
     NotNeeded,
+    /// There is no such job.
     NotFound,
-    /// Nothing leads there from this status.
+    /// The change is not possible from this status.
     Impossible(JobStatus),
 }
 
-/// Something that was reported about one task.
+/// One report about one task.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrackingEvent {
+    /// The task that the report is about.
     pub task: JobTaskId,
+    /// What the report says.
     pub kind: EventKind,
 }
 
+/// What a report says about a task.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EventKind {
-    /// 0 to 100. 0 of a final task announces the size of its split and nothing else.
+    /// The task is active, and done to this percentage (0 to 100). For a final task, 0 reports the size of its split and
+    /// nothing else.
     Progress(u8),
+    /// The task is done.
     Complete,
+    /// The task has failed for good.
     Failed(ReportFailure),
+    /// An attempt has failed; the task waits for another one.
     Retry {
+        /// The number of attempts that have failed.
         attempts: Option<i32>,
+        /// Why the attempt failed.
         failure: Option<ReportFailure>,
     },
 }
 
-/// What a flush of the ledger did.
+/// The result of recording events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recorded {
-    /// Events of unknown, past or finished jobs.
+    /// The number of events that did not count: those of unknown jobs, past incarnations and finished jobs.
     pub ignored: u64,
-    /// Jobs whose outcome these events decided.
+    /// The jobs that have ended because of these events, with their outcomes. They include jobs that waited for one of these.
     pub finished: Vec<(Incarnation, JobStatus)>,
 }
 
 /// The size of all task tables together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TaskTableSize {
+    /// The number of task tables.
     pub tables: u64,
+    /// The number of rows in all of them.
     pub rows: u64,
+    /// The size of all of them in bytes.
     pub bytes: u64,
 }
 
-/// What the database keeps about its own tables. It must not grow with the jobs that have been.
+/// The size of the database's own catalogue. It must not grow with the number of past jobs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CatalogueSize {
-    /// Tables, indexes and the like.
+    /// The number of tables, indexes and similar objects.
     pub entries: u64,
-    /// Of the catalogue, or of the whole file where it has no place of its own.
+    /// The size of the catalogue in bytes; of the whole file, for a database that keeps everything in one file.
     pub bytes: u64,
 }
 
-/// A step in the history of a job.
+/// A change of a job's status, as the history keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transition {
     /// Milliseconds since 1970.
     pub time: i64,
+    /// The status before; `None` for the creation.
     pub from: Option<JobStatus>,
+    /// The status after.
     pub to: JobStatus,
-    /// Who made it: `client`, `tracking`, …
+    /// Who made the change: `client`, `tracking` or `service`.
     pub actor: String,
+    /// Why, in a short phrase.
     pub reason: String,
 }

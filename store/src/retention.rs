@@ -1,4 +1,4 @@
-//! How long a job is kept once it has ended: reads what a policy says, and tells when a job is to go. Pure.
+//! How long a job is kept after its end: parses the policies, and computes when a job expires. Pure.
 //!
 //! A policy is a moment (`2027-01-31T00:00:00Z`), a span from the creation or the last change of the job
 //! (`createTime+PT9H`, `lastUpdateTime+P1D`), or `none`.
@@ -9,15 +9,16 @@ use chrono::DateTime;
 use contract::JobStatus;
 use contract::rest::Expiry;
 
-/// Until when something is kept.
+/// How long something is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeptUntil {
+    /// Never deleted.
     Forever,
-    /// Milliseconds since 1970.
+    /// Until this moment, in milliseconds since 1970.
     Moment(i64),
-    /// Milliseconds after the creation.
+    /// For so many milliseconds after the creation.
     AfterCreation(i64),
-    /// Milliseconds after the last change.
+    /// For so many milliseconds after the last change.
     AfterLastUpdate(i64),
 }
 
@@ -36,25 +37,25 @@ impl std::str::FromStr for KeptUntil {
         }
         DateTime::parse_from_rfc3339(text)
             .map(|moment| Self::Moment(moment.timestamp_millis()))
-            .map_err(|_| format!("'{text}' is no time of expiry; write none, lastUpdateTime+P1D, createTime+PT9H or 2027-01-31T00:00:00Z"))
+            .map_err(|_| format!("'{text}' is not an expiry time; expected none, lastUpdateTime+P1D, createTime+PT9H or 2027-01-31T00:00:00Z"))
     }
 }
 
-/// Reads a span like `P30D`, `PT90M` or `P1DT12H` (ISO 8601). Months and years have no fixed length and are refused.
+/// Parses a span of time like `P30D`, `PT90M` or `P1DT12H` (ISO 8601). Months and years are rejected, because their length varies.
 pub fn span(text: &str) -> Result<Duration, String> {
-    let flawed = || {
+    let invalid = || {
         format!(
-            "'{text}' is no span of time; write weeks, days, hours, minutes and seconds as in P2W, P1DT12H or PT90M"
+            "'{text}' is not a time span; expected weeks, days, hours, minutes and seconds as in P2W, P1DT12H or PT90M"
         )
     };
-    let rest = text.strip_prefix('P').ok_or_else(flawed)?;
+    let rest = text.strip_prefix('P').ok_or_else(invalid)?;
     let (days, time) = match rest.split_once('T') {
         Some((days, time)) if !time.is_empty() => (days, time),
-        Some(_) => return Err(flawed()),
+        Some(_) => return Err(invalid()),
         None => (rest, ""),
     };
     if rest.is_empty() {
-        return Err(flawed());
+        return Err(invalid());
     }
     let mut seconds: u64 = 0;
     for (mut part, units) in [
@@ -63,22 +64,22 @@ pub fn span(text: &str) -> Result<Duration, String> {
     ] {
         for (unit, length) in units {
             if let Some((number, after)) = part.split_once(*unit) {
-                let number: u64 = number.parse().map_err(|_| flawed())?;
+                let number: u64 = number.parse().map_err(|_| invalid())?;
                 seconds = number
                     .checked_mul(*length)
                     .and_then(|more| seconds.checked_add(more))
-                    .ok_or_else(flawed)?;
+                    .ok_or_else(invalid)?;
                 part = after;
             }
         }
         if !part.is_empty() {
-            return Err(flawed());
+            return Err(invalid());
         }
     }
-    // So long that nobody sees the end, and no sum of times overflows.
+    // A limit that no policy needs to exceed, so that no sum of times overflows.
     if seconds > 1000 * 366 * 86_400 {
         Err(format!(
-            "'{text}' is longer than a thousand years; write none"
+            "'{text}' is longer than a thousand years; use none instead"
         ))
     } else {
         Ok(Duration::from_secs(seconds))
@@ -89,7 +90,8 @@ fn millis(text: &str) -> Result<i64, String> {
     i64::try_from(span(text)?.as_millis()).map_err(|error| error.to_string())
 }
 
-/// When a job that has just come to this end is to go, by a policy that was checked; `None` = never.
+/// Returns when a job expires that has just ended with this status, or `None` if it is kept forever. The policy was checked
+/// when the job was created.
 pub(crate) fn due(
     expiry: &Expiry,
     status: JobStatus,
@@ -115,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_is_a_moment_a_span_or_none() {
+    fn policy_is_a_moment_a_span_or_none() {
         const DAY: i64 = 86_400_000;
         for (text, expected) in [
             ("none", KeptUntil::Forever),
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_goes_by_the_policy_of_its_outcome() {
+    fn job_expires_by_the_policy_of_its_outcome() {
         let policy = |text: &str| {
             Some(contract::rest::ExpiryPolicy {
                 expiry_time: text.to_owned(),

@@ -1,4 +1,4 @@
-//! The store itself: opening and closing it, and its state. The operations are in the modules for which they are named.
+//! The store itself: opens and closes the database, and watches it. The operations are in other modules, one per topic.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,19 +14,23 @@ use crate::db::{Backend, DbError};
 use crate::error::{Availability, StoreError};
 use crate::model::{CatalogueSize, TaskTableSize};
 
-/// Everything that the system remembers. Cheap to clone.
+/// A store of jobs, their tasks and the messages about them. Clones are cheap and share the database.
+///
+/// An operation runs in one transaction, which is repeated after a deadlock or a serialisation failure. If it fails with
+/// [`StoreError::Unavailable`], it may or may not have been committed; every operation can be repeated.
 #[derive(Debug, Clone)]
 pub struct Store {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) options: StoreOptions,
 }
 
-/// How long what is over is kept.
+/// How long the store keeps data that is no longer in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreOptions {
-    /// The table of tasks of a job that has failed.
+    /// How long the task table of a failed job is kept, so that its tasks can be read.
     pub failed_tables_kept: Duration,
-    /// That a job id has lived before: as long as messages of a deleted job may be on their way.
+    /// How long the store remembers the incarnations of deleted jobs. It must be longer than messages of a deleted job can
+    /// stay in pipes.
     pub past_incarnations_kept: Duration,
 }
 
@@ -41,26 +45,28 @@ impl Default for StoreOptions {
 }
 
 impl Store {
-    /// `postgres://…`, `sqlite:/path/to/file` or `memory:`. Creates what is missing and applies migrations.
+    /// Opens the store at `postgres://…`, `sqlite:/path/to/file` or `memory:`. Creates a missing `SQLite` file, and applies
+    /// migrations.
     pub async fn open(url: &str) -> Result<Self, StoreError> {
         Self::open_with(url, StoreOptions::default()).await
     }
 
-    /// As [`Store::open`], with other times than the default ones.
+    /// Opens a store like [`Store::open`], with these options.
     pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
-        Self::make(url, options, false).await
+        Self::open_inner(url, options, false).await
     }
 
-    /// As [`Store::open`], but a database that is not available is waited for, in the background: until then all operations
-    /// answer that it is not, and [`Store::availability`] says why. An error is about a database that can never be used.
+    /// Opens a store like [`Store::open_with`], but connects to an unavailable database in the background. Until then every
+    /// operation fails with [`StoreError::Unavailable`], and [`Store::availability`] says why. Returns an error only if the
+    /// database can never be used.
     pub async fn open_when_possible(url: &str, options: StoreOptions) -> Result<Self, StoreError> {
-        Self::make(url, options, true).await
+        Self::open_inner(url, options, true).await
     }
 
-    async fn make(url: &str, options: StoreOptions, patience: bool) -> Result<Self, StoreError> {
+    async fn open_inner(url: &str, options: StoreOptions, wait: bool) -> Result<Self, StoreError> {
         let scheme = url.split(':').next().unwrap_or_default();
         let backend: Arc<dyn Backend> = match scheme {
-            "postgres" | "postgresql" => Arc::new(PostgresBackend::open(url, patience).await?),
+            "postgres" | "postgresql" => Arc::new(PostgresBackend::open(url, wait).await?),
             "sqlite" => Arc::new(SqliteBackend::open(url).await?),
             "memory" => Arc::new(Memory::new(|_| false)),
             _ => return Err(unknown_scheme(url)),
@@ -79,17 +85,18 @@ impl Store {
         }
     }
 
-    /// `postgres`, `sqlite` or `memory`.
+    /// Returns the kind of the database: `postgres`, `sqlite` or `memory`.
     pub fn kind(&self) -> &'static str {
         self.backend.kind()
     }
 
-    /// How the database is, as far as is known without asking; changes as it becomes known.
+    /// Returns a receiver of the last known availability of the database. Does not query the database.
     pub fn availability(&self) -> watch::Receiver<Availability> {
         self.backend.availability()
     }
 
-    /// Answers when a database that was waited for turns out to be one that can never be used.
+    /// Waits until a database that [`Store::open_when_possible`] connects to turns out to be unusable, and returns why. Never
+    /// returns otherwise.
     pub async fn unusable(&self) -> StoreError {
         let mut availability = self.availability();
         loop {
@@ -97,26 +104,28 @@ impl Store {
                 return error.clone();
             }
             if availability.changed().await.is_err() {
-                // It is in this process.
+                // The database is part of this process, so it stays usable.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// Answers when the database does.
+    /// Returns once the database has responded to a query.
     pub async fn ping(&self) -> Result<(), StoreError> {
         Ok(self.backend.ping().await?)
     }
 
-    /// Ends what runs in the background and closes the connections. Operations fail from then on.
+    /// Stops the background tasks and closes the connections. From then on operations fail.
     pub async fn close(&self) {
         self.backend.close().await;
     }
 
+    /// Returns the size of all task tables.
     pub async fn task_table_size(&self) -> Result<TaskTableSize, StoreError> {
         Ok(self.backend.task_table_size().await?)
     }
 
+    /// Returns the size of the database's own catalogue.
     pub async fn catalogue_size(&self) -> Result<CatalogueSize, StoreError> {
         Ok(self.backend.catalogue_size().await?)
     }
@@ -144,13 +153,13 @@ fn unknown_scheme(url: &str) -> StoreError {
     }
 }
 
-/// The URL of a server without its password.
+/// Returns a database URL with its password replaced by `***`.
 pub fn masked(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
     };
     let authority = rest.find(['/', '?']).unwrap_or(rest.len());
-    // A password may itself contain an @ or a slash, wrongly; rather too much is hidden than too little.
+    // A password may contain an unescaped @ or slash. Hiding too much is better than hiding too little.
     let Some(at) = rest.rfind('@').or_else(|| rest[..authority].rfind('@')) else {
         return url.to_owned();
     };
@@ -164,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_is_never_shown() {
+    fn password_is_masked() {
         for (url, shown) in [
             (
                 "postgres://ann:secret@db:5432/jobs",

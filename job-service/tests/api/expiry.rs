@@ -148,11 +148,11 @@ async fn invalid_expiry_is_refused() {
         ),
         (
             json!({"Completed": {"expiryTime": "lastUpdateTime+P1M"}}),
-            "The expiry of a Completed job is not valid: 'P1M' is no span of time; write weeks, days, hours, minutes and seconds",
+            "The expiry of a Completed job is not valid: 'P1M' is not a time span; expected weeks, days, hours, minutes and seconds",
         ),
         (
             json!({"Completed": {"expiryTime": "tomorrow"}}),
-            "The expiry of a Completed job is not valid: 'tomorrow' is no time of expiry;",
+            "The expiry of a Completed job is not valid: 'tomorrow' is not an expiry time;",
         ),
         (
             json!({"Completed": {}}),

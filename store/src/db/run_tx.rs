@@ -167,3 +167,69 @@ where
 fn measure(name: &'static str, attempts: u32, elapsed: Duration, error: Option<&DbError>) {
     tracing::debug!(transaction = name, attempts, ?elapsed, ?error, "ended");
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use crate::db::memory::Memory;
+
+    fn key(job: &str) -> JobKey {
+        ("p".to_owned(), job.to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn contention_is_retried_up_to_a_limit() {
+        let backend = Memory::new(|_| false);
+        let attempts = &AtomicU32::new(0);
+        let result: Result<(), DbError> = run_tx(&backend, "test", JobLocks::new(), |_| {
+            Box::pin(async move {
+                attempts.fetch_add(1, Ordering::Relaxed);
+                Err(DbError::Contention("deadlock".to_owned()))
+            })
+        })
+        .await;
+        assert!(matches!(result, Err(DbError::Contention(_))));
+        assert_eq!(attempts.load(Ordering::Relaxed), MAX_ATTEMPTS);
+    }
+
+    #[tokio::test]
+    async fn other_errors_are_not_retried() {
+        let backend = Memory::new(|_| false);
+        let attempts = &AtomicU32::new(0);
+        let result: Result<(), DbError> = run_tx(&backend, "test", JobLocks::new(), |_| {
+            Box::pin(async move {
+                attempts.fetch_add(1, Ordering::Relaxed);
+                Err(DbError::Refused("syntax".to_owned()))
+            })
+        })
+        .await;
+        assert!(matches!(result, Err(DbError::Refused(_))));
+        assert_eq!(attempts.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test]
+    async fn rerun_takes_the_missing_locks_first() {
+        let backend = Memory::new(|_| false);
+        let attempts = &AtomicU32::new(0);
+        let locks = JobLocks::from([key("b")]);
+        let result = run_tx(&backend, "test", locks, |tx| {
+            Box::pin(async move {
+                attempts.fetch_add(1, Ordering::Relaxed);
+                tx.lock_known_jobs().await?;
+                // `c` follows the last lock and is locked at once; `a` precedes it.
+                let missing = tx.not_locked(["a", "b", "c"].map(key));
+                for job in missing.into_iter().rev() {
+                    if !tx.lock_more_jobs(JobLocks::from([job])).await? {
+                        return Ok(End::Rerun);
+                    }
+                }
+                Ok(End::Commit(tx.locks.len()))
+            })
+        })
+        .await;
+        assert_eq!(result.unwrap(), 3);
+        assert_eq!(attempts.load(Ordering::Relaxed), 2);
+    }
+}

@@ -1,4 +1,4 @@
-//! How one event changes the ledger.
+//! Applies one event to the ledger.
 
 use contract::{JobStatus, OnFailure, ReportFailure, Step};
 
@@ -8,18 +8,18 @@ use super::{
 };
 use crate::model::EventKind;
 
-/// CAF's cap for a task that says itself how far it is.
+/// The highest percentage that a task can report of itself, as in CAF.
 const PROGRESS_CAP: i64 = 999 * PERCENT / 10;
 
 impl Ledger {
-    /// Counts one event in. False when the job's outcome had been decided before, so that it does not count.
+    /// Applies one event. Returns false if the job's outcome was decided before, so that the event does not count.
     pub fn apply(&mut self, steps: &[Step], kind: &EventKind) -> bool {
         if self.is_decided() {
             return false;
         }
-        let announcement = matches!(kind, EventKind::Progress(0));
-        // An announcement says what its stars say, and nothing of the tasks after the last one.
-        let steps = if announcement {
+        let size_only = matches!(kind, EventKind::Progress(0));
+        // Progress 0 of a final task reports the sizes that the stars show, and nothing about a task.
+        let steps = if size_only {
             let Some(last) = steps.iter().rposition(|step| step.last) else {
                 return true;
             };
@@ -37,19 +37,19 @@ impl Ledger {
         };
         self.see_child(parent, *own);
         let split = &self.splits[parent];
-        if announcement || self.is_decided() || split.closed || split.is_done(own.number) {
+        if size_only || self.is_decided() || split.closed || split.is_done(own.number) {
             return true;
         }
         match kind {
             EventKind::Progress(percent) => {
                 let percent = (i64::from(*percent) * PERCENT).min(PROGRESS_CAP);
-                self.change_exception(parent, own.number, |exception, _| {
-                    exception.percent = exception.percent.max(percent);
+                self.change_active_task(parent, own.number, |active, _| {
+                    active.percent = active.percent.max(percent);
                 });
             }
             EventKind::Retry { attempts, failure } => {
-                self.change_exception(parent, own.number, |exception, now| {
-                    exception.retry(*attempts, failure.as_ref(), now);
+                self.change_active_task(parent, own.number, |active, now| {
+                    active.retry(*attempts, failure.as_ref(), now);
                 });
             }
             EventKind::Complete => self.complete(parent, own.number),
@@ -58,7 +58,7 @@ impl Ledger {
         true
     }
 
-    /// An event of the job's own task.
+    /// Applies an event of the job's own task.
     fn apply_to_job(&mut self, kind: &EventKind) {
         let split = self.by_path.contains_key("");
         match kind {
@@ -72,9 +72,12 @@ impl Ledger {
             EventKind::Failed(failure) => {
                 let attempts = self.totals.own_task.take().and_then(|own| own.attempts);
                 self.count_failure(String::new(), failure, attempts);
-                self.decide(JobStatus::Failed, told("the job's own task", failure));
+                self.decide(
+                    JobStatus::Failed,
+                    failure_summary("the job's own task", failure),
+                );
             }
-            // Once it is split, its subtasks tell how far it is.
+            // Once the task is split, its subtasks determine the percentage.
             EventKind::Progress(_) | EventKind::Retry { .. } if split => {}
             EventKind::Progress(percent) => {
                 self.publish((i64::from(*percent) * PERCENT).min(PROGRESS_CAP));
@@ -89,7 +92,8 @@ impl Ledger {
         }
     }
 
-    /// Goes down from the job to the split with these steps, creating what is missing; `None` when something on the way is done.
+    /// Returns the split with this path, and creates the splits on the path that do not exist. Returns `None` if a task on the
+    /// path is done.
     fn open(&mut self, steps: &[Step]) -> Option<usize> {
         let mut path = std::mem::take(&mut self.path);
         path.clear();
@@ -104,7 +108,7 @@ impl Ledger {
         };
         let found = match again {
             Some(at) => (!self.splits[at].closed).then_some(at),
-            None => self.go_down(steps),
+            None => self.open_path(steps),
         };
         if again.is_none() {
             self.latest = found.map(|at| (path.clone(), at));
@@ -113,7 +117,7 @@ impl Ledger {
         found
     }
 
-    fn go_down(&mut self, steps: &[Step]) -> Option<usize> {
+    fn open_path(&mut self, steps: &[Step]) -> Option<usize> {
         let mut at = if let Some(at) = self.by_path.get("") {
             *at
         } else {
@@ -131,17 +135,17 @@ impl Ledger {
         Some(at)
     }
 
-    /// The split that this child is, or turns out to be now.
+    /// Returns the split of this subtask. If there is none, the subtask has just turned out to be a split.
     fn child_split(&mut self, parent: usize, number: u32) -> usize {
         let path = self.child_path(parent, number);
         if let Some(at) = self.by_path.get(&path) {
             return *at;
         }
-        // What it said about its progress before is told by its subtasks from now on.
-        let before = self.take_exception(&path);
+        // From now on its subtasks determine its percentage, instead of its own reports.
+        let before = self.take_active_task(&path);
         let split = &mut self.splits[parent];
         match before {
-            Some(exception) => split.open_sum -= exception.percent,
+            Some(active) => split.open_sum -= active.percent,
             None => split.kept += 1,
         }
         split.dirty = true;
@@ -154,7 +158,7 @@ impl Ledger {
         at
     }
 
-    /// A child is named: that tells how many there are at least, and with a `*` how many there are.
+    /// Learns from the number of a subtask that a split has at least so many, and from a `*` that it has exactly so many.
     fn see_child(&mut self, at: usize, step: Step) {
         let split = &mut self.splits[at];
         let (number, mut learned, mut conflict) = (step.number, false, false);
@@ -173,17 +177,17 @@ impl Ledger {
             split.size = Some(split.top);
         }
         if learned && std::mem::take(&mut split.counted) == number {
-            // The final answer of a split is no item of its own, and it was counted before that was known.
+            // The final subtask is no item, and it was counted as one before that was known.
             self.add_items(at, -1);
         }
         if conflict && self.splits[at].flags & CONFLICT == 0 {
             self.contradict(at);
         } else if learned {
-            self.settle(at);
+            self.check_finished(at);
         }
     }
 
-    /// The parts of a split do not fit together: it has failed, whatever else is reported of its parts.
+    /// Fails a split because reports disagree about the number of its subtasks. Nothing that is reported later changes that.
     fn contradict(&mut self, at: usize) {
         let split = &mut self.splits[at];
         split.flags |= CONFLICT;
@@ -202,12 +206,15 @@ impl Ledger {
             self.fail(parent, number, &failure, CONFLICT);
         } else {
             self.count_failure(String::new(), &failure, None);
-            self.decide(JobStatus::Failed, told("the job's own split", &failure));
+            self.decide(
+                JobStatus::Failed,
+                failure_summary("the job's own split", &failure),
+            );
         }
     }
 
-    /// Makes a change to what is kept of a child that is under way, unless more than that is known of it.
-    fn change_exception(
+    /// Updates an active subtask; ignored once it is done, failed or split.
+    fn change_active_task(
         &mut self,
         parent: usize,
         number: u32,
@@ -218,8 +225,8 @@ impl Ledger {
         if split.is_failed(number) || self.by_path.contains_key(&path) {
             return;
         }
-        let slot = self.exceptions.entry(path).or_default();
-        let exception = slot.now.get_or_insert_with(|| {
+        let slot = self.active_tasks.entry(path).or_default();
+        let active = slot.now.get_or_insert_with(|| {
             split.kept += 1;
             split.dirty = true;
             ActiveTask {
@@ -227,18 +234,18 @@ impl Ledger {
                 ..ActiveTask::default()
             }
         });
-        let before = exception.percent;
-        change(exception, self.now);
-        if exception.percent != before {
-            split.open_sum += exception.percent - before;
+        let before = active.percent;
+        change(active, self.now);
+        if active.percent != before {
+            split.open_sum += active.percent - before;
             split.dirty = true;
         }
         slot.dirty = true;
     }
 
-    /// A child is reported done.
+    /// Marks a subtask as done.
     fn complete(&mut self, parent: usize, number: u32) {
-        let (contributed, items_before, was_failed) = self.give_up_child(parent, number);
+        let (contributed, items_before, was_failed) = self.remove_child(parent, number);
         let split = &mut self.splits[parent];
         split.open_sum -= contributed;
         split.set_done(number);
@@ -250,11 +257,12 @@ impl Ledger {
             self.take_failure_back(parent, number);
         }
         self.add_items(parent, i64::from(!is_final) - items_before);
-        self.settle(parent);
+        self.check_finished(parent);
     }
 
-    /// Everything that is kept of a child and below it goes. Answers what it contributed, its items, and whether it was reported failed.
-    fn give_up_child(&mut self, parent: usize, number: u32) -> (i64, i64, bool) {
+    /// Removes the nodes of a subtask and below it. Returns its percentage in the open sum, its items, and whether it was
+    /// reported failed.
+    fn remove_child(&mut self, parent: usize, number: u32) -> (i64, i64, bool) {
         let failed_bit = self.splits[parent].is_failed(number);
         if failed_bit {
             self.splits[parent].clear_failed(number);
@@ -263,16 +271,16 @@ impl Ledger {
             return (0, 0, failed_bit);
         }
         let path = self.child_path(parent, number);
-        if let Some(exception) = self.take_exception(&path) {
+        if let Some(active) = self.take_active_task(&path) {
             self.splits[parent].kept -= 1;
-            return (exception.percent, 0, failed_bit);
+            return (active.percent, 0, failed_bit);
         }
         let Some(child) = self.by_path.get(&path).copied() else {
             return (0, 0, failed_bit);
         };
         self.splits[parent].kept -= 1;
         let split = &self.splits[child];
-        let answer = (
+        let removed = (
             split.percent,
             split.items,
             split.flags & REPORTED_FAILED != 0,
@@ -284,7 +292,7 @@ impl Ledger {
         if self.splits[child].kept > 0 {
             self.close_below(&path);
         }
-        answer
+        removed
     }
 
     fn close_below(&mut self, path: &str) {
@@ -297,7 +305,7 @@ impl Ledger {
             split.closed = true;
         }
         for (_, slot) in self
-            .exceptions
+            .active_tasks
             .iter_mut()
             .filter(|(path, _)| is_below(path))
         {
@@ -305,7 +313,7 @@ impl Ledger {
         }
     }
 
-    /// A child is reported failed, or found to be.
+    /// Marks a subtask as failed, because a report says so or because its split is contradictory.
     fn fail(&mut self, parent: usize, number: u32, failure: &ReportFailure, flags: i32) {
         let path = self.child_path(parent, number);
         let child = self.by_path.get(&path).copied();
@@ -322,20 +330,20 @@ impl Ledger {
             self.splits[child].flags |= REPORTED_FAILED | flags;
             self.splits[child].dirty = true;
         } else if self.splits[parent].kept > 0
-            && let Some(exception) = self.take_exception(&path)
+            && let Some(active) = self.take_active_task(&path)
         {
-            attempts = exception.attempts;
-            self.splits[parent].open_sum -= exception.percent;
+            attempts = active.attempts;
+            self.splits[parent].open_sum -= active.percent;
             self.splits[parent].kept -= 1;
         }
         if !failed_bit {
             self.splits[parent].set_failed(number);
         }
-        let reason = told(&format!("task {path}"), failure);
+        let reason = failure_summary(&format!("task {path}"), failure);
         self.count_failure(path, failure, attempts);
         match self.totals.on_failure {
             OnFailure::Stop => self.decide(JobStatus::Failed, reason),
-            OnFailure::Continue => self.settle(parent),
+            OnFailure::Continue => self.check_finished(parent),
         }
     }
 
@@ -354,7 +362,7 @@ impl Ledger {
         }
     }
 
-    /// A task that had failed is done after all. Where its failure is no longer kept, its kind stays counted.
+    /// Uncounts the failure of a task that is done after all. If the failure was not kept, its kind is unknown and stays counted.
     fn take_failure_back(&mut self, parent: usize, number: u32) {
         self.totals.failed_tasks -= 1;
         let path = self.child_path(parent, number);
@@ -372,8 +380,9 @@ impl Ledger {
         }
     }
 
-    /// Looks whether a split is done, or has nothing left that could be done, and tells its parent so.
-    fn settle(&mut self, at: usize) {
+    /// Checks whether every subtask of a split is done or has failed. If so, marks the split in its parent, or decides on the
+    /// outcome of the job.
+    fn check_finished(&mut self, at: usize) {
         let split = &self.splits[at];
         let Some(size) = split.size else { return };
         let (parent, number) = (split.parent, split.number);
@@ -397,7 +406,7 @@ impl Ledger {
             if was_reported {
                 self.take_failure_back(parent, number);
             }
-            self.settle(parent);
+            self.check_finished(parent);
         } else if split.done + split.failed == size {
             match parent {
                 None => {
@@ -409,7 +418,7 @@ impl Ledger {
                 }
                 Some(parent) if !self.splits[parent].is_failed(number) => {
                     self.splits[parent].set_failed(number);
-                    self.settle(parent);
+                    self.check_finished(parent);
                 }
                 Some(_) => {}
             }
@@ -434,8 +443,8 @@ impl Ledger {
         self.totals.completed_items += change;
     }
 
-    fn take_exception(&mut self, path: &str) -> Option<ActiveTask> {
-        self.exceptions
+    fn take_active_task(&mut self, path: &str) -> Option<ActiveTask> {
+        self.active_tasks
             .get_mut(path)
             .and_then(|slot| slot.now.take())
     }
@@ -447,13 +456,13 @@ impl Ledger {
     }
 }
 
-/// A failure in one sentence, for the history of a job.
-fn told(who: &str, failure: &ReportFailure) -> String {
+/// Describes a failure in one sentence, for the history of the job.
+fn failure_summary(task: &str, failure: &ReportFailure) -> String {
     let kind = failure.failure_id.as_deref().unwrap_or(UNNAMED_FAILURE);
-    let said = match &failure.failure_message {
-        Some(message) => format!("{who} has failed: {kind}: {message}"),
-        None => format!("{who} has failed: {kind}"),
+    let summary = match &failure.failure_message {
+        Some(message) => format!("{task} has failed: {kind}: {message}"),
+        None => format!("{task} has failed: {kind}"),
     };
-    // PostgreSQL takes no text with a zero character, and a report must not be refused for one.
-    said.chars().filter(|c| *c != '\0').take(500).collect()
+    // PostgreSQL rejects text with a zero character, which must not make a flush fail.
+    summary.chars().filter(|c| *c != '\0').take(500).collect()
 }

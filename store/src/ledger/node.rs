@@ -1,37 +1,30 @@
-//! Places of the ledger: what is kept of a split and of an exceptional task, and the rows they are stored as.
+//! The nodes of the ledger: open splits and active tasks, and the rows of the task table that store them.
 
 use contract::ReportFailure;
 use serde::{Deserialize, Serialize};
 
-/// How many children one row has bits for.
-pub const CHUNK: u32 = 4096;
-/// The chunk number of an exceptional task's row.
+use super::bitmap::{Bits, position};
+
+/// The chunk number of an active task's row.
 pub const ACTIVE_TASK: i32 = -1;
 
 /// Percentages inside the ledger: millionths of a percent.
 pub const PERCENT: i64 = 1_000_000;
 
-/// Splits whose parts contradict each other stay failed.
+/// Flag of a split: reports disagree about the number of its subtasks, so that it stays failed.
 pub const CONFLICT: i32 = 1;
-/// The split itself was reported failed (or found contradictory), and not only its subtasks.
+/// Flag of a split: the split itself was reported failed or found contradictory, not only its subtasks.
 pub const REPORTED_FAILED: i32 = 2;
-/// The exceptional task waits to be tried again.
+/// Flag of an active task: it waits for another attempt.
 pub const RETRYING: i32 = 4;
 
-/// Which row of a task table: a path (`3.17`, empty for the job's own split) and a chunk.
+/// The key of a row of a task table: a path (`3.17`, empty for the job's own split) and a chunk.
 pub type NodeKey = (String, i32);
 
-/// The chunk that has the bit of this child, and the bit.
-pub fn position(number: u32) -> (i32, usize) {
-    let at = number.saturating_sub(1);
-    (
-        i32::try_from(at / CHUNK).unwrap_or(i32::MAX),
-        (at % CHUNK) as usize,
-    )
-}
-
-/// A row of a task table, as the databases have it. Chunk 0 of a path is a split with the bits of its first children;
-/// a higher chunk has bits alone; chunk -1 is an exceptional task and uses `percent`, `flags`, `attempts`, `since` and `detail`.
+/// A row of a task table, as the databases store it.
+///
+/// Chunk 0 of a path is a split, with the bits of its first subtasks. A higher chunk has further bits only. Chunk -1 is an
+/// active task; it uses `percent`, `flags`, `attempts`, `since` and `detail`. The fields of a split are those of [`Split`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeRow {
     pub path: String,
@@ -50,7 +43,7 @@ pub struct NodeRow {
     pub failed: Option<Vec<u8>>,
     pub attempts: Option<i32>,
     pub since: Option<i64>,
-    /// The last failure of a task that is to be tried again, as JSON.
+    /// The last failure of a task that waits for another attempt, as JSON.
     pub detail: Option<String>,
 }
 
@@ -64,81 +57,68 @@ impl NodeRow {
     }
 }
 
-/// A bitmap that is as long as its highest bit needs.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Bits(pub Vec<u8>);
-
-impl Bits {
-    pub fn get(&self, bit: usize) -> bool {
-        self.0
-            .get(bit / 8)
-            .is_some_and(|byte| byte & (1 << (bit % 8)) != 0)
-    }
-
-    pub fn set(&mut self, bit: usize) {
-        if self.0.len() <= bit / 8 {
-            self.0.resize(bit / 8 + 1, 0);
-        }
-        self.0[bit / 8] |= 1 << (bit % 8);
-    }
-
-    pub fn clear(&mut self, bit: usize) {
-        if let Some(byte) = self.0.get_mut(bit / 8) {
-            *byte &= !(1 << (bit % 8));
-        }
-    }
-
-    fn any(&self) -> bool {
-        self.0.iter().any(|byte| *byte != 0)
-    }
-}
-
-/// The bits of up to [`CHUNK`] children.
+/// The bits of up to [`CHUNK`](super::bitmap::CHUNK) subtasks.
 #[derive(Debug, Clone, Default)]
 pub struct Chunk {
     pub done: Bits,
     pub failed: Bits,
+    /// Whether the bits differ from those in the database.
     pub dirty: bool,
 }
 
 impl Chunk {
+    /// Reads the bits of a row.
+    fn of_row(row: &NodeRow) -> Self {
+        Self {
+            done: row.bits(),
+            failed: row.failed_bits(),
+            dirty: false,
+        }
+    }
+
+    /// Writes the bits to a row.
     fn fill(&self, row: &mut NodeRow) {
         row.done.clone_from(&self.done.0);
         row.failed = self.failed.any().then(|| self.failed.0.clone());
     }
 }
 
-/// An open split: what is known of its children and of everything below.
+/// An open split: a task with subtasks that are not all done. The module head of the ledger has an example of how the
+/// counters move.
 #[derive(Debug, Clone, Default)]
 pub struct Split {
     pub path: String,
-    /// Where the parent stands in the ledger; `None` for the job's own split.
+    /// The index of the parent among the ledger's splits; `None` for the job's own split.
     pub parent: Option<usize>,
-    /// Among its siblings.
+    /// The number of the task among its siblings.
     pub number: u32,
     pub depth: usize,
-    /// How many children there are, the final one included, once that is known.
+    /// The number of subtasks, including the final one; `None` until a report shows it.
     pub size: Option<u32>,
-    /// The highest child number seen.
+    /// The highest number of a subtask that was reported.
     pub top: u32,
+    /// The number of subtasks that are done.
     pub done: u32,
+    /// The number of subtasks that have failed.
     pub failed: u32,
-    /// How many children have rows of their own.
+    /// The number of subtasks with rows of their own, as open splits or active tasks.
     pub kept: u32,
-    /// The highest child that was counted as an item by a report of its own: should it turn out to be the final one, it is taken back.
+    /// The highest subtask that was counted as an item before the size was known. If it turns out to be the final one, it is
+    /// subtracted again.
     pub counted: u32,
-    /// What this split adds to the percentages of its parent.
+    /// The percentage of this split that is part of its parent's `open_sum`.
     pub percent: i64,
-    /// The sum of the percentages of the children that are not done.
+    /// The sum of the percentages of the subtasks that are not done.
     pub open_sum: i64,
-    /// Items done below.
+    /// The number of items done below.
     pub items: i64,
     pub flags: i32,
     pub chunks: Vec<(i32, Chunk)>,
-    /// There is a row of it in the database.
+    /// Whether the database has a row of the split.
     pub stored: bool,
+    /// Whether the split differs from its row in the database.
     pub dirty: bool,
-    /// It is done, or something above it is.
+    /// Whether the split, or one above it, is done: reports no longer change it.
     pub closed: bool,
 }
 
@@ -202,20 +182,16 @@ impl Split {
         self.dirty = true;
     }
 
-    /// CAF's formula: the mean of the children, at most 99.7. While the size is not known, one child more is assumed.
+    /// Returns the percentage by CAF's formula: the mean of the subtasks, at most 99.7. Until the size is known, one subtask
+    /// more than the highest reported one is assumed.
     pub fn formula(&self) -> i64 {
         let children = i64::from(self.size.unwrap_or(self.top.saturating_add(1))).max(1);
         ((i64::from(self.done) * 100 * PERCENT + self.open_sum) / children).min(997 * PERCENT / 10)
     }
 
-    /// Takes over what a row of this split says. Rows may come in any order.
+    /// Loads a row of this split. The rows may come in any order.
     pub fn load(&mut self, row: &NodeRow) {
-        let chunk = Chunk {
-            done: row.bits(),
-            failed: row.failed_bits(),
-            dirty: false,
-        };
-        *self.chunk_mut(row.chunk) = chunk;
+        *self.chunk_mut(row.chunk) = Chunk::of_row(row);
         if row.chunk == 0 {
             self.size = row.size.map(unsigned);
             self.top = unsigned(row.top);
@@ -231,7 +207,7 @@ impl Split {
         }
     }
 
-    /// The rows that have changed.
+    /// Adds the rows of this split that have changed.
     pub fn rows(&self, into: &mut Vec<NodeRow>) {
         let mut header = NodeRow {
             path: self.path.clone(),
@@ -267,14 +243,18 @@ impl Split {
     }
 }
 
-/// A task of which more is known than whether it is done: it is under way, or it waits to be tried again.
+/// A task that is neither done nor failed nor split, and that has reported progress or a failed attempt.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActiveTask {
+    /// Whether the task waits for another attempt.
     pub retrying: bool,
     /// Millionths of a percent.
     pub percent: i64,
+    /// The number of attempts that have failed.
     pub attempts: Option<i32>,
+    /// Milliseconds since 1970.
     pub since: i64,
+    /// The failure of the last attempt.
     pub failure: Option<ReportFailure>,
 }
 
@@ -308,7 +288,7 @@ impl ActiveTask {
         }
     }
 
-    /// One more attempt has failed. The latest one is told; which is the latest does not depend on the order of arrival.
+    /// Records a failed attempt. The latest attempt is kept; which one that is does not depend on the order of arrival.
     pub fn retry(&mut self, attempts: Option<i32>, failure: Option<&ReportFailure>, now: i64) {
         let rank = |attempts: Option<i32>, failure: Option<&ReportFailure>| {
             (
@@ -326,7 +306,7 @@ impl ActiveTask {
     }
 }
 
-/// Numbers of tasks fit into an `integer`, as the job task id sees to.
+/// The parser of job task ids makes sure that the number of a task fits into an `integer`.
 fn signed(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }

@@ -1,17 +1,17 @@
-//! Properties of the ledger: whatever the tree, the order, the repetitions and the batches, its totals are those of a model
-//! that keeps every task in a map.
+//! Properties of the ledger: for any tree, order, repetition and batching of events, its totals are those of a model that
+//! keeps every task in a map.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use contract::{JobStatus, OnFailure, ReportFailure, Step};
 use proptest::prelude::*;
 
-use super::{ACTIVE_TASK, COMPLETE, JobTotals, Ledger, NodeKey, NodeRow, keys_of};
+use super::{ACTIVE_TASK, COMPLETE, JobTotals, Ledger, NodeKey, NodeRow, PERCENT, keys_of};
 use crate::model::EventKind;
 
 type Event = (Vec<Step>, EventKind);
 
-/// A task as it is in truth. The last child of a split is its final answer.
+/// A task as it really is. The last subtask of a split is the final one.
 #[derive(Debug, Clone)]
 enum Task {
     Leaf { fails: bool },
@@ -25,7 +25,7 @@ fn tasks() -> impl Strategy<Value = Task> {
     })
 }
 
-/// Splits at the top that are wide enough to need several rows.
+/// Generates splits that are wide enough to need several rows.
 fn wide_tasks() -> impl Strategy<Value = Task> {
     (4000usize..9000, prop::bool::ANY).prop_map(|(width, nested)| {
         let wide = Task::Split(vec![Task::Leaf { fails: false }; width]);
@@ -37,7 +37,7 @@ fn wide_tasks() -> impl Strategy<Value = Task> {
     })
 }
 
-/// A source of chance that a seed repeats.
+/// A random generator that a seed repeats.
 struct Chance(u64);
 
 impl Chance {
@@ -66,7 +66,7 @@ fn failure() -> ReportFailure {
     }
 }
 
-/// Everything that workers report of a tree, some of it more than once.
+/// Adds the events that workers report of a tree, some of them more than once.
 fn report(task: &Task, way: &mut Vec<Step>, chance: &mut Chance, events: &mut Vec<Event>) {
     if chance.one_in(4) {
         events.push((
@@ -122,7 +122,7 @@ fn report(task: &Task, way: &mut Vec<Step>, chance: &mut Chance, events: &mut Ve
     }
 }
 
-/// The ledger with a table as simple as can be.
+/// A job with a task table in a map.
 struct Job {
     totals: JobTotals,
     rows: BTreeMap<NodeKey, NodeRow>,
@@ -221,7 +221,7 @@ impl Job {
     }
 }
 
-/// Every task in a map, and the rules read off the design; it sees all events at once, so it knows no order.
+/// Every task in a map, with the rules of the design. It sees all events at once, so their order cannot matter.
 #[derive(Default)]
 struct Model {
     done: BTreeSet<Vec<u32>>,
@@ -328,7 +328,7 @@ impl Model {
         }
     }
 
-    /// There is a row for every open split and none for anything else but exceptional tasks and further chunks.
+    /// Checks that there is a row for every open split, and that all other rows are active tasks or further chunks.
     fn check_rows(&self, job: &Job) {
         let numbers = |path: &str| -> Vec<u32> {
             path.split('.')
@@ -371,19 +371,19 @@ impl Model {
     }
 }
 
-/// Two runs over the same events in different orders and batches; both must agree with the model and with each other.
+/// Runs the same events twice, in different orders and batches. Both runs must agree with the model and with each other.
 fn check(task: &Task, seed: u64, on_failure: OnFailure, lost: usize, largest_batch: usize) {
     let mut chance = Chance(seed | 1);
     let mut events = Vec::new();
     report(task, &mut Vec::new(), &mut chance, &mut events);
     chance.shuffle(&mut events);
-    // Some have not arrived yet.
+    // Some events have not arrived yet.
     events.truncate(events.len() - events.len() * lost / 100);
     let model = Model::of(&events);
     let first = Job::run(on_failure, &events, &mut chance, largest_batch);
     model.check(&first);
     if chance.one_in(2) {
-        // Finals before parts.
+        // Final subtasks before the others.
         events.sort_by_key(|(steps, _)| {
             std::cmp::Reverse(steps.last().is_some_and(|step| step.last))
         });
@@ -409,11 +409,53 @@ fn policies() -> impl Strategy<Value = OnFailure> {
     prop_oneof![Just(OnFailure::Stop), Just(OnFailure::Continue)]
 }
 
+/// The example in the module head of the ledger.
+#[test]
+fn counters_move_as_in_the_worked_example() {
+    let path = |text: &str| -> Vec<Step> {
+        let step = |step: &str| Step {
+            number: step.trim_end_matches('*').parse().unwrap(),
+            last: step.ends_with('*'),
+        };
+        text.split('.').map(step).collect()
+    };
+    let mut job = Job::new(OnFailure::Stop);
+    let mut flush = |task: &str, kind: EventKind| {
+        job.flush(&[(path(task), kind)]);
+        let row = &job.rows[&(String::new(), 0)];
+        let counters = (row.size, row.top, row.done_count, row.kept);
+        let sums = (row.open_sum / PERCENT, row.items, job.totals.percentage);
+        (counters, sums)
+    };
+    assert_eq!(
+        flush("1", EventKind::Complete),
+        ((None, 1, 1, 0), (0, 1, 5000))
+    );
+    assert_eq!(
+        flush("2", EventKind::Progress(40)),
+        ((None, 2, 1, 1), (40, 1, 5000))
+    );
+    assert_eq!(
+        flush("2.1", EventKind::Complete),
+        ((None, 2, 1, 1), (50, 2, 5000))
+    );
+    assert_eq!(
+        flush("2.2*", EventKind::Complete),
+        ((None, 2, 2, 0), (0, 2, 6667))
+    );
+    flush("3*", EventKind::Complete);
+    assert_eq!(job.decision, Some(JobStatus::Completed));
+    assert_eq!(
+        (job.totals.percentage, job.totals.completed_items),
+        (COMPLETE, 2)
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn the_facts_are_the_models_in_any_order_repetition_and_batching(
+    fn totals_agree_with_the_model_in_any_order_repetition_and_batching(
         task in tasks(), seed: u64, on_failure in policies(), lost in prop_oneof![Just(0usize), 0usize..60], largest_batch in 1usize..30,
     ) {
         check(&task, seed, on_failure, lost, largest_batch);
@@ -424,7 +466,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn splits_of_thousands_are_no_different(task in wide_tasks(), seed: u64, lost in prop_oneof![Just(0usize), 0usize..60]) {
+    fn totals_agree_with_the_model_for_splits_of_thousands(task in wide_tasks(), seed: u64, lost in prop_oneof![Just(0usize), 0usize..60]) {
         check(&task, seed, OnFailure::Continue, lost, 3000);
     }
 }
