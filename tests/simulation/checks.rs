@@ -1,5 +1,5 @@
-//! What a process knows of jobs. There is no HTTP under this clock, so the status check is made here, as the framework makes it: what
-//! is stamped lately is not asked about, an answer holds for a while, and an answer that is past by now is believed.
+//! The status checks of simulated processes. There is no HTTP under a paused clock, so the check is imitated as the framework
+//! makes it: a message that was checked recently is not checked again, and a status is relied on for a while.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,18 +11,18 @@ use store::Store;
 use tokio::time::Instant;
 
 use crate::faults::Who;
-use crate::world::{job_id, partition};
+use crate::simulation::{job_id, partition};
 
 /// The status checks of one process.
 pub struct Checks {
     store: Store,
-    /// Hears at once that a job has been completed. Otherwise never.
+    /// Whether the process learns at once that a job has been completed. Otherwise it never does.
     completions: bool,
-    /// Hears that a job is paused or not, and believes it for so long. Otherwise never.
+    /// How long the process relies on what it has read about a pause. `None`: it never learns of pauses.
     pauses: Option<Duration>,
-    /// The beginning of the time that stands on messages.
+    /// The zero of the times that are written to messages.
     start: Instant,
-    /// Whether a life is paused, and when that was asked.
+    /// Whether an incarnation is paused, and when that was read.
     answers: Mutex<HashMap<i64, (i64, bool)>>,
 }
 
@@ -48,7 +48,7 @@ impl Checks {
         let Ok(mut message) = TaskMessage::decode(&delivery.body) else {
             return Checked::Wanted;
         };
-        // The correlation id names the life.
+        // The simulation uses the correlation id for the incarnation.
         let life = message
             .correlation_id
             .as_deref()

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use contract::{JobId, JobStatus, RangeItem, TaskMessage, Tracking};
 use store::{Creation, Incarnation, JobRequest, Prerequisite, StartCondition};
 
-use crate::world::{ITEMS_IN, ITEMS_OUT, TRACKING_IN, World, job_id, lock, partition};
+use crate::simulation::{ITEMS_IN, ITEMS_OUT, Simulation, TRACKING_IN, job_id, lock, partition};
 
 /// No multiple of anything: it is never made to fail.
 const ITEM: u64 = 1_000_003;
@@ -28,7 +28,7 @@ fn life_of(number: u64) -> String {
     format!("dependent-{number}")
 }
 
-impl World {
+impl Simulation {
     pub async fn create_dependents(&self) -> Result<(), String> {
         for number in 1..=self.0.scenario.dependents {
             let before = if number == 1 {

@@ -1,8 +1,8 @@
 //! Faults that happen at counted steps, and the broker that commits them.
 //!
-//! A crash of a process is the loss of its broker for good: its deliveries come again, what it publishes or settles from then
-//! on is nothing, and it is started again by itself. Futures that it leaves behind may run on, as those of a process do
-//! that has lost its connection and does not know yet; what they commit counts.
+//! A process crashes by losing its broker for good: its deliveries return to their pipes, everything that it publishes or
+//! settles afterwards has no effect, and it is started again. Its remaining futures may continue, as in a process that has
+//! lost its connection and does not know it yet; what they commit counts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -25,7 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::checks::{Checked, Checks};
 
-/// Whose step it is.
+/// The role that makes a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Who {
     Service,
@@ -34,14 +34,14 @@ pub enum Who {
     Tracking,
 }
 
-/// Something that goes wrong, or that somebody does, once.
+/// A fault, or an action of a client or a supervisor. It happens once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// At the nth message that a role publishes, from 1.
     Publish(Who, u32, PublishFault),
     /// At the nth acknowledgement of a role, from 1.
     Ack(Who, u32, AckFault),
-    /// At the nth time that the store passes this point, and so many times more.
+    /// When the store passes this point for the nth time, and this many times more.
     Store(FaultPoint, u32, u32),
     /// The tracking workers crash when the store passes this point for the nth time.
     CrashTracking(FaultPoint, u32),
@@ -136,7 +136,7 @@ impl Faults {
             match *op {
                 Op::Store(at, nth, more) if at == point => fails |= (nth..=nth + more).contains(&n),
                 Op::CrashTracking(at, nth) if at == point && nth == n => {
-                    // What a dead process is told does not matter; that it tries again does no harm.
+                    // The crashed process sees an error as well; a retry of it does no harm.
                     fails = true;
                     lock(&self.trackers)
                         .drain(..)
@@ -229,7 +229,7 @@ impl FaultyBroker {
         &self.crashed
     }
 
-    /// What is for a paused job goes to the paused pipe, and is acknowledged when it is there.
+    /// Sends a task of a paused job to the paused pipe, and acknowledges it once that is confirmed.
     async fn hand_over(&self, body: Vec<u8>, delivery: Delivery) {
         let handed_over = Outgoing {
             headers: delivery.headers.clone(),
@@ -263,7 +263,7 @@ impl Broker for FaultyBroker {
             Some(PublishFault::CrashAfter) => {
                 drop(self.inner.publish(message.clone()));
                 self.crash();
-                // Nothing is taken from the dead.
+                // The broker takes nothing from a crashed process.
                 self.inner.publish(message)
             }
             Some(PublishFault::Twice) => {
@@ -364,7 +364,7 @@ impl fmt::Debug for FaultyBroker {
     }
 }
 
-/// Holds the deliveries of the broker behind while their doubles are with the process.
+/// Keeps the deliveries of the inner broker while the process has their copies.
 struct Settles {
     broker: FaultyBroker,
     held: Mutex<(u64, HashMap<u64, Delivery>)>,

@@ -1,8 +1,8 @@
 //! Simulation: the whole system in one thread, under seeded faults, with its invariants checked at rest.
 //!
-//! A scenario is made from a seed: `SIMULATION_SEED=17` runs that one alone, `SIMULATION_RUNS=5000` more of them. One that
-//! fails is made smaller and shown; it becomes a test of its own below. The order of tasks within the runtime is not seeded, so a
-//! failure that is a matter of chance may need its seed more than once.
+//! A seed makes a scenario. `SIMULATION_SEED=17` runs only that one, `SIMULATION_RUNS=5000` runs more of them. A scenario that
+//! fails is made smaller and printed; it becomes a test of its own below. The order of tasks within the runtime is not seeded,
+//! so a failure that depends on chance may need several runs of its seed.
 
 #![expect(
     clippy::unwrap_used,
@@ -14,7 +14,7 @@ mod checks;
 mod dependents;
 mod faults;
 mod scenario;
-mod world;
+mod simulation;
 
 use std::time::Duration;
 
@@ -24,13 +24,13 @@ use store::FaultPoint;
 
 use crate::faults::{AckFault, Action, Op, PublishFault, Who};
 use crate::scenario::Scenario;
-use crate::world::run;
+use crate::simulation::run;
 
 const RUNS: u64 = 100;
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "a test is asked for more runs, or one, by its environment"
+    reason = "the environment asks for more runs, or for one"
 )]
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable)
@@ -57,17 +57,16 @@ fn run_seeds(route: Route) {
 }
 
 #[test]
-fn a_job_comes_to_its_exact_end_whatever_fails_on_the_way_when_outputs_travel_directly() {
+fn any_faults_leave_the_outcome_exact_with_direct_outputs() {
     run_seeds(Route::Direct);
 }
 
 #[test]
-fn a_job_comes_to_its_exact_end_whatever_fails_on_the_way_when_outputs_travel_through_the_tracking_pipe()
- {
+fn any_faults_leave_the_outcome_exact_with_rerouted_outputs() {
     run_seeds(Route::Reroute);
 }
 
-/// Has a kind of fault happen at each step at which it can, one step a run.
+/// Runs a scenario once per step at which a fault can happen.
 fn run_at_every_step(scenario: &Scenario, fault: impl Fn(u32) -> Op) {
     for nth in 1.. {
         let mut scenario = scenario.clone();
@@ -80,7 +79,7 @@ fn run_at_every_step(scenario: &Scenario, fault: impl Fn(u32) -> Op) {
     }
 }
 
-/// A job in two levels, of which everything must be safe before it is counted.
+/// A job with two levels. All its outputs must be safe before they are counted.
 fn small(route: Route, on_failure: OnFailure) -> Scenario {
     let continues = on_failure == OnFailure::Continue;
     let (failing, hopeless) = if continues {
@@ -104,7 +103,7 @@ fn small(route: Route, on_failure: OnFailure) -> Scenario {
 
 fn run_every_fault(scenario: &Scenario) {
     for role in [Who::Service, Who::Batch, Who::Items, Who::Tracking] {
-        // Those that only cost time or order are left to the seeds.
+        // Faults that only change timing or order are left to the seeds.
         for fault in [
             PublishFault::CrashBefore,
             PublishFault::CrashAfter,
@@ -124,22 +123,22 @@ fn run_every_fault(scenario: &Scenario) {
 }
 
 #[test]
-fn no_single_fault_at_any_step_changes_the_outcome_when_outputs_travel_directly() {
+fn no_single_fault_changes_the_outcome_with_direct_outputs() {
     run_every_fault(&small(Route::Direct, OnFailure::Stop));
 }
 
 #[test]
-fn no_single_fault_at_any_step_changes_the_outcome_when_outputs_travel_through_the_tracking_pipe() {
+fn no_single_fault_changes_the_outcome_with_rerouted_outputs() {
     run_every_fault(&small(Route::Reroute, OnFailure::Stop));
 }
 
 #[test]
-fn no_single_fault_at_any_step_changes_the_counts_of_a_job_that_goes_on_after_failures() {
+fn no_single_fault_changes_the_counts_of_a_job_that_continues_on_failure() {
     run_every_fault(&small(Route::Reroute, OnFailure::Continue));
 }
 
 #[test]
-fn no_single_fault_at_any_step_forgets_a_job_that_waits_for_another() {
+fn no_single_fault_forgets_a_dependent_job() {
     for fails in [None, Some(4)] {
         run_every_fault(&Scenario {
             items: 5,
@@ -152,7 +151,7 @@ fn no_single_fault_at_any_step_forgets_a_job_that_waits_for_another() {
 }
 
 #[test]
-fn who_waits_for_a_job_goes_its_way_at_whatever_moment_it_is_cancelled_or_deleted() {
+fn dependents_follow_a_job_that_is_cancelled_or_deleted_at_any_moment() {
     for action in [Action::Cancel, Action::Delete, Action::PutAgain(3)] {
         for millis in (0..40).step_by(2) {
             let ops = vec![Op::Client(action, Duration::from_millis(millis))];
@@ -167,7 +166,7 @@ fn who_waits_for_a_job_goes_its_way_at_whatever_moment_it_is_cancelled_or_delete
 }
 
 #[test]
-fn a_job_that_is_put_again_at_any_moment_counts_nothing_of_its_past_life() {
+fn a_job_that_is_recreated_counts_nothing_of_its_past_incarnation() {
     for route in [Route::Direct, Route::Reroute] {
         for millis in (0..40).step_by(2) {
             let ops = vec![Op::Client(
@@ -185,7 +184,7 @@ fn a_job_that_is_put_again_at_any_moment_counts_nothing_of_its_past_life() {
 }
 
 #[test]
-fn a_job_that_is_paused_and_resumed_at_any_moment_is_done_and_counted_exactly() {
+fn a_job_that_is_paused_and_resumed_at_any_moment_is_counted_exactly() {
     for route in [Route::Direct, Route::Reroute] {
         for pauses_hold in [0, 7].map(|millis| Some(Duration::from_millis(millis))) {
             for (pause, resume) in (0..36)
@@ -209,7 +208,7 @@ fn a_job_that_is_paused_and_resumed_at_any_moment_is_done_and_counted_exactly() 
     }
 }
 
-/// Paused while some of its items are done, some wait, and some are tried again.
+/// A job that is paused while some of its items are done, some wait, and some are retried.
 fn paused_in_the_middle() -> Scenario {
     let at = Duration::from_millis;
     let ops = vec![
@@ -226,7 +225,7 @@ fn paused_in_the_middle() -> Scenario {
 }
 
 #[test]
-fn no_single_fault_at_any_step_changes_the_outcome_of_a_job_that_is_paused_meanwhile() {
+fn no_single_fault_changes_the_outcome_of_a_paused_and_resumed_job() {
     let scenario = paused_in_the_middle();
     for role in [Who::Service, Who::Items] {
         for fault in [
@@ -246,7 +245,7 @@ fn no_single_fault_at_any_step_changes_the_outcome_of_a_job_that_is_paused_meanw
 }
 
 #[test]
-fn a_job_that_nothing_happens_to_is_completed_item_by_item() {
+fn a_job_without_faults_completes_every_item() {
     for route in [Route::Direct, Route::Reroute] {
         for output in [false, true] {
             assert_eq!(

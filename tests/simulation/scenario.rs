@@ -1,4 +1,4 @@
-//! What is simulated: a system, a job, and what happens to both. Made from a seed, made smaller when it fails.
+//! A scenario: a system, a job, and the faults of both. It is made from a seed, and made smaller when it fails.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub struct Scenario {
     pub hopeless: Option<u64>,
     /// Items send output, and tracking ends where it goes.
     pub output: bool,
-    /// What an item takes.
+    /// The time that an item takes.
     pub work: Duration,
     /// Processes of each role.
     pub processes: usize,
@@ -29,9 +29,9 @@ pub struct Scenario {
     pub prefetch: u32,
     /// Messages that a tracking worker takes at a time.
     pub flush: usize,
-    /// Workers hear at once that a job has been completed, and discard what comes of it. Otherwise they never do.
+    /// Whether workers learn at once that a job has been completed, and discard its tasks. Otherwise they never do.
     pub checked: bool,
-    /// Workers hear that a job is paused, and believe it for so long. Otherwise they never do.
+    /// How long workers rely on what they have read about a pause. `None`: they never learn of pauses.
     pub pauses_hold: Option<Duration>,
     /// Jobs in a chain, each of which waits for the one before; the first waits for the job.
     pub dependents: u64,
@@ -39,7 +39,7 @@ pub struct Scenario {
 }
 
 impl Default for Scenario {
-    /// A small job that nothing happens to.
+    /// A small job without faults.
     fn default() -> Self {
         Self {
             items: 25,
@@ -100,7 +100,7 @@ impl Scenario {
                 scenario.ops.extend(pause(&mut dice));
             }
         }
-        // Last, so that seeds go on meaning what they meant.
+        // Last, so that older seeds keep their meaning.
         scenario.dependents = dice.pick(&[0, 0, 1, 3]);
         scenario
     }
@@ -118,7 +118,7 @@ impl Scenario {
         self.failing.is_some_and(|n| number.is_multiple_of(n))
     }
 
-    /// The smallest scenario that still fails, as far as leaving things out leads there.
+    /// Returns a smaller scenario that still fails, found by leaving things out.
     pub fn shrink(mut self, fails: impl Fn(&Self) -> bool) -> Self {
         loop {
             let mut smaller: Vec<Self> = (0..self.ops.len())
@@ -190,7 +190,7 @@ fn op(dice: &mut Dice, items: u64) -> Op {
     } else {
         items + items / 5 + 2
     };
-    // Reports go together, so a role may publish far less than it does.
+    // Several reports travel in one message, so a role may publish fewer messages than it makes reports.
     let most = if dice.chance(2) { steps } else { steps.min(8) };
     let nth = u32::try_from(dice.between(1, most)).unwrap_or(1);
     let point = dice.pick(&[
@@ -216,7 +216,7 @@ fn op(dice: &mut Dice, items: u64) -> Op {
     }
 }
 
-/// A pause, its end, and perhaps something that goes wrong with whoever keeps the tasks meanwhile.
+/// A pause, its end, and perhaps a fault of the service that parks the tasks meanwhile.
 fn pause(dice: &mut Dice) -> Vec<Op> {
     let moment = dice.between(0, 120);
     let nth = u32::try_from(dice.between(1, 40)).unwrap_or(1);
@@ -248,7 +248,7 @@ fn publish_fault(dice: &mut Dice) -> PublishFault {
     dice.pick(&PublishFault::all(delay))
 }
 
-/// Random numbers that a seed decides (splitmix64).
+/// Random numbers from a seed (splitmix64).
 struct Dice(u64);
 
 impl Dice {

@@ -1,4 +1,4 @@
-//! Every item is counted exactly once, whatever is reported how often and in which order.
+//! Every item is counted exactly once, however often and in whichever order it is reported.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -11,21 +11,21 @@ use contract::{
 use framework::config::Route;
 use harness::wait_for;
 
-use crate::place::Place;
+use crate::fixture::Fixture;
 use crate::workers::{Gate, echo, gated};
 
 stories![
     a_job_of_many_items_is_counted_exactly,
-    progress_never_falls_and_is_100_exactly_when_the_job_is_completed,
-    reports_that_come_thrice_and_in_any_order_count_once,
+    progress_never_falls_and_is_100_only_when_completed,
+    repeated_and_reordered_reports_count_once,
     a_batch_waits_as_one_message_while_its_pipe_is_full,
 ];
 
-async fn a_job_of_many_items_is_counted_exactly(place: Place) {
-    let system = place.run(echo()).await;
-    assert!(system.client.put("j", &place.range(5000)).await.unwrap());
+async fn a_job_of_many_items_is_counted_exactly(fixture: Fixture) {
+    let system = fixture.run(echo()).await;
+    assert!(system.client.put("j", &fixture.range(5000)).await.unwrap());
     system.completed("j", 5000).await;
-    system.has_outputs(&place.pipe("output"), 1..=5000).await;
+    system.has_outputs(&fixture.pipe("output"), 1..=5000).await;
     let expected = [
         (JobStatus::Waiting, "client"),
         (JobStatus::Active, "tracking"),
@@ -36,7 +36,7 @@ async fn a_job_of_many_items_is_counted_exactly(place: Place) {
         expected.map(|(status, actor)| (status, actor.to_owned()))
     );
     system
-        .drained(&["batch", "items", "tracking"].map(|pipe| place.pipe(pipe)))
+        .drained(&["batch", "items", "tracking"].map(|pipe| fixture.pipe(pipe)))
         .await;
     wait_for("the task table to be swept away", async || {
         let size = system
@@ -56,10 +56,10 @@ async fn a_job_of_many_items_is_counted_exactly(place: Place) {
     system.stop().await;
 }
 
-async fn progress_never_falls_and_is_100_exactly_when_the_job_is_completed(place: Place) {
+async fn progress_never_falls_and_is_100_only_when_completed(fixture: Fixture) {
     let gate = Gate::closed();
-    let system = place.run(gated(&gate)).await;
-    system.client.put("j", &place.range(2000)).await.unwrap();
+    let system = fixture.run(gated(&gate)).await;
+    system.client.put("j", &fixture.range(2000)).await.unwrap();
     let (state, steps) = system.follow("j", |_| gate.admit(10)).await;
     assert!(steps >= 10, "only {steps} different percentages were seen");
     assert_eq!(
@@ -69,26 +69,26 @@ async fn progress_never_falls_and_is_100_exactly_when_the_job_is_completed(place
     system.stop().await;
 }
 
-async fn a_batch_waits_as_one_message_while_its_pipe_is_full(place: Place) {
-    // Splits do not see what is still on its way, so a few more may get through than fill the pipe, but by far not all.
+async fn a_batch_waits_as_one_message_while_its_pipe_is_full(fixture: Fixture) {
+    // A split does not see messages that are still in flight, so a few more items than `max_depth` may get through.
     let (max_depth, bound) = (30, 250);
-    let system = place
-        .start(Stack::new(place.options_with_depth(max_depth)))
+    let system = fixture
+        .start(Stack::new(fixture.options_with_depth(max_depth)))
         .await;
-    let items = place.pipe("items");
-    system.client.put("j", &place.range(500)).await.unwrap();
+    let items = fixture.pipe("items");
+    system.client.put("j", &fixture.range(500)).await.unwrap();
     let depth = async || system.running.broker().depth(&items).await.unwrap();
     wait_for("the pipe to be full", async || match depth().await {
         full if full > max_depth => Ok(()),
         depth => Err(format!("{depth} items")),
     })
     .await;
-    // With nobody to take the items, it is the batches that wait: in a delay, which is no depth.
+    // No worker takes the items, so the batches wait. They wait in a delay queue, which does not count as depth.
     wait_for("the batches to be put off", async || {
         match system
             .running
             .broker()
-            .depth(&place.pipe("batch"))
+            .depth(&fixture.pipe("batch"))
             .await
             .unwrap()
         {
@@ -100,23 +100,23 @@ async fn a_batch_waits_as_one_message_while_its_pipe_is_full(place: Place) {
     assert!(depth().await <= bound, "{} items wait", depth().await);
     system.stop().await;
 
-    let options = place.options_with_depth(max_depth);
-    let system = place
-        .start(Stack::new(options).worker(place.settings("items"), echo()))
+    let options = fixture.options_with_depth(max_depth);
+    let system = fixture
+        .start(Stack::new(options).worker(fixture.settings("items"), echo()))
         .await;
     system.completed("j", 500).await;
     system.stop().await;
 }
 
-async fn reports_that_come_thrice_and_in_any_order_count_once(place: Place) {
+async fn repeated_and_reordered_reports_count_once(fixture: Fixture) {
     const SPLITS: u32 = 8;
     const ITEMS: u32 = 50;
-    let system = place.start(place.stack()).await;
+    let system = fixture.start(fixture.stack()).await;
     system
         .client
         .put(
             "j",
-            &place.job(
+            &fixture.job(
                 "nobody",
                 &RangeItem {
                     number: 0,
@@ -126,11 +126,11 @@ async fn reports_that_come_thrice_and_in_any_order_count_once(place: Place) {
         )
         .await
         .unwrap();
-    let (start, _) = system.take_one(&place.pipe("nobody")).await;
+    let (start, _) = system.take_one(&fixture.pipe("nobody")).await;
     let tracking = start.tracking.clone().unwrap();
     let job = tracking.job_task_id.clone().unwrap();
 
-    // What the workers of a tree of splits would report; by reroute the items come along themselves.
+    // The reports of a tree of splits. With the route `reroute`, the items themselves travel through the tracking pipe.
     let report = |id: String, status| TrackingReport::new(id, status);
     let (mut reports, mut items) = (Vec::new(), Vec::new());
     for split in 1..=SPLITS {
@@ -147,7 +147,7 @@ async fn reports_that_come_thrice_and_in_any_order_count_once(place: Place) {
         report(last.clone(), ReportStatus::Progress),
         report(last, ReportStatus::Complete),
     ]);
-    let rerouted = if place.route == Route::Reroute {
+    let rerouted = if fixture.route == Route::Reroute {
         std::mem::take(&mut items)
     } else {
         Vec::new()
@@ -170,17 +170,17 @@ async fn reports_that_come_thrice_and_in_any_order_count_once(place: Place) {
                 status_check_url: None,
                 ..tracking.clone()
             }),
-            ..TaskMessage::new(id, place.pipe("output"), &item).unwrap()
+            ..TaskMessage::new(id, fixture.pipe("output"), &item).unwrap()
         };
         bodies.extend(std::iter::repeat_n(message.encode(), 3));
     }
     let mut thrice = [reports.clone(), reports.clone(), reports].concat();
     let told = thrice.len() + bodies.len();
     shuffle(&mut thrice);
-    bodies.extend(thrice.chunks(7).map(|some| place.reports(some.to_vec())));
+    bodies.extend(thrice.chunks(7).map(|some| fixture.reports(some.to_vec())));
     shuffle(&mut bodies);
     for body in bodies {
-        system.publish(&place.pipe("tracking"), body).await;
+        system.publish(&fixture.pipe("tracking"), body).await;
     }
     let (state, _) = system.follow("j", |_| {}).await;
     let counted = (JobStatus::Completed, i64::from(SPLITS * ITEMS), 0);
@@ -189,10 +189,10 @@ async fn reports_that_come_thrice_and_in_any_order_count_once(place: Place) {
         counted
     );
 
-    // A failure that comes too late changes nothing either.
+    // A failure that is reported too late changes nothing either.
     let late = TrackingReport::failed(subtask_id(&job, 1, false), ReportFailure::default());
     system
-        .publish(&place.pipe("tracking"), place.reports(vec![late]))
+        .publish(&fixture.pipe("tracking"), fixture.reports(vec![late]))
         .await;
     wait_for("all reports to be counted in", async || {
         let counted = system.running.reports().load(Ordering::Relaxed);
@@ -208,15 +208,15 @@ async fn reports_that_come_thrice_and_in_any_order_count_once(place: Place) {
         (state.status, state.completed_items, state.failed_tasks),
         counted
     );
-    if place.route == Route::Reroute {
+    if fixture.route == Route::Reroute {
         system
-            .has_outputs(&place.pipe("output"), 1..=u64::from(SPLITS * ITEMS))
+            .has_outputs(&fixture.pipe("output"), 1..=u64::from(SPLITS * ITEMS))
             .await;
     }
     system.stop().await;
 }
 
-/// Another order, the same in every run.
+/// Shuffles a list, in the same way in every run.
 fn shuffle<T>(list: &mut [T]) {
     let mut random: u64 = 0x5eed;
     for end in (1..list.len()).rev() {

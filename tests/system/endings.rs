@@ -1,33 +1,34 @@
-//! How jobs end before all is done: cancelled, deleted, failed. What is left of them stops by itself.
+//! Jobs that end before all their items are done: cancelled, deleted, failed. Their remaining tasks stop by themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use contract::rest::{NewJob, OnFailure};
 use contract::{JobStatus, RangeItem, TaskMessage, TaskStatus};
-use framework::{Context, OrFail, Reply, TaskError, Worker};
+use framework::{Context, OrFail, Reply, RetryPolicy, Settings, TaskError, Worker};
 use harness::wait_for;
+use serde_json::Value;
 
-use crate::place::{Place, SLACK, STATUS_INTERVAL, System};
+use crate::fixture::{Fixture, SLACK, STATUS_INTERVAL, System};
 use crate::workers::{Each, Gate};
 
 stories![
     a_cancelled_job_stops_within_one_status_interval,
-    a_deleted_job_stops_within_one_status_interval,
-    each_life_of_a_job_id_is_counted_by_itself,
+    each_incarnation_of_a_job_id_is_counted_separately,
     the_first_failed_item_fails_a_job_that_stops_on_failure,
-    a_job_that_goes_on_does_all_other_items_and_tells_every_failure,
+    a_job_that_continues_on_failure_reports_every_failure,
+    a_task_that_always_fails_is_given_up_and_copied,
 ];
 
-/// When items of which life began.
-type Starts = Arc<Mutex<Vec<(String, Instant)>>>;
+/// When items began, each with the number of its incarnation.
+type Began = Arc<Mutex<Vec<(String, Instant)>>>;
 
-/// Notes when an item starts, and waits to be let through.
-fn noted(starts: &Starts, gates: Vec<Gate>) -> impl Worker + use<> {
+/// Records when an item begins, then waits at the gate of its incarnation.
+fn recorded(starts: &Began, gates: Vec<Gate>) -> impl Worker + use<> {
     Each(
         (Arc::clone(starts), gates),
-        async |(starts, gates): (Starts, Vec<Gate>), item: RangeItem, ctx: Context| {
+        async |(starts, gates): (Began, Vec<Gate>), item: RangeItem, ctx: Context| {
             let life = item.params.get("life").cloned().unwrap_or_default();
             let gate = gates[life.parse::<usize>().unwrap_or(0)].clone();
             starts.lock().unwrap().push((life, Instant::now()));
@@ -37,8 +38,8 @@ fn noted(starts: &Starts, gates: Vec<Gate>) -> impl Worker + use<> {
     )
 }
 
-async fn a_cancelled_job_stops_within_one_status_interval(place: Place) {
-    let system = stops_in_the_middle(&place, async |system| {
+async fn a_cancelled_job_stops_within_one_status_interval(fixture: Fixture) {
+    let system = stops_in_the_middle(&fixture, async |system| {
         system.client.cancel("j").await.unwrap();
         assert_eq!(system.job("j").await.status, JobStatus::Cancelled);
     })
@@ -49,29 +50,19 @@ async fn a_cancelled_job_stops_within_one_status_interval(place: Place) {
         (JobStatus::Cancelled, 200)
     );
     system.stop().await;
-    // Nothing of it was kept back by the worker either.
-    let system = place.start(place.stack()).await;
+    // The worker has not kept any of its messages either.
+    let system = fixture.start(fixture.stack()).await;
     system
-        .drained(&["batch", "items", "tracking"].map(|pipe| place.pipe(pipe)))
+        .drained(&["batch", "items", "tracking"].map(|pipe| fixture.pipe(pipe)))
         .await;
     system.stop().await;
 }
 
-async fn a_deleted_job_stops_within_one_status_interval(place: Place) {
-    let system = stops_in_the_middle(&place, async |system| {
-        system.client.delete("j").await.unwrap();
-        assert_eq!(system.read("/jobs/j").await.code, 404);
-    })
-    .await;
-    assert_eq!(system.read("/jobs/j").await.code, 404);
-    system.stop().await;
-}
-
-/// Ends a job in the middle, and watches that its items stop.
-async fn stops_in_the_middle(place: &Place, end: impl AsyncFnOnce(&System)) -> System {
-    let (starts, gate) = (Starts::default(), Gate::closed());
-    let system = place.run(noted(&starts, vec![gate.clone()])).await;
-    system.client.put("j", &place.range(2000)).await.unwrap();
+/// Ends a job in the middle with `end` and checks that no more of its items begin.
+async fn stops_in_the_middle(fixture: &Fixture, end: impl AsyncFnOnce(&System)) -> System {
+    let (starts, gate) = (Began::default(), Gate::closed());
+    let system = fixture.run(recorded(&starts, vec![gate.clone()])).await;
+    system.client.put("j", &fixture.range(2000)).await.unwrap();
     gate.admit(200);
     wait_for("the middle of the job", async || {
         match system.job("j").await.completed_items {
@@ -80,12 +71,12 @@ async fn stops_in_the_middle(place: &Place, end: impl AsyncFnOnce(&System)) -> S
         }
     })
     .await;
-    // All of it is on its way, and most of it waits.
+    // The job is split completely, and most items wait.
     wait_for("the other items to wait", async || {
         match system
             .running
             .broker()
-            .depth(&place.pipe("items"))
+            .depth(&fixture.pipe("items"))
             .await
             .unwrap()
         {
@@ -96,13 +87,13 @@ async fn stops_in_the_middle(place: &Place, end: impl AsyncFnOnce(&System)) -> S
     .await;
     end(&system).await;
     let ended = Instant::now();
-    // More items could be done, but very slowly.
+    // Items that still run may finish, a few at a time.
     wait_for("the pipes to be empty", async || {
         gate.admit(4);
         let depth = system
             .running
             .broker()
-            .depth(&place.pipe("items"))
+            .depth(&fixture.pipe("items"))
             .await
             .unwrap();
         if depth == 0 {
@@ -112,15 +103,15 @@ async fn stops_in_the_middle(place: &Place, end: impl AsyncFnOnce(&System)) -> S
         }
     })
     .await;
-    // The pipe keeps its order: what stands behind the job's items tells when the worker has seen them all.
+    // A pipe keeps its order: when a message behind the items is done, the worker has seen all of them.
     let marker = RangeItem {
         number: 0,
         params: BTreeMap::from([("life".into(), "marker".into())]),
     };
     system
         .publish(
-            &place.pipe("items"),
-            TaskMessage::new("marker", place.pipe("items"), &marker)
+            &fixture.pipe("items"),
+            TaskMessage::new("marker", fixture.pipe("items"), &marker)
                 .unwrap()
                 .encode(),
         )
@@ -136,7 +127,7 @@ async fn stops_in_the_middle(place: &Place, end: impl AsyncFnOnce(&System)) -> S
     })
     .await;
     system
-        .drained(&["batch", "tracking"].map(|pipe| place.pipe(pipe)))
+        .drained(&["batch", "tracking"].map(|pipe| fixture.pipe(pipe)))
         .await;
     let starts = starts.lock().unwrap();
     let last = starts
@@ -154,29 +145,29 @@ async fn stops_in_the_middle(place: &Place, end: impl AsyncFnOnce(&System)) -> S
     system
 }
 
-async fn each_life_of_a_job_id_is_counted_by_itself(place: Place) {
-    const LIVES: usize = 10;
-    let starts = Starts::default();
-    let gates: Vec<Gate> = (0..=LIVES).map(|_| Gate::closed()).collect();
-    let system = place.run(noted(&starts, gates.clone())).await;
+async fn each_incarnation_of_a_job_id_is_counted_separately(fixture: Fixture) {
+    const INCARNATIONS: usize = 10;
+    let starts = Began::default();
+    let gates: Vec<Gate> = (0..=INCARNATIONS).map(|_| Gate::closed()).collect();
+    let system = fixture.run(recorded(&starts, gates.clone())).await;
     let items = |life: usize| 100 + life as u64;
     let mut deleted = BTreeMap::new();
     for (life, gate) in gates.iter().enumerate().skip(1) {
         assert!(
             system
                 .client
-                .put("j", &of_life(&place, life, items(life)))
+                .put("j", &of_incarnation(&fixture, life, items(life)))
                 .await
                 .unwrap(),
-            "life {life} is a new one"
+            "incarnation {life} is new"
         );
         if life % 2 == 1 {
-            // Deleted in the middle; then all that is left of it may run on, among the items of the next life.
+            // Deleted in the middle. Its remaining items may run among those of the next incarnation.
             gate.admit(20);
             wait_for("the middle of the job", async || {
                 match system.job("j").await.completed_items {
                     20 => Ok(()),
-                    items => Err(format!("{items} items in life {life}")),
+                    items => Err(format!("{items} items of incarnation {life}")),
                 }
             })
             .await;
@@ -188,16 +179,16 @@ async fn each_life_of_a_job_id_is_counted_by_itself(place: Place) {
         }
         system.client.delete("j").await.unwrap();
         deleted.insert(life.to_string(), Instant::now());
-        assert_eq!(system.read("/jobs/j").await.code, 404);
+        assert_eq!(system.get("/jobs/j").await.status, 404);
         gate.open();
     }
-    // Every output of a life that was completed is there.
-    let mut missing: BTreeSet<(usize, u64)> = (2..=LIVES)
+    // Each incarnation that was completed has all its outputs.
+    let mut missing: BTreeSet<(usize, u64)> = (2..=INCARNATIONS)
         .step_by(2)
         .flat_map(|life| (1..=items(life)).map(move |number| (life, number)))
         .collect();
     system
-        .take(&place.pipe("output"), |delivery| {
+        .take(&fixture.pipe("output"), |delivery| {
             let message = TaskMessage::decode(&delivery.body).unwrap();
             let item: RangeItem = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
             missing.remove(&(item.params["life"].parse().unwrap(), item.number));
@@ -205,21 +196,21 @@ async fn each_life_of_a_job_id_is_counted_by_itself(place: Place) {
         })
         .await;
     system
-        .drained(&["batch", "items", "tracking"].map(|pipe| place.pipe(pipe)))
+        .drained(&["batch", "items", "tracking"].map(|pipe| fixture.pipe(pipe)))
         .await;
     for (life, at) in starts.lock().unwrap().iter() {
         let limit = deleted[life] + STATUS_INTERVAL + SLACK;
         assert!(
             *at <= limit,
-            "an item of life {life} began {:?} too late",
+            "an item of incarnation {life} began {:?} too late",
             *at - limit
         );
     }
     system.stop().await;
 }
 
-fn of_life(place: &Place, life: usize, items: u64) -> NewJob {
-    let mut new_job = place.range(items);
+fn of_incarnation(fixture: &Fixture, life: usize, items: u64) -> NewJob {
+    let mut new_job = fixture.range(items);
     let data = new_job
         .task
         .as_mut()
@@ -229,7 +220,7 @@ fn of_life(place: &Place, life: usize, items: u64) -> NewJob {
     new_job
 }
 
-/// Fails every item whose number can be divided by this one.
+/// Fails every item whose number is a multiple of `divisor`.
 fn fails_multiples_of(divisor: u64) -> impl Worker {
     Each(divisor, async |divisor: u64, item: RangeItem, _| {
         if item.number.is_multiple_of(divisor) {
@@ -240,9 +231,9 @@ fn fails_multiples_of(divisor: u64) -> impl Worker {
     })
 }
 
-async fn the_first_failed_item_fails_a_job_that_stops_on_failure(place: Place) {
-    let system = place.run(fails_multiples_of(77)).await;
-    system.client.put("j", &place.range(100)).await.unwrap();
+async fn the_first_failed_item_fails_a_job_that_stops_on_failure(fixture: Fixture) {
+    let system = fixture.run(fails_multiples_of(77)).await;
+    system.client.put("j", &fixture.range(100)).await.unwrap();
     let state = system.ended("j").await;
     assert_eq!(
         (state.status, state.failed_tasks, state.failures.len()),
@@ -266,7 +257,7 @@ async fn the_first_failed_item_fails_a_job_that_stops_on_failure(place: Place) {
         "{failure:?}"
     );
     system
-        .drained(&["batch", "items", "tracking"].map(|pipe| place.pipe(pipe)))
+        .drained(&["batch", "items", "tracking"].map(|pipe| fixture.pipe(pipe)))
         .await;
     assert_eq!(system.ended("j").await.failed_tasks, 1);
     assert_eq!(
@@ -274,10 +265,10 @@ async fn the_first_failed_item_fails_a_job_that_stops_on_failure(place: Place) {
         Some(JobStatus::Failed)
     );
 
-    // The result says so, too.
+    // The output of the failed item has the same text.
     let mut failed = None;
     system
-        .take(&place.pipe("output"), |delivery| {
+        .take(&fixture.pipe("output"), |delivery| {
             let message = TaskMessage::decode(&delivery.body).unwrap();
             failed = (message.task_status == Some(TaskStatus::ResultException)).then_some(message);
             failed.is_none()
@@ -288,15 +279,15 @@ async fn the_first_failed_item_fails_a_job_that_stops_on_failure(place: Place) {
     system.stop().await;
 }
 
-async fn a_job_that_goes_on_does_all_other_items_and_tells_every_failure(place: Place) {
-    let system = place.run(fails_multiples_of(30)).await;
+async fn a_job_that_continues_on_failure_reports_every_failure(fixture: Fixture) {
+    let system = fixture.run(fails_multiples_of(30)).await;
     system
         .client
         .put(
             "j",
             &NewJob {
                 on_failure: OnFailure::Continue,
-                ..place.range(200)
+                ..fixture.range(200)
             },
         )
         .await
@@ -311,7 +302,7 @@ async fn a_job_that_goes_on_does_all_other_items_and_tells_every_failure(place: 
         state.failure_counts,
         BTreeMap::from([("RESULT_EXCEPTION".to_owned(), 6)])
     );
-    let told: BTreeSet<&str> = state
+    let reported: BTreeSet<&str> = state
         .failures
         .iter()
         .filter_map(|failure| failure.failure_message.as_deref())
@@ -320,6 +311,46 @@ async fn a_job_that_goes_on_does_all_other_items_and_tells_every_failure(place: 
         .step_by(30)
         .map(|number| format!("{number} is an unlucky number"))
         .collect();
-    assert_eq!(told, expected.iter().map(String::as_str).collect());
+    assert_eq!(reported, expected.iter().map(String::as_str).collect());
+    system.stop().await;
+}
+
+/// Settings with a short and constant retry delay.
+fn impatient(fixture: &Fixture) -> Settings {
+    Settings {
+        retry: RetryPolicy::constant(Duration::from_millis(50)).attempts(4),
+        ..fixture.settings("items")
+    }
+}
+
+async fn a_task_that_always_fails_is_given_up_and_copied(fixture: Fixture) {
+    let worker = Each((), async |(), item: RangeItem, _| match item.number {
+        3 => Err(TaskError::retry("no reply from the warehouse")),
+        _ => Ok(Reply::send(item)),
+    });
+    let system = fixture
+        .start(fixture.stack().worker(impatient(&fixture), worker))
+        .await;
+    system.client.put("j", &fixture.range(5)).await.unwrap();
+    let state = system.ended("j").await;
+    assert_eq!(
+        (state.status, state.failed_tasks),
+        (JobStatus::Failed, 1),
+        "{state:?}"
+    );
+    let text = "no reply from the warehouse (given up after 4 attempts)";
+    assert_eq!(state.failures[0].failure_message.as_deref(), Some(text));
+    assert_eq!(state.failures[0].task_id, "3");
+    let task = system.get("/jobs/j/tasks/3").await.json();
+    assert_eq!(
+        (&task["status"], &task["failure"]["failureMessage"]),
+        (&Value::from("Failed"), &Value::from(text))
+    );
+
+    let (copy, _) = system.take_one(&fixture.pipe("items-reject")).await;
+    assert_eq!(copy.task_status, Some(TaskStatus::ResultException));
+    assert!(copy.job_task_id().unwrap().ends_with(":j.3"), "{copy:?}");
+    let item: RangeItem = serde_json::from_slice(&copy.task_data.unwrap()).unwrap();
+    assert_eq!(item.number, 3);
     system.stop().await;
 }

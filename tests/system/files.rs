@@ -1,26 +1,21 @@
-//! Text files through the plugin `lines` and the example worker.
+//! Batches of files: the plugins `lines` and `glob`, and the example worker.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use batchwright::Stack;
-use contract::{FileItem, JobStatus, LineRange};
+use contract::{FileItem, JobStatus};
 use example_worker::{WordCount, WordCounter, count_words};
-use framework::{Context, NoOutput, Reply, Settings, TaskError, Worker};
-use harness::wait_for;
+use framework::{Context, NoOutput, Reply, TaskError, Worker};
 use serde_json::json;
 
-use crate::place::Place;
-use crate::workers::Gate;
+use crate::fixture::Fixture;
 
 stories![
-    what_is_split_into_nothing_counts_as_no_item,
-    the_words_of_files_are_counted_as_a_single_pass_counts_them,
-    a_file_that_changes_in_between_fails_the_job_by_its_name,
-    a_file_that_changes_between_the_splits_of_its_batch_fails_the_job_by_its_name,
+    an_empty_batch_counts_no_items,
+    word_counts_match_a_single_pass_over_the_files,
 ];
 
-/// Numbered lines of words of several scripts, of growing lengths.
+/// Returns numbered lines of growing length, with words of several scripts.
 fn text(lines: usize) -> String {
     let words = ["one", "Two", "drei,", "ένα", "два", "12", "—"];
     let mut text = String::new();
@@ -34,15 +29,15 @@ fn text(lines: usize) -> String {
     text
 }
 
-async fn what_is_split_into_nothing_counts_as_no_item(place: Place) {
-    let root = place.files();
+async fn an_empty_batch_counts_no_items(fixture: Fixture) {
+    let root = fixture.files();
     std::fs::create_dir_all(root.join("tree/empty/deeper")).unwrap();
     std::fs::create_dir_all(root.join("tree/full")).unwrap();
     for name in ["a.txt", "b.txt", "c.md"] {
         std::fs::write(root.join("tree/full").join(name), "x").unwrap();
     }
-    let system = place
-        .start(place.stack().worker(place.settings("items"), Silent))
+    let system = fixture
+        .start(fixture.stack().worker(fixture.settings("items"), Silent))
         .await;
     for (job, batch_type, definition, items) in [
         ("list", "list", "[]", 0),
@@ -56,7 +51,7 @@ async fn what_is_split_into_nothing_counts_as_no_item(place: Place) {
     ] {
         system
             .client
-            .put(job, &place.batch(batch_type, definition))
+            .put(job, &fixture.batch(batch_type, definition))
             .await
             .unwrap();
         let state = system.ended(job).await;
@@ -69,7 +64,7 @@ async fn what_is_split_into_nothing_counts_as_no_item(place: Place) {
     system.stop().await;
 }
 
-/// Looks at files, and says nothing.
+/// Completes each file without an output.
 struct Silent;
 
 impl Worker for Silent {
@@ -81,8 +76,8 @@ impl Worker for Silent {
     }
 }
 
-async fn the_words_of_files_are_counted_as_a_single_pass_counts_them(place: Place) {
-    let root = place.files();
+async fn word_counts_match_a_single_pass_over_the_files(fixture: Fixture) {
+    let root = fixture.files();
     let texts = [
         text(700),
         "no line break at the end".to_owned(),
@@ -97,17 +92,17 @@ async fn the_words_of_files_are_counted_as_a_single_pass_counts_them(place: Plac
         std::fs::write(root.join(&name), text).unwrap();
         names.push(name);
     }
-    let system = place
+    let system = fixture
         .start(
-            place
+            fixture
                 .stack()
-                .worker(place.settings("items"), WordCounter { root }),
+                .worker(fixture.settings("items"), WordCounter { root }),
         )
         .await;
     let definition = json!({"files": names, "linesPerItem": 7});
     system
         .client
-        .put("j", &place.batch("lines", &definition.to_string()))
+        .put("j", &fixture.batch("lines", &definition.to_string()))
         .await
         .unwrap();
     let state = system.ended("j").await;
@@ -119,7 +114,7 @@ async fn the_words_of_files_are_counted_as_a_single_pass_counts_them(place: Plac
 
     let counts: Vec<WordCount> = system
         .take_different(
-            &place.pipe("output"),
+            &fixture.pipe("output"),
             usize::try_from(state.completed_items).unwrap(),
         )
         .await;
@@ -139,132 +134,5 @@ async fn the_words_of_files_are_counted_as_a_single_pass_counts_them(place: Plac
         lines as u64
     );
     assert!(counts.iter().all(|count| count.lines <= 7));
-    system.stop().await;
-}
-
-/// The example worker, held back.
-struct Held {
-    gate: Gate,
-    counter: WordCounter,
-}
-
-impl Worker for Held {
-    type Input = LineRange;
-    type Output = WordCount;
-
-    async fn run(&self, task: LineRange, ctx: Context) -> Result<Reply<WordCount>, TaskError> {
-        self.gate.pass(&ctx).await?;
-        self.counter.run(task, ctx).await
-    }
-}
-
-async fn a_file_that_changes_in_between_fails_the_job_by_its_name(place: Place) {
-    let (root, gate) = (place.files(), Gate::closed());
-    std::fs::write(root.join("orders.txt"), text(100)).unwrap();
-    let worker = Held {
-        gate: gate.clone(),
-        counter: WordCounter { root: root.clone() },
-    };
-    let system = place
-        .start(place.stack().worker(place.settings("items"), worker))
-        .await;
-    let definition = r#"{"files":["orders.txt"],"linesPerItem":20}"#;
-    system
-        .client
-        .put("j", &place.batch("lines", definition))
-        .await
-        .unwrap();
-    gate.admit(1);
-    wait_for("the first lines", async || {
-        match system.job("j").await.completed_items {
-            1 => Ok(()),
-            items => Err(format!("{items} items")),
-        }
-    })
-    .await;
-    // Of the same size as before.
-    std::fs::write(root.join("orders.txt"), text(100).replace("line", "LINE")).unwrap();
-    gate.open();
-    let state = system.ended("j").await;
-    assert_eq!(state.status, JobStatus::Failed);
-    assert_eq!(
-        state.failures[0].failure_message.as_deref(),
-        Some("orders.txt has changed since the batch was made")
-    );
-    assert_eq!(state.failures[0].failure_source.as_deref(), Some("items"));
-    system.stop().await;
-}
-
-/// Answers nothing, and looks at no file.
-struct Blind(Gate);
-
-impl Worker for Blind {
-    type Input = LineRange;
-    type Output = NoOutput;
-
-    async fn run(&self, _: LineRange, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
-        self.0.pass(&ctx).await?;
-        Ok(Reply::none())
-    }
-}
-
-async fn a_file_that_changes_between_the_splits_of_its_batch_fails_the_job_by_its_name(
-    place: Place,
-) {
-    let (root, gate) = (place.files(), Gate::closed());
-    std::fs::write(root.join("orders.txt"), text(100)).unwrap();
-    // Ten sub-batches of ten lines each; most of them wait until the items of others are done.
-    let stack = Stack::new(place.options_with_depth(5));
-    let settings = Settings {
-        prefetch: 1,
-        concurrency: 1,
-        ..place.settings("items")
-    };
-    let system = place
-        .start(stack.worker(settings, Blind(gate.clone())))
-        .await;
-    system
-        .client
-        .put(
-            "j",
-            &place.batch("lines", r#"{"files":["orders.txt"],"linesPerItem":1}"#),
-        )
-        .await
-        .unwrap();
-    wait_for("the first sub-batch to be split", async || {
-        match system.running.broker().depth(&place.pipe("items")).await {
-            Ok(6..) => Ok(()),
-            seen => Err(format!("{seen:?}")),
-        }
-    })
-    .await;
-    std::fs::write(
-        root.join("orders.txt"),
-        text(100).replace("line", "other line"),
-    )
-    .unwrap();
-    gate.open();
-    let state = system.ended("j").await;
-    assert_eq!(state.status, JobStatus::Failed, "{state:?}");
-    let message = state.failures[0].failure_message.as_deref().unwrap();
-    assert!(
-        message.contains("the file \"orders.txt\" has changed since the batch was made"),
-        "{message}"
-    );
-    assert_eq!(
-        state.failures[0].failure_source.as_deref(),
-        Some("worker-batch")
-    );
-
-    // And the next one is split and done.
-    system
-        .client
-        .put(
-            "good",
-            &place.batch("lines", r#"{"files":["orders.txt"],"linesPerItem":25}"#),
-        )
-        .await
-        .unwrap();
-    system.completed("good", 4).await;
     system.stop().await;
 }

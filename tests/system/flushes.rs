@@ -1,4 +1,4 @@
-//! What the tracking worker does with a flush that its database refuses.
+//! A flush of the tracking worker that its database refuses.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracking_worker::TrackingWorker;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flush_that_the_database_refuses_is_halved_until_the_guilty_report_stands_alone() {
+async fn a_refused_flush_is_halved_until_the_bad_report_is_alone() {
     const ITEMS: u32 = 300;
     let store = Store::open(&harness::postgres().await.unwrap().url)
         .await
@@ -54,7 +54,7 @@ async fn a_flush_that_the_database_refuses_is_halved_until_the_guilty_report_sta
             .await
             .unwrap();
         if number == 100 {
-            // PostgreSQL takes no text with a zero character.
+            // PostgreSQL refuses text with a zero character.
             broker
                 .publish(report(
                     format!("{partition}:no\0job.1"),

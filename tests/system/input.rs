@@ -1,166 +1,24 @@
-//! Bad input: each has its clear reason, nothing is lost, and the next good message is done.
+//! Malformed input: each message is set aside with a reason, none is lost, and the next good message is executed.
 
 use std::collections::BTreeMap;
 
-use contract::rest::NewJob;
-use contract::{JobStatus, RangeItem, TaskMessage, TaskStatus, Tracking};
+use contract::{RangeItem, TaskMessage, TaskStatus, Tracking};
 use framework::broker::{HeaderValue, Outgoing};
 use framework::handler::{ORIGIN_HEADER, REASON_HEADER};
 use serde_json::json;
 
-use crate::place::{Answer, Place};
+use crate::fixture::Fixture;
 use crate::workers::echo;
 
 stories![
-    a_request_that_is_no_job_is_refused_with_the_reason,
-    a_batch_that_cannot_be_split_fails_its_job_and_names_the_place,
-    what_is_no_message_goes_to_the_invalid_pipe_with_the_reason,
-    a_message_goes_on_to_whom_it_is_for,
-    what_is_bad_around_a_message_does_not_keep_it_from_being_done_or_told,
+    malformed_messages_go_to_the_invalid_pipe_with_the_reason,
+    a_message_is_forwarded_to_its_recipient,
+    bad_headers_and_task_data_do_not_stop_the_worker,
 ];
 
-async fn a_request_that_is_no_job_is_refused_with_the_reason(place: Place) {
-    let system = place.run(echo()).await;
-    let good = serde_json::to_value(place.range(5)).unwrap();
-    let without = |field: &str| {
-        let mut body = good.clone();
-        body["task"].as_object_mut().unwrap().remove(field);
-        body.to_string()
-    };
-    let long = "j".repeat(49);
-    for (id, body, text) in [
-        (
-            "j",
-            without("taskPipe"),
-            "The task queue name has not been specified.",
-        ),
-        (
-            "j",
-            without("taskClassifier"),
-            "The task classifier has not been specified.",
-        ),
-        (
-            "j",
-            without("taskData"),
-            "The task data has not been specified.",
-        ),
-        (
-            "j",
-            json!({}).to_string(),
-            "The task has not been specified.",
-        ),
-        ("j", "{\"task\":\n oops}".to_owned(), "line 2 column 2"),
-        ("j", "[]".to_owned(), "The body is not a job"),
-        ("j", String::new(), "The body has not been specified."),
-        (
-            "j",
-            good.to_string().replace("\"stop\"", "\"explode\""),
-            "explode",
-        ),
-        ("a%3Ab", good.to_string(), "invalid characters"),
-        ("a.b", good.to_string(), "invalid characters"),
-        ("a!b", good.to_string(), "invalid characters"),
-        ("a*", good.to_string(), "invalid characters"),
-        (long.as_str(), good.to_string(), "48"),
-    ] {
-        let Answer { code, body: told } =
-            system.put(&format!("/jobs/{id}"), body.clone(), &[]).await;
-        assert_eq!(code, 400, "{id} {body}: {told}");
-        let message = told["message"].as_str().unwrap();
-        assert!(message.contains(text), "{id} {body}: {message}");
-    }
-    assert_eq!(
-        system.read("/jobs").await,
-        Answer {
-            code: 200,
-            body: json!([])
-        }
-    );
-    assert_eq!(system.put("/jobs/j", good.to_string(), &[]).await.code, 201);
-    system.completed("j", 5).await;
-    system.stop().await;
-}
-
-async fn a_batch_that_cannot_be_split_fails_its_job_and_names_the_place(place: Place) {
-    let system = place.run(echo()).await;
-    let with_data = |change: fn(&mut serde_json::Value)| {
-        let mut new_job = place.range(5);
-        change(
-            new_job
-                .task
-                .as_mut()
-                .and_then(|task| task.task_data.as_mut())
-                .unwrap(),
-        );
-        new_job
-    };
-    let jobs: [(NewJob, &str); 9] = [
-        (
-            place.batch("rnage", "1-5"),
-            "Invalid batch type  \"rnage\"; this batch worker knows ",
-        ),
-        (
-            place.batch("range", "1-x"),
-            "batch definition of range: at character 3: \"x\" is no number",
-        ),
-        (
-            place.batch("range", "5-1"),
-            "the range begins with 5 but ends with 1, before it",
-        ),
-        (place.batch("lines", "{\"files\":\n[1]}"), "line 2 column 2"),
-        (
-            place.batch("lines", r#"{"files":["nowhere.txt"]}"#),
-            "there is no file \"nowhere.txt\"",
-        ),
-        (
-            with_data(|data| data["targetPipe"] = json!(null)),
-            "the batch has no targetPipe for its items",
-        ),
-        (
-            with_data(|data| data["batchDefinition"] = json!(null)),
-            "the batch has no batchDefinition",
-        ),
-        (
-            with_data(|data| data["batchDefinition"] = json!(7)),
-            "Invalid input message",
-        ),
-        (
-            with_data(|data| data["targetPipe"] = json!("x".repeat(300))),
-            "the targetPipe has 300 bytes; the limit is 255",
-        ),
-    ];
-    for (number, (new_job, _)) in jobs.iter().enumerate() {
-        system
-            .client
-            .put(&format!("j{number}"), new_job)
-            .await
-            .unwrap();
-    }
-    for (number, (_, text)) in jobs.iter().enumerate() {
-        let state = system.ended(&format!("j{number}")).await;
-        assert_eq!(
-            (state.status, state.failures.len()),
-            (JobStatus::Failed, 1),
-            "{state:?}"
-        );
-        let message = state.failures[0].failure_message.as_deref().unwrap();
-        assert!(message.contains(text), "{message:?} has no {text:?}");
-        assert_eq!(
-            (
-                state.failures[0].failure_source.as_deref(),
-                state.failures[0].task_id.as_str()
-            ),
-            (Some("worker-batch"), "")
-        );
-    }
-    system.client.put("good", &place.range(5)).await.unwrap();
-    system.completed("good", 5).await;
-    system.stop().await;
-}
-
-async fn what_is_no_message_goes_to_the_invalid_pipe_with_the_reason(place: Place) {
-    let system = place.run(echo()).await;
-    let items = place.pipe("items");
+async fn malformed_messages_go_to_the_invalid_pipe_with_the_reason(fixture: Fixture) {
+    let system = fixture.run(echo()).await;
+    let items = fixture.pipe("items");
     let mut noise: BTreeMap<&[u8], &str> = BTreeMap::from([
         (&b""[..], "the body is empty"),
         (b"null", "the body is a JSON null, not an object"),
@@ -176,13 +34,13 @@ async fn what_is_no_message_goes_to_the_invalid_pipe_with_the_reason(place: Plac
     for body in noise.keys() {
         system.publish(&items, *body).await;
     }
-    system.client.put("j", &place.range(20)).await.unwrap();
+    system.client.put("j", &fixture.range(20)).await.unwrap();
     system.completed("j", 20).await;
     system
-        .take(&place.pipe("items-invalid"), |delivery| {
+        .take(&fixture.pipe("items-invalid"), |delivery| {
             let text = noise
                 .remove(delivery.body.as_ref())
-                .unwrap_or_else(|| panic!("twice, or not as it was: {delivery:?}"));
+                .unwrap_or_else(|| panic!("delivered twice, or changed: {delivery:?}"));
             let Some(HeaderValue::Text(reason)) = delivery.headers.get(REASON_HEADER) else {
                 panic!("no reason: {delivery:?}")
             };
@@ -194,13 +52,15 @@ async fn what_is_no_message_goes_to_the_invalid_pipe_with_the_reason(place: Plac
             !noise.is_empty()
         })
         .await;
-    system.drained(&[items, place.pipe("items-invalid")]).await;
+    system
+        .drained(&[items, fixture.pipe("items-invalid")])
+        .await;
     system.stop().await;
 }
 
-async fn a_message_goes_on_to_whom_it_is_for(place: Place) {
-    let system = place.run(echo()).await;
-    let items = place.pipe("items");
+async fn a_message_is_forwarded_to_its_recipient(fixture: Fixture) {
+    let system = fixture.run(echo()).await;
+    let items = fixture.pipe("items");
     let message = |task: &str| {
         TaskMessage::new(
             task,
@@ -216,14 +76,14 @@ async fn a_message_goes_on_to_whom_it_is_for(place: Place) {
         let job_task_id = Some("p:j".to_owned());
         Some(Tracking {
             job_task_id,
-            tracking_pipe: Some(place.pipe(pipe)),
+            tracking_pipe: Some(fixture.pipe(pipe)),
             ..Tracking::default()
         })
     };
 
-    // For somebody else: passed on as it is, and what is unknown in it stays.
+    // For another pipe: forwarded unchanged, unknown fields included.
     let elsewhere = TaskMessage {
-        to: Some(place.pipe("elsewhere")),
+        to: Some(fixture.pipe("elsewhere")),
         priority: Some(3),
         ..message("elsewhere")
     };
@@ -234,7 +94,7 @@ async fn a_message_goes_on_to_whom_it_is_for(place: Place) {
     );
     system.publish(&items, body).await;
     system
-        .take(&place.pipe("elsewhere"), |delivery| {
+        .take(&fixture.pipe("elsewhere"), |delivery| {
             let passed: serde_json::Value = serde_json::from_slice(&delivery.body).unwrap();
             assert_eq!(
                 (&passed["taskId"], &passed["priority"]),
@@ -245,14 +105,14 @@ async fn a_message_goes_on_to_whom_it_is_for(place: Place) {
         })
         .await;
 
-    // For nobody: the tracking worker may know; without one people must.
+    // Without `to`: goes to the tracking pipe; without tracking, to the invalid pipe.
     let stray = TaskMessage {
         to: None,
         tracking: tracked("stray-tracking"),
         ..message("stray")
     };
     system.publish(&items, stray.encode()).await;
-    let (found, _) = system.take_one(&place.pipe("stray-tracking")).await;
+    let (found, _) = system.take_one(&fixture.pipe("stray-tracking")).await;
     assert_eq!(
         (found.task_id.as_str(), found.job_task_id()),
         ("stray", Some("p:j"))
@@ -267,7 +127,7 @@ async fn a_message_goes_on_to_whom_it_is_for(place: Place) {
             .encode(),
         )
         .await;
-    let (found, headers) = system.take_one(&place.pipe("items-invalid")).await;
+    let (found, headers) = system.take_one(&fixture.pipe("items-invalid")).await;
     assert_eq!(found.task_id, "lost");
     let reason = headers
         .iter()
@@ -280,7 +140,7 @@ async fn a_message_goes_on_to_whom_it_is_for(place: Place) {
         ))
     );
 
-    // For this worker, but of another type or a later version: an answer that says so. Pipes are the same in any case.
+    // For this worker, but of another type or a later version: an output says so. The case of a pipe name does not matter.
     let unknown = TaskMessage {
         task_classifier: Some("Order".to_owned()),
         ..message("unknown")
@@ -295,7 +155,7 @@ async fn a_message_goes_on_to_whom_it_is_for(place: Place) {
         (later, "the task has version 2 of RangeItem"),
     ] {
         system.publish(&items, message.encode()).await;
-        let (answer, _) = system.take_one(&place.pipe("output")).await;
+        let (answer, _) = system.take_one(&fixture.pipe("output")).await;
         assert_eq!(
             (answer.task_id, answer.task_status),
             (message.task_id, Some(TaskStatus::InvalidTask))
@@ -306,9 +166,9 @@ async fn a_message_goes_on_to_whom_it_is_for(place: Place) {
     system.stop().await;
 }
 
-async fn what_is_bad_around_a_message_does_not_keep_it_from_being_done_or_told(place: Place) {
-    let system = place.run(echo()).await;
-    let items = place.pipe("items");
+async fn bad_headers_and_task_data_do_not_stop_the_worker(fixture: Fixture) {
+    let system = fixture.run(echo()).await;
+    let items = fixture.pipe("items");
     let message = |task: &str| {
         TaskMessage::new(
             task,
@@ -322,14 +182,14 @@ async fn what_is_bad_around_a_message_does_not_keep_it_from_being_done_or_told(p
     };
     let good = async |task: &str| {
         system.publish(&items, message(task).encode()).await;
-        let (answer, _) = system.take_one(&place.pipe("output")).await;
+        let (answer, _) = system.take_one(&fixture.pipe("output")).await;
         assert_eq!(
             (answer.task_id.as_str(), answer.task_status),
             (task, Some(TaskStatus::ResultSuccess))
         );
     };
 
-    // Headers that count something, and do not: the message is done as if they were not there.
+    // Headers that should be counters and are not: the message is executed as if they were absent.
     let names = [
         "x-delivery-count",
         "x-batchwright-attempts",
@@ -346,7 +206,7 @@ async fn what_is_bad_around_a_message_does_not_keep_it_from_being_done_or_told(p
             outgoing.headers.set(name, value.clone());
         }
         system.running.broker().publish(outgoing).await.unwrap();
-        let (answer, _) = system.take_one(&place.pipe("output")).await;
+        let (answer, _) = system.take_one(&fixture.pipe("output")).await;
         assert_eq!(
             (answer.task_id.as_str(), answer.task_status),
             (task, Some(TaskStatus::ResultSuccess))
@@ -354,14 +214,14 @@ async fn what_is_bad_around_a_message_does_not_keep_it_from_being_done_or_told(p
     }
     good("after the headers").await;
 
-    // For a pipe that cannot be: the answer says so, in the worker's own output, and a copy of it is not sent for ever.
+    // For a pipe that cannot exist: an output to the worker's own output pipe says so. The message is not sent forever.
     let nowhere = TaskMessage {
         to: Some("x".repeat(300)),
         ..message("nowhere")
     };
     if system.running.broker().kind() == "rabbitmq" {
         system.publish(&items, nowhere.encode()).await;
-        let (answer, _) = system.take_one(&place.pipe("output")).await;
+        let (answer, _) = system.take_one(&fixture.pipe("output")).await;
         assert_eq!(
             (answer.task_id.as_str(), answer.task_status),
             ("nowhere", Some(TaskStatus::ResultException))
@@ -371,7 +231,7 @@ async fn what_is_bad_around_a_message_does_not_keep_it_from_being_done_or_told(p
         good("after nowhere").await;
     }
 
-    // Task data that is none of the type.
+    // Task data that does not fit the type.
     for (data, text) in [
         (None, "the message has no task data"),
         (Some(b"{}".to_vec()), "missing field `number`"),
@@ -386,7 +246,7 @@ async fn what_is_bad_around_a_message_does_not_keep_it_from_being_done_or_told(p
                 .encode(),
             )
             .await;
-        let (answer, _) = system.take_one(&place.pipe("output")).await;
+        let (answer, _) = system.take_one(&fixture.pipe("output")).await;
         assert_eq!(
             (answer.task_id.as_str(), answer.task_status),
             ("no data", Some(TaskStatus::InvalidTask))
@@ -398,8 +258,8 @@ async fn what_is_bad_around_a_message_does_not_keep_it_from_being_done_or_told(p
     system
         .drained(&[
             items.clone(),
-            place.pipe("items-invalid"),
-            place.pipe("output"),
+            fixture.pipe("items-invalid"),
+            fixture.pipe("output"),
         ])
         .await;
     system.stop().await;

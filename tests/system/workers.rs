@@ -1,4 +1,4 @@
-//! The workers of the stories: a closure that does an item, and a gate that holds items back.
+//! The workers of the stories: a closure that processes an item, and a gate that holds items back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use contract::RangeItem;
 use framework::{Context, Reply, TaskError, Worker};
 use tokio::sync::Semaphore;
 
-/// Does each item as a closure says, which is given a clone of what it needs.
+/// Processes each item with a closure, which gets a clone of the state.
 pub struct Each<S, F>(pub S, pub F);
 
 impl<S, F, A> Worker for Each<S, F>
@@ -24,12 +24,12 @@ where
     }
 }
 
-/// Answers each item with itself.
+/// Sends each item on unchanged.
 pub fn echo() -> impl Worker {
     Each((), async |(), item, _| Ok(Reply::send(item)))
 }
 
-/// Answers each item with itself when the gate has let it through.
+/// Sends each item on unchanged once the gate lets it through.
 pub fn gated(gate: &Gate) -> impl Worker + use<> {
     Each(gate.clone(), async |gate: Gate, item, ctx| {
         gate.pass(&ctx).await?;
@@ -46,7 +46,7 @@ impl Gate {
         Self(Arc::new(Semaphore::new(0)))
     }
 
-    /// Lets so many items through.
+    /// Lets this many more items through.
     pub fn admit(&self, items: usize) {
         self.0.add_permits(items);
     }
@@ -56,7 +56,7 @@ impl Gate {
         self.0.close();
     }
 
-    /// Waits to be let through, or until nobody wants the item any more.
+    /// Waits until the gate lets the item through, or its job is cancelled.
     pub async fn pass(&self, ctx: &Context) -> Result<(), TaskError> {
         loop {
             ctx.check_cancelled()?;

@@ -9,8 +9,8 @@
 //! - [`Process`] runs a binary in the background; [`run_command`] runs one to its end. [`HttpClient`] speaks to a service.
 //! - [`wait_for`], [`in_time`] and [`block_on_in_time`] bound every wait. [`unique`] and [`free_port`] keep tests apart.
 //!
-//! The binary `servers` starts both servers for a command, so that many test processes can share them. The binary
-//! `run-tests` runs all test binaries of the workspace (see `test.sh`).
+//! The binary `servers` starts both servers ([`Servers`]) for a command, so that many test processes can share them. The
+//! binary `run-tests` runs all test binaries of the workspace (see `test.sh`).
 //!
 //! What must stay true:
 //! - **No server outlives the process that started it**, however that process ends (see `supervisor.rs`).
@@ -26,6 +26,7 @@ mod postgres;
 mod process;
 mod proxy;
 mod rabbitmq;
+mod servers;
 mod supervisor;
 mod wait;
 
@@ -36,4 +37,5 @@ pub use crate::postgres::{Postgres, PostgresServer, postgres, psql};
 pub use crate::process::{CommandOutput, Process, ProcessOptions, run_command};
 pub use crate::proxy::Proxy;
 pub use crate::rabbitmq::{Amqp, RabbitServer, rabbitmq};
+pub use crate::servers::Servers;
 pub use crate::wait::{PATIENCE, block_on_in_time, in_time, wait_for};

@@ -1,7 +1,7 @@
-# Looks after one server: supervisor.sh FOLDER STOP-SIGNAL SERVER [ARGUMENT...], started with `sh -c`.
+# Supervises one server: supervisor.sh FOLDER STOP-SIGNAL SERVER [ARGUMENT...], started with `sh -c`.
 #
-# Orders come line by line on standard input, each is answered by one line. The end of the input is the end of the process that
-# wants the server: then the server is killed and the folder removed, whatever happened before.
+# Orders come line by line on standard input; each is answered by one line. The end of the input means that the process that
+# uses the server has ended: then the server is killed and the folder removed, whatever happened before.
 folder=$1 gently=$2
 shift 2
 pid=
@@ -9,13 +9,20 @@ pid=
 end() {
     [ -n "$pid" ] || return 0
     kill -s "$1" "$pid" 2>/dev/null
+    # A server that does not stop within a minute is killed, so that no test waits forever. `jobs` collects one that has ended.
+    rounds=600
+    while [ $rounds -gt 0 ] && jobs >/dev/null && kill -0 "$pid" 2>/dev/null; do
+        sleep 0.1
+        rounds=$((rounds - 1))
+    done
+    kill -s KILL "$pid" 2>/dev/null
     wait "$pid" 2>/dev/null
-    # Helpers that the server has left in its process group (Erlang's epmd).
+    # Processes that the server has left in its group (Erlang's epmd).
     kill -s KILL -- "-$pid" 2>/dev/null
     pid=
 }
 
-# Not ignored but handled: what is ignored here would be ignored by the server, too. PIPE comes when nobody is left to be answered.
+# Handled, not ignored: the server would inherit ignored signals. PIPE comes when the process that gave the order has ended.
 trap : HUP INT TERM PIPE
 
 while read -r order; do
@@ -28,7 +35,7 @@ while read -r order; do
         stop) end "$gently" ;;
         kill) end KILL ;;
         alive)
-            # `jobs` collects a server that has ended; until then its number would still count as alive.
+            # `jobs` collects a server that has ended; until then its process id still counts as alive.
             jobs >/dev/null
             kill -0 "$pid" 2>/dev/null || answer=no
             ;;
@@ -36,8 +43,8 @@ while read -r order; do
     echo "$answer"
 done
 
-# PostgreSQL takes its processes along on QUIT. One signal is not enough: a server that has only just been started still ignores it,
-# as every background process of a shell does. What does not end by itself is killed.
+# PostgreSQL ends all its processes on QUIT. One signal is not enough: a server that was only just started still ignores it, as
+# every background process of a shell does. A server that does not end is killed.
 if [ "$gently" = INT ]; then
     rounds=100
     while [ -n "$pid" ] && [ $rounds -gt 0 ] && jobs >/dev/null && kill -s QUIT "$pid" 2>/dev/null; do

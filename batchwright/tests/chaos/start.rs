@@ -1,11 +1,11 @@
-//! Roles that are started before their servers.
+//! Roles that start before their servers.
 
 use harness::wait_for;
 
 use crate::SIZE;
 use crate::system::{ROLES, System};
 
-/// Which servers a role needs, as READY and the log name them.
+/// Returns what a role says about the servers that it needs, in READY and in its log.
 fn needs(role: &str) -> &'static [&'static str] {
     match role {
         "job-service" | "tracking-worker" => &["the database is not available", "not connected"],
@@ -14,7 +14,7 @@ fn needs(role: &str) -> &'static [&'static str] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn roles_that_are_started_before_their_servers_wait_and_say_so() {
+async fn roles_wait_for_their_servers_and_say_so() {
     let system = System::begin((SIZE.items / 20).max(50)).await;
     tokio::try_join!(
         system.servers.postgres.stop(),
@@ -39,7 +39,7 @@ async fn roles_that_are_started_before_their_servers_wait_and_say_so() {
         assert_eq!(
             system.health(role, "ALIVE").await.unwrap().0,
             200,
-            "{role} lives"
+            "{role} is alive"
         );
     }
     system.servers.postgres.start_again().await.unwrap();
@@ -52,7 +52,7 @@ async fn roles_that_are_started_before_their_servers_wait_and_say_so() {
             }
         })
         .await;
-        // A server that goes away says another word than one that is away.
+        // The log distinguishes a server that goes away from one that stays away.
         let said = system
             .log(role)
             .matches("the database is not available; trying again")

@@ -1,7 +1,8 @@
-//! A worker process that one item kills, for the stories about suspects.
+//! A worker process that one item crashes, for the story about such items.
 //!
-//! `poisoned BROKER PREFIX POISON PREFETCH RUNS` serves the pipe `PREFIX-items` on `RabbitMQ`, answers each item with itself, and ends
-//! at once, without any order, on the item with the number POISON. It notes each item that it begins in the file RUNS.
+//! `crashing-worker BROKER PREFIX CRASHING PREFETCH RUNS` consumes the pipe `PREFIX-items` on `RabbitMQ` and sends each item on
+//! unchanged. The item with the number CRASHING aborts the process. The worker appends the number of each item that it begins
+//! to the file RUNS.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "part of a test")]
 
@@ -13,21 +14,21 @@ use contract::RangeItem;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::{Context, Reply, Runtime, Settings, TaskError, Worker};
 
-struct Poisoned {
-    poison: u64,
+struct CrashingWorker {
+    crashing: u64,
     runs: File,
 }
 
-impl Worker for Poisoned {
+impl Worker for CrashingWorker {
     type Input = RangeItem;
     type Output = RangeItem;
 
     async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<RangeItem>, TaskError> {
-        // One write, so that lines of tasks beside each other do not mix.
+        // A single write, so that the lines of concurrent tasks do not mix.
         (&self.runs)
             .write_all(format!("{}\n", item.number).as_bytes())
             .unwrap();
-        if item.number == self.poison {
+        if item.number == self.crashing {
             std::process::abort();
         }
         Ok(Reply::send(item))
@@ -40,9 +41,9 @@ async fn main() {
     let mut next = || {
         arguments
             .next()
-            .expect("BROKER PREFIX POISON PREFETCH RUNS")
+            .expect("BROKER PREFIX CRASHING PREFETCH RUNS")
     };
-    let (broker, prefix, poison, prefetch, runs) = (next(), next(), next(), next(), next());
+    let (broker, prefix, crashing, prefetch, runs) = (next(), next(), next(), next(), next());
     let pipe = |name: &str| format!("{prefix}-{name}");
     let settings = Settings {
         input: pipe("items"),
@@ -52,8 +53,8 @@ async fn main() {
         prefetch: prefetch.parse().unwrap(),
         ..Settings::new("items")
     };
-    let worker = Poisoned {
-        poison: poison.parse().unwrap(),
+    let worker = CrashingWorker {
+        crashing: crashing.parse().unwrap(),
         runs: OpenOptions::new()
             .append(true)
             .create(true)

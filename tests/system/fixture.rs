@@ -1,4 +1,4 @@
-//! Where a story takes place: its servers, its pipes, the system that runs there, and what a story sees of it.
+//! What a story needs: servers, pipes, a system that runs on them, and ways to look at it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -15,15 +15,14 @@ use contract::{
 use framework::broker::{Delivery, Outgoing};
 use framework::config::Route;
 use framework::{Settings, Worker};
-use harness::{free_port, in_time, unique, wait_for};
+use harness::{HttpClient, HttpResponse, free_port, in_time, unique, wait_for};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use tempfile::TempDir;
 
-/// How long a worker relies on a status that it has read: the shortest that there is.
+/// How long a worker relies on a job status that it has read: the shortest setting.
 pub const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a status check itself may take on a busy machine.
+/// How long a status check itself may take on a busy machine.
 pub const SLACK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,20 +33,20 @@ pub enum Servers {
     Real,
 }
 
-/// A place of a story's own. A system may be started there more than once.
+/// The servers, folders and names of one story. It may start a system more than once.
 #[derive(Debug)]
-pub struct Place {
+pub struct Fixture {
     pub route: Route,
-    /// Stands in the name of every pipe, and names the partition.
+    /// The prefix of every pipe, and the name of the partition.
     id: String,
     folder: TempDir,
-    /// The same in every life of the system, because messages that are on their way know it.
+    /// The same for every start of the system, because messages in flight contain it.
     listen: SocketAddr,
     database: Option<String>,
     broker: Option<String>,
 }
 
-impl Place {
+impl Fixture {
     pub async fn new(route: Route, servers: Servers) -> Self {
         let (mut database, mut broker) = (None, None);
         if servers == Servers::Real {
@@ -66,19 +65,19 @@ impl Place {
         }
     }
 
-    /// The full name of one of the story's pipes.
+    /// Returns the full name of one of the story's pipes.
     pub fn pipe(&self, name: &str) -> String {
         format!("{}-{name}", self.id)
     }
 
-    /// A folder of the story's own, for what jobs read.
+    /// Returns the folder with the files that jobs read.
     pub fn files(&self) -> PathBuf {
         let files = self.folder.path().join("files");
         std::fs::create_dir_all(&files).unwrap();
         files
     }
 
-    /// The smallest splits that there are, so that a tree is deep, and statuses that are read often.
+    /// Options with the smallest splits, so that trees are deep, and with frequent status checks.
     pub fn options(&self) -> StackOptions {
         let mut options = StackOptions::embedded(self.folder.path().join("data"));
         options.database.clone_from(&self.database);
@@ -101,7 +100,7 @@ impl Place {
         options
     }
 
-    /// A worker that serves the pipe of this name and answers to the pipe `output`.
+    /// Settings of a worker that consumes the pipe of this name and sends its outputs to the pipe `output`.
     pub fn settings(&self, name: &str) -> Settings {
         Settings {
             input: self.pipe(name),
@@ -117,12 +116,12 @@ impl Place {
         }
     }
 
-    /// The whole system without a worker.
+    /// Returns the whole system without an item worker.
     pub fn stack(&self) -> Stack {
         Stack::new(self.options())
     }
 
-    /// The whole system with a worker for the pipe `items`.
+    /// Starts the whole system with a worker for the pipe `items`.
     pub async fn run(&self, worker: impl Worker) -> System {
         self.start(self.stack().worker(self.settings("items"), worker))
             .await
@@ -132,14 +131,14 @@ impl Place {
         let running = stack.start().await.unwrap();
         let client = Client::new(&running.api_url(), &self.id).unwrap();
         System {
+            http: HttpClient::new(running.api_url()),
             running,
             client,
-            http: reqwest::Client::new(),
             partition: self.id.clone(),
         }
     }
 
-    /// A job of the items 1 to `items`, sent to the pipe `items`; they are done in the pipe `output`.
+    /// Returns a job with the items 1 to `items`. They are sent to the pipe `items`, their outputs to the pipe `output`.
     pub fn range(&self, items: u64) -> NewJob {
         self.batch("range", &format!("1-{items}"))
     }
@@ -154,7 +153,7 @@ impl Place {
         self.job("batch", &batch)
     }
 
-    /// A job whose first task is this one, for the pipe of this name.
+    /// Returns a job with this first task, for the pipe of this name.
     pub fn job<T: TaskData>(&self, pipe: &str, task: &T) -> NewJob {
         NewJob {
             task: Some(JobTask {
@@ -169,7 +168,7 @@ impl Place {
         }
     }
 
-    /// The body of a message that tells the tracking worker of tasks.
+    /// Returns the body of a message with reports for the tracking worker.
     pub fn reports(&self, tracking_reports: Vec<TrackingReport>) -> Vec<u8> {
         TaskMessage::new(
             unique("report"),
@@ -181,73 +180,29 @@ impl Place {
     }
 }
 
-/// What an HTTP request was answered with.
-#[derive(Debug, PartialEq)]
-pub struct Answer {
-    pub code: u16,
-    /// Null when the body is empty.
-    pub body: Value,
-}
-
-/// A system that runs at a place.
+/// A running system.
 #[derive(Debug)]
 pub struct System {
     pub running: Running,
     pub client: Client,
-    http: reqwest::Client,
+    http: HttpClient,
     partition: String,
 }
 
 impl System {
-    /// Reads a path below the partition.
-    pub async fn read(&self, path: &str) -> Answer {
-        self.answer(self.http.get(self.url(path))).await
+    /// Sends a `GET` request to a path below the partition.
+    pub async fn get(&self, path: &str) -> HttpResponse {
+        self.http
+            .get(&format!("/partitions/{}{path}", self.partition))
+            .await
     }
 
-    /// Sends a body to a path below the partition.
-    pub async fn put(
-        &self,
-        path: &str,
-        body: impl Into<reqwest::Body>,
-        headers: &[(&str, &str)],
-    ) -> Answer {
-        let request = self
-            .http
-            .put(self.url(path))
-            .header("content-type", "application/json")
-            .body(body);
-        self.answer(headers.iter().fold(request, |request, (name, value)| {
-            request.header(*name, *value)
-        }))
-        .await
-    }
-
-    fn url(&self, path: &str) -> String {
-        format!(
-            "{}/partitions/{}{path}",
-            self.running.api_url(),
-            self.partition
-        )
-    }
-
-    async fn answer(&self, request: reqwest::RequestBuilder) -> Answer {
-        let response = request.send().await.unwrap();
-        let code = response.status().as_u16();
-        let text = response.text().await.unwrap();
-        let body = if text.is_empty() {
-            Value::Null
-        } else {
-            serde_json::from_str(&text).unwrap()
-        };
-        Answer { code, body }
-    }
-
-    /// The job as it is now.
+    /// Returns the job as it is now.
     pub async fn job(&self, job: &str) -> Job {
         self.client.get(job).await.unwrap()
     }
 
-    /// The job when it has come to its end.
+    /// Waits until the job has ended, and returns it.
     pub async fn ended(&self, job: &str) -> Job {
         wait_for("the job to end", async || {
             let state = self.job(job).await;
@@ -260,8 +215,8 @@ impl System {
         .await
     }
 
-    /// Reads the job again and again to its end, and checks what must be true of all that is read. Answers the last state and
-    /// how often the percentage rose.
+    /// Reads the job again and again until it ends, and checks the invariants of its percentage. Returns the last state and how
+    /// often the percentage rose.
     pub async fn follow(&self, job: &str, mut seen: impl FnMut(&Job)) -> (Job, u32) {
         let (mut last, mut steps, began) = (0.0, 0, Instant::now());
         loop {
@@ -289,7 +244,7 @@ impl System {
         }
     }
 
-    /// Waits until the job is Completed, with exactly so many items.
+    /// Waits until the job is Completed, with exactly `items` items.
     pub async fn completed(&self, job: &str, items: i64) {
         let state = self.ended(job).await;
         let seen = (
@@ -301,7 +256,7 @@ impl System {
         assert_eq!(seen, (JobStatus::Completed, items, 0, 100.0), "{state:?}");
     }
 
-    /// The statuses that the job has had, each with who brought it about.
+    /// Returns the statuses that the job has had, each with the actor that set it.
     pub async fn history(&self, job: &str) -> Vec<(JobStatus, String)> {
         let (partition, job) = (
             PartitionId::parse(&self.partition).unwrap(),
@@ -342,12 +297,12 @@ impl System {
             .unwrap();
     }
 
-    /// Waits until nothing waits in any of these pipes.
+    /// Waits until these pipes are empty.
     pub async fn drained(&self, pipes: &[String]) {
         wait_for("the pipes to be empty", async || {
             let mut depths = BTreeMap::new();
             for pipe in pipes {
-                // A broker that is not connected yet tells nothing.
+                // A broker that is not connected yet returns an error.
                 depths.insert(
                     pipe,
                     self.running
@@ -366,7 +321,7 @@ impl System {
         .await;
     }
 
-    /// Takes deliveries out of a pipe as long as `wanted` says so.
+    /// Takes deliveries out of a pipe as long as `wanted` returns true.
     pub async fn take(&self, pipe: &str, mut wanted: impl FnMut(&Delivery) -> bool) {
         let mut consumer = self.running.broker().consume(pipe, 500).await.unwrap();
         let mut taken = 0;
@@ -378,9 +333,9 @@ impl System {
             .await
             .expect("the broker was closed");
             taken += 1;
-            let go_on = wanted(&delivery);
+            let proceed = wanted(&delivery);
             delivery.ack();
-            if !go_on {
+            if !proceed {
                 return;
             }
         }
@@ -405,8 +360,8 @@ impl System {
         found.unwrap()
     }
 
-    /// Takes messages out of a pipe until so many different tasks have been seen, and reads their task data. What is there
-    /// twice is given once.
+    /// Takes messages out of a pipe until it has seen `tasks` different tasks, and returns their task data. Duplicates are
+    /// skipped.
     pub async fn take_different<T: DeserializeOwned>(&self, pipe: &str, tasks: usize) -> Vec<T> {
         let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
         if tasks == 0 {
@@ -430,7 +385,7 @@ impl System {
         found
     }
 
-    /// Takes the outputs of a range out of a pipe and checks that each item's is there, and none but theirs.
+    /// Takes the outputs of a range out of a pipe and checks that there is one for each item and no other.
     pub async fn has_outputs(&self, pipe: &str, items: std::ops::RangeInclusive<u64>) {
         let tasks = usize::try_from(items.end() + 1 - items.start()).unwrap();
         let found: Vec<RangeItem> = self.take_different(pipe, tasks).await;

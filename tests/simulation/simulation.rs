@@ -1,9 +1,10 @@
-//! The system that is simulated: the real roles on the memory broker and the memory store, under a clock that stands still
-//! while anybody works. And what must hold when it has come to rest.
+//! The simulated system: the real roles on the memory broker and the memory store, under a paused clock that advances only
+//! when no task can run. And the invariants that must hold once the system has come to rest.
 //!
-//! Either no worker ever hears that a job has ended: then everything that is on its way is done, and what keeps it from counting is
-//! the ledger alone. Or every worker hears at once that a job has been completed (`checked`): then everything that it caused must
-//! have been safe before. Pauses are heard by all workers or by none, and believed for a while.
+//! A scenario has one of two kinds of status check. Either no worker ever learns that a job has ended: then every message in
+//! flight is executed, and only the ledger keeps it from being counted. Or every worker learns at once that a job has been
+//! completed (`checked`): then everything that the job caused must have been safe before. Either all workers learn of pauses,
+//! and rely on that for a while, or none does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +20,7 @@ use framework::broker::Broker as _;
 use framework::broker::memory::Memory;
 use framework::handler::{BatchHandler, Disposition, Publisher, Received};
 use framework::{Context, Reply, RetryPolicy, Runtime, RuntimeError, Settings, TaskError, Worker};
+use harness::block_on_in_time;
 use job_service::{JobService, ServiceOptions};
 use store::{Cancellation, Creation, Incarnation, JobRequest, Store, StoreError, StoreOptions};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -35,7 +37,7 @@ pub const ITEMS_IN: &str = "worker-items-in";
 pub const ITEMS_OUT: &str = "worker-items-out";
 const ITEMS_REJECT: &str = "worker-items-reject";
 pub const TRACKING_IN: &str = "worker-jobtracking-in";
-/// Where nothing may be left.
+/// The pipes that must be empty at the end.
 const PIPES: [&str; 10] = [
     BATCH_IN,
     ITEMS_IN,
@@ -48,24 +50,32 @@ const PIPES: [&str; 10] = [
     "worker-batch-reject",
     "worker-jobtracking-reject",
 ];
-/// Nothing has moved for so long: every delay in the system is shorter.
+/// Simulated seconds without a change after which the system is at rest. Every delay in the system is shorter.
 const REST: u32 = 40;
 /// Short, because every runtime keeps looking for work while the simulated time passes.
 const FAILED_TABLES_KEPT: Duration = Duration::from_mins(1);
-/// By then everything is over, whatever happened.
+/// Simulated seconds after which a system that does not come to rest is broken.
 const PATIENCE: u32 = 3600;
+/// Real time for one scenario. Most take some ten milliseconds.
+const LIMIT: Duration = Duration::from_mins(2);
 
-/// Lives through a scenario. Answers how many of its faults have happened; an error says which invariant was broken.
+/// Runs a scenario. Returns how many of its faults have happened; an error says which invariant was broken.
+///
+/// # Panics
+/// If the scenario takes longer than [`LIMIT`]. Its own time limits are in simulated time, which stands still in a busy loop.
 pub fn run(scenario: &Scenario) -> Result<usize, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .map_err(|e| e.to_string())?;
-    runtime.block_on(async { World::new(scenario.clone()).live().await })
+    let simulated = scenario.clone();
+    block_on_in_time(&format!("{scenario:#?}"), LIMIT, move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .map_err(|e| e.to_string())?;
+        runtime.block_on(async { Simulation::new(simulated).run().await })
+    })
 }
 
-/// What the job must have come to.
+/// How the job must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expected {
     Outcome,
@@ -74,7 +84,7 @@ enum Expected {
 }
 
 #[derive(Clone)]
-pub struct World(pub Arc<Parts>);
+pub struct Simulation(pub Arc<Parts>);
 
 pub struct Parts {
     pub scenario: Scenario,
@@ -84,14 +94,14 @@ pub struct Parts {
     tasks: TaskTracker,
     over: CancellationToken,
     start: Instant,
-    /// Trips what a process listens to; by role.
+    /// The tokens that stop the processes, with their roles.
     stops: Mutex<Vec<(Who, CancellationToken)>>,
     observer: Observer,
-    /// How often each item was executed, by life and number.
+    /// How often each item was executed, by incarnation and number.
     pub executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
 }
 
-impl World {
+impl Simulation {
     fn new(scenario: Scenario) -> Self {
         let faults = Faults::new(&scenario.ops);
         let planned = Arc::clone(&faults);
@@ -118,7 +128,7 @@ impl World {
         }))
     }
 
-    async fn live(self) -> Result<usize, String> {
+    async fn run(self) -> Result<usize, String> {
         let parts = &self.0;
         let mut job = Put {
             number: 1,
@@ -130,8 +140,8 @@ impl World {
         let processes = TaskTracker::new();
         for role in [Who::Service, Who::Batch, Who::Items, Who::Tracking] {
             for _ in 0..parts.scenario.processes {
-                let world = self.clone();
-                processes.spawn(async move { world.keep_running(role).await });
+                let simulation = self.clone();
+                processes.spawn(async move { simulation.keep_running(role).await });
             }
         }
         let mut moments: Vec<(Duration, Op)> = parts
@@ -149,7 +159,7 @@ impl World {
                 _ => {}
             }
         }
-        // Nobody comes to rest before this.
+        // A paused job does not come to rest.
         self.act(Action::Resume, &mut job).await?;
         self.come_to_rest(job.expected).await?;
         let mut broken = self.check(&job).await;
@@ -180,7 +190,7 @@ impl World {
         }
     }
 
-    /// Waits until nothing has moved for a while.
+    /// Waits until nothing has changed for a while.
     async fn come_to_rest(&self, expected: Expected) -> Result<(), String> {
         let parts = &self.0;
         let (mut quiet, mut last) = (0, String::new());
@@ -240,8 +250,8 @@ impl World {
     }
 }
 
-/// Processes and their ends.
-impl World {
+/// The processes: how they start, crash and stop.
+impl Simulation {
     async fn keep_running(&self, role: Who) {
         let parts = &self.0;
         while !parts.over.is_cancelled() {
@@ -255,7 +265,7 @@ impl World {
             let stop = CancellationToken::new();
             lock(&parts.stops).push((role, stop.clone()));
             let crashed = broker.crashed().clone();
-            // One that finds its broker gone ends by itself, and is started again.
+            // A process whose broker is gone ends by itself, and is started again.
             let _ = crashed
                 .run_until_cancelled(self.run_process(role, broker.clone(), stop))
                 .await;
@@ -363,8 +373,8 @@ impl Put {
     }
 }
 
-/// What a client does, again and again until the store has answered.
-impl World {
+/// The client. It repeats each request until the store is available.
+impl Simulation {
     async fn act(&self, action: Action, job: &mut Put) -> Result<(), String> {
         match action {
             Action::Cancel => match self
@@ -459,9 +469,9 @@ impl World {
     }
 }
 
-/// What must hold at rest.
-impl World {
-    /// What does not hold.
+/// The invariants at rest.
+impl Simulation {
+    /// Returns the invariants that do not hold.
     async fn check(&self, put: &Put) -> Vec<String> {
         let scenario = &self.0.scenario;
         let mut broken = Vec::new();
@@ -569,7 +579,7 @@ impl World {
         broken
     }
 
-    /// Takes everything out of the output pipe.
+    /// Takes all messages out of the output pipe.
     async fn outputs(&self) -> Vec<TaskMessage> {
         let waiting = self.0.pipes.depth(ITEMS_OUT).await.unwrap_or(0);
         let mut consumer = self
@@ -618,7 +628,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does nothing with an item, or fails as the scenario says.
+/// Completes an item, or fails it as the scenario says.
 struct ItemWorker {
     scenario: Scenario,
     executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
@@ -660,7 +670,7 @@ impl Worker for ItemWorker {
     }
 }
 
-/// The tracking worker, and a look at the job after each of its flushes.
+/// The tracking worker. It observes the job after each of its flushes.
 struct Watched {
     worker: TrackingWorker,
     limit: usize,
@@ -679,7 +689,7 @@ impl BatchHandler for Watched {
     }
 }
 
-/// Looks at the job, and knows what it was before.
+/// Reads the job and compares it with what it was before.
 #[derive(Clone)]
 struct Observer {
     store: Store,
@@ -693,9 +703,9 @@ struct Seen {
 }
 
 impl Observer {
-    /// The job now; `None` also when the store does not answer.
+    /// Returns the job; `None` also if the store is not available.
     async fn look(&self) -> Option<Job> {
-        // One look at a time, so that what is seen later is later.
+        // One read at a time, so that the reads are in order.
         let mut seen = self.seen.lock().await;
         let job = self.store.job(partition(), job_id()).await.ok().flatten()?;
         if let Some(before) = seen

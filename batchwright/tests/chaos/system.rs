@@ -1,10 +1,9 @@
-//! A system of four processes on servers that a story may do things to, and what must be true of its job in the end.
+//! A system of four processes on servers that a story can disturb, and the invariants of its job.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
-use std::process::{Child, Command};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,9 @@ use contract::{BatchTask, JobStatus, TaskData, TaskMessage};
 use example_worker::WordCount;
 use framework::broker::Broker;
 use framework::broker::amqp::{Amqp, AmqpOptions};
-use harness::{PostgresServer, Proxy, RabbitServer, free_port, wait_for};
+use harness::{
+    PostgresServer, Process, ProcessOptions, Proxy, RabbitServer, free_port, in_time, wait_for,
+};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::sync::{MutexGuard, watch};
@@ -29,12 +30,12 @@ pub const ROLES: [&str; 4] = [
     "tracking-worker",
     "example-worker",
 ];
-/// What a story may wait for one thing, its own faults left out.
+/// How long a story waits for one thing, on top of its own faults.
 const PATIENCE: Duration = Duration::from_mins(3);
-/// Between two looks at the job.
+/// The pause between two reads of the job.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The servers of all stories. Whoever fails does not put them back.
+/// The servers of all stories. A story that fails does not put them back.
 static SERVERS: tokio::sync::Mutex<Option<Servers>> = tokio::sync::Mutex::const_new(None);
 
 #[derive(Debug)]
@@ -50,29 +51,21 @@ pub struct System {
     pub to_postgres: Proxy,
     pub to_rabbitmq: Proxy,
     pub folder: TempDir,
-    processes: BTreeMap<&'static str, Process>,
+    /// By role: its process and the address on which it listens.
+    processes: BTreeMap<&'static str, (Process, String)>,
     client: Client,
-    /// The job as it was seen last.
+    /// The job as it was read last.
     seen: watch::Sender<Option<Job>>,
-    /// How long it took to go on after each fault.
+    /// How long the job paused after each fault.
     pauses: Mutex<Vec<String>>,
-    /// The longest time in which the job did not go on.
+    /// The longest time without progress.
     longest: Mutex<Duration>,
     turn: MutexGuard<'static, Option<Servers>>,
 }
 
-/// A role.
-struct Process {
-    role: &'static str,
-    listen: String,
-    log: std::path::PathBuf,
-    arguments: Vec<String>,
-    child: Mutex<Option<Child>>,
-}
-
-/// A whole story: a job, what is done to it from the moment it runs, and what must be true in the end.
+/// Runs a whole story: starts a job, runs `faults` beside it, and checks its end.
 pub async fn story(name: &str, faults: impl AsyncFnOnce(&System)) {
-    // Batches are split all the time, and not all at once in the beginning.
+    // A small depth, so that batches are split throughout the story and not all at the beginning.
     let system = System::begin((SIZE.items / 20).max(50)).await;
     for role in ROLES {
         system.start(role);
@@ -83,8 +76,8 @@ pub async fn story(name: &str, faults: impl AsyncFnOnce(&System)) {
 }
 
 impl System {
-    /// Servers, and nothing that runs on them. Waits until it is this story's turn. Batches are not split while more than
-    /// `max_depth` items wait.
+    /// Waits for the turn of this story and prepares servers and processes, without starting a process. Batches are not split
+    /// while more than `max_depth` items wait.
     pub async fn begin(max_depth: u64) -> Self {
         let mut turn = SERVERS.lock().await;
         let servers = if let Some(servers) = turn.take() {
@@ -123,10 +116,14 @@ impl System {
             } else {
                 format!("127.0.0.1:{}", free_port())
             };
-            (
+            let options = role_options(
                 role,
-                Process::new(role, listen, [&database, &broker], folder.path(), max_depth),
-            )
+                &listen,
+                [&database, &broker],
+                folder.path(),
+                max_depth,
+            );
+            (role, (Process::stopped(options), listen))
         });
         let client = Client::new(&format!("http://{service}/job-service/v1"), "default").unwrap();
         let (seen, pauses, longest) =
@@ -146,23 +143,25 @@ impl System {
     }
 
     pub fn start(&self, role: &str) {
-        self.processes[role].start();
+        self.processes[role].0.start_again();
     }
 
-    /// As `kill -9`, and started again at once, as by a supervisor.
+    /// Kills a role as `kill -9` does and starts it again at once, as a supervisor does.
     pub async fn kill_and_start(&self, role: &str) {
-        self.processes[role].kill();
+        self.processes[role].0.kill();
         self.start(role);
-        self.goes_on(&format!("{role} killed")).await;
+        self.resumes(&format!("{role} killed")).await;
     }
 
-    /// What the process says about itself: alive or ready, and why not.
+    /// Asks a role for its health check `kind`, ALIVE or READY. Returns the status code and the body.
     pub async fn health(&self, role: &str, kind: &str) -> Result<(u16, String), String> {
         let url = format!(
             "http://{}/health-check?name=all&type={kind}",
-            self.processes[role].listen
+            self.processes[role].1
         );
-        let answer = reqwest::get(url).await.map_err(|error| error.to_string())?;
+        let answer = in_time("a health check", reqwest::get(url))
+            .await
+            .map_err(|error| error.to_string())?;
         let code = answer.status().as_u16();
         Ok((
             code,
@@ -170,16 +169,16 @@ impl System {
         ))
     }
 
-    /// What the process has logged so far.
+    /// Returns what a role has logged so far.
     pub fn log(&self, role: &str) -> String {
-        std::fs::read_to_string(&self.processes[role].log).unwrap()
+        self.processes[role].0.log()
     }
 
-    /// A job of so many lines, each an item, each with a word of its own.
+    /// Submits a job with this many lines. Each line is an item and has a word of its own.
     pub async fn submit(&self, items: u64) {
         let mut file =
             std::io::BufWriter::new(File::create(self.folder.path().join("lines.txt")).unwrap());
-        // Where time is to be filled by few items, they must be large.
+        // Few items must be large, so that the job takes long enough.
         let filler = "some more words to count ".repeat(if items < 20_000 { 120 } else { 1 });
         for number in 0..items {
             writeln!(file, "n{number} {filler}").unwrap();
@@ -211,11 +210,11 @@ impl System {
         .await;
     }
 
-    /// Looks at the job until it has ended, and checks what must be true whenever it can be seen.
+    /// Reads the job until it has ended, and checks that its percentage never falls.
     pub async fn follow(&self) {
         let (mut last, mut items, mut since) = (0.0, 0, Instant::now());
         loop {
-            // A service that is down, or has no database, shows nothing.
+            // A service that is down, or has no database, returns an error.
             if let Ok(job) = self.client.get("j").await {
                 let percentage = job.percentage_complete;
                 assert!(
@@ -234,11 +233,17 @@ impl System {
                     return;
                 }
             }
+            let patience = PATIENCE + SIZE.outage + SIZE.hole;
+            assert!(
+                since.elapsed() < patience,
+                "no progress for {patience:?}; {items} items are completed\n{}",
+                self.all_logs()
+            );
             sleep(LOOK).await;
         }
     }
 
-    /// Waits until so much of the job is done, of which there must be some left.
+    /// Waits until this share of the job is done. The job must not have ended by then.
     pub async fn reached(&self, share: f64) {
         #[expect(
             clippy::cast_possible_truncation,
@@ -257,8 +262,8 @@ impl System {
         );
     }
 
-    /// Waits until more of the job is done than now, and notes how long that took.
-    pub async fn goes_on(&self, after: &str) {
+    /// Waits until the job makes progress, and records how long that took.
+    pub async fn resumes(&self, after: &str) {
         let (since, before) = (
             Instant::now(),
             self.seen
@@ -266,7 +271,7 @@ impl System {
                 .as_ref()
                 .map_or(0, |job| job.completed_items),
         );
-        self.wait(&format!("the job to go on after {after}"), |job| {
+        self.wait(&format!("progress after {after}"), |job| {
             job.completed_items > before || job.status.is_finished()
         })
         .await;
@@ -294,31 +299,24 @@ impl System {
         job.unwrap().clone().unwrap()
     }
 
-    /// The ends of all logs, for whoever has to find out.
+    /// Returns the ends of all logs, for the message of a failing story.
     fn all_logs(&self) -> String {
         let mut all = Vec::new();
         for role in ROLES {
-            let log = self.log(role);
-            let lines: Vec<&str> = log.lines().collect();
-            all.push(format!("--- {role}"));
-            all.extend(
-                lines[lines.len().saturating_sub(40)..]
-                    .iter()
-                    .map(|line| (*line).to_owned()),
-            );
+            all.push(format!("--- {role}\n{}", self.processes[role].0.log_tail()));
         }
         all.join("\n")
     }
 
-    /// Sees to the end of the job, and that it is the right one.
+    /// Waits for the end of the job, stops the system, and checks the invariants.
     pub async fn end(mut self, name: &str, items: u64) {
         let job = self
             .wait("the job to end", |job| job.status.is_finished())
             .await;
         let broker = self.broker().await;
         self.drained(&broker).await;
-        for process in self.processes.values() {
-            process.stop().await;
+        for (role, (process, _)) in &self.processes {
+            assert_eq!(process.terminate().await, Some(0), "{role}");
         }
         let outputs = Outputs::take(&broker).await;
         let mut given_up = BTreeMap::new();
@@ -331,7 +329,7 @@ impl System {
         broker.close().await;
         let rejected: u64 = given_up.values().sum();
         eprintln!(
-            "{name}: {items} items, {} counted, {} outputs of {} items, {rejected} rejected or invalid; went on after: {}; longest pause {:.1} s",
+            "{name}: {items} items, {} counted, {} outputs of {} items, {rejected} rejected or invalid; resumed after: {}; longest pause {:.1} s",
             job.completed_items,
             outputs.all,
             outputs.of.len(),
@@ -355,14 +353,14 @@ impl System {
         *self.turn = Some(self.servers);
     }
 
-    /// The broker itself, whatever is between it and the others.
+    /// Connects to the broker directly, not through the proxy.
     pub async fn broker(&self) -> Amqp {
         let broker = Amqp::connect(AmqpOptions::new(self.servers.rabbitmq.url())).unwrap();
         broker.connected(PATIENCE).await.unwrap();
         broker
     }
 
-    /// What is left of a job that has ended is discarded.
+    /// Waits until the workers have discarded the remaining messages of the job.
     async fn drained(&self, broker: &Amqp) {
         wait_for("the pipes to be empty", async || {
             let mut depths = BTreeMap::new();
@@ -386,10 +384,10 @@ impl System {
     }
 }
 
-/// What is in the output pipe.
+/// The messages in the output pipe.
 struct Outputs {
     all: u64,
-    /// The items whose output is there.
+    /// The items that have an output.
     of: BTreeSet<u64>,
 }
 
@@ -425,119 +423,23 @@ impl Outputs {
     }
 }
 
-impl Process {
-    fn new(
-        role: &'static str,
-        listen: String,
-        [database, broker]: [&String; 2],
-        folder: &Path,
-        max_depth: u64,
-    ) -> Self {
-        let (items, parts) = (SIZE.items, if SIZE.items < 20_000 { 10 } else { 1000 });
-        let mut arguments: Vec<String> = [
-            "run",
-            role,
-            "--database",
-            database,
-            "--broker",
-            broker,
-            "--listen",
-            &listen,
-        ]
-        .map(String::from)
-        .into();
-        arguments.extend(["--root".to_owned(), folder.to_str().unwrap().to_owned()]);
-        arguments.extend([
-            "--max-parts".to_owned(),
-            parts.to_string(),
-            "--max-depth".to_owned(),
-            max_depth.to_string(),
-        ]);
-        if items < 20_000 {
-            arguments.extend(["--concurrency", "2", "--prefetch", "100"].map(String::from));
-        }
-        let log = folder.join(format!("{role}.log"));
-        Self {
-            role,
-            listen,
-            log,
-            arguments,
-            child: Mutex::new(None),
-        }
+/// Returns how a role is started: on which address it listens, and with which servers.
+fn role_options(
+    role: &str,
+    listen: &str,
+    [database, broker]: [&str; 2],
+    folder: &Path,
+    max_depth: u64,
+) -> ProcessOptions {
+    let is_short = SIZE.items < 20_000;
+    let root = folder.display().to_string();
+    let max_parts = if is_short { "10" } else { "1000" };
+    let max_depth = max_depth.to_string();
+    let mut arguments = vec!["run", role, "--database", database, "--broker", broker];
+    arguments.extend(["--listen", listen, "--root", &root]);
+    arguments.extend(["--max-parts", max_parts, "--max-depth", &max_depth]);
+    if is_short {
+        arguments.extend(["--concurrency", "2", "--prefetch", "100"]);
     }
-
-    fn start(&self) {
-        let mut command = Command::new(&SIZE.binary);
-        for variable in [
-            "DATABASE",
-            "BROKER",
-            "LISTEN",
-            "PUBLIC_URL",
-            "ROOT",
-            "ROUTE",
-            "DATA",
-            "URL",
-            "PARTITION",
-            "LOG",
-        ] {
-            command.env_remove(format!("BATCHWRIGHT_{variable}"));
-        }
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(&self.log)
-            .unwrap();
-        let child = command
-            .args(&self.arguments)
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let before = self.child.lock().unwrap().replace(child);
-        assert!(before.is_none(), "{} runs already", self.role);
-    }
-
-    fn kill(&self) {
-        let mut child = self.child.lock().unwrap().take().unwrap();
-        assert!(
-            child.try_wait().unwrap().is_none(),
-            "{} has ended by itself",
-            self.role
-        );
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-
-    /// As a supervisor does it: it must end by itself, and well.
-    async fn stop(&self) {
-        let mut child = self.child.lock().unwrap().take().unwrap();
-        assert!(
-            child.try_wait().unwrap().is_none(),
-            "{} has ended by itself",
-            self.role
-        );
-        Command::new("kill")
-            .args(["-TERM", &child.id().to_string()])
-            .status()
-            .unwrap();
-        let code = wait_for("a process to stop", async || {
-            match child.try_wait().unwrap() {
-                Some(status) => Ok(status.code()),
-                None => Err(format!("{} runs", self.role)),
-            }
-        })
-        .await;
-        assert_eq!(code, Some(0), "{}", self.role);
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        if let Ok(child) = self.child.get_mut()
-            && let Some(mut child) = child.take()
-        {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+    ProcessOptions::new(&SIZE.binary, arguments, folder.join(format!("{role}.log")))
 }

@@ -1,4 +1,4 @@
-//! What happens in the middle of a job.
+//! Faults in the middle of a job.
 
 use batchwright::EXAMPLE_PIPE;
 use framework::broker::Broker;
@@ -19,107 +19,107 @@ async fn is_killed_three_times(role: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_service_that_is_killed_three_times_costs_nothing() {
+async fn job_service_is_killed_three_times() {
     is_killed_three_times("job-service").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_worker_that_is_killed_three_times_costs_nothing() {
+async fn batch_worker_is_killed_three_times() {
     is_killed_three_times("batch-worker").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tracking_worker_that_is_killed_three_times_costs_nothing() {
+async fn tracking_worker_is_killed_three_times() {
     is_killed_three_times("tracking-worker").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_item_worker_that_is_killed_three_times_costs_nothing() {
+async fn item_worker_is_killed_three_times() {
     is_killed_three_times("example-worker").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_that_restarts_costs_nothing() {
+async fn broker_restarts() {
     story("the broker restarts", async |system| {
         system.reached(0.3).await;
         system.servers.rabbitmq.stop().await.unwrap();
         system.servers.rabbitmq.start_again().await.unwrap();
-        system.goes_on("broker restarted").await;
+        system.resumes("broker restarted").await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_that_is_killed_costs_nothing() {
+async fn broker_is_killed() {
     story("the broker is killed", async |system| {
         system.reached(0.3).await;
         system.servers.rabbitmq.kill().await.unwrap();
         system.servers.rabbitmq.start_again().await.unwrap();
-        system.goes_on("broker killed").await;
+        system.resumes("broker killed").await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_restarts_and_is_killed_costs_nothing() {
+async fn database_restarts_and_is_killed() {
     story("the database restarts, and is killed", async |system| {
         system.reached(0.2).await;
         system.servers.postgres.stop().await.unwrap();
         system.servers.postgres.start_again().await.unwrap();
-        system.goes_on("database restarted").await;
+        system.resumes("database restarted").await;
         system.reached(0.5).await;
         system.servers.postgres.kill().await.unwrap();
         system.servers.postgres.start_again().await.unwrap();
-        system.goes_on("database killed").await;
+        system.resumes("database killed").await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_stays_away_for_a_while_costs_nothing() {
+async fn database_stays_away_for_a_while() {
     story("the database stays away", async |system| {
         system.reached(0.3).await;
         system.servers.postgres.stop().await.unwrap();
         sleep(SIZE.outage).await;
         system.servers.postgres.start_again().await.unwrap();
         system
-            .goes_on(&format!("{:?} without database", SIZE.outage))
+            .resumes(&format!("{:?} without database", SIZE.outage))
             .await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_network_that_swallows_what_is_for_the_broker_costs_nothing() {
+async fn network_drops_everything_for_the_broker() {
     story("a black hole before the broker", async |system| {
         system.reached(0.3).await;
         system.to_rabbitmq.black_hole();
         sleep(SIZE.hole).await;
         system.to_rabbitmq.pass();
         system
-            .goes_on(&format!("{:?} of black hole", SIZE.hole))
+            .resumes(&format!("{:?} of black hole", SIZE.hole))
             .await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_network_that_swallows_what_is_for_the_database_costs_nothing() {
+async fn network_drops_everything_for_the_database() {
     story("a black hole before the database", async |system| {
         system.reached(0.3).await;
         system.to_postgres.black_hole();
         sleep(SIZE.hole).await;
         system.to_postgres.pass();
         system
-            .goes_on(&format!("{:?} of black hole", SIZE.hole))
+            .resumes(&format!("{:?} of black hole", SIZE.hole))
             .await;
     })
     .await;
 }
 
-/// The item worker finds its file missing, so it asks for a retry; the delays are the broker's.
+/// The item worker does not find its file and asks for a retry. The broker keeps the delayed tasks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_delayed_while_the_broker_restarts_comes_back() {
+async fn delayed_tasks_survive_a_restart_of_the_broker() {
     const ITEMS: u64 = 1000;
     let system = System::begin(2 * ITEMS).await;
     let file = |name: &str| system.folder.path().join(name);
@@ -161,7 +161,7 @@ async fn what_is_delayed_while_the_broker_restarts_comes_back() {
         system.servers.rabbitmq.stop().await.unwrap();
         std::fs::rename(file("away.txt"), file("lines.txt")).unwrap();
         system.servers.rabbitmq.start_again().await.unwrap();
-        system.goes_on("broker restarted").await;
+        system.resumes("broker restarted").await;
         broker.close().await;
     };
     system.submit(ITEMS).await;
@@ -171,13 +171,13 @@ async fn what_is_delayed_while_the_broker_restarts_comes_back() {
         .await;
 }
 
-/// Connections that nobody ends and that carry nothing any more, while new ones do: a firewall has lost its state.
+/// Existing connections stay open but carry nothing, while new ones work: a firewall has lost its state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_to_the_broker_that_a_network_has_forgotten_are_given_up() {
+async fn forgotten_connections_to_the_broker_are_given_up() {
     story("connections to the broker are forgotten", async |system| {
         system.reached(0.3).await;
         system.to_rabbitmq.forget();
-        system.goes_on("forgotten connections").await;
+        system.resumes("forgotten connections").await;
     })
     .await;
 }

@@ -1,4 +1,4 @@
-//! An item that kills each process that runs it, and an item that takes very long: neither keeps the others from being done.
+//! An item that crashes each process that runs it, and an item that takes very long: neither delays the others.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command};
@@ -12,14 +12,14 @@ use framework::config::Route;
 use framework::{Context, Reply, Settings};
 use harness::{sized, wait_for};
 
-use crate::place::{Place, Servers};
+use crate::fixture::{Fixture, Servers};
 use crate::workers::{Each, Gate};
 
-/// A worker process that is started again whenever it dies.
+/// A worker process that is started again whenever it crashes.
 struct Restarted {
     over: Arc<AtomicBool>,
     child: Arc<Mutex<Option<Child>>>,
-    deaths: Arc<AtomicU32>,
+    crashes: Arc<AtomicU32>,
 }
 
 impl Restarted {
@@ -27,22 +27,22 @@ impl Restarted {
         let started = Self {
             over: Arc::default(),
             child: Arc::default(),
-            deaths: Arc::default(),
+            crashes: Arc::default(),
         };
-        let (over, current, deaths) = (
+        let (over, current, crashes) = (
             Arc::clone(&started.over),
             Arc::clone(&started.child),
-            Arc::clone(&started.deaths),
+            Arc::clone(&started.crashes),
         );
         tokio::task::spawn_blocking(move || {
             while !over.load(Ordering::Relaxed) {
-                let child = Command::new(env!("CARGO_BIN_EXE_poisoned"))
+                let child = Command::new(env!("CARGO_BIN_EXE_crashing-worker"))
                     .args(&arguments)
                     .spawn()
                     .unwrap();
                 let output = Arc::clone(&current);
                 *output.lock().unwrap() = Some(child);
-                // The lock must be free for whoever ends it.
+                // The lock is released between two looks, so that `drop` can kill the process.
                 while output
                     .lock()
                     .unwrap()
@@ -51,7 +51,7 @@ impl Restarted {
                 {
                     std::thread::park_timeout(Duration::from_millis(10));
                 }
-                deaths.fetch_add(1, Ordering::Relaxed);
+                crashes.fetch_add(1, Ordering::Relaxed);
             }
         });
         started
@@ -64,27 +64,27 @@ impl Drop for Restarted {
         if let Ok(mut child) = self.child.lock()
             && let Some(child) = child.as_mut()
         {
-            // It may have died by itself.
+            // It may have crashed already.
             let _ = child.kill();
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_item_that_kills_its_process_ends_in_the_reject_pipe_and_all_others_are_done() {
+async fn an_item_that_crashes_its_worker_is_rejected_and_the_others_complete() {
     let items: u64 = sized(1_000, 10_000);
-    let (poison, prefetch) = (items / 2, items / 10);
-    let place = Place::new(Route::Direct, Servers::Real).await;
-    let system = place.start(place.stack()).await;
-    let runs = place.files().join("runs");
+    let (crashing, prefetch) = (items / 2, items / 10);
+    let fixture = Fixture::new(Route::Direct, Servers::Real).await;
+    let system = fixture.start(fixture.stack()).await;
+    let runs = fixture.files().join("runs");
     let worker = Restarted::start(vec![
         harness::rabbitmq().await.unwrap().url,
-        place
+        fixture
             .pipe("items")
             .strip_suffix("-items")
             .unwrap()
             .to_owned(),
-        poison.to_string(),
+        crashing.to_string(),
         prefetch.to_string(),
         runs.to_str().unwrap().to_owned(),
     ]);
@@ -95,7 +95,7 @@ async fn an_item_that_kills_its_process_ends_in_the_reject_pipe_and_all_others_a
             "j",
             &NewJob {
                 on_failure: OnFailure::Continue,
-                ..place.range(items)
+                ..fixture.range(items)
             },
         )
         .await
@@ -113,11 +113,11 @@ async fn an_item_that_kills_its_process_ends_in_the_reject_pipe_and_all_others_a
         Some("items could not process the item.")
     );
 
-    let (copy, _) = system.take_one(&place.pipe("items-reject")).await;
+    let (copy, _) = system.take_one(&fixture.pipe("items-reject")).await;
     let item: RangeItem = serde_json::from_slice(&copy.task_data.unwrap()).unwrap();
     assert_eq!(
         (item.number, copy.task_status),
-        (poison, Some(TaskStatus::ResultException))
+        (crashing, Some(TaskStatus::ResultException))
     );
     system
         .drained(
@@ -128,7 +128,7 @@ async fn an_item_that_kills_its_process_ends_in_the_reject_pipe_and_all_others_a
                 "items-invalid",
                 "tracking",
             ]
-            .map(|pipe| place.pipe(pipe)),
+            .map(|pipe| fixture.pipe(pipe)),
         )
         .await;
 
@@ -136,19 +136,19 @@ async fn an_item_that_kills_its_process_ends_in_the_reject_pipe_and_all_others_a
     for line in std::fs::read_to_string(&runs).unwrap().lines() {
         *times.entry(line.parse().unwrap()).or_default() += 1;
     }
-    let killed = times.remove(&poison).unwrap();
+    let killed = times.remove(&crashing).unwrap();
     let mut others = BTreeMap::<u32, usize>::new();
     for runs in times.values() {
         *others.entry(*runs).or_default() += 1;
     }
     println!(
-        "{items} items, prefetch {prefetch}, in {took:?}: the poison ran {killed} times; the others, by number of runs: {others:?}"
+        "{items} items, prefetch {prefetch}, in {took:?}: the crashing item ran {killed} times; the others, by number of runs: {others:?}"
     );
-    assert_eq!(times.len() as u64, items - 1, "each other one has run");
+    assert_eq!(times.len() as u64, items - 1, "every other item has run");
     assert_eq!(
-        (killed, worker.deaths.load(Ordering::Relaxed)),
+        (killed, worker.crashes.load(Ordering::Relaxed)),
         (8, 8),
-        "five times beside others, three times alone"
+        "five times among other items, three times alone"
     );
     assert!(others.keys().all(|runs| *runs <= killed + 1), "{others:?}");
     drop(worker);
@@ -157,7 +157,7 @@ async fn an_item_that_kills_its_process_ends_in_the_reject_pipe_and_all_others_a
 
 stories![a_long_item_does_not_stall_the_others];
 
-async fn a_long_item_does_not_stall_the_others(place: Place) {
+async fn a_long_item_does_not_stall_the_others(fixture: Fixture) {
     let items: u64 = sized(1_000, 10_000);
     let gate = Gate::closed();
     let worker = Each(
@@ -171,13 +171,15 @@ async fn a_long_item_does_not_stall_the_others(place: Place) {
     );
     let settings = Settings {
         prefetch: 100,
-        ..place.settings("items")
+        ..fixture.settings("items")
     };
-    let system = place.start(place.stack().worker(settings, worker)).await;
+    let system = fixture
+        .start(fixture.stack().worker(settings, worker))
+        .await;
     let began = Instant::now();
     system
         .client
-        .put("short", &place.range(items))
+        .put("short", &fixture.range(items))
         .await
         .unwrap();
     system
@@ -185,7 +187,7 @@ async fn a_long_item_does_not_stall_the_others(place: Place) {
         .await;
     let short = began.elapsed();
 
-    let mut with_a_long_one = place.range(items);
+    let mut with_a_long_one = fixture.range(items);
     let data = with_a_long_one
         .task
         .as_mut()
@@ -208,6 +210,6 @@ async fn a_long_item_does_not_stall_the_others(place: Place) {
     system
         .completed("long", i64::try_from(items).unwrap())
         .await;
-    system.has_outputs(&place.pipe("output"), 1..=items).await;
+    system.has_outputs(&fixture.pipe("output"), 1..=items).await;
     system.stop().await;
 }

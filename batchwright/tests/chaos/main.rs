@@ -1,0 +1,58 @@
+//! Chaos: every role is a process of its own, on `RabbitMQ` and `PostgreSQL`, and something fails in the middle of a job.
+//! Processes are killed; servers restart, are killed or stay away; networks drop everything; servers start after their clients.
+//!
+//! At the end of each story the job must be Completed, with exactly its number of items, an output of each item, nothing
+//! rejected, and a percentage that never fell.
+//!
+//! By default the stories are short. `CHAOS_ITEMS`, `CHAOS_OUTAGE` and `CHAOS_HOLE` (seconds) and `CHAOS_BINARY` make
+//! experiments of them; `--nocapture` shows a line of numbers for each.
+//!
+//! What must stay true: the stories run one after the other, because the pipes of the binary have fixed names. They share one
+//! pair of servers, because starting a pair takes long. A story that fails drops its servers; the next one starts new ones.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
+
+mod faults;
+mod start;
+mod system;
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+/// The size of the stories.
+struct Size {
+    items: u64,
+    /// How long a database stays away.
+    outage: Duration,
+    /// How long a network swallows everything.
+    hole: Duration,
+    binary: PathBuf,
+}
+
+static SIZE: LazyLock<Size> = LazyLock::new(|| {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a test has no `main` that could pass it"
+    )]
+    let set = |name: &str| std::env::var(name).ok();
+    let number = |name: &str, default| {
+        set(name).map_or(default, |text| {
+            text.parse()
+                .unwrap_or_else(|_| panic!("{name} is {text:?}"))
+        })
+    };
+    Size {
+        items: number("CHAOS_ITEMS", 3000),
+        outage: Duration::from_secs(number("CHAOS_OUTAGE", 8)),
+        hole: Duration::from_secs(number("CHAOS_HOLE", 10)),
+        binary: set("CHAOS_BINARY")
+            .unwrap_or_else(|| env!("CARGO_BIN_EXE_batchwright").to_owned())
+            .into(),
+    }
+});
