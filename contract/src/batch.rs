@@ -1,4 +1,5 @@
-//! The batch task: one message that stands for many items.
+//! The batch task: one message that stands for many items. Names and fields of [`BatchTask`] are those of CAF's batch
+//! worker; the item types belong to our own batch plugins.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +7,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::TaskData;
 
-/// What the batch worker is asked to split.
+/// A request to the batch worker: split a batch into items. CAF's `BatchWorkerTask`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BatchTask {
-    /// What to split; only the batch plugin understands it.
+    /// Describes the batch in a format that the batch plugin defines, e.g. `1-1000` for the plugin `range`.
     pub batch_definition: Option<String>,
     /// The name of the batch plugin.
     pub batch_type: Option<String>,
-    /// Handed to the plugin: which kind of item message to make.
+    /// Passed to the plugin: the kind of item messages to create.
     pub task_message_type: Option<String>,
-    /// Handed to the plugin: what every item message carries.
+    /// Passed to the plugin: parameters that are copied to every item.
     pub task_message_params: Option<BTreeMap<String, String>>,
     /// The pipe that receives the items.
     pub target_pipe: Option<String>,
@@ -27,11 +28,11 @@ impl TaskData for BatchTask {
     const API_VERSION: i32 = 1;
 }
 
-/// The answer of the batch worker where one is asked for.
+/// The batch worker's result message, if it has an output pipe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BatchResult {
-    /// `partition:job`, or the target pipe of an untracked batch.
+    /// `partition:job` of a tracked batch; the target pipe of an untracked one.
     pub batch_task: String,
 }
 
@@ -40,11 +41,12 @@ impl TaskData for BatchResult {
     const API_VERSION: i32 = 1;
 }
 
-/// An item of the `range` plugin: one number.
+/// An item of the plugin `range`: one number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RangeItem {
+    /// The number.
     pub number: u64,
-    /// What every item of the batch carries.
+    /// The parameters of the batch, the same for every item.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub params: BTreeMap<String, String>,
 }
@@ -54,22 +56,22 @@ impl TaskData for RangeItem {
     const API_VERSION: i32 = 1;
 }
 
-/// An item of the `lines` plugin: whole lines of a text file.
+/// An item of the plugin `lines`: whole lines of a text file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LineRange {
-    /// The file, relative to the root folder that the workers share.
+    /// The path of the file, relative to the root folder that the workers share.
     pub path: String,
-    /// Where the first line begins, in bytes.
+    /// The position of the first line in the file, in bytes.
     pub offset: u64,
-    /// To the end of the last line, its line break included, in bytes.
+    /// The length of all lines with their line breaks, in bytes.
     pub length: u64,
-    /// How many lines.
+    /// The number of lines.
     pub lines: u64,
-    /// The size of the whole file when the batch was made, in bytes.
+    /// The size of the whole file when the batch was split, in bytes.
     pub size: u64,
-    /// The time of the last change of the file when the batch was made, nanoseconds since 1970.
+    /// The modification time of the file when the batch was split, in nanoseconds since 1970.
     pub modified: i64,
-    /// What every item of the batch carries.
+    /// The parameters of the batch, the same for every item.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub params: BTreeMap<String, String>,
 }
@@ -79,12 +81,12 @@ impl TaskData for LineRange {
     const API_VERSION: i32 = 1;
 }
 
-/// An item of the `list` plugin: one value of the list.
+/// An item of the plugin `list`: one value of the list.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ListItem {
-    /// The value as it was written.
+    /// The value as JSON, byte for byte as it stood in the list.
     pub value: Box<serde_json::value::RawValue>,
-    /// What every item of the batch carries.
+    /// The parameters of the batch, the same for every item.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub params: BTreeMap<String, String>,
 }
@@ -94,16 +96,16 @@ impl TaskData for ListItem {
     const API_VERSION: i32 = 1;
 }
 
-/// An item of the `glob` plugin: one file.
+/// An item of the plugin `glob`: one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileItem {
-    /// The file, relative to the root folder that the workers share.
+    /// The path of the file, relative to the root folder that the workers share.
     pub path: String,
-    /// The size of the file when the batch was made, in bytes.
+    /// The size of the file when the batch was split, in bytes.
     pub size: u64,
-    /// The time of the last change of the file when the batch was made, nanoseconds since 1970.
+    /// The modification time of the file when the batch was split, in nanoseconds since 1970.
     pub modified: i64,
-    /// What every item of the batch carries.
+    /// The parameters of the batch, the same for every item.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub params: BTreeMap<String, String>,
 }

@@ -1,23 +1,27 @@
-//! The job task id: which task of which life of which job a message belongs to.
+//! The job task id: names one task of one incarnation of one job. The field `jobTaskId` of messages and reports.
 //!
 //! ```text
 //! jobTaskId   = [ partition ":" ] job [ "!" incarnation ] *( "." number [ "*" ] )
 //! ```
 //!
-//! A split numbers its subtasks from 1 in publish order. Its own final answer has the number after the last one and
-//! carries `*`, so a `*` anywhere in an id tells how many children its parent has. The incarnation is written from the
-//! second life of a job id on; a first life has CAF's plain form.
+//! A task that is split numbers its subtasks from 1, in publish order. Its own final message has the next number, marked
+//! with `*`. So a `*` anywhere in an id says how many children the parent of that step has.
+//!
+//! This is CAF's format, with one addition: if a job id is used again after a deletion, the new job writes its incarnation.
+//! The first job with an id has CAF's plain form.
 
 use std::fmt;
 
-/// The number of a task among its siblings, from 1; `last` when the id carries `*` after it.
+/// One step on the way from a job to a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Step {
+    /// The number of the task among its siblings, from 1 to 2147483647.
     pub number: u32,
+    /// Whether `*` follows the number: the task is the last of its siblings.
     pub last: bool,
 }
 
-/// A job task id, taken apart.
+/// A parsed job task id. `Display` returns its text, always with the partition.
 ///
 /// ```
 /// use contract::JobTaskId;
@@ -29,21 +33,31 @@ pub struct Step {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct JobTaskId {
+    /// The partition of the job.
     pub partition: String,
+    /// The id of the job.
     pub job: String,
-    /// `None` in the first life of a job id.
+    /// The incarnation; `None` for the first job with this id.
     pub incarnation: Option<i64>,
-    /// The way from the job to the task; empty for the job itself.
+    /// The steps from the job to the task; empty for the first task of the job.
     pub steps: Vec<Step>,
 }
 
-/// Why a text is no job task id.
+/// Why a text is not a valid job task id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JobTaskIdError {
+    /// The job or the partition is empty.
     #[error("the job task id {0:?} names no job")]
     NoJob(String),
+    /// A step or the incarnation is not a valid number.
     #[error("the job task id {id:?} has {part:?} where a number from 1 to 2147483647 belongs")]
-    BadNumber { id: String, part: String },
+    BadNumber {
+        /// The whole id.
+        id: String,
+        /// The part that is not a valid number.
+        part: String,
+    },
+    /// There are more than [`JobTaskId::MAX_DEPTH`] steps.
     #[error(
         "the job task id is nested deeper than {} levels",
         JobTaskId::MAX_DEPTH
@@ -52,11 +66,15 @@ pub enum JobTaskIdError {
 }
 
 impl JobTaskId {
-    /// The partition of an id without one, as in messages from before there were partitions.
+    /// The partition of an id that names none. Messages of old CAF versions have no partitions.
     pub const DEFAULT_PARTITION: &'static str = "default";
-    /// The deepest nesting that is understood.
+    /// The maximum number of steps.
     pub const MAX_DEPTH: usize = 64;
 
+    /// Parses a job task id.
+    ///
+    /// # Errors
+    /// Returns what is wrong and where. The characters of the partition and of the job are not checked.
     pub fn parse(text: &str) -> Result<Self, JobTaskIdError> {
         let (partition, rest) = text
             .split_once(':')
@@ -90,7 +108,7 @@ impl JobTaskId {
                 Some(digits) => (digits, true),
                 None => (part, false),
             };
-            // i32::MAX, because the number of a task is an `integer` in the task table.
+            // At most i32::MAX, because the task table stores the number as an `integer`.
             let number = digits
                 .bytes()
                 .all(|b| b.is_ascii_digit())
@@ -127,7 +145,7 @@ impl fmt::Display for JobTaskId {
     }
 }
 
-/// The id of a subtask: works for task ids and job task ids alike.
+/// Returns the id of a subtask. Works for task ids and for job task ids.
 ///
 /// ```
 /// assert_eq!(contract::subtask_id("acme:reindex.2*", 3, true), "acme:reindex.2*.3*");
@@ -142,7 +160,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn an_id_without_partition_is_of_the_default_partition() {
+    fn id_without_a_partition_is_in_the_default_partition() {
         let id = JobTaskId::parse("job1.2").unwrap();
         assert_eq!(
             (id.partition.as_str(), id.job.as_str()),
@@ -151,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_refused_by_name() {
+    fn invalid_part_is_rejected_and_named() {
         for (text, part) in [
             ("p:j.", ""),
             ("p:j.0", "0"),
@@ -186,7 +204,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parsing_undoes_writing(
+        fn parsing_reverses_formatting(
             partition in "[a-z0-9-]{1,40}", job in "[A-Za-z0-9_-]{1,48}", incarnation in proptest::option::of(1i64..),
             steps in proptest::collection::vec((1u32..=i32::MAX as u32, any::<bool>()), 0..8),
         ) {

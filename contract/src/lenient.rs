@@ -1,4 +1,4 @@
-//! The second reading of a body, by hand, for what the strict types refuse and Java's Jackson accepts.
+//! Decodes bodies that the strict types reject and that CAF's Java workers, which use Jackson, accept.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,12 @@ use serde_json::{Map, Value};
 use crate::task_message::{ContextData, base64_bytes};
 use crate::{DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking};
 
+/// Decodes a task message leniently; see [`TaskMessage::decode`].
 pub fn decode(body: &[u8]) -> Result<TaskMessage, DecodeError> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Err(DecodeError::Empty);
     }
-    // Not `from_slice`: bytes after the closing brace do not matter.
+    // `serde_json::from_slice` would reject bytes after the closing brace.
     let value = Value::deserialize(&mut serde_json::Deserializer::from_slice(body))
         .map_err(|error| DecodeError::NotJson(error.to_string()))?;
     let Value::Object(mut fields) = value else {
@@ -45,7 +46,7 @@ fn tracking(mut fields: Map<String, Value>) -> Result<Tracking, DecodeError> {
     let fields = &mut fields;
     let interval = integer("statusCheckIntervalMillis", fields)?;
     let last = time("lastStatusCheckTime", fields)?;
-    // 2016: the time of the next check, which is due at (last check + interval).
+    // CAF of 2016 sends the time of the next check, which is the last check plus the interval.
     let next = time("statusCheckTime", fields)?;
     Ok(Tracking {
         job_task_id: text("jobTaskId", fields)?,
@@ -100,7 +101,7 @@ fn context(value: Option<Value>) -> Result<BTreeMap<String, ContextData>, Decode
     }
 }
 
-/// Base64, an array of small integers, or an object that stands for its own JSON (CAF 5.1 to 6).
+/// Decodes base64 text, an array of bytes (-128 to 255), or an object, which stands for its own JSON (CAF 5.1 to 6).
 fn bytes(field: &'static str, value: Option<Value>) -> Result<Option<Vec<u8>>, DecodeError> {
     match value {
         None | Some(Value::Null) => Ok(None),
@@ -159,7 +160,7 @@ fn integer(field: &'static str, fields: &mut Map<String, Value>) -> Result<i64, 
 
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "a number with a fraction is cut, as Jackson does"
+    reason = "the fraction of a number is cut off, as Jackson does"
 )]
 fn optional_integer(
     field: &'static str,
@@ -178,7 +179,7 @@ fn optional_integer(
         .map_err(|shown| flaw(field, format!("is {shown}, not a whole number")))
 }
 
-/// Milliseconds since 1970 as a number or as text, or an ISO 8601 time.
+/// Reads a time: milliseconds since 1970 as a number or as text, or ISO 8601.
 fn time(field: &'static str, fields: &mut Map<String, Value>) -> Result<Option<i64>, DecodeError> {
     if let Some(Value::String(text)) = fields.get(field)
         && let Ok(time) = chrono::DateTime::parse_from_rfc3339(text)

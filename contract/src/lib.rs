@@ -1,12 +1,20 @@
 //! Everything that crosses a wire: task messages, tracking, reports, batch tasks and the bodies of the REST API.
 //!
-//! The crate is data and grammar only. It knows no broker, no database and no HTTP; every other crate depends on it and
-//! it depends on none of them, so that a client needs nothing else to speak to a Batchwright system.
+//! The crate contains data types and their formats only: no broker, no database, no HTTP. Every other crate depends on it,
+//! and it depends on none of them. A client needs nothing else to talk to a Batchwright system.
+//!
+//! The formats are those of the [CAF] worker framework and job service, so that Java workers and existing clients can
+//! share queues and jobs with us. Fields and types that CAF does not have say so.
 //!
 //! What must stay true:
-//! - Wire names are CAF's (`taskId`, `trackTo`, …). Every field of a [`TaskMessage`] is always written, nulls included.
+//! - Names on the wire are CAF's (`taskId`, `trackTo`, …). Every field of a [`TaskMessage`] is always written, even if it
+//!   is null.
 //! - Reading is lenient and writing is strict: what a Java worker accepts is accepted here ([`TaskMessage::decode`]).
-//! - The payload of a [`TrackingReportTask`] has exactly CAF's fields, because a strict Java tracker reads it.
+//! - The payload of a [`TrackingReportTask`] has exactly CAF's fields, because CAF's tracking worker rejects others.
+//!
+//! [CAF]: https://github.com/CAFDataProcessing
+
+#![warn(missing_docs)]
 
 mod batch;
 mod ids;
@@ -28,16 +36,16 @@ pub use task_message::{
     same_pipe,
 };
 
-/// The pipe to which workers hand over the tasks of paused jobs, unless they are told another.
+/// The default name of the paused pipe, to which workers send the tasks of paused jobs.
 pub const PAUSED_PIPE: &str = "worker-paused-in";
 
 /// The longest name of a pipe that every broker accepts, in bytes. AMQP sets the limit.
 pub const MAX_PIPE_BYTES: usize = 255;
 
-/// A typed payload: what stands, as JSON, in the `taskData` of a task message.
+/// A typed payload: the content of `taskData` in a task message, as JSON.
 ///
-/// The classifier names the type on the wire. The API version is written with it; a worker refuses a message with a
-/// newer version than its own, because it cannot know what it would misunderstand.
+/// The classifier names the type on the wire. The API version is sent with it; a worker rejects messages with a newer
+/// version than its own, because it may misunderstand them.
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};

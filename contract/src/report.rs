@@ -1,15 +1,16 @@
-//! Tracking reports: what a worker tells the tracking worker about tasks.
+//! Tracking reports, by which workers inform the tracking worker about tasks. The format is CAF's.
 
 use serde::{Deserialize, Serialize};
 
 use crate::TaskData;
 
-/// The payload of a report message: reports of any number of tasks and jobs.
+/// The payload of a report message: reports about any number of tasks, of any number of jobs.
 ///
-/// A strict Java tracker reads it, so it has exactly these fields.
+/// It has exactly these fields, because CAF's tracking worker rejects unknown ones.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrackingReportTask {
+    /// The reports, in the order of the events.
     pub tracking_reports: Vec<TrackingReport>,
 }
 
@@ -18,24 +19,27 @@ impl TaskData for TrackingReportTask {
     const API_VERSION: i32 = 1;
 }
 
-/// What happened to one task.
+/// A report about one task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrackingReport {
+    /// The task, in the format of a [`JobTaskId`](crate::JobTaskId).
     pub job_task_id: String,
+    /// What happened to the task.
     pub status: ReportStatus,
-    /// 0 to 100. Only a `Progress` report gives it a meaning.
+    /// The progress, 0 to 100. Only used in a `Progress` report.
     #[serde(default)]
     pub estimated_percentage_completed: i32,
-    /// How often the task has been tried, in a `Retry` report.
+    /// In a `Retry` report: how often the task was attempted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retries: Option<i32>,
-    /// What went wrong, in a `Failed` or `Retry` report.
+    /// In a `Failed` or `Retry` report: why the attempt failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<ReportFailure>,
 }
 
 impl TrackingReport {
+    /// Returns a report with a progress of 0, without retries and without a failure.
     pub fn new(job_task_id: impl Into<String>, status: ReportStatus) -> Self {
         Self {
             job_task_id: job_task_id.into(),
@@ -46,6 +50,7 @@ impl TrackingReport {
         }
     }
 
+    /// Returns a `Failed` report.
     pub fn failed(job_task_id: impl Into<String>, failure: ReportFailure) -> Self {
         Self {
             failure: Some(failure),
@@ -54,41 +59,45 @@ impl TrackingReport {
     }
 }
 
+/// What happened to a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReportStatus {
-    /// The task is under way.
+    /// The task is running.
     Progress,
     /// The task is done.
     Complete,
-    /// The task has failed and is not tried again.
+    /// The task has failed and will not be attempted again.
     Failed,
-    /// The task has failed and will be tried again.
+    /// An attempt has failed; the task will be attempted again.
     Retry,
 }
 
-/// Why a task failed. Members that are not known are left out on the wire.
+/// Why a task failed. Unknown fields are left out on the wire.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReportFailure {
-    /// The kind of failure: the name of a task status, or a word of the worker's own.
+    /// The kind of failure: the name of a [`TaskStatus`](crate::TaskStatus), e.g. `RESULT_EXCEPTION`, or a word that the
+    /// worker defines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_id: Option<String>,
-    /// Milliseconds since 1970, UTC.
+    /// When the task failed, in milliseconds since 1970, UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_time: Option<i64>,
-    /// The worker in which it happened.
+    /// The name of the worker that failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_source: Option<String>,
+    /// The reason, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_message: Option<String>,
 }
 
-/// The older way to tell the progress of a task: one event, not a list of reports.
+/// CAF's older format for progress: a single event instead of a list of reports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JobTrackingEvent {
+    /// The task, in the format of a [`JobTaskId`](crate::JobTaskId).
     pub job_task_id: String,
-    /// 0 to 100.
+    /// The progress, 0 to 100.
     #[serde(default)]
     pub estimated_percentage_completed: i32,
 }

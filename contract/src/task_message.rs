@@ -1,4 +1,4 @@
-//! The task message: the envelope that every worker reads and writes.
+//! The task message: the envelope that every worker reads and writes. The format is version 3 of CAF's.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,92 +10,100 @@ use serde_json::value::RawValue;
 
 use crate::{TaskData, lenient};
 
-/// The envelope, version 3. Fields stand in the order in which they are written; every one is written, nulls included.
+/// The envelope of a task. Fields are declared in the order in which they are written. All are written, even if null.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskMessage {
-    /// 3. Never looked at on input.
+    /// The version of the envelope: 3. Ignored on input.
     #[serde(default = "envelope_version")]
     pub version: i32,
-    /// Names the task for logs and for people; the subtask suffix is appended to it.
+    /// Names the task in logs. The ids of subtasks append a suffix to it; see [`subtask_id`](crate::subtask_id).
     pub task_id: String,
-    /// Names the type of the task data.
+    /// The type of the task data; see [`TaskData::CLASSIFIER`].
     #[serde(default)]
     pub task_classifier: Option<String>,
-    /// The version of the type of the task data.
+    /// The version of that type; see [`TaskData::API_VERSION`].
     #[serde(default)]
     pub task_api_version: i32,
-    /// The payload, base64 on the wire; usually JSON.
+    /// The payload, usually JSON. Base64 on the wire.
     #[serde(default, with = "base64_bytes")]
     pub task_data: Option<Vec<u8>>,
+    /// Whether the message is a request or a result, and which.
     #[serde(default)]
     pub task_status: Option<TaskStatus>,
-    /// State that a service keeps across other workers, by service.
+    /// State that a service passes along through other workers, by service path.
     #[serde(default)]
     pub context: BTreeMap<String, ContextData>,
-    /// The pipe of whom the message is for.
+    /// The pipe of the worker that must handle the message. A worker that receives a message for another pipe diverts it.
     #[serde(default)]
     pub to: Option<String>,
+    /// How the task is tracked; null if it is not.
     #[serde(default)]
     pub tracking: Option<Tracking>,
-    /// The worker that made the message.
+    /// The worker that sent the message.
     #[serde(default)]
     pub source_info: Option<SourceInfo>,
-    /// Kept when a message is passed on; never set, never acted on.
+    /// Preserved when a message is forwarded. Never set and never used.
     #[serde(default)]
     pub priority: Option<i32>,
-    /// Copied to everything that the task causes.
+    /// Copied to all outputs and reports of the task.
     #[serde(default)]
     pub correlation_id: Option<String>,
 }
 
-/// How a task is tracked.
+/// How a task is tracked. Set by the job service, and preserved by workers.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Tracking {
+    /// The task, in the format of a [`JobTaskId`](crate::JobTaskId).
     #[serde(default)]
     pub job_task_id: Option<String>,
-    /// Milliseconds since 1970, UTC.
+    /// When the status of the job was last checked, in milliseconds since 1970, UTC.
     #[serde(default)]
     pub last_status_check_time: Option<i64>,
+    /// How long the result of a status check is valid, in milliseconds.
     #[serde(default)]
     pub status_check_interval_millis: i64,
-    /// `GET` answers the status of the job.
+    /// The URL of the status check: `GET` returns the status of the job.
     #[serde(default)]
     pub status_check_url: Option<String>,
     /// The pipe of the tracking worker.
     #[serde(default)]
     pub tracking_pipe: Option<String>,
-    /// The pipe at which tracking ends.
+    /// The pipe at which tracking ends: the task is complete when a message for this pipe is sent.
     #[serde(default)]
     pub track_to: Option<String>,
 }
 
-/// Who made a message.
+/// The worker that sent a message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceInfo {
+    /// The name of the worker.
     #[serde(default)]
     pub name: Option<String>,
+    /// The version of the worker.
     #[serde(default)]
     pub version: Option<String>,
 }
 
+/// Whether a message is a request or a result, and which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum TaskStatus {
-    /// A request to do work.
+    /// A request.
     NewTask,
-    /// The payload was not understood; the task data is the reason as plain text.
+    /// The worker could not decode the payload. The task data is the reason as plain text.
     InvalidTask,
+    /// A positive result.
     ResultSuccess,
-    /// A negative result: the worker has answered, so the task is complete.
+    /// A negative result. The worker has handled the task, so tracking counts it as complete.
     ResultFailure,
-    /// The task has failed; the task data is the reason as a JSON string.
+    /// The task has failed. The task data is the reason as a JSON string.
     ResultException,
 }
 
 impl TaskStatus {
-    /// All statuses in CAF's order; their ordinals are understood on input.
+    /// All statuses in CAF's order. On input, a status may also be given as its index here.
     pub const ALL: [Self; 5] = [
         Self::NewTask,
         Self::InvalidTask,
@@ -104,7 +112,7 @@ impl TaskStatus {
         Self::ResultException,
     ];
 
-    /// The name on the wire.
+    /// Returns the name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NewTask => "NEW_TASK",
@@ -115,27 +123,39 @@ impl TaskStatus {
         }
     }
 
-    /// Whether tracking counts a message with this status as a failure.
+    /// Returns whether tracking counts a message with this status as a failure.
     pub const fn is_failure(self) -> bool {
         matches!(self, Self::InvalidTask | Self::ResultException)
     }
 }
 
-/// Why a body is no task message.
+/// Why a body is not a valid task message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
+    /// The body contains nothing but white space.
     #[error("the body is empty")]
     Empty,
+    /// The body is not JSON, for this reason.
     #[error("the body is not JSON: {0}")]
     NotJson(String),
+    /// The body is JSON of this type instead of an object.
     #[error("the body is a JSON {0}, not an object")]
     NotAnObject(&'static str),
+    /// A field is missing or has a wrong value.
     #[error("the field {field} {flaw}")]
-    Field { field: &'static str, flaw: String },
+    Field {
+        /// The name of the field on the wire.
+        field: &'static str,
+        /// What is wrong with it, e.g. `is missing`.
+        flaw: String,
+    },
 }
 
 impl TaskMessage {
-    /// A message with this payload, for this pipe, with a task id of its own.
+    /// Returns an untracked request with this payload, for the pipe `to`.
+    ///
+    /// # Errors
+    /// The error of serialising the payload.
     pub fn new<T: TaskData>(
         task_id: impl Into<String>,
         to: impl Into<String>,
@@ -157,12 +177,16 @@ impl TaskMessage {
         })
     }
 
-    /// Reads a body as leniently as CAF does: unknown fields, missing fields, numbers as text, statuses as ordinals,
-    /// bytes after the closing brace, the payload as an object, the time of the *next* check (2016).
+    /// Decodes a body as leniently as CAF does. Accepts unknown and missing fields, numbers as text, statuses as ordinals,
+    /// bytes after the closing brace, a payload as an object, and `statusCheckTime`, the time of the *next* status check,
+    /// which CAF sent in 2016.
+    ///
+    /// # Errors
+    /// Returns what is wrong, and in which field. Only `taskId` is required.
     pub fn decode(body: &[u8]) -> Result<Self, DecodeError> {
         let mut strict = serde_json::Deserializer::from_slice(body);
         match Self::deserialize(&mut strict) {
-            // A check time may stand under its old name: then only the lenient way sees it.
+            // The time of the check may have its old name, which only the lenient decoder knows.
             Ok(message)
                 if message
                     .tracking
@@ -175,26 +199,27 @@ impl TaskMessage {
         }
     }
 
-    /// The body of the message: UTF-8 JSON.
+    /// Returns the body of the message: JSON in UTF-8.
     pub fn encode(&self) -> Vec<u8> {
-        // The type has neither maps with keys that are no text nor a `Serialize` that fails.
+        // Cannot fail: all map keys are text, and no `Serialize` of a field fails.
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// The job task id, where the message is tracked.
+    /// Returns the job task id, if the message is tracked.
     pub fn job_task_id(&self) -> Option<&str> {
         self.tracking.as_ref()?.job_task_id.as_deref()
     }
 }
 
-/// Whether two names are of one pipe. Case does not count, as in CAF.
+/// Returns whether two names denote the same pipe. As in CAF, case is ignored.
 pub fn same_pipe(a: &str, b: &str) -> bool {
     a == b || a.to_lowercase() == b.to_lowercase()
 }
 
-/// The same body with other tracking: fields that this version does not know stay as they are, byte for byte.
+/// Returns `body` with its field `tracking` replaced. All other fields, also unknown ones, keep their values byte for byte.
 ///
-/// `body` must be a JSON object, as of a decoded message.
+/// # Errors
+/// [`DecodeError::NotJson`] if `body` is not a JSON object; the body of a decoded message always is.
 pub fn patch_tracking(body: &[u8], tracking: Option<&Tracking>) -> Result<Vec<u8>, DecodeError> {
     struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
     impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
@@ -241,7 +266,7 @@ pub fn patch_tracking(body: &[u8], tracking: Option<&Tracking>) -> Result<Vec<u8
     Ok(out)
 }
 
-/// One service's entry in the context, base64 on the wire.
+/// The state of one service in the context. Base64 on the wire.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContextData(pub Vec<u8>);
 
