@@ -1,25 +1,133 @@
-//! What can go wrong with a database, as callers see it and as the operations inside need to tell it apart.
+//! Errors of the store, as its callers see them.
 
-/// What an operation of the store answers when it could not be done.
+use std::fmt;
+use std::sync::Arc;
+
+/// Why an operation of the store failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The database URL or the database itself cannot be used; trying again does not help.
+    /// The database URL or the database itself cannot be used. A retry does not help.
     #[error("the database {place} cannot be used: {reason}")]
-    Unusable { place: String, reason: String },
-    /// The database did not answer, or asked to try again (deadlock, serialisation, connection).
+    Unusable {
+        /// The URL of the database, without its password.
+        place: String,
+        /// What is wrong with it.
+        reason: Cause,
+    },
+    /// The database does not respond, or asks for a retry (deadlock, serialisation failure, lost connection).
     #[error("the database is not available: {0}")]
-    Unavailable(String),
-    /// The database refused a statement for a reason of its own.
+    Unavailable(Cause),
+    /// The database rejected a statement, or holds a value that cannot be read.
     #[error("the database refused: {0}")]
-    Refused(String),
+    Refused(Cause),
 }
 
-/// How the database is, as far as is known.
+impl StoreError {
+    /// Returns what the database or its driver reported.
+    pub fn cause(&self) -> &Cause {
+        match self {
+            Self::Unusable { reason, .. } => reason,
+            Self::Unavailable(cause) | Self::Refused(cause) => cause,
+        }
+    }
+}
+
+/// What lies behind an error: a text, and the error of the driver with the database's code where there is one.
+///
+/// The text includes the driver's, so the driver's error is not the `source` of a [`StoreError`]: a chain would repeat it.
+#[derive(Clone)]
+pub struct Cause {
+    message: String,
+    code: Option<String>,
+    driver_error: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Cause {
+    /// Returns the code that the database gave: the SQLSTATE of PostgreSQL (`42P01`) or the extended result code of SQLite (`2067`).
+    pub fn code(&self) -> Option<&str> {
+        self.code.as_deref()
+    }
+
+    /// Returns the error of the driver, unless the store itself found the fault.
+    pub fn driver_error(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
+        self.driver_error.as_deref()
+    }
+
+    /// Replaces the text and keeps the rest.
+    pub(crate) fn with_message(self, message: String) -> Self {
+        Self { message, ..self }
+    }
+}
+
+impl From<String> for Cause {
+    fn from(message: String) -> Self {
+        Self {
+            message,
+            code: None,
+            driver_error: None,
+        }
+    }
+}
+
+impl From<&str> for Cause {
+    fn from(message: &str) -> Self {
+        Self::from(message.to_owned())
+    }
+}
+
+impl From<sqlx::Error> for Cause {
+    fn from(error: sqlx::Error) -> Self {
+        Self {
+            message: error.to_string(),
+            code: error
+                .as_database_error()
+                .and_then(|error| error.code().map(Into::into)),
+            driver_error: Some(Arc::new(error)),
+        }
+    }
+}
+
+impl From<sqlx::migrate::MigrateError> for Cause {
+    fn from(error: sqlx::migrate::MigrateError) -> Self {
+        Self {
+            message: error.to_string(),
+            code: None,
+            driver_error: Some(Arc::new(error)),
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl fmt::Debug for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.driver_error {
+            Some(error) => write!(f, "{:?} ({error:?})", self.message),
+            None => write!(f, "{:?}", self.message),
+        }
+    }
+}
+
+/// Two causes are equal when they read the same and have the same code.
+impl PartialEq for Cause {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.message, &self.code) == (&other.message, &other.code)
+    }
+}
+
+impl Eq for Cause {}
+
+/// Whether the database can be used, as far as is known without asking it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Availability {
+    /// It responds.
     Available,
-    /// Why not; it is tried again.
+    /// It does not respond, for this reason. The store keeps trying.
     Unavailable(String),
-    /// It was waited for, and turned out to be one that can never be used.
+    /// It responds, but can never be used. The store has stopped trying.
     Unusable(StoreError),
 }

@@ -40,7 +40,7 @@ mod sweep;
 mod transition;
 
 pub use db::memory::FaultPoint;
-pub use error::{Availability, StoreError};
+pub use error::{Availability, Cause, StoreError};
 pub use model::{
     Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers, Incarnation,
     JobRequest, OutboxMessage, ParkOutcome, ParkedTask, Prerequisite, Recorded, Refusal,

@@ -149,7 +149,7 @@ fn unknown_scheme(url: &str) -> StoreError {
     let reason = "its URL must begin with postgres:// (or postgresql://), sqlite: or memory:";
     StoreError::Unusable {
         place: masked(url),
-        reason: reason.to_owned(),
+        reason: reason.into(),
     }
 }
 

@@ -278,10 +278,13 @@ fn apply(job: &mut JobRow, change: StatusChange<'_>) -> Result<Transition, DbErr
     } = change;
     let from = job.status;
     if !is_legal(from, to, actor) {
-        return Err(DbError::Refused(format!(
-            "a job that is {from} cannot become {to} by {}",
-            actor.name()
-        )));
+        return Err(DbError::Refused(
+            format!(
+                "a job that is {from} cannot become {to} by {}",
+                actor.name()
+            )
+            .into(),
+        ));
     }
     job.status = to;
     job.last_update_time = time;

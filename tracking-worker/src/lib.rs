@@ -177,7 +177,7 @@ impl TrackingWorker {
                 Err(StoreError::Unavailable(reason)) => {
                     if delay == DELAYS.0 {
                         warn!(
-                            reason,
+                            %reason,
                             "the ledger cannot be written; the reports are kept and tried again until it can"
                         );
                     }

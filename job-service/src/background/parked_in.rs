@@ -135,7 +135,7 @@ impl ParkedIn {
                 Ok(outcomes) => return Ok(outcomes),
                 Err(StoreError::Unavailable(reason)) => {
                     tracing::warn!(
-                        reason,
+                        %reason,
                         ?delay,
                         "cannot park the tasks of paused jobs; trying again"
                     );

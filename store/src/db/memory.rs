@@ -45,9 +45,9 @@ pub enum FaultPoint {
 impl Shared {
     fn pass(&self, point: FaultPoint) -> Result<(), DbError> {
         if (self.fails)(point) {
-            Err(DbError::Unavailable(format!(
-                "a fault was planned here: {point:?}"
-            )))
+            Err(DbError::Unavailable(
+                format!("a fault was planned here: {point:?}").into(),
+            ))
         } else {
             Ok(())
         }

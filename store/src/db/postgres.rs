@@ -20,6 +20,7 @@ use sqlx::{AssertSqlSafe, Postgres, Row as _};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::db::DbError;
 use crate::db::sql::job_query;
 use crate::db::sql::parking::parking_steps;
 use crate::db::sql::{
@@ -27,9 +28,9 @@ use crate::db::sql::{
     read_transition,
 };
 use crate::db::{Backend, Clock, DbFuture, JobRow, Label, Signal, Signals, Transaction};
+use crate::error::{Cause, StoreError};
 use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, UNNAMED_FAILURE};
 use crate::{Availability, CatalogueSize, JobQuery, TaskTableSize, Transition, masked};
-use crate::{StoreError, db::DbError};
 use listen::{CHANNEL, Listener};
 use opening::Database;
 
@@ -64,9 +65,9 @@ impl PostgresBackend {
         let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| {
             StoreError::Unusable {
                 place: masked(url),
-                reason: format!(
+                reason: Cause::from(format!(
                     "{error}; its URL must look like postgres://user:password@host:5432/database"
-                ),
+                )),
             }
         })?;
         let is_named = options.get_application_name().is_some();
@@ -167,10 +168,13 @@ impl Session {
 }
 
 fn too_slow() -> DbError {
-    DbError::Unavailable(format!(
-        "a transaction took longer than {} s",
-        TRANSACTION_LIMIT.as_secs()
-    ))
+    DbError::Unavailable(
+        format!(
+            "a transaction took longer than {} s",
+            TRANSACTION_LIMIT.as_secs()
+        )
+        .into(),
+    )
 }
 
 fn select_nodes(
@@ -189,11 +193,7 @@ fn select_nodes(
 /// A table that the sweeper has dropped has no rows.
 fn none_if_gone(fault: DbError) -> Result<Vec<PgRow>, DbError> {
     match fault {
-        DbError::Refused(reason)
-            if reason.contains("relation \"task_") && reason.contains("does not exist") =>
-        {
-            Ok(Vec::new())
-        }
+        error if error.is_missing_table() => Ok(Vec::new()),
         fault => Err(fault),
     }
 }
@@ -580,4 +580,21 @@ fn upsert(incarnation: i64, rows: &[NodeRow]) -> Query<'static, Postgres, PgArgu
         .bind(column!(attempts))
         .bind(column!(since))
         .bind(column!(detail))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn swept_table_is_recognised_in_any_language_of_the_server() {
+        let database = harness::postgres().await.unwrap();
+        let backend = PostgresBackend::open(&database.url, false).await.unwrap();
+        // What a server with `lc_messages = 'de_DE'` reports.
+        let german = "do $$ begin raise exception using errcode = '42P01', \
+            message = 'Relation »task_1« existiert nicht'; end $$";
+        let mut session = backend.session().await.unwrap();
+        let error = session.run(german.to_owned()).await.unwrap_err();
+        assert!(none_if_gone(error).is_ok());
+    }
 }

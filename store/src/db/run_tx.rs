@@ -118,7 +118,7 @@ where
             }
             Err(DbError::Contention(reason)) if contended + 1 < MAX_ATTEMPTS => {
                 contended += 1;
-                tracing::debug!(transaction = name, attempts, reason, "retrying");
+                tracing::debug!(transaction = name, attempts, %reason, "retrying");
                 tokio::time::sleep(Duration::from_millis(5 << contended)).await;
             }
             Err(error) => {

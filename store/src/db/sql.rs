@@ -336,98 +336,15 @@ pub fn millis(span: u64) -> i64 {
 
 pub fn partition_id(text: &str) -> Result<contract::PartitionId, DbError> {
     contract::PartitionId::parse(text)
-        .map_err(|error| DbError::Refused(format!("the stored partition {text:?}: {error}")))
+        .map_err(|error| DbError::Refused(format!("the stored partition {text:?}: {error}").into()))
 }
 
 pub fn job_id(text: &str) -> Result<contract::JobId, DbError> {
     contract::JobId::parse(text)
-        .map_err(|error| DbError::Refused(format!("the stored job {text:?}: {error}")))
+        .map_err(|error| DbError::Refused(format!("the stored job {text:?}: {error}").into()))
 }
 
 pub fn status(text: &str) -> Result<contract::JobStatus, DbError> {
     contract::JobStatus::from_name(text)
-        .ok_or_else(|| DbError::Refused(format!("the stored status {text:?} is none")))
-}
-
-impl From<sqlx::Error> for DbError {
-    fn from(error: sqlx::Error) -> Self {
-        use sqlx::Error as E;
-        let text = error.to_string();
-        match &error {
-            E::Database(refusal) => match kind_of(refusal.code().as_deref().unwrap_or_default()) {
-                Kind::Contention => Self::Contention(text),
-                Kind::Unavailable => Self::Unavailable(text),
-                Kind::Refused => Self::Refused(text),
-            },
-            E::Io(_)
-            | E::Tls(_)
-            | E::Protocol(_)
-            | E::PoolTimedOut
-            | E::PoolClosed
-            | E::WorkerCrashed => Self::Unavailable(text),
-            _ => Self::Refused(text),
-        }
-    }
-}
-
-/// What the code of a refusal means for whoever asked.
-#[derive(Debug, PartialEq, Eq)]
-enum Kind {
-    Contention,
-    Unavailable,
-    Refused,
-}
-
-/// PostgreSQL's codes have five characters; SQLite's are numbers whose low byte is the kind.
-fn kind_of(code: &str) -> Kind {
-    if code.len() == 5 {
-        return match code {
-            "40001" | "40P01" => Kind::Contention,
-            // Lock and statement timeouts; a server that has become a standby.
-            "55P03" | "25P03" | "25006" => Kind::Unavailable,
-            // A database that starts, stops, is full, cannot be reached, or does not let this process in now.
-            _ if ["08", "28", "3D", "53", "55", "57", "58"].contains(&&code[..2]) => {
-                Kind::Unavailable
-            }
-            _ => Kind::Refused,
-        };
-    }
-    match code.parse::<u32>().map(|code| code & 0xff) {
-        // Busy and locked.
-        Ok(5 | 6) => Kind::Contention,
-        // No memory, read-only, interrupted, input and output, disk full, cannot open.
-        Ok(7 | 8 | 9 | 10 | 13 | 14) => Kind::Unavailable,
-        _ => Kind::Refused,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_another_attempt_may_pass_is_told_from_what_must_wait_and_what_is_refused() {
-        for (codes, kind) in [
-            (&["40001", "40P01", "5", "517", "6"][..], Kind::Contention),
-            (
-                &[
-                    "08006", "53300", "55P03", "57014", "57P01", "25P03", "10", "13", "14", "522",
-                ],
-                Kind::Unavailable,
-            ),
-            // A server that is a standby now, another password than this one's, a database that is being made anew.
-            (
-                &["25006", "28P01", "28000", "3D000", "7", "8", "1032", "9"],
-                Kind::Unavailable,
-            ),
-            (
-                &["23505", "42P01", "22021", "1", "19", "2067", ""],
-                Kind::Refused,
-            ),
-        ] {
-            for code in codes {
-                assert_eq!(kind_of(code), kind, "{code}");
-            }
-        }
-    }
+        .ok_or_else(|| DbError::Refused(format!("the stored status {text:?} is none").into()))
 }

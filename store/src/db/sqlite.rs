@@ -17,6 +17,7 @@ use sqlx::sqlite::{
 };
 use sqlx::{AssertSqlSafe, QueryBuilder, Row as _, Sqlite};
 
+use crate::db::DbError;
 use crate::db::sql::job_query;
 use crate::db::sql::parking::parking_steps;
 use crate::db::sql::{
@@ -24,11 +25,11 @@ use crate::db::sql::{
     read_transition,
 };
 use crate::db::{Backend, Clock, DbFuture, JobRow, Label, Signal, Signals, Transaction};
+use crate::error::{Cause, StoreError};
 use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, UNNAMED_FAILURE};
 use crate::query::collation;
 use crate::query::filter::Filter;
 use crate::{CatalogueSize, JobQuery, TaskTableSize, Transition};
-use crate::{StoreError, db::DbError};
 
 /// Connections that read beside the one that writes.
 const READERS: u32 = 4;
@@ -48,7 +49,7 @@ pub struct SqliteBackend {
 
 impl SqliteBackend {
     pub async fn open(url: &str) -> Result<Self, StoreError> {
-        let unusable = |reason: String| StoreError::Unusable {
+        let unusable = |reason: Cause| StoreError::Unusable {
             place: url.to_owned(),
             reason,
         };
@@ -56,7 +57,7 @@ impl SqliteBackend {
         let path = path.strip_prefix("//").unwrap_or(path);
         if path.is_empty() || path.starts_with(":memory:") {
             return Err(unusable(
-                "its URL must name a file, as in sqlite:/path/to/file.db".to_owned(),
+                "its URL must name a file, as in sqlite:/path/to/file.db".into(),
             ));
         }
         let options = SqliteConnectOptions::new()
@@ -75,11 +76,11 @@ impl SqliteBackend {
             .max_connections(1)
             .connect_with(options.clone())
             .await
-            .map_err(|error| unusable(error.to_string()))?;
+            .map_err(|error| unusable(error.into()))?;
         sqlx::migrate!("../migrations/sqlite")
             .run(&writer)
             .await
-            .map_err(|error| unusable(error.to_string()))?;
+            .map_err(|error| unusable(error.into()))?;
         let readers = pool.max_connections(READERS).connect_lazy_with(options);
         Ok(Self {
             writer,
@@ -148,7 +149,7 @@ fn select_nodes(
 /// A table that the sweeper has dropped has no rows.
 fn none_if_gone<T>(fault: DbError, none: T) -> Result<T, DbError> {
     match fault {
-        DbError::Refused(reason) if reason.contains("no such table: task_") => Ok(none),
+        error if error.is_missing_table() => Ok(none),
         fault => Err(fault),
     }
 }

@@ -12,8 +12,9 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::{CONNECT_LIMIT, SCHEMA};
+use crate::db::DbError;
+use crate::error::{Cause, StoreError};
 use crate::{Availability, masked};
-use crate::{StoreError, db::DbError};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -62,9 +63,9 @@ impl Database {
     /// Why nothing can be read or written.
     pub fn away(&self) -> DbError {
         match &*self.availability.borrow() {
-            Availability::Unusable(error) => DbError::Refused(error.to_string()),
-            Availability::Unavailable(reason) => DbError::Unavailable(reason.clone()),
-            Availability::Available => DbError::Unavailable("no answer".to_owned()),
+            Availability::Unusable(error) => DbError::Refused(error.to_string().into()),
+            Availability::Unavailable(reason) => DbError::Unavailable(reason.as_str().into()),
+            Availability::Available => DbError::Unavailable("no answer".into()),
         }
     }
 
@@ -79,7 +80,7 @@ impl Database {
                 sqlx::migrate::MigrateError::Execute(error) => self.opening(error),
                 error => StoreError::Unusable {
                     place: self.place.clone(),
-                    reason: error.to_string(),
+                    reason: error.into(),
                 },
             })?;
         self.is_open.store(true, Ordering::Release);
@@ -92,7 +93,7 @@ impl Database {
         let mut pause = FIRST_PAUSE;
         loop {
             match error {
-                StoreError::Unavailable(reason) => self.unavailable(&reason),
+                StoreError::Unavailable(reason) => self.unavailable(&reason.to_string()),
                 error => {
                     tracing::error!(%error, "the database cannot be opened");
                     self.availability
@@ -140,11 +141,14 @@ impl Database {
     /// Connects once, so that what is wrong is told as it is and not as a pool that has no connection.
     async fn first_connection(&self) -> Result<(), StoreError> {
         let Ok(connected) = timeout(CONNECT_LIMIT, self.options.connect()).await else {
-            return Err(StoreError::Unavailable(format!(
-                "{}: no answer within {} s",
-                self.place,
-                CONNECT_LIMIT.as_secs()
-            )));
+            return Err(StoreError::Unavailable(
+                format!(
+                    "{}: no answer within {} s",
+                    self.place,
+                    CONNECT_LIMIT.as_secs()
+                )
+                .into(),
+            ));
         };
         let connection = connected.map_err(|error| self.opening(error))?;
         connection
@@ -185,6 +189,7 @@ impl Database {
                 let reason = format!(
                     "{error}; an administrator can make it: create schema {SCHEMA} authorization {user}"
                 );
+                let reason = Cause::from(error).with_message(reason);
                 Err(StoreError::Unusable {
                     place: self.place.clone(),
                     reason,
@@ -197,12 +202,13 @@ impl Database {
     fn opening(&self, error: sqlx::Error) -> StoreError {
         let place = &self.place;
         match DbError::from(error) {
-            DbError::Refused(reason) => StoreError::Unusable {
+            DbError::Refused(cause) => StoreError::Unusable {
                 place: place.clone(),
-                reason,
+                reason: cause,
             },
-            DbError::Contention(reason) | DbError::Unavailable(reason) => {
-                StoreError::Unavailable(format!("{place}: {reason}"))
+            DbError::Contention(cause) | DbError::Unavailable(cause) => {
+                let message = format!("{place}: {cause}");
+                StoreError::Unavailable(cause.with_message(message))
             }
         }
     }
