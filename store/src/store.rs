@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use contract::PartitionId;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
@@ -128,6 +129,26 @@ impl Store {
     /// Returns the size of the database's own catalogue.
     pub async fn catalogue_size(&self) -> Result<CatalogueSize, StoreError> {
         Ok(self.backend.catalogue_size().await?)
+    }
+
+    /// Adds the jobs `sample-1`, `sample-2`, … to a partition, for measurements. Each is a second younger than the one before.
+    ///
+    /// Of ten, seven are Completed, one is Failed, one is Cancelled and one is Active. Their names are `Sample 0` to
+    /// `Sample 999`. They have the labels `team` (ten different values) and `ticket` (a different value each). Nothing runs
+    /// for them: they have no start message, no history and no tasks.
+    pub async fn add_sample_jobs(
+        &self,
+        partition: &PartitionId,
+        count: u32,
+    ) -> Result<(), StoreError> {
+        self.run_tx("add_sample_jobs", JobLocks::new(), |tx| {
+            Box::pin(async move {
+                tx.insert_samples(partition.as_str(), count).await?;
+                Ok(End::Commit(()))
+            })
+        })
+        .await?;
+        Ok(self.backend.tidy().await?)
     }
 
     /// Runs a transaction: see [`run_tx`].

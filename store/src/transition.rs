@@ -9,8 +9,7 @@
 //!   is listed for the sweeper; the jobs that wait for this one are released, or end as well ([`resolve_dependents`]);
 //! - waking those who watch jobs, the outbox, parked tasks or the sweeper's work, after the commit.
 //!
-//! A job is created Waiting; [`create`](crate::jobs) writes that first row of history. Every job that waits for another is
-//! Waiting or Paused.
+//! A job is created Waiting; its creation (`jobs/create.rs`) writes that first row of history.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,32 +1,15 @@
-//! Jobs to measure with: so many that how fast a question is answered beside them tells something.
+//! Sample jobs for measurements: so many of them that the speed of a query beside them means something.
 //!
-//! They are written as they would be long after their end, in a few statements, because a day's jobs one by one take minutes.
-//! Nothing runs for them: no start message, no history, no tasks.
+//! They are written as they would be long after their end, in a few statements, because creating a day's jobs one by one
+//! takes minutes.
 
 use std::collections::BTreeMap;
 
-use contract::{JobStatus, OnFailure, PartitionId};
+use contract::{JobStatus, OnFailure};
 
 use crate::db::DbError;
 use crate::db::JobRow;
 use crate::ledger::JobTotals;
-use crate::{Store, StoreError};
-
-impl Store {
-    /// Adds `sample-1`, `sample-2`, … to a partition, each a second younger than the one before. Of ten, seven have completed, one
-    /// has failed, one is cancelled and one active; their names are `Sample 0` to `Sample 999`; they have the labels `team` (ten
-    /// different values) and `ticket` (different for each). For measurements: the database is tidied up afterwards.
-    pub async fn add_sample_jobs(
-        &self,
-        partition: &PartitionId,
-        count: u32,
-    ) -> Result<(), StoreError> {
-        let mut tx = self.backend.begin().await?;
-        tx.insert_samples(partition.as_str(), count).await?;
-        tx.commit().await?;
-        Ok(self.backend.tidy().await?)
-    }
-}
 
 pub const INSERT_JOBS: &str = "insert into job (partition_id, job_id, first_life, name, content_hash, on_failure, status, percentage, \
     completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time) \
@@ -40,7 +23,7 @@ pub const INSERT_LABELS: &str = "insert into label (incarnation, name, value) \
     select incarnation, 'team', 'team-' || (create_time / 1000 * 31 % 10) from job where partition_id = $1 and job_id like 'sample-%' \
     union all select incarnation, 'ticket', 'T-' || job_id from job where partition_id = $1 and job_id like 'sample-%'";
 
-/// The same, for the store that has no SQL.
+/// Returns the same job for the store in memory, with its labels.
 pub fn sample(
     partition: &str,
     number: u32,
