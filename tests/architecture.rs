@@ -1,18 +1,20 @@
-//! The arrows between the parts, and the few habits that no lint of the compiler knows.
+//! The arrows between crates and modules, and the habits that no lint knows.
 //!
-//! What a part may depend on is read from `cargo metadata`, what a file may name from its source. A failure lists every place as
-//! `file:line` with the rule it breaks. Who has a good reason to change a rule changes the table here, and says why in `docs/adr/`.
+//! Dependencies of crates are read from `cargo metadata`, everything else from the source files. A failure lists each place
+//! as `file:line` with the rule it breaks. To change a rule, change its table here and give the reason in `docs/adr/`.
 
 #![expect(clippy::panic, reason = "this is how a test fails")]
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
+use sha2::{Digest as _, Sha256};
 
-/// What each part may depend on among the project's own; whatever a part's tests use may be the harness, too.
+/// The crates of the project that each crate may depend on. The tests of every crate may use the harness, too.
 ///
-/// Roles (batch, tracking and example worker, job service) do not know each other; only `batchwright` composes them.
+/// The roles (batch, tracking and example worker, job service) do not know each other; only `batchwright` composes them.
 const ARROWS: &[(&str, &[&str])] = &[
     ("contract", &[]),
     ("harness", &[]),
@@ -50,7 +52,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Libraries that are the secret of a few files: a change of broker, database or web framework ends there.
+/// Libraries that only a few files may name, so that a change of broker, database or web framework stays in them.
 const SECRETS: &[(&str, &[&str])] = &[
     (
         "lapin",
@@ -60,11 +62,19 @@ const SECRETS: &[(&str, &[&str])] = &[
     ("axum", &["job-service/", "framework/src/telemetry.rs"]),
 ];
 
-/// A file as long as this has more than one secret.
+/// The arrows that still close a circle of modules: crate, from, to. This table only becomes shorter.
+const OPEN_CIRCLES: &[(&str, &str, &str)] = &[
+    ("batchwright", "config", "cli"),
+    ("contract", "lenient", "task_message"),
+    ("framework", "context", "pipeline"),
+    ("framework", "handler", "pipeline"),
+];
+
+/// A longer file hides more than one decision.
 const LONGEST_FILE: usize = 1200;
 
 #[test]
-fn every_part_depends_only_on_what_its_arrows_point_at() {
+fn crates_depend_only_on_the_crates_in_the_table() {
     let mut broken = Vec::new();
     let metadata = metadata();
     let parts: Vec<&str> = metadata
@@ -81,7 +91,7 @@ fn every_part_depends_only_on_what_its_arrows_point_at() {
                 &metadata,
                 package,
                 "[package]",
-                "a new part must be given its arrows in ARROWS",
+                "a new crate needs an entry in ARROWS",
             ));
             continue;
         };
@@ -105,7 +115,7 @@ fn every_part_depends_only_on_what_its_arrows_point_at() {
 }
 
 #[test]
-fn a_library_that_is_a_secret_is_a_dependency_only_of_the_parts_that_keep_it() {
+fn hidden_libraries_are_dependencies_of_their_crates_only() {
     let mut broken = Vec::new();
     let metadata = metadata();
     for package in &metadata.packages {
@@ -128,7 +138,7 @@ fn a_library_that_is_a_secret_is_a_dependency_only_of_the_parts_that_keep_it() {
 }
 
 #[test]
-fn a_library_that_is_a_secret_is_named_only_in_the_files_that_keep_it() {
+fn hidden_libraries_are_named_in_their_files_only() {
     let mut broken = Vec::new();
     for source in sources() {
         for (library, keepers) in SECRETS {
@@ -145,7 +155,7 @@ fn a_library_that_is_a_secret_is_named_only_in_the_files_that_keep_it() {
 
 #[test]
 fn every_task_is_spawned_through_a_tracker() {
-    let rule = "tokio's spawn forgets the task: spawn it through a `TaskTracker`, and let it die by a token";
+    let rule = "spawn tasks through a `TaskTracker` and stop them by a token; `tokio::spawn` forgets the task";
     let loose = |code: &str| {
         code.contains("tokio::spawn(")
             || code.contains("task::spawn(")
@@ -160,7 +170,7 @@ fn every_task_is_spawned_through_a_tracker() {
 }
 
 #[test]
-fn the_environment_is_read_only_where_a_program_begins() {
+fn the_environment_is_read_only_in_main() {
     let rule = "the environment is read once, in `main`: take the value as a parameter";
     let reads = |code: &str| {
         ["env::var(", "env::var_os(", "env::vars(", "env::vars_os("]
@@ -168,7 +178,7 @@ fn the_environment_is_read_only_where_a_program_begins() {
             .any(|read| code.contains(read))
     };
     let mut broken = Vec::new();
-    // `Runtime::from_env` is what an author's `main` calls, once.
+    // The `main` of a worker's author calls `Runtime::from_env`, once.
     let begins = |source: &&Source| {
         source.path.ends_with("/main.rs") || source.path == "framework/src/runtime.rs"
     };
@@ -179,12 +189,12 @@ fn the_environment_is_read_only_where_a_program_begins() {
 }
 
 #[test]
-fn no_source_file_is_too_long_to_have_one_secret() {
+fn no_source_file_is_too_long() {
     let long = |source: &Source| {
         let lines = source.code.lines().count();
         let rule = || {
             format!(
-                "{lines} lines, more than {LONGEST_FILE}: find the second secret in it and give it a file"
+                "{lines} lines, more than {LONGEST_FILE}: move one of its decisions to a file of its own"
             )
         };
         (lines > LONGEST_FILE).then(|| Place {
@@ -194,6 +204,79 @@ fn no_source_file_is_too_long_to_have_one_secret() {
         })
     };
     report(&sources().iter().filter_map(long).collect::<Vec<_>>());
+}
+
+#[test]
+fn modules_of_a_crate_form_no_circle() {
+    let arrows: Vec<Arrow> = arrows()
+        .into_iter()
+        .filter(|arrow| !OPEN_CIRCLES.contains(&(arrow.package.as_str(), &*arrow.from, &*arrow.to)))
+        .collect();
+    let reaches = |package: &str, from: &str, goal: &str| {
+        let (mut seen, mut open) = (BTreeSet::from([from]), vec![from]);
+        while let Some(module) = open.pop() {
+            let next = arrows
+                .iter()
+                .filter(|arrow| arrow.package == package && arrow.from == module);
+            open.extend(
+                next.map(|arrow| arrow.to.as_str())
+                    .filter(|to| seen.insert(to)),
+            );
+        }
+        seen.contains(goal)
+    };
+    let mut broken = Vec::new();
+    for Arrow {
+        package,
+        from,
+        to,
+        path,
+        line,
+    } in &arrows
+    {
+        if reaches(package, to, from) {
+            broken.push(Place {
+                path: path.clone(),
+                line: *line,
+                rule: format!("{from} uses {to}, which uses {from}: move what both need"),
+            });
+        }
+    }
+    report(&broken);
+}
+
+#[test]
+fn published_migrations_never_change() {
+    let file = "tests/migrations.sha256";
+    let text = std::fs::read_to_string(root().join(file))
+        .unwrap_or_else(|error| panic!("cannot read {file}: {error}"));
+    let mut listed: BTreeSet<&str> = text.lines().collect();
+    let mut broken = Vec::new();
+    for path in files(&root(), &|path| path.starts_with("migrations/")) {
+        let content = std::fs::read(root().join(&path))
+            .unwrap_or_else(|error| panic!("cannot read {path}: {error}"));
+        let mut line = String::new();
+        for byte in Sha256::digest(&content) {
+            let _ = write!(line, "{byte:02x}");
+        }
+        let _ = write!(line, "  {path}");
+        if !listed.remove(line.as_str()) {
+            let rule = format!(
+                "a published migration never changes; write a new one and add it: sha256sum {path} >> {file}"
+            );
+            broken.push(Place {
+                path,
+                line: 1,
+                rule,
+            });
+        }
+    }
+    broken.extend(listed.iter().map(|line| Place {
+        path: file.to_owned(),
+        line: 1,
+        rule: format!("a published migration is gone or has changed: {line}"),
+    }));
+    report(&broken);
 }
 
 #[test]
@@ -226,7 +309,7 @@ fn the_guide_shows_the_first_worker_and_it_is_short() {
 }
 
 #[test]
-fn no_file_names_a_path_of_somebodys_machine() {
+fn no_file_names_a_path_of_one_machine() {
     // In two pieces, or this file would name them.
     let homes = [
         ["/ho", "me/"],
@@ -262,7 +345,7 @@ fn no_file_names_a_path_of_somebodys_machine() {
 }
 
 #[test]
-fn what_is_said_in_comments_and_strings_is_not_code() {
+fn comments_and_strings_are_not_code() {
     let source = r##"
 let a = "lapin \" lapin"; // lapin
 /* lapin /* lapin */ lapin */ let b = 'l';
@@ -279,7 +362,89 @@ let quote = '"'; use lapin; let e = '\''; lapin::x();
     assert_eq!(code_of(source).lines().count(), source.lines().count());
 }
 
-/// Where a rule is broken.
+/// A module that names another module of its crate.
+struct Arrow {
+    package: String,
+    from: String,
+    to: String,
+    path: String,
+    line: usize,
+}
+
+/// Returns the arrows between the top-level modules of each crate. Tests may use whatever they need.
+fn arrows() -> Vec<Arrow> {
+    let sources = sources();
+    let modules: BTreeSet<(&str, &str)> = sources.iter().filter_map(module).collect();
+    let mut arrows = Vec::new();
+    for source in &sources {
+        let Some((package, from)) = module(source) else {
+            continue;
+        };
+        let code = match source.code.rfind("#[cfg(test)]") {
+            Some(at) if source.code[at..].contains("mod tests {") => &source.code[..at],
+            _ => &source.code,
+        };
+        for (at, path) in code.match_indices("crate::") {
+            for to in first_names(&code[at + path.len()..]) {
+                if to != from && modules.contains(&(package, to)) {
+                    arrows.push(Arrow {
+                        package: package.to_owned(),
+                        from: from.to_owned(),
+                        to: to.to_owned(),
+                        path: source.path.clone(),
+                        line: code[..at].lines().count(),
+                    });
+                }
+            }
+        }
+    }
+    arrows
+}
+
+/// Returns the crate and the top-level module of a source; `None` for roots and for modules of tests.
+fn module(source: &Source) -> Option<(&str, &str)> {
+    let (package, file) = source.path.split_once("/src/")?;
+    let module = file.split('/').next()?.trim_end_matches(".rs");
+    let is_root = ["lib", "main", "bin"].contains(&module);
+    let is_test = file.ends_with("tests.rs") || file.contains("/tests/");
+    (!is_root && !is_test).then_some((package, module))
+}
+
+/// Returns the first names of the paths behind `crate::`: one name, or those of a list in braces.
+fn first_names(code: &str) -> Vec<&str> {
+    if !code.starts_with('{') {
+        return words(code).take(1).collect();
+    }
+    let (mut depth, mut begins, mut names) = (0, false, Vec::new());
+    for (at, c) in code.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        match c {
+            '}' if depth == 0 => break,
+            '{' | ',' => begins = depth == 1,
+            c if begins && !c.is_whitespace() => {
+                names.extend(words(&code[at..]).next());
+                begins = false;
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+#[test]
+fn paths_in_braces_are_read_one_by_one() {
+    assert_eq!(first_names("one::two;"), ["one"]);
+    assert_eq!(
+        first_names("{one::{a, b},\n    two, three::c};\nuse four;"),
+        ["one", "two", "three"]
+    );
+}
+
+/// A place where a rule is broken.
 struct Place {
     path: String,
     line: usize,
@@ -287,7 +452,7 @@ struct Place {
 }
 
 impl Place {
-    /// In the manifest of a package, where `what` is first named.
+    /// Returns the first line of a package's manifest that begins with `what`.
     fn of(metadata: &Metadata, package: &Package, what: &str, rule: &str) -> Self {
         let manifest = std::fs::read_to_string(&package.manifest_path).unwrap_or_default();
         let line = manifest
@@ -316,11 +481,11 @@ fn report(broken: &[Place]) {
     assert!(broken.is_empty(), "{} broken:\n{text}", broken.len());
 }
 
-/// A source file of the product: what lies below the `src` of a part, except of the tests' own.
+/// A source file of the product, below the `src` of a crate. The tests' own crates are left out.
 struct Source {
     /// Relative to the root, with `/`.
     path: String,
-    /// Without comments and the contents of strings; the lines are the file's.
+    /// The code without comments and the contents of strings, with the same lines.
     code: String,
 }
 
@@ -365,7 +530,8 @@ fn sources() -> Vec<Source> {
     paths.into_iter().map(read).collect()
 }
 
-/// The files below `root` that `wanted` wants, without what is built, hidden or belongs to git; relative, sorted.
+/// Returns the files below `root` for which `wanted` returns true, sorted, relative to `root`. Build output and hidden files
+/// are left out.
 fn files(root: &Path, wanted: &dyn Fn(&str) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = vec![root.to_owned()];
@@ -396,7 +562,7 @@ fn files(root: &Path, wanted: &dyn Fn(&str) -> bool) -> Vec<String> {
 }
 
 fn root() -> PathBuf {
-    // `tests/` is a part of its own, directly below the root.
+    // The crate `tests` is directly below the root.
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("..")
         .canonicalize()
@@ -416,7 +582,7 @@ fn words(code: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
-/// A Rust source in which comments and the contents of string and character literals are blank.
+/// Returns a Rust source in which comments and the contents of string and character literals are blank.
 fn code_of(source: &str) -> String {
     let mut code = String::with_capacity(source.len());
     let mut rest = source;
@@ -437,7 +603,7 @@ fn code_of(source: &str) -> String {
     code
 }
 
-/// The length of the comment or literal with which `text` begins; 0 if it begins with neither.
+/// Returns the length of the comment or literal at the beginning of `text`; 0 if there is neither.
 fn literal_or_comment(text: &str, before: Option<char>) -> usize {
     let until = |end: &str, from: usize| {
         text[from..]
@@ -454,7 +620,7 @@ fn literal_or_comment(text: &str, before: Option<char>) -> usize {
     } else if text.starts_with("'\\") {
         quoted(text, '\'')
     } else if text.starts_with('\'') {
-        // A character has its closing quote right behind it, a lifetime has not.
+        // A character literal has its closing quote right after it, a lifetime does not.
         let mut characters = text.char_indices().skip(2);
         if characters.next().is_some_and(|(_, c)| c == '\'') {
             until("'", 1)
