@@ -186,7 +186,7 @@ mod tests {
         let result: Result<(), DbError> = run_tx(&backend, "test", JobLocks::new(), |_| {
             Box::pin(async move {
                 attempts.fetch_add(1, Ordering::Relaxed);
-                Err(DbError::Contention("deadlock".to_owned()))
+                Err(DbError::Contention("deadlock".to_owned().into()))
             })
         })
         .await;
@@ -201,7 +201,7 @@ mod tests {
         let result: Result<(), DbError> = run_tx(&backend, "test", JobLocks::new(), |_| {
             Box::pin(async move {
                 attempts.fetch_add(1, Ordering::Relaxed);
-                Err(DbError::Refused("syntax".to_owned()))
+                Err(DbError::Refused("syntax".to_owned().into()))
             })
         })
         .await;
