@@ -20,24 +20,24 @@ use tempfile::TempDir;
 use tokio::time::{Instant, timeout};
 
 /// One broker with its keeper, so that it can be opened again.
-struct Bench {
+struct TestBroker {
     broker: Arc<dyn Broker>,
-    keeper: Keeper,
+    keeper: Backing,
 }
 
-enum Keeper {
+enum Backing {
     Memory(Memory),
     /// The folders that this broker has lived in, the latest last.
     Embedded(Vec<TempDir>),
     Amqp(AmqpOptions),
 }
 
-impl Bench {
+impl TestBroker {
     fn memory() -> Self {
         let memory = Memory::new();
         Self {
             broker: Arc::new(memory.process()),
-            keeper: Keeper::Memory(memory),
+            keeper: Backing::Memory(memory),
         }
     }
 
@@ -46,7 +46,7 @@ impl Bench {
         let broker = Embedded::open(folder.path()).await.unwrap();
         Self {
             broker: Arc::new(broker),
-            keeper: Keeper::Embedded(vec![folder]),
+            keeper: Backing::Embedded(vec![folder]),
         }
     }
 
@@ -58,7 +58,7 @@ impl Bench {
         };
         Self {
             broker: connect(&options).await,
-            keeper: Keeper::Amqp(options),
+            keeper: Backing::Amqp(options),
         }
     }
 
@@ -66,25 +66,25 @@ impl Bench {
     async fn reopen(&mut self) {
         self.broker.close().await;
         self.broker = match &self.keeper {
-            Keeper::Memory(memory) => Arc::new(memory.process()),
-            Keeper::Embedded(folders) => Arc::new(
+            Backing::Memory(memory) => Arc::new(memory.process()),
+            Backing::Embedded(folders) => Arc::new(
                 Embedded::open(folders.last().unwrap().path())
                     .await
                     .unwrap(),
             ),
-            Keeper::Amqp(options) => connect(options).await,
+            Backing::Amqp(options) => connect(options).await,
         };
     }
 
     /// The end of the process without any order, and the next one.
     async fn crash(&mut self) {
         match &mut self.keeper {
-            Keeper::Memory(memory) => {
+            Backing::Memory(memory) => {
                 // Closing is no better than dying here.
                 self.broker.close().await;
                 self.broker = Arc::new(memory.process());
             }
-            Keeper::Embedded(folders) => {
+            Backing::Embedded(folders) => {
                 // What a killed process leaves behind is its files as they are in that moment.
                 let folder = tempfile::tempdir().unwrap();
                 for file in std::fs::read_dir(folders.last().unwrap().path()).unwrap() {
@@ -95,7 +95,7 @@ impl Bench {
                 folders.push(folder);
             }
             // To the broker the end of a connection is one, whatever the reason.
-            Keeper::Amqp(_) => self.reopen().await,
+            Backing::Amqp(_) => self.reopen().await,
         }
     }
 
@@ -170,38 +170,38 @@ async fn is_quiet(consumer: &mut Consumer) -> bool {
         .is_err()
 }
 
-async fn confirmed_messages_arrive_once_each_and_in_order(bench: Bench) {
+async fn confirmed_messages_arrive_once_and_in_order(fixture: TestBroker) {
     let pipe = pipe();
-    bench.publish(&pipe, 0..300).await;
-    let mut consumer = bench.consume(&pipe, 10).await;
-    bench.publish(&pipe, 300..500).await;
+    fixture.publish(&pipe, 0..300).await;
+    let mut consumer = fixture.consume(&pipe, 10).await;
+    fixture.publish(&pipe, 300..500).await;
     assert_eq!(
         next_numbers(&mut consumer, 500).await,
         (0..500).collect::<Vec<_>>()
     );
     assert!(is_quiet(&mut consumer).await);
-    bench.wait_for_depth(&pipe, 0).await;
+    fixture.wait_for_depth(&pipe, 0).await;
 }
 
-async fn no_more_than_the_prefetch_is_unsettled(bench: Bench) {
+async fn prefetch_limits_unsettled_deliveries(fixture: TestBroker) {
     let pipe = pipe();
-    bench.publish(&pipe, 0..10).await;
-    let mut consumer = bench.consume(&pipe, 3).await;
+    fixture.publish(&pipe, 0..10).await;
+    let mut consumer = fixture.consume(&pipe, 3).await;
     let mut held = vec![
         next(&mut consumer).await,
         next(&mut consumer).await,
         next(&mut consumer).await,
     ];
     assert!(is_quiet(&mut consumer).await);
-    bench.wait_for_depth(&pipe, 7).await;
+    fixture.wait_for_depth(&pipe, 7).await;
     held.remove(0).ack();
     assert_eq!(number(&next(&mut consumer).await), 3);
 }
 
-async fn a_requeued_delivery_comes_back_counted_and_no_other_is(bench: Bench) {
+async fn only_a_requeued_delivery_is_counted_as_redelivered(fixture: TestBroker) {
     let pipe = pipe();
-    bench.publish(&pipe, 0..3).await;
-    let mut consumer = bench.consume(&pipe, 1).await;
+    fixture.publish(&pipe, 0..3).await;
+    let mut consumer = fixture.consume(&pipe, 1).await;
     let first = next(&mut consumer).await;
     assert_eq!((number(&first), first.delivery_count), (0, 0));
     first.requeue();
@@ -215,10 +215,10 @@ async fn a_requeued_delivery_comes_back_counted_and_no_other_is(bench: Bench) {
     assert_eq!(seen, BTreeSet::from([(0, 1), (1, 0), (2, 0)]));
 }
 
-async fn the_count_does_not_fall(bench: Bench) {
+async fn delivery_count_never_falls(fixture: TestBroker) {
     let pipe = pipe();
-    bench.publish(&pipe, 0..1).await;
-    let mut consumer = bench.consume(&pipe, 1).await;
+    fixture.publish(&pipe, 0..1).await;
+    let mut consumer = fixture.consume(&pipe, 1).await;
     next(&mut consumer).await.requeue();
     let mut last = 0;
     for _ in 0..3 {
@@ -233,37 +233,37 @@ async fn the_count_does_not_fall(bench: Bench) {
     }
 }
 
-async fn a_dropped_delivery_comes_back(bench: Bench) {
+async fn dropped_delivery_is_redelivered(fixture: TestBroker) {
     let pipe = pipe();
-    bench.publish(&pipe, 0..1).await;
-    let mut consumer = bench.consume(&pipe, 1).await;
+    fixture.publish(&pipe, 0..1).await;
+    let mut consumer = fixture.consume(&pipe, 1).await;
     drop(next(&mut consumer).await);
     let again = next(&mut consumer).await;
     assert_eq!((number(&again), again.delivery_count), (0, 1));
 }
 
-async fn acked_and_rejected_deliveries_do_not_come_back(bench: Bench) {
-    let mut bench = bench;
+async fn acked_and_rejected_deliveries_are_not_redelivered(fixture: TestBroker) {
+    let mut fixture = fixture;
     let pipe = pipe();
-    bench.publish(&pipe, 0..4).await;
-    let mut consumer = bench.consume(&pipe, 4).await;
+    fixture.publish(&pipe, 0..4).await;
+    let mut consumer = fixture.consume(&pipe, 4).await;
     next(&mut consumer).await.ack();
     next(&mut consumer).await.reject();
     let kept = next(&mut consumer).await;
     next(&mut consumer).await.ack();
-    bench.reopen().await;
+    fixture.reopen().await;
     drop((kept, consumer));
-    let mut consumer = bench.consume(&pipe, 4).await;
+    let mut consumer = fixture.consume(&pipe, 4).await;
     let again = next(&mut consumer).await;
     assert_eq!((number(&again), again.delivery_count), (2, 1));
     assert!(is_quiet(&mut consumer).await);
 }
 
-async fn two_consumers_share_a_pipe(bench: Bench) {
+async fn two_consumers_share_a_pipe(fixture: TestBroker) {
     let pipe = pipe();
-    let mut one = bench.consume(&pipe, 5).await;
-    let mut other = bench.consume(&pipe, 5).await;
-    bench.publish(&pipe, 0..10).await;
+    let mut one = fixture.consume(&pipe, 5).await;
+    let mut other = fixture.consume(&pipe, 5).await;
+    fixture.publish(&pipe, 0..10).await;
     let mut seen = BTreeSet::new();
     for _ in 0..5 {
         for consumer in [&mut one, &mut other] {
@@ -276,47 +276,47 @@ async fn two_consumers_share_a_pipe(bench: Bench) {
     assert_eq!(seen.len(), 10);
 }
 
-async fn a_dropped_consumer_gives_back_what_it_had_not_handed_out(bench: Bench) {
+async fn dropped_consumer_returns_its_prefetched_messages(fixture: TestBroker) {
     let pipe = pipe();
-    bench.publish(&pipe, 0..10).await;
-    let mut consumer = bench.consume(&pipe, 5).await;
+    fixture.publish(&pipe, 0..10).await;
+    let mut consumer = fixture.consume(&pipe, 5).await;
     let held = next(&mut consumer).await;
     drop(consumer);
-    bench.wait_for_depth(&pipe, 9).await;
+    fixture.wait_for_depth(&pipe, 9).await;
     held.ack();
-    let mut consumer = bench.consume(&pipe, 20).await;
+    let mut consumer = fixture.consume(&pipe, 20).await;
     let mut seen = next_numbers(&mut consumer, 9).await;
     seen.sort_unstable();
     assert_eq!(seen, (1..10).collect::<Vec<_>>());
     assert!(is_quiet(&mut consumer).await);
 }
 
-async fn confirmed_messages_survive_the_process(bench: Bench) {
-    let mut bench = bench;
+async fn confirmed_messages_survive_the_process(fixture: TestBroker) {
+    let mut fixture = fixture;
     let pipe = pipe();
-    bench.publish(&pipe, 0..100).await;
-    bench.crash().await;
-    bench.wait_for_depth(&pipe, 100).await;
-    let mut consumer = bench.consume(&pipe, 10).await;
+    fixture.publish(&pipe, 0..100).await;
+    fixture.crash().await;
+    fixture.wait_for_depth(&pipe, 100).await;
+    let mut consumer = fixture.consume(&pipe, 10).await;
     assert_eq!(
         next_numbers(&mut consumer, 100).await,
         (0..100).collect::<Vec<_>>()
     );
 }
 
-async fn unsettled_deliveries_come_again_after_a_crash_and_only_they_are_counted(bench: Bench) {
-    let mut bench = bench;
+async fn after_a_crash_only_unsettled_deliveries_return_and_are_counted(fixture: TestBroker) {
+    let mut fixture = fixture;
     let pipe = pipe();
-    bench.publish(&pipe, 0..10).await;
-    let mut consumer = bench.consume(&pipe, 4).await;
+    fixture.publish(&pipe, 0..10).await;
+    let mut consumer = fixture.consume(&pipe, 4).await;
     let mut held = Vec::new();
     for _ in 0..4 {
         held.push(next(&mut consumer).await);
     }
-    bench.crash().await;
+    fixture.crash().await;
     // Nothing that is done with them now counts.
     held.into_iter().for_each(Delivery::ack);
-    let mut consumer = bench.consume(&pipe, 10).await;
+    let mut consumer = fixture.consume(&pipe, 10).await;
     for n in 0..10 {
         let delivery = next(&mut consumer).await;
         assert_eq!(
@@ -327,15 +327,15 @@ async fn unsettled_deliveries_come_again_after_a_crash_and_only_they_are_counted
     }
 }
 
-async fn the_count_rises_once_when_the_broker_is_closed(bench: Bench) {
-    let mut bench = bench;
+async fn close_counts_an_unsettled_delivery_once(fixture: TestBroker) {
+    let mut fixture = fixture;
     let pipe = pipe();
-    bench.publish(&pipe, 0..4).await;
-    let mut consumer = bench.consume(&pipe, 2).await;
+    fixture.publish(&pipe, 0..4).await;
+    let mut consumer = fixture.consume(&pipe, 2).await;
     let _held = (next(&mut consumer).await, next(&mut consumer).await);
-    bench.reopen().await;
+    fixture.reopen().await;
     assert!(in_time("the end", consumer.next()).await.is_none());
-    let mut consumer = bench.consume(&pipe, 10).await;
+    let mut consumer = fixture.consume(&pipe, 10).await;
     for n in 0..4 {
         let delivery = next(&mut consumer).await;
         assert_eq!(
@@ -346,9 +346,9 @@ async fn the_count_rises_once_when_the_broker_is_closed(bench: Bench) {
     }
 }
 
-async fn a_delayed_message_arrives_later_and_not_before(bench: Bench) {
+async fn delayed_message_arrives_after_its_delay(fixture: TestBroker) {
     let pipe = pipe();
-    let mut consumer = bench.consume(&pipe, 10).await;
+    let mut consumer = fixture.consume(&pipe, 10).await;
     // The first is not waited for: whatever is due later holds nothing up.
     for delay in [3_600_000, 300, 100] {
         let message = Outgoing {
@@ -356,7 +356,7 @@ async fn a_delayed_message_arrives_later_and_not_before(bench: Bench) {
             ..Outgoing::new(Arc::clone(&pipe), delay.to_string())
         };
         let published = Instant::now();
-        bench.broker.publish(message).await.unwrap();
+        fixture.broker.publish(message).await.unwrap();
         if delay < 1000 {
             let delivery = next(&mut consumer).await;
             assert_eq!(u64::from(number(&delivery)), delay);
@@ -370,21 +370,21 @@ async fn a_delayed_message_arrives_later_and_not_before(bench: Bench) {
     }
 }
 
-async fn a_delayed_message_survives_the_process(bench: Bench) {
-    let mut bench = bench;
+async fn delayed_message_survives_the_process(fixture: TestBroker) {
+    let mut fixture = fixture;
     let pipe = pipe();
     let message = Outgoing {
         delay: Some(Duration::from_millis(400)),
         ..Outgoing::new(Arc::clone(&pipe), "7")
     };
-    bench.broker.publish(message).await.unwrap();
-    bench.crash().await;
-    let mut consumer = bench.consume(&pipe, 10).await;
+    fixture.broker.publish(message).await.unwrap();
+    fixture.crash().await;
+    let mut consumer = fixture.consume(&pipe, 10).await;
     let delivery = next(&mut consumer).await;
     assert_eq!((number(&delivery), delivery.delivery_count), (7, 0));
 }
 
-async fn bodies_of_all_sizes_and_headers_arrive_as_they_were_sent(bench: Bench) {
+async fn bodies_of_all_sizes_and_headers_arrive_unchanged(fixture: TestBroker) {
     let pipe = pipe();
     let mut headers = Headers::default();
     headers.set("x-text", HeaderValue::Text("grüße\n\"\u{1F600}".into()));
@@ -399,9 +399,9 @@ async fn bodies_of_all_sizes_and_headers_arrive_as_they_were_sent(bench: Bench) 
             headers: headers.clone(),
             ..Outgoing::new(Arc::clone(&pipe), body.clone())
         };
-        bench.broker.publish(message).await.unwrap();
+        fixture.broker.publish(message).await.unwrap();
     }
-    let mut consumer = bench.consume(&pipe, 2).await;
+    let mut consumer = fixture.consume(&pipe, 2).await;
     for body in &bodies {
         let delivery = next(&mut consumer).await;
         assert!(
@@ -422,23 +422,23 @@ async fn bodies_of_all_sizes_and_headers_arrive_as_they_were_sent(bench: Bench) 
     }
 }
 
-async fn a_pipe_that_does_not_exist_is_empty_and_is_declared_on_first_use(bench: Bench) {
+async fn unknown_pipe_is_empty_and_declared_on_first_use(fixture: TestBroker) {
     let pipe = pipe();
-    assert_eq!(bench.broker.depth(&pipe).await.unwrap(), 0);
-    bench.publish(&pipe, 0..3).await;
-    bench.wait_for_depth(&pipe, 3).await;
-    let mut consumer = bench.consume(&pipe, 10).await;
+    assert_eq!(fixture.broker.depth(&pipe).await.unwrap(), 0);
+    fixture.publish(&pipe, 0..3).await;
+    fixture.wait_for_depth(&pipe, 3).await;
+    let mut consumer = fixture.consume(&pipe, 10).await;
     assert_eq!(next_numbers(&mut consumer, 3).await, [0, 1, 2]);
-    bench.wait_for_depth(&pipe, 0).await;
+    fixture.wait_for_depth(&pipe, 0).await;
 }
 
-async fn twenty_thousand_messages_pass_in_windows(bench: Bench) {
+async fn twenty_thousand_messages_pass_in_windows(fixture: TestBroker) {
     const COUNT: u32 = 20_000;
     let pipe = pipe();
-    let mut consumer = bench.consume(&pipe, 1000).await;
+    let mut consumer = fixture.consume(&pipe, 1000).await;
     let publishing = async {
         for start in (0..COUNT).step_by(1000) {
-            bench.publish(&pipe, start..start + 1000).await;
+            fixture.publish(&pipe, start..start + 1000).await;
         }
     };
     let consuming = async {
@@ -454,28 +454,28 @@ async fn twenty_thousand_messages_pass_in_windows(bench: Bench) {
         }
     };
     tokio::join!(publishing, consuming);
-    bench.wait_for_depth(&pipe, 0).await;
+    fixture.wait_for_depth(&pipe, 0).await;
 }
 
-async fn a_pipe_that_both_ends_use_first_at_the_same_moment_keeps_its_order(bench: Bench) {
+async fn pipe_declared_by_both_ends_at_once_keeps_its_order(fixture: TestBroker) {
     join_all((0..10).map(async |_| {
         let pipe = pipe();
-        let mut consumer = bench.consume(&pipe, 100).await;
+        let mut consumer = fixture.consume(&pipe, 100).await;
         let consuming = async {
             assert_eq!(
                 next_numbers(&mut consumer, 100).await,
                 (0..100).collect::<Vec<_>>()
             );
         };
-        tokio::join!(bench.publish(&pipe, 0..100), consuming);
+        tokio::join!(fixture.publish(&pipe, 0..100), consuming);
     }))
     .await;
 }
 
-async fn one_open_delivery_does_not_stall_its_neighbours(bench: Bench) {
+async fn one_open_delivery_does_not_stall_its_neighbours(fixture: TestBroker) {
     let pipe = pipe();
-    bench.publish(&pipe, 0..100).await;
-    let mut consumer = bench.consume(&pipe, 10).await;
+    fixture.publish(&pipe, 0..100).await;
+    let mut consumer = fixture.consume(&pipe, 10).await;
     let open = next(&mut consumer).await;
     assert_eq!(
         next_numbers(&mut consumer, 99).await,
@@ -484,32 +484,32 @@ async fn one_open_delivery_does_not_stall_its_neighbours(bench: Bench) {
     open.ack();
 }
 
-async fn a_closed_broker_says_so(bench: Bench) {
+async fn closed_broker_returns_errors(fixture: TestBroker) {
     let pipe = pipe();
-    let mut consumer = bench.consume(&pipe, 10).await;
-    bench.broker.close().await;
-    assert_eq!(bench.broker.state(), BrokerState::Closed);
+    let mut consumer = fixture.consume(&pipe, 10).await;
+    fixture.broker.close().await;
+    assert_eq!(fixture.broker.state(), BrokerState::Closed);
     assert!(consumer.next().await.is_none());
     assert!(
-        bench
+        fixture
             .broker
             .publish(Outgoing::new(pipe.clone(), "1"))
             .await
             .is_err()
     );
-    assert!(bench.broker.consume(&pipe, 1).await.is_err());
+    assert!(fixture.broker.consume(&pipe, 1).await.is_err());
 }
 
 /// Every broker against every law.
-async fn every_listener_hears_what_is_announced_after_it_has_begun_to_listen(bench: Bench) {
+async fn every_listener_hears_announcements_made_after_it_subscribed(fixture: TestBroker) {
     let mut listeners = Vec::new();
     for _ in 0..2 {
-        let mut listener = bench.broker.announcements().await.unwrap();
+        let mut listener = fixture.broker.announcements().await.unwrap();
         assert_eq!(listener.next().await, Some(Event::Missed));
         listeners.push(listener);
     }
     let said = pipe();
-    bench
+    fixture
         .broker
         .announce(said.to_string().into())
         .await
@@ -520,49 +520,51 @@ async fn every_listener_hears_what_is_announced_after_it_has_begun_to_listen(ben
     }
 }
 
-macro_rules! laws {
-    ($($law:ident),+ $(,)?) => {
-        laws!(@ memory, std::future::ready(Bench::memory()), $($law),+);
-        laws!(@ embedded, Bench::embedded(), $($law),+);
-        laws!(@ amqp_quorum, Bench::amqp(super::QueueType::Quorum), $($law),+);
-        laws!(@ amqp_classic, Bench::amqp(super::QueueType::Classic), $($law),+);
+/// Makes four tests of each function, one per broker.
+macro_rules! suite {
+    ($($test:ident),+ $(,)?) => {
+        suite!(@ memory, std::future::ready(TestBroker::memory()), $($test),+);
+        suite!(@ embedded, TestBroker::embedded(), $($test),+);
+        suite!(@ amqp_quorum, TestBroker::amqp(super::QueueType::Quorum), $($test),+);
+        suite!(@ amqp_classic, TestBroker::amqp(super::QueueType::Classic), $($test),+);
     };
-    (@ $broker:ident, $open:expr, $($law:ident),+) => {
+    (@ $broker:ident, $open:expr, $($test:ident),+) => {
         mod $broker {
-            use super::Bench;
+            use super::TestBroker;
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $law() {
-                super::$law($open.await).await;
+            async fn $test() {
+                let fixture = $open.await;
+                harness::in_time("the test to end", super::$test(fixture)).await;
             })+
         }
     };
 }
 
-laws!(
-    confirmed_messages_arrive_once_each_and_in_order,
-    no_more_than_the_prefetch_is_unsettled,
-    a_requeued_delivery_comes_back_counted_and_no_other_is,
-    the_count_does_not_fall,
-    a_dropped_delivery_comes_back,
-    acked_and_rejected_deliveries_do_not_come_back,
+suite!(
+    confirmed_messages_arrive_once_and_in_order,
+    prefetch_limits_unsettled_deliveries,
+    only_a_requeued_delivery_is_counted_as_redelivered,
+    delivery_count_never_falls,
+    dropped_delivery_is_redelivered,
+    acked_and_rejected_deliveries_are_not_redelivered,
     two_consumers_share_a_pipe,
-    a_dropped_consumer_gives_back_what_it_had_not_handed_out,
+    dropped_consumer_returns_its_prefetched_messages,
     confirmed_messages_survive_the_process,
-    unsettled_deliveries_come_again_after_a_crash_and_only_they_are_counted,
-    the_count_rises_once_when_the_broker_is_closed,
-    a_delayed_message_arrives_later_and_not_before,
-    a_delayed_message_survives_the_process,
-    bodies_of_all_sizes_and_headers_arrive_as_they_were_sent,
-    a_pipe_that_does_not_exist_is_empty_and_is_declared_on_first_use,
+    after_a_crash_only_unsettled_deliveries_return_and_are_counted,
+    close_counts_an_unsettled_delivery_once,
+    delayed_message_arrives_after_its_delay,
+    delayed_message_survives_the_process,
+    bodies_of_all_sizes_and_headers_arrive_unchanged,
+    unknown_pipe_is_empty_and_declared_on_first_use,
     twenty_thousand_messages_pass_in_windows,
-    a_pipe_that_both_ends_use_first_at_the_same_moment_keeps_its_order,
+    pipe_declared_by_both_ends_at_once_keeps_its_order,
     one_open_delivery_does_not_stall_its_neighbours,
-    a_closed_broker_says_so,
-    every_listener_hears_what_is_announced_after_it_has_begun_to_listen,
+    closed_broker_returns_errors,
+    every_listener_hears_announcements_made_after_it_subscribed,
 );
 
 #[tokio::test]
-async fn a_folder_belongs_to_one_process_which_is_named() {
+async fn folder_in_use_is_refused_and_names_the_process() {
     let folder = tempfile::tempdir().unwrap();
     let first = Embedded::open(folder.path()).await.unwrap();
     let refused = Embedded::open(folder.path()).await.unwrap_err();
@@ -578,26 +580,26 @@ async fn a_folder_belongs_to_one_process_which_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_messages_than_memory_holds_stay_in_order_and_are_counted() {
+async fn more_messages_than_fit_in_memory_stay_ordered_and_counted() {
     const COUNT: u32 = 50_000;
-    let mut bench = Bench::embedded().await;
+    let mut fixture = TestBroker::embedded().await;
     let pipe = pipe();
-    bench.publish(&pipe, 0..COUNT).await;
-    assert_eq!(bench.broker.depth(&pipe).await.unwrap(), 50_000);
-    let mut consumer = bench.consume(&pipe, 1000).await;
+    fixture.publish(&pipe, 0..COUNT).await;
+    assert_eq!(fixture.broker.depth(&pipe).await.unwrap(), 50_000);
+    let mut consumer = fixture.consume(&pipe, 1000).await;
     assert_eq!(
         next_numbers(&mut consumer, 25_000).await,
         (0..25_000).collect::<Vec<_>>()
     );
-    bench.publish(&pipe, COUNT..COUNT + 1000).await;
+    fixture.publish(&pipe, COUNT..COUNT + 1000).await;
     drop(consumer);
-    bench.wait_for_depth(&pipe, 26_000).await;
-    bench.reopen().await;
-    assert_eq!(bench.broker.depth(&pipe).await.unwrap(), 26_000);
-    let mut consumer = bench.consume(&pipe, 1000).await;
+    fixture.wait_for_depth(&pipe, 26_000).await;
+    fixture.reopen().await;
+    assert_eq!(fixture.broker.depth(&pipe).await.unwrap(), 26_000);
+    let mut consumer = fixture.consume(&pipe, 1000).await;
     assert_eq!(
         next_numbers(&mut consumer, 26_000).await,
         (25_000..51_000).collect::<Vec<_>>()
     );
-    bench.wait_for_depth(&pipe, 0).await;
+    fixture.wait_for_depth(&pipe, 0).await;
 }

@@ -1,7 +1,5 @@
 //! What a worker does with the messages of a paused job.
 
-#![expect(clippy::unwrap_used, reason = "this is how a test fails")]
-
 use std::sync::Arc;
 
 use contract::{PAUSED_PIPE, RangeItem, TaskMessage, Tracking};
@@ -30,7 +28,7 @@ impl Worker for Echo {
 }
 
 /// A worker on a broker of its own, and the job service that it asks.
-struct World {
+struct Fixture {
     pipes: Memory,
     jobs: MockServer,
     gate: Arc<Semaphore>,
@@ -38,7 +36,7 @@ struct World {
     stop: DropGuard,
 }
 
-impl World {
+impl Fixture {
     async fn start(change: impl FnOnce(&mut Settings)) -> Self {
         let mut settings = Settings {
             output: Some("out".to_owned()),
@@ -123,10 +121,10 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_task_of_a_paused_job_is_handed_over_as_it_came_but_for_the_times_of_its_check() {
-    let world = World::start(|_| {}).await;
-    world.job_is("Paused").await;
-    let mut sent: Value = serde_json::from_slice(&world.item(1).encode()).unwrap();
+async fn task_of_a_paused_job_goes_to_the_paused_pipe_unchanged() {
+    let fixture = Fixture::start(|_| {}).await;
+    fixture.job_is("Paused").await;
+    let mut sent: Value = serde_json::from_slice(&fixture.item(1).encode()).unwrap();
     sent["new"] = serde_json::json!([1, null]);
     sent["priority"] = 7.into();
     let mut message = Outgoing::new("w-in", serde_json::to_vec(&sent).unwrap());
@@ -136,8 +134,8 @@ async fn a_task_of_a_paused_job_is_handed_over_as_it_came_but_for_the_times_of_i
     message
         .headers
         .set("x-note", HeaderValue::Text("kept".to_owned()));
-    world.pipes.publish(message.clone()).await.unwrap();
-    let delivery = world.next(PAUSED_PIPE).await;
+    fixture.pipes.publish(message.clone()).await.unwrap();
+    let delivery = fixture.next(PAUSED_PIPE).await;
     let mut paused: Value = serde_json::from_slice(&delivery.body).unwrap();
     assert!(
         paused["tracking"]["lastStatusCheckTime"]
@@ -154,53 +152,55 @@ async fn a_task_of_a_paused_job_is_handed_over_as_it_came_but_for_the_times_of_i
     assert_eq!(paused, sent);
     assert_eq!(delivery.headers, message.headers);
     delivery.ack();
-    assert_eq!(world.pipes.depth("out").await.unwrap(), 0);
+    assert_eq!(fixture.pipes.depth("out").await.unwrap(), 0);
 }
 
 #[tokio::test]
-async fn without_a_paused_pipe_a_task_of_a_paused_job_is_executed() {
-    let world = World::start(|settings| settings.paused = None).await;
-    world.job_is("Paused").await;
-    world.send(&world.item(1)).await;
-    assert_eq!(world.next_item("out").await, 1);
+async fn task_of_a_paused_job_runs_where_there_is_no_paused_pipe() {
+    let fixture = Fixture::start(|settings| settings.paused = None).await;
+    fixture.job_is("Paused").await;
+    fixture.send(&fixture.item(1)).await;
+    assert_eq!(fixture.next_item("out").await, 1);
 }
 
 #[tokio::test]
-async fn a_diverted_message_of_a_paused_job_goes_on() {
-    let world = World::start(|_| {}).await;
-    world.job_is("Paused").await;
-    world
+async fn diverted_message_of_a_paused_job_is_forwarded() {
+    let fixture = Fixture::start(|_| {}).await;
+    fixture.job_is("Paused").await;
+    fixture
         .send(&TaskMessage {
             to: Some("elsewhere".to_owned()),
-            ..world.item(1)
+            ..fixture.item(1)
         })
         .await;
-    assert_eq!(world.next_item("elsewhere").await, 1);
+    assert_eq!(fixture.next_item("elsewhere").await, 1);
 }
 
 #[tokio::test]
-async fn a_pause_stops_what_waits_and_not_what_runs_and_what_comes_back_is_done_though_the_pause_is_remembered()
- {
-    let world = World::start(|_| {}).await;
-    world.job_is("Active").await;
-    world.gate.forget_permits(1);
+async fn pause_stops_waiting_tasks_only_and_returned_tasks_run() {
+    let fixture = Fixture::start(|_| {}).await;
+    fixture.job_is("Active").await;
+    fixture.gate.forget_permits(1);
     // The first runs; the others wait for the only slot.
     for number in 1..=3 {
-        world.send(&world.item(number)).await;
+        fixture.send(&fixture.item(number)).await;
     }
-    let waiting = async || match world.jobs.received_requests().await.unwrap().len() {
+    let waiting = async || match fixture.jobs.received_requests().await.unwrap().len() {
         0 => Err("no status check".to_owned()),
         _ => Ok(()),
     };
     harness::wait_for("the first to be checked", waiting).await;
-    world.job_is("Paused").await;
-    world.gate.add_permits(1);
-    assert_eq!(world.next_item("out").await, 1);
-    let (second, third) = (world.next(PAUSED_PIPE).await, world.next(PAUSED_PIPE).await);
+    fixture.job_is("Paused").await;
+    fixture.gate.add_permits(1);
+    assert_eq!(fixture.next_item("out").await, 1);
+    let (second, third) = (
+        fixture.next(PAUSED_PIPE).await,
+        fixture.next(PAUSED_PIPE).await,
+    );
     // The job is resumed, and the worker has not heard it: what was handed over is stamped, so it is not handed over again.
-    world.job_is("Active").await;
+    fixture.job_is("Active").await;
     for delivery in [second, third] {
-        world
+        fixture
             .pipes
             .publish(Outgoing::new("w-in", delivery.body.clone()))
             .await
@@ -208,10 +208,13 @@ async fn a_pause_stops_what_waits_and_not_what_runs_and_what_comes_back_is_done_
         delivery.ack();
     }
     assert_eq!(
-        (world.next_item("out").await, world.next_item("out").await),
+        (
+            fixture.next_item("out").await,
+            fixture.next_item("out").await
+        ),
         (2, 3)
     );
-    drop(world.stop);
-    world.tasks.close();
-    world.tasks.wait().await;
+    drop(fixture.stop);
+    fixture.tasks.close();
+    fixture.tasks.wait().await;
 }

@@ -3,8 +3,6 @@
 //! How messages and queues look to the broker itself is tested beside the AMQP code, what a body is read and written as in
 //! `contract`, batches and the tracking worker in `tests/system/wire_parity.rs`.
 
-#![expect(clippy::unwrap_used, reason = "this is how a test fails")]
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -65,7 +63,7 @@ impl Worker for Order {
 }
 
 /// A worker on RabbitMQ with pipes of its own.
-struct World {
+struct Fixture {
     broker: Arc<Amqp>,
     id: String,
     jobs: MockServer,
@@ -76,14 +74,14 @@ struct World {
     _on_drop: DropGuard,
 }
 
-impl World {
+impl Fixture {
     async fn new() -> Self {
         let url = harness::rabbitmq().await.unwrap().url;
         let broker = Arc::new(Amqp::connect(AmqpOptions::new(&url)).unwrap());
         let stop = CancellationToken::new();
         let guard = stop.clone().drop_guard();
         let id = unique("wire");
-        settle(&url, PIPES.map(|name| format!("{id}-{name}"))).await;
+        declare_queues(&url, PIPES.map(|name| format!("{id}-{name}"))).await;
         Self {
             broker,
             id,
@@ -96,9 +94,9 @@ impl World {
     }
 
     async fn start(change: impl FnOnce(&mut Settings)) -> Self {
-        let world = Self::new().await;
-        world.run(change);
-        world
+        let fixture = Self::new().await;
+        fixture.run(change);
+        fixture
     }
 
     fn run(&self, change: impl FnOnce(&mut Settings)) {
@@ -221,7 +219,7 @@ impl World {
 
 /// Makes queues and waits until they have their leaders: before, the broker may refuse a message and have it all the same, and then
 /// there are two.
-async fn settle(url: &str, pipes: [String; PIPES.len()]) {
+async fn declare_queues(url: &str, pipes: [String; PIPES.len()]) {
     let broker = Amqp::connect(AmqpOptions::new(url)).unwrap();
     join_all(pipes.iter().map(async |pipe| {
         while broker
@@ -263,9 +261,9 @@ fn base64(text: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_result_has_every_field_in_cafs_order_nulls_included_and_no_tracking_where_that_ends() {
-    let world = World::start(|_| {}).await;
-    let task = world.task("");
+async fn result_has_every_field_in_cafs_order_and_no_ended_tracking() {
+    let fixture = Fixture::start(|_| {}).await;
+    let task = fixture.task("");
     let data = base64(&String::from_utf8(task.task_data.clone().unwrap()).unwrap());
     let expected = format!(
         concat!(
@@ -274,33 +272,33 @@ async fn a_result_has_every_field_in_cafs_order_nulls_included_and_no_tracking_w
             r#""sourceInfo":{{"name":"worker-order","version":"1.4.0"}},"priority":null,"correlationId":"corr-42"}}"#
         ),
         data,
-        world.pipe("out")
+        fixture.pipe("out")
     );
-    assert_eq!(world.answer(&task).await, expected);
+    assert_eq!(fixture.answer(&task).await, expected);
 }
 
 #[tokio::test]
-async fn a_result_that_is_not_at_the_end_of_its_tracking_keeps_it_in_cafs_order() {
-    let world = World::start(|_| {}).await;
-    let mut task = world.task("");
+async fn result_keeps_unended_tracking_in_cafs_order() {
+    let fixture = Fixture::start(|_| {}).await;
+    let mut task = fixture.task("");
     task.tracking.as_mut().unwrap().track_to = Some("elsewhere".to_owned());
-    let body = world.answer(&task).await;
+    let body = fixture.answer(&task).await;
     let expected = format!(
         concat!(
             r#""tracking":{{"jobTaskId":"acme:reindex-7.2","lastStatusCheckTime":1767225600000,"statusCheckIntervalMillis":5000,"#,
             r#""statusCheckUrl":null,"trackingPipe":"{}","trackTo":"elsewhere"}},"sourceInfo""#
         ),
-        world.pipe("tracking")
+        fixture.pipe("tracking")
     );
     assert!(body.contains(&expected), "{body}");
 }
 
 #[tokio::test]
-async fn subtasks_are_numbered_on_both_ids_and_the_final_answer_is_the_next_number_with_a_star() {
-    let world = World::start(|_| {}).await;
-    world.send(&world.task("split")).await;
+async fn subtasks_are_numbered_on_both_ids_and_the_final_one_has_a_star() {
+    let fixture = Fixture::start(|_| {}).await;
+    fixture.send(&fixture.task("split")).await;
     for id in ["2.1", "2.2"] {
-        let item = world.next_message("items").await;
+        let item = fixture.next_message("items").await;
         let tracking = item.tracking.unwrap();
         assert_eq!(
             (item.task_id, tracking.job_task_id),
@@ -308,16 +306,16 @@ async fn subtasks_are_numbered_on_both_ids_and_the_final_answer_is_the_next_numb
         );
         assert_eq!(
             (item.task_status, item.to),
-            (Some(TaskStatus::NewTask), Some(world.pipe("items")))
+            (Some(TaskStatus::NewTask), Some(fixture.pipe("items")))
         );
         assert_eq!(
             (item.priority, item.correlation_id.as_deref()),
             (None, Some("corr-42"))
         );
-        assert_eq!(tracking.track_to, Some(world.pipe("out")));
+        assert_eq!(tracking.track_to, Some(fixture.pipe("out")));
     }
-    assert_eq!(world.next_message("out").await.task_id, "T.2.3*");
-    let (_, payload) = world.next_report().await;
+    assert_eq!(fixture.next_message("out").await.task_id, "T.2.3*");
+    let (_, payload) = fixture.next_report().await;
     assert_eq!(
         payload,
         json!({"trackingReports": [{"jobTaskId": "acme:reindex-7.2.3*", "status": "Complete", "estimatedPercentageCompleted": 0}]})
@@ -325,10 +323,10 @@ async fn subtasks_are_numbered_on_both_ids_and_the_final_answer_is_the_next_numb
 }
 
 #[tokio::test]
-async fn each_output_is_reported_like_cafs_workers_do_where_that_is_asked_for() {
-    let world = World::start(|settings| settings.zero_progress = true).await;
-    world.send(&world.task("split")).await;
-    let (_, payload) = world.next_report().await;
+async fn each_output_is_reported_where_caf_style_reports_are_configured() {
+    let fixture = Fixture::start(|settings| settings.zero_progress = true).await;
+    fixture.send(&fixture.task("split")).await;
+    let (_, payload) = fixture.next_report().await;
     let report = |id: &str, status: &str| json!({"jobTaskId": id, "status": status, "estimatedPercentageCompleted": 0});
     let expected = [
         report("acme:reindex-7.2.1", "Progress"),
@@ -339,33 +337,32 @@ async fn each_output_is_reported_like_cafs_workers_do_where_that_is_asked_for() 
 }
 
 #[tokio::test]
-async fn the_case_of_a_pipes_name_counts_neither_for_whom_a_message_is_nor_for_where_tracking_ends()
-{
-    let world = World::start(|_| {}).await;
-    let mut task = world.task("");
+async fn pipe_names_are_compared_ignoring_case() {
+    let fixture = Fixture::start(|_| {}).await;
+    let mut task = fixture.task("");
     task.to = task.to.map(|to| to.to_uppercase());
-    task.tracking.as_mut().unwrap().track_to = Some(world.pipe("OUT"));
-    let answer = TaskMessage::decode(world.answer(&task).await.as_bytes()).unwrap();
+    task.tracking.as_mut().unwrap().track_to = Some(fixture.pipe("OUT"));
+    let answer = TaskMessage::decode(fixture.answer(&task).await.as_bytes()).unwrap();
     assert_eq!(
         (answer.to, answer.tracking),
-        (Some(world.pipe("out")), None)
+        (Some(fixture.pipe("out")), None)
     );
     assert_eq!(
-        world.next_report().await.1["trackingReports"][0]["status"],
+        fixture.next_report().await.1["trackingReports"][0]["status"],
         "Complete"
     );
 }
 
 #[tokio::test]
-async fn a_report_has_cafs_envelope_and_no_field_that_a_strict_tracker_does_not_know() {
-    let world = World::start(|_| {}).await;
-    world.send(&world.task("fail")).await;
-    let (mut envelope, mut payload) = world.next_report().await;
+async fn report_has_cafs_envelope_and_no_unknown_field() {
+    let fixture = Fixture::start(|_| {}).await;
+    fixture.send(&fixture.task("fail")).await;
+    let (mut envelope, mut payload) = fixture.next_report().await;
     assert!(uuid::Uuid::parse_str(envelope["taskId"].take().as_str().unwrap()).is_ok());
     envelope["taskData"].take();
     let expected = json!({
         "version": 3, "taskId": null, "taskClassifier": "TrackingReportTask", "taskApiVersion": 1, "taskData": null,
-        "taskStatus": "NEW_TASK", "context": {}, "to": world.pipe("tracking"), "tracking": null, "sourceInfo": null, "priority": null,
+        "taskStatus": "NEW_TASK", "context": {}, "to": fixture.pipe("tracking"), "tracking": null, "sourceInfo": null, "priority": null,
         "correlationId": "corr-42"
     });
     assert_eq!(envelope, expected);
@@ -384,25 +381,25 @@ async fn a_report_has_cafs_envelope_and_no_field_that_a_strict_tracker_does_not_
 }
 
 #[tokio::test]
-async fn a_negative_result_is_complete_and_a_message_without_an_output_is_only_reported() {
-    let world = World::start(|_| {}).await;
+async fn negative_result_is_complete_and_no_output_means_report_only() {
+    let fixture = Fixture::start(|_| {}).await;
     let negative =
-        TaskMessage::decode(world.answer(&world.task("negative")).await.as_bytes()).unwrap();
+        TaskMessage::decode(fixture.answer(&fixture.task("negative")).await.as_bytes()).unwrap();
     assert_eq!(negative.task_status, Some(TaskStatus::ResultFailure));
     assert_eq!(
-        world.next_report().await.1["trackingReports"][0]["status"],
+        fixture.next_report().await.1["trackingReports"][0]["status"],
         "Complete"
     );
-    world.send(&world.task("end")).await;
+    fixture.send(&fixture.task("end")).await;
     assert_eq!(
-        world.next_report().await.1["trackingReports"][0]["status"],
+        fixture.next_report().await.1["trackingReports"][0]["status"],
         "Complete"
     );
 }
 
 #[tokio::test]
-async fn what_was_not_understood_is_raw_text_and_what_has_failed_is_a_json_string() {
-    let world = World::start(|_| {}).await;
+async fn invalid_input_is_raw_text_and_a_failure_is_a_json_string() {
+    let fixture = Fixture::start(|_| {}).await;
     for (what, status, data) in [
         (
             "misunderstand",
@@ -411,7 +408,8 @@ async fn what_was_not_understood_is_raw_text_and_what_has_failed_is_a_json_strin
         ),
         ("fail", TaskStatus::ResultException, r#""boom""#),
     ] {
-        let answer = TaskMessage::decode(world.answer(&world.task(what)).await.as_bytes()).unwrap();
+        let answer =
+            TaskMessage::decode(fixture.answer(&fixture.task(what)).await.as_bytes()).unwrap();
         assert_eq!(answer.task_status, Some(status));
         assert_eq!(String::from_utf8(answer.task_data.unwrap()).unwrap(), data);
         // The type and version of the input.
@@ -420,15 +418,15 @@ async fn what_was_not_understood_is_raw_text_and_what_has_failed_is_a_json_strin
             (Some("RangeItem"), 1)
         );
         assert_eq!(
-            world.next_report().await.1["trackingReports"][0]["failure"]["failureId"],
+            fixture.next_report().await.1["trackingReports"][0]["failure"]["failureId"],
             status.name()
         );
     }
     let classifier = TaskMessage {
         task_classifier: Some("Other".to_owned()),
-        ..world.task("")
+        ..fixture.task("")
     };
-    let answer = TaskMessage::decode(world.answer(&classifier).await.as_bytes()).unwrap();
+    let answer = TaskMessage::decode(fixture.answer(&classifier).await.as_bytes()).unwrap();
     assert_eq!(
         String::from_utf8(answer.task_data.unwrap()).unwrap(),
         "Task of type Other found on queue for RangeItem"
@@ -436,33 +434,33 @@ async fn what_was_not_understood_is_raw_text_and_what_has_failed_is_a_json_strin
 }
 
 #[tokio::test]
-async fn the_notes_of_services_go_with_answers_and_not_with_subtasks_reports_or_copies() {
-    let world = World::start(|_| {}).await;
+async fn context_goes_with_results_but_not_with_subtasks_reports_or_copies() {
+    let fixture = Fixture::start(|_| {}).await;
     let notes = |message: TaskMessage| message.context.into_keys().collect::<Vec<_>>();
     for (what, expected) in [
         ("note", &["caf/worker", "other/w"][..]),
         ("", &["other/w"]),
         ("misunderstand", &["other/w"]),
     ] {
-        let answer = world.answer(&world.task(what)).await;
+        let answer = fixture.answer(&fixture.task(what)).await;
         assert_eq!(
             notes(TaskMessage::decode(answer.as_bytes()).unwrap()),
             expected,
             "{what}"
         );
-        assert_eq!(world.next_report().await.0["context"], json!({}));
+        assert_eq!(fixture.next_report().await.0["context"], json!({}));
     }
-    world.send(&world.task("split")).await;
+    fixture.send(&fixture.task("split")).await;
     assert_eq!(
-        notes(world.next_message("items").await),
+        notes(fixture.next_message("items").await),
         Vec::<String>::new()
     );
 }
 
 #[tokio::test]
-async fn a_worker_that_tells_no_version_is_of_an_unknown_one() {
-    let world = World::start(|settings| settings.version = Settings::new("w").version).await;
-    let answer = TaskMessage::decode(world.answer(&world.task("")).await.as_bytes()).unwrap();
+async fn worker_without_version_is_of_an_unknown_version() {
+    let fixture = Fixture::start(|settings| settings.version = Settings::new("w").version).await;
+    let answer = TaskMessage::decode(fixture.answer(&fixture.task("")).await.as_bytes()).unwrap();
     assert_eq!(
         answer.source_info.unwrap().version.as_deref(),
         Some("UNKNOWN")
@@ -470,8 +468,8 @@ async fn a_worker_that_tells_no_version_is_of_an_unknown_one() {
 }
 
 #[tokio::test]
-async fn the_answer_to_a_status_check_rewrites_both_of_its_times_in_all_that_the_task_causes() {
-    let world = World::start(|_| {}).await;
+async fn status_check_updates_both_times_in_all_outputs() {
+    let fixture = Fixture::start(|_| {}).await;
     let caching = |cache: Option<&str>| {
         let answer = ResponseTemplate::new(200).set_body_string("\"Active\"");
         cache.map_or(answer.clone(), |cache| {
@@ -483,9 +481,9 @@ async fn the_answer_to_a_status_check_rewrites_both_of_its_times_in_all_that_the
         (2, Some("max-age=3"), 3000),
         (3, None, 120_000),
     ] {
-        world.job_answers(caching(cache)).await;
-        let sent = world.to_be_checked(number);
-        let answer = TaskMessage::decode(world.answer(&sent).await.as_bytes())
+        fixture.job_answers(caching(cache)).await;
+        let sent = fixture.to_be_checked(number);
+        let answer = TaskMessage::decode(fixture.answer(&sent).await.as_bytes())
             .unwrap()
             .tracking
             .unwrap();
@@ -495,9 +493,9 @@ async fn the_answer_to_a_status_check_rewrites_both_of_its_times_in_all_that_the
 }
 
 #[tokio::test]
-async fn only_a_definite_answer_stops_a_task() {
+async fn only_a_definite_status_stops_a_task() {
     // One after the other.
-    let world = World::start(|settings| settings.concurrency = 1).await;
+    let fixture = Fixture::start(|settings| settings.concurrency = 1).await;
     let body = |code: u16, body: &str| {
         ResponseTemplate::new(code)
             .set_body_string(body)
@@ -519,19 +517,19 @@ async fn only_a_definite_answer_stops_a_task() {
         (body(503, "Cancelled"), true),
     ] {
         number += 1;
-        world.job_answers(answer).await;
-        world.send(&world.to_be_checked(number)).await;
+        fixture.job_answers(answer).await;
+        fixture.send(&fixture.to_be_checked(number)).await;
         // What stands behind it tells when it has been dealt with.
-        world
+        fixture
             .send(&TaskMessage {
                 task_id: "marker".to_owned(),
                 tracking: None,
-                ..world.task("")
+                ..fixture.task("")
             })
             .await;
         let mut ids = Vec::new();
         while ids.len() < 1 + usize::from(is_done) {
-            ids.push(world.next_message("out").await.task_id);
+            ids.push(fixture.next_message("out").await.task_id);
         }
         assert_eq!(
             ids.contains(&"T.2".to_owned()),
@@ -542,23 +540,23 @@ async fn only_a_definite_answer_stops_a_task() {
 }
 
 #[tokio::test]
-async fn a_message_for_somebody_else_goes_on_unchanged_but_for_tracking_that_ends_there() {
-    let world = World::start(|_| {}).await;
-    let mut sent: Value = serde_json::from_slice(&world.task("").encode()).unwrap();
-    sent["to"] = world.pipe("next").into();
+async fn diverted_message_is_unchanged_except_for_ended_tracking() {
+    let fixture = Fixture::start(|_| {}).await;
+    let mut sent: Value = serde_json::from_slice(&fixture.task("").encode()).unwrap();
+    sent["to"] = fixture.pipe("next").into();
     sent["taskStatus"] = "RESULT_SUCCESS".into();
     sent["new"] = json!({"of": "a later version"});
     for ends in [false, true] {
-        sent["tracking"]["trackTo"] = world.pipe(if ends { "NEXT" } else { "out" }).into();
-        world
+        sent["tracking"]["trackTo"] = fixture.pipe(if ends { "NEXT" } else { "out" }).into();
+        fixture
             .broker
             .publish(Outgoing::new(
-                world.pipe("in"),
+                fixture.pipe("in"),
                 serde_json::to_vec(&sent).unwrap(),
             ))
             .await
             .unwrap();
-        let mut onward: Value = serde_json::from_str(&world.next("next").await).unwrap();
+        let mut onward: Value = serde_json::from_str(&fixture.next("next").await).unwrap();
         if ends {
             assert_eq!(onward["tracking"], Value::Null);
             onward["tracking"] = sent["tracking"].clone();
@@ -568,18 +566,18 @@ async fn a_message_for_somebody_else_goes_on_unchanged_but_for_tracking_that_end
 }
 
 #[tokio::test]
-async fn a_task_that_kills_processes_ends_as_a_failure_with_cafs_text_and_a_copy_under_a_new_id() {
-    let world = World::new().await;
-    let sent = world.task("");
+async fn poison_task_fails_with_cafs_text_and_is_copied_under_a_new_id() {
+    let fixture = Fixture::new().await;
+    let sent = fixture.task("");
     // As if processes had died with it, alone.
-    let mut suspects = world
+    let mut suspects = fixture
         .broker
-        .consume(&world.pipe("in.suspects"), 1)
+        .consume(&fixture.pipe("in.suspects"), 1)
         .await
         .unwrap();
-    world
+    fixture
         .broker
-        .publish(Outgoing::new(world.pipe("in.suspects"), sent.encode()))
+        .publish(Outgoing::new(fixture.pipe("in.suspects"), sent.encode()))
         .await
         .unwrap();
     for _ in 0..12 {
@@ -589,8 +587,8 @@ async fn a_task_that_kills_processes_ends_as_a_failure_with_cafs_text_and_a_copy
             .requeue();
     }
     drop(suspects);
-    world.run(|_| {});
-    let result = world.next_message("out").await;
+    fixture.run(|_| {});
+    let result = fixture.next_message("out").await;
     assert_eq!(
         (result.task_id.as_str(), result.task_status),
         ("T.2", Some(TaskStatus::ResultException))
@@ -600,10 +598,10 @@ async fn a_task_that_kills_processes_ends_as_a_failure_with_cafs_text_and_a_copy
         r#""worker-order could not process the item.""#
     );
     assert_eq!(
-        world.next_report().await.1["trackingReports"][0]["status"],
+        fixture.next_report().await.1["trackingReports"][0]["status"],
         "Failed"
     );
-    let mut copy = world.next_message("reject").await;
+    let mut copy = fixture.next_message("reject").await;
     assert!(
         uuid::Uuid::parse_str(&copy.task_id).is_ok(),
         "{}",
@@ -613,7 +611,7 @@ async fn a_task_that_kills_processes_ends_as_a_failure_with_cafs_text_and_a_copy
     let expected = TaskMessage {
         task_status: Some(TaskStatus::ResultException),
         context: BTreeMap::new(),
-        to: Some(world.pipe("reject")),
+        to: Some(fixture.pipe("reject")),
         priority: None,
         ..sent
     };
@@ -621,18 +619,18 @@ async fn a_task_that_kills_processes_ends_as_a_failure_with_cafs_text_and_a_copy
 }
 
 #[tokio::test]
-async fn a_body_that_is_no_message_goes_to_the_invalid_pipe_once_and_not_round_in_circles() {
-    let world = World::start(|_| {}).await;
+async fn undecodable_body_goes_to_the_invalid_pipe_once() {
+    let fixture = Fixture::start(|_| {}).await;
     for body in ["", "null", "[]", "{}", "no json", r#"{"taskId":null}"#] {
-        world
+        fixture
             .broker
-            .publish(Outgoing::new(world.pipe("in"), body.as_bytes().to_vec()))
+            .publish(Outgoing::new(fixture.pipe("in"), body.as_bytes().to_vec()))
             .await
             .unwrap();
-        assert_eq!(world.next("invalid").await, body);
+        assert_eq!(fixture.next("invalid").await, body);
     }
     assert_eq!(
-        world.broker.depth(&world.pipe("in")).await.unwrap(),
+        fixture.broker.depth(&fixture.pipe("in")).await.unwrap(),
         0,
         "something has come back"
     );

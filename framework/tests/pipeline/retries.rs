@@ -1,6 +1,4 @@
 //! What a worker's trouble causes, seen from the pipes and from its health endpoint.
-#![expect(clippy::unwrap_used, reason = "a test")]
-
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -101,7 +99,7 @@ async fn reports(pipes: &Memory, ends: usize) -> Vec<TrackingReport> {
 }
 
 #[tokio::test]
-async fn an_immediate_retry_is_made_in_place_and_before_the_next_task() {
+async fn immediate_retry_runs_in_place_before_the_next_task() {
     let pipes = Memory::new();
     let worker = noting(|number, attempt| match (number, attempt) {
         (1, 1 | 2) => Err(TaskError::retry("not yet")),
@@ -154,7 +152,7 @@ async fn an_immediate_retry_is_made_in_place_and_before_the_next_task() {
 }
 
 #[tokio::test]
-async fn a_worker_whose_surroundings_are_down_keeps_its_task_takes_no_other_and_says_so() {
+async fn unready_worker_keeps_its_task_takes_no_other_and_reports_it() {
     let (pipes, up) = (Memory::new(), Arc::new(AtomicBool::new(false)));
     let worker = noting({
         let up = Arc::clone(&up);
