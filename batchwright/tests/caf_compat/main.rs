@@ -1,8 +1,9 @@
-//! The CAF Job Service from outside: what its clients and workers rely on, held against the binary itself over HTTP and AMQP only.
+//! The CAF Job Service from outside: what its clients and workers rely on, checked on the binary over HTTP and AMQP only.
 //!
-//! Each test is a row of what CAF specifies, or of what it got wrong and is right here. It takes place twice: with jobs in
-//! `PostgreSQL`, configured by CAF's own variables, and with jobs in `SQLite`; the broker is `RabbitMQ`. No type of this project is
-//! used to make or to read what crosses the wire: requests, messages and answers are plain JSON, as a Java worker writes and reads it.
+//! Each test is a rule that CAF specifies, or one that CAF gets wrong and Batchwright gets right. The broker is `RabbitMQ`. A rule
+//! in which the store takes part is tested twice: with jobs in `PostgreSQL`, configured by CAF's own variables, and with jobs in
+//! `SQLite`. A rule that is decided before the store is asked (the form of requests, URLs, job types) is tested once. No type of
+//! this project makes or reads what crosses the wire: requests, messages and responses are plain JSON, as a Java worker has it.
 
 #![expect(
     clippy::unwrap_used,

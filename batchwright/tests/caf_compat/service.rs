@@ -1,4 +1,4 @@
-//! A Batchwright of a test's own in place of a CAF Job Service, its clients and its workers.
+//! A Batchwright of the test's own in place of a CAF Job Service, and its clients and workers.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -25,7 +25,7 @@ pub const STATUSES: [&str; 6] = [
     "Waiting",
 ];
 
-/// Where the jobs are.
+/// The store that keeps the jobs.
 #[derive(Debug, Clone, Copy)]
 pub enum Store {
     Postgres,
@@ -47,14 +47,14 @@ pub struct Service {
     _database: Option<harness::Postgres>,
 }
 
-/// The binary with nothing but these variables; its log is a file in the folder.
+/// The binary with exactly these variables. Its log is a file in the folder.
 struct Process {
     variables: Vec<(String, String)>,
     log: PathBuf,
     child: Child,
 }
 
-/// What a request was answered with.
+/// A response.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -66,7 +66,7 @@ pub struct Answer {
 pub struct Pipe {
     name: String,
     consumer: Consumer,
-    /// What was there before it was ready.
+    /// Messages that came before the probe.
     early: VecDeque<Delivery>,
 }
 
@@ -75,7 +75,7 @@ impl Service {
         Self::start_with(store, &[]).await
     }
 
-    /// With more of CAF's variables.
+    /// Starts it with more of CAF's variables.
     pub async fn start_with(store: Store, variables: &[(&str, &str)]) -> Self {
         let broker = harness::rabbitmq().await.unwrap().url;
         let folder = tempfile::tempdir().unwrap();
@@ -125,14 +125,14 @@ impl Service {
         service
     }
 
-    /// As `kill -9` and a new start.
+    /// Kills the process, as `kill -9` does, and starts it again.
     pub async fn restart(&mut self) {
         self.process.kill();
         self.process.child = launch(&self.process.variables, &self.process.log);
         self.is_up().await;
     }
 
-    /// What the process has logged.
+    /// Returns the log of the process.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.process.log).unwrap()
     }
@@ -147,7 +147,7 @@ impl Service {
     }
 
     async fn is_up(&self) {
-        wait_for("the service to answer", async || {
+        wait_for("the service to respond", async || {
             let answer = self
                 .http
                 .get(format!("{}/job-service/v1/ping", self.root))
@@ -160,7 +160,7 @@ impl Service {
         .await;
     }
 
-    /// A request to any URL of the server.
+    /// Sends a request to any URL of the server.
     pub async fn call(
         &self,
         method: Method,
@@ -238,12 +238,12 @@ impl Service {
         .await
     }
 
-    /// The job as it is told.
+    /// Returns the job as a client gets it.
     pub async fn job(&self, job: &str) -> Value {
         self.get(&format!("/jobs/{job}")).await.is(200).json()
     }
 
-    /// The status and the percentage of the job.
+    /// Returns the status and the percentage of the job.
     pub async fn state(&self, job: &str) -> (String, f64) {
         let job = self.job(job).await;
         (
@@ -252,7 +252,7 @@ impl Service {
         )
     }
 
-    /// Makes a job that has this status: `Active` and what comes after it at 10 %, `Completed` at 100 %.
+    /// Creates a job of this status: `Completed` at 100 %, `Waiting` at 0 %, all others at 10 %.
     pub async fn create_as(&self, job: &str, status: &str) {
         self.create(job, &self.new_job("of-no-interest")).await;
         if status == "Waiting" {
@@ -272,7 +272,7 @@ impl Service {
             "Active" => {}
             "Paused" | "Cancelled" => drop(self.post(&end, &[]).await.is(204)),
             "Completed" => self.complete(job, "").await,
-            "Failed" => self.fail(job, "", "it was in vain").await,
+            "Failed" => self.fail(job, "", "it failed").await,
             other => panic!("no test makes a job {other}"),
         }
         self.becomes(
@@ -283,7 +283,7 @@ impl Service {
         .await;
     }
 
-    /// Waits until all that was sent to the tracking worker so far is counted: something that was sent later is.
+    /// Waits until the tracking worker has counted everything sent so far: something sent later is counted.
     pub async fn all_is_counted(&self) {
         let later = unique("later");
         self.create(&later, &self.new_job("of-no-interest")).await;
@@ -308,7 +308,7 @@ impl Service {
         .await;
     }
 
-    /// Makes a job in each of the six statuses, whose id is the status, in the order of the alphabet. The active one is at 40 %.
+    /// Creates a job in each of the six statuses, in alphabetical order. Its id is its status. The active one is at 40 %.
     pub async fn create_in_every_status(&self) {
         for status in STATUSES {
             self.create(status, &self.new_job(status)).await;
@@ -333,8 +333,8 @@ impl Service {
         format!("{}-{name}", self.partition)
     }
 
-    /// Consumes a pipe of the test's own, which takes messages from now on: a busy broker may refuse the first ones of a new pipe, and
-    /// what is sent again comes out of order.
+    /// Consumes a pipe of the test's own that accepts messages. A busy broker may refuse the first ones of a new pipe, and messages
+    /// that are sent again arrive out of order.
     pub async fn consume(&self, name: &str) -> Pipe {
         let mut pipe = self.consume_named(&self.pipe(name)).await;
         let probe = json!({"taskId": unique("probe")});
@@ -359,17 +359,17 @@ impl Service {
         }
     }
 
-    /// How many messages wait in a pipe of the test's own.
+    /// Returns how many messages wait in a pipe of the test's own.
     pub async fn depth(&self, name: &str) -> u64 {
         self.amqp.depth(&self.pipe(name)).await.unwrap()
     }
 
-    /// Publishes a message as it is; again where the broker, under load, does not take it, as workers do.
+    /// Publishes a message unchanged. Repeats it, as workers do, if the broker refuses it under load.
     pub async fn publish(&self, pipe: &str, message: &Value) {
         self.publish_with(pipe, message, &[]).await;
     }
 
-    /// Publishes a message with headers of texts.
+    /// Publishes a message with text headers.
     pub async fn publish_with(&self, pipe: &str, message: &Value, headers: &[(&str, &str)]) {
         let mut outgoing = Outgoing::new(pipe, message.to_string().into_bytes());
         for (name, value) in headers {
@@ -465,7 +465,7 @@ impl Pipe {
             .unwrap()
     }
 
-    /// Waits for the message with this task id; puts nobody else's away.
+    /// Waits for the message with this task id, and leaves all others in the pipe.
     pub async fn find(&mut self, task_id: &str) -> Value {
         let mut others = Vec::new();
         loop {
@@ -501,7 +501,7 @@ impl Answer {
         self
     }
 
-    /// An error with exactly this text, as every error is sent.
+    /// Checks that this is an error with exactly this text, in the form of every error.
     #[track_caller]
     pub fn refuses(&self, status: u16, text: &str) {
         assert_eq!(
@@ -573,6 +573,7 @@ fn http_client() -> reqwest::Client {
     PROVIDER.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
     reqwest::Client::builder()
         .redirect(reqwest::redirect::Policy::none())
+        .timeout(harness::PATIENCE)
         .build()
         .unwrap()
 }
@@ -602,7 +603,7 @@ fn caf_database(url: &str) -> Vec<(String, String)> {
             ("PORT", url.port().unwrap_or(5432).to_string()),
             ("NAME", url.path().trim_start_matches('/').to_owned()),
             ("USERNAME", url.username().to_owned()),
-            // One that is not asked for does no harm, and can be looked for in the log.
+            // A password that the server does not ask for does no harm, and the log can be searched for it.
             (
                 "PASSWORD",
                 url.password().unwrap_or("a-password-of-no-use").to_owned(),

@@ -1,218 +1,30 @@
-//! The binary from outside: what it prints, how it exits, and that `kill -9` loses and doubles nothing.
-
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "this is how a test fails"
-)]
+//! The commands: what they print, how they exit, and that `kill -9` loses and doubles nothing.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::Write as _;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
 
 use batchwright::EXAMPLE_OUT_PIPE;
-use batchwright::client::Client;
 use contract::rest::{Job, NewJob};
 use contract::{BatchTask, JobStatus, TaskData, TaskMessage};
 use framework::broker::Broker;
 use framework::broker::embedded::Embedded;
 use harness::{free_port, unique, wait_for};
-use serde_json::{Value, json};
-use tempfile::TempDir;
+use serde_json::json;
 
-/// The binary, set up by its arguments alone.
-fn batchwright(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_batchwright"));
-    for variable in [
-        "DATABASE",
-        "BROKER",
-        "LISTEN",
-        "PUBLIC_URL",
-        "ROOT",
-        "ROUTE",
-        "DATA",
-        "URL",
-        "PARTITION",
-        "LOG",
-    ] {
-        command.env_remove(format!("BATCHWRIGHT_{variable}"));
-    }
-    command.args(arguments);
-    command
-}
-
-/// How a command ended.
-#[derive(Debug)]
-struct Ended {
-    code: i32,
-    out: String,
-    err: String,
-}
-
-impl Ended {
-    /// Checks the exit code.
-    #[track_caller]
-    fn with(self, code: i32) -> Self {
-        assert_eq!(self.code, code, "{self:?}");
-        self
-    }
-
-    /// Standard output as the one JSON object that it is.
-    #[track_caller]
-    fn json(&self) -> Value {
-        assert_eq!(self.out.lines().count(), 1, "{self:?}");
-        serde_json::from_str(&self.out).unwrap()
-    }
-}
-
-async fn run(arguments: &[&str]) -> Ended {
-    run_with_input(arguments, "").await
-}
-
-async fn run_with_input(arguments: &[&str], input: &str) -> Ended {
-    let mut command = batchwright(arguments);
-    let input = input.to_owned();
-    let ended = tokio::task::spawn_blocking(move || {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // A command that does not read it may be gone already.
-        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-        child.wait_with_output().unwrap()
-    });
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = harness::in_time("the command to end", ended).await.unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Ended {
-        code: status.code().unwrap(),
-        out: text(stdout),
-        err: text(stderr),
-    }
-}
-
-/// A folder and a port for `batchwright up`, which may be started there again and again.
-struct Place {
-    folder: TempDir,
-    listen: String,
-}
-
-impl Place {
-    fn new() -> Self {
-        Self {
-            folder: tempfile::tempdir().unwrap(),
-            listen: format!("127.0.0.1:{}", free_port()),
-        }
-    }
-
-    fn data(&self) -> PathBuf {
-        self.folder.path().join("data")
-    }
-
-    /// A file below the folder that `lines` batches are about.
-    fn write(&self, name: &str, text: &str) {
-        std::fs::create_dir_all(self.folder.path().join("root")).unwrap();
-        std::fs::write(self.folder.path().join("root").join(name), text).unwrap();
-    }
-
-    fn url(&self) -> String {
-        format!("http://{}/job-service/v1", self.listen)
-    }
-
-    fn client(&self) -> Client {
-        Client::new(&self.url(), "default").unwrap()
-    }
-
-    async fn up(&self) -> Up {
-        let folder = self.folder.path();
-        std::fs::create_dir_all(folder.join("root")).unwrap();
-        let (data, root) = (self.data(), folder.join("root"));
-        let [data, root] = [&data, &root].map(|path| path.to_str().unwrap());
-        let mut command = batchwright(&[
-            "up",
-            "--data",
-            data,
-            "--listen",
-            &self.listen,
-            "--root",
-            root,
-            "--max-parts",
-            "50",
-        ]);
-        let said = [folder.join("out"), folder.join("err")];
-        let [out, err] = [&said[0], &said[1]].map(|file| File::create(file).unwrap());
-        let mut up = Up(command.stdout(out).stderr(err).spawn().unwrap());
-        wait_for("the system to be up", async || {
-            let read = |file: &Path| std::fs::read_to_string(file).unwrap_or_default();
-            if let Some(status) = up.0.try_wait().unwrap() {
-                panic!("it has ended with {status}: {}", read(&said[1]));
-            }
-            let out = read(&said[0]);
-            let is_told = ["API ", "Swagger UI ", "health "]
-                .iter()
-                .all(|what| out.contains(what))
-                && out.contains(&self.url());
-            is_told.then_some(()).ok_or(out)
-        })
-        .await;
-        up
-    }
-}
-
-/// A process that runs everything.
-struct Up(Child);
-
-impl Up {
-    /// As `kill -9`.
-    fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-
-    /// Asks it to stop, as a supervisor does, and waits for its exit code.
-    async fn stop(mut self) -> Option<i32> {
-        Command::new("kill")
-            .args(["-TERM", &self.0.id().to_string()])
-            .status()
-            .unwrap();
-        wait_for("the process to end", async || {
-            match self.0.try_wait().unwrap() {
-                Some(status) => Ok(status.code()),
-                None => Err("it runs".to_owned()),
-            }
-        })
-        .await
-    }
-}
-
-impl Drop for Up {
-    fn drop(&mut self) {
-        // Most have ended before.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use crate::binary::{Home, run, run_with_input};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_is_killed_in_the_middle_goes_on_where_it_was_and_counts_exactly() {
+async fn killed_process_continues_where_it_was_and_counts_exactly() {
     const LINES: i64 = 20_000;
-    let place = Place::new();
-    place.write("lines.txt", &"some words to count\n".repeat(20_000));
-    let mut up = place.up().await;
+    let home = Home::new();
+    home.write("lines.txt", &"some words to count\n".repeat(20_000));
+    let mut up = home.up().await;
     let definition = json!({"files": ["lines.txt"], "linesPerItem": 1}).to_string();
     let submitted = run(&[
         "submit",
         "j",
         "--url",
-        &place.url(),
+        &home.url(),
         "--batch-type",
         "lines",
         "--definition",
@@ -222,7 +34,7 @@ async fn a_process_that_is_killed_in_the_middle_goes_on_where_it_was_and_counts_
     assert_eq!(submitted.with(0).out, "j created\n");
 
     // Once while it is being split, once in the middle.
-    let client = place.client();
+    let client = home.client();
     let reached = async |items: i64| {
         wait_for("items", async || match client.get("j").await {
             Ok(Job {
@@ -239,10 +51,10 @@ async fn a_process_that_is_killed_in_the_middle_goes_on_where_it_was_and_counts_
             before < LINES,
             "the job was too fast to be killed in the middle"
         );
-        up = place.up().await;
+        up = home.up().await;
         assert!(client.get("j").await.unwrap().completed_items >= before);
     }
-    let watched = run(&["watch", "j", "--url", &place.url(), "-o", "json"])
+    let watched = run(&["watch", "j", "--url", &home.url(), "-o", "json"])
         .await
         .with(0);
     let job: Job = serde_json::from_value(watched.json()).unwrap();
@@ -254,7 +66,7 @@ async fn a_process_that_is_killed_in_the_middle_goes_on_where_it_was_and_counts_
     assert_eq!(up.stop().await, Some(0));
 
     // Each item has its output, at least once.
-    let broker = Embedded::open(&place.data()).await.unwrap();
+    let broker = Embedded::open(&home.data()).await.unwrap();
     for pipe in [
         "worker-batch-in",
         "worker-example-in",
@@ -275,10 +87,10 @@ async fn a_process_that_is_killed_in_the_middle_goes_on_where_it_was_and_counts_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_process_on_a_folder_in_use_names_the_folder_and_the_process() {
-    let place = Place::new();
-    let up = place.up().await;
-    let data = place.data();
+async fn second_process_on_a_folder_names_the_folder_and_the_owner() {
+    let home = Home::new();
+    let up = home.up().await;
+    let data = home.data();
     let data = data.to_str().unwrap();
     let second = run(&["up", "--data", data, "--listen", "127.0.0.1:0"])
         .await
@@ -289,8 +101,7 @@ async fn a_second_process_on_a_folder_in_use_names_the_folder_and_the_process() 
     );
     // The first one does not mind.
     assert!(
-        place
-            .client()
+        home.client()
             .get("unknown")
             .await
             .unwrap_err()
@@ -301,11 +112,11 @@ async fn a_second_process_on_a_folder_in_use_names_the_folder_and_the_process() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn submit_get_watch_and_cancel_tell_how_the_job_is_by_text_json_and_exit_code() {
-    let place = Place::new();
-    place.write("a.txt", "one two\nthree\n");
-    let up = place.up().await;
-    let url = place.url();
+async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
+    let home = Home::new();
+    home.write("a.txt", "one two\nthree\n");
+    let up = home.up().await;
+    let url = home.url();
     let command = async |arguments: &[&str]| run(&[arguments, &["--url", &url]].concat()).await;
 
     let lines = [
@@ -443,7 +254,7 @@ async fn submit_get_watch_and_cancel_tell_how_the_job_is_by_text_json_and_exit_c
         "taskData": BatchTask { target_pipe: Some("worker-example-in".into()), ..batch },
     }});
     assert!(serde_json::from_value::<NewJob>(whole.clone()).is_ok());
-    let file = place.folder.path().join("job.json");
+    let file = home.folder.path().join("job.json");
     std::fs::write(&file, whole.to_string()).unwrap();
     command(&[
         "submit",
@@ -545,7 +356,7 @@ async fn submit_get_watch_and_cancel_tell_how_the_job_is_by_text_json_and_exit_c
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_run_says_what_is_wrong_and_fails() {
+async fn impossible_command_fails_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("file"), "").unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -624,7 +435,7 @@ async fn what_cannot_run_says_what_is_wrong_and_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_demo_counts_the_words_of_a_folder_and_agrees_with_a_plain_count() {
+async fn demo_counts_the_words_of_a_folder_correctly() {
     let folder = tempfile::tempdir().unwrap();
     for number in 0..40 {
         std::fs::create_dir_all(folder.path().join(format!("{}", number % 7))).unwrap();
@@ -644,64 +455,16 @@ async fn the_demo_counts_the_words_of_a_folder_and_agrees_with_a_plain_count() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_benchmark_tells_exact_numbers_on_one_line_by_both_routes_with_and_without_servers() {
-    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
-    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
-    for (route, servers) in [
-        ("direct", &[][..]),
-        ("reroute", &[]),
-        ("direct", &servers),
-        ("reroute", &servers),
-    ] {
-        for output in [&[][..], &["--no-output"]] {
-            let name = unique("bench");
-            let result = run(&[
-                &[
-                    "bench", "--json", "--name", &name, "--items", "1200", "--route", route,
-                ],
-                servers,
-                output,
-            ]
-            .concat())
-            .await
-            .with(0)
-            .json();
-            for (field, expected) in [
-                ("items", json!(1200)),
-                ("completed_items", json!(1200)),
-                ("job_status", json!("Completed")),
-            ] {
-                assert_eq!(result[field], expected, "{result}");
-            }
-            let (rows, splits) = (
-                result["task_table_rows"].as_u64().unwrap(),
-                result["split_nodes"].as_u64().unwrap(),
-            );
-            assert!(rows <= splits + 10, "{result}");
-            let (broker, store) = if servers.is_empty() {
-                ("embedded", "sqlite")
-            } else {
-                ("rabbitmq", "postgres")
-            };
-            assert_eq!(
-                (&result["route"], &result["broker"], &result["store"]),
-                (&json!(route), &json!(broker), &json!(store))
-            );
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn jobs_are_listed_and_counted_as_a_filter_and_an_order_say() {
-    let place = Place::new();
-    let up = place.up().await;
+async fn list_and_count_follow_filter_and_order() {
+    let home = Home::new();
+    let up = home.up().await;
     for (job, team) in [("b", "search"), ("A", "search"), ("c", "mail")] {
         let label = format!("team={team}");
         let job = [
             "submit",
             job,
             "--url",
-            &place.url(),
+            &home.url(),
             "--batch-type",
             "range",
             "--definition",
@@ -713,7 +476,7 @@ async fn jobs_are_listed_and_counted_as_a_filter_and_an_order_say() {
             .await
             .with(0);
     }
-    let url = place.url();
+    let url = home.url();
     let ids = async |arguments: &[&str]| -> Vec<String> {
         let listed = run(&[&["list", "--url", &url, "-o", "json"], arguments].concat())
             .await
@@ -761,66 +524,7 @@ async fn jobs_are_listed_and_counted_as_a_filter_and_an_order_say() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_benchmark_of_reads_tells_times_beside_none_and_beside_all() {
-    let postgres = harness::postgres().await.unwrap();
-    for database in [&[][..], &["--database", &postgres.url]] {
-        let reads = [
-            "bench",
-            "--json",
-            "--reads",
-            "--stored-jobs",
-            "300",
-            "--requests",
-            "5",
-        ];
-        let result = run(&[&reads, database].concat()).await.with(0).json();
-        for times in ["beside_none", "beside_all"] {
-            let times = result[times].as_array().unwrap();
-            assert!(
-                times.len() > 3
-                    && times
-                        .iter()
-                        .all(|read| read["p50_ms"].as_f64().unwrap() > 0.0),
-                "{result}"
-            );
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_benchmark_of_many_jobs_leaves_no_tables_and_no_larger_catalogue_behind() {
-    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
-    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
-    for servers in [&[][..], &servers] {
-        let name = unique("bench");
-        let result = run(&[
-            &[
-                "bench", "--json", "--name", &name, "--jobs", "30", "--items", "20",
-            ],
-            servers,
-        ]
-        .concat())
-        .await
-        .with(0)
-        .json();
-        assert_eq!(
-            (&result["completed_jobs"], &result["leftover_tables"]),
-            (&json!(30), &json!(0)),
-            "{result}"
-        );
-        assert!(
-            result["executed_items"].as_u64().unwrap() >= 600,
-            "{result}"
-        );
-        assert_eq!(
-            result["catalogue_before"]["entries"], result["catalogue_after"]["entries"],
-            "{result}"
-        );
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_is_cancelled_leaves_its_worker_processes_idle_and_its_pipes_empty() {
+async fn cancelled_job_leaves_workers_idle_and_pipes_empty() {
     let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
     let name = unique("bench");
     let arguments = [

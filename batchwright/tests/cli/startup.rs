@@ -1,15 +1,13 @@
-//! How the binary is set up, from outside: variables, files of secrets, and what stops the start.
-
-#![expect(clippy::unwrap_used, reason = "this is how a test fails")]
+//! How the binary is configured: variables, files with secrets, and what stops the start.
 
 use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-use harness::{free_port, wait_for};
+use harness::{free_port, in_time, wait_for};
 use reqwest::Url;
 
-/// The binary with these variables and no others.
+/// The binary with exactly these variables.
 fn batchwright(arguments: &[&str], variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_batchwright"));
     command
@@ -20,17 +18,15 @@ fn batchwright(arguments: &[&str], variables: &[(&str, &str)]) -> Command {
     command
 }
 
-/// Runs it to its end: exit code and standard error.
+/// Runs the binary to its end. Returns its exit code and standard error.
 async fn ended(arguments: &[&str], variables: &[(&str, &str)]) -> (i32, String) {
     let mut command = batchwright(arguments, variables);
-    let Output { status, stderr, .. } =
-        tokio::task::spawn_blocking(move || command.output().unwrap())
-            .await
-            .unwrap();
+    let run = tokio::task::spawn_blocking(move || command.output().unwrap());
+    let Output { status, stderr, .. } = in_time("the command to end", run).await.unwrap();
     (status.code().unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-/// A process that is killed with the test.
+/// A process that is killed when this is dropped.
 struct Running(Child);
 
 impl Running {
@@ -53,7 +49,7 @@ impl Drop for Running {
 }
 
 #[tokio::test]
-async fn a_variable_that_is_none_or_has_no_sense_stops_the_start_by_its_name() {
+async fn unknown_or_invalid_variable_stops_the_start_by_name() {
     for (arguments, name, value, text) in [
         (
             &["up"][..],
@@ -104,7 +100,7 @@ async fn a_variable_that_is_none_or_has_no_sense_stops_the_start_by_its_name() {
 }
 
 #[tokio::test]
-async fn a_flaw_of_a_job_type_stops_the_start_by_file_and_place() {
+async fn invalid_job_type_stops_the_start_with_file_and_line() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(
         folder.path().join("scan.yaml"),
@@ -134,7 +130,7 @@ async fn a_flaw_of_a_job_type_stops_the_start_by_file_and_place() {
 }
 
 #[tokio::test]
-async fn what_is_in_effect_is_logged_and_no_secret_with_it() {
+async fn effective_settings_are_logged_without_secrets() {
     let folder = tempfile::tempdir().unwrap();
     let (log, secret) = (folder.path().join("log"), folder.path().join("secret"));
     std::fs::write(&secret, "top/secret\n").unwrap();
@@ -177,7 +173,7 @@ async fn what_is_in_effect_is_logged_and_no_secret_with_it() {
 }
 
 #[tokio::test]
-async fn the_variables_of_caf_are_all_that_a_job_service_needs() {
+async fn cafs_variables_suffice_for_a_job_service() {
     let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let [database, broker] = [&postgres.url, &rabbitmq.url].map(|url| Url::parse(url).unwrap());

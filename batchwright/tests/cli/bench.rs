@@ -1,0 +1,113 @@
+//! The command `bench`.
+
+use harness::unique;
+use serde_json::json;
+
+use crate::binary::run;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn benchmark_prints_exact_counts_on_one_line_for_both_routes() {
+    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
+    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
+    for (route, servers) in [
+        ("direct", &[][..]),
+        ("reroute", &[]),
+        ("direct", &servers),
+        ("reroute", &servers),
+    ] {
+        for output in [&[][..], &["--no-output"]] {
+            let name = unique("bench");
+            let result = run(&[
+                &[
+                    "bench", "--json", "--name", &name, "--items", "1200", "--route", route,
+                ],
+                servers,
+                output,
+            ]
+            .concat())
+            .await
+            .with(0)
+            .json();
+            for (field, expected) in [
+                ("items", json!(1200)),
+                ("completed_items", json!(1200)),
+                ("job_status", json!("Completed")),
+            ] {
+                assert_eq!(result[field], expected, "{result}");
+            }
+            let (rows, splits) = (
+                result["task_table_rows"].as_u64().unwrap(),
+                result["split_nodes"].as_u64().unwrap(),
+            );
+            assert!(rows <= splits + 10, "{result}");
+            let (broker, store) = if servers.is_empty() {
+                ("embedded", "sqlite")
+            } else {
+                ("rabbitmq", "postgres")
+            };
+            assert_eq!(
+                (&result["route"], &result["broker"], &result["store"]),
+                (&json!(route), &json!(broker), &json!(store))
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn read_benchmark_prints_times_without_and_under_load() {
+    let postgres = harness::postgres().await.unwrap();
+    for database in [&[][..], &["--database", &postgres.url]] {
+        let reads = [
+            "bench",
+            "--json",
+            "--reads",
+            "--stored-jobs",
+            "300",
+            "--requests",
+            "5",
+        ];
+        let result = run(&[&reads, database].concat()).await.with(0).json();
+        for times in ["beside_none", "beside_all"] {
+            let times = result[times].as_array().unwrap();
+            assert!(
+                times.len() > 3
+                    && times
+                        .iter()
+                        .all(|read| read["p50_ms"].as_f64().unwrap() > 0.0),
+                "{result}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn job_benchmark_leaves_no_tables_and_no_larger_catalogue() {
+    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
+    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
+    for servers in [&[][..], &servers] {
+        let name = unique("bench");
+        let result = run(&[
+            &[
+                "bench", "--json", "--name", &name, "--jobs", "30", "--items", "20",
+            ],
+            servers,
+        ]
+        .concat())
+        .await
+        .with(0)
+        .json();
+        assert_eq!(
+            (&result["completed_jobs"], &result["leftover_tables"]),
+            (&json!(30), &json!(0)),
+            "{result}"
+        );
+        assert!(
+            result["executed_items"].as_u64().unwrap() >= 600,
+            "{result}"
+        );
+        assert_eq!(
+            result["catalogue_before"]["entries"], result["catalogue_after"]["entries"],
+            "{result}"
+        );
+    }
+}

@@ -1,0 +1,13 @@
+//! The binary from outside: its commands, its configuration, its exit codes.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "this is how a test fails"
+)]
+
+mod binary;
+
+mod bench;
+mod commands;
+mod startup;
