@@ -1,12 +1,12 @@
-//! The plugin `glob`: an item for each file of a directory tree that matches a pattern.
+//! The plugin `glob`: an item per file of a directory tree that matches a pattern.
 //!
 //! ```json
 //! {"folder": "scans/2016", "pattern": "**/*.tif"}
 //! ```
 //!
-//! Each split lists one folder: its files become items, its folders become sub-batches, so that a tree of any size is walked
-//! in parallel. A folder's time of last change is pinned by the split before; one that has changed since then fails, because
-//! a split that is done again must find the same names.
+//! Each split lists one folder. Its files become items and its folders become sub-batches, so that a tree of any size is
+//! walked in parallel. The definition of a sub-batch pins the time of the folder's last change. If the folder has changed
+//! since, the split fails, because repeating it would find other names.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::source::{Stamp, stamp, stamp_of, within};
 use crate::{Batch, BatchPlugin, Part, SplitError, even_size};
 
-/// Entries in one definition, unless a folder has more than `max_parts` times as many.
+/// The largest number of entries in a definition, unless a folder has more than `max_parts` times as many.
 const LONGEST_LIST: usize = 10_000;
 
 /// Splits directory trees below a root folder.
@@ -29,16 +29,16 @@ pub struct Glob {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Definition {
-    /// What a user names: below the root; `.` is the root itself.
+    /// The folder that a user names, below the root. `.` is the root itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     folder: Option<String>,
-    /// Of the path below that folder; `*` does not match `/`, `**` does.
+    /// The pattern of the path below that folder. `**` matches `/`; `*` does not.
     #[serde(default = "everything")]
     pattern: String,
-    /// What a split has pinned: each a file that matches, or a folder.
+    /// The entries that a split has pinned: files that match, and folders.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     entries: Vec<Entry>,
-    /// Where the pattern begins to count, when entries are pinned.
+    /// The folder below which the pattern counts, if entries are pinned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     base: Option<String>,
 }
@@ -46,10 +46,10 @@ struct Definition {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    /// Below the root.
+    /// The path below the root.
     path: String,
     modified: i64,
-    /// Of a file, in bytes; a folder has none.
+    /// The size of a file in bytes; `None` for a folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     size: Option<u64>,
 }
@@ -59,7 +59,7 @@ fn everything() -> String {
 }
 
 impl Glob {
-    /// Folders in definitions are below this one, and do not leave it.
+    /// Returns a plugin for folders below `root`. Definitions cannot name others.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
@@ -83,7 +83,7 @@ impl BatchPlugin for Glob {
                     base,
                 } = definition;
                 match (folder, base, entries.as_slice()) {
-                    // The first split pins the folder, and nothing else.
+                    // The first split only pins the folder.
                     (Some(folder), None, []) => Ok((vec![pin(&root, &folder)?], folder, text)),
                     (None, Some(base), [only]) if only.size.is_none() => {
                         Ok((list(&root, &base, &pattern, only)?, base, text))
@@ -102,7 +102,7 @@ impl BatchPlugin for Glob {
             })
             .await??;
         let even = usize::try_from(even_size(entries.len() as u64, batch.max_parts as u64))?;
-        // An even tree is worth no definition that nobody takes.
+        // Rather an uneven tree than a definition that is too large for a message.
         let size = if even > LONGEST_LIST {
             entries.len().div_ceil(batch.max_parts)
         } else {
@@ -162,7 +162,7 @@ fn pin(root: &Path, folder: &str) -> Result<Entry, SplitError> {
     })
 }
 
-/// What is in a folder: files that match, and folders. Links are not followed: they may lead in circles.
+/// Lists a folder: the files that match, and the folders. Does not follow links, which may form a cycle.
 fn list(
     root: &Path,
     base: &str,
@@ -221,7 +221,7 @@ fn list(
             });
         }
     }
-    // The order of a listing is the file system's; a split must not depend on it.
+    // The file system returns entries in any order, and a split must always give the same.
     entries.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(entries)
 }
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_file_that_matches_becomes_one_item() {
+    async fn every_matching_file_becomes_one_item() {
         let root = tree();
         assert_eq!(files(root.path(), r#"{"folder":"."}"#).await.len(), 39);
         assert_eq!(
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_that_changes_before_it_is_listed_fails_by_name() {
+    async fn folder_that_changes_before_it_is_listed_fails_by_name() {
         let root = tree();
         let parts = split(root.path(), r#"{"folder":"a"}"#, 10).await.unwrap();
         let [Part::Batch(pinned)] = parts.as_slice() else {
@@ -314,16 +314,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_bad_definition_is_named() {
+    async fn bad_definition_is_refused_with_the_reason() {
         let root = tree();
         for (definition, text) in [
             (r#"{"folder":"top.txt"}"#, "is not a folder"),
             (r#"{"folder":"nowhere"}"#, "there is no file \"nowhere\""),
-            (r#"{"folder":".."}"#, "no path below the root folder"),
+            (r#"{"folder":".."}"#, "not a path below the root folder"),
             (r#"{"folder":".","pattern":"a**"}"#, "pattern: "),
             (
                 r#"{"base":".","entries":[{"path":"../x","modified":0,"size":1}]}"#,
-                "no path below the root folder",
+                "not a path below the root folder",
             ),
             (r"{}", "name a folder"),
         ] {

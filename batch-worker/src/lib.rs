@@ -1,14 +1,16 @@
 //! Splits batches: one message that stands for many items becomes sub-batches and items, recursively.
 //!
-//! [`BatchWorker`] is an ordinary worker. What a definition means is up to its batch plugin ([`BatchPlugin`]); a plugin
-//! is one file and one trait. A batch too large for one split goes back to the batch worker's own input as sub-batches,
-//! so that millions of items are split in a tree, in parallel, in bounded memory.
+//! [`BatchWorker`] is an ordinary worker. Its batch plugins ([`BatchPlugin`]) define what a batch definition means; a
+//! plugin is one file and one trait. A batch that is too large for one split goes back to the batch worker's own input
+//! as sub-batches. So millions of items are split in a tree, in parallel, and in bounded memory.
 //!
 //! What must stay true:
-//! - Splitting is a function of the definition: a split that is done again names the same parts again.
-//! - What a plugin reads outside is pinned in the definitions it sends on; a part whose source no longer matches fails.
-//! - A batch waits as one message, not as its items: while its target pipe is too full it is not split.
-//! - A split has at most `max_parts` parts, and announces their number before the first one.
+//! - A split is a function of the definition. Repeating it gives the same parts in the same order.
+//! - A plugin pins what it reads outside (files, listings) in the definitions of its parts. A part whose source has
+//!   changed since then fails.
+//! - A batch waits as one message, not as its items: it is not split while its target pipe is too full.
+//! - A split has at most `max_parts` parts, and reports their number before it dispatches the first one.
+#![warn(missing_docs)]
 
 mod glob;
 mod lines;
@@ -33,16 +35,16 @@ pub use range::Range;
 
 use plugin::AnyPlugin;
 
-/// The largest batch definition, in bytes.
+/// The largest size of a batch definition, in bytes.
 pub const MAX_DEFINITION: usize = 4 * 1024 * 1024;
 
-/// Before a split looks again at a target pipe that was too full.
-const WHILE_FULL: Duration = Duration::from_millis(400);
+/// How long a split is snoozed while its target pipe is too full.
+const FULL_PIPE_DELAY: Duration = Duration::from_millis(400);
 
 impl std::str::FromStr for Results {
     type Err = String;
 
-    /// In our words or in CAF's.
+    /// Parses our names and CAF's.
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "none" | "RETURN_NONE" => Ok(Self::None),
@@ -51,13 +53,13 @@ impl std::str::FromStr for Results {
             }
             "all" | "RETURN_ALL" => Ok(Self::All),
             other => Err(format!(
-                "{other:?} is no kind of results; write none, only-of-empty-batches or all"
+                "{other:?} is not a kind of results; write none, only-of-empty-batches or all"
             )),
         }
     }
 }
 
-/// The worker that splits batches, with its plugins by name.
+/// The worker that splits batches by means of its plugins.
 #[derive(Debug)]
 pub struct BatchWorker {
     plugins: BTreeMap<&'static str, Box<dyn AnyPlugin>>,
@@ -67,27 +69,28 @@ pub struct BatchWorker {
     splits: Arc<AtomicU64>,
 }
 
-/// What the batch worker sends to its output pipe when it has split a batch; CAF's `returnValueBehaviour`.
+/// Which splits send a result to the output pipe; CAF's `returnValueBehaviour`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Results {
-    /// `RETURN_NONE`.
+    /// None do (`RETURN_NONE`).
     #[default]
     None,
-    /// `RETURN_ONLY_IF_ZERO_SUBTASKS`.
+    /// Those without parts do (`RETURN_ONLY_IF_ZERO_SUBTASKS`).
     OnlyOfEmptyBatches,
-    /// `RETURN_ALL`.
+    /// All do (`RETURN_ALL`).
     All,
 }
 
 impl BatchWorker {
-    /// The fewest parts that a split may be limited to: with fewer the tree would hardly branch.
+    /// The smallest limit of the parts of a split. With a smaller one the tree would hardly branch.
     pub const MIN_PARTS: usize = 10;
-    /// The parts of a split, at most, unless configured otherwise.
+    /// The default limit of the parts of a split.
     pub const DEFAULT_PARTS: usize = 1000;
-    /// The messages that may wait in a target pipe before splits wait, unless configured otherwise.
+    /// The default of [`Self::max_depth`].
     pub const DEFAULT_DEPTH: u64 = 100_000;
 
-    /// A batch worker without plugins. A `max_parts` below [`Self::MIN_PARTS`] counts as that.
+    /// Returns a batch worker without plugins, whose splits have at most `max_parts` parts. Values below
+    /// [`Self::MIN_PARTS`] are raised to it.
     pub fn new(max_parts: usize) -> Self {
         Self {
             plugins: BTreeMap::new(),
@@ -98,21 +101,21 @@ impl BatchWorker {
         }
     }
 
-    /// A batch waits as one message, not as its items: no split while more than this waits in its target pipe.
+    /// Splits no batch while more than this many messages wait in its target pipe.
     #[must_use]
     pub const fn max_depth(mut self, messages: u64) -> Self {
         self.max_depth = messages;
         self
     }
 
-    /// Sends such results. The worker needs an output pipe then, and the split is done with its result.
+    /// Sets which splits send a result. They need an output pipe, and complete with their result.
     #[must_use]
     pub const fn results(mut self, results: Results) -> Self {
         self.results = results;
         self
     }
 
-    /// Adds a plugin. One of the same name is replaced.
+    /// Adds a plugin. It replaces one of the same name.
     #[must_use]
     pub fn with(mut self, plugin: impl BatchPlugin) -> Self {
         let plugin: Box<dyn AnyPlugin> = Box::new(plugin);
@@ -120,7 +123,7 @@ impl BatchWorker {
         self
     }
 
-    /// How many splits this worker has done, repeated ones included.
+    /// Returns the counter of the splits that this worker has done, repeated ones included.
     pub fn splits(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.splits)
     }
@@ -173,13 +176,13 @@ impl Worker for BatchWorker {
                 "the targetPipe has {size} bytes; the limit is {MAX_PIPE_BYTES}"
             )));
         }
-        // A depth that cannot be told stops nobody.
+        // An unknown depth does not stop the split.
         if ctx
             .depth(&target)
             .await
             .is_ok_and(|depth| depth > self.max_depth)
         {
-            return Err(TaskError::snooze(WHILE_FULL));
+            return Err(TaskError::snooze(FULL_PIPE_DELAY));
         }
         let parts = self.split(&task).await?;
         ctx.expect_subtasks(u32::try_from(parts.len()).map_err(TaskError::failed)?);
@@ -209,7 +212,7 @@ impl Worker for BatchWorker {
         if !sends_result {
             return Ok(Reply::none());
         }
-        // The job, or where the items went when there is none.
+        // The job, or the target pipe of an untracked batch.
         let job = ctx
             .job_task_id()
             .and_then(|id| id.split('.').next())
@@ -221,7 +224,7 @@ impl Worker for BatchWorker {
     }
 }
 
-/// How many things a part has when `count` of them are split: a power of `max_parts`, so that the tree is even.
+/// Returns the size of the parts when `count` items are split: a power of `max_parts`, so that the tree is even.
 fn even_size(count: u64, max_parts: u64) -> u64 {
     let mut size = 1_u64;
     while count.div_ceil(size) > max_parts {
@@ -246,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_small_batch_becomes_items_on_the_target_pipe() {
+    async fn small_batch_becomes_items_on_the_target_pipe() {
         let run = testing::run(&BatchWorker::new(1000).with(Range), batch("range", "3-5")).await;
         let items = run.dispatched::<RangeItem>();
         assert_eq!(
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_large_batch_becomes_sub_batches_on_the_own_input() {
+    async fn large_batch_becomes_sub_batches_on_the_own_input() {
         let run = testing::run(&BatchWorker::new(10).with(Range), batch("range", "1-100")).await;
         let parts = run.dispatched::<BatchTask>();
         assert_eq!(parts.len(), 10);
@@ -267,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_split_fails_and_says_why() {
+    async fn batch_that_cannot_be_split_fails_with_the_reason() {
         let worker = BatchWorker::new(1000).with(Range).with(Lines::new("."));
         let no_target = BatchTask {
             target_pipe: None,
@@ -285,7 +288,7 @@ mod tests {
             ),
             (
                 batch("range", "1-x"),
-                "batch definition of range: at character 3: \"x\" is no number",
+                "batch definition of range: at character 3: \"x\" is not a number",
             ),
             (no_target, "the batch has no targetPipe for its items"),
             (no_definition, "the batch has no batchDefinition"),

@@ -4,10 +4,10 @@
 //! {"files": ["logs/a.txt", "logs/b.txt"], "linesPerItem": 100}
 //! ```
 //!
-//! The first split looks up each file's size and time of last change and pins them: from there on the definitions name
-//! *segments*, byte ranges of pinned files. A line belongs to the segment in which it begins, so that a file can be cut
-//! anywhere without reading it; only a split that is small enough to make items reads its segments, and looks for line
-//! breaks there without keeping what it reads.
+//! The first split pins each file's size and time of last change. From there on the definitions name *segments*, which
+//! are byte ranges of pinned files. A line belongs to the segment in which it begins, so a file can be cut anywhere
+//! without reading it. Only a split that is small enough to make items reads its segments. It looks for line breaks and
+//! does not keep what it reads.
 
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::source::{Stamp, stamp, within};
 use crate::{Batch, BatchPlugin, Part, SplitError};
 
-/// A split of at most this many bytes reads them and makes items.
+/// A split of at most this many bytes reads its segments and makes items.
 const LEAF_BYTES: u64 = 1024 * 1024;
 
 /// Splits text files below a root folder by lines.
@@ -30,10 +30,10 @@ pub struct Lines {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Definition {
-    /// What a user names.
+    /// The files that a user names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     files: Vec<String>,
-    /// What a split has pinned.
+    /// The segments that a split has pinned.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     segments: Vec<Segment>,
     #[serde(default = "default_lines_per_item")]
@@ -45,9 +45,9 @@ struct Definition {
 #[serde(deny_unknown_fields)]
 struct Segment {
     path: String,
-    /// Of the file, in bytes.
+    /// The size of the file in bytes.
     size: u64,
-    /// Of the file, nanoseconds since 1970.
+    /// The time of the last change of the file, in nanoseconds since 1970.
     modified: i64,
     from: u64,
     to: u64,
@@ -58,7 +58,7 @@ const fn default_lines_per_item() -> u64 {
 }
 
 impl Lines {
-    /// Paths in definitions are relative to this folder, and do not leave it.
+    /// Returns a plugin for files below `root`. Definitions cannot name others.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
@@ -76,7 +76,7 @@ impl BatchPlugin for Lines {
             ));
         }
         let (root, max_parts) = (self.root.clone(), batch.max_parts);
-        // Files are read on a thread that may wait for them.
+        // Reading files blocks.
         let (segments, ranges) = tokio::task::spawn_blocking(move || -> Result<_, SplitError> {
             let lines_per_item = definition.lines_per_item;
             let segments = pin(&root, definition)?;
@@ -117,7 +117,8 @@ impl BatchPlugin for Lines {
     }
 }
 
-/// The segments of a definition: those that it names, and the whole of each file that it names, as the file is now.
+/// Returns the segments of a definition: those that it names, and each file that it names as one segment, pinned as it
+/// is now.
 fn pin(root: &Path, definition: Definition) -> Result<Vec<Segment>, SplitError> {
     let mut segments = definition.segments;
     for path in definition.files {
@@ -149,7 +150,7 @@ fn total(segments: &[Segment]) -> u64 {
         .sum()
 }
 
-/// The items of some segments; `None` when they are more than `max_parts`.
+/// Finds the items of these segments. Returns `None` if there are more than `max_parts`.
 fn find_lines(
     root: &Path,
     segments: &[Segment],
@@ -200,7 +201,7 @@ fn find_lines(
     Ok(Some(ranges))
 }
 
-/// Where the first line of the segment begins; the reader stands there.
+/// Moves the reader to the first line that begins in the segment. Returns its offset.
 fn first_line_start<R: BufRead + Seek>(
     reader: &mut R,
     segment: &Segment,
@@ -208,12 +209,12 @@ fn first_line_start<R: BufRead + Seek>(
     if segment.from == 0 {
         return Ok(0);
     }
-    // The byte before tells whether a line begins right here.
+    // A line begins at the segment if the byte before it is a line break.
     reader.seek(SeekFrom::Start(segment.from - 1))?;
     Ok(segment.from - 1 + skip_line(reader)?)
 }
 
-/// Reads past the next line break or to the end; answers how many bytes that were.
+/// Reads past the next line break, or to the end. Returns the number of bytes read.
 fn skip_line(reader: &mut impl BufRead) -> std::io::Result<u64> {
     let mut skipped = 0;
     loop {
@@ -222,7 +223,7 @@ fn skip_line(reader: &mut impl BufRead) -> std::io::Result<u64> {
             return Ok(skipped);
         }
         let (length, found) = match buffer.iter().position(|byte| *byte == b'\n') {
-            Some(place) => (place + 1, true),
+            Some(index) => (index + 1, true),
             None => (buffer.len(), false),
         };
         reader.consume(length);
@@ -233,13 +234,13 @@ fn skip_line(reader: &mut impl BufRead) -> std::io::Result<u64> {
     }
 }
 
-/// Cuts segments into at most `max_parts` groups of about the same number of bytes and of segments.
+/// Divides segments into at most `max_parts` groups of about the same number of bytes and of segments.
 fn partition(segments: Vec<Segment>, max_parts: usize) -> Vec<Vec<Segment>> {
     let (bytes, count) = (total(&segments), segments.len());
-    // A group is closed by its bytes or by its number of segments; each may close half of them.
+    // A group is full by its bytes or by its number of segments. Each limit accounts for at most half of the groups.
     let half = (max_parts - 1) / 2;
     let is_small = bytes <= LEAF_BYTES;
-    // Small, and here all the same: the lines are too many for one split.
+    // Small segments come here only if they have too many lines for one split.
     let (least_bytes, least_count) = if is_small {
         (1, 1)
     } else {
@@ -290,7 +291,7 @@ mod tests {
             .await
     }
 
-    /// All items of a batch, split to the end.
+    /// Splits a batch to the end and returns its items in order.
     async fn items(root: &Path, definition: String, max_parts: usize) -> Vec<LineRange> {
         let (mut items, mut open) = (Vec::new(), vec![definition]);
         while let Some(definition) = open.pop() {
@@ -318,7 +319,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
         #[test]
-        fn the_items_of_a_file_are_its_lines_each_once(
+        fn items_of_a_file_are_its_lines_each_once(
             lines in proptest::collection::vec("[a-z]{0,12}", 0..400), ends_with_break in any::<bool>(),
             lines_per_item in 1u64..20, max_parts in 10usize..40,
         ) {
@@ -341,7 +342,7 @@ mod tests {
         }
 
         #[test]
-        fn a_partition_keeps_every_byte_and_never_has_too_many_groups(
+        fn partition_keeps_every_byte_and_never_has_too_many_groups(
             sizes in proptest::collection::vec(1u64..50_000_000, 1..3000), max_parts in 10usize..1000,
         ) {
             let segments: Vec<_> = sizes.iter().enumerate()
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_changes_after_the_first_split_fails_by_name() {
+    async fn file_that_changes_after_the_first_split_fails_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.txt");
         std::fs::write(&file, "x\n".repeat(1_000_000)).unwrap();
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_bad_definition_is_named_with_its_place() {
+    async fn bad_definition_is_refused_with_the_position() {
         let folder = tempfile::tempdir().unwrap();
         for (definition, text) in [
             ("{\"files\":[\n1]}", "line 2 column 1"),
@@ -382,11 +383,11 @@ mod tests {
             (r#"{"files":["nowhere"]}"#, "there is no file \"nowhere\""),
             (
                 r#"{"files":["../etc/passwd"]}"#,
-                "no path below the root folder",
+                "not a path below the root folder",
             ),
             (
                 r#"{"files":["/etc/passwd"]}"#,
-                "no path below the root folder",
+                "not a path below the root folder",
             ),
             (r#"{"files":["."]}"#, "is not a file"),
             (

@@ -1,4 +1,4 @@
-//! The plugin `list`: `["a", {"b": 1}, 3]` is an item for each value of a JSON array.
+//! The plugin `list`: `["a", {"b": 1}, 3]` becomes an item per value of the JSON array.
 
 use contract::{ListItem, TaskData};
 use serde_json::value::RawValue;
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_long_list_becomes_lists() {
+    async fn long_list_becomes_lists() {
         let numbers: Vec<u32> = (0..25).collect();
         let parts = split(&serde_json::to_string(&numbers).unwrap(), 10)
             .await
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_list_is_named_with_its_place() {
+    async fn malformed_list_is_refused_with_the_position() {
         for (definition, text) in [
             ("[1,", "line 1 column 3"),
             ("{}", "expected a sequence"),

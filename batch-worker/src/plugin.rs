@@ -1,4 +1,4 @@
-//! What a batch plugin is.
+//! The trait of a batch plugin.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -7,12 +7,12 @@ use std::pin::Pin;
 
 use framework::Payload;
 
-/// Understands one kind of batch definition.
+/// Splits one kind of batch definition.
 ///
 /// ```
 /// use batch_worker::{Batch, BatchPlugin, Part, SplitError};
 ///
-/// /// `a,b,c`: an item for each word.
+/// /// Splits `a,b,c` into an item per word.
 /// struct Words;
 ///
 /// impl BatchPlugin for Words {
@@ -22,18 +22,19 @@ use framework::Payload;
 ///         if words.len() <= batch.max_parts {
 ///             return words.iter().map(|word| batch.item("Word", word)).collect();
 ///         }
-///         // Too many for one split: as many sub-batches as may be, each a definition of its own.
+///         // Too many for one split: make sub-batches, each with a definition of its own.
 ///         let size = words.len().div_ceil(batch.max_parts);
 ///         Ok(words.chunks(size).map(|words| Part::Batch(words.join(","))).collect())
 ///     }
 /// }
 /// ```
 pub trait BatchPlugin: Send + Sync + 'static {
-    /// The batch type that names this plugin.
+    /// The batch type of this plugin, by which a batch names it.
     const NAME: &'static str;
 
-    /// Splits a batch once: into items, or into sub-batches that are split in turn, or both. The same definition must
-    /// always give the same parts in the same order, and no more than `max_parts`.
+    /// Splits a batch once: into items, into sub-batches that are split in turn, or into both.
+    ///
+    /// The same definition must always give the same parts in the same order, and at most `max_parts` of them.
     fn split(&self, batch: Batch<'_>)
     -> impl Future<Output = Result<Vec<Part>, SplitError>> + Send;
 }
@@ -41,17 +42,18 @@ pub trait BatchPlugin: Send + Sync + 'static {
 /// A batch to split.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
+    /// The definition, which only the plugin understands.
     pub definition: &'a str,
-    /// The classifier that the batch wants its items to have.
+    /// The classifier that the batch requests for its items.
     pub item_type: Option<&'a str>,
-    /// What every item carries.
+    /// The parameters that every item carries.
     pub params: &'a BTreeMap<String, String>,
-    /// The most parts of one split; at least 10.
+    /// The largest number of parts; at least 10.
     pub max_parts: usize,
 }
 
 impl Batch<'_> {
-    /// An item with this data; its classifier is the batch's item type, or this one.
+    /// Makes an item with this data. Its classifier is the item type of the batch, or else `default_type`.
     pub fn item<T: serde::Serialize + ?Sized>(
         &self,
         default_type: &str,
@@ -67,10 +69,10 @@ impl Batch<'_> {
     }
 }
 
-/// What a batch is split into.
+/// A part of a batch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Part {
-    /// A batch of the same type with this definition.
+    /// A sub-batch of the same type with this definition.
     Batch(String),
     /// An item for the target pipe.
     Item(Payload),
@@ -79,9 +81,9 @@ pub enum Part {
 /// Why a batch cannot be split.
 #[derive(Debug)]
 pub enum SplitError {
-    /// The definition is wrong, or what it names is; names the place. The task fails.
+    /// The definition is wrong, or the source that it names is. The text says where. The task fails.
     Definition(String),
-    /// Something else went wrong, and may not do so again. The split is tried again.
+    /// Something else went wrong that may pass. The split runs again.
     Trouble(Box<dyn Error + Send + Sync>),
 }
 
@@ -91,7 +93,7 @@ impl<E: Error + Send + Sync + 'static> From<E> for SplitError {
     }
 }
 
-/// A plugin behind a pointer.
+/// A plugin as a trait object.
 pub(crate) trait AnyPlugin: Send + Sync {
     fn name(&self) -> &'static str;
     fn split<'a>(

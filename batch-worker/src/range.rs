@@ -1,4 +1,4 @@
-//! The plugin `range`: `1-1000000` is an item for each number, both ends included.
+//! The plugin `range`: `1-1000000` becomes an item per number, both ends included.
 
 use contract::{RangeItem, TaskData};
 
@@ -43,18 +43,18 @@ impl BatchPlugin for Range {
 fn parse(definition: &str) -> Result<(u64, u64), SplitError> {
     let Some((first, last)) = definition.split_once('-') else {
         return Err(SplitError::Definition(format!(
-            "{definition:?} is no range; write FIRST-LAST, e.g. 1-1000"
+            "{definition:?} is not a range; expected FIRST-LAST, e.g. 1-1000"
         )));
     };
-    let number = |text: &str, place: usize| {
+    let number = |text: &str, position: usize| {
         text.trim().parse::<u64>().map_err(|_| {
-            SplitError::Definition(format!("at character {place}: {text:?} is no number"))
+            SplitError::Definition(format!("at character {position}: {text:?} is not a number"))
         })
     };
     let (first_number, last_number) = (number(first, 1)?, number(last, first.chars().count() + 2)?);
     if first_number > last_number {
         return Err(SplitError::Definition(format!(
-            "the range begins with {first_number} but ends with {last_number}, before it"
+            "the range begins with {first_number} but ends before it, with {last_number}"
         )));
     }
     Ok((first_number, last_number))
@@ -77,7 +77,7 @@ mod tests {
             .await
     }
 
-    /// All numbers in order, and the number of splits.
+    /// Splits a batch to the end. Returns the numbers in order, and the number of splits.
     async fn numbers(definition: &str, max_parts: usize) -> (Vec<u64>, usize) {
         let (mut numbers, mut splits, mut open) = (Vec::new(), 0, vec![definition.to_owned()]);
         while let Some(definition) = open.pop() {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_largest_numbers_do_not_overflow() {
+    async fn largest_numbers_do_not_overflow() {
         let parts = split("0-18446744073709551615", 10).await.unwrap();
         assert!(parts.len() <= 10);
         assert!(

@@ -1,21 +1,22 @@
-//! Files below a root folder, as they were when a batch was made.
+//! Files and folders below a root, and what they looked like when a batch was made.
 
 use std::path::{Component, Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use crate::SplitError;
 
-/// What a file or folder looked like.
+/// What a file or folder looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
+    /// Whether it is a folder.
     pub is_folder: bool,
-    /// Bytes; means nothing for a folder.
+    /// The size in bytes. It has no meaning for a folder.
     pub size: u64,
-    /// Nanoseconds since 1970.
+    /// The time of the last change, in nanoseconds since 1970.
     pub modified: i64,
 }
 
-/// How the path below the root looks now.
+/// Returns what the path below the root looks like now.
 pub fn stamp(root: &Path, path: &str) -> Result<Stamp, SplitError> {
     let metadata = std::fs::metadata(within(root, path)?).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => {
@@ -26,6 +27,7 @@ pub fn stamp(root: &Path, path: &str) -> Result<Stamp, SplitError> {
     stamp_of(&metadata)
 }
 
+/// Returns what a file or folder with these metadata looks like.
 pub fn stamp_of(metadata: &std::fs::Metadata) -> Result<Stamp, SplitError> {
     let modified = metadata
         .modified()?
@@ -39,7 +41,7 @@ pub fn stamp_of(metadata: &std::fs::Metadata) -> Result<Stamp, SplitError> {
     })
 }
 
-/// The path below the root; one that would leave it is refused.
+/// Returns the path below the root. Refuses a path that would leave it.
 pub fn within(root: &Path, path: &str) -> Result<PathBuf, SplitError> {
     let stays = Path::new(path)
         .components()
@@ -48,7 +50,7 @@ pub fn within(root: &Path, path: &str) -> Result<PathBuf, SplitError> {
         Ok(root.join(path))
     } else {
         Err(SplitError::Definition(format!(
-            "{path:?} is no path below the root folder"
+            "{path:?} is not a path below the root folder"
         )))
     }
 }

@@ -1,4 +1,5 @@
-//! A worker to copy: counts the words of some lines of a text file.
+//! A worker to copy: it counts the words in a range of lines of a text file.
+#![warn(missing_docs)]
 
 use std::collections::BTreeMap;
 use std::io::SeekFrom;
@@ -10,17 +11,21 @@ use framework::{Context, OrFail, Reply, TaskData, TaskError, Worker};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
-/// Counts words in files below a folder.
+/// Counts words in files below a root folder.
 #[derive(Debug, Clone)]
 pub struct WordCounter {
+    /// The folder that the paths of tasks are relative to.
     pub root: PathBuf,
 }
 
-/// How often each word stands in some lines.
+/// How often each word occurs in a range of lines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WordCount {
+    /// The path of the file, as in the task.
     pub path: String,
+    /// The number of lines.
     pub lines: u64,
+    /// The words in lower case, and how often each occurs.
     pub words: BTreeMap<String, u64>,
 }
 
@@ -34,7 +39,7 @@ impl Worker for WordCounter {
     type Output = WordCount;
 
     async fn run(&self, task: LineRange, ctx: Context) -> Result<Reply<WordCount>, TaskError> {
-        let mut file = tokio::fs::File::open(self.root.join(&task.path)).await?; // trouble: tried again
+        let mut file = tokio::fs::File::open(self.root.join(&task.path)).await?; // an error: the task runs again
         let now = file.metadata().await?;
         let modified = now.modified()?.duration_since(UNIX_EPOCH)?.as_nanos();
         if now.len() != task.size || u128::try_from(task.modified) != Ok(modified) {
@@ -46,7 +51,7 @@ impl Worker for WordCounter {
         file.seek(SeekFrom::Start(task.offset)).await?;
         let mut text = Vec::new();
         file.take(task.length).read_to_end(&mut text).await?;
-        let text = String::from_utf8(text).or_fail()?; // never text: failed, with details
+        let text = String::from_utf8(text).or_fail()?; // not text: the task fails
         let mut words = BTreeMap::new();
         for line in text.lines() {
             ctx.check_cancelled()?;
@@ -60,7 +65,7 @@ impl Worker for WordCounter {
     }
 }
 
-/// Adds the words of a line: runs of letters and digits, in lower case.
+/// Adds the words of a line to the counts. Words are runs of letters and digits, in lower case.
 pub fn count_words(line: &str, counts: &mut BTreeMap<String, u64>) {
     for word in line
         .split(|c: char| !c.is_alphanumeric())
@@ -77,7 +82,7 @@ mod tests {
     use super::*;
     use framework::testing;
 
-    /// One line of a file, as it is now.
+    /// Makes a task for one line of a file as it is now.
     fn lines(folder: &Path, path: &str, offset: u64, length: u64) -> LineRange {
         let now = std::fs::metadata(folder.join(path)).unwrap();
         let modified = now
@@ -99,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn words_are_counted_in_the_lines_of_the_task_only() {
+    async fn counts_words_in_the_lines_of_the_task_only() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.txt"), "one\nTwo two, drei!\nthree\n").unwrap();
         let worker = WordCounter {
@@ -113,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_missing_file_is_tried_again_and_what_is_no_text_fails() {
+    async fn missing_file_is_retried_and_binary_data_fails() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("bytes"), b"\xff\xfe").unwrap();
         let worker = WordCounter {
@@ -141,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_has_changed_fails_by_its_name() {
+    async fn changed_file_fails_by_name() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.txt"), "one\n").unwrap();
         let worker = WordCounter {

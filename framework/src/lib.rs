@@ -25,6 +25,7 @@
 //! Runtime::from_env()?.worker(Greeter).run().await?;
 //! # Ok(()) }
 //! ```
+#![warn(missing_docs)]
 
 pub mod announcement;
 pub mod broker;

@@ -1,57 +1,64 @@
-//! Knows how far every job is: feeds the ledger with what workers report.
+//! Feeds the ledger with what workers report, so that the progress of every job is known.
 //!
-//! A [`BatchHandler`]: it takes what waits, thousands of messages at a time. Two kinds come along:
-//! - *tracking reports* of workers whose outputs travel straight to their pipes,
-//! - *diverted messages*, which are for somebody else and travel through here to be recorded (reroute).
+//! [`TrackingWorker`] is a [`BatchHandler`] that takes up to a thousand messages at a time, of two kinds:
+//! - *tracking reports* of workers whose outputs travel directly to their pipes;
+//! - *diverted messages*, which are addressed to other pipes and pass through here to be recorded (the route `reroute`).
 //!
 //! What must stay true:
-//! - It forwards first, waits for the confirms, then commits the ledger, then settles: from the moment a task is counted
-//!   its job may be finished, and whatever of a finished job comes again is discarded.
-//! - It never gives up on a report, except one that cannot be understood. A flush that the store refuses for a reason of
-//!   its own is halved until the guilty message stands alone.
+//! - It forwards diverted messages, waits for the confirms, commits the ledger, and only then settles. Once a task is
+//!   counted its job may be finished, and deliveries of a finished job are discarded.
+//! - It never gives up on a report, except one that it cannot understand. If the store rejects a flush, the flush is split
+//!   in halves until the offending message is alone.
+#![warn(missing_docs)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use async_recursion::async_recursion;
+use backon::{ExponentialBuilder, Retryable};
 use contract::{
     JobTaskId, JobTrackingEvent, ReportFailure, ReportStatus, TaskData, TaskMessage,
     TrackingReport, TrackingReportTask,
 };
 use framework::broker::HeaderValue;
+use framework::clock::Clock;
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
 use futures_util::future::{OptionFuture, join_all};
 use store::{Availability, EventKind, Store, StoreError, TrackingEvent};
 use tracing::{info, warn};
 
-/// Messages at a time.
-const LIMIT: usize = 1000;
-/// Events in one transaction, about.
+/// The largest number of messages in a batch.
+const MAX_BATCH: usize = 1000;
+/// The approximate number of events in one transaction.
 const EVENTS: usize = 20_000;
-/// Why a worker of CAF's has given a message up, and how often it had been tried by then.
+/// The header with the reason why a CAF worker has given up a message.
 const REJECTED_HEADER: &str = "x-caf-worker-rejected";
+/// The header with the number of retries of a CAF worker.
 const RETRY_HEADER: &str = "x-caf-worker-retry";
-/// Between attempts to reach the store.
-const DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// The first delay before the ledger is written again while the store is unavailable. It doubles up to [`MAX_DELAY`].
+const MIN_DELAY: Duration = Duration::from_millis(50);
+/// The longest of these delays.
+const MAX_DELAY: Duration = Duration::from_secs(5);
 
-/// The collector of tracking reports.
+/// Counts tracking reports into the ledger.
 #[derive(Debug, Clone)]
 pub struct TrackingWorker {
     store: Store,
     reports: Arc<AtomicU64>,
 }
 
-/// What one arrival tells.
-struct Told {
-    /// Its place among the arrivals.
-    place: usize,
+/// What one message reports.
+struct Reported {
+    /// The index of the message in its batch.
+    index: usize,
     events: Vec<TrackingEvent>,
-    /// Parts of it that could not be understood.
+    /// Why a part of the message could not be understood.
     flaw: Option<String>,
 }
 
 impl TrackingWorker {
+    /// Returns a worker that writes to the ledger of this store.
     pub fn new(store: Store) -> Self {
         Self {
             store,
@@ -59,7 +66,7 @@ impl TrackingWorker {
         }
     }
 
-    /// How many reports this worker has counted in, repeated ones included.
+    /// Returns the counter of the reports that this worker has written to the ledger, repeated ones included.
     pub fn reports(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.reports)
     }
@@ -67,27 +74,27 @@ impl TrackingWorker {
 
 impl BatchHandler for TrackingWorker {
     fn max_batch(&self) -> usize {
-        LIMIT
+        MAX_BATCH
     }
 
-    async fn handle(&self, arrivals: &[Received], courier: &Publisher) -> Vec<Disposition> {
-        // All are on their way before the first confirm is awaited.
-        let forwards: Vec<_> = arrivals
+    async fn handle(&self, batch: &[Received], publisher: &Publisher) -> Vec<Disposition> {
+        // Publish all of them before awaiting the first confirm.
+        let forwards: Vec<_> = batch
             .iter()
-            .map(|arrival| {
-                arrival
+            .map(|received| {
+                received
                     .forwarded()
-                    .filter(|_| arrival.is_diverted())
-                    .map(|message| courier.publish(message))
+                    .filter(|_| received.is_diverted())
+                    .map(|message| publisher.publish(message))
             })
             .map(OptionFuture::from)
             .collect();
-        let mut told: Vec<Told> = arrivals
+        let mut reported: Vec<Reported> = batch
             .iter()
             .enumerate()
-            .map(|(place, arrival)| listen(place, arrival))
+            .map(|(index, received)| read(index, received))
             .collect();
-        let mut verdicts: Vec<Disposition> = join_all(forwards)
+        let mut dispositions: Vec<Disposition> = join_all(forwards)
             .await
             .into_iter()
             .map(|forwarded| match forwarded {
@@ -95,21 +102,21 @@ impl BatchHandler for TrackingWorker {
                 Some(Ok(())) | None => Disposition::Done(Outputs::default()),
             })
             .collect();
-        // What could not be forwarded comes again, and is counted then.
-        told.retain(|told| matches!(verdicts[told.place], Disposition::Done(_)));
-        let mut guilty = Vec::new();
-        for group in groups(&told) {
-            guilty.extend(self.record(group).await);
+        // A message that could not be forwarded is redelivered, and counted then.
+        reported.retain(|reported| matches!(dispositions[reported.index], Disposition::Done(_)));
+        let mut rejected = Vec::new();
+        for group in groups(&reported) {
+            rejected.extend(self.record(group).await);
         }
-        for told in told {
-            if let Some(flaw) = told.flaw {
-                verdicts[told.place] = Disposition::Invalid(flaw);
+        for reported in reported {
+            if let Some(flaw) = reported.flaw {
+                dispositions[reported.index] = Disposition::Invalid(flaw);
             }
         }
-        for (place, reason) in guilty {
-            verdicts[place] = Disposition::Invalid(reason);
+        for (index, reason) in rejected {
+            dispositions[index] = Disposition::Invalid(reason);
         }
-        verdicts
+        dispositions
     }
 
     fn unready_reason(&self) -> Option<String> {
@@ -122,126 +129,113 @@ impl BatchHandler for TrackingWorker {
         }
     }
 
-    /// A report is never given up, whatever died while it was there.
-    fn reject_poison(&self, arrival: &Received) -> Disposition {
+    /// Redelivers the message, because a report is never given up.
+    fn reject_poison(&self, received: &Received) -> Disposition {
         Disposition::Redeliver(format!(
-            "processes have died while they had {}",
-            arrival.message().task_id
+            "processes crashed while they had {}",
+            received.message().task_id
         ))
     }
 }
 
 impl TrackingWorker {
-    /// Commits what these messages tell; answers which of them the store refuses, and why.
+    /// Commits the events of these messages. Returns the index of each message that the store rejects, and the reason.
     #[async_recursion]
-    async fn record(&self, told: &[Told]) -> Vec<(usize, String)> {
-        let events: Vec<TrackingEvent> = told
+    async fn record(&self, reported: &[Reported]) -> Vec<(usize, String)> {
+        let events: Vec<TrackingEvent> = reported
             .iter()
-            .flat_map(|told| told.events.iter().cloned())
+            .flat_map(|reported| reported.events.iter().cloned())
             .collect();
         if events.is_empty() {
             return Vec::new();
         }
-        match self.record_when_possible(&events).await {
+        match self.record_when_available(&events).await {
             Ok(()) => Vec::new(),
-            Err(reason) => match told {
-                [alone] => vec![(alone.place, reason)],
+            Err(error) => match reported {
+                [only] => vec![(only.index, error.to_string())],
                 many => {
-                    warn!(
-                        reason,
-                        messages = many.len(),
-                        "the store refuses a flush; it is halved"
-                    );
+                    warn!(%error, messages = many.len(), "the store rejects a flush; it is split in halves");
                     let (first, second) = many.split_at(many.len() / 2);
-                    let mut guilty = self.record(first).await;
-                    guilty.extend(self.record(second).await);
-                    guilty
+                    let mut rejected = self.record(first).await;
+                    rejected.extend(self.record(second).await);
+                    rejected
                 }
             },
         }
     }
 
-    /// Waits for the store as long as it takes. An error is the store's own, and final.
-    async fn record_when_possible(&self, events: &[TrackingEvent]) -> Result<(), String> {
-        let mut delay = DELAYS.0;
-        loop {
-            match self.store.record(events).await {
-                Ok(recorded) => {
-                    self.reports
-                        .fetch_add(events.len() as u64, Ordering::Relaxed);
-                    for (life, status) in recorded.finished {
-                        info!(partition = %life.partition, job = %life.job, incarnation = life.number, %status, "a job has ended");
-                    }
-                    return Ok(());
+    /// Commits events and waits as long as the store is unavailable. Any other error is final.
+    async fn record_when_available(&self, events: &[TrackingEvent]) -> Result<(), StoreError> {
+        let delays = ExponentialBuilder::new()
+            .with_min_delay(MIN_DELAY)
+            .with_max_delay(MAX_DELAY)
+            .without_max_times();
+        let recorded = (|| self.store.record(events))
+            .retry(delays)
+            .when(|error| matches!(error, StoreError::Unavailable(_)))
+            .notify(|error, delay| {
+                // Once per outage.
+                if delay == MIN_DELAY {
+                    warn!(%error, "the ledger cannot be written; the reports are kept and written later");
                 }
-                Err(StoreError::Unavailable(reason)) => {
-                    if delay == DELAYS.0 {
-                        warn!(
-                            %reason,
-                            "the ledger cannot be written; the reports are kept and tried again until it can"
-                        );
-                    }
-                    tokio::time::sleep(delay).await;
-                    delay = (delay * 2).min(DELAYS.1);
-                }
-                Err(error) => return Err(error.to_string()),
-            }
+            })
+            .await?;
+        self.reports
+            .fetch_add(events.len() as u64, Ordering::Relaxed);
+        for (incarnation, status) in recorded.finished {
+            info!(partition = %incarnation.partition, job = %incarnation.job, incarnation = incarnation.number, %status, "a job has ended");
         }
+        Ok(())
     }
 }
 
-/// Messages whose events together are about as many as one transaction should have.
-fn groups(told: &[Told]) -> Vec<&[Told]> {
+/// Divides messages into groups of about as many events as belong in one transaction.
+fn groups(reported: &[Reported]) -> Vec<&[Reported]> {
     let (mut groups, mut start, mut size) = (Vec::new(), 0, 0);
-    for (place, one) in told.iter().enumerate() {
-        size += one.events.len();
-        if size >= EVENTS || place + 1 == told.len() {
-            groups.push(&told[start..=place]);
-            (start, size) = (place + 1, 0);
+    for (index, message) in reported.iter().enumerate() {
+        size += message.events.len();
+        if size >= EVENTS || index + 1 == reported.len() {
+            groups.push(&reported[start..=index]);
+            (start, size) = (index + 1, 0);
         }
     }
     groups
 }
 
-/// What an arrival tells about tasks.
-fn listen(place: usize, arrival: &Received) -> Told {
-    if arrival.is_diverted() {
-        let events = match rejected(arrival) {
-            Some(rejected) => Some(rejected),
-            None => arrival
-                .diverted_status()
-                .and_then(|status| diverted_event(arrival.message(), status)),
-        };
-        return Told {
-            place,
-            events: events.into_iter().collect(),
+/// Reads the events of a message.
+fn read(index: usize, received: &Received) -> Reported {
+    if received.is_diverted() {
+        let event = rejected_event(received).or_else(|| {
+            let status = received.diverted_status()?;
+            diverted_event(received.message(), status)
+        });
+        return Reported {
+            index,
+            events: event.into_iter().collect(),
             flaw: None,
         };
     }
-    match reports(arrival.message()) {
-        Err(flaw) => Told {
-            place,
-            events: Vec::new(),
-            flaw: Some(flaw),
-        },
+    let (mut events, mut flaw) = (Vec::new(), None);
+    match reports(received.message()) {
+        Err(reason) => flaw = Some(reason),
         Ok(reports) => {
-            let (mut events, mut flaw) = (Vec::with_capacity(reports.len()), None);
+            events.reserve(reports.len());
             for report in reports {
                 match event(report) {
                     Ok(event) => events.push(event),
                     Err(reason) => flaw = Some(reason),
                 }
             }
-            Told {
-                place,
-                events,
-                flaw,
-            }
         }
+    }
+    Reported {
+        index,
+        events,
+        flaw,
     }
 }
 
-/// The reports in a message to the tracking worker itself.
+/// Reads the reports in a message that is addressed to the tracking worker.
 fn reports(message: &TaskMessage) -> Result<Vec<TrackingReport>, String> {
     let data = message
         .task_data
@@ -284,7 +278,8 @@ fn event(report: TrackingReport) -> Result<TrackingEvent, String> {
     Ok(TrackingEvent { task, kind })
 }
 
-/// What a diverted message tells by its envelope. An id that is no id is nobody's task; the message goes on all the same.
+/// Reads the event of a diverted message from its envelope. Returns `None` if the job task id is malformed; the message
+/// is forwarded all the same.
 fn diverted_event(message: &TaskMessage, status: ReportStatus) -> Option<TrackingEvent> {
     let id = message.job_task_id()?;
     let task = JobTaskId::parse(id)
@@ -293,8 +288,8 @@ fn diverted_event(message: &TaskMessage, status: ReportStatus) -> Option<Trackin
     let kind = match status {
         ReportStatus::Failed => EventKind::Failed(ReportFailure {
             failure_id: message.task_status.map(|status| status.name().to_owned()),
-            // The envelope does not tell when; it has just come.
-            failure_time: Some(now_millis()),
+            // The envelope has no time, and the message has just arrived.
+            failure_time: Some(Clock::system().now_millis()),
             failure_source: Some(source_of(message)),
             failure_message: message.task_data.as_deref().map(reason_of),
         }),
@@ -303,19 +298,19 @@ fn diverted_event(message: &TaskMessage, status: ReportStatus) -> Option<Trackin
     Some(TrackingEvent { task, kind })
 }
 
-/// A message without a status that a worker of CAF's has given up: its headers say why.
-fn rejected(arrival: &Received) -> Option<TrackingEvent> {
-    let text = |name| match arrival.headers().get(name)? {
+/// Reads the event of a message that a CAF worker has given up: it has no task status, and headers with the reason.
+fn rejected_event(received: &Received) -> Option<TrackingEvent> {
+    let text = |name| match received.headers().get(name)? {
         HeaderValue::Text(text) => Some(text.clone()),
         HeaderValue::Integer(number) => Some(number.to_string()),
     };
-    let message = arrival.message();
+    let message = received.message();
     let reason = text(REJECTED_HEADER).filter(|_| message.task_status.is_none())?;
     let retries = text(RETRY_HEADER).unwrap_or_else(|| "0".to_owned());
     let task = JobTaskId::parse(message.job_task_id()?).ok()?;
     let failure = ReportFailure {
         failure_id: Some(REJECTED_HEADER.to_owned()),
-        failure_time: Some(now_millis()),
+        failure_time: Some(Clock::system().now_millis()),
         failure_source: Some(source_of(message)),
         failure_message: Some(format!(
             "{reason}. Execution of this job task was retried {retries} times."
@@ -325,14 +320,6 @@ fn rejected(arrival: &Received) -> Option<TrackingEvent> {
         task,
         kind: EventKind::Failed(failure),
     })
-}
-
-/// Milliseconds since 1970, UTC.
-fn now_millis() -> i64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn source_of(message: &TaskMessage) -> String {
@@ -345,7 +332,7 @@ fn source_of(message: &TaskMessage) -> String {
     }
 }
 
-/// The reason of a failure is the task data: plain text, or text as a JSON string.
+/// Returns the reason of a failure from the task data, which is plain text or a JSON string.
 fn reason_of(data: &[u8]) -> String {
     serde_json::from_slice::<String>(data)
         .unwrap_or_else(|_| String::from_utf8_lossy(data).into_owned())
@@ -356,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_told_in_plain_text_however_it_was_written() {
+    fn failure_reason_is_plain_text_or_a_json_string() {
         assert_eq!(reason_of(br#""class X boom""#), "class X boom");
         assert_eq!(
             reason_of(b"Task failed validation"),
@@ -365,27 +352,27 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_grouped_by_the_number_of_their_events() {
+    fn messages_are_grouped_by_their_number_of_events() {
         let event = TrackingEvent {
             task: JobTaskId::parse("p:j.1").unwrap(),
             kind: EventKind::Complete,
         };
-        let told: Vec<Told> = [15_000, 6_000, 1, 0]
+        let reported: Vec<Reported> = [15_000, 6_000, 1, 0]
             .iter()
             .enumerate()
-            .map(|(place, n)| Told {
-                place,
+            .map(|(index, n)| Reported {
+                index,
                 events: vec![event.clone(); *n],
                 flaw: None,
             })
             .collect();
-        let sizes: Vec<usize> = groups(&told).iter().map(|group| group.len()).collect();
+        let sizes: Vec<usize> = groups(&reported).iter().map(|group| group.len()).collect();
         assert_eq!(sizes, [2, 2]);
         assert!(groups(&[]).is_empty());
     }
 
     #[test]
-    fn what_is_no_report_is_named() {
+    fn message_without_reports_is_refused_with_its_classifier() {
         let message = TaskMessage::new("t", "in", &contract::BatchTask::default()).unwrap();
         assert_eq!(
             reports(&message).unwrap_err(),

@@ -178,7 +178,7 @@ async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
         "{bad:?}"
     );
     assert!(
-        bad.out.contains("at character 3: \"x\" is no number"),
+        bad.out.contains("at character 3: \"x\" is not a number"),
         "{bad:?}"
     );
     assert_eq!(

@@ -20,22 +20,17 @@ impl Worker for Doubler {
 
     async fn run(&self, amount: Amount, _: Context) -> Result<Reply<Amount>, TaskError> {
         let number: u64 = amount.value.parse().or_fail()?;
-        Ok(Reply::send(Amount {
-            value: (2 * number).to_string(),
-        }))
+        let value = (2 * number).to_string();
+        Ok(Reply::send(Amount { value }))
     }
 }
 
 #[tokio::main]
 async fn main() -> Result<(), StackError> {
-    let settings = Settings {
-        output: Some("doubled".into()),
-        ..Settings::new("doubler")
-    };
-    let running = Stack::new(StackOptions::embedded("data"))
-        .worker(settings, Doubler)
-        .start()
-        .await?;
+    let mut settings = Settings::new("doubler");
+    settings.output = Some("doubled".into());
+    let stack = Stack::new(StackOptions::embedded("data")).worker(settings, Doubler);
+    let running = stack.start().await?;
     println!("the API is at {}", running.api_url());
     running.until_asked_to_stop().await
 }
@@ -45,16 +40,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_number_is_doubled_and_anything_else_fails() {
+    async fn doubles_a_number_and_fails_anything_else() {
         let run = framework::testing::run(&Doubler, Amount { value: "21".into() }).await;
         assert_eq!(run.sent().unwrap().value, "42");
-        let run = framework::testing::run(
-            &Doubler,
-            Amount {
-                value: "many".into(),
-            },
-        )
-        .await;
+        let many = Amount {
+            value: "many".into(),
+        };
+        let run = framework::testing::run(&Doubler, many).await;
         assert!(run.failure().unwrap().contains("invalid digit"));
     }
 }

@@ -1,0 +1,269 @@
+//! What a worker does while the broker holds confirms back, or refuses messages.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use contract::{RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReportTask};
+use framework::broker::memory::Memory;
+use framework::broker::{
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Outgoing,
+    PublishError,
+};
+use framework::{Context, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
+use futures_util::future::BoxFuture;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// The pipe whose confirms are held back.
+const HELD_PIPE: &str = "out";
+/// The number of subtasks of one task that may be unconfirmed.
+const WINDOW: u64 = 1000;
+/// Longer than a report waits for others, and than anything else that a worker does by itself.
+const A_WHILE: Duration = Duration::from_secs(10);
+
+/// A memory broker that answers messages to [`HELD_PIPE`] only when the test says so.
+#[derive(Clone)]
+struct HoldingBroker {
+    pipes: Memory,
+    held: Arc<Mutex<VecDeque<(Outgoing, Confirmer)>>>,
+}
+
+impl HoldingBroker {
+    fn new() -> Self {
+        Self {
+            pipes: Memory::new(),
+            held: Arc::default(),
+        }
+    }
+
+    /// Waits until this many messages are held.
+    async fn wait_for_held(&self, count: usize) {
+        harness::in_time("the messages to be published", async {
+            while self.held.lock().unwrap().len() < count {
+                sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+    }
+
+    /// Publishes and confirms the held messages in this range, counted from the oldest one.
+    async fn confirm(&self, range: impl std::ops::RangeBounds<usize>) {
+        let confirmed: Vec<_> = self.held.lock().unwrap().drain(range).collect();
+        for (message, confirmer) in confirmed {
+            self.pipes.publish(message).await.unwrap();
+            confirmer.resolve(Ok(()));
+        }
+    }
+
+    /// Refuses the oldest held message, as a full pipe does.
+    fn refuse_oldest(&self) {
+        let (message, confirmer) = self.held.lock().unwrap().pop_front().unwrap();
+        let refusal = PublishError::refused(&*message.pipe, "the pipe is full");
+        confirmer.resolve(Err(refusal));
+    }
+
+    async fn send(&self, number: u64) {
+        let tracking = Tracking {
+            job_task_id: Some(format!("p:j.{number}")),
+            tracking_pipe: Some("tracking".to_owned()),
+            ..Tracking::default()
+        };
+        let message = TaskMessage {
+            tracking: Some(tracking),
+            ..TaskMessage::new("t", "w-in", &item(number)).unwrap()
+        };
+        self.pipes
+            .publish(Outgoing::new("w-in", message.encode()))
+            .await
+            .unwrap();
+    }
+
+    /// Returns how many messages wait in a pipe.
+    async fn depth_of(&self, pipe: &str) -> u64 {
+        self.pipes.depth(pipe).await.unwrap()
+    }
+
+    async fn next_report(&self) -> (String, ReportStatus) {
+        let mut consumer = self.pipes.consume("tracking", 1).await.unwrap();
+        let delivery = harness::in_time("a report", consumer.next()).await.unwrap();
+        let message = TaskMessage::decode(&delivery.body).unwrap();
+        delivery.ack();
+        let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
+        let report = task.tracking_reports.last().unwrap();
+        (report.job_task_id.clone(), report.status)
+    }
+}
+
+impl Broker for HoldingBroker {
+    fn publish(&self, message: Outgoing) -> Confirm {
+        if *message.pipe != *HELD_PIPE {
+            return self.pipes.publish(message);
+        }
+        let (confirmer, confirm) = Confirm::pair();
+        self.held.lock().unwrap().push_back((message, confirmer));
+        confirm
+    }
+
+    fn consume<'a>(
+        &'a self,
+        pipe: &'a str,
+        prefetch: u32,
+    ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
+        self.pipes.consume(pipe, prefetch)
+    }
+
+    fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
+        self.pipes.depth(pipe)
+    }
+
+    fn announce(&self, body: Bytes) -> Confirm {
+        self.pipes.announce(body)
+    }
+
+    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
+        self.pipes.announcements()
+    }
+
+    fn state(&self) -> BrokerState {
+        self.pipes.state()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.pipes.close()
+    }
+
+    fn kind(&self) -> &'static str {
+        "holding"
+    }
+}
+
+impl fmt::Debug for HoldingBroker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HoldingBroker")
+    }
+}
+
+fn item(number: u64) -> RangeItem {
+    RangeItem {
+        number,
+        params: [].into(),
+    }
+}
+
+/// Completes each item with an output.
+struct Echo;
+
+impl Worker for Echo {
+    type Input = RangeItem;
+    type Output = RangeItem;
+
+    async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<RangeItem>, TaskError> {
+        Ok(Reply::send(item).and_complete())
+    }
+}
+
+/// Dispatches `number` subtasks. Drops each dispatch that takes longer than a moment, and dispatches the subtask again
+/// if `insists`.
+struct ImpatientSplitter {
+    insists: bool,
+}
+
+impl Worker for ImpatientSplitter {
+    type Input = RangeItem;
+    type Output = RangeItem;
+
+    async fn run(&self, split: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
+        for number in 1..=split.number {
+            let subtask = item(number);
+            let moment = Duration::from_millis(10);
+            loop {
+                match timeout(moment, ctx.dispatch(HELD_PIPE, &subtask)).await {
+                    Ok(dispatched) => break dispatched?,
+                    Err(_) if self.insists => {}
+                    Err(_) => break,
+                }
+            }
+        }
+        Ok(Reply::none())
+    }
+}
+
+/// Runs the worker until `story` has ended.
+async fn run<T>(broker: &HoldingBroker, worker: impl Worker, story: impl Future<Output = T>) -> T {
+    let settings = Settings {
+        output: Some(HELD_PIPE.to_owned()),
+        retry: RetryPolicy::constant(Duration::from_millis(100)),
+        ..Settings::new("w")
+    };
+    let stop = CancellationToken::new();
+    let service = Runtime::new(settings, Arc::new(broker.clone())).worker(worker);
+    let (ended, seen) = tokio::join!(service.run_until(stop.clone()), async {
+        let seen = story.await;
+        stop.cancel();
+        seen
+    });
+    ended.unwrap();
+    seen
+}
+
+#[tokio::test(start_paused = true)]
+async fn task_is_reported_and_settled_only_when_its_output_is_confirmed() {
+    let broker = HoldingBroker::new();
+    broker.send(1).await;
+    let story = async {
+        broker.wait_for_held(1).await;
+        sleep(A_WHILE).await;
+        assert_eq!(broker.depth_of("tracking").await, 0, "reported too early");
+        broker.confirm(..).await;
+        broker.next_report().await
+    };
+    let report = run(&broker, Echo, story).await;
+    assert_eq!(report, ("p:j.1".to_owned(), ReportStatus::Complete));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dispatch_that_is_dropped_forgets_no_unconfirmed_subtask() {
+    let broker = HoldingBroker::new();
+    broker.send(WINDOW + 1).await;
+    let window = usize::try_from(WINDOW).unwrap();
+    let story = async {
+        broker.wait_for_held(window).await;
+        // The last dispatch waits for the oldest confirm, and is dropped. Everything but that is confirmed.
+        sleep(A_WHILE).await;
+        broker.confirm(1..).await;
+        sleep(A_WHILE).await;
+        assert_eq!(broker.depth_of("tracking").await, 0, "reported too early");
+        broker.confirm(..).await;
+        broker.next_report().await
+    };
+    let splitter = ImpatientSplitter { insists: false };
+    let (id, status) = run(&broker, splitter, story).await;
+    let last_part = format!("p:j.{}.{}*", WINDOW + 1, WINDOW + 1);
+    assert_eq!((id, status), (last_part, ReportStatus::Complete));
+    assert_eq!(broker.depth_of(HELD_PIPE).await, WINDOW);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_subtask_is_published_again_though_every_dispatch_is_dropped() {
+    let broker = HoldingBroker::new();
+    broker.send(WINDOW + 1).await;
+    let window = usize::try_from(WINDOW).unwrap();
+    let story = async {
+        broker.wait_for_held(window).await;
+        broker.refuse_oldest();
+        // The pause before it is published again is longer than any of the dispatches that wait for it.
+        broker.wait_for_held(window).await;
+        broker.confirm(..).await;
+        broker.wait_for_held(1).await;
+        broker.confirm(..).await;
+        broker.next_report().await
+    };
+    let splitter = ImpatientSplitter { insists: true };
+    let (id, status) = run(&broker, splitter, story).await;
+    let last_part = format!("p:j.{}.{}*", WINDOW + 1, WINDOW + 2);
+    assert_eq!((id, status), (last_part, ReportStatus::Complete));
+    assert_eq!(broker.depth_of(HELD_PIPE).await, WINDOW + 1);
+}
