@@ -22,6 +22,8 @@
 //! - Every change of a job's status goes through `transition`, in one transaction with one row of history.
 //! - A message for the broker is written to the outbox in the transaction that causes it.
 
+#![warn(missing_docs)]
+
 mod db;
 mod dependents;
 mod error;

@@ -1,7 +1,7 @@
-//! Which jobs of a partition, in which order, and which page of them.
+//! Queries: which jobs of a partition a client asks for, in which order, and which page of them. Pure.
 //!
-//! What must stay true: the order is total (jobs that are equal by what they are sorted by are in order of creation), so that
-//! pages neither overlap nor leave out a job; descending is ascending backwards.
+//! What must stay true: the order is total, so that pages neither overlap nor leave out a job: jobs with equal sort keys are in
+//! order of creation. Descending order is the exact reverse of ascending order.
 
 pub(crate) mod collation;
 pub(crate) mod filter;
@@ -14,47 +14,59 @@ use contract::JobStatus;
 use crate::job_row::JobRow;
 use filter::{Filter, Subject, TextField};
 
-/// Which jobs of a partition, in which order.
+/// Selects jobs of a partition, their order, and a page of them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct JobQuery {
-    /// A literal, case-sensitive prefix of the job id.
+    /// Only jobs whose id begins with this text. Case matters, and no character is special.
     pub id_prefix: Option<String>,
-    /// Jobs with one of these statuses; empty = any.
+    /// Only jobs with one of these statuses; with any status if empty.
     pub statuses: Vec<JobStatus>,
-    /// Jobs with one of these labels, whatever its value; empty = any job.
+    /// Only jobs with one of these labels, whatever its value; all jobs if empty.
     pub labels: Vec<String>,
+    /// Only jobs that this filter accepts.
     pub filter: Option<Filter>,
+    /// The order of the jobs.
     pub sort: Sort,
+    /// The largest number of jobs to return.
     pub limit: u32,
+    /// The number of jobs to skip.
     pub offset: u64,
 }
 
-/// In which order; newest first when nothing is said.
+/// The order of jobs. By default the newest job comes first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sort {
+    /// The sort key.
     pub by: SortBy,
-    /// Otherwise backwards, with the jobs first that have nothing to be sorted by.
+    /// Whether the order is ascending, with the jobs without a sort key last. Descending order is the exact reverse.
     pub ascending: bool,
 }
 
-/// What jobs are sorted by. Texts are in the order of a dictionary.
+/// The sort key of jobs. Texts are in dictionary order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum SortBy {
+    /// The time of creation.
     #[default]
     CreateTime,
+    /// The time of the last change.
     LastUpdateTime,
+    /// The job id.
     Id,
+    /// The display name.
     Name,
+    /// The description.
     Description,
+    /// The external data.
     ExternalData,
-    /// By its name.
+    /// The name of the status.
     Status,
+    /// The published percentage.
     Percentage,
     /// The value of the label with this name.
     Label(String),
 }
 
-/// A job with what a query may ask of it.
+/// A job with everything that a query can select or sort by.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     pub job: JobRow,
@@ -78,7 +90,8 @@ impl Subject for Candidate {
 }
 
 impl Candidate {
-    pub fn is_meant_by(&self, query: &JobQuery) -> bool {
+    /// Returns whether the query selects this job. Its limit and offset are ignored.
+    pub fn matches(&self, query: &JobQuery) -> bool {
         let prefix = query.id_prefix.as_deref().unwrap_or_default();
         self.job.job.as_str().starts_with(prefix)
             && (query.statuses.is_empty() || query.statuses.contains(&self.job.status))
@@ -93,6 +106,7 @@ impl Candidate {
                 .is_none_or(|filter| filter.accepts(self))
     }
 
+    /// Compares two jobs in the order of a query.
     pub fn compare(&self, other: &Self, sort: &Sort) -> Ordering {
         let (a, b) = (&self.job, &other.job);
         let by = match &sort.by {
@@ -122,7 +136,7 @@ impl Candidate {
 fn texts(a: Option<&str>, b: Option<&str>) -> Ordering {
     match (a, b) {
         (Some(a), Some(b)) => collation::compare(a, b),
-        // What is not there comes last.
+        // Jobs without a sort key come last.
         (a, b) => a.is_none().cmp(&b.is_none()),
     }
 }

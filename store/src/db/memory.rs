@@ -29,16 +29,16 @@ struct Shared {
     fails: Box<dyn Fn(FaultPoint) -> bool + Send + Sync>,
 }
 
-/// Where the memory store can be made to fail, as a database would whose connection is lost there.
+/// A point at which the store in memory can be made to fail, like a database whose connection is lost there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultPoint {
-    /// Before something is read outside a transaction.
+    /// Before a read outside a transaction.
     Read,
     /// Before a transaction begins.
     Begin,
-    /// Before a transaction is committed: nothing of it is left.
+    /// Before a commit: the transaction leaves nothing behind.
     Commit,
-    /// After the commit: all of it is there, but whoever committed is not told.
+    /// After a commit: the transaction is in effect, but the caller gets an error.
     Committed,
 }
 
@@ -125,7 +125,7 @@ impl State {
             labels: self.labels_of(job.incarnation),
         });
         candidates
-            .filter(|candidate| candidate.is_meant_by(query))
+            .filter(|candidate| candidate.matches(query))
             .collect()
     }
 }

@@ -173,6 +173,6 @@ fn still_matches(job: &JobRow, chosen: &Candidate, query: &JobQuery) -> bool {
             job: job.clone(),
             labels: chosen.labels.clone(),
         };
-        candidate.is_meant_by(query)
+        candidate.matches(query)
     }
 }

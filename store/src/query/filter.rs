@@ -1,10 +1,10 @@
-//! Which jobs are meant: conditions on what a job is called, how far it is and how it is labelled, as a tree. Pure.
+//! Filters: conditions on the id, name, labels, status and percentage of a job, as a tree. Pure.
 //!
-//! It hides nothing but the meaning of a condition. The databases are given the tree as SQL with parameters (`db/sql/job_query.rs`);
-//! memory asks [`Filter::accepts`]. Both must mean the same, which `tests/conformance/agreement.rs` holds against each other.
+//! The databases evaluate the tree as SQL with parameters (`db/sql/job_query.rs`), the store in memory with
+//! `Filter::accepts`. Both must select the same jobs; `tests/conformance/agreement.rs` compares them.
 //!
-//! What must stay true: a condition on a text that is not there (a job without a name, a label that a job has not got, or has
-//! without a value) is not met, negative ones included.
+//! What must stay true: a condition on a missing text is not met, not even a negative one. A text is missing if the job has no
+//! name, lacks the label, or has the label without a value.
 
 use std::cmp::Ordering;
 
@@ -15,47 +15,64 @@ use crate::query::collation;
 /// A condition on a job.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Filter {
-    /// Each of them; met when there is none.
+    /// All of these conditions are met; always true for an empty list.
     All(Vec<Filter>),
-    /// At least one of them.
+    /// At least one of these conditions is met.
     Any(Vec<Filter>),
+    /// A text of the job passes a test.
     Text(TextField, TextTest),
-    /// 0 to 100.
+    /// The published percentage, 0 to 100, compares to this number.
     Percentage(Comparison, f64),
-    /// One of these.
+    /// The job has one of these statuses.
     Status(Vec<JobStatus>),
 }
 
 /// A text that a job may have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TextField {
+    /// The job id.
     Id,
+    /// The display name.
     Name,
     /// The value of the label with this name.
     Label(String),
 }
 
+/// A test of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TextTest {
-    /// Equality is that of bytes. Less and greater are as jobs are sorted: as in a dictionary.
+    /// The text compares to this one. Equal texts have the same bytes; less and greater follow the dictionary order in which
+    /// jobs are sorted.
     Is(Comparison, String),
+    /// The text matches the pattern.
     Like(Pattern),
+    /// The text does not match the pattern.
     Unlike(Pattern),
+    /// The text is one of these.
     OneOf(Vec<String>),
+    /// The text is none of these.
     NoneOf(Vec<String>),
 }
 
+/// How a value compares to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Comparison {
+    /// `=`
     Equal,
+    /// `<>`
     NotEqual,
+    /// `<`
     Less,
+    /// `<=`
     LessOrEqual,
+    /// `>`
     Greater,
+    /// `>=`
     GreaterOrEqual,
 }
 
 impl Comparison {
+    /// Returns whether a value with this ordering to the other one passes.
     pub fn accepts(self, ordering: Ordering) -> bool {
         match self {
             Self::Equal => ordering.is_eq(),
@@ -83,27 +100,29 @@ impl Comparison {
     }
 }
 
-/// A text in which a star stands for any run of characters, and everything else for itself.
+/// A pattern in which `*` stands for any number of characters, and every other character for itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {
-    /// What stands between the stars: one piece more than there are stars.
+    /// The texts between the stars: one more than there are stars.
     pieces: Vec<String>,
 }
 
 impl Pattern {
+    /// Parses a pattern. Every text is a valid one.
     pub fn new(text: &str) -> Self {
         Self {
             pieces: text.split('*').map(str::to_owned).collect(),
         }
     }
 
-    /// What begins with exactly this.
+    /// Returns a pattern for the texts that begin with exactly this prefix.
     pub(crate) fn literal_prefix(prefix: &str) -> Self {
         Self {
             pieces: vec![prefix.to_owned(), String::new()],
         }
     }
 
+    /// Returns whether the whole text matches the pattern.
     pub fn matches(&self, text: &str) -> bool {
         let Some((first, others)) = self.pieces.split_first() else {
             return false;
@@ -117,7 +136,7 @@ impl Pattern {
         let Some(mut rest) = rest.strip_suffix(last.as_str()) else {
             return false;
         };
-        // The first place is the best one: it leaves the most to what follows.
+        // The first occurrence of a piece is the best one, because it leaves most of the text to the pieces that follow.
         for piece in between {
             let Some(at) = rest.find(piece.as_str()) else {
                 return false;
@@ -127,22 +146,22 @@ impl Pattern {
         true
     }
 
-    /// As PostgreSQL's `like` has it.
+    /// Returns the pattern in the syntax of PostgreSQL's `like`.
     pub(crate) fn like(&self) -> String {
-        self.spelled("%", |c| match c {
+        self.join("%", |c| match c {
             '%' | '_' | '\\' => Some(format!("\\{c}")),
             _ => None,
         })
     }
 
-    /// As SQLite's `glob` has it.
+    /// Returns the pattern in the syntax of `SQLite`'s `glob`.
     pub(crate) fn glob(&self) -> String {
-        self.spelled("*", |c| {
+        self.join("*", |c| {
             matches!(c, '?' | '[' | '*').then(|| format!("[{c}]"))
         })
     }
 
-    fn spelled(&self, star: &str, escaped: fn(char) -> Option<String>) -> String {
+    fn join(&self, star: &str, escaped: fn(char) -> Option<String>) -> String {
         let spell = |piece: &String| {
             piece
                 .chars()
@@ -153,21 +172,22 @@ impl Pattern {
     }
 }
 
-/// What a condition looks at.
+/// The values of a job that conditions test.
 pub(crate) trait Subject {
     fn status(&self) -> JobStatus;
-    /// In hundredths.
+    /// Returns the published percentage in hundredths.
     fn percentage(&self) -> i32;
     fn text(&self, field: &TextField) -> Option<&str>;
 }
 
 impl Filter {
+    /// Returns whether a job meets the condition.
     pub(crate) fn accepts(&self, job: &impl Subject) -> bool {
         match self {
             Self::All(filters) => filters.iter().all(|filter| filter.accepts(job)),
             Self::Any(filters) => filters.iter().any(|filter| filter.accepts(job)),
             Self::Text(field, test) => job.text(field).is_some_and(|text| test.accepts(text)),
-            // As the databases do: the number nearest to the percentage that is shown.
+            // Like the databases, compares the floating-point number that is nearest to the published percentage.
             Self::Percentage(comparison, number) => (f64::from(job.percentage()) / 100.0)
                 .partial_cmp(number)
                 .is_some_and(|ordering| comparison.accepts(ordering)),
@@ -177,7 +197,7 @@ impl Filter {
 }
 
 impl Filter {
-    /// Labels, by name and value, that every job has that is accepted. Not all of them are found.
+    /// Returns labels, with values, that every accepted job has. There may be further ones that this does not find.
     pub(crate) fn required_labels(&self) -> Vec<(&str, &str)> {
         match self {
             Self::All(filters) => filters.iter().flat_map(Self::required_labels).collect(),
@@ -209,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_stands_for_any_run_of_characters_and_nothing_else_does() {
+    fn star_matches_any_characters_and_everything_else_matches_itself() {
         for (pattern, text, matches) in [
             ("*", "", true),
             ("a*", "a", true),
@@ -237,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_something_to_a_database_is_escaped() {
+    fn characters_that_are_special_to_a_database_are_escaped() {
         let pattern = Pattern::new(r"1%_\?[a]*z");
         assert_eq!(pattern.like(), r"1\%\_\\?[a]%z");
         assert_eq!(pattern.glob(), r"1%_\[?][[]a]*z");
