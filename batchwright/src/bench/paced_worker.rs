@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
 use contract::RangeItem;
 use framework::broker::Broker;
 use framework::broker::amqp::{Amqp, AmqpOptions};
+use framework::clock::Clock;
 use framework::config::Route;
 use framework::runtime::stop_signal;
 use framework::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
@@ -163,10 +164,7 @@ impl Worker for Paced {
 
 /// Returns the time in milliseconds since 1970.
 pub fn now() -> i64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+    Clock::system().now_millis()
 }
 
 /// Parses a number greater than 0, such as a rate.

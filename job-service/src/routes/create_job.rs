@@ -1,7 +1,6 @@
 //! `PUT /partitions/{partitionId}/jobs/{jobId}`: creates a job. Idempotent: the same request again changes nothing.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Extension;
 use axum::body::Bytes;
@@ -11,6 +10,7 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use contract::rest::{ErrorBody, NewJob};
+use framework::clock::Clock;
 use store::{Creation, Incarnation};
 use uuid::Uuid;
 
@@ -159,8 +159,5 @@ fn requested_url(uri: &Uri, headers: &HeaderMap) -> String {
 
 /// Returns the current time in milliseconds since 1970.
 fn now() -> i64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+    Clock::system().now_millis()
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use contract::{JobId, PartitionId, TaskMessage, TaskStatus, Tracking};
@@ -366,13 +365,7 @@ async fn outbox_is_empty(store: &Store) {
 }
 
 fn now() -> i64 {
-    i64::try_from(
-        SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap()
-            .as_millis(),
-    )
-    .unwrap()
+    framework::clock::Clock::system().now_millis()
 }
 
 #[tokio::test]

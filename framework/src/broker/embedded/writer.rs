@@ -12,7 +12,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -27,6 +27,7 @@ use super::{Command, WriterSettler};
 use crate::broker::{
     BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler,
 };
+use crate::clock::Clock;
 
 /// The largest batch.
 const BATCH_MESSAGES: usize = 4096;
@@ -532,11 +533,7 @@ fn number_of(index: usize) -> i64 {
 }
 
 fn now_millis() -> i64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| {
-            i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-        })
+    Clock::system().now_millis()
 }
 
 #[cfg(test)]
