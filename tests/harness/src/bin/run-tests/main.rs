@@ -18,7 +18,7 @@ mod plan;
 mod report;
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -70,7 +70,8 @@ async fn run() -> anyhow::Result<bool> {
     };
     let messages = std::fs::read_to_string(&messages)
         .with_context(|| format!("cannot read the messages of cargo in {messages}"))?;
-    let output = PathBuf::from(output);
+    // Absolute, because each job has a working directory of its own.
+    let output = std::path::absolute(output)?;
     std::fs::create_dir_all(&output)?;
 
     let began = Instant::now();

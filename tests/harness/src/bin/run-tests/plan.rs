@@ -83,11 +83,13 @@ fn test_binary(message: &Value) -> anyhow::Result<Option<Job>> {
         .parent()
         .context("a manifest without a folder")?;
     let package = folder.file_name().unwrap_or_default().to_string_lossy();
-    let is_integration_test = message["target"]["kind"][0] == "test";
+    let kind = message["target"]["kind"][0].as_str().unwrap_or_default();
+    let is_integration_test = kind == "test";
     let name = if is_integration_test {
         format!("{package}/{target}")
     } else {
-        format!("{package} ({target}, unit tests)")
+        // A library and a binary may have the same name.
+        format!("{package} ({kind} {target}, unit tests)")
     };
     Ok(Some(Job {
         layer: layer(&package, is_integration_test.then_some(target)),
@@ -172,7 +174,7 @@ mod tests {
                     "/target/store_conformance-1"
                 ),
                 (
-                    "contract (contract, unit tests)",
+                    "contract (lib contract, unit tests)",
                     "wire",
                     "/target/contract-1"
                 ),
