@@ -71,7 +71,7 @@ const OPEN_CIRCLES: &[(&str, &str, &str)] = &[
 ];
 
 /// A longer file hides more than one decision.
-const LONGEST_FILE: usize = 1200;
+const LONGEST_FILE: usize = 750;
 
 #[test]
 fn crates_depend_only_on_the_crates_in_the_table() {
