@@ -5,10 +5,10 @@
 //! ```
 //!
 //! A task that is split numbers its subtasks from 1, in publish order. Its own final message has the next number, marked
-//! with `*`. So a `*` anywhere in an id says how many children the parent of that step has.
+//! with `*`. The number of a marked step is therefore the number of children of its parent.
 //!
 //! This is CAF's format, with one addition: if a job id is used again after a deletion, the new job writes its incarnation.
-//! The first job with an id has CAF's plain form.
+//! The first job with an id uses CAF's plain form.
 
 use std::fmt;
 
@@ -47,10 +47,10 @@ pub struct JobTaskId {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JobTaskIdError {
     /// The job or the partition is empty.
-    #[error("the job task id {0:?} names no job")]
+    #[error("the job task id {0:?} contains no job id")]
     NoJob(String),
     /// A step or the incarnation is not a valid number.
-    #[error("the job task id {id:?} has {part:?} where a number from 1 to 2147483647 belongs")]
+    #[error("the job task id {id:?} contains {part:?}; expected a number from 1 to 2147483647")]
     BadNumber {
         /// The whole id.
         id: String,
@@ -66,7 +66,7 @@ pub enum JobTaskIdError {
 }
 
 impl JobTaskId {
-    /// The partition of an id that names none. Messages of old CAF versions have no partitions.
+    /// The partition of an id that contains none. Messages of old CAF versions have no partitions.
     pub const DEFAULT_PARTITION: &'static str = "default";
     /// The maximum number of steps.
     pub const MAX_DEPTH: usize = 64;
@@ -74,7 +74,8 @@ impl JobTaskId {
     /// Parses a job task id.
     ///
     /// # Errors
-    /// Returns what is wrong and where. The characters of the partition and of the job are not checked.
+    /// Returns an error if the partition or the job is empty, if the incarnation or a step is not a valid number, or if there
+    /// are too many steps. Does not check the characters of the partition and the job.
     pub fn parse(text: &str) -> Result<Self, JobTaskIdError> {
         let (partition, rest) = text
             .split_once(':')

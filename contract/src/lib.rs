@@ -4,12 +4,12 @@
 //! and it depends on none of them. A client needs nothing else to talk to a Batchwright system.
 //!
 //! The formats are those of the [CAF] worker framework and job service, so that Java workers and existing clients can
-//! share queues and jobs with us. Fields and types that CAF does not have say so.
+//! share queues and jobs with ours. The doc comments of additions to CAF's formats say so.
 //!
 //! What must stay true:
 //! - Names on the wire are CAF's (`taskId`, `trackTo`, …). Every field of a [`TaskMessage`] is always written, even if it
 //!   is null.
-//! - Reading is lenient and writing is strict: what a Java worker accepts is accepted here ([`TaskMessage::decode`]).
+//! - Reading is lenient and writing is strict: [`TaskMessage::decode`] accepts every message that a Java worker accepts.
 //! - The payload of a [`TrackingReportTask`] has exactly CAF's fields, because CAF's tracking worker rejects others.
 //!
 //! [CAF]: https://github.com/CAFDataProcessing
@@ -17,9 +17,9 @@
 #![warn(missing_docs)]
 
 mod batch;
+mod decode;
 mod ids;
 mod job_task_id;
-mod lenient;
 mod report;
 pub mod rest;
 mod task_message;
@@ -39,7 +39,7 @@ pub use task_message::{
 /// The default name of the paused pipe, to which workers send the tasks of paused jobs.
 pub const PAUSED_PIPE: &str = "worker-paused-in";
 
-/// The longest name of a pipe that every broker accepts, in bytes. AMQP sets the limit.
+/// The maximum length of a pipe name, in bytes. AMQP sets the limit; every broker accepts names of this length.
 pub const MAX_PIPE_BYTES: usize = 255;
 
 /// A typed payload: the content of `taskData` in a task message, as JSON.

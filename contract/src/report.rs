@@ -86,7 +86,7 @@ pub struct ReportFailure {
     /// The name of the worker that failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_source: Option<String>,
-    /// The reason, for people.
+    /// A description of the failure for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_message: Option<String>,
 }

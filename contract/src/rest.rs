@@ -66,7 +66,7 @@ pub struct JobTask {
     pub task_data_encoding: Option<TaskDataEncoding>,
     /// The pipe of the worker that runs the first task.
     pub task_pipe: Option<String>,
-    /// The pipe where tracking ends. Without a target pipe, the job completes through workers that send no output.
+    /// The pipe where tracking ends. Without a target pipe, the job completes only if its workers send no output.
     pub target_pipe: Option<String>,
 }
 
@@ -226,7 +226,7 @@ impl Expiry {
             .filter_map(|(status, policy)| Some((status, policy.as_mut()?)))
     }
 
-    /// Returns these policies, completed from `default` where none is set.
+    /// Returns these policies, with the policy of `default` wherever none is set.
     #[must_use]
     pub fn or(self, default: &Self) -> Self {
         let either = |own: Option<ExpiryPolicy>, default: &Option<ExpiryPolicy>| {

@@ -8,7 +8,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::{TaskData, lenient};
+use crate::TaskData;
 
 /// The envelope of a task. Fields are declared in the order in which they are written. All are written, even if null.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ pub struct TaskMessage {
     /// The payload, usually JSON. Base64 on the wire.
     #[serde(default, with = "base64_bytes")]
     pub task_data: Option<Vec<u8>>,
-    /// Whether the message is a request or a result, and which.
+    /// The kind of the message: a request or one of the kinds of results.
     #[serde(default)]
     pub task_status: Option<TaskStatus>,
     /// State that a service passes along through other workers, by service path.
@@ -43,7 +43,7 @@ pub struct TaskMessage {
     /// The worker that sent the message.
     #[serde(default)]
     pub source_info: Option<SourceInfo>,
-    /// Preserved when a message is forwarded. Never set and never used.
+    /// CAF's priority. Workers copy it when they forward a message, and otherwise ignore it.
     #[serde(default)]
     pub priority: Option<i32>,
     /// Copied to all outputs and reports of the task.
@@ -86,7 +86,7 @@ pub struct SourceInfo {
     pub version: Option<String>,
 }
 
-/// Whether a message is a request or a result, and which.
+/// The kind of a message: a request or one of the kinds of results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum TaskStatus {
@@ -129,10 +129,10 @@ impl TaskStatus {
     }
 }
 
-/// Why a body is not a valid task message.
+/// Why a body is not a valid task message; see [`TaskMessage::decode`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The body contains nothing but white space.
+    /// The body is empty or contains only white space.
     #[error("the body is empty")]
     Empty,
     /// The body is not JSON, for this reason.
@@ -142,12 +142,12 @@ pub enum DecodeError {
     #[error("the body is a JSON {0}, not an object")]
     NotAnObject(&'static str),
     /// A field is missing or has a wrong value.
-    #[error("the field {field} {flaw}")]
+    #[error("the field {field} {problem}")]
     Field {
         /// The name of the field on the wire.
         field: &'static str,
         /// What is wrong with it, e.g. `is missing`.
-        flaw: String,
+        problem: String,
     },
 }
 
@@ -177,28 +177,6 @@ impl TaskMessage {
         })
     }
 
-    /// Decodes a body as leniently as CAF does. Accepts unknown and missing fields, numbers as text, statuses as ordinals,
-    /// bytes after the closing brace, a payload as an object, and `statusCheckTime`, the time of the *next* status check,
-    /// which CAF sent in 2016.
-    ///
-    /// # Errors
-    /// Returns what is wrong, and in which field. Only `taskId` is required.
-    pub fn decode(body: &[u8]) -> Result<Self, DecodeError> {
-        let mut strict = serde_json::Deserializer::from_slice(body);
-        match Self::deserialize(&mut strict) {
-            // The time of the check may have its old name, which only the lenient decoder knows.
-            Ok(message)
-                if message
-                    .tracking
-                    .as_ref()
-                    .is_none_or(|t| t.last_status_check_time.is_some()) =>
-            {
-                Ok(message)
-            }
-            _ => lenient::decode(body),
-        }
-    }
-
     /// Returns the body of the message: JSON in UTF-8.
     pub fn encode(&self) -> Vec<u8> {
         // Cannot fail: all map keys are text, and no `Serialize` of a field fails.
@@ -216,7 +194,7 @@ pub fn same_pipe(a: &str, b: &str) -> bool {
     a == b || a.to_lowercase() == b.to_lowercase()
 }
 
-/// Returns `body` with its field `tracking` replaced. All other fields, also unknown ones, keep their values byte for byte.
+/// Returns `body` with its field `tracking` replaced. All other fields, including unknown ones, keep their values byte for byte.
 ///
 /// # Errors
 /// [`DecodeError::NotJson`] if `body` is not a JSON object; the body of a decoded message always is.
@@ -303,7 +281,7 @@ pub(crate) mod base64_bytes {
 
     #[expect(
         clippy::ref_option,
-        reason = "serde's `with` hands the field over like this"
+        reason = "serde's `with` passes a reference to the field"
     )]
     pub fn serialize<S: Serializer>(
         bytes: &Option<Vec<u8>>,

@@ -252,7 +252,7 @@ fn refuses_what_a_java_worker_refuses_and_names_the_field() {
         (
             "bytes that are none",
             with(r#""taskData":[256]"#),
-            "the field taskData is an array with something other than bytes",
+            "the field taskData is an array with an element that is not a byte",
         ),
         (
             "context that is no base64",
@@ -262,12 +262,12 @@ fn refuses_what_a_java_worker_refuses_and_names_the_field() {
         (
             "a status in lower case",
             with(r#""taskStatus":"new_task""#),
-            "the field taskStatus is \"new_task\", which is no task status",
+            "the field taskStatus is \"new_task\", which is not a task status",
         ),
         (
             "an ordinal of no status",
             with(r#""taskStatus":5"#),
-            "the field taskStatus is 5, which is no task status",
+            "the field taskStatus is 5, which is not a task status",
         ),
         (
             "a number that is too large",

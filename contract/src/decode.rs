@@ -1,4 +1,5 @@
-//! Decodes bodies that the strict types reject and that CAF's Java workers, which use Jackson, accept.
+//! Decodes task messages: with the strict types first and, if they reject the body, as leniently as CAF's Java workers, which
+//! use Jackson.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +9,31 @@ use serde_json::{Map, Value};
 use crate::task_message::{ContextData, base64_bytes};
 use crate::{DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking};
 
-/// Decodes a task message leniently; see [`TaskMessage::decode`].
-pub fn decode(body: &[u8]) -> Result<TaskMessage, DecodeError> {
+impl TaskMessage {
+    /// Decodes a body as leniently as CAF does. Accepts unknown and missing fields, numbers as text, statuses as ordinals,
+    /// bytes after the closing brace, a payload as an object, and `statusCheckTime`, the time of the *next* status check,
+    /// which CAF sent in 2016. Only `taskId` is required.
+    ///
+    /// # Errors
+    /// Returns an error if the body is not a JSON object, or if a field is missing or has an invalid value.
+    pub fn decode(body: &[u8]) -> Result<Self, DecodeError> {
+        let mut strict = serde_json::Deserializer::from_slice(body);
+        match Self::deserialize(&mut strict) {
+            // The time of the check may have its old name, which only the lenient decoder knows.
+            Ok(message)
+                if message
+                    .tracking
+                    .as_ref()
+                    .is_none_or(|t| t.last_status_check_time.is_some()) =>
+            {
+                Ok(message)
+            }
+            _ => decode_leniently(body),
+        }
+    }
+}
+
+fn decode_leniently(body: &[u8]) -> Result<TaskMessage, DecodeError> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Err(DecodeError::Empty);
     }
@@ -26,7 +50,7 @@ pub fn decode(body: &[u8]) -> Result<TaskMessage, DecodeError> {
         } else {
             3
         },
-        task_id: text("taskId", fields)?.ok_or_else(|| flaw("taskId", "is missing"))?,
+        task_id: text("taskId", fields)?.ok_or_else(|| invalid("taskId", "is missing"))?,
         task_classifier: text("taskClassifier", fields)?,
         task_api_version: narrow("taskApiVersion", integer("taskApiVersion", fields)?)?,
         task_data: bytes("taskData", fields.remove("taskData"))?,
@@ -77,9 +101,12 @@ fn task_status(value: Option<Value>) -> Result<Option<TaskStatus>, DecodeError> 
         Some(_) => None,
     };
     let shown = value.unwrap_or_default();
-    found
-        .map(Some)
-        .ok_or_else(|| flaw("taskStatus", format!("is {shown}, which is no task status")))
+    found.map(Some).ok_or_else(|| {
+        invalid(
+            "taskStatus",
+            format!("is {shown}, which is not a task status"),
+        )
+    })
 }
 
 fn context(value: Option<Value>) -> Result<BTreeMap<String, ContextData>, DecodeError> {
@@ -94,20 +121,20 @@ fn context(value: Option<Value>) -> Result<BTreeMap<String, ContextData>, Decode
                 ))
             })
             .collect(),
-        Some(other) => Err(flaw(
+        Some(other) => Err(invalid(
             "context",
             format!("is a JSON {}, not an object", kind(&other)),
         )),
     }
 }
 
-/// Decodes base64 text, an array of bytes (-128 to 255), or an object, which stands for its own JSON (CAF 5.1 to 6).
+/// Decodes base64 text or an array of bytes (-128 to 255). An object decodes to its own JSON (CAF 5.1 to 6).
 fn bytes(field: &'static str, value: Option<Value>) -> Result<Option<Vec<u8>>, DecodeError> {
     match value {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => base64_bytes::decode(&text)
             .map(Some)
-            .map_err(|error| flaw(field, format!("is not base64: {error}"))),
+            .map_err(|error| invalid(field, format!("is not base64: {error}"))),
         Some(Value::Array(numbers)) => {
             let byte = |n: &Value| {
                 n.as_i64().and_then(|n| {
@@ -118,10 +145,10 @@ fn bytes(field: &'static str, value: Option<Value>) -> Result<Option<Vec<u8>>, D
             };
             let read: Option<Vec<u8>> = numbers.iter().map(byte).collect();
             read.map(Some)
-                .ok_or_else(|| flaw(field, "is an array with something other than bytes"))
+                .ok_or_else(|| invalid(field, "is an array with an element that is not a byte"))
         }
         Some(object @ Value::Object(_)) => Ok(Some(object.to_string().into_bytes())),
-        Some(other) => Err(flaw(
+        Some(other) => Err(invalid(
             field,
             format!("is a JSON {}, not base64", kind(&other)),
         )),
@@ -135,7 +162,7 @@ fn object(
     match fields.remove(field) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Object(object)) => Ok(Some(object)),
-        Some(other) => Err(flaw(
+        Some(other) => Err(invalid(
             field,
             format!("is a JSON {}, not an object", kind(&other)),
         )),
@@ -150,7 +177,10 @@ fn text(
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
         Some(scalar @ (Value::Number(_) | Value::Bool(_))) => Ok(Some(scalar.to_string())),
-        Some(other) => Err(flaw(field, format!("is a JSON {}, not text", kind(&other)))),
+        Some(other) => Err(invalid(
+            field,
+            format!("is a JSON {}, not text", kind(&other)),
+        )),
     }
 }
 
@@ -160,7 +190,7 @@ fn integer(field: &'static str, fields: &mut Map<String, Value>) -> Result<i64, 
 
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "the fraction of a number is cut off, as Jackson does"
+    reason = "truncates a fraction, as Jackson does"
 )]
 fn optional_integer(
     field: &'static str,
@@ -176,7 +206,7 @@ fn optional_integer(
         Some(other) => Err(other.to_string()),
     };
     read.map(Some)
-        .map_err(|shown| flaw(field, format!("is {shown}, not a whole number")))
+        .map_err(|shown| invalid(field, format!("is {shown}, not a whole number")))
 }
 
 /// Reads a time: milliseconds since 1970 as a number or as text, or ISO 8601.
@@ -191,13 +221,13 @@ fn time(field: &'static str, fields: &mut Map<String, Value>) -> Result<Option<i
 }
 
 fn narrow(field: &'static str, n: i64) -> Result<i32, DecodeError> {
-    i32::try_from(n).map_err(|_| flaw(field, format!("is {n}, which is too large")))
+    i32::try_from(n).map_err(|_| invalid(field, format!("is {n}, which is too large")))
 }
 
-fn flaw(field: &'static str, flaw: impl Into<String>) -> DecodeError {
+fn invalid(field: &'static str, problem: impl Into<String>) -> DecodeError {
     DecodeError::Field {
         field,
-        flaw: flaw.into(),
+        problem: problem.into(),
     }
 }
 
