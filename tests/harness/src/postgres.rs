@@ -14,7 +14,7 @@ use crate::{free_port, unique};
 const MISSING: &str = "PostgreSQL is not installed: `apt-get install postgresql` (its service is not needed and may stay \
                        off), or set DATABASE_URL to a server on which databases may be created";
 
-/// The folder of the data is made under the supervisor's eyes, too: a test may be killed in the middle of that.
+/// The supervisor also creates the data folder, because a test may be killed in the middle of that.
 const START: &str = r#"
     initdb=$1 data=$4
     shift
@@ -22,14 +22,14 @@ const START: &str = r#"
     exec "$@"
 "#;
 
-/// A fresh, empty database of the caller's own.
+/// A fresh, empty database.
 #[derive(Debug, Clone)]
 pub struct Postgres {
     /// `postgres://user@host:port/name`
     pub url: String,
 }
 
-/// A new database on the server that all tests of this process share: the one of `DATABASE_URL`, else a private one.
+/// Creates a database on the server that all tests of this process share: that of `DATABASE_URL`, else a private one.
 pub async fn postgres() -> anyhow::Result<Postgres> {
     static SHARED: OnceCell<Shared> = OnceCell::const_new();
     SHARED
@@ -39,7 +39,7 @@ pub async fn postgres() -> anyhow::Result<Postgres> {
         .await
 }
 
-/// A server of a test's own, to stop and start. It ends with its owner.
+/// A server that one test owns, to stop and start it. Dropping it stops the server.
 #[derive(Debug)]
 pub struct PostgresServer {
     supervisor: Supervisor,
@@ -47,12 +47,12 @@ pub struct PostgresServer {
 }
 
 impl PostgresServer {
-    /// A server that does not wait for the disk: what it has committed survives its own death, not the machine's.
+    /// Starts a server that does not wait for the disk: its commits survive a crash of the server, not of the machine.
     pub async fn start() -> anyhow::Result<Self> {
         Self::start_with(&["-c", "fsync=off", "-c", "full_page_writes=off"]).await
     }
 
-    /// A server with `PostgreSQL`'s own durability, to measure with.
+    /// Starts a server with `PostgreSQL`'s default durability, for measurements.
     pub async fn start_durable() -> anyhow::Result<Self> {
         Self::start_with(&[]).await
     }
@@ -89,39 +89,39 @@ impl PostgresServer {
         Ok(server)
     }
 
-    /// Ends all sessions and shuts the server down properly. The data stay.
+    /// Ends all sessions and shuts the server down. The data stay.
     pub async fn stop(&self) -> anyhow::Result<()> {
         self.supervisor.tell(Order::Stop).await.map(drop)
     }
 
-    /// As `kill -9`: the server must recover from its log when it starts again.
+    /// Kills the server as `kill -9` does: it must recover from its log when it starts again.
     pub async fn kill(&self) -> anyhow::Result<()> {
         self.supervisor.tell(Order::Kill).await.map(drop)
     }
 
-    /// Starts the stopped server: same port, same data. Returns when it answers.
+    /// Starts the stopped server again, with the same port and data. Returns when it accepts queries.
     pub async fn start_again(&self) -> anyhow::Result<()> {
         let url = self.url("postgres");
         self.supervisor
             .start(async || {
-                // The port is asked first because it costs nothing.
+                // The port is tried first because that is cheap.
                 TcpStream::connect(("127.0.0.1", self.port))?;
                 psql(&url, &["select 1"]).await.map(drop)
             })
             .await
     }
 
-    /// Where the server listens.
+    /// Returns the address on which the server listens.
     pub const fn address(&self) -> SocketAddr {
         SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), self.port)
     }
 
-    /// The address of a database of this server; `postgres` is always there.
+    /// Returns the URL of a database of this server. The database `postgres` always exists.
     pub fn url(&self, database: &str) -> String {
         format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
     }
 
-    /// A new, empty database on this server.
+    /// Creates an empty database on this server.
     pub async fn create_database(&self) -> anyhow::Result<Postgres> {
         create_database(&self.url("postgres")).await
     }
@@ -157,7 +157,7 @@ async fn create_database(server: &str) -> anyhow::Result<Postgres> {
     })
 }
 
-/// Where this process creates its databases.
+/// The server on which this process creates its databases.
 enum Shared {
     Own(PostgresServer),
     Given { url: String, leftovers: Leftovers },
@@ -192,7 +192,7 @@ impl Shared {
     }
 }
 
-/// Somebody else's server is left as it was found: a shell drops our databases when this process has ended.
+/// The databases on a server that is not ours. A shell drops them when this process has ended.
 struct Leftovers(Mutex<std::process::ChildStdin>);
 
 impl Leftovers {
@@ -256,7 +256,7 @@ fn postgres_program(name: &str) -> Option<PathBuf> {
     program(name, &folders)
 }
 
-/// The same server, another database: what is between the authority and the query is replaced.
+/// Returns the URL of another database on the same server, with the same user, port and options.
 fn with_database(url: &str, name: &str) -> String {
     let (base, query) = url
         .split_once('?')
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_database_keeps_the_user_the_port_and_the_options() {
+    fn another_database_keeps_user_port_and_options() {
         for (given, expected) in [
             ("postgres://u:p@h:5433/app", "postgres://u:p@h:5433/x"),
             ("postgres://u:p@h:5433", "postgres://u:p@h:5433/x"),
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_call_gives_an_empty_database_of_its_own() -> anyhow::Result<()> {
+    async fn every_call_creates_an_empty_database() -> anyhow::Result<()> {
         let (one, other) = tokio::try_join!(postgres(), postgres())?;
         assert_ne!(one.url, other.url);
         psql(
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_was_stopped_or_killed_comes_back_with_its_data() -> anyhow::Result<()> {
+    async fn a_stopped_or_killed_server_restarts_with_its_data() -> anyhow::Result<()> {
         let server = PostgresServer::start().await?;
         let database = server.create_database().await?;
         psql(&database.url, &["create table t (n int)"]).await?;
@@ -323,7 +323,7 @@ mod tests {
         server.stop().await?;
         assert!(
             psql(&database.url, &["select 1"]).await.is_err(),
-            "stopped, yet it answers"
+            "it accepts queries after a stop"
         );
         server.start_again().await?;
         psql(&database.url, &["insert into t values (1)"]).await?;
@@ -331,7 +331,7 @@ mod tests {
         server.kill().await?;
         assert!(
             psql(&database.url, &["select 1"]).await.is_err(),
-            "killed, yet it answers"
+            "it accepts queries after a kill"
         );
         server.start_again().await?;
         assert_eq!(psql(&database.url, &["select count(*) from t"]).await?, "1");
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_cannot_start_says_why_from_its_log() -> anyhow::Result<()> {
+    async fn a_server_that_cannot_start_reports_its_log() -> anyhow::Result<()> {
         let error = PostgresServer::start_with(&["-c", "no_such_setting=1"])
             .await
             .unwrap_err()

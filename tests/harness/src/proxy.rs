@@ -1,9 +1,9 @@
-//! A network that fails when it is told to: a TCP proxy in front of a server.
+//! A network that fails on demand: a TCP proxy in front of a server.
 //!
-//! What a test can do to those who connect through it is what networks do: end connections, refuse new ones, or, worst of all,
-//! keep everything open and carry nothing. Nobody who only waits is told of the last; who relies on being told is found out.
+//! A test can do what networks do to connections: end them, refuse new ones, or, worst of all, keep them open and carry
+//! nothing. A client that only waits never notices the last fault, so it needs a heartbeat or a time limit of its own.
 //!
-//! What must stay true: bytes are carried in order, complete up to where a connection ends, or not at all.
+//! What must stay true: bytes arrive in order and complete up to the end of a connection, or not at all.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,15 +22,15 @@ pub struct Proxy {
     _tasks: JoinSet<()>,
 }
 
-/// How it is between here and the server. Connections are numbered in the order in which they come.
+/// The state of the network. Connections are numbered in the order in which they are opened.
 #[derive(Debug, Clone, Copy)]
 struct Weather {
     mode: Mode,
     /// The number of the next connection.
     next: u64,
-    /// All connections below this number are ended.
+    /// Connections below this number are ended.
     cut: u64,
-    /// All connections below this number carry nothing any more.
+    /// Connections below this number no longer carry anything.
     forgotten: u64,
 }
 
@@ -48,7 +48,7 @@ impl Weather {
 }
 
 impl Proxy {
-    /// Begins to carry connections to `target`, which need not be there yet.
+    /// Starts a proxy for `target`, which need not be running yet.
     pub async fn start(target: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let address = listener.local_addr()?;
@@ -67,18 +67,18 @@ impl Proxy {
         })
     }
 
-    /// Where to connect instead of the target.
+    /// Returns the address to connect to instead of the target.
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Ends all connections there are. New ones fare as before.
+    /// Ends all existing connections. New ones are treated as before.
     pub fn cut(&self) {
         self.weather
             .send_modify(|weather| weather.cut = weather.next);
     }
 
-    /// Ends all connections there are and, from now on, each new one at once.
+    /// Ends all existing connections, and every new one immediately.
     pub fn refuse(&self) {
         self.weather.send_modify(|weather| {
             *weather = Weather {
@@ -89,13 +89,13 @@ impl Proxy {
         });
     }
 
-    /// Carries nothing in either direction, not even that a connection has ended; new connections are accepted all the same.
+    /// Carries nothing in either direction, not even the end of a connection. New connections are still accepted.
     pub fn black_hole(&self) {
         self.weather
             .send_modify(|weather| weather.mode = Mode::BlackHole);
     }
 
-    /// Never again carries anything of the connections there are, as a firewall that has lost its state; new ones are carried.
+    /// Carries nothing for existing connections ever again, as a firewall that has lost its state. New connections work.
     pub fn forget(&self) {
         self.weather.send_modify(|weather| {
             *weather = Weather {
@@ -106,7 +106,7 @@ impl Proxy {
         });
     }
 
-    /// Carries everything, also what has been held back in a black hole.
+    /// Carries everything again, including the bytes that a black hole has held back.
     pub fn pass(&self) {
         self.weather
             .send_modify(|weather| weather.mode = Mode::Pass);
@@ -116,7 +116,7 @@ impl Proxy {
 async fn accept(listener: TcpListener, target: SocketAddr, weather: watch::Sender<Weather>) {
     let mut connections = JoinSet::new();
     loop {
-        // A client that is gone before it is accepted is nobody's loss.
+        // A client may be gone before it is accepted.
         let Ok((client, _)) = listener.accept().await else {
             continue;
         };
@@ -132,7 +132,7 @@ async fn accept(listener: TcpListener, target: SocketAddr, weather: watch::Sende
     }
 }
 
-/// One connection, until either side ends it or it is cut.
+/// Carries one connection until either side ends it or it is cut.
 async fn carry(
     client: TcpStream,
     target: SocketAddr,
@@ -143,7 +143,7 @@ async fn carry(
     let carried = async {
         clear(&mut weather, number).await?;
         let server = TcpStream::connect(target).await?;
-        // Small messages are to be as late as they are without us.
+        // The proxy must not delay small messages.
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let ((from_client, to_client), (from_server, to_server)) =
@@ -155,7 +155,7 @@ async fn carry(
         )
     };
     tokio::select! {
-        // How a connection ended is the business of those who had it.
+        // Client and server see for themselves how their connection ended.
         _ = carried => {}
         _ = told.wait_for(|weather| number < weather.cut) => {}
     }
@@ -171,7 +171,7 @@ async fn one_way(
     loop {
         clear(&mut weather, number).await?;
         let length = from.read(&mut buffer).await?;
-        // It may have changed while there was nothing to read.
+        // The state may have changed while there was nothing to read.
         clear(&mut weather, number).await?;
         if length == 0 {
             return to.shutdown().await;
@@ -180,7 +180,7 @@ async fn one_way(
     }
 }
 
-/// Waits until this connection is carried.
+/// Waits until the network carries this connection.
 async fn clear(weather: &mut watch::Receiver<Weather>, number: u64) -> io::Result<()> {
     weather
         .wait_for(|weather| weather.carries(number))
@@ -198,10 +198,10 @@ mod tests {
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(10);
-    /// Long enough for anything on this machine to have arrived.
+    /// Long enough for a message to arrive on the same machine.
     const SILENCE: Duration = Duration::from_millis(200);
 
-    /// A server that sends back what it is sent.
+    /// Starts a server that echoes everything.
     async fn echo() -> (SocketAddr, JoinSet<()>) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -222,7 +222,7 @@ mod tests {
         TcpStream::connect(proxy.address()).await.unwrap()
     }
 
-    /// Says something and hears it back; an error when the connection has ended.
+    /// Sends a word and reads its echo; returns an error when the connection has ended.
     async fn says(stream: &mut TcpStream, word: &[u8]) -> io::Result<()> {
         stream.write_all(word).await?;
         hears(stream, word).await
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn everything_is_carried_both_ways_up_to_the_end() {
+    async fn bytes_are_carried_both_ways_up_to_the_end() {
         let (server, _running) = echo().await;
         let proxy = Proxy::start(server).await.unwrap();
         let stream = through(&proxy).await;
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cut_ends_what_there_is_and_nothing_that_comes_later() {
+    async fn a_cut_ends_existing_connections_only() {
         let (server, _running) = echo().await;
         let proxy = Proxy::start(server).await.unwrap();
         let mut stream = through(&proxy).await;
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_refused_may_come_again_when_it_passes() {
+    async fn refused_clients_can_connect_once_the_proxy_passes() {
         let (server, _running) = echo().await;
         let proxy = Proxy::start(server).await.unwrap();
         let mut stream = through(&proxy).await;
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_forgotten_stays_silent_for_ever_and_new_connections_do_not() {
+    async fn forgotten_connections_stay_silent_and_new_ones_work() {
         let (server, _running) = echo().await;
         let proxy = Proxy::start(server).await.unwrap();
         let mut old = through(&proxy).await;
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_is_not_there_ends_the_connection() {
+    async fn a_missing_server_ends_the_connection() {
         let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], crate::free_port())))
             .await
             .unwrap();

@@ -15,8 +15,8 @@ use crate::supervisor::{Home, Order, Supervisor, program, run};
 const MISSING: &str = "RabbitMQ is not installed: `apt-get install rabbitmq-server` (its service is not needed and may stay \
                        off), or set AMQP_URL to a running node";
 
-/// The Erlang port mapper is a daemon that any node starts and none stops. Ours has a port of its own, is a child of the node's
-/// process group, and goes with it.
+/// The Erlang port mapper is a daemon that any node starts and none stops. This one has its own port, belongs to the process
+/// group of the node, and ends with it.
 const START: &str = r#"epmd -address 127.0.0.1 & exec "$1""#;
 
 /// A running node.
@@ -26,7 +26,7 @@ pub struct Amqp {
     pub url: String,
 }
 
-/// The node that all tests of this process share: the one of `AMQP_URL`, else a private one.
+/// Returns the node that all tests of this process share: that of `AMQP_URL`, else a private one.
 pub async fn rabbitmq() -> anyhow::Result<Amqp> {
     static SHARED: OnceCell<RabbitServer> = OnceCell::const_new();
 
@@ -42,7 +42,7 @@ pub async fn rabbitmq() -> anyhow::Result<Amqp> {
     }
 }
 
-/// A node of a test's own, to stop and start. It ends with its owner.
+/// A node that one test owns, to stop and start it. Dropping it stops the node.
 #[derive(Debug)]
 pub struct RabbitServer {
     supervisor: Supervisor,
@@ -52,7 +52,7 @@ pub struct RabbitServer {
 }
 
 impl RabbitServer {
-    /// Starts a node. It takes some ten seconds.
+    /// Starts a node, which takes some ten seconds.
     pub async fn start() -> anyhow::Result<Self> {
         let script = program("rabbitmq-server", &[PathBuf::from("/usr/lib/rabbitmq/bin")])
             .context(MISSING)?;
@@ -96,17 +96,17 @@ impl RabbitServer {
         Ok(server)
     }
 
-    /// Shuts the node down properly. Durable queues and their persistent messages stay.
+    /// Shuts the node down. Durable queues and their persistent messages stay.
     pub async fn stop(&self) -> anyhow::Result<()> {
         self.supervisor.tell(Order::Stop).await.map(drop)
     }
 
-    /// As `kill -9`.
+    /// Kills the node as `kill -9` does.
     pub async fn kill(&self) -> anyhow::Result<()> {
         self.supervisor.tell(Order::Kill).await.map(drop)
     }
 
-    /// Starts the stopped node: same port, same data. Returns when it takes connections.
+    /// Starts the stopped node again, with the same port and data. Returns when it accepts connections.
     pub async fn start_again(&self) -> anyhow::Result<()> {
         self.supervisor
             .start(async || {
@@ -116,7 +116,7 @@ impl RabbitServer {
             .await
     }
 
-    /// Makes the node hold publishers back for want of memory, or go on.
+    /// Makes the node block publishers as if it were short of memory, or unblock them.
     pub async fn run_short_of_memory(&self, short: bool) -> anyhow::Result<()> {
         self.control(&[
             "set_vm_memory_high_watermark",
@@ -126,7 +126,7 @@ impl RabbitServer {
         .map(drop)
     }
 
-    /// Asks `rabbitmqctl`; answers what it prints.
+    /// Runs `rabbitmqctl` and returns what it prints.
     pub async fn control(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let script =
             program("rabbitmqctl", &[PathBuf::from("/usr/lib/rabbitmq/bin")]).context(MISSING)?;
@@ -148,12 +148,12 @@ impl RabbitServer {
         run(command).await
     }
 
-    /// Where the node listens.
+    /// Returns the address on which the node listens.
     pub const fn address(&self) -> SocketAddr {
         SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), self.port)
     }
 
-    /// The address of the node's default virtual host.
+    /// Returns the URL of the node's default virtual host.
     pub fn url(&self) -> String {
         format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.port)
     }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_shared_node_greets_and_is_one_for_all() -> anyhow::Result<()> {
+    async fn all_tests_share_one_node() -> anyhow::Result<()> {
         let (one, other) = tokio::try_join!(rabbitmq(), rabbitmq())?;
         assert_eq!(one.url, other.url);
         assert!(one.url.starts_with("amqp"), "{}", one.url);
@@ -190,13 +190,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_was_stopped_or_killed_comes_back() -> anyhow::Result<()> {
+    async fn a_stopped_or_killed_node_restarts() -> anyhow::Result<()> {
         let server = RabbitServer::start().await?;
         server.stop().await?;
-        assert!(greet(server.port).is_err(), "stopped, yet it answers");
+        assert!(
+            greet(server.port).is_err(),
+            "it accepts connections after a stop"
+        );
         server.start_again().await?;
         server.kill().await?;
-        assert!(greet(server.port).is_err(), "killed, yet it answers");
+        assert!(
+            greet(server.port).is_err(),
+            "it accepts connections after a kill"
+        );
         server.start_again().await?;
         greet(server.port)
     }

@@ -1,9 +1,9 @@
-//! One server process in a folder of its own, which ends with us.
+//! One server process in its own folder, which ends with this process.
 //!
-//! Between this process and the server stands a small shell (`supervisor.sh`) that takes orders from its standard input. The
-//! system closes that pipe when this process ends, also by a panic in `main`, `exit` or `kill -9`; the shell then kills
-//! the server and removes the folder. (`PR_SET_PDEATHSIG` would need `unsafe`, and tells only the first child.) The shell leads
-//! a process group of its own, so Ctrl-C reaches the tests and not the servers.
+//! A small shell (`supervisor.sh`) supervises the server and takes orders from its standard input. The system closes that pipe
+//! when this process ends, also by a panic in `main`, `exit` or `kill -9`; the shell then kills the server and removes the
+//! folder. (`PR_SET_PDEATHSIG` would need `unsafe`, and notifies only the first child.) The shell leads a process group of
+//! its own, so Ctrl-C reaches the tests and not the servers.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -35,7 +35,7 @@ pub struct Home {
     user: Option<(u32, u32)>,
 }
 
-/// What a running server can be told. The signals are the server's own: see `supervisor.sh`.
+/// An order for the supervising shell. The signals depend on the server: see `supervisor.sh`.
 #[derive(Debug, Clone, Copy)]
 pub enum Order {
     Start,
@@ -104,7 +104,7 @@ impl Home {
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ours may be a pipe whose reader waits for its end.
+            // The standard error of this process may be a pipe whose reader waits for its end.
             .stderr(Stdio::null())
             .spawn()
             .with_context(|| format!("cannot start the shell that looks after {name}"))?;
@@ -129,7 +129,7 @@ impl Home {
 }
 
 impl Supervisor {
-    /// Starts the server and waits until `ready` says so; an error carries the end of the server's log.
+    /// Starts the server and waits until `ready` succeeds. An error contains the end of the server's log.
     pub async fn start(
         &self,
         mut ready: impl AsyncFnMut() -> anyhow::Result<()>,
@@ -155,7 +155,7 @@ impl Supervisor {
         }
     }
 
-    /// Gives an order and waits until it is carried out.
+    /// Gives an order and waits until the shell has executed it.
     pub async fn tell(&self, order: Order) -> anyhow::Result<String> {
         let shell = Arc::clone(&self.shell);
         let name = self.name;
@@ -198,12 +198,12 @@ impl Shell {
 impl Drop for Shell {
     fn drop(&mut self) {
         drop(self.orders.take());
-        // A shell that has gone already has nothing left to stop.
+        // A shell that has ended already has nothing to stop.
         let _ = self.process.wait();
     }
 }
 
-/// The full path of a program, from the first of `folders` that has it, else from the search path.
+/// Returns the full path of a program, from the first of `folders` that has it, else from the search path.
 pub fn program(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     folders
@@ -214,7 +214,7 @@ pub fn program(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Runs a command to its end; an error carries what it printed.
+/// Runs a command to its end and returns what it printed. An error contains its standard error.
 pub async fn run(mut command: Command) -> anyhow::Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = tokio::task::spawn_blocking(move || command.output())
