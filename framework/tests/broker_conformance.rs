@@ -1,6 +1,6 @@
-//! The laws of the broker seam, and every broker against them.
+//! What every broker must do: one suite for all of them.
 //!
-//! One law is one function. A broker that cannot be started fails its tests; none is skipped.
+//! Each function is one rule. A broker that cannot be started fails its tests; no test is skipped.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ use harness::{PATIENCE, in_time};
 use tempfile::TempDir;
 use tokio::time::{Instant, timeout};
 
-/// One broker with its keeper, so that it can be opened again.
+/// A broker and its storage, so that it can be opened again.
 struct TestBroker {
     broker: Arc<dyn Broker>,
     keeper: Backing,
@@ -27,7 +27,7 @@ struct TestBroker {
 
 enum Backing {
     Memory(Memory),
-    /// The folders that this broker has lived in, the latest last.
+    /// The folders of this broker, the latest last.
     Embedded(Vec<TempDir>),
     Amqp(AmqpOptions),
 }
@@ -269,7 +269,7 @@ async fn two_consumers_share_a_pipe(fixture: TestBroker) {
         for consumer in [&mut one, &mut other] {
             let delivery = next(consumer).await;
             seen.insert(number(&delivery));
-            // Kept: nobody may receive more than five.
+            // Kept unsettled: no consumer may receive more than five.
             std::mem::forget(delivery);
         }
     }
@@ -500,7 +500,6 @@ async fn closed_broker_returns_errors(fixture: TestBroker) {
     assert!(fixture.broker.consume(&pipe, 1).await.is_err());
 }
 
-/// Every broker against every law.
 async fn every_listener_hears_announcements_made_after_it_subscribed(fixture: TestBroker) {
     let mut listeners = Vec::new();
     for _ in 0..2 {

@@ -226,7 +226,7 @@ async fn paused_or_cancelled_dependent_is_not_started_by_its_prerequisite(store:
     assert_eq!(pipe.next_jobs(2).await, ["paused", "last"]);
 }
 
-/// A task of the job for the pipe `work`, as a worker of CAF's hands it over, with a field that nobody knows.
+/// A task of the job for the pipe `work`, as a worker of CAF's hands it over, with an unknown field.
 fn task_of(service: &Service, job: &str, steps: &str) -> Value {
     let tracking = json!({
         "jobTaskId": service.task(job, steps), "lastStatusCheckTime": 1_700_000_000_000_i64, "statusCheckIntervalMillis": 5000,
@@ -322,7 +322,7 @@ async fn parked_tasks_go_with_the_end_of_their_job(store: Store) {
     service.fail("failed", "", "boom").await;
     service.becomes("completed", "Completed", 100.0).await;
     service.becomes("failed", "Failed", 10.0).await;
-    // Nor is kept what is handed over afterwards.
+    // Tasks handed over afterwards are not kept either.
     let late = jobs.map(|job| task_of(&service, job, ".3"));
     hand_over(&service, &mut work, &late.each_ref()).await;
     service.post("/jobs:delete", &[]).await.is(200);

@@ -139,7 +139,7 @@ async fn job_is_created_read_completed_and_deleted(store: Store) {
     assert_eq!(job["createTime"], job["lastUpdateTime"]);
     assert_eq!(service.get("/jobs").await.is(200).json(), json!([job]));
 
-    // What is not said is told as null, or as none.
+    // Missing values are null or absent.
     service.create("bare", &service.new_job("other")).await;
     let bare = service.job("bare").await;
     for (field, value) in [
@@ -150,7 +150,7 @@ async fn job_is_created_read_completed_and_deleted(store: Store) {
     ] {
         assert_eq!(bare.get(field), Some(&value), "{field}");
     }
-    // Its task waits in its pipe, which nobody has made before.
+    // Its task waits in its pipe, which did not exist before.
     wait_for("the task to be in its pipe", async || {
         match service.depth("other").await {
             1 => Ok(()),

@@ -23,7 +23,7 @@ async fn status_is_found_as_soon_as_it_is_true(store: Store) {
     service.fail("broken", ".1", "broken").await;
     service.complete("last", "").await;
     service.becomes("last", "Completed", 100.0).await;
-    // Nobody has looked at the other jobs, and questions are answered by what they are.
+    // The other jobs have not been read since, and the queries see their current status.
     for (name, value, expected) in [
         ("statusType", "Completed", &["done", "last"][..]),
         ("statusType", "NotFinished", &["half"]),

@@ -55,7 +55,7 @@ async fn percentages_match_the_worked_examples(store: Store) {
     for job in ["one-by-one", "together"] {
         service.create(job, &service.new_job("in")).await;
     }
-    // Of one subtask nobody knows how many follow: one more is assumed.
+    // After one subtask the total is unknown: one more is assumed.
     service.complete("one-by-one", ".1").await;
     service.becomes("one-by-one", "Active", 50.0).await;
     service.progress("one-by-one", ".2", 40).await;

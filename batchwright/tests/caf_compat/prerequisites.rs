@@ -150,7 +150,7 @@ async fn prerequisite_may_be_created_later(store: Store) {
         .create("j", &waiting_for(&service, &json!(["later"])))
         .await;
     started(&service, &mut pipe, &[]).await;
-    // A report of a job that is not there is nobody's completion.
+    // A report about an unknown job completes no job.
     service.complete("later", "").await;
     service.all_is_counted().await;
     started(&service, &mut pipe, &[]).await;

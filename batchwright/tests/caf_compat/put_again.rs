@@ -292,7 +292,7 @@ async fn deleted_job_created_again_is_a_new_incarnation(store: Store) {
         "{second_id}"
     );
     assert_eq!(status_of(&second).await.is(200).json(), "Waiting");
-    // What is left of the first life is told that its job is gone, and its reports count for nothing.
+    // Status checks of the first incarnation find no job, and its reports do not count.
     status_of(&first).await.is(404);
     service.fail("j", "", "of the first life").await;
     service.complete("j", "").await;

@@ -374,7 +374,7 @@ async fn proxied_message_is_counted_and_forwarded(store: Store) {
             "{name}: the time is when it came"
         );
     }
-    // Without tracking, or with tracking of nothing, it goes on as it is.
+    // Without tracking, or with empty tracking, it is forwarded unchanged.
     for tracking in [
         json!(null),
         json!({"jobTaskId": null, "statusCheckIntervalMillis": 0, "trackTo": "end"}),
@@ -439,7 +439,7 @@ async fn proxied_message_of_an_ended_job_is_dropped(store: Store) {
             service.path(&format!("/jobs/{job}/status"))
         )
     };
-    // A check that nobody answers stops nothing.
+    // A status check without a response stops nothing.
     let nowhere = "http://127.0.0.1:1/job-service/v1/partitions/p/jobs/Cancelled/status".to_owned();
     let mut checks: Vec<(&str, String)> = statuses
         .iter()

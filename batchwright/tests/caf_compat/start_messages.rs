@@ -83,7 +83,7 @@ async fn start_message_has_exactly_cafs_fields(store: Store) {
             })
         );
     }
-    // A job that waits keeps the id of the request that has created it; CAF takes that of whoever completes the other one.
+    // A waiting job keeps the correlation id of the request that created it; CAF uses that of the report that completes the prerequisite.
     let mut dependent = service.new_job("in");
     dependent["prerequisiteJobIds"] = json!(["given"]);
     let (path, headers) = (
@@ -312,7 +312,7 @@ async fn job_response_has_every_field_and_null_for_missing_values(store: Store) 
         let created = u128::from(told["createTime"].as_u64().unwrap());
         assert!((before..=now()).contains(&created), "{created}");
         assert_eq!(told["lastUpdateTime"], told["createTime"]);
-        // Neither the task nor what it waits for is told back.
+        // The response has neither the task nor the prerequisites.
         for field in ["task", "prerequisiteJobIds", "parameters", "type"] {
             assert_eq!(told.get(field), None, "{field} of {job}");
         }

@@ -56,7 +56,7 @@ async fn put_text(service: &Service, job: &str, body: Option<&str>) -> Answer {
         .await
 }
 
-/// The table of what is wrong: each is told in exactly these words, and no job is made of any.
+/// Checks a table of flawed jobs: each is refused with exactly this text, and none is created.
 async fn are_refused(service: &Service, flawed: Vec<(&str, Value, &str)>) {
     let sound = service.new_job("in");
     for (place, value, text) in flawed {

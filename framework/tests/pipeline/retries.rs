@@ -164,7 +164,7 @@ async fn unready_worker_keeps_its_task_takes_no_other_and_reports_it() {
             }
         }
     });
-    // Whoever comes first wins.
+    // The first of them wins.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let listen = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let settings = Settings {

@@ -61,7 +61,7 @@ async fn expired_job_is_deleted_and_others_stay() {
     for job in ["kept", "later"] {
         service.get(&format!("/jobs/{job}")).await.is(200);
     }
-    // Another life is none of its past ones.
+    // The expiry of a past incarnation does not apply to the next one.
     service.put("soon", &new_job()).await.is(201);
     service.report("soon", "", EventKind::Complete).await;
     assert_eq!(

@@ -470,7 +470,7 @@ async fn unavailable_database_is_a_503(backend: Backend) {
         ready[3],
         json!({"name": "database", "healthy": false, "type": "READY", "critical": true, "message": ready[3]["message"]})
     );
-    // Nobody should kill the process for it.
+    // The process stays alive.
     service
         .call(Method::GET, "/health-check?name=all&type=ALIVE", None)
         .await

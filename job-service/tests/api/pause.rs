@@ -103,7 +103,7 @@ async fn task_of_a_paused_job_is_parked_and_returns_unchanged_on_resume() {
     let service = Service::start().await;
     service.put("j", &new_job()).await.is(201);
     service.pause("j").await.is(204);
-    // A field that nobody knows, as of a later version.
+    // An unknown field, as a later version may add.
     let body =
         String::from_utf8(task(&service, "j.3"))
             .unwrap()

@@ -278,7 +278,7 @@ async fn suspended_job_waits_until_its_partition_is_dispatched() {
     service.put("a", &job("in")).await.is(201);
     service.put("b", &after("next", &["a"])).await.is(201);
     assert_eq!(service.get("/jobs/a").await.json()["suspended"], true);
-    // Another partition is none of those.
+    // Another partition does not match the pattern.
     let elsewhere = format!(
         "{}/partitions/x{}",
         job_service::BASE_PATH,

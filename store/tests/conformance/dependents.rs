@@ -133,7 +133,7 @@ async fn deletion_cancels_dependents_unless_the_job_was_completed(store: TestSto
         store.last_transition("a").await.1,
         "its prerequisite m was deleted"
     );
-    // The next incarnation of the id has nothing to do with them; a finished one has nobody who waits.
+    // The next incarnation does not affect them. Nothing waits for a completed job, so its deletion cancels nothing.
     store.create("m").await;
     store.create_scheduled("b", after(&["m"])).await;
     let m = store.job("m").await.incarnation;
@@ -145,7 +145,7 @@ async fn deletion_cancels_dependents_unless_the_job_was_completed(store: TestSto
     store.delete("m").await;
     assert_eq!(store.status("b").await, JobStatus::Waiting);
     assert_eq!(store.sent().await, ["b"]);
-    // One that waits for a deleted one that never was, waits.
+    // A deleted dependent is not started by its prerequisite.
     store.create_scheduled("c", after(&["never"])).await;
     store.delete("c").await;
     store.create("never").await;

@@ -81,7 +81,7 @@ async fn repeated_request_changes_nothing_and_a_different_one_conflicts(store: T
     let done = store.job(&incarnation).await;
     assert_eq!(create(&store, &asked).await, Creation::AlreadyThere);
     assert_eq!(store.job(&incarnation).await, done);
-    // And what is done is not started.
+    // A completed job has no start message.
     assert_eq!(store.outbox(10).await.unwrap(), []);
 }
 

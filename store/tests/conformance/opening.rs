@@ -61,7 +61,7 @@ async fn session_has_the_application_name_of_the_url_or_batchwright() {
     }
 }
 
-/// Whoever moves from the CAF Job Service may keep its database.
+/// A user who moves from the CAF Job Service can keep its database.
 #[tokio::test]
 async fn shares_a_database_with_caf_tables_and_leaves_them_alone() {
     let database = harness::postgres().await.unwrap();

@@ -36,10 +36,10 @@ async fn message_is_claimed_once_until_its_lease_ends(store: TestStore) {
             .is_some_and(|due| due > MINUTE / 2 && due <= MINUTE),
         "{none:?}"
     );
-    // Who looks sees them all the same.
+    // Claimed messages are still listed.
     assert_eq!(store.outbox_texts().await, ["a", "b"]);
 
-    // Given back, it is anybody's, and whoever waits is told.
+    // A returned message can be claimed by any relay, and waiting relays are woken.
     let mut signal = other.outbox_signal();
     signal.mark_unchanged();
     store

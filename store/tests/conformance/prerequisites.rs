@@ -159,7 +159,7 @@ async fn refuses_a_job_that_closes_a_cycle(store: TestStore) {
 async fn concurrent_creations_never_close_a_cycle(store: TestStore) {
     for round in 0..10 {
         let name = |n: usize| format!("r{round}-{}", n % 4);
-        // Each waits for the next one; if all four were created, nobody would ever start.
+        // Each job waits for the next one; if all four were created, none would ever start.
         let answers = join_all((0..4).map(|n| {
             let store = &store;
             async move { store.try_create(&name(n), after(&[&name(n + 1)])).await }

@@ -123,7 +123,7 @@ async fn suspended_job_starts_only_when_its_partition_is_dispatched(store: TestS
         ["j", "waits"].map(str::to_owned).into()
     );
     assert_eq!(store.dispatch_partition(&acme()).await.unwrap(), 0);
-    // A suspended one that still waits goes on waiting.
+    // A dispatched job still waits for its prerequisites.
     store.create("b").await;
     store
         .create_scheduled(
