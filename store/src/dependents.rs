@@ -28,8 +28,8 @@
 use contract::JobStatus;
 
 use crate::db::run_tx::{Tx, job_key};
-use crate::db::scheduling::{JobKey, Wait};
 use crate::db::{DbError, JobRow};
+use crate::db::{Dependency, JobKey};
 
 /// A locked job that ends, or is deleted, in this transaction. The transaction has to pass it to
 /// [`resolve_dependents`](crate::transition::resolve_dependents).
@@ -73,7 +73,7 @@ impl EndedJob {
 pub(crate) struct Dependents<'a> {
     /// The completed jobs, and those that wait for one of them directly.
     pub completed: Vec<JobKey>,
-    pub released: Vec<Wait>,
+    pub released: Vec<Dependency>,
     /// For each of the other jobs what ends with it.
     pub cascades: Vec<Cascade<'a>>,
 }
@@ -81,7 +81,7 @@ pub(crate) struct Dependents<'a> {
 /// The jobs that wait for a job that ended without completing, directly or through other jobs, each with its prerequisite.
 pub(crate) struct Cascade<'a> {
     pub root: &'a EndedJob,
-    pub waits: Vec<Wait>,
+    pub waits: Vec<Dependency>,
 }
 
 /// Finds and locks the jobs that wait for these. Returns `None` if a lock is missing that cannot be taken in order any more:
@@ -130,7 +130,7 @@ async fn read<'a>(tx: &mut Tx<'_>, ended: &'a [EndedJob]) -> Result<Dependents<'
 }
 
 impl Dependents<'_> {
-    fn waits(&self) -> impl Iterator<Item = &Wait> {
+    fn waits(&self) -> impl Iterator<Item = &Dependency> {
         self.released
             .iter()
             .chain(self.cascades.iter().flat_map(|cascade| &cascade.waits))

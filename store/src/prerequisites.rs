@@ -84,7 +84,7 @@ pub(crate) async fn look_up(
             .prerequisite_edges(partition.as_str(), &waits_for)
             .await?;
         if let Some(cycle) = cycle(job.as_str(), &waits_for, &edges) {
-            let ids = cycle.iter().map(|id| crate::db::sql::job_id(id));
+            let ids = cycle.iter().map(|id| crate::db::sql::jobs::job_id(id));
             return Ok(Lookup::Refused(Refusal::Cycle(
                 ids.collect::<Result<_, _>>()?,
             )));

@@ -3,17 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::PartitionId;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use crate::db::memory::{FaultPoint, Memory};
-use crate::db::postgres::PostgresBackend;
 use crate::db::run_tx::{End, JobLocks, Tx, run_tx};
-use crate::db::sqlite::SqliteBackend;
+use crate::db::sql::SqlBackend;
 use crate::db::{Backend, DbError};
 use crate::error::{Availability, StoreError};
-use crate::model::{CatalogueSize, TaskTableSize};
 
 /// A store of jobs, their tasks and the messages about them. Clones are cheap and share the database.
 ///
@@ -67,8 +64,8 @@ impl Store {
     async fn open_inner(url: &str, options: StoreOptions, wait: bool) -> Result<Self, StoreError> {
         let scheme = url.split(':').next().unwrap_or_default();
         let backend: Arc<dyn Backend> = match scheme {
-            "postgres" | "postgresql" => Arc::new(PostgresBackend::open(url, wait).await?),
-            "sqlite" => Arc::new(SqliteBackend::open(url).await?),
+            "postgres" | "postgresql" => Arc::new(SqlBackend::postgres(url, wait).await?),
+            "sqlite" => Arc::new(SqlBackend::sqlite(url).await?),
             "memory" => Arc::new(Memory::new(|_| false)),
             _ => return Err(unknown_scheme(url)),
         };
@@ -119,36 +116,6 @@ impl Store {
     /// Stops the background tasks and closes the connections. From then on operations fail.
     pub async fn close(&self) {
         self.backend.close().await;
-    }
-
-    /// Returns the size of all task tables.
-    pub async fn task_table_size(&self) -> Result<TaskTableSize, StoreError> {
-        Ok(self.backend.task_table_size().await?)
-    }
-
-    /// Returns the size of the database's own catalogue.
-    pub async fn catalogue_size(&self) -> Result<CatalogueSize, StoreError> {
-        Ok(self.backend.catalogue_size().await?)
-    }
-
-    /// Adds the jobs `sample-1`, `sample-2`, … to a partition, for measurements. Each is a second younger than the one before.
-    ///
-    /// Of ten, seven are Completed, one is Failed, one is Cancelled and one is Active. Their names are `Sample 0` to
-    /// `Sample 999`. They have the labels `team` (ten different values) and `ticket` (a different value each). Nothing runs
-    /// for them: they have no start message, no history and no tasks.
-    pub async fn add_sample_jobs(
-        &self,
-        partition: &PartitionId,
-        count: u32,
-    ) -> Result<(), StoreError> {
-        self.run_tx("add_sample_jobs", JobLocks::new(), |tx| {
-            Box::pin(async move {
-                tx.insert_samples(partition.as_str(), count).await?;
-                Ok(End::Commit(()))
-            })
-        })
-        .await?;
-        Ok(self.backend.tidy().await?)
     }
 
     /// Runs a transaction: see [`run_tx`].

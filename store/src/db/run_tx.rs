@@ -16,7 +16,7 @@ use contract::{JobId, PartitionId};
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use super::scheduling::JobKey;
+use super::JobKey;
 use super::{Backend, DbError, JobRow, Transaction};
 
 /// How many times a transaction that met contention runs before the caller gets the error.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use contract::{JobId, JobStatus, PartitionId};
 
+use crate::db::JobKey;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
-use crate::db::scheduling::JobKey;
 use crate::db::{DbError, JobRow};
 use crate::dependents::EndedJob;
 use crate::model::Cancellation;

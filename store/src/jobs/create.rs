@@ -2,8 +2,8 @@
 
 use contract::JobStatus;
 
+use crate::db::DueTime;
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::scheduling::DueTime;
 use crate::db::{DbError, JobRow, Signal};
 use crate::ledger::JobTotals;
 use crate::model::{Creation, Incarnation, JobRequest, Transition};

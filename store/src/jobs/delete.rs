@@ -2,8 +2,8 @@
 
 use contract::{JobId, PartitionId};
 
+use crate::db::JobKey;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
-use crate::db::scheduling::JobKey;
 use crate::db::{DbError, JobRow, Signal};
 use crate::dependents::EndedJob;
 use crate::transition::resolve_dependents;

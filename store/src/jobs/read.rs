@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use contract::{JobId, JobStatus, PartitionId, rest};
 use tokio::sync::watch;
 
-use crate::db::scheduling::UnsentStart;
+use crate::db::UnsentStart;
 use crate::db::{DbError, Signal};
 use crate::job_row::JobRow;
 use crate::model::Transition;

@@ -1,164 +1,104 @@
-//! How a query of jobs is spelled, for both databases: one text with parameters, whatever is asked.
+//! Lists of jobs: the statement for any [`JobQuery`].
 //!
-//! What must stay true: nothing that a client has said is ever part of the text. What is said is a parameter; what is part of
-//! the text is chosen from the words in this file.
+//! What must stay true: nothing that a client sent is ever part of the text. It goes into parameters; the text is put together
+//! from the words in this file.
 //!
-//! The texts are as different as the questions, so they are not kept as prepared statements; and PostgreSQL plans each with its
+//! The texts are as different as the queries, so they are not kept as prepared statements; and PostgreSQL plans each with its
 //! parameters in sight, which decides whether it begins at the labels or walks through the jobs by time.
 
-use sqlx::database::HasStatementCache;
-use sqlx::query::Query;
-use sqlx::{Database, Postgres, QueryBuilder, Sqlite};
-
-use crate::db::DbError;
-use crate::db::sql::job_columns;
+use super::jobs;
+use super::session::Session;
+use super::statement::{Dialect, StatementBuilder};
+use crate::db::{DbError, JobRow};
 use crate::query::filter::{Comparison, Filter, Pattern, TextField, TextTest};
 use crate::query::{JobQuery, Sort, SortBy};
 
-/// What the two databases spell differently.
-pub trait Dialect: Database {
-    fn text(select: &mut QueryBuilder<Self>, text: String);
-    fn integer(select: &mut QueryBuilder<Self>, number: i64);
-    fn real(select: &mut QueryBuilder<Self>, number: f64);
-    /// ` = any(…)`, or its contrary.
-    fn one_of(
-        select: &mut QueryBuilder<Self>,
-        values: Vec<String>,
-        none: bool,
-    ) -> Result<(), DbError>;
-    fn like(select: &mut QueryBuilder<Self>, pattern: &Pattern, not: bool);
-}
+/// A label that fewer jobs than this have is rare.
+const RARE: i64 = 1000;
+/// How many labels of a query are looked at to find a rare one.
+const LOOKED_AT: usize = 8;
 
-impl Dialect for Postgres {
-    fn text(select: &mut QueryBuilder<Self>, text: String) {
-        select.push_bind(text);
-    }
-    fn integer(select: &mut QueryBuilder<Self>, number: i64) {
-        select.push_bind(number);
-    }
-    fn real(select: &mut QueryBuilder<Self>, number: f64) {
-        select.push_bind(number);
-    }
-    fn one_of(
-        select: &mut QueryBuilder<Self>,
-        values: Vec<String>,
-        none: bool,
-    ) -> Result<(), DbError> {
-        select
-            .push(if none { " <> all(" } else { " = any(" })
-            .push_bind(values)
-            .push(")");
-        Ok(())
-    }
-    fn like(select: &mut QueryBuilder<Self>, pattern: &Pattern, not: bool) {
-        select
-            .push(if not { " not like " } else { " like " })
-            .push_bind(pattern.like());
-    }
-}
+/// A label, by name and value. The jobs that have it are the only ones that a statement looks at.
+type FirstLabel<'q> = Option<(&'q str, &'q str)>;
 
-impl Dialect for Sqlite {
-    fn text(select: &mut QueryBuilder<Self>, text: String) {
-        select.push_bind(text);
-    }
-    fn integer(select: &mut QueryBuilder<Self>, number: i64) {
-        select.push_bind(number);
-    }
-    fn real(select: &mut QueryBuilder<Self>, number: f64) {
-        select.push_bind(number);
-    }
-    fn one_of(
-        select: &mut QueryBuilder<Self>,
-        values: Vec<String>,
-        none: bool,
-    ) -> Result<(), DbError> {
-        let values = serde_json::to_string(&values)?;
-        select
-            .push(if none { " not in" } else { " in" })
-            .push(" (select value from json_each(")
-            .push_bind(values)
-            .push("))");
-        Ok(())
-    }
-    fn like(select: &mut QueryBuilder<Self>, pattern: &Pattern, not: bool) {
-        // `like` does not tell upper from lower case here.
-        select
-            .push(if not { " not glob " } else { " glob " })
-            .push_bind(pattern.glob());
-    }
-}
-
-/// A label, by name and value, at which to begin.
-pub type Start<'a> = Option<(&'a str, &'a str)>;
-
-/// A page of jobs.
-pub fn page<DB: Dialect>(
+/// Returns a page of jobs.
+pub async fn page(
+    db: &mut Session,
     partition: &str,
     query: &JobQuery,
-    start: Start<'_>,
-) -> Result<QueryBuilder<DB>, DbError>
-where
-    DB::Arguments: Default,
-{
-    let mut select = QueryBuilder::<DB>::new(concat!("select ", job_columns!()));
-    push_jobs(&mut select, start);
+) -> Result<Vec<JobRow>, DbError> {
+    let first_label = rare_label(db, query).await?;
+    let mut select = StatementBuilder::new(db.dialect(), format!("select {}", jobs::COLUMNS));
+    push_jobs(&mut select, first_label)?;
     if let SortBy::Label(name) = &query.sort.by {
-        push_sorted_label(&mut select, name);
+        push_sorted_label(&mut select, name)?;
     }
     push_conditions(&mut select, partition, query)?;
     push_order(&mut select, &query.sort);
-    select.push(" limit ");
-    DB::integer(&mut select, i64::from(query.limit));
-    select.push(" offset ");
-    DB::integer(&mut select, i64::try_from(query.offset).unwrap_or(i64::MAX));
-    Ok(select)
+    select.push(" limit ").push_bind(i64::from(query.limit))?;
+    let offset = i64::try_from(query.offset).unwrap_or(i64::MAX);
+    select.push(" offset ").push_bind(offset)?;
+    db.fetch(select.build().uncached(), jobs::read_job).await
 }
 
-/// How many jobs there are on all pages.
-pub fn count<DB: Dialect>(
-    partition: &str,
-    query: &JobQuery,
-    start: Start<'_>,
-) -> Result<QueryBuilder<DB>, DbError>
-where
-    DB::Arguments: Default,
-{
-    let mut select = QueryBuilder::<DB>::new("select count(*)");
-    push_jobs(&mut select, start);
+/// Returns how many jobs there are on all pages.
+pub async fn count(db: &mut Session, partition: &str, query: &JobQuery) -> Result<u64, DbError> {
+    let first_label = rare_label(db, query).await?;
+    let mut select = StatementBuilder::new(db.dialect(), "select count(*)");
+    push_jobs(&mut select, first_label)?;
     push_conditions(&mut select, partition, query)?;
-    Ok(select)
+    db.fetch_count(select.build().uncached()).await
 }
 
-/// The statement of a builder, not to be kept.
-pub fn once<DB: Database + HasStatementCache>(
-    select: &mut QueryBuilder<DB>,
-) -> Query<'_, DB, DB::Arguments> {
-    select.build().persistent(false)
-}
-
-/// All jobs, or those with a label; SQLite takes the tables of a cross join one after the other.
-fn push_jobs<DB: Dialect>(select: &mut QueryBuilder<DB>, start: Start<'_>) {
-    let Some((name, value)) = start else {
-        select.push(" from job");
-        return;
+/// Returns a label that the query demands and that only few jobs have.
+///
+/// SQLite plans without knowing how many jobs have a label, and would look at every job of the partition for it. PostgreSQL knows.
+async fn rare_label<'q>(db: &mut Session, query: &'q JobQuery) -> Result<FirstLabel<'q>, DbError> {
+    let Some(filter) = query.filter.as_ref() else {
+        return Ok(None);
     };
-    select.push(" from (select incarnation as start from label where name = ");
-    DB::text(select, name.to_owned());
-    select.push(" and value = ");
-    DB::text(select, value.to_owned());
-    select.push(") cross join job on incarnation = start");
+    if db.dialect() == Dialect::Postgres {
+        return Ok(None);
+    }
+    for (name, value) in filter.required_labels().into_iter().take(LOOKED_AT) {
+        let statement = db
+            .statement(
+                "select count(*) < $3 from (select 1 from label where name = $1 and value = $2 limit $3)",
+            )
+            .bind(name)
+            .bind(value)
+            .bind(RARE);
+        if db.fetch_first(statement, |row| row.get(0)).await? == Some(true) {
+            return Ok(Some((name, value)));
+        }
+    }
+    Ok(None)
 }
 
-fn push_conditions<DB: Dialect>(
-    select: &mut QueryBuilder<DB>,
+/// Adds all jobs, or those with a label. SQLite reads the tables of a cross join one after the other.
+fn push_jobs(select: &mut StatementBuilder, first_label: FirstLabel<'_>) -> Result<(), DbError> {
+    let Some((name, value)) = first_label else {
+        select.push(" from job");
+        return Ok(());
+    };
+    select
+        .push(" from (select incarnation as start from label where name = ")
+        .push_bind(name)?
+        .push(" and value = ")
+        .push_bind(value)?
+        .push(") cross join job on incarnation = start");
+    Ok(())
+}
+
+fn push_conditions(
+    select: &mut StatementBuilder,
     partition: &str,
     query: &JobQuery,
 ) -> Result<(), DbError> {
-    select.push(" where partition_id = ");
-    DB::text(select, partition.to_owned());
+    select.push(" where partition_id = ").push_bind(partition)?;
     if let Some(prefix) = &query.id_prefix {
         select.push(" and job_id");
-        DB::like(select, &Pattern::literal_prefix(prefix), false);
+        push_like(select, &Pattern::literal_prefix(prefix), false)?;
     }
     if !query.statuses.is_empty() {
         select.push(" and ");
@@ -178,18 +118,18 @@ fn push_conditions<DB: Dialect>(
     Ok(())
 }
 
-fn push_filter<DB: Dialect>(select: &mut QueryBuilder<DB>, filter: &Filter) -> Result<(), DbError> {
+fn push_filter(select: &mut StatementBuilder, filter: &Filter) -> Result<(), DbError> {
     match filter {
         Filter::All(filters) => push_joined(select, filters, " and ", "1 = 1"),
         Filter::Any(filters) => push_joined(select, filters, " or ", "1 = 0"),
         Filter::Text(field, test) => push_text(select, field, test),
         Filter::Percentage(comparison, number) => {
-            // The number nearest to what is shown, which is in hundredths here.
+            // The column has hundredths; the API shows the nearest number.
             select
                 .push("percentage / cast(100 as double precision) ")
                 .push(comparison.operator())
-                .push(" ");
-            DB::real(select, *number);
+                .push(" ")
+                .push_bind(*number)?;
             Ok(())
         }
         Filter::Status(statuses) => {
@@ -203,11 +143,11 @@ fn push_filter<DB: Dialect>(select: &mut QueryBuilder<DB>, filter: &Filter) -> R
     }
 }
 
-/// Halves it, and the halves: a long list becomes no deep expression, of which databases bear only so much.
-fn push_joined<DB: Dialect>(
-    select: &mut QueryBuilder<DB>,
+/// Adds the halves of the list, and their halves: databases limit the depth of an expression, and so it stays low.
+fn push_joined(
+    select: &mut StatementBuilder,
     filters: &[Filter],
-    word: &str,
+    operator: &str,
     none: &str,
 ) -> Result<(), DbError> {
     match filters {
@@ -218,38 +158,37 @@ fn push_joined<DB: Dialect>(
         several => {
             let (first, second) = several.split_at(several.len() / 2);
             select.push("(");
-            push_joined(select, first, word, none)?;
-            select.push(word);
-            push_joined(select, second, word, none)?;
+            push_joined(select, first, operator, none)?;
+            select.push(operator);
+            push_joined(select, second, operator, none)?;
             select.push(")");
         }
     }
     Ok(())
 }
 
-fn push_text<DB: Dialect>(
-    select: &mut QueryBuilder<DB>,
+fn push_text(
+    select: &mut StatementBuilder,
     field: &TextField,
     test: &TextTest,
 ) -> Result<(), DbError> {
     match field {
         TextField::Id => select.push("job_id"),
         TextField::Name => select.push("name"),
-        TextField::Label(name) => {
-            select.push(
+        TextField::Label(name) => select
+            .push(
                 "exists (select 1 from label l where l.incarnation = job.incarnation and l.name = ",
-            );
-            DB::text(select, name.clone());
-            select.push(" and l.value")
-        }
+            )
+            .push_bind(name.as_str())?
+            .push(" and l.value"),
     };
     match test {
         TextTest::Is(comparison, value) => {
             push_comparison(select, *comparison);
-            DB::text(select, value.clone());
+            select.push_bind(value.as_str())?;
         }
-        TextTest::Like(pattern) => DB::like(select, pattern, false),
-        TextTest::Unlike(pattern) => DB::like(select, pattern, true),
+        TextTest::Like(pattern) => push_like(select, pattern, false)?,
+        TextTest::Unlike(pattern) => push_like(select, pattern, true)?,
         TextTest::OneOf(values) => push_one_of(select, values, false)?,
         TextTest::NoneOf(values) => push_one_of(select, values, true)?,
     }
@@ -259,7 +198,21 @@ fn push_text<DB: Dialect>(
     Ok(())
 }
 
-fn push_comparison<DB: Database>(select: &mut QueryBuilder<DB>, comparison: Comparison) {
+/// Adds a case-sensitive match. SQLite's `like` ignores case; its `glob` does not.
+fn push_like(
+    select: &mut StatementBuilder,
+    pattern: &Pattern,
+    negated: bool,
+) -> Result<(), DbError> {
+    select.push(if negated { " not" } else { "" });
+    match select.dialect() {
+        Dialect::Postgres => select.push(" like ").push_bind(pattern.like())?,
+        Dialect::Sqlite => select.push(" glob ").push_bind(pattern.glob())?,
+    };
+    Ok(())
+}
+
+fn push_comparison(select: &mut StatementBuilder, comparison: Comparison) {
     let collation = if comparison.is_equality() {
         ""
     } else {
@@ -268,35 +221,43 @@ fn push_comparison<DB: Database>(select: &mut QueryBuilder<DB>, comparison: Comp
     select.push(format_args!("{collation} {} ", comparison.operator()));
 }
 
-fn push_one_of<DB: Dialect>(
-    select: &mut QueryBuilder<DB>,
+fn push_one_of(
+    select: &mut StatementBuilder,
     values: &[String],
     none: bool,
 ) -> Result<(), DbError> {
-    if let [only] = values {
-        push_comparison(
-            select,
-            if none {
-                Comparison::NotEqual
-            } else {
-                Comparison::Equal
-            },
-        );
-        DB::text(select, only.clone());
-        return Ok(());
+    match values {
+        [only] => {
+            push_comparison(
+                select,
+                if none {
+                    Comparison::NotEqual
+                } else {
+                    Comparison::Equal
+                },
+            );
+            select.push_bind(only.as_str())?;
+        }
+        _ => {
+            select.push_one_of(values, none)?;
+        }
     }
-    DB::one_of(select, values.to_vec(), none)
+    Ok(())
 }
 
-/// The concatenation keeps the database from looking for the label of one job among all labels of that name: what is known of a
+/// Adds the label that the jobs are sorted by.
+///
+/// The concatenation keeps the database from looking for the label of one job among all labels of that name: its statistics of a
 /// name may be old, and then that takes the square of their number. By the job it is one of a few.
-fn push_sorted_label<DB: Dialect>(select: &mut QueryBuilder<DB>, name: &str) {
-    select.push(" left join (select incarnation as sort_incarnation, value as sort_value from label where name || '' = ");
-    DB::text(select, name.to_owned());
-    select.push(") sorted on sort_incarnation = incarnation");
+fn push_sorted_label(select: &mut StatementBuilder, name: &str) -> Result<(), DbError> {
+    select
+        .push(" left join (select incarnation as sort_incarnation, value as sort_value from label where name || '' = ")
+        .push_bind(name)?
+        .push(") sorted on sort_incarnation = incarnation");
+    Ok(())
 }
 
-fn push_order<DB: Database>(select: &mut QueryBuilder<DB>, sort: &Sort) {
+fn push_order(select: &mut StatementBuilder, sort: &Sort) {
     let (way, nulls) = if sort.ascending {
         ("asc", "last")
     } else {

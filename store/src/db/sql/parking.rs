@@ -1,77 +1,85 @@
-//! The steps of a transaction that stow tasks and send them on; PostgreSQL and SQLite spell them alike.
+//! The tables `stowed_task` (tasks of paused jobs) and `unstowing` (jobs whose parked tasks are to leave).
 
-use crate::Headers;
+use super::session::Session;
+use super::statement::StatementBuilder;
 use crate::db::DbError;
+use crate::model::{Headers, ParkedTask};
 
 /// How many rows one statement writes.
-pub const ROWS_AT_ONCE: usize = 100;
+const ROWS_AT_ONCE: usize = 100;
 
-/// `$now` is the database's own clock, in milliseconds.
-macro_rules! parking_steps {
-    ($database:ty, $now:literal) => {
-        fn park<'a>(&'a mut self, tasks: &'a [(i64, &'a crate::ParkedTask)]) -> DbFuture<'a, ()> {
-            Box::pin(async move {
-                for rows in tasks.chunks(crate::db::sql::parking::ROWS_AT_ONCE) {
-                    let headers = rows.iter().map(|(_, task)| crate::db::sql::parking::written(&task.headers)).collect::<Result<Vec<_>, _>>()?;
-                    let mut insert = sqlx::QueryBuilder::<$database>::new("insert into stowed_task (incarnation, pipe, body, headers) ");
-                    insert.push_values(rows.iter().zip(headers), |mut values, ((incarnation, task), headers)| {
-                        values.push_bind(*incarnation).push_bind(task.pipe.as_str()).push_bind(&task.body[..]).push_bind(headers);
-                    });
-                    self.execute(insert.build()).await?;
-                }
-                Ok(())
-            })
+/// Parks tasks of locked jobs, each with the incarnation of its job.
+pub async fn park(db: &mut Session, tasks: &[(i64, &ParkedTask)]) -> Result<(), DbError> {
+    for rows in tasks.chunks(ROWS_AT_ONCE) {
+        let mut insert = StatementBuilder::new(
+            db.dialect(),
+            "insert into stowed_task (incarnation, pipe, body, headers) values ",
+        );
+        for (at, (incarnation, task)) in rows.iter().enumerate() {
+            insert.push(if at == 0 { "(" } else { ", (" });
+            insert.push_bind(*incarnation)?.push(", ");
+            insert.push_bind(task.pipe.as_str())?.push(", ");
+            insert.push_bind(&task.body[..])?.push(", ");
+            insert.push_bind(write_headers(&task.headers)?)?.push(")");
         }
-        fn mark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
-            Box::pin(async move {
-                let query = sqlx::query(
-                    "insert into unstowing (incarnation) select $1 where exists (select 1 from stowed_task where incarnation = $1) \
-                     on conflict (incarnation) do nothing",
-                );
-                Ok(self.execute(query.bind(incarnation)).await? > 0)
-            })
-        }
-        fn unmark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
-            Box::pin(
-                async move { self.execute(sqlx::query("delete from unstowing where incarnation = $1").bind(incarnation)).await.map(drop) },
-            )
-        }
-        fn next_for_unparking(&mut self) -> DbFuture<'_, Option<(String, String, i64)>> {
-            Box::pin(async move {
-                let query = sqlx::query(
-                    "select partition_id, job_id, incarnation from unstowing join job using (incarnation) order by incarnation limit 1",
-                );
-                let rows = self.fetch(query).await?;
-                let Some(row) = rows.first() else { return Ok(None) };
-                Ok(Some((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)))
-            })
-        }
-        fn unpark(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64> {
-            Box::pin(async move {
-                // Nobody else touches the job's stowed tasks, so both statements mean the same ones.
-                let query = sqlx::query(concat!(
-                    "insert into outbox (incarnation, pipe, body, headers, due_time) select incarnation, pipe, body, headers, ",
-                    $now,
-                    " from stowed_task where incarnation = $1 order by id limit $2"
-                ));
-                self.execute(query.bind(incarnation).bind(i64::from(limit))).await?;
-                self.drop_parked(incarnation, limit).await
-            })
-        }
-        fn drop_parked(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64> {
-            Box::pin(async move {
-                let query = sqlx::query(
-                    "delete from stowed_task where id in (select id from stowed_task where incarnation = $1 order by id limit $2)",
-                );
-                self.execute(query.bind(incarnation).bind(i64::from(limit))).await
-            })
-        }
-    };
+        db.execute(insert.build()).await?;
+    }
+    Ok(())
 }
-pub(crate) use parking_steps;
 
-/// Headers as they are stored; nothing where there are none.
-pub fn written(headers: &Headers) -> Result<Option<String>, DbError> {
+/// Returns how many tasks of a job are parked.
+pub async fn count(db: &mut Session, incarnation: i64) -> Result<u64, DbError> {
+    let statement = db.statement("select count(*) from stowed_task where incarnation = $1");
+    db.fetch_count(statement.bind(incarnation)).await
+}
+
+/// Marks a job that has parked tasks. Returns false if it has none, or is marked already.
+pub async fn mark(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
+    let statement = db.statement(
+        "insert into unstowing (incarnation) select $1 where exists (select 1 from stowed_task where incarnation = $1) \
+         on conflict (incarnation) do nothing",
+    );
+    Ok(db.execute(statement.bind(incarnation)).await? > 0)
+}
+
+pub async fn unmark(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
+    let statement = db.statement("delete from unstowing where incarnation = $1");
+    db.execute(statement.bind(incarnation)).await.map(drop)
+}
+
+/// Returns the partition, id and incarnation of a job that is marked.
+pub async fn next_marked(db: &mut Session) -> Result<Option<(String, String, i64)>, DbError> {
+    let statement = db.statement(
+        "select partition_id, job_id, incarnation from unstowing join job using (incarnation) order by incarnation limit 1",
+    );
+    db.fetch_first(statement, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .await
+}
+
+/// Moves the oldest parked tasks of a locked job to the outbox. Returns how many.
+pub async fn unpark(db: &mut Session, incarnation: i64, limit: u32) -> Result<u64, DbError> {
+    // Nobody else touches the job's parked tasks, so both statements mean the same ones.
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "insert into outbox (incarnation, pipe, body, headers, due_time) select incarnation, pipe, body, headers, {now} \
+         from stowed_task where incarnation = $1 order by id limit $2"
+    ));
+    db.execute(statement.bind(incarnation).bind(i64::from(limit)))
+        .await?;
+    delete_oldest(db, incarnation, limit).await
+}
+
+/// Deletes the oldest parked tasks of a locked job. Returns how many.
+pub async fn delete_oldest(db: &mut Session, incarnation: i64, limit: u32) -> Result<u64, DbError> {
+    let statement = db.statement(
+        "delete from stowed_task where id in (select id from stowed_task where incarnation = $1 order by id limit $2)",
+    );
+    db.execute(statement.bind(incarnation).bind(i64::from(limit)))
+        .await
+}
+
+/// Returns headers as they are stored: JSON, or nothing where there are none.
+fn write_headers(headers: &Headers) -> Result<Option<String>, DbError> {
     if headers.is_empty() {
         Ok(None)
     } else {
@@ -79,7 +87,7 @@ pub fn written(headers: &Headers) -> Result<Option<String>, DbError> {
     }
 }
 
-pub fn headers(text: Option<&str>) -> Result<Headers, DbError> {
+pub fn read_headers(text: Option<&str>) -> Result<Headers, DbError> {
     Ok(text
         .map(serde_json::from_str)
         .transpose()?

@@ -1,0 +1,139 @@
+//! Jobs, their labels and histories, and past incarnations, in memory.
+
+use std::collections::BTreeMap;
+
+use super::{MemoryTransaction, done};
+use crate::db::{DbFuture, JobKey, JobRow, JobSteps};
+use crate::model::Transition;
+
+impl JobSteps for MemoryTransaction {
+    fn lock_creations<'a>(&'a mut self, _partition: &'a str, _shared: bool) -> DbFuture<'a, ()> {
+        done(())
+    }
+    fn lock_jobs<'a>(&'a mut self, keys: &'a [JobKey]) -> DbFuture<'a, Vec<JobRow>> {
+        done(
+            keys.iter()
+                .filter_map(|key| self.state.jobs.get(key).cloned())
+                .collect(),
+        )
+    }
+    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<i64>> {
+        let id = (job.partition.to_string(), job.job.to_string());
+        if self.state.jobs.contains_key(&id) {
+            return done(None);
+        }
+        let incarnation = self.state.number();
+        self.put(
+            |s| &mut s.jobs,
+            id.clone(),
+            Some(JobRow {
+                incarnation,
+                ..job.clone()
+            }),
+        );
+        self.put(|s| &mut s.ids, incarnation, Some(id));
+        done(Some(incarnation))
+    }
+    fn save_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, ()> {
+        self.change_job(job.incarnation, |stored| *stored = job.clone());
+        done(())
+    }
+    fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()> {
+        Box::pin(async move {
+            for job in jobs {
+                self.save_job(job).await?;
+            }
+            Ok(())
+        })
+    }
+    fn delete_job(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+        if let Some(id) = self.state.ids.get(&incarnation).cloned() {
+            self.put(|s| &mut s.jobs, id, None);
+        }
+        self.put(|s| &mut s.ids, incarnation, None);
+        self.remove_all(|s| &mut s.labels, |(n, _), _| *n == incarnation);
+        self.remove_all(|s| &mut s.failures, |(n, _), _| *n == incarnation);
+        self.remove_all(|s| &mut s.history, |(n, _), _| *n == incarnation);
+        self.remove_all(|s| &mut s.parked, |(n, _), _| *n == incarnation);
+        self.put(|s| &mut s.unparking, incarnation, None);
+        self.remove_all(
+            |s| &mut s.outbox,
+            |_, unsent| unsent.incarnation == incarnation,
+        );
+        self.remove_all(
+            |s| &mut s.dependencies,
+            |_, wait| wait.incarnation == incarnation,
+        );
+        done(())
+    }
+    fn insert_labels<'a>(
+        &'a mut self,
+        incarnation: i64,
+        labels: &'a BTreeMap<String, Option<String>>,
+    ) -> DbFuture<'a, ()> {
+        for (key, value) in labels {
+            self.put(
+                |s| &mut s.labels,
+                (incarnation, key.clone()),
+                Some(value.clone()),
+            );
+        }
+        done(())
+    }
+    fn append_history<'a>(
+        &'a mut self,
+        incarnation: i64,
+        transition: &'a Transition,
+    ) -> DbFuture<'a, ()> {
+        let number = self.state.number();
+        self.put(
+            |s| &mut s.history,
+            (incarnation, number),
+            Some(transition.clone()),
+        );
+        done(())
+    }
+    fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()> {
+        for (incarnation, step) in steps {
+            let number = self.state.number();
+            self.put(
+                |s| &mut s.history,
+                (*incarnation, number),
+                Some(step.clone()),
+            );
+        }
+        done(())
+    }
+    fn has_past_incarnation<'a>(
+        &'a mut self,
+        partition: &'a str,
+        job: &'a str,
+    ) -> DbFuture<'a, bool> {
+        let first = (partition.to_owned(), job.to_owned(), i64::MIN);
+        done(
+            self.state
+                .past_incarnations
+                .range(first..)
+                .next()
+                .is_some_and(|((p, j, _), _)| p == partition && j == job),
+        )
+    }
+    fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+        self.change_job(incarnation, |job| job.first_life = false);
+        done(())
+    }
+    fn remember_incarnation<'a>(
+        &'a mut self,
+        partition: &'a str,
+        job: &'a str,
+        incarnation: i64,
+    ) -> DbFuture<'a, ()> {
+        let now = self.shared.clock.now();
+        self.put(
+            |s| &mut s.past_incarnations,
+            (partition.to_owned(), job.to_owned(), incarnation),
+            Some(now),
+        );
+        done(())
+    }
+}

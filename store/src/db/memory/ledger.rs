@@ -1,0 +1,129 @@
+//! Task tables and failures, in memory.
+
+use std::collections::HashMap;
+
+use contract::ReportFailure;
+
+use super::{MemoryTransaction, done};
+use crate::db::{DbFuture, LedgerSteps};
+use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, UNNAMED_FAILURE};
+
+impl MemoryTransaction {
+    pub fn paths(
+        &self,
+        incarnation: i64,
+        which: impl Fn(&str, i32) -> bool,
+    ) -> Vec<(i64, String, i32)> {
+        let rows = self.state.nodes.range(
+            (incarnation, String::new(), i32::MIN)..(incarnation + 1, String::new(), i32::MIN),
+        );
+        rows.map(|(key, _)| key)
+            .filter(|(_, path, chunk)| which(path, *chunk))
+            .cloned()
+            .collect()
+    }
+}
+
+impl LedgerSteps for MemoryTransaction {
+    fn create_task_table(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+        let now = self.shared.clock.now();
+        self.put(|s| &mut s.tables, incarnation, Some(now));
+        done(())
+    }
+    fn load_nodes<'a>(
+        &'a mut self,
+        incarnation: i64,
+        keys: &'a [NodeKey],
+    ) -> DbFuture<'a, Vec<NodeRow>> {
+        done(self.state.nodes_of(incarnation, keys))
+    }
+    fn change_nodes<'a>(
+        &'a mut self,
+        incarnation: i64,
+        changes: &'a NodeChanges,
+    ) -> DbFuture<'a, ()> {
+        let mut gone = Vec::new();
+        for path in &changes.pruned {
+            let below = format!("{path}.");
+            gone.extend(self.paths(incarnation, |other, _| {
+                other == path || other.starts_with(&below)
+            }));
+        }
+        for path in &changes.gone {
+            gone.extend(self.paths(incarnation, |other, _| other == path));
+        }
+        gone.extend(
+            changes
+                .inactive
+                .iter()
+                .map(|path| (incarnation, path.clone(), -1)),
+        );
+        for key in gone {
+            self.put(|s| &mut s.nodes, key, None);
+        }
+        for row in &changes.rows {
+            self.put(
+                |s| &mut s.nodes,
+                (incarnation, row.path.clone(), row.chunk),
+                Some(row.clone()),
+            );
+        }
+        done(())
+    }
+    fn kept_failures(&mut self, incarnation: i64) -> DbFuture<'_, HashMap<String, String>> {
+        let failures = self
+            .state
+            .failures
+            .range((incarnation, String::new())..(incarnation + 1, String::new()));
+        let kind = |f: &KeptFailure| {
+            f.failure
+                .failure_id
+                .clone()
+                .unwrap_or_else(|| UNNAMED_FAILURE.to_owned())
+        };
+        done(
+            failures
+                .map(|((_, path), failure)| (path.clone(), kind(failure)))
+                .collect(),
+        )
+    }
+    fn first_failure(&mut self, incarnation: i64) -> DbFuture<'_, Option<ReportFailure>> {
+        let failures = self
+            .state
+            .failures
+            .range((incarnation, String::new())..(incarnation + 1, String::new()));
+        done(
+            failures
+                .map(|(_, kept)| kept)
+                .min_by_key(|kept| (kept.since, &kept.path))
+                .map(|kept| kept.failure.clone()),
+        )
+    }
+    fn change_failures<'a>(
+        &'a mut self,
+        incarnation: i64,
+        new: &'a [KeptFailure],
+        gone: &'a [String],
+    ) -> DbFuture<'a, ()> {
+        for path in gone {
+            self.put(|s| &mut s.failures, (incarnation, path.clone()), None);
+        }
+        for failure in new {
+            self.put(
+                |s| &mut s.failures,
+                (incarnation, failure.path.clone()),
+                Some(failure.clone()),
+            );
+        }
+        done(())
+    }
+    fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> DbFuture<'a, ()> {
+        for (incarnation, kept) in failures {
+            let key = (*incarnation, kept.path.clone());
+            if !self.state.failures.contains_key(&key) {
+                self.put(|s| &mut s.failures, key, Some(kept.clone()));
+            }
+        }
+        done(())
+    }
+}

@@ -1,0 +1,139 @@
+//! Messages for the broker, in memory.
+
+use std::collections::BTreeSet;
+
+use super::{MemoryTransaction, done};
+use crate::db::{DbFuture, DueTime, OutboxSteps};
+use crate::model::{Headers, OutboxMessage};
+
+/// A message on its way to the broker.
+#[derive(Debug, Clone)]
+pub struct Unsent {
+    pub incarnation: i64,
+    pub message: OutboxMessage,
+    pub due_time: Option<i64>,
+    pub leased_until: i64,
+    pub suspended: bool,
+    pub paused: bool,
+}
+
+impl Unsent {
+    /// From when on it may be claimed, where that is a matter of time.
+    fn free_at(&self) -> Option<i64> {
+        self.due_time
+            .filter(|_| !self.suspended && !self.paused)
+            .map(|due| due.max(self.leased_until))
+    }
+}
+
+impl MemoryTransaction {
+    pub fn change_outbox(&mut self, which: impl Fn(&Unsent) -> bool, change: impl Fn(&mut Unsent)) {
+        let changed: Vec<(i64, Unsent)> = self
+            .state
+            .outbox
+            .iter()
+            .filter(|(_, unsent)| which(unsent))
+            .map(|(id, unsent)| (*id, unsent.clone()))
+            .collect();
+        for (id, mut unsent) in changed {
+            change(&mut unsent);
+            self.put(|s| &mut s.outbox, id, Some(unsent));
+        }
+    }
+}
+
+impl OutboxSteps for MemoryTransaction {
+    fn push_outbox<'a>(
+        &'a mut self,
+        incarnation: i64,
+        pipe: &'a str,
+        body: &'a [u8],
+        due: DueTime,
+    ) -> DbFuture<'a, ()> {
+        let id = self.state.number();
+        let message = OutboxMessage {
+            id,
+            pipe: pipe.to_owned(),
+            body: body.to_vec(),
+            headers: Headers::new(),
+        };
+        let now = self.shared.clock.now();
+        let due_time = due.after.map(|after| now.saturating_add_unsigned(after));
+        let unsent = Unsent {
+            incarnation,
+            message,
+            due_time,
+            leased_until: 0,
+            suspended: due.suspended,
+            paused: false,
+        };
+        self.put(|s| &mut s.outbox, id, Some(unsent));
+        done(())
+    }
+    fn claim_outbox(&mut self, limit: u32, lease: u64) -> DbFuture<'_, Vec<OutboxMessage>> {
+        let now = self.shared.clock.now();
+        let free = |unsent: &&Unsent| unsent.free_at().is_some_and(|at| at <= now);
+        let mut messages: Vec<Unsent> = self.state.outbox.values().filter(free).cloned().collect();
+        messages.sort_by_key(|unsent| (unsent.due_time, unsent.message.id));
+        messages.truncate(limit as usize);
+        for unsent in &messages {
+            let leased = Unsent {
+                leased_until: now.saturating_add_unsigned(lease),
+                ..unsent.clone()
+            };
+            self.put(|s| &mut s.outbox, unsent.message.id, Some(leased));
+        }
+        done(messages.into_iter().map(|unsent| unsent.message).collect())
+    }
+    fn outbox_due(&mut self) -> DbFuture<'_, Option<u64>> {
+        let now = self.shared.clock.now();
+        let next = self.state.outbox.values().filter_map(Unsent::free_at).min();
+        done(next.map(|at| u64::try_from(at - now).unwrap_or(0)))
+    }
+    fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> DbFuture<'a, ()> {
+        let now = self.shared.clock.now();
+        for (id, lease) in leases {
+            if let Some(unsent) = self.state.outbox.get(id) {
+                let kept = Unsent {
+                    leased_until: now.saturating_add_unsigned(*lease),
+                    ..unsent.clone()
+                };
+                self.put(|s| &mut s.outbox, *id, Some(kept));
+            }
+        }
+        done(())
+    }
+    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> DbFuture<'a, ()> {
+        for id in ids {
+            self.put(|s| &mut s.outbox, *id, None);
+        }
+        done(())
+    }
+    fn pause_outbox_of(&mut self, incarnation: i64, paused: bool) -> DbFuture<'_, ()> {
+        self.change_outbox(
+            |unsent| unsent.incarnation == incarnation,
+            |unsent| unsent.paused = paused,
+        );
+        done(())
+    }
+    fn dispatch_partition<'a>(&'a mut self, partition: &'a str) -> DbFuture<'a, u64> {
+        let of_partition: BTreeSet<i64> = self
+            .state
+            .ids
+            .iter()
+            .filter(|(_, (p, _))| p == partition)
+            .map(|(n, _)| *n)
+            .collect();
+        let suspended =
+            |unsent: &Unsent| unsent.suspended && of_partition.contains(&unsent.incarnation);
+        let jobs: BTreeSet<i64> = self
+            .state
+            .outbox
+            .values()
+            .filter(|unsent| suspended(unsent))
+            .map(|unsent| unsent.incarnation)
+            .collect();
+        self.change_outbox(suspended, |unsent| unsent.suspended = false);
+        done(jobs.len() as u64)
+    }
+}

@@ -1,0 +1,73 @@
+//! What the sweeper removes, in memory.
+
+use super::{MemoryTransaction, done};
+use crate::db::{DbFuture, RetentionSteps};
+
+impl RetentionSteps for MemoryTransaction {
+    fn retire_table(&mut self, incarnation: i64, delay: u64) -> DbFuture<'_, ()> {
+        let due = self.shared.clock.now().saturating_add_unsigned(delay);
+        let due = self
+            .state
+            .retired
+            .get(&incarnation)
+            .map_or(due, |before| due.min(*before));
+        self.put(|s| &mut s.retired, incarnation, Some(due));
+        done(())
+    }
+    fn due_tables(&mut self, limit: u32) -> DbFuture<'_, Vec<i64>> {
+        let now = self.shared.clock.now();
+        let due = self
+            .state
+            .retired
+            .iter()
+            .filter(|(_, due)| **due <= now)
+            .map(|(n, _)| *n);
+        done(due.take(limit as usize).collect())
+    }
+    fn drop_table(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
+        let there = self.state.tables.contains_key(&incarnation);
+        self.put(|s| &mut s.tables, incarnation, None);
+        self.put(|s| &mut s.retired, incarnation, None);
+        for key in self.paths(incarnation, |_, _| true) {
+            self.put(|s| &mut s.nodes, key, None);
+        }
+        done(there)
+    }
+    fn due_jobs(&mut self, limit: u32) -> DbFuture<'_, Vec<(String, String, i64)>> {
+        let now = self.shared.clock.now();
+        let jobs = self
+            .state
+            .jobs
+            .iter()
+            .filter_map(|((partition, job), row)| Some((partition, job, row.expiry_time?)));
+        let mut due: Vec<_> = jobs
+            .filter(|(.., time)| *time <= now)
+            .map(|(p, j, time)| (p.clone(), j.clone(), time))
+            .collect();
+        due.sort_by_key(|(.., time)| *time);
+        due.truncate(limit as usize);
+        done(due)
+    }
+    fn forget_incarnations(&mut self, older_than: u64) -> DbFuture<'_, ()> {
+        let limit = self.shared.clock.now().saturating_sub_unsigned(older_than);
+        self.remove_all(|s| &mut s.past_incarnations, |_, ended| *ended <= limit);
+        done(())
+    }
+    fn next_due(&mut self, remembered: u64) -> DbFuture<'_, Option<u64>> {
+        let tables = self.state.retired.values().copied();
+        let lives = self
+            .state
+            .past_incarnations
+            .values()
+            .map(|ended| ended.saturating_add_unsigned(remembered));
+        let now = self.shared.clock.now();
+        let jobs = self.state.jobs.values().filter_map(|job| job.expiry_time);
+        done(
+            tables
+                .chain(lives)
+                .chain(jobs)
+                .min()
+                .map(|due| u64::try_from(due - now).unwrap_or(0)),
+        )
+    }
+}

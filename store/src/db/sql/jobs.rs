@@ -1,0 +1,325 @@
+//! The tables `job`, `label`, `history` and `past_life`.
+
+use std::collections::BTreeMap;
+
+use contract::{JobId, JobStatus, OnFailure, PartitionId};
+
+use super::millis;
+use super::session::{Row, Session};
+use super::statement::{Dialect, Statement, json};
+use crate::db::{DbError, JobKey, JobRow, Label};
+use crate::ledger::JobTotals;
+use crate::model::Transition;
+
+/// The columns that [`read_job`] reads.
+pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, name, description, external_data, content_hash, \
+    on_failure, status, percentage, completed_items, failed_tasks, failure_counts, own_task, delay, task_table, create_time, \
+    last_update_time, finish_time, expiry, expiry_time, without_target";
+
+pub async fn find(db: &mut Session, partition: &str, job: &str) -> Result<Option<JobRow>, DbError> {
+    let statement = db.statement(format!(
+        "select {COLUMNS} from job where partition_id = $1 and job_id = $2"
+    ));
+    db.fetch_first(statement.bind(partition).bind(job), read_job)
+        .await
+}
+
+/// Locks jobs in (partition, job) order. The one writer of SQLite has every lock.
+pub async fn lock(db: &mut Session, keys: &[JobKey]) -> Result<Vec<JobRow>, DbError> {
+    let statement = match db.dialect() {
+        Dialect::Postgres => {
+            let (partitions, ids): (Vec<&str>, Vec<&str>) =
+                keys.iter().map(|(p, j)| (p.as_str(), j.as_str())).unzip();
+            let text = format!(
+                "select {COLUMNS} from job where (partition_id, job_id) in (select * from unnest($1::text[], $2::text[])) \
+                 order by partition_id, job_id for update"
+            );
+            Statement::Postgres(
+                sqlx::query(sqlx::AssertSqlSafe(text))
+                    .bind(partitions)
+                    .bind(ids),
+            )
+        }
+        Dialect::Sqlite => db
+            .statement(format!(
+                "select {COLUMNS} from json_each($1) as k cross join job on partition_id = k.value ->> 0 and job_id = k.value ->> 1 \
+                 order by partition_id, job_id"
+            ))
+            .bind(json(keys)?),
+    };
+    db.fetch(statement, read_job).await
+}
+
+/// Returns the number of the new incarnation, or `None` if there is a job with this id.
+pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<i64>, DbError> {
+    let expiry = if job.expiry.is_empty() {
+        None
+    } else {
+        Some(serde_json::to_string(&job.expiry)?)
+    };
+    let statement = db
+        .statement(
+            "insert into job (partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, \
+             status, percentage, completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time, \
+             expiry, delay, without_target) \
+             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12, $13) \
+             on conflict (partition_id, job_id) do nothing returning incarnation",
+        )
+        .bind(job.partition.as_str())
+        .bind(job.job.as_str())
+        .bind(job.first_life)
+        .bind(job.name.as_deref())
+        .bind(job.description.as_deref())
+        .bind(job.external_data.as_deref())
+        .bind(&job.content_hash[..])
+        .bind(job.totals.on_failure.name())
+        .bind(job.status.name())
+        .bind(job.create_time)
+        .bind(expiry)
+        .bind(job.delay)
+        .bind(job.without_target);
+    db.fetch_first(statement, |row| row.get(0)).await
+}
+
+/// Saves the columns of a job that may change.
+pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
+    let own_task = job.totals.own_task.as_ref();
+    let statement = db
+        .statement(
+            "update job set status = $2, percentage = $3, completed_items = $4, failed_tasks = $5, failure_counts = $6, \
+             own_task = $7, task_table = $8, last_update_time = $9, finish_time = $10, expiry_time = $11 \
+             where incarnation = $1",
+        )
+        .bind(job.incarnation)
+        .bind(job.status.name())
+        .bind(job.totals.percentage)
+        .bind(job.totals.completed_items)
+        .bind(job.totals.failed_tasks)
+        .bind(serde_json::to_string(&job.totals.failure_counts)?)
+        .bind(own_task.map(serde_json::to_string).transpose()?)
+        .bind(job.task_table)
+        .bind(job.last_update_time)
+        .bind(job.finish_time)
+        .bind(job.expiry_time);
+    db.execute(statement).await.map(drop)
+}
+
+/// Saves the columns that change when jobs end that never ran.
+pub async fn save_ended(db: &mut Session, jobs: &[JobRow]) -> Result<(), DbError> {
+    let mut rows = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        rows.push((
+            job.incarnation,
+            job.status.name(),
+            job.totals.failed_tasks,
+            serde_json::to_string(&job.totals.failure_counts)?,
+            job.last_update_time,
+            job.finish_time,
+            job.expiry_time,
+        ));
+    }
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "update job set status = k.value ->> 1, failed_tasks = cast(k.value ->> 2 as bigint), \
+         failure_counts = k.value ->> 3, last_update_time = cast(k.value ->> 4 as bigint), \
+         finish_time = cast(k.value ->> 5 as bigint), expiry_time = cast(k.value ->> 6 as bigint) from {each} \
+         where job.incarnation = cast(k.value ->> 0 as bigint)"
+    ));
+    db.execute(statement.bind(json(&rows)?)).await.map(drop)
+}
+
+/// Deletes a job. The foreign keys delete its labels, failures, history, parked tasks, prerequisites and messages.
+pub async fn delete(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
+    let statement = db.statement("delete from job where incarnation = $1");
+    db.execute(statement.bind(incarnation)).await.map(drop)
+}
+
+pub async fn insert_labels(
+    db: &mut Session,
+    incarnation: i64,
+    labels: &BTreeMap<String, Option<String>>,
+) -> Result<(), DbError> {
+    for (name, value) in labels {
+        let statement = db
+            .statement("insert into label (incarnation, name, value) values ($1, $2, $3)")
+            .bind(incarnation)
+            .bind(name.as_str())
+            .bind(value.as_deref());
+        db.execute(statement).await?;
+    }
+    Ok(())
+}
+
+pub async fn labels(db: &mut Session, incarnations: &[i64]) -> Result<Vec<Label>, DbError> {
+    let select = "select incarnation, name, value from label";
+    let statement = db.dialect().select_of_jobs(select, incarnations, "")?;
+    db.fetch(statement, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .await
+}
+
+pub async fn append_history(
+    db: &mut Session,
+    incarnation: i64,
+    transition: &Transition,
+) -> Result<(), DbError> {
+    let statement = db
+        .statement(
+            "insert into history (incarnation, time, from_status, to_status, actor, reason) values ($1, $2, $3, $4, $5, $6)",
+        )
+        .bind(incarnation)
+        .bind(transition.time)
+        .bind(transition.from.map(JobStatus::name))
+        .bind(transition.to.name())
+        .bind(transition.actor.as_str())
+        .bind(transition.reason.as_str());
+    db.execute(statement).await.map(drop)
+}
+
+pub async fn append_histories(
+    db: &mut Session,
+    transitions: &[(i64, Transition)],
+) -> Result<(), DbError> {
+    let rows: Vec<_> = transitions
+        .iter()
+        .map(|(n, step)| {
+            let from = step.from.map(JobStatus::name);
+            (
+                n,
+                step.time,
+                from,
+                step.to.name(),
+                &step.actor,
+                &step.reason,
+            )
+        })
+        .collect();
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "insert into history (incarnation, time, from_status, to_status, actor, reason) \
+         select cast(k.value ->> 0 as bigint), cast(k.value ->> 1 as bigint), k.value ->> 2, k.value ->> 3, \
+         k.value ->> 4, k.value ->> 5 from {each}"
+    ));
+    db.execute(statement.bind(json(&rows)?)).await.map(drop)
+}
+
+/// Returns the history of a job, oldest first.
+pub async fn history(db: &mut Session, incarnation: i64) -> Result<Vec<Transition>, DbError> {
+    let statement = db.statement(
+        "select time, from_status, to_status, actor, reason from history where incarnation = $1 order by id",
+    );
+    db.fetch(statement.bind(incarnation), read_transition).await
+}
+
+pub async fn has_past_incarnation(
+    db: &mut Session,
+    partition: &str,
+    job: &str,
+) -> Result<bool, DbError> {
+    let statement =
+        db.statement("select 1 from past_life where partition_id = $1 and job_id = $2 limit 1");
+    let found = db
+        .fetch_first(statement.bind(partition).bind(job), |_| Ok(()))
+        .await?;
+    Ok(found.is_some())
+}
+
+pub async fn mark_recreated(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
+    let statement = db.statement("update job set first_life = false where incarnation = $1");
+    db.execute(statement.bind(incarnation)).await.map(drop)
+}
+
+pub async fn remember_incarnation(
+    db: &mut Session,
+    partition: &str,
+    job: &str,
+    incarnation: i64,
+) -> Result<(), DbError> {
+    let now = db.dialect().now();
+    let statement = db
+        .statement(format!(
+            "insert into past_life (partition_id, job_id, incarnation, deleted_at) values ($1, $2, $3, {now})"
+        ))
+        .bind(partition)
+        .bind(job)
+        .bind(incarnation);
+    db.execute(statement).await.map(drop)
+}
+
+/// Forgets up to 1,000 incarnations that were deleted more than this many milliseconds ago.
+pub async fn forget_incarnations(db: &mut Session, older_than: u64) -> Result<(), DbError> {
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "delete from past_life where (partition_id, job_id, incarnation) in (select partition_id, job_id, incarnation \
+         from past_life where deleted_at <= {now} - $1 order by deleted_at limit 1000)"
+    ));
+    db.execute(statement.bind(millis(older_than)))
+        .await
+        .map(drop)
+}
+
+pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
+    let own_task: Option<&str> = row.get("own_task")?;
+    let expiry: Option<&str> = row.get("expiry")?;
+    let on_failure: &str = row.get("on_failure")?;
+    let totals = JobTotals {
+        on_failure: if on_failure == "continue" {
+            OnFailure::Continue
+        } else {
+            OnFailure::Stop
+        },
+        percentage: row.get("percentage")?,
+        completed_items: row.get("completed_items")?,
+        failed_tasks: row.get("failed_tasks")?,
+        failure_counts: serde_json::from_str(row.get("failure_counts")?)?,
+        own_task: own_task.map(serde_json::from_str).transpose()?,
+    };
+    Ok(JobRow {
+        partition: partition_id(row.get("partition_id")?)?,
+        job: job_id(row.get("job_id")?)?,
+        incarnation: row.get("incarnation")?,
+        first_life: row.get("first_life")?,
+        name: row.get("name")?,
+        description: row.get("description")?,
+        external_data: row.get("external_data")?,
+        content_hash: row.get("content_hash")?,
+        status: status(row.get("status")?)?,
+        totals,
+        delay: row.get("delay")?,
+        task_table: row.get("task_table")?,
+        create_time: row.get("create_time")?,
+        last_update_time: row.get("last_update_time")?,
+        finish_time: row.get("finish_time")?,
+        expiry: expiry
+            .map(serde_json::from_str)
+            .transpose()?
+            .unwrap_or_default(),
+        expiry_time: row.get("expiry_time")?,
+        without_target: row.get("without_target")?,
+    })
+}
+
+fn read_transition(row: Row<'_>) -> Result<Transition, DbError> {
+    let from: Option<&str> = row.get("from_status")?;
+    Ok(Transition {
+        time: row.get("time")?,
+        from: from.map(status).transpose()?,
+        to: status(row.get("to_status")?)?,
+        actor: row.get("actor")?,
+        reason: row.get("reason")?,
+    })
+}
+
+pub fn partition_id(text: &str) -> Result<PartitionId, DbError> {
+    PartitionId::parse(text)
+        .map_err(|error| DbError::Refused(format!("the stored partition {text:?}: {error}").into()))
+}
+
+pub fn job_id(text: &str) -> Result<JobId, DbError> {
+    JobId::parse(text)
+        .map_err(|error| DbError::Refused(format!("the stored job {text:?}: {error}").into()))
+}
+
+pub fn status(text: &str) -> Result<JobStatus, DbError> {
+    JobStatus::from_name(text)
+        .ok_or_else(|| DbError::Refused(format!("the stored status {text:?} is none").into()))
+}

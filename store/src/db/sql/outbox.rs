@@ -1,0 +1,163 @@
+//! The table `outbox`: messages for the broker.
+
+use std::collections::BTreeSet;
+
+use super::session::{Row, Session};
+use super::statement::{Dialect, json};
+use super::{millis, parking};
+use crate::db::{DbError, DueTime, UnsentStart};
+use crate::model::OutboxMessage;
+
+/// Returns the messages that are due, oldest first, whether a relay has them or not.
+pub async fn due_messages(db: &mut Session, limit: u32) -> Result<Vec<OutboxMessage>, DbError> {
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "select due_time, id, pipe, body, headers from outbox where due_time <= (select {now}) \
+         and not suspended and not paused order by due_time, id limit $1"
+    ));
+    let messages = db
+        .fetch(statement.bind(i64::from(limit)), read_message)
+        .await?;
+    Ok(messages.into_iter().map(|(_, message)| message).collect())
+}
+
+/// Returns those of these jobs that have messages in the outbox.
+pub async fn unsent_starts(
+    db: &mut Session,
+    incarnations: &[i64],
+) -> Result<Vec<UnsentStart>, DbError> {
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "select o.incarnation, min(o.due_time), count(case when o.suspended then 1 end) from {each} \
+         cross join outbox o where o.incarnation = cast(k.value ->> 0 as bigint) group by o.incarnation"
+    ));
+    db.fetch(statement.bind(singles(incarnations)?), |row| {
+        Ok(UnsentStart {
+            incarnation: row.get(0)?,
+            due_time: row.get(1)?,
+            suspended: row.get::<i64, _>(2)? > 0,
+        })
+    })
+    .await
+}
+
+pub async fn push(
+    db: &mut Session,
+    incarnation: i64,
+    pipe: &str,
+    body: &[u8],
+    due: DueTime,
+) -> Result<(), DbError> {
+    let now = db.dialect().now();
+    let statement = db
+        .statement(format!(
+            "insert into outbox (incarnation, pipe, body, suspended, due_time) values ($1, $2, $3, $4, {now} + $5)"
+        ))
+        .bind(incarnation)
+        .bind(pipe)
+        .bind(body)
+        .bind(due.suspended)
+        .bind(due.after.map(millis));
+    db.execute(statement).await.map(drop)
+}
+
+/// Leases the oldest messages that are due. PostgreSQL skips those that another relay is claiming at the moment.
+pub async fn claim(
+    db: &mut Session,
+    limit: u32,
+    lease: u64,
+) -> Result<Vec<OutboxMessage>, DbError> {
+    let now = db.dialect().now();
+    let text = match db.dialect() {
+        // The clock stands in a subquery, so that PostgreSQL can search the index by it.
+        Dialect::Postgres => format!(
+            "with due as (select id from outbox where due_time <= (select {now}) and not suspended and not paused \
+             and (leased_until is null or leased_until <= (select {now})) \
+             order by due_time, id limit $1 for update skip locked) \
+             update outbox set leased_until = {now} + $2 \
+             from due where outbox.id = due.id returning outbox.due_time, outbox.id, pipe, body, headers"
+        ),
+        Dialect::Sqlite => format!(
+            "update outbox set leased_until = {now} + $2 where id in (\
+             select id from outbox where due_time <= {now} and not suspended and not paused \
+             and (leased_until is null or leased_until <= {now}) \
+             order by due_time, id limit $1) returning due_time, id, pipe, body, headers"
+        ),
+    };
+    let statement = db
+        .statement(text)
+        .bind(i64::from(limit))
+        .bind(millis(lease));
+    let mut claimed = db.fetch(statement, read_message).await?;
+    claimed.sort_by_key(|(due, message)| (*due, message.id));
+    Ok(claimed.into_iter().map(|(_, message)| message).collect())
+}
+
+/// Returns in how many milliseconds a message can be claimed. `None` if all of them wait for something other than time.
+pub async fn next_claim(db: &mut Session) -> Result<Option<u64>, DbError> {
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "select min(due) - {now} from (select min(due_time) as due from outbox where not suspended and not paused \
+         and (leased_until is null or leased_until <= (select {now})) union all \
+         select min(leased_until) from outbox where leased_until > (select {now}) and not suspended and not paused) as times"
+    ));
+    let left: Option<Option<i64>> = db.fetch_first(statement, |row| row.get(0)).await?;
+    Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
+}
+
+/// Sets the leases of messages, each to so many milliseconds from now.
+pub async fn lease(db: &mut Session, leases: &[(i64, u64)]) -> Result<(), DbError> {
+    let rows: Vec<_> = leases
+        .iter()
+        .map(|(id, lease)| (id, millis(*lease)))
+        .collect();
+    let (now, each) = (db.dialect().now(), db.dialect().each());
+    let statement = db.statement(format!(
+        "update outbox set leased_until = {now} + cast(k.value ->> 1 as bigint) from {each} \
+         where outbox.id = cast(k.value ->> 0 as bigint)"
+    ));
+    db.execute(statement.bind(json(&rows)?)).await.map(drop)
+}
+
+/// Deletes messages that the broker has.
+pub async fn delete_sent(db: &mut Session, ids: &[i64]) -> Result<(), DbError> {
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "delete from outbox where id in (select cast(k.value ->> 0 as bigint) from {each})"
+    ));
+    db.execute(statement.bind(singles(ids)?)).await.map(drop)
+}
+
+pub async fn set_paused(db: &mut Session, incarnation: i64, paused: bool) -> Result<(), DbError> {
+    let statement = db.statement("update outbox set paused = $2 where incarnation = $1");
+    db.execute(statement.bind(incarnation).bind(paused))
+        .await
+        .map(drop)
+}
+
+/// Ends the suspension of the messages of a partition. Returns how many jobs had some.
+pub async fn dispatch_partition(db: &mut Session, partition: &str) -> Result<u64, DbError> {
+    let statement = db.statement(
+        "update outbox set suspended = false where suspended \
+         and incarnation in (select incarnation from job where partition_id = $1) returning incarnation",
+    );
+    let jobs: Vec<i64> = db
+        .fetch(statement.bind(partition), |row| row.get(0))
+        .await?;
+    Ok(jobs.into_iter().collect::<BTreeSet<_>>().len() as u64)
+}
+
+/// Returns a list of numbers as rows of one column, for [`Dialect::each`].
+pub fn singles(numbers: &[i64]) -> Result<String, DbError> {
+    json(&numbers.iter().map(|n| (n,)).collect::<Vec<_>>())
+}
+
+fn read_message(row: Row<'_>) -> Result<(i64, OutboxMessage), DbError> {
+    let message = OutboxMessage {
+        id: row.get(1)?,
+        pipe: row.get(2)?,
+        body: row.get(3)?,
+        headers: parking::read_headers(row.get(4)?)?,
+    };
+    Ok((row.get(0)?, message))
+}

@@ -1,0 +1,151 @@
+//! The table `prerequisite`: which jobs wait for which.
+
+use contract::JobStatus;
+
+use super::jobs;
+use super::outbox::singles;
+use super::session::Session;
+use super::statement::json;
+use crate::db::{DbError, Dependency, JobKey, JobRow};
+
+/// Returns the prerequisites of each of these jobs, with the status of the job that has this id, if there is one.
+pub async fn of_jobs(
+    db: &mut Session,
+    incarnations: &[i64],
+) -> Result<Vec<(i64, String, Option<JobStatus>)>, DbError> {
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "select p.incarnation, p.prerequisite_id, j.status from {each} \
+         cross join prerequisite p left join job j on j.partition_id = p.partition_id and j.job_id = p.prerequisite_id \
+         where p.incarnation = cast(k.value ->> 0 as bigint) order by p.incarnation, p.prerequisite_id"
+    ));
+    db.fetch(statement.bind(singles(incarnations)?), |row| {
+        let status: Option<&str> = row.get(2)?;
+        let status = status.map(jobs::status).transpose()?;
+        Ok((row.get(0)?, row.get(1)?, status))
+    })
+    .await
+}
+
+/// Keeps creations in a partition in order until the end of the transaction. The one writer of SQLite needs no lock.
+pub async fn lock_creations(
+    db: &mut Session,
+    partition: &str,
+    shared: bool,
+) -> Result<(), DbError> {
+    let lock = match (db.dialect(), shared) {
+        (super::statement::Dialect::Sqlite, _) => return Ok(()),
+        (_, true) => "select pg_advisory_xact_lock_shared(hashtextextended($1, 2))",
+        (_, false) => "select pg_advisory_xact_lock(hashtextextended($1, 2))",
+    };
+    db.execute(db.statement(lock).bind(partition))
+        .await
+        .map(drop)
+}
+
+pub async fn insert(
+    db: &mut Session,
+    job: &JobRow,
+    prerequisites: &[String],
+) -> Result<(), DbError> {
+    let each = db.dialect().each();
+    let statement = db
+        .statement(format!(
+            "insert into prerequisite (incarnation, partition_id, job_id, prerequisite_id) \
+             select $2, $3, $4, k.value ->> 0 from {each}"
+        ))
+        .bind(texts(prerequisites)?)
+        .bind(job.incarnation)
+        .bind(job.partition.as_str())
+        .bind(job.job.as_str());
+    db.execute(statement).await.map(drop)
+}
+
+/// Returns the jobs that wait for these jobs; with `all` also the jobs that wait for those, and so on.
+pub async fn dependents(
+    db: &mut Session,
+    of: &[JobKey],
+    all: bool,
+) -> Result<Vec<Dependency>, DbError> {
+    let each = db.dialect().each();
+    let direct = format!(
+        "select p.partition_id, p.job_id, p.incarnation, p.prerequisite_id from {each} \
+         cross join prerequisite p where p.partition_id = k.value ->> 0 and p.prerequisite_id = k.value ->> 1"
+    );
+    let text = if all {
+        format!(
+            "with recursive waiting (partition_id, job_id, incarnation, prerequisite_id) as ({direct} union \
+             select p.partition_id, p.job_id, p.incarnation, p.prerequisite_id from waiting w \
+             join prerequisite p on p.partition_id = w.partition_id and p.prerequisite_id = w.job_id) \
+             select partition_id, job_id, incarnation, prerequisite_id from waiting"
+        )
+    } else {
+        direct
+    };
+    db.fetch(db.statement(text).bind(json(of)?), |row| {
+        Ok(Dependency {
+            partition: row.get(0)?,
+            job: row.get(1)?,
+            incarnation: row.get(2)?,
+            prerequisite: row.get(3)?,
+        })
+    })
+    .await
+}
+
+/// Returns the pairs (job, prerequisite) that lead up from these jobs of a partition.
+pub async fn edges(
+    db: &mut Session,
+    partition: &str,
+    jobs: &[String],
+) -> Result<Vec<(String, String)>, DbError> {
+    let each = db.dialect().each();
+    let statement = db
+        .statement(format!(
+            "with recursive way (job_id, prerequisite_id) as (select p.job_id, p.prerequisite_id from {each} \
+             cross join prerequisite p where p.partition_id = $2 and p.job_id = k.value ->> 0 union \
+             select p.job_id, p.prerequisite_id from way w join prerequisite p \
+             on p.partition_id = $2 and p.job_id = w.prerequisite_id) select job_id, prerequisite_id from way"
+        ))
+        .bind(texts(jobs)?)
+        .bind(partition);
+    db.fetch(statement, |row| Ok((row.get(0)?, row.get(1)?)))
+        .await
+}
+
+/// Deletes the `completed` jobs as prerequisites. Those of the `waiting` jobs that have none left become due after their delay.
+pub async fn release(
+    db: &mut Session,
+    completed: &[JobKey],
+    waiting: &[i64],
+) -> Result<(), DbError> {
+    let (now, each) = (db.dialect().now(), db.dialect().each());
+    let statement = db.statement(format!(
+        "delete from prerequisite where (partition_id, prerequisite_id) in (select k.value ->> 0, k.value ->> 1 from {each})"
+    ));
+    db.execute(statement.bind(json(completed)?)).await?;
+    let statement = db.statement(format!(
+        "update outbox set due_time = {now} + 1000 * (select delay from job where job.incarnation = outbox.incarnation) \
+         where due_time is null and incarnation in (select cast(k.value ->> 0 as bigint) from {each}) \
+         and not exists (select 1 from prerequisite p where p.incarnation = outbox.incarnation)"
+    ));
+    db.execute(statement.bind(singles(waiting)?))
+        .await
+        .map(drop)
+}
+
+/// Deletes the messages and the prerequisites of jobs that never start.
+pub async fn forget_starts(db: &mut Session, incarnations: &[i64]) -> Result<(), DbError> {
+    let (list, each) = (singles(incarnations)?, db.dialect().each());
+    for table in ["outbox", "prerequisite"] {
+        let statement = db.statement(format!(
+            "delete from {table} where incarnation in (select cast(k.value ->> 0 as bigint) from {each})"
+        ));
+        db.execute(statement.bind(list.as_str())).await?;
+    }
+    Ok(())
+}
+
+fn texts(texts: &[String]) -> Result<String, DbError> {
+    json(&texts.iter().map(|text| (text,)).collect::<Vec<_>>())
+}

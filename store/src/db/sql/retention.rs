@@ -1,0 +1,78 @@
+//! What the sweeper removes: task tables that are listed in `retired_table`, and jobs whose time is over.
+
+use super::millis;
+use super::session::Session;
+use super::statement::Dialect;
+use crate::db::DbError;
+
+/// Lists a task table for dropping in so many milliseconds, or earlier if it is listed for an earlier time.
+pub async fn retire_table(db: &mut Session, incarnation: i64, delay: u64) -> Result<(), DbError> {
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "insert into retired_table (incarnation, droppable_at) values ($1, {now} + $2) \
+         on conflict (incarnation) do update set droppable_at = \
+         case when excluded.droppable_at < retired_table.droppable_at then excluded.droppable_at \
+         else retired_table.droppable_at end"
+    ));
+    db.execute(statement.bind(incarnation).bind(millis(delay)))
+        .await
+        .map(drop)
+}
+
+/// Returns and locks some task tables that are due. PostgreSQL skips those that another sweeper has locked.
+pub async fn due_tables(db: &mut Session, limit: u32) -> Result<Vec<i64>, DbError> {
+    let now = db.dialect().now();
+    let lock = match db.dialect() {
+        Dialect::Postgres => "for update skip locked",
+        Dialect::Sqlite => "",
+    };
+    let statement = db.statement(format!(
+        "select incarnation from retired_table where droppable_at <= {now} order by droppable_at limit $1 {lock}"
+    ));
+    db.fetch(statement.bind(i64::from(limit)), |row| row.get(0))
+        .await
+}
+
+/// Drops a task table and takes it off the list. Returns false if it did not exist.
+pub async fn drop_table(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
+    let table = format!("task_{incarnation}");
+    let find = match db.dialect() {
+        Dialect::Postgres => "select 1 where to_regclass($1) is not null",
+        Dialect::Sqlite => "select 1 from sqlite_schema where name = $1",
+    };
+    let find = db.statement(find).bind(table.as_str());
+    let exists = db.fetch_first(find, |_| Ok(())).await?.is_some();
+    if exists {
+        db.execute(db.statement(format!("drop table {table}")))
+            .await?;
+    }
+    let statement = db.statement("delete from retired_table where incarnation = $1");
+    db.execute(statement.bind(incarnation)).await?;
+    Ok(exists)
+}
+
+/// Returns some jobs (partition, id, expiry time) that have expired, the longest overdue first.
+pub async fn due_jobs(db: &mut Session, limit: u32) -> Result<Vec<(String, String, i64)>, DbError> {
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "select partition_id, job_id, expiry_time from job where expiry_time <= {now} order by expiry_time limit $1"
+    ));
+    db.fetch(statement.bind(i64::from(limit)), |row| {
+        Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+    })
+    .await
+}
+
+/// Returns in how many milliseconds there is something to remove, if past incarnations are remembered for so long.
+pub async fn next_due(db: &mut Session, remembered: u64) -> Result<Option<u64>, DbError> {
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "select min(due) - {now} from (select min(droppable_at) as due from retired_table \
+         union all select min(expiry_time) from job where expiry_time is not null \
+         union all select min(deleted_at) + $1 from past_life) as things"
+    ));
+    let left: Option<Option<i64>> = db
+        .fetch_first(statement.bind(millis(remembered)), |row| row.get(0))
+        .await?;
+    Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
+}

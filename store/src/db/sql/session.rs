@@ -1,0 +1,221 @@
+//! A connection at work: runs statements, and goes back to its pool only if it is in order.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgRow, Postgres};
+use sqlx::sqlite::{Sqlite, SqliteRow};
+use sqlx::{AssertSqlSafe, ColumnIndex, Decode, Row as _, Type};
+use tokio::time::{Instant, timeout_at};
+
+use super::statement::{Dialect, Statement};
+use crate::db::DbError;
+
+/// A connection taken from a pool for one transaction or one read.
+///
+/// What must stay true: a connection that is dropped within a transaction, or within a statement on PostgreSQL, is closed. So the
+/// database rolls back, and nobody gets a connection that still waits for an old result.
+pub struct Session {
+    connection: Connection,
+    in_transaction: bool,
+    in_statement: bool,
+}
+
+enum Connection {
+    Postgres {
+        connection: PoolConnection<Postgres>,
+        limit: Duration,
+        deadline: Instant,
+    },
+    Sqlite(PoolConnection<Sqlite>),
+}
+
+impl Session {
+    /// Everything that the session does must be over within `limit`.
+    pub fn postgres(connection: PoolConnection<Postgres>, limit: Duration) -> Self {
+        Self::new(Connection::Postgres {
+            connection,
+            limit,
+            deadline: Instant::now() + limit,
+        })
+    }
+
+    pub fn sqlite(connection: PoolConnection<Sqlite>) -> Self {
+        Self::new(Connection::Sqlite(connection))
+    }
+
+    fn new(connection: Connection) -> Self {
+        Self {
+            connection,
+            in_transaction: false,
+            in_statement: false,
+        }
+    }
+
+    pub fn dialect(&self) -> Dialect {
+        match self.connection {
+            Connection::Postgres { .. } => Dialect::Postgres,
+            Connection::Sqlite(_) => Dialect::Sqlite,
+        }
+    }
+
+    /// Returns a statement in the dialect of this database. See [`Dialect::statement`].
+    pub fn statement(&self, text: impl Into<Cow<'static, str>>) -> Statement {
+        self.dialect().statement(text)
+    }
+
+    pub async fn begin(&mut self) -> Result<(), DbError> {
+        self.in_transaction = true;
+        let begin = match self.dialect() {
+            Dialect::Postgres => "begin",
+            // Takes the lock of the one writer now: a transaction that reads first could not get it later.
+            Dialect::Sqlite => "begin immediate",
+        };
+        self.execute(self.statement(begin)).await.map(drop)
+    }
+
+    pub async fn commit(&mut self) -> Result<(), DbError> {
+        self.end("commit").await
+    }
+
+    pub async fn rollback(&mut self) -> Result<(), DbError> {
+        self.end("rollback").await
+    }
+
+    async fn end(&mut self, text: &'static str) -> Result<(), DbError> {
+        self.execute(self.statement(text)).await?;
+        self.in_transaction = false;
+        Ok(())
+    }
+
+    /// Runs a statement and returns how many rows it changed.
+    pub async fn execute(&mut self, statement: Statement) -> Result<u64, DbError> {
+        match (&mut self.connection, statement) {
+            (
+                Connection::Postgres {
+                    connection,
+                    limit,
+                    deadline,
+                },
+                Statement::Postgres(query),
+            ) => {
+                self.in_statement = true;
+                let done = timeout_at(*deadline, query.execute(&mut **connection)).await;
+                let done = done.map_err(|_| too_slow(*limit))??;
+                self.in_statement = false;
+                Ok(done.rows_affected())
+            }
+            (Connection::Sqlite(connection), Statement::Sqlite(query)) => {
+                Ok(query.execute(&mut **connection).await?.rows_affected())
+            }
+            _ => Err(wrong_dialect()),
+        }
+    }
+
+    /// Runs a statement and returns what `read` makes of each row.
+    pub async fn fetch<T>(
+        &mut self,
+        statement: Statement,
+        read: impl Fn(Row<'_>) -> Result<T, DbError> + Send,
+    ) -> Result<Vec<T>, DbError> {
+        match (&mut self.connection, statement) {
+            (
+                Connection::Postgres {
+                    connection,
+                    limit,
+                    deadline,
+                },
+                Statement::Postgres(query),
+            ) => {
+                self.in_statement = true;
+                let rows = timeout_at(*deadline, query.fetch_all(&mut **connection)).await;
+                let rows = rows.map_err(|_| too_slow(*limit))??;
+                self.in_statement = false;
+                rows.iter().map(|row| read(Row::Postgres(row))).collect()
+            }
+            (Connection::Sqlite(connection), Statement::Sqlite(query)) => {
+                let rows = query.fetch_all(&mut **connection).await?;
+                rows.iter().map(|row| read(Row::Sqlite(row))).collect()
+            }
+            _ => Err(wrong_dialect()),
+        }
+    }
+
+    /// Runs a statement and returns what `read` makes of the first row.
+    pub async fn fetch_first<T>(
+        &mut self,
+        statement: Statement,
+        read: impl Fn(Row<'_>) -> Result<T, DbError> + Send,
+    ) -> Result<Option<T>, DbError> {
+        Ok(self.fetch(statement, read).await?.into_iter().next())
+    }
+
+    /// Runs a statement that returns one number that is not negative.
+    pub async fn fetch_count(&mut self, statement: Statement) -> Result<u64, DbError> {
+        let count: Option<i64> = self.fetch_first(statement, |row| row.get(0)).await?;
+        Ok(u64::try_from(count.unwrap_or_default()).unwrap_or_default())
+    }
+
+    /// Runs any number of statements without parameters.
+    pub async fn run_script(&mut self, text: String) -> Result<(), DbError> {
+        let script = sqlx::raw_sql(AssertSqlSafe(text));
+        match &mut self.connection {
+            Connection::Postgres {
+                connection,
+                limit,
+                deadline,
+            } => {
+                self.in_statement = true;
+                let done = timeout_at(*deadline, script.execute(&mut **connection)).await;
+                done.map_err(|_| too_slow(*limit))??;
+                self.in_statement = false;
+            }
+            Connection::Sqlite(connection) => {
+                script.execute(&mut **connection).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.in_transaction || self.in_statement {
+            match &mut self.connection {
+                Connection::Postgres { connection, .. } => connection.close_on_drop(),
+                Connection::Sqlite(connection) => connection.close_on_drop(),
+            }
+        }
+    }
+}
+
+fn too_slow(limit: Duration) -> DbError {
+    let limit = limit.as_secs();
+    DbError::Unavailable(format!("a transaction took longer than {limit} s").into())
+}
+
+fn wrong_dialect() -> DbError {
+    DbError::Refused("a statement was written for another database".into())
+}
+
+/// A row of a result.
+#[derive(Clone, Copy)]
+pub enum Row<'r> {
+    Postgres(&'r PgRow),
+    Sqlite(&'r SqliteRow),
+}
+
+impl<'r> Row<'r> {
+    /// Returns the value of a column, by its number or its name.
+    pub fn get<T, I>(self, column: I) -> Result<T, DbError>
+    where
+        T: Decode<'r, Postgres> + Type<Postgres> + Decode<'r, Sqlite> + Type<Sqlite>,
+        I: ColumnIndex<PgRow> + ColumnIndex<SqliteRow>,
+    {
+        Ok(match self {
+            Self::Postgres(row) => row.try_get(column)?,
+            Self::Sqlite(row) => row.try_get(column)?,
+        })
+    }
+}

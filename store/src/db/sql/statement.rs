@@ -1,0 +1,209 @@
+//! Statements for either database: a text, its parameters, and the dialect it is written in.
+//!
+//! Parameters are `$1`, `$2`, … in both dialects. sqlx caches prepared statements by their text, so the texts of frequent
+//! statements must not vary.
+
+use std::borrow::Cow;
+use std::fmt::Display;
+
+use sqlx::postgres::{PgArguments, Postgres};
+use sqlx::query::Query;
+use sqlx::sqlite::{Sqlite, SqliteArguments};
+use sqlx::{AssertSqlSafe, Encode, Type};
+
+use crate::db::DbError;
+
+/// What the databases spell differently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    Postgres,
+    Sqlite,
+}
+
+impl Dialect {
+    /// Returns the expression for the time of the database's clock, in milliseconds since 1970.
+    pub const fn now(self) -> &'static str {
+        match self {
+            Self::Postgres => "(extract(epoch from clock_timestamp()) * 1000)::bigint",
+            Self::Sqlite => "cast(unixepoch('subsec') * 1000 as integer)",
+        }
+    }
+
+    /// Returns the table `k` with one row for each element of the JSON array in `$1`. A statement reads the columns of an
+    /// element that is an array as `k.value ->> 0`, `k.value ->> 1`, …
+    pub const fn each(self) -> &'static str {
+        match self {
+            Self::Postgres => "jsonb_array_elements($1::jsonb) as k(value)",
+            Self::Sqlite => "json_each($1) as k",
+        }
+    }
+
+    /// Returns a statement without parameters; [`Statement::bind`] adds them.
+    ///
+    /// The text must never contain anything that a client sent: that goes into parameters.
+    pub fn statement(self, text: impl Into<Cow<'static, str>>) -> Statement {
+        let text = AssertSqlSafe(text.into());
+        match self {
+            Self::Postgres => Statement::Postgres(sqlx::query(text)),
+            Self::Sqlite => Statement::Sqlite(sqlx::query(text)),
+        }
+    }
+
+    /// Returns `select` for these jobs, in this order; the rows must have a column `incarnation`.
+    pub fn select_of_jobs(
+        self,
+        select: &str,
+        incarnations: &[i64],
+        order: &str,
+    ) -> Result<Statement, DbError> {
+        Ok(match self {
+            Self::Postgres => {
+                let text = format!("{select} where incarnation = any($1) {order}");
+                Statement::Postgres(sqlx::query(AssertSqlSafe(text)).bind(incarnations))
+            }
+            Self::Sqlite => {
+                let list = "(select value from json_each($1))";
+                self.statement(format!("{select} where incarnation in {list} {order}"))
+                    .bind(json(incarnations)?)
+            }
+        })
+    }
+}
+
+/// A value that both databases accept as a parameter.
+pub trait Parameter<'v>:
+    Encode<'v, Postgres> + Type<Postgres> + Encode<'v, Sqlite> + Type<Sqlite>
+{
+}
+
+impl<'v, T> Parameter<'v> for T where
+    T: Encode<'v, Postgres> + Type<Postgres> + Encode<'v, Sqlite> + Type<Sqlite>
+{
+}
+
+/// A statement with its parameters.
+pub enum Statement {
+    Postgres(Query<'static, Postgres, PgArguments>),
+    Sqlite(Query<'static, Sqlite, SqliteArguments>),
+}
+
+impl Statement {
+    /// Adds the next parameter.
+    pub fn bind<'v>(self, value: impl Parameter<'v>) -> Self {
+        match self {
+            Self::Postgres(query) => Self::Postgres(query.bind(value)),
+            Self::Sqlite(query) => Self::Sqlite(query.bind(value)),
+        }
+    }
+
+    /// Keeps the statement out of the cache of prepared statements. PostgreSQL then plans it with its parameters in sight.
+    pub fn uncached(self) -> Self {
+        match self {
+            Self::Postgres(query) => Self::Postgres(query.persistent(false)),
+            Self::Sqlite(query) => Self::Sqlite(query.persistent(false)),
+        }
+    }
+}
+
+impl From<Query<'static, Postgres, PgArguments>> for Statement {
+    fn from(query: Query<'static, Postgres, PgArguments>) -> Self {
+        Self::Postgres(query)
+    }
+}
+
+impl From<Query<'static, Sqlite, SqliteArguments>> for Statement {
+    fn from(query: Query<'static, Sqlite, SqliteArguments>) -> Self {
+        Self::Sqlite(query)
+    }
+}
+
+/// A statement whose text is put together piece by piece.
+pub struct StatementBuilder {
+    dialect: Dialect,
+    text: String,
+    arguments: Arguments,
+    count: usize,
+}
+
+enum Arguments {
+    Postgres(PgArguments),
+    Sqlite(SqliteArguments),
+}
+
+impl StatementBuilder {
+    pub fn new(dialect: Dialect, text: impl Into<String>) -> Self {
+        let arguments = match dialect {
+            Dialect::Postgres => Arguments::Postgres(PgArguments::default()),
+            Dialect::Sqlite => Arguments::Sqlite(SqliteArguments::default()),
+        };
+        Self {
+            dialect,
+            text: text.into(),
+            arguments,
+            count: 0,
+        }
+    }
+
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// Adds to the text, which must never contain anything that a client sent.
+    pub fn push(&mut self, text: impl Display) -> &mut Self {
+        use std::fmt::Write as _;
+        // Writing to a string does not fail.
+        _ = write!(self.text, "{text}");
+        self
+    }
+
+    /// Adds a parameter, and its placeholder to the text.
+    pub fn push_bind<'v>(&mut self, value: impl Parameter<'v>) -> Result<&mut Self, DbError> {
+        use sqlx::Arguments as _;
+        let added = match &mut self.arguments {
+            Arguments::Postgres(arguments) => arguments.add(value),
+            Arguments::Sqlite(arguments) => arguments.add(value),
+        };
+        added.map_err(sqlx::Error::Encode)?;
+        self.count += 1;
+        let number = self.count;
+        match self.dialect {
+            Dialect::Postgres => self.push(format_args!("${number}")),
+            // SQLite looks up a numbered parameter among all others; the next one costs nothing.
+            Dialect::Sqlite => self.push("?"),
+        };
+        Ok(self)
+    }
+
+    /// Adds the condition that the text before it is one of these values, or none of them.
+    pub fn push_one_of(&mut self, values: &[String], none: bool) -> Result<&mut Self, DbError> {
+        use sqlx::Arguments as _;
+        match &mut self.arguments {
+            Arguments::Postgres(arguments) => {
+                arguments.add(values).map_err(sqlx::Error::Encode)?;
+                self.count += 1;
+                let compare = if none { "<> all" } else { "= any" };
+                let number = self.count;
+                Ok(self.push(format_args!(" {compare}(${number})")))
+            }
+            Arguments::Sqlite(_) => {
+                self.push(if none { " not in" } else { " in" });
+                self.push(" (select value from json_each(");
+                self.push_bind(json(values)?)?;
+                Ok(self.push("))"))
+            }
+        }
+    }
+
+    pub fn build(self) -> Statement {
+        let text = AssertSqlSafe(self.text);
+        match self.arguments {
+            Arguments::Postgres(arguments) => sqlx::query_with(text, arguments).into(),
+            Arguments::Sqlite(arguments) => sqlx::query_with(text, arguments).into(),
+        }
+    }
+}
+
+/// Returns a list as the one JSON text that [`Dialect::each`] takes apart.
+pub fn json(values: &(impl serde::Serialize + ?Sized)) -> Result<String, DbError> {
+    Ok(serde_json::to_string(values)?)
+}

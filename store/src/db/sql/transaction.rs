@@ -1,0 +1,312 @@
+//! A transaction of either database: each step is a function of the module for its tables.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use contract::ReportFailure;
+
+use super::session::Session;
+use super::statement::Dialect;
+use super::{jobs, ledger, outbox, parking, prerequisites, retention};
+use crate::db::postgres::CHANNEL;
+use crate::db::{
+    DbError, DbFuture, Dependency, DueTime, JobKey, JobRow, JobSteps, LedgerSteps, OutboxSteps,
+    ParkingSteps, PrerequisiteSteps, RetentionSteps, Signal, Signals, Transaction,
+};
+use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
+use crate::model::{OutboxMessage, ParkedTask, Transition};
+
+pub struct SqlTransaction {
+    session: Session,
+    signals: Arc<Signals>,
+    wake: Vec<Signal>,
+}
+
+impl SqlTransaction {
+    /// Wraps a session that has begun a transaction.
+    pub fn new(session: Session, signals: Arc<Signals>) -> Self {
+        Self {
+            session,
+            signals,
+            wake: Vec::new(),
+        }
+    }
+
+    /// PostgreSQL notifies every process as part of the commit. A SQLite file has one process, which is woken afterwards.
+    async fn end(mut self) -> Result<(), DbError> {
+        let dialect = self.session.dialect();
+        if dialect == Dialect::Postgres && !self.wake.is_empty() {
+            let names: Vec<&str> = self.wake.iter().map(|signal| signal.name()).collect();
+            let notify = self.session.statement("select pg_notify($1, $2)");
+            self.session
+                .execute(notify.bind(CHANNEL).bind(names.join(" ")))
+                .await?;
+        }
+        self.session.commit().await?;
+        let Self {
+            session,
+            signals,
+            wake,
+        } = self;
+        // The connection first: whoever is woken may need it.
+        drop(session);
+        if dialect == Dialect::Sqlite {
+            for signal in wake {
+                signals.wake(signal);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Transaction for SqlTransaction {
+    fn notify(&mut self, signal: Signal) {
+        if !self.wake.contains(&signal) {
+            self.wake.push(signal);
+        }
+    }
+    fn commit(self: Box<Self>) -> DbFuture<'static, ()> {
+        Box::pin(self.end())
+    }
+    fn rollback(mut self: Box<Self>) -> DbFuture<'static, ()> {
+        Box::pin(async move { self.session.rollback().await })
+    }
+}
+
+impl JobSteps for SqlTransaction {
+    fn lock_creations<'a>(&'a mut self, partition: &'a str, shared: bool) -> DbFuture<'a, ()> {
+        Box::pin(prerequisites::lock_creations(
+            &mut self.session,
+            partition,
+            shared,
+        ))
+    }
+    fn lock_jobs<'a>(&'a mut self, keys: &'a [(String, String)]) -> DbFuture<'a, Vec<JobRow>> {
+        Box::pin(jobs::lock(&mut self.session, keys))
+    }
+    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<i64>> {
+        Box::pin(jobs::insert(&mut self.session, job))
+    }
+    fn save_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, ()> {
+        Box::pin(jobs::save(&mut self.session, job))
+    }
+    fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()> {
+        Box::pin(jobs::save_ended(&mut self.session, jobs))
+    }
+    fn delete_job(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+        Box::pin(jobs::delete(&mut self.session, incarnation))
+    }
+    fn insert_labels<'a>(
+        &'a mut self,
+        incarnation: i64,
+        labels: &'a BTreeMap<String, Option<String>>,
+    ) -> DbFuture<'a, ()> {
+        Box::pin(jobs::insert_labels(&mut self.session, incarnation, labels))
+    }
+    fn append_history<'a>(
+        &'a mut self,
+        incarnation: i64,
+        transition: &'a Transition,
+    ) -> DbFuture<'a, ()> {
+        Box::pin(jobs::append_history(
+            &mut self.session,
+            incarnation,
+            transition,
+        ))
+    }
+    fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()> {
+        Box::pin(jobs::append_histories(&mut self.session, steps))
+    }
+    fn has_past_incarnation<'a>(
+        &'a mut self,
+        partition: &'a str,
+        job: &'a str,
+    ) -> DbFuture<'a, bool> {
+        Box::pin(jobs::has_past_incarnation(
+            &mut self.session,
+            partition,
+            job,
+        ))
+    }
+    fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+        Box::pin(jobs::mark_recreated(&mut self.session, incarnation))
+    }
+    fn remember_incarnation<'a>(
+        &'a mut self,
+        partition: &'a str,
+        job: &'a str,
+        incarnation: i64,
+    ) -> DbFuture<'a, ()> {
+        Box::pin(jobs::remember_incarnation(
+            &mut self.session,
+            partition,
+            job,
+            incarnation,
+        ))
+    }
+}
+
+impl LedgerSteps for SqlTransaction {
+    fn create_task_table(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+        Box::pin(ledger::create_task_table(&mut self.session, incarnation))
+    }
+    fn load_nodes<'a>(
+        &'a mut self,
+        incarnation: i64,
+        keys: &'a [NodeKey],
+    ) -> DbFuture<'a, Vec<NodeRow>> {
+        Box::pin(ledger::load_nodes(&mut self.session, incarnation, keys))
+    }
+    fn change_nodes<'a>(
+        &'a mut self,
+        incarnation: i64,
+        changes: &'a NodeChanges,
+    ) -> DbFuture<'a, ()> {
+        Box::pin(ledger::change_nodes(
+            &mut self.session,
+            incarnation,
+            changes,
+        ))
+    }
+    fn kept_failures(&mut self, incarnation: i64) -> DbFuture<'_, HashMap<String, String>> {
+        Box::pin(ledger::kept_failures(&mut self.session, incarnation))
+    }
+    fn first_failure(&mut self, incarnation: i64) -> DbFuture<'_, Option<ReportFailure>> {
+        Box::pin(ledger::first_failure(&mut self.session, incarnation))
+    }
+    fn change_failures<'a>(
+        &'a mut self,
+        incarnation: i64,
+        new: &'a [KeptFailure],
+        gone: &'a [String],
+    ) -> DbFuture<'a, ()> {
+        Box::pin(ledger::change_failures(
+            &mut self.session,
+            incarnation,
+            new,
+            gone,
+        ))
+    }
+    fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> DbFuture<'a, ()> {
+        Box::pin(ledger::insert_failures(&mut self.session, failures))
+    }
+}
+
+impl OutboxSteps for SqlTransaction {
+    fn push_outbox<'a>(
+        &'a mut self,
+        incarnation: i64,
+        pipe: &'a str,
+        body: &'a [u8],
+        due: DueTime,
+    ) -> DbFuture<'a, ()> {
+        Box::pin(outbox::push(
+            &mut self.session,
+            incarnation,
+            pipe,
+            body,
+            due,
+        ))
+    }
+    fn claim_outbox(&mut self, limit: u32, lease: u64) -> DbFuture<'_, Vec<OutboxMessage>> {
+        Box::pin(outbox::claim(&mut self.session, limit, lease))
+    }
+    fn outbox_due(&mut self) -> DbFuture<'_, Option<u64>> {
+        Box::pin(outbox::next_claim(&mut self.session))
+    }
+    fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> DbFuture<'a, ()> {
+        Box::pin(outbox::lease(&mut self.session, leases))
+    }
+    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> DbFuture<'a, ()> {
+        Box::pin(outbox::delete_sent(&mut self.session, ids))
+    }
+    fn pause_outbox_of(&mut self, incarnation: i64, paused: bool) -> DbFuture<'_, ()> {
+        Box::pin(outbox::set_paused(&mut self.session, incarnation, paused))
+    }
+    fn dispatch_partition<'a>(&'a mut self, partition: &'a str) -> DbFuture<'a, u64> {
+        Box::pin(outbox::dispatch_partition(&mut self.session, partition))
+    }
+}
+
+impl PrerequisiteSteps for SqlTransaction {
+    fn insert_prerequisites<'a>(
+        &'a mut self,
+        job: &'a JobRow,
+        prerequisites: &'a [String],
+    ) -> DbFuture<'a, ()> {
+        Box::pin(prerequisites::insert(&mut self.session, job, prerequisites))
+    }
+    fn dependents<'a>(&'a mut self, of: &'a [JobKey], all: bool) -> DbFuture<'a, Vec<Dependency>> {
+        Box::pin(prerequisites::dependents(&mut self.session, of, all))
+    }
+    fn prerequisite_edges<'a>(
+        &'a mut self,
+        partition: &'a str,
+        jobs: &'a [String],
+    ) -> DbFuture<'a, Vec<(String, String)>> {
+        Box::pin(prerequisites::edges(&mut self.session, partition, jobs))
+    }
+    fn release<'a>(&'a mut self, completed: &'a [JobKey], waiting: &'a [i64]) -> DbFuture<'a, ()> {
+        Box::pin(prerequisites::release(
+            &mut self.session,
+            completed,
+            waiting,
+        ))
+    }
+    fn forget_starts<'a>(&'a mut self, incarnations: &'a [i64]) -> DbFuture<'a, ()> {
+        Box::pin(prerequisites::forget_starts(
+            &mut self.session,
+            incarnations,
+        ))
+    }
+}
+
+impl ParkingSteps for SqlTransaction {
+    fn park<'a>(&'a mut self, tasks: &'a [(i64, &'a ParkedTask)]) -> DbFuture<'a, ()> {
+        Box::pin(parking::park(&mut self.session, tasks))
+    }
+    fn mark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
+        Box::pin(parking::mark(&mut self.session, incarnation))
+    }
+    fn unmark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+        Box::pin(parking::unmark(&mut self.session, incarnation))
+    }
+    fn next_for_unparking(&mut self) -> DbFuture<'_, Option<(String, String, i64)>> {
+        Box::pin(parking::next_marked(&mut self.session))
+    }
+    fn unpark(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64> {
+        Box::pin(parking::unpark(&mut self.session, incarnation, limit))
+    }
+    fn drop_parked(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64> {
+        Box::pin(parking::delete_oldest(
+            &mut self.session,
+            incarnation,
+            limit,
+        ))
+    }
+}
+
+impl RetentionSteps for SqlTransaction {
+    fn retire_table(&mut self, incarnation: i64, delay: u64) -> DbFuture<'_, ()> {
+        Box::pin(retention::retire_table(
+            &mut self.session,
+            incarnation,
+            delay,
+        ))
+    }
+    fn due_tables(&mut self, limit: u32) -> DbFuture<'_, Vec<i64>> {
+        Box::pin(retention::due_tables(&mut self.session, limit))
+    }
+    fn drop_table(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
+        Box::pin(retention::drop_table(&mut self.session, incarnation))
+    }
+    fn due_jobs(&mut self, limit: u32) -> DbFuture<'_, Vec<(String, String, i64)>> {
+        Box::pin(retention::due_jobs(&mut self.session, limit))
+    }
+    fn forget_incarnations(&mut self, older_than: u64) -> DbFuture<'_, ()> {
+        Box::pin(jobs::forget_incarnations(&mut self.session, older_than))
+    }
+    fn next_due(&mut self, lives_kept: u64) -> DbFuture<'_, Option<u64>> {
+        Box::pin(retention::next_due(&mut self.session, lives_kept))
+    }
+}

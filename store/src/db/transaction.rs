@@ -1,0 +1,221 @@
+//! The steps of a transaction, by the tables that they are about.
+//!
+//! What must stay true of every implementation:
+//! - A transaction that is dropped without a commit leaves nothing behind.
+//! - [`JobSteps::lock_jobs`] locks in (partition, job) order, and whoever writes a job holds its lock.
+//! - A signal wakes its receivers after the commit, in every process; after trouble at least once.
+//! - Due times are counted by the database's clock, so that it does not matter which process asks.
+
+use std::collections::{BTreeMap, HashMap};
+
+use contract::ReportFailure;
+
+use super::{DbFuture, Dependency, DueTime, JobKey, JobRow, Signal};
+use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
+use crate::model::{OutboxMessage, ParkedTask, Transition};
+
+/// A transaction that has begun.
+pub trait Transaction:
+    JobSteps + LedgerSteps + OutboxSteps + PrerequisiteSteps + ParkingSteps + RetentionSteps + Send
+{
+    /// Wakes the receivers of this signal once the transaction is committed.
+    fn notify(&mut self, signal: Signal);
+
+    /// Commits, then wakes.
+    fn commit(self: Box<Self>) -> DbFuture<'static, ()>;
+
+    /// Rolls back and gives the connection back at once.
+    fn rollback(self: Box<Self>) -> DbFuture<'static, ()>;
+}
+
+/// Steps on jobs and on what belongs to them.
+pub trait JobSteps {
+    /// Keeps creations in a partition in order until the end of the transaction. Creations that `shared` the lock do not wait for
+    /// each other.
+    fn lock_creations<'a>(&'a mut self, partition: &'a str, shared: bool) -> DbFuture<'a, ()>;
+
+    /// Locks these jobs in (partition, job) order, and returns those that exist.
+    fn lock_jobs<'a>(&'a mut self, keys: &'a [JobKey]) -> DbFuture<'a, Vec<JobRow>>;
+
+    /// Returns the number of the new incarnation, or `None` if there is a job with this id.
+    fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<i64>>;
+
+    /// Saves what may change of a job.
+    fn save_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, ()>;
+
+    /// Saves what changes when jobs end that never ran.
+    fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()>;
+
+    /// Deletes a job with its labels, failures, history, parked tasks and unsent messages.
+    fn delete_job(&mut self, incarnation: i64) -> DbFuture<'_, ()>;
+
+    /// Adds the labels of a new job.
+    fn insert_labels<'a>(
+        &'a mut self,
+        incarnation: i64,
+        labels: &'a BTreeMap<String, Option<String>>,
+    ) -> DbFuture<'a, ()>;
+
+    /// Adds a transition to the history of a job.
+    fn append_history<'a>(
+        &'a mut self,
+        incarnation: i64,
+        transition: &'a Transition,
+    ) -> DbFuture<'a, ()>;
+
+    /// Adds transitions to the histories of many jobs.
+    fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()>;
+
+    /// Returns whether the store remembers a deleted job with this id.
+    fn has_past_incarnation<'a>(
+        &'a mut self,
+        partition: &'a str,
+        job: &'a str,
+    ) -> DbFuture<'a, bool>;
+
+    /// Records that this is not the first incarnation of its id.
+    fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()>;
+
+    /// Remembers an incarnation that is being deleted.
+    fn remember_incarnation<'a>(
+        &'a mut self,
+        partition: &'a str,
+        job: &'a str,
+        incarnation: i64,
+    ) -> DbFuture<'a, ()>;
+}
+
+/// Steps on the task table of a job, and on its failures.
+pub trait LedgerSteps {
+    /// Creates the task table of a job.
+    fn create_task_table(&mut self, incarnation: i64) -> DbFuture<'_, ()>;
+
+    /// Locks and reads nodes, in the order of their keys.
+    fn load_nodes<'a>(
+        &'a mut self,
+        incarnation: i64,
+        keys: &'a [NodeKey],
+    ) -> DbFuture<'a, Vec<NodeRow>>;
+
+    /// Writes and deletes nodes.
+    fn change_nodes<'a>(
+        &'a mut self,
+        incarnation: i64,
+        changes: &'a NodeChanges,
+    ) -> DbFuture<'a, ()>;
+
+    /// Returns the paths of the failures that are kept in full, each with the kind of its failure.
+    fn kept_failures(&mut self, incarnation: i64) -> DbFuture<'_, HashMap<String, String>>;
+
+    /// Returns the failure of a job that happened first, of those that are kept.
+    fn first_failure(&mut self, incarnation: i64) -> DbFuture<'_, Option<ReportFailure>>;
+
+    /// Adds or replaces the `new` failures and deletes those at the paths that are `gone`.
+    fn change_failures<'a>(
+        &'a mut self,
+        incarnation: i64,
+        new: &'a [KeptFailure],
+        gone: &'a [String],
+    ) -> DbFuture<'a, ()>;
+
+    /// Adds failures of many jobs. A failure whose path is there already is left out.
+    fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> DbFuture<'a, ()>;
+}
+
+/// Steps on the messages for the broker. A message belongs to one relay at a time, until its lease ends.
+pub trait OutboxSteps {
+    /// Adds a message.
+    fn push_outbox<'a>(
+        &'a mut self,
+        incarnation: i64,
+        pipe: &'a str,
+        body: &'a [u8],
+        due: DueTime,
+    ) -> DbFuture<'a, ()>;
+
+    /// Leases the oldest messages that are due, for so many milliseconds, and returns them.
+    fn claim_outbox(&mut self, limit: u32, lease: u64) -> DbFuture<'_, Vec<OutboxMessage>>;
+
+    /// Returns in how many milliseconds a message can be claimed; `None` if all of them wait for something other than time.
+    fn outbox_due(&mut self) -> DbFuture<'_, Option<u64>>;
+
+    /// Sets the leases of these messages, each to so many milliseconds from now.
+    fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> DbFuture<'a, ()>;
+
+    /// Deletes messages that the broker has.
+    fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> DbFuture<'a, ()>;
+
+    /// Holds the messages of a job back, or lets them be claimed again.
+    fn pause_outbox_of(&mut self, incarnation: i64, paused: bool) -> DbFuture<'_, ()>;
+
+    /// Ends the suspension of the messages of a partition. Returns how many jobs had some.
+    fn dispatch_partition<'a>(&'a mut self, partition: &'a str) -> DbFuture<'a, u64>;
+}
+
+/// Steps on what jobs wait for. Whoever writes the prerequisites of a job holds its lock.
+pub trait PrerequisiteSteps {
+    /// Adds the prerequisites of a new job.
+    fn insert_prerequisites<'a>(
+        &'a mut self,
+        job: &'a JobRow,
+        prerequisites: &'a [String],
+    ) -> DbFuture<'a, ()>;
+
+    /// Returns the jobs that wait for these jobs; with `all` also the jobs that wait for those, and so on.
+    fn dependents<'a>(&'a mut self, of: &'a [JobKey], all: bool) -> DbFuture<'a, Vec<Dependency>>;
+
+    /// Returns the pairs (job, prerequisite) that lead up from these jobs of a partition, over any number of steps.
+    fn prerequisite_edges<'a>(
+        &'a mut self,
+        partition: &'a str,
+        jobs: &'a [String],
+    ) -> DbFuture<'a, Vec<(String, String)>>;
+
+    /// Deletes the `completed` jobs as prerequisites. Those of the `waiting` jobs that have none left become due after their delay.
+    fn release<'a>(&'a mut self, completed: &'a [JobKey], waiting: &'a [i64]) -> DbFuture<'a, ()>;
+
+    /// Deletes the messages and the prerequisites of jobs that never start.
+    fn forget_starts<'a>(&'a mut self, incarnations: &'a [i64]) -> DbFuture<'a, ()>;
+}
+
+/// Steps on the tasks of paused jobs.
+pub trait ParkingSteps {
+    /// Parks tasks of locked jobs, each with the incarnation of its job.
+    fn park<'a>(&'a mut self, tasks: &'a [(i64, &'a ParkedTask)]) -> DbFuture<'a, ()>;
+
+    /// Marks a job whose parked tasks are to leave. Returns false if it has none, or is marked already.
+    fn mark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, bool>;
+
+    /// Removes the mark.
+    fn unmark_for_unparking(&mut self, incarnation: i64) -> DbFuture<'_, ()>;
+
+    /// Returns the partition, id and incarnation of a marked job, without locking it.
+    fn next_for_unparking(&mut self) -> DbFuture<'_, Option<(String, String, i64)>>;
+
+    /// Moves the oldest parked tasks of a locked job to the outbox. Returns how many.
+    fn unpark(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64>;
+
+    /// Deletes the oldest parked tasks of a locked job. Returns how many.
+    fn drop_parked(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64>;
+}
+
+/// Steps of the sweeper.
+pub trait RetentionSteps {
+    /// Lists a task table for dropping in so many milliseconds, or earlier if it is listed for an earlier time.
+    fn retire_table(&mut self, incarnation: i64, delay: u64) -> DbFuture<'_, ()>;
+
+    /// Returns some task tables that are due for dropping. No other transaction gets them.
+    fn due_tables(&mut self, limit: u32) -> DbFuture<'_, Vec<i64>>;
+
+    /// Drops a task table and takes it off the list. Returns false if it did not exist.
+    fn drop_table(&mut self, incarnation: i64) -> DbFuture<'_, bool>;
+
+    /// Returns some jobs (partition, id, expiry time) that have expired, the longest overdue first.
+    fn due_jobs(&mut self, limit: u32) -> DbFuture<'_, Vec<(String, String, i64)>>;
+
+    /// Forgets some of the incarnations that were deleted more than this many milliseconds ago.
+    fn forget_incarnations(&mut self, older_than: u64) -> DbFuture<'_, ()>;
+
+    /// Returns in how many milliseconds there is something to remove, if past incarnations are remembered for so long.
+    fn next_due(&mut self, remembered: u64) -> DbFuture<'_, Option<u64>>;
+}
