@@ -2,7 +2,7 @@
 //!
 //! What must stay true of every implementation:
 //! - A transaction that is dropped without a commit leaves nothing behind.
-//! - [`JobSteps::lock_jobs`] locks in (partition, job) order, and whoever writes a job holds its lock.
+//! - [`JobSteps::lock_jobs`] locks in (partition, job) order, and a transaction that writes a job holds its lock.
 //! - A signal wakes its receivers after the commit, in every process; after trouble at least once.
 //! - Due times are counted by the database's clock, so that it does not matter which process asks.
 
@@ -152,7 +152,7 @@ pub trait OutboxSteps {
     fn dispatch_partition<'a>(&'a mut self, partition: &'a str) -> DbFuture<'a, u64>;
 }
 
-/// Steps on what jobs wait for. Whoever writes the prerequisites of a job holds its lock.
+/// Steps on what jobs wait for. A transaction that writes the prerequisites of a job holds its lock.
 pub trait PrerequisiteSteps {
     /// Adds the prerequisites of a new job.
     fn insert_prerequisites<'a>(

@@ -1,5 +1,5 @@
-//! The order in which people expect texts: `A`, `ä`, `b`, `C`. It is that of the Unicode collation algorithm, for no language in
-//! particular; what it takes for equal is told apart byte by byte, so that no two texts are.
+//! The order in which people expect texts: `A`, `ä`, `b`, `C`. It is the Unicode collation algorithm for no language in particular.
+//! Texts that it takes for equal are compared by their bytes, so that no two texts are equal.
 //!
 //! What must stay true: PostgreSQL (its ICU, the collation `linguistic` of the schema), SQLite (this function, registered under
 //! the same name) and memory (this function) put texts in the same order, whatever the locale of the server. No index of SQLite
@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use icu_collator::options::CollatorOptions;
 use icu_collator::{Collator, CollatorBorrowed, CollatorPreferences};
 
-/// What both databases call the order.
+/// The name of the order in both databases.
 pub const NAME: &str = "linguistic";
 
 pub fn compare(a: &str, b: &str) -> Ordering {

@@ -1,7 +1,7 @@
-//! Hears what other processes have committed, over one connection of its own.
+//! Listens for the commits of other processes, on a connection of its own.
 //!
-//! A notification that falls into a lost connection is lost. So everybody is woken once after each connect, and the listener
-//! hears itself every 15 s: two misses, and it connects anew.
+//! A notification that is sent while the connection is down is lost. So all signals wake once after each reconnect. The listener
+//! also notifies itself every 15 s, and reconnects when it has missed two of these heartbeats.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::opening::Database;
 use crate::StoreError;
 use crate::db::{Signal, Signals};
 
-/// Notifications go to the database's own channel of this name; the payload says who is to wake.
+/// The channel of the notifications. The payload has the names of signals.
 pub const CHANNEL: &str = "batchwright";
 
 const HEARTBEAT: &str = "heartbeat";
@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The task that listens; it ends when this is dropped.
+/// The task that listens. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Listener {
     tasks: TaskTracker,
@@ -33,7 +33,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens by the time it answers, if the database lets it. One that is `not_yet` available is opened first.
+    /// Starts the task, and returns once it listens or has failed to. A database that is `not_yet` available is opened first, in the
+    /// background.
     pub async fn start(
         database: Arc<Database>,
         signals: Arc<Signals>,
@@ -41,7 +42,7 @@ impl Listener {
     ) -> Self {
         let (tasks, token) = (TaskTracker::new(), CancellationToken::new());
         let stop = token.clone();
-        // Whoever begins to wait looks first; whoever has waited for the database has looked in vain.
+        // Receivers look before they wait, so nothing is missed yet; but a look fails while the database is not open.
         let (first, missed) = if not_yet.is_none() {
             (Some(connect(&database.options).await), false)
         } else {
@@ -91,7 +92,7 @@ async fn listen_for_ever(
                 pause = FIRST_PAUSE;
                 database.available();
                 if missed {
-                    // Whatever was committed while nobody listened.
+                    // For all commits that were not heard.
                     for signal in Signal::ALL {
                         signals.wake(signal);
                     }
@@ -100,7 +101,7 @@ async fn listen_for_ever(
                 let reason = listen(listener, database, signals).await;
                 tracing::warn!(
                     reason,
-                    "the connection that listens to the database is made anew"
+                    "lost the connection that listens to the database; reconnecting"
                 );
             }
             Err(reason) => database.unavailable(&reason),
@@ -129,7 +130,7 @@ async fn connect(options: &PgConnectOptions) -> Result<PgListener, String> {
         .map_err(|error| error.to_string())
 }
 
-/// Wakes whom notifications are for, until the connection is lost; answers why it is taken for lost.
+/// Wakes signals until the connection is lost. Returns why it counts as lost.
 async fn listen(mut listener: PgListener, database: &Database, signals: &Signals) -> String {
     let mut misses = 0;
     let mut beat = interval(HEARTBEAT_EVERY);
@@ -138,7 +139,7 @@ async fn listen(mut listener: PgListener, database: &Database, signals: &Signals
         tokio::select! {
             heard = listener.try_recv() => match heard {
                 Ok(Some(notification)) => {
-                    // Any notification shows that the connection lives.
+                    // Any notification shows that the connection works.
                     misses = 0;
                     let names = notification.payload().split(' ');
                     for signal in names.filter_map(|name| Signal::ALL.into_iter().find(|signal| signal.name() == name)) {

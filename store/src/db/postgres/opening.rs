@@ -1,6 +1,7 @@
-//! How the database is made ready: the first connection, which tells what is wrong as it is, and the migrations.
+//! Opens the database: the first connection, the schema and the migrations.
 //!
-//! A database that is not there may be waited for; one that can never be used is an error at once, or ends the waiting.
+//! A database that is unavailable is tried again until it responds. One that can never be used is an error at once, or ends the
+//! attempts.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::{Availability, masked};
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The database as everybody in this backend shares it.
+/// The database, as the sessions and the listener share it.
 #[derive(Debug)]
 pub struct Database {
     pub options: PgConnectOptions,
@@ -30,7 +31,7 @@ pub struct Database {
 }
 
 impl Database {
-    /// Not open yet.
+    /// Returns a database that is not open yet.
     pub fn new(url: &str, options: PgConnectOptions, pool: PgPool) -> Self {
         let availability = watch::Sender::new(Availability::Unavailable(
             "it has not been opened yet".to_owned(),
@@ -48,7 +49,7 @@ impl Database {
         self.availability.subscribe()
     }
 
-    /// Until it is open nothing may be read or written: its tables may be of another version.
+    /// Returns an error unless the database is open. Before that its tables may be of another version.
     pub fn check_open(&self) -> Result<(), DbError> {
         if self.is_open.load(Ordering::Acquire) {
             return Ok(());
@@ -60,7 +61,7 @@ impl Database {
         *self.availability.borrow() != Availability::Available
     }
 
-    /// Why nothing can be read or written.
+    /// Returns the error of an operation while the database cannot be used.
     pub fn away(&self) -> DbError {
         match &*self.availability.borrow() {
             Availability::Unusable(error) => DbError::Refused(error.to_string().into()),
@@ -69,7 +70,7 @@ impl Database {
         }
     }
 
-    /// Connects once and applies migrations.
+    /// Connects, creates the schema if it is missing, and applies migrations.
     pub async fn open(&self) -> Result<(), StoreError> {
         self.first_connection().await?;
         self.make_schema().await?;
@@ -88,7 +89,7 @@ impl Database {
         Ok(())
     }
 
-    /// Opens it as soon as it is there. False when it can never be.
+    /// Opens the database as soon as it responds. Returns false if it can never be used.
     pub async fn open_when_possible(&self, mut error: StoreError) -> bool {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -110,7 +111,7 @@ impl Database {
         }
     }
 
-    /// Said once, however often it is found.
+    /// Publishes that the database is unavailable. Logs it once, however often it is found.
     pub fn unavailable(&self, reason: &str) {
         let is_news = self
             .availability
@@ -138,7 +139,7 @@ impl Database {
         }
     }
 
-    /// Connects once, so that what is wrong is told as it is and not as a pool that has no connection.
+    /// Connects once without the pool, whose only error is that it has no connection.
     async fn first_connection(&self) -> Result<(), StoreError> {
         let Ok(connected) = timeout(CONNECT_LIMIT, self.options.connect()).await else {
             return Err(StoreError::Unavailable(
@@ -157,7 +158,7 @@ impl Database {
             .map_err(|error| self.opening(error))
     }
 
-    /// Only where it is missing: an administrator may have made it for a user who must not.
+    /// Creates the schema if it is missing. An administrator may have created it for a user who has no right to.
     async fn make_schema(&self) -> Result<(), StoreError> {
         let opening = |error| self.opening(error);
         let is_there = async || {

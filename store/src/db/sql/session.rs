@@ -15,7 +15,7 @@ use crate::db::DbError;
 /// A connection taken from a pool for one transaction or one read.
 ///
 /// What must stay true: a connection that is dropped within a transaction, or within a statement on PostgreSQL, is closed. So the
-/// database rolls back, and nobody gets a connection that still waits for an old result.
+/// database rolls back, and no connection returns to its pool while a result is still on its way.
 pub struct Session {
     connection: Connection,
     in_transaction: bool,

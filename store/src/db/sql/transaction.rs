@@ -48,7 +48,7 @@ impl SqlTransaction {
             signals,
             wake,
         } = self;
-        // The connection first: whoever is woken may need it.
+        // The connection first: a woken task may need it.
         drop(session);
         if dialect == Dialect::Sqlite {
             for signal in wake {
