@@ -1,7 +1,7 @@
 //! A durable broker that needs no server: it runs inside this process and stores its messages in one SQLite file.
 //!
-//! One task, the [`writer`], owns the file and all state; every other call sends it a [`Command`]. The submodule [`pipe`]
-//! models a pipe in memory, and [`disk`] contains the SQL.
+//! One task, the `writer`, owns the file and all state; every other call sends it a `Command`. The submodule `pipe`
+//! models a pipe in memory, and `disk` contains the SQL.
 //!
 //! What must stay true:
 //! - A message is confirmed and delivered only after the commit that contains it.

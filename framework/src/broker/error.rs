@@ -82,6 +82,7 @@ pub enum BrokerError {
 }
 
 impl BrokerError {
+    #[cfg(any(feature = "amqp", feature = "embedded"))]
     pub(super) fn unusable(
         location: impl Into<String>,
         reason: impl Into<Box<dyn Error + Send + Sync>>,
