@@ -239,7 +239,7 @@ async fn client_mistakes_are_400_and_definition_mistakes_are_500() {
 async fn every_script_of_the_guide_returns_the_documented_result() {
     let input: Value =
         serde_json::from_str(block(GUIDE, "<!-- example: input -->", "json")).unwrap();
-    let scripts = &GUIDE[GUIDE.find("## Scripts that").unwrap()..];
+    let scripts = &GUIDE[GUIDE.find("## Convert scripts").unwrap()..];
     let sections: Vec<&str> = scripts.split("\n### ").skip(1).collect();
     assert_eq!(sections.len(), 14);
     let mut definitions = Vec::new();
