@@ -1,7 +1,7 @@
-//! Measurements of the whole system: jobs whose items do nothing, and reads beside many stored jobs.
+//! Measurements of the whole system: jobs whose items do nothing, and reads while many jobs are stored.
 //!
-//! Each file holds one measurement; `system` holds what they share. A measurement reports times and whether the counts were exact. It
-//! does not judge the times.
+//! Each file contains one measurement; `system` contains the code that they share. A measurement reports times, and whether the
+//! counts were exact. It does not judge the times.
 
 mod cancelled_job;
 mod many_jobs;

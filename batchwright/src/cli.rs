@@ -1,4 +1,4 @@
-//! The command line. One file holds a command or a group of commands: its flags, and what it runs.
+//! The command line. Each file contains one command or a group of commands: the flags and the implementation.
 
 mod bench;
 mod connect;
@@ -90,7 +90,7 @@ impl Command {
         }
     }
 
-    /// Whether the command serves until it is stopped.
+    /// Returns whether the command serves until it is stopped.
     pub const fn serves(&self) -> bool {
         matches!(self, Self::Up(_) | Self::Run(_))
     }

@@ -48,7 +48,7 @@ pub enum ClientError {
 impl Client {
     /// Returns a client for the jobs of `partition`. `base` ends in `/job-service/v1`.
     pub fn new(base: &str, partition: &str) -> Result<Self, ClientError> {
-        // This fails if a provider is already installed, which is fine.
+        // Fails if a provider is already installed, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let base = base.trim_end_matches('/').to_owned();
         let http = reqwest::Client::builder()

@@ -23,7 +23,7 @@ use framework::config::{DEFAULT_CONCURRENCY, PREFIX, VARIABLES};
 
 /// The commands that read CAF's variables.
 const SERVING: [&str; 2] = ["up", "run"];
-/// The settings whose value can be in a file, the path of which is in `<name>_FILE`.
+/// The settings whose value can come from a file; `<name>_FILE` is its path.
 const SECRET: [&str; 2] = ["BATCHWRIGHT_DATABASE", "BATCHWRIGHT_BROKER"];
 
 /// The settings in effect, each with its origin.
@@ -39,12 +39,12 @@ struct Setting {
     from: String,
 }
 
-/// Why the program runs no command.
+/// Why the program does not run a command.
 #[derive(Debug)]
 pub enum Refusal {
-    /// A bad command line or value, with the variable that the value comes from; also a request for help.
+    /// An invalid command line or value, with the variable that the value comes from; also a request for help.
     CommandLine(Box<clap::Error>, Option<String>),
-    /// A bad or unknown variable.
+    /// An invalid or unknown variable.
     Variable(SettingsError),
 }
 
@@ -72,7 +72,7 @@ pub fn read<P: Parser>(
         .try_get_matches_from(&arguments)
         .map_err(|error| refusal(error, &found))?;
     let parsed = P::from_arg_matches(&matches).map_err(|error| refusal(error, &found))?;
-    // Bad variables are reported only here, so that `--help` works in spite of them.
+    // Invalid variables are reported only here, so that `--help` works in spite of them.
     let found = fallbacks.map_err(Refusal::Variable)?;
     variables
         .refuse_unknown(&known(&command), "batchwright")
@@ -278,8 +278,8 @@ impl Refusal {
                 }
                 ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
             }
-            Self::Variable(flaw) => {
-                eprintln!("batchwright: {flaw}");
+            Self::Variable(error) => {
+                eprintln!("batchwright: {error}");
                 ExitCode::from(2)
             }
         }

@@ -154,7 +154,7 @@ fn new_job(texts: &Texts, lines_per_item: u64) -> anyhow::Result<NewJob> {
     })
 }
 
-/// Adds up the outputs in the output pipe. The pipe may hold an output twice; its task id identifies it.
+/// Adds up the outputs in the output pipe. The pipe may contain an output twice, with the same task id.
 async fn collect(broker: &dyn Broker, items: usize) -> anyhow::Result<Words> {
     let mut consumer = broker.consume(EXAMPLE_OUT_PIPE, 1000).await?;
     let (mut words, mut seen) = (Words::default(), HashSet::new());

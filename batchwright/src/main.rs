@@ -15,7 +15,7 @@ use framework::config::env::Variables;
 use mimalloc::MiMalloc;
 use tracing_subscriber::EnvFilter;
 
-/// Messages cause many small allocations that one thread makes and another frees, which this allocator does well.
+/// Each message causes many small allocations, which often are freed on another thread. `MiMalloc` is fast at this.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 }
 
 fn set_up_log(cli: &Cli) {
-    // These targets log nothing that helps an operator.
+    // The log lines of these targets do not help an operator.
     const QUIET: &str = "sqlx::postgres::notice=warn,lapin=off";
     let level = cli.log.as_deref().unwrap_or(if cli.command.serves() {
         "info"

@@ -1,6 +1,6 @@
 //! Composes the roles (job service, batch worker, tracking worker, other workers) on one broker and one store.
 //!
-//! This is the only place where roles meet. Each role runs exactly as it would in a process of its own.
+//! No other module combines roles. Each role runs exactly as it would in a process of its own.
 
 mod options;
 mod roles;
@@ -40,7 +40,7 @@ struct AddedWorker {
     start: Box<dyn FnOnce(Arc<dyn Broker>, CancellationToken) -> RunningRole + Send>,
 }
 
-/// Why a stack cannot start, or stopped by itself.
+/// Why a stack did not start, or why a role ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum StackError {
     /// The data folder cannot be created.
@@ -156,13 +156,15 @@ async fn open_store(options: &StackOptions) -> Result<Option<Store>, StackError>
     if !options.roles.iter().any(|role| role.needs_store()) {
         return Ok(None);
     }
-    let kept = options.store;
+    let store_options = options.store;
     let store = match &options.database {
-        Some(url) if options.wait_for_database => Store::open_when_possible(url, kept).await?,
-        Some(url) => Store::open_with(url, kept).await?,
+        Some(url) if options.wait_for_database => {
+            Store::open_when_possible(url, store_options).await?
+        }
+        Some(url) => Store::open_with(url, store_options).await?,
         None => {
             let file = options.data.join("jobs.db");
-            Store::open_with(&format!("sqlite:{}", file.display()), kept).await?
+            Store::open_with(&format!("sqlite:{}", file.display()), store_options).await?
         }
     };
     Ok(Some(store))
@@ -176,7 +178,7 @@ pub struct Running {
     store: Option<Store>,
     splits: Arc<AtomicU64>,
     reports: Arc<AtomicU64>,
-    // They stop in this order, so that each can still send to those after it.
+    // The groups stop in this order, so that the roles of each can still send messages to those of the next.
     workers: Group,
     tracking: Group,
     service: Group,

@@ -86,8 +86,8 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParams<T>
     }
 }
 
-/// Parses a job id. No job has an id that is too long, so such an id is "not found", as in CAF. A PUT, which would create the
-/// job, gets the reason instead.
+/// Parses a job id. No job has an id that is too long, so such an id returns "not found", as in CAF. A PUT, which would create the
+/// job, returns the reason instead.
 fn job_id(text: &str, method: &Method) -> ApiResult<JobId> {
     JobId::parse(text).map_err(|error| match error {
         IdError::JobTooLong if *method != Method::PUT => ApiError::job_not_found(text),

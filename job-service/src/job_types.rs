@@ -4,7 +4,7 @@
 //! Hides the languages of the definitions (YAML), of the parameter schemas (JSON Schema) and of the scripts (jq, in [`script`]).
 //!
 //! What must stay true:
-//! - An invalid definition stops the start-up with the file and the reason. No invalid definition waits for its first use.
+//! - An invalid definition fails the start-up. The error contains the file and the reason.
 //! - An error response describes the client's parameters. It never reveals the configuration of a job type.
 //! - A script that does not end occupies at most [`MAX_RUNS`] threads, and no request waits for it longer than the time limit.
 
@@ -31,7 +31,7 @@ use crate::error::{ApiError, ApiResult};
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// How many requests may run the script of one job type concurrently.
 const MAX_RUNS: usize = 4;
-/// The most schema violations in one error response.
+/// The maximum number of schema violations in one error response.
 const MAX_VIOLATIONS: usize = 50;
 /// The longest description of a schema violation, in characters.
 const MAX_VIOLATION_CHARS: usize = 500;
@@ -59,7 +59,7 @@ pub enum JobTypesError {
     Invalid {
         /// The file of the definition.
         file: PathBuf,
-        /// What is wrong with the definition, and where.
+        /// The error in the definition, with its position if known.
         reason: String,
     },
 }
@@ -283,8 +283,8 @@ impl JobType {
         })
     }
 
-    /// Runs the script on a blocking thread. A script that does not end keeps its thread and its permit, even after the request has
-    /// given up.
+    /// Runs the script on a blocking thread. A script that does not end keeps its thread and its permit, even after the request
+    /// has timed out.
     async fn run(self: Arc<Self>, input: Vec<u8>) -> Result<String, ScriptError> {
         let stopped = |what: &str| ScriptError::Failed(what.to_owned());
         let permit = Arc::clone(&self.run_permits)

@@ -7,10 +7,10 @@
 //! What must stay true:
 //! - A request never waits for the broker. The transaction that creates a job also writes its start message to the outbox;
 //!   the relay publishes it later. An accepted job is therefore started even if the broker or the service is down now.
-//! - A start message may be sent twice (after a crash between publishing and recording it), but it is never lost.
+//! - A start message is never lost. It is sent twice if the relay crashes after publishing it and before recording that.
 //! - Every error response has the body `{"message": …}`, is described in the OpenAPI document and reveals nothing about the
 //!   database. An internal failure is logged once, when it becomes a response.
-//! - Paths, statuses, error texts and headers are CAF's. Bad input that CAF answers with 500 is answered with 400 here.
+//! - Paths, statuses, error texts and headers are CAF's. Invalid input for which CAF returns 500 returns 400 here.
 //!
 //! Where to look: `routes` has one file per operation. `new_job` validates a request to create a job and builds its start
 //! message. `job_list` parses the parameters that select jobs. `job_types` builds tasks from parameters. `background`
@@ -102,7 +102,7 @@ impl JobService {
     /// Runs the background tasks until `shutdown` is cancelled: relays the outbox, parks and returns the tasks of paused jobs,
     /// and sweeps the store.
     ///
-    /// [`serve`](Self::serve) does this too. Call it only if you serve the [`router`](Self::router) yourself.
+    /// [`serve`](Self::serve) does this too. Call this method only if you serve the [`router`](Self::router) yourself.
     pub async fn run_background(&self, shutdown: CancellationToken) {
         let AppState {
             store,

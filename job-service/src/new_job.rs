@@ -57,7 +57,7 @@ impl RawRequest {
         if let Some(MadeTask { task, data_json }) = made_task {
             (new.task, task_data_json) = (Some(task), Some(data_json.into_bytes()));
         }
-        // The client cannot correct a task that a job type built.
+        // The client cannot correct a task that a job type built, so an error in it is the definition's.
         let job_type = new.job_type.clone();
         let task_error = |error: ApiError| match &job_type {
             Some(id) => ApiError::JobType {

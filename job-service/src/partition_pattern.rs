@@ -6,7 +6,7 @@ use std::str::FromStr;
 use contract::PartitionId;
 use regex::Regex;
 
-/// A regular expression for partition ids. `tenant-.*` matches `tenant-a` but not `my-tenant-a`: a match covers the whole id.
+/// A regular expression that must match the whole partition id: `tenant-.*` matches `tenant-a` but not `my-tenant-a`.
 #[derive(Debug, Clone)]
 pub struct PartitionPattern(Regex);
 

@@ -31,7 +31,7 @@ impl AppState {
 
     /// Announces to all workers that a job has changed, so that they check its status at once.
     ///
-    /// Does not wait for the broker. A worker that misses the announcement checks the status when the one it has cached
+    /// Does not wait for the broker. A worker that misses the announcement checks the status when its cached status
     /// expires.
     pub fn announce(&self, partition: &PartitionId, job: &JobId) {
         self.send_announcement(vec![format!("{partition}:{job}")]);

@@ -1,5 +1,5 @@
-//! A job that is cancelled while it runs, with its workers in processes of their own: how soon they stop, when the pipes are empty, how
-//! many items waited at most, and how much memory each process used until then.
+//! A job that is cancelled while it runs, with its workers in processes of their own. Measures how soon the workers stop, when the
+//! pipes are empty, the highest number of waiting items, and the memory of each process until the cancellation.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ pub struct CancelOptions {
     pub max_depth: u64,
 }
 
-/// The results. An item counts at the time when a worker starts it; the answer is the response to the cancel request.
+/// The results. An item counts at the time when a worker starts it. The *answer* is the response to the cancel request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CancelResult {
     pub items: u64,
@@ -212,7 +212,7 @@ impl Samples {
     }
 }
 
-/// Waits until the pipes stay empty; returns how many seconds that took.
+/// Waits until the pipes stay empty. Returns the duration in seconds.
 async fn drain(broker: &dyn Broker, pipes: &Pipes) -> anyhow::Result<f64> {
     let began = Instant::now();
     let mut empty_since: Option<Duration> = None;

@@ -17,7 +17,7 @@ const CLIENTS: usize = 16;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The time after which unfinished jobs that make no progress are an error.
 const STALL_LIMIT: Duration = Duration::from_mins(2);
-/// The time that the sweeper has to drop the task tables.
+/// How long the sweeper may take to drop the task tables.
 const SWEEP_LIMIT: Duration = Duration::from_mins(5);
 
 /// The results.
@@ -130,7 +130,7 @@ async fn finish(client: &Client) -> anyhow::Result<()> {
     }
 }
 
-/// Waits until all task tables are dropped. Returns the seconds that took, and the number of tables that are left.
+/// Waits until all task tables are dropped. Returns the duration in seconds, and the number of tables that are left.
 async fn sweep(store: &Store) -> anyhow::Result<(f64, u64)> {
     let began = Instant::now();
     loop {

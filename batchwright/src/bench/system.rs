@@ -1,4 +1,4 @@
-//! What the measurements share: the load, the system that it runs on, its jobs and worker, and the memory of a process.
+//! The code that the measurements share: the load, the system, its jobs and worker, and the memory of a process.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ pub struct Load {
     pub prefetch: u32,
 }
 
-/// The pipes of a measurement, which it shares with nothing else on the broker.
+/// The pipes of a measurement. Nothing else on the broker uses them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pipes {
     pub batch: String,
@@ -56,7 +56,7 @@ pub struct Pipes {
 #[derive(Debug, Clone)]
 pub struct JobOptions {
     pub load: Load,
-    /// Whether each item sends an output besides its report.
+    /// Whether each item sends an output in addition to its report.
     pub with_output: bool,
     pub database: Option<String>,
     pub broker: Option<String>,
@@ -86,7 +86,7 @@ impl Load {
         }
     }
 
-    /// Fails if the jobs would have no items.
+    /// Returns an error if the jobs would have no items.
     pub fn check(&self) -> anyhow::Result<()> {
         ensure!(self.items > 0, "--items must be at least 1");
         Ok(())

@@ -1,4 +1,4 @@
-//! `batchwright bench`: measures one job, many jobs, a cancelled job, or reads beside many jobs.
+//! `batchwright bench`: measures one job, many jobs, a cancelled job, or reads while many jobs are stored.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -45,7 +45,7 @@ pub struct BenchArgs {
         value_name = "MESSAGES"
     )]
     max_depth: u64,
-    /// Measure reads of jobs, first beside no other jobs, then beside `--stored-jobs` others.
+    /// Measure reads of jobs: first without other jobs in the store, then with `--stored-jobs` others.
     #[arg(long, conflicts_with_all = ["jobs", "cancel_after"])]
     reads: bool,
     /// Number of other jobs in the store while reads are measured.

@@ -25,7 +25,7 @@ pub struct ServerArgs {
     pub broker: Option<String>,
 }
 
-/// The job service that a command calls, and how the command prints what it returns.
+/// The job service that a command calls, and how the command prints the result.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection and output")]
 pub struct ServiceArgs {

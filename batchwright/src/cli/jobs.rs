@@ -1,4 +1,4 @@
-//! The commands that read, follow and steer existing jobs through the REST API: `get`, `list`, `count`, `watch`, `cancel`, `pause`,
+//! The commands that read, follow and control existing jobs through the REST API: `get`, `list`, `count`, `watch`, `cancel`, `pause`,
 //! `resume`.
 
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ pub struct JobArgs {
     pub service: ServiceArgs,
 }
 
-/// Selects jobs of a partition. A job must match all that are given.
+/// Selects jobs of a partition. A job must match every given flag.
 #[derive(Debug, Args)]
 struct SelectorArgs {
     /// Only jobs whose id starts with this text.

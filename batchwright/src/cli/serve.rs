@@ -158,7 +158,7 @@ struct JobsArgs {
     /// Number of jobs per transaction when one request deletes many jobs.
     #[arg(long, env = "BATCHWRIGHT_DELETE_BATCH", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
     delete_batch: u32,
-    /// Regular expression; new jobs of a partition whose whole id it matches wait for `POST …/partitions/{id}/dispatch`.
+    /// Partitions whose new jobs wait for `POST …/partitions/{id}/dispatch`; the expression must match the whole id.
     #[arg(long, env = "BATCHWRIGHT_SUSPENDED_PARTITIONS", value_name = "REGEX")]
     suspended_partitions: Option<PartitionPattern>,
     /// Default expiry of completed jobs, e.g. `lastUpdateTime+P30D` or `createTime+PT9H`; `none` keeps them.

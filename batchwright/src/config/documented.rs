@@ -244,7 +244,7 @@ fn names(caf: &[(&str, Conversion)]) -> String {
             Conversion::AddConcurrency => " + concurrency",
             Conversion::AddOne => " + 1",
             Conversion::AboveZero => ", when above 0",
-            Conversion::Not => ", turned round",
+            Conversion::Not => ", negated",
         };
         let file = if name.ends_with("_PASSWORD") {
             format!("<br>`{name}_FILE`")
@@ -304,7 +304,7 @@ fn configuration(arguments: &str, all: &[(&str, &str)]) -> Result<String, String
     let arguments = format!("batchwright {arguments}");
     match read::<Cli>(arguments.split(' ').map(OsString::from), &variables(all)) {
         Ok((_, configuration)) => Ok(configuration.to_string()),
-        Err(Refusal::Variable(flaw)) => Err(flaw.to_string()),
+        Err(Refusal::Variable(error)) => Err(error.to_string()),
         Err(Refusal::CommandLine(error, from)) => Err(format!("{error}from {from:?}")),
     }
 }

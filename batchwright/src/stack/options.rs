@@ -105,7 +105,7 @@ impl Role {
         Self::ExampleWorker,
     ];
 
-    /// Whether the role reads or writes the store.
+    /// Returns whether the role reads or writes the store.
     pub const fn needs_store(self) -> bool {
         matches!(self, Self::JobService | Self::TrackingWorker)
     }

@@ -1,4 +1,4 @@
-//! The roles as futures that run until they are told to stop, and groups of roles that stop together.
+//! The roles as futures, each of which runs until a token is cancelled, and groups of roles that stop together.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use tracking_worker::TrackingWorker;
 
 use super::options::{EXAMPLE_OUT_PIPE, StackOptions};
 
-/// A role that runs until its token is cancelled; the error says why it ended earlier.
+/// A role that runs until its token is cancelled. Returns an error if it ends earlier.
 pub type RunningRole = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
 
 /// Returns a role that serves the REST API on `listener`.
@@ -41,7 +41,7 @@ pub fn job_service(
     })
 }
 
-/// Returns a role that fails once the store finds out that it can never use its database.
+/// Returns a role that fails as soon as the store knows that it can never use its database.
 pub fn store_check(store: Store, stop: CancellationToken) -> RunningRole {
     Box::pin(async move {
         match stop.run_until_cancelled(store.unusable()).await {
@@ -121,19 +121,19 @@ pub fn example_worker(
 }
 
 /// Returns a worker as a role.
-pub fn worker_role<C: BatchHandler>(
-    ready: WorkerService<C>,
+pub fn worker_role<H: BatchHandler>(
+    service: WorkerService<H>,
     stop: CancellationToken,
 ) -> RunningRole {
     Box::pin(async move {
-        ready
+        service
             .run_until(stop)
             .await
             .map_err(|error| error.to_string())
     })
 }
 
-/// Roles that stop together. Dropping the group tells them to stop.
+/// Roles that stop together. Dropping the group cancels their token, but does not wait for them.
 #[derive(Debug)]
 pub struct Group {
     stop: CancellationToken,
@@ -142,7 +142,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Returns an empty group, which sends the name of each role that ends early, and the reason, to `ended`.
+    /// Returns an empty group. When a role ends early, the group sends its name and the reason to `ended`.
     pub fn new(ended: mpsc::Sender<(String, String)>) -> Self {
         Self {
             stop: CancellationToken::new(),
@@ -164,7 +164,7 @@ impl Group {
             if !stop.is_cancelled() {
                 let reason = outcome
                     .err()
-                    .unwrap_or_else(|| "it stopped without being asked to".to_owned());
+                    .unwrap_or_else(|| "it stopped without a request".to_owned());
                 error!(role = name, reason, "a role ended unexpectedly");
                 // The receiver is gone while the system stops.
                 let _ = ended.send((name, reason)).await;

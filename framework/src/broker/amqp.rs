@@ -8,7 +8,7 @@
 //! - We re-establish lost connections, without a limit on attempts. The client library's own recovery is off, because it
 //!   can hang.
 //! - Everything that waits for the server (a confirm, an acknowledgement, a declaration) has a time limit. When it is
-//!   exceeded, the connection is given up and replaced.
+//!   exceeded, we abandon the connection and open another.
 //! - A message is published again until it is confirmed: at least once, and in order unless the server returns it.
 
 mod ack_batcher;
@@ -42,8 +42,8 @@ use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError,
 };
 
-/// How long the server may take to answer a request.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// How long the server may take to respond to a request.
+const RESPONSE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a call to [`Broker::depth`] waits for a connection.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(2);
 /// The heartbeat interval in seconds, unless the URL sets `?heartbeat=…`. A side that receives nothing for two to three
@@ -123,7 +123,7 @@ pub struct Amqp {
     queues: Arc<Queues>,
     tasks: TaskTracker,
     consumers: TaskTracker,
-    /// Cancelled to make the publisher send what it has, then end.
+    /// Cancelled to make the publisher send its remaining messages and end.
     closing: CancellationToken,
     /// Cancelled when the publisher has ended.
     flushed: CancellationToken,
@@ -132,8 +132,8 @@ pub struct Amqp {
 }
 
 impl Amqp {
-    /// Starts to connect, and retries without a limit; [`state`](Broker::state) returns how it is going. Must be called
-    /// within a tokio runtime.
+    /// Starts to connect in the background, and retries without a limit; [`state`](Broker::state) returns the current
+    /// state. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// [`BrokerError::Unusable`] if the URL is invalid. The error does not contain the URL.
@@ -211,7 +211,7 @@ impl Amqp {
     }
 
     async fn queue_depth(&self, pipe: &str) -> Result<u64, BrokerError> {
-        // Right after the start, or while a connection is being re-established, there will soon be one.
+        // Wait a little: right after the start, or after a lost connection, there will soon be one.
         let connection = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.connected())
             .await
             .map_err(|_| self.unusable(ConnectionLost::NotConnected))?;

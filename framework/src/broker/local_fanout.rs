@@ -7,7 +7,7 @@ use tokio_util::task::TaskTracker;
 use super::announcements::{Announcements, Event};
 use super::message::Confirm;
 
-/// How many announcements a slow subscriber may lag behind before it misses some.
+/// The maximum number of announcements that a subscriber may lag behind. A slower subscriber misses some.
 const BACKLOG: usize = 1024;
 
 /// Delivers each announcement to every subscriber in this process. Clones share their subscribers.

@@ -1,4 +1,4 @@
-//! A broker that keeps its messages in memory. They do not survive the process; all other rules of the seam hold.
+//! A broker that keeps its messages in memory. They do not survive the process; all other rules of [`Broker`] hold.
 //!
 //! It serves tests and the simulation. It works under a paused tokio clock, because delays are tokio's and nothing else
 //! takes time. All state is behind one lock.
@@ -292,7 +292,7 @@ impl State {
         }
     }
 
-    /// Moves delayed messages that are due to the tail of their pipes.
+    /// Appends the delayed messages whose delay is over to their pipes.
     fn release(&mut self, now: Instant) {
         while let Some(entry) = self
             .delayed

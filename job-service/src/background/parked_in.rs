@@ -1,10 +1,11 @@
 //! Consumes the paused pipe and parks the tasks of paused jobs in the store.
 //!
-//! Workers send a task of a paused job to the paused pipe; CAF's workers can use the same pipe (`CAF_WORKER_PAUSED_QUEUE`). The status
-//! that a worker knew may be out of date by now. Therefore the store decides about each task again, under the lock of its job:
+//! Workers send a task of a paused job to the paused pipe; CAF's workers can use the same pipe (`CAF_WORKER_PAUSED_QUEUE`). The
+//! worker's status may be out of date when the task arrives here. Therefore the store decides about each task again, under the
+//! lock of its job:
 //!
 //! - The job is paused: park the task.
-//! - The job is not paused any more: send the task back to its own pipe.
+//! - The job is no longer paused: send the task back to its own pipe.
 //! - The job has finished, or this incarnation of it no longer exists: discard the task.
 //!
 //! What must stay true: a task leaves the paused pipe only after it is in the store, or confirmed in its own pipe.
@@ -21,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::stored_message::to_stored;
 
-/// The most tasks that one transaction parks.
+/// The maximum number of tasks that one transaction parks.
 const BATCH: usize = 500;
 /// The first and the longest delay between attempts to reach the store.
 const DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
@@ -81,7 +82,7 @@ impl BatchHandler for ParkedIn {
                 ));
                 continue;
             };
-            // A message that belongs to no job cannot be paused.
+            // Only a task of a job can be parked.
             match delivery
                 .message()
                 .job_task_id()
@@ -114,10 +115,10 @@ impl BatchHandler for ParkedIn {
         dispositions
     }
 
-    /// Never gives up a task, however often a process crashed while it had the task.
+    /// Redelivers the task, however many processes crashed while they held it: the task itself does not run here.
     fn reject_poison(&self, delivery: &Received) -> Disposition {
         Disposition::Redeliver(format!(
-            "processes crashed while they had the task {}",
+            "processes crashed while they held the task {}",
             delivery.message().task_id
         ))
     }

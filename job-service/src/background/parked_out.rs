@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::wakeup::{backoff, wait};
 
-/// The most tasks that one transaction moves. They belong to one job.
+/// The maximum number of tasks that one transaction moves. They belong to one job.
 const BATCH: u32 = 500;
 
 /// Runs until `shutdown` is cancelled. A step is one short transaction, and it is never interrupted.

@@ -5,11 +5,11 @@
 //! deletes the confirmed ones from the outbox.
 //!
 //! What must stay true:
-//! - A message leaves the outbox only after its confirm. A crash in between sends it twice but never loses it.
+//! - A message leaves the outbox only after its confirm. After a crash in between, it is sent twice; it is never lost.
 //! - Several relays may share one store, but only one handles a message at a time. It holds a lease and renews it while it waits
 //!   for the confirm. The lease of a crashed relay expires; a relay that is stopped releases its leases.
 //! - A message that the broker refuses waits longer after each attempt. It never delays other messages.
-//! - The relay reads nothing while there is nothing to do.
+//! - The relay does not poll: it sends no query while it has nothing to do.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -24,15 +24,15 @@ use tokio_util::sync::CancellationToken;
 use super::stored_message::to_outgoing;
 use super::wakeup::{backoff, wait};
 
-/// The most messages that are claimed and published at a time.
+/// The maximum number of messages that are claimed and published at a time.
 const BATCH: u32 = 500;
 /// How long a claim lasts without renewal. The messages of a crashed relay wait this long.
 const LEASE: Duration = Duration::from_secs(10);
 /// How long a relay that is stopped tries to release its leases.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
-/// The minimum delay before the next look at an outbox that had nothing due.
+/// The minimum delay before the outbox is read again when no message was due.
 const MIN_DELAY: Duration = Duration::from_millis(5);
-/// The most messages whose refusals are counted.
+/// The maximum number of messages whose refusals are counted.
 const MAX_REFUSED: usize = 10_000;
 
 /// Runs until `shutdown` is cancelled. Unconfirmed messages then stay in the outbox.
@@ -62,7 +62,7 @@ pub async fn run(store: &Store, broker: &dyn Broker, shutdown: &CancellationToke
                 let pause = backoff(failures);
                 failures += 1;
                 if failures == 1 {
-                    tracing::warn!(%error, "cannot read the outbox; its messages wait");
+                    tracing::warn!(%error, "cannot read the outbox; its messages wait until the store is available");
                 }
                 // A signal ends the pause early: the store sends one when the database is back.
                 Some(Instant::now() + pause)

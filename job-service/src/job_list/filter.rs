@@ -15,7 +15,7 @@
 //! What must stay true:
 //! - The parser accepts or rejects any text in bounded time and stack: it limits the length and the depth.
 //! - It checks every value, so that no database refuses one.
-//! - Meanings and error texts are CAF's. Input that CAF answers with 500 is rejected here.
+//! - Meanings and error texts are CAF's. Input for which CAF returns 500 is rejected here.
 
 use contract::JobStatus;
 use store::{Comparison, Filter, Pattern, TextField, TextTest};
@@ -81,7 +81,7 @@ enum Operator {
     Out,
 }
 
-/// An operator that is a prefix of another one comes after it.
+/// All operators. A longer operator comes before its prefixes, e.g. `<=` before `<`.
 const OPERATORS: [(&str, Operator); 12] = [
     ("==", Operator::Is(Comparison::Equal)),
     ("!=", Operator::Is(Comparison::NotEqual)),

@@ -15,7 +15,8 @@ use jaq_core::native::{Fun, bome, run, v};
 use jaq_core::{Ctx, DataT, Lut, RunPtr, Vars};
 use jaq_json::Val;
 
-/// The functions that reach beyond the input: `env` reads the environment, the others write to standard error or end the process.
+/// The functions that access more than the input: `env` reads the environment, the others write to standard error or end the
+/// process.
 const WITHHELD: [&str; 5] = ["env", "halt", "halt_error", "stderr", "stderr_empty"];
 
 /// A compiled script. Many threads may run it concurrently.
@@ -30,7 +31,7 @@ pub enum ScriptError {
     Failed(String),
 }
 
-/// Tells the jq library the type of values and the data of a run.
+/// Defines for the jq library which types the values and the data of a run have.
 struct Jq;
 
 /// The data of one run.

@@ -1,7 +1,7 @@
 //! The content hash of a request. It decides whether a repeated request is the same one. Pure.
 //!
 //! What must stay true: the hash depends only on the meaning of a request. The order of fields, unknown fields and the build do
-//! not change it. The store keeps it, so it must stay the same from one version to the next.
+//! not change it. The store keeps the hash, so every version must compute the same one.
 
 use std::collections::BTreeMap;
 

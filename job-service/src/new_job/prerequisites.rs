@@ -1,4 +1,4 @@
-//! The prerequisites of a new job: parses `prerequisiteJobIds` and words the refusals. Pure.
+//! The prerequisites of a new job: parses `prerequisiteJobIds` and builds the error texts for refused jobs. Pure.
 //!
 //! An entry is a job id, optionally followed by a comma and options. The only option is `pc` (*pre-created*): the new job waits only
 //! if that job exists.
@@ -12,7 +12,7 @@ use crate::error::{ApiError, ApiResult};
 
 /// The longest entry, in characters. CAF's limit.
 const MAX_CHARS: usize = 128;
-/// The most prerequisites of one job.
+/// The maximum number of prerequisites of one job.
 const MAX_ENTRIES: usize = 10_000;
 
 /// Parses the entries. Ignores blank entries and unknown options. Merges entries for the same job; `pc` in one of them counts.

@@ -1,4 +1,4 @@
-//! `PUT /partitions/{partitionId}/jobs/{jobId}`: creates a job. Idempotent: the same request again changes nothing.
+//! `PUT /partitions/{partitionId}/jobs/{jobId}`: creates a job. Idempotent: repeating a request changes nothing.
 
 use std::sync::Arc;
 
@@ -26,8 +26,8 @@ use crate::state::AppState;
 /// Stores the job and sends its first task to `taskPipe`. With `prerequisiteJobIds`, the task is sent after these jobs have
 /// completed; with `delay`, that many seconds later. If a prerequisite fails or is cancelled, so is this job.
 ///
-/// The request is idempotent: the same request again changes nothing, whatever the status of the job. To run a job again, delete it
-/// and create it anew.
+/// The request is idempotent: repeating it changes nothing, whatever the status of the job. To run a job again, delete it and
+/// create it again.
 ///
 /// Instead of `task`, a job can have a `type`: the definition of that job type builds the task from `parameters`. Invalid parameters
 /// return 400. An error in the definition itself returns 500 and names the job type.

@@ -87,7 +87,7 @@ pub struct HealthParams {
             {"name": "deadlocks", "healthy": true, "type": "ALIVE", "critical": true},
             {"name": "ports-alive", "healthy": true, "type": "ALIVE", "critical": true},
             {"name": "ports-ready", "healthy": true, "type": "READY", "critical": true},
-            {"name": "database", "healthy": false, "type": "READY", "critical": true, "message": "no answer within 5s"},
+            {"name": "database", "healthy": false, "type": "READY", "critical": true, "message": "no response within 5s"},
             {"name": "ping", "healthy": true, "type": "READY", "critical": true},
             {"name": "queue", "healthy": true, "type": "READY", "critical": true}
         ]))
@@ -127,7 +127,7 @@ pub async fn health_check(
     ))
 }
 
-/// The checks that a request asks for.
+/// The parsed query of a request.
 struct Requested {
     kind: HealthType,
     names: HashSet<String>,
@@ -166,7 +166,7 @@ async fn database(store: &Store) -> HealthCheck {
         }
         Err(_) => {
             tracing::warn!("the database did not respond within {PING_LIMIT:?}");
-            Some(format!("no answer within {PING_LIMIT:?}"))
+            Some(format!("no response within {PING_LIMIT:?}"))
         }
     };
     HealthCheck {
@@ -178,8 +178,8 @@ async fn database(store: &Store) -> HealthCheck {
     }
 }
 
-/// Checks the connection to the broker. A broker that blocks publishers is healthy with a warning: start messages wait in the outbox, and operators need this service
-/// to cancel jobs and so relieve the broker.
+/// Checks the connection to the broker. A broker that blocks publishers is healthy with a warning: start messages wait in the
+/// outbox, and operators need this service to cancel jobs and so relieve the broker.
 fn queue(state: BrokerState) -> HealthCheck {
     let (healthy, message) = match state {
         BrokerState::Connected => (true, None),

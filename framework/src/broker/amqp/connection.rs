@@ -6,7 +6,7 @@
 //! What must stay true:
 //! - A user of a connection stops when its `lost` token is cancelled. It never waits for the client library to report
 //!   that the connection is gone, because the library may not.
-//! - A connection that is given up leaves neither a thread nor a socket behind.
+//! - An abandoned connection leaves neither a thread nor a socket behind.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::ANSWER_LIMIT;
+use super::RESPONSE_LIMIT;
 use super::socket::Sockets;
 use crate::broker::BrokerState;
 
@@ -51,7 +51,7 @@ enum Link {
 #[derive(Clone)]
 pub struct Connection {
     inner: Arc<lapin::Connection>,
-    /// Cancelled when the connection is lost, also by a user that got no answer in time.
+    /// Cancelled when the connection is lost. A user that receives no response in time cancels it, too.
     pub lost: CancellationToken,
 }
 
@@ -64,9 +64,9 @@ pub enum ConnectionLost {
     Closed,
     #[error("the connection has ended")]
     Ended,
-    #[error("the broker did not answer")]
+    #[error("the broker did not respond")]
     GivenUp,
-    #[error("the broker did not answer within {limit:?} ({request})")]
+    #[error("the broker did not respond within {limit:?} ({request})")]
     TimedOut {
         request: &'static str,
         limit: Duration,
@@ -85,35 +85,35 @@ impl Connection {
         self.request("a channel", self.inner.create_channel()).await
     }
 
-    /// Waits for the broker's answer to a request, named for the log. Gives up the connection if there is none within
-    /// [`ANSWER_LIMIT`].
+    /// Waits for the broker's response to a request, which `request` names in the log. Abandons the connection if there is
+    /// none within [`RESPONSE_LIMIT`].
     pub async fn request<T>(
         &self,
         request: &'static str,
-        answer: impl Future<Output = lapin::Result<T>>,
+        response: impl Future<Output = lapin::Result<T>>,
     ) -> Result<T, ConnectionLost> {
-        Ok(self.within_limit(request, answer).await??)
+        Ok(self.within_limit(request, response).await??)
     }
 
     /// Like [`request`](Self::request), for callers that handle the client library's errors themselves.
     pub async fn within_limit<T>(
         &self,
         request: &'static str,
-        answer: impl Future<Output = T>,
+        response: impl Future<Output = T>,
     ) -> Result<T, ConnectionLost> {
         tokio::select! {
-            answer = timeout(ANSWER_LIMIT, answer) => answer.map_err(|_| self.give_up(request, ANSWER_LIMIT)),
+            response = timeout(RESPONSE_LIMIT, response) => response.map_err(|_| self.abandon(request, RESPONSE_LIMIT)),
             () = self.lost.cancelled() => Err(ConnectionLost::Closed),
         }
     }
 
-    /// Declares the connection lost, because the broker did not answer a request within `limit`.
-    pub fn give_up(&self, request: &'static str, limit: Duration) -> ConnectionLost {
+    /// Abandons the connection, because the broker did not respond to a request within `limit`.
+    pub fn abandon(&self, request: &'static str, limit: Duration) -> ConnectionLost {
         if self.is_lost() {
             return ConnectionLost::Closed;
         }
         let reason = ConnectionLost::TimedOut { request, limit };
-        tracing::warn!(%reason, "giving up the connection to the broker");
+        tracing::warn!(%reason, "abandoning the connection to the broker");
         self.lost.cancel();
         reason
     }
@@ -215,7 +215,7 @@ impl Reconnector {
                     delay = delays.build();
                     let reason = self.watch(&connection, &end).await;
                     connection.lost.cancel();
-                    // The broker may be gone, so an orderly close may never be answered.
+                    // The broker may be gone and never respond to the request to close.
                     drop(timeout(CLOSE_LIMIT, connection.inner.close(200, "closed".into())).await);
                     reason
                 }
@@ -226,7 +226,7 @@ impl Reconnector {
                 return;
             }
             self.set_down(&reason);
-            end.run_until_cancelled(sleep(delay.next().unwrap_or(ANSWER_LIMIT)))
+            end.run_until_cancelled(sleep(delay.next().unwrap_or(RESPONSE_LIMIT)))
                 .await;
         }
     }
@@ -246,11 +246,11 @@ impl Reconnector {
             ConnectionProperties::default().with_connection_name(self.name.as_str().into());
         let connecting = sockets.connect(self.uri.clone(), properties);
         let inner =
-            timeout(ANSWER_LIMIT, connecting)
+            timeout(RESPONSE_LIMIT, connecting)
                 .await
                 .map_err(|_| ConnectionLost::TimedOut {
                     request: "a connection",
-                    limit: ANSWER_LIMIT,
+                    limit: RESPONSE_LIMIT,
                 })??;
         let connection = Connection {
             inner: Arc::new(inner),

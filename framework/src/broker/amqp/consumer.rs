@@ -4,7 +4,7 @@
 //! - A delivery is settled on the channel that brought it, or not at all: each channel has its own settlement queue,
 //!   which ends with it, so a tag never reaches another channel.
 //! - Whatever ends a channel (a lost connection, an error, a deleted queue), consuming continues on the next one.
-//! - A queue that does not answer does not stop the consumers of other queues.
+//! - A queue that does not respond does not stop the consumers of other queues.
 //! - After the consumer is dropped, deliveries that it has handed out can still be settled.
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::ANSWER_LIMIT;
+use super::RESPONSE_LIMIT;
 use super::ack_batcher::{AckBatcher, AckCommand, PATIENCE};
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
 use super::queues::{QueueError, Queues, headers};
@@ -73,7 +73,7 @@ struct Session {
     acks: AckBatcher,
     settler: Arc<SessionSettler>,
     settlements: mpsc::UnboundedReceiver<(u64, Settlement)>,
-    /// Deliveries for which the consumer has no room yet, because it still holds some of an earlier channel.
+    /// Deliveries for which the consumer has no room yet, because it still holds deliveries of an earlier channel.
     waiting: VecDeque<Delivery>,
 }
 
@@ -148,7 +148,7 @@ impl Subscription {
         let stream = tokio::select! {
             stream = self.wait_for_queue(&connection, consume) => stream?.map_err(ConnectionLost::from)?,
             () = self.closed() => {
-                // If the queue still answers, what it delivers is requeued when the channel closes.
+                // The queue may still start to deliver. Closing the channel requeues these deliveries.
                 drop(timeout(CLOSE_LIMIT, channel.close(200, "done".into())).await);
                 return Ok(End::Done);
             }
@@ -165,23 +165,23 @@ impl Subscription {
         Ok(session.consume(self, stream).await?)
     }
 
-    /// Waits for the answer of one queue. A queue may be stuck although the broker is not, e.g. a quorum queue without a
-    /// leader. So the connection, which also serves the consumers of other queues, is kept as long as the broker answers
-    /// anything.
+    /// Waits for the response of one queue. A queue may be stuck although the broker is not, e.g. a quorum queue without a
+    /// leader. The consumers of other queues share the connection, so it is kept as long as the broker responds to another
+    /// request: opening a channel.
     async fn wait_for_queue<T>(
         &self,
         connection: &Connection,
-        answer: impl Future<Output = T>,
+        response: impl Future<Output = T>,
     ) -> Result<T, ConnectionLost> {
-        let mut answer = pin!(answer);
+        let mut response = pin!(response);
         loop {
             tokio::select! {
-                answer = timeout(ANSWER_LIMIT, &mut answer) => if let Ok(answer) = answer { return Ok(answer) },
+                response = timeout(RESPONSE_LIMIT, &mut response) => if let Ok(response) = response { return Ok(response) },
                 () = connection.lost.cancelled() => return Err(ConnectionLost::Closed),
             }
             let other = connection.open_channel().await?;
-            drop(timeout(CLOSE_LIMIT, other.close(200, "still there".into())).await);
-            tracing::warn!(pipe = %self.pipe, "the queue does not answer, although the broker does; waiting for it");
+            drop(timeout(CLOSE_LIMIT, other.close(200, "the broker responds".into())).await);
+            tracing::warn!(pipe = %self.pipe, "the queue does not respond, although the broker does; waiting for it");
         }
     }
 }

@@ -6,7 +6,7 @@
 //! What must stay true:
 //! - A publication leaves this task only with a result: confirmed, or refused for good. Whatever happens to a channel or a
 //!   connection, unconfirmed messages are published again on the next one, in order, before any newer message.
-//! - A message that makes the broker close the channel does not do so forever.
+//! - A message that makes the broker close the channel is refused after [`MAX_CLOSED_CHANNELS`] channels.
 
 use std::collections::{HashSet, VecDeque};
 use std::error::Error;
@@ -30,7 +30,7 @@ use crate::broker::{Confirmer, Outgoing, PublishError};
 
 /// How many messages are written together.
 const GROUP: usize = 64;
-/// The most messages that are unconfirmed at a time. Measured: more do not help.
+/// The maximum number of unconfirmed messages. A larger number was measured to be no faster.
 const WINDOW: usize = 4096;
 /// How long the broker may take to confirm a group.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(30);
@@ -38,8 +38,8 @@ const CONFIRM_LIMIT: Duration = Duration::from_secs(30);
 const MAX_CLOSED_CHANNELS: u32 = 5;
 /// The delay before a refused message is published again, and before a new channel is opened after one was closed.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How often, and after which delay, a message is published that the broker refuses. A quorum queue refuses messages
-/// while it has no leader, which is also the case right after it was declared.
+/// How often a message that the broker refuses is published, and the delay in between. A quorum queue refuses messages
+/// while it has no leader, for example right after it was declared.
 const REFUSAL_POLICY: RetryPolicy = RetryPolicy::constant(PAUSE).attempts(5);
 
 /// A message that is not confirmed yet.
@@ -106,10 +106,10 @@ struct GroupResult {
 }
 
 enum Outcome {
-    /// The broker's answer to each publication.
-    Answered(Vec<lapin::Result<Confirmation>>),
-    /// The broker did not answer in time, or the connection was lost.
-    Unanswered,
+    /// The broker's response to each publication.
+    Responses(Vec<lapin::Result<Confirmation>>),
+    /// The broker did not respond in time, or the connection was lost.
+    NoResponse,
     /// The broker had refused these publications, and their delay is over: they are published again.
     RetryDue,
 }
@@ -248,7 +248,7 @@ impl Publisher {
         };
         let Some(written) = written else {
             session.keep_unsent(publications);
-            return Err(session.connection.give_up("writing", CONFIRM_LIMIT));
+            return Err(session.connection.abandon("writing", CONFIRM_LIMIT));
         };
         session.unconfirmed += publications.len();
         let number = session.number_group();
@@ -298,11 +298,11 @@ impl Publisher {
             outcome,
         } = result;
         session.unconfirmed -= publications.len();
-        let answers = match outcome {
-            Outcome::Answered(answers) => answers,
-            Outcome::Unanswered => {
+        let responses = match outcome {
+            Outcome::Responses(responses) => responses,
+            Outcome::NoResponse => {
                 session.unsent.push((number, publications));
-                return Err(session.connection.give_up("confirms", CONFIRM_LIMIT));
+                return Err(session.connection.abandon("confirms", CONFIRM_LIMIT));
             }
             Outcome::RetryDue => {
                 self.first.extend(publications);
@@ -310,8 +310,8 @@ impl Publisher {
             }
         };
         let (mut lost, mut unsent, mut refused) = (None, Vec::new(), Vec::new());
-        for (mut publication, answer) in publications.into_iter().zip(answers) {
-            match answer {
+        for (mut publication, response) in publications.into_iter().zip(responses) {
+            match response {
                 Ok(Confirmation::Ack(None) | Confirmation::NotRequested) => publication.confirm(),
                 Ok(Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned))) => {
                     session.declared.remove(&publication.queue());
@@ -328,7 +328,7 @@ impl Publisher {
                     if retry.is_some() {
                         refused.push(publication);
                     } else {
-                        publication.refused("it was not taken; the queue may be full");
+                        publication.refused("the queue may be full");
                     }
                 }
                 Err(error) => {
@@ -448,8 +448,8 @@ async fn await_group(
 ) -> GroupResult {
     let confirms = join_all(written.into_iter().map(|written| async { written?.await }));
     let outcome = tokio::select! {
-        answers = timeout(CONFIRM_LIMIT, confirms) => answers.map_or(Outcome::Unanswered, Outcome::Answered),
-        () = lost.cancelled() => Outcome::Unanswered,
+        responses = timeout(CONFIRM_LIMIT, confirms) => responses.map_or(Outcome::NoResponse, Outcome::Responses),
+        () = lost.cancelled() => Outcome::NoResponse,
     };
     GroupResult {
         number,

@@ -17,8 +17,7 @@ use super::QueueType;
 use super::connection::{Connection, ConnectionLost};
 use crate::broker::{HeaderValue, Headers};
 
-/// Headers that the broker sets itself. They describe one delivery, so they are not sent on when a message is published
-/// again.
+/// Headers that the broker sets itself. They describe one delivery, so they are dropped when a message is forwarded.
 const BROKER_HEADERS: [&str; 3] = ["x-delivery-count", "x-acquired-count", "x-death"];
 const FIRST_DEATH: &str = "x-first-death-";
 const DELIVERY_COUNT: &str = "x-delivery-count";
@@ -31,9 +30,9 @@ pub struct Queues {
     declare: bool,
     /// Queues that were declared elsewhere with other arguments. Each is logged once.
     foreign: Mutex<HashSet<String>>,
-    /// Held while a queue is declared. While `RabbitMQ` still creates a quorum queue for one client, it tells a second
-    /// one that the queue exists, but refuses messages until it is created. Those messages would be published again,
-    /// after later ones.
+    /// Held while a queue is declared. While `RabbitMQ` creates a quorum queue for one client, it already confirms the
+    /// declaration of a second client, but refuses messages until the queue is ready. These messages would be published
+    /// again, after later ones.
     declaring: tokio::sync::Mutex<()>,
 }
 
@@ -43,8 +42,8 @@ pub enum QueueError {
     /// The broker refuses the request, or the name is invalid.
     #[error("{0}")]
     Refused(Box<dyn Error + Send + Sync>),
-    /// There is no such queue. To a declaration the broker answers this if the queue exists and cannot be reached now,
-    /// e.g. because its node is down.
+    /// The queue does not exist. The broker also refuses a declaration with this error if the queue exists but cannot be
+    /// reached now, e.g. because its node is down.
     #[error(transparent)]
     NotFound(lapin::Error),
     #[error(transparent)]
@@ -107,8 +106,8 @@ impl Queues {
         .await
     }
 
-    /// Returns how many messages are ready in a queue; 0 if it does not exist. Does not declare the queue: if it is a
-    /// delay queue, this method does not know its arguments, and messages in it would never reach their pipe.
+    /// Returns how many messages are ready in a queue; 0 if it does not exist. Does not declare the queue, because it may be
+    /// a delay queue whose arguments this method does not know: messages in it would never reach their pipe.
     pub async fn depth(&self, connection: &Connection, pipe: &str) -> Result<u64, QueueError> {
         match probe(connection, pipe).await {
             Err(QueueError::NotFound(_)) => Ok(0),
@@ -178,7 +177,7 @@ impl Queues {
     }
 
     /// Arguments of a queue in which messages wait for `delay`, after which the broker dead-letters them into the pipe.
-    /// Only with both of the last two arguments can a crash not lose a message.
+    /// Without either of the last two arguments, a crash could lose a message.
     fn delay_arguments(&self, pipe: &str, delay: Duration) -> FieldTable {
         let mut arguments = self.arguments();
         arguments.insert(

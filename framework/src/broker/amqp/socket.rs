@@ -1,9 +1,9 @@
 //! A connection whose socket we can shut down.
 //!
 //! The client library reads and writes on a thread of its own. The thread ends when the connection is closed in order,
-//! or when the operating system reports that it is broken. A peer that has gone silent causes neither: each attempt to
-//! connect to it, and each connection that was given up, would leave a thread and a socket behind forever. So we keep a
-//! handle of each socket, and shut the socket down when the connection is no longer used.
+//! or when the operating system reports that it is broken. A silent peer causes neither: each attempt to connect to it,
+//! and each abandoned connection, would leave a thread and a socket behind forever. So we keep a handle of each socket,
+//! and shut the socket down when the connection is no longer used.
 
 use std::io::ErrorKind;
 use std::net::{Shutdown, TcpStream};

@@ -67,7 +67,7 @@ async fn abandoned_connection_attempt_closes_the_socket() {
         sockets.connect(uri, lapin::ConnectionProperties::default()),
     );
     let (peer, attempt) = tokio::join!(silent.accept(), attempt);
-    assert!(attempt.is_err(), "the peer never answers");
+    assert!(attempt.is_err(), "the peer never responds");
     drop(sockets);
     let mut greeting = Vec::new();
     in_time(
@@ -307,7 +307,7 @@ async fn stuck_queue_does_not_affect_consumers_of_other_queues() {
     let connection = amqp.consuming.current().unwrap();
     let mut consumer = amqp.consume(&stuck, 10).await.unwrap();
     // The queue is stuck for longer than a request may take.
-    tokio::time::sleep(ANSWER_LIMIT + Duration::from_secs(2)).await;
+    tokio::time::sleep(RESPONSE_LIMIT + Duration::from_secs(2)).await;
     held.ack();
     amqp.publish(Outgoing::new(&*well, "2")).await.unwrap();
     let second = next(&mut other).await;

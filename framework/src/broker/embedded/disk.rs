@@ -18,7 +18,7 @@ use sqlx::sqlite::{
 };
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, Row as _, Sqlite};
 
-use super::pipe::{Found, Id, Mark, Message, rows_of};
+use super::pipe::{Id, Mark, Message, StoredPipe, rows_of};
 use crate::broker::{HeaderValue, Headers};
 
 /// The changes of one commit.
@@ -41,7 +41,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Returns whether there is anything but acknowledgements and marks, which can wait a little.
+    /// Returns whether the batch must be committed now. Acknowledgements and pipe rows can wait a little.
     pub fn is_urgent(&self) -> bool {
         !(self.pipes.is_empty()
             && self.messages.is_empty()
@@ -69,7 +69,7 @@ pub struct Delayed {
 /// The content of the file when it was opened.
 #[derive(Debug)]
 pub struct Recovered {
-    pub pipes: Vec<Found>,
+    pub pipes: Vec<StoredPipe>,
     /// The highest id of a delayed message, or 0.
     pub last_delayed: i64,
     /// When the first delayed message is due, in milliseconds since 1970.
@@ -245,8 +245,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Returns the messages of a pipe that follow `after`: at most `messages`, and no more once their bodies have reached
-    /// `bytes`.
+    /// Returns the next messages of a pipe after the id `after`: at most `messages`, and none after the one whose body
+    /// reaches a total of `bytes`.
     pub async fn page(
         &mut self,
         number: i64,
@@ -338,7 +338,7 @@ impl Disk {
                     .fetch_one(&mut *transaction)
                     .await?;
             let last = youngest.unwrap_or(first);
-            pipes.push(Found {
+            pipes.push(StoredPipe {
                 number,
                 name,
                 last,
@@ -516,7 +516,7 @@ mod tests {
 
         let (mut disk, recovered) = Disk::open(&file).await.unwrap();
         let [
-            Found {
+            StoredPipe {
                 stored: 100, last, ..
             },
         ] = recovered.pipes[..]

@@ -83,9 +83,9 @@ impl Default for Bounds {
     }
 }
 
-/// A pipe as it was found on disk.
+/// The row of a pipe, and its last message, as read from disk at the start.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct StoredPipe {
     pub number: i64,
     pub name: String,
     /// The highest id of a message, or the id before the first.
@@ -105,7 +105,7 @@ pub struct Mark {
 }
 
 /// Identifies a consumer.
-pub type Key = u64;
+pub type ConsumerKey = u64;
 
 /// The state of one pipe; see the module's documentation.
 #[derive(Debug)]
@@ -128,14 +128,14 @@ pub struct Pipe {
     loaded_to: Id,
     /// How many messages are only on disk.
     only_on_disk: u64,
-    unsettled: BTreeMap<Id, (Key, Message)>,
+    unsettled: BTreeMap<Id, (ConsumerKey, Message)>,
     consumers: VecDeque<Registration>,
 }
 
 /// A consumer of the pipe.
 #[derive(Debug)]
 struct Registration {
-    key: Key,
+    key: ConsumerKey,
     prefetch: usize,
     unsettled: usize,
 }
@@ -144,8 +144,8 @@ impl Pipe {
     /// Returns a new, empty pipe.
     pub fn new(name: &str, number: i64, bounds: Bounds) -> Self {
         let first = rows_of(number).0;
-        Self::found(
-            Found {
+        Self::from_disk(
+            StoredPipe {
                 number,
                 name: name.to_owned(),
                 last: first,
@@ -157,13 +157,13 @@ impl Pipe {
 
     /// Returns a pipe whose messages are all on disk. None of them is delivered until the watermark is raised and
     /// committed.
-    pub fn found(found: Found, bounds: Bounds) -> Self {
-        let Found {
+    pub fn from_disk(pipe: StoredPipe, bounds: Bounds) -> Self {
+        let StoredPipe {
             number,
             name,
             last,
             stored,
-        } = found;
+        } = pipe;
         let first = rows_of(number).0;
         let mark = Mark {
             number,
@@ -196,7 +196,7 @@ impl Pipe {
     }
 
     /// Adds a consumer.
-    pub fn join(&mut self, key: Key, prefetch: usize) {
+    pub fn join(&mut self, key: ConsumerKey, prefetch: usize) {
         self.consumers.push_back(Registration {
             key,
             prefetch,
@@ -205,7 +205,7 @@ impl Pipe {
     }
 
     /// Removes the consumers for which `keep` returns false. Their deliveries stay unsettled.
-    pub fn retain_consumers(&mut self, mut keep: impl FnMut(Key) -> bool) {
+    pub fn retain_consumers(&mut self, mut keep: impl FnMut(ConsumerKey) -> bool) {
         self.consumers.retain(|consumer| keep(consumer.key));
     }
 
@@ -237,7 +237,7 @@ impl Pipe {
     /// Adds messages that were read from disk.
     pub fn loaded(&mut self, messages: Vec<Message>) {
         if messages.is_empty() {
-            // The stored count was too high. Only the rows matter.
+            // The stored count was too high. The rows are authoritative.
             self.only_on_disk = 0;
         }
         for message in messages {
@@ -287,7 +287,7 @@ impl Pipe {
     }
 
     /// Takes the next message that may be delivered, and the consumer that receives it. Consumers take turns.
-    pub fn hand_out(&mut self) -> Option<(Key, Message)> {
+    pub fn hand_out(&mut self) -> Option<(ConsumerKey, Message)> {
         self.ready
             .front()
             .filter(|message| message.id <= self.written.handed_out)?;
@@ -524,7 +524,7 @@ mod tests {
         pipe.join(1, 2);
         pipe.join(2, 1);
         store(&mut pipe, 4);
-        let keys: Vec<Key> = std::iter::from_fn(|| pipe.hand_out())
+        let keys: Vec<ConsumerKey> = std::iter::from_fn(|| pipe.hand_out())
             .map(|(key, _)| key)
             .collect();
         assert_eq!(keys, [1, 2, 1]);

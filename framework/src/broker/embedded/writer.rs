@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::disk::{Batch, Delayed, Disk, Recovered};
-use super::pipe::{Bounds, Id, Key, Message, Pipe, Settled, pipe_of};
+use super::pipe::{Bounds, ConsumerKey, Id, Message, Pipe, Settled, pipe_of};
 use super::{Command, WriterSettler};
 use crate::broker::{
     BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler,
@@ -55,8 +55,8 @@ pub struct Writer {
     pipes: Vec<Pipe>,
     /// The index of each pipe in `pipes`.
     names: HashMap<Arc<str>, usize>,
-    consumers: HashMap<Key, mpsc::Sender<Delivery>>,
-    last_consumer: Key,
+    consumers: HashMap<ConsumerKey, mpsc::Sender<Delivery>>,
+    last_consumer: ConsumerKey,
     /// The indexes of pipes that have changed since the last commit began.
     touched: BTreeSet<usize>,
     /// The next batch.
@@ -115,7 +115,7 @@ impl Writer {
         } = recovered;
         let pipes: Vec<Pipe> = pipes
             .into_iter()
-            .map(|found| Pipe::found(found, bounds))
+            .map(|stored| Pipe::from_disk(stored, bounds))
             .collect();
         let names = pipes
             .iter()
@@ -196,7 +196,7 @@ impl Writer {
                 () = end.cancelled(), if !self.closing => self.close(),
             }
         }
-        // Commands are no longer received; the state says why.
+        // Commands are no longer received; the state shows why.
         self.state.send_replace(BrokerState::Closed);
         drop(lock);
     }
@@ -251,7 +251,7 @@ impl Writer {
             return self.append(index, headers, body);
         };
         self.last_delayed += 1;
-        // The clock is cut to milliseconds: without one more, the message could come too early.
+        // The clock has a resolution of milliseconds. Without one more, the message could be delivered too early.
         let due = now_millis()
             .saturating_add(i64::try_from(delay.as_millis()).unwrap_or(i64::MAX))
             .saturating_add(1);
@@ -417,7 +417,7 @@ impl Writer {
         self.release(read.due, read.next_due);
     }
 
-    /// Moves delayed messages that are due to the tail of their pipes.
+    /// Appends the delayed messages whose delay is over to their pipes.
     fn release(&mut self, due: Vec<Delayed>, next_due: Option<i64>) {
         self.next_due = self.next_due.into_iter().chain(next_due).min();
         for Delayed {
