@@ -66,8 +66,6 @@ const SECRETS: &[(&str, &[&str])] = &[
 const OPEN_CIRCLES: &[(&str, &str, &str)] = &[
     ("batchwright", "config", "cli"),
     ("contract", "lenient", "task_message"),
-    ("framework", "context", "pipeline"),
-    ("framework", "handler", "pipeline"),
 ];
 
 /// A longer file hides more than one decision.

@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::broker::depth_cache::DepthCache;
 use crate::broker::{Broker, PublishError};
-use crate::pipeline::output::{Output, OutputSpec, TaskPart, WorkerIdentity, tracking_pipe};
-use crate::pipeline::publish::PendingPublish;
-use crate::pipeline::report_buffer::{ReportBuffer, Reports};
-use crate::pipeline::status_check::StatusChecker;
+use crate::steps::output::{Output, OutputSpec, TaskPart, WorkerIdentity, tracking_pipe};
+use crate::steps::publish::PendingPublish;
+use crate::steps::report_buffer::{ReportBuffer, Reports};
+use crate::steps::status_check::StatusChecker;
 use crate::{RetryPolicy, TaskError};
 
 /// The largest number of subtasks of one task that are published and not yet confirmed.

@@ -12,9 +12,9 @@ use std::time::Duration;
 use contract::{ReportStatus, TaskMessage, TrackingReport, patch_tracking};
 
 use crate::broker::{Broker, Confirm, Delivery, Headers, Outgoing, PublishError};
-use crate::pipeline::publish::PendingPublish;
-use crate::pipeline::quarantine::Standing;
-use crate::pipeline::routing::{diverted_report, tracking_ends};
+use crate::steps::publish::PendingPublish;
+use crate::steps::quarantine::Standing;
+use crate::steps::routing::{diverted_report, tracking_ends};
 
 /// The header that holds, on a message in the invalid pipe, the reason why it is there.
 pub const REASON_HEADER: &str = "x-batchwright-reason";

@@ -36,6 +36,7 @@ pub mod handler;
 mod pipeline;
 mod retry;
 pub mod runtime;
+mod steps;
 mod telemetry;
 pub mod testing;
 mod worker;

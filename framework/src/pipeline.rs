@@ -5,11 +5,11 @@
 //! ```
 //!
 //! - **receive**: decode the message.
-//! - **check**: ask the job service, when a check is due, whether the job still runs ([`status_check`]).
-//! - **admit**: decide by that, and by the pipe the message is addressed to, whether it is handled here ([`routing`]).
+//! - **check**: ask the job service, when a check is due, whether the job still runs ([`status_check`](crate::steps::status_check)).
+//! - **admit**: decide by that, and by the pipe the message is addressed to, whether it is handled here ([`routing`](crate::steps::routing)).
 //! - **handle**: let the handler decide ([`BatchHandler`]; a [`Worker`](crate::Worker) runs in the [`executor`]).
-//! - **publish**: publish the outputs and await their confirms ([`publish`]).
-//! - **report**: send the reports and await their confirms ([`report_buffer`]).
+//! - **publish**: publish the outputs and await their confirms ([`publish`](crate::steps::publish)).
+//! - **report**: send the reports and await their confirms ([`report_buffer`](crate::steps::report_buffer)).
 //! - **settle**: acknowledge the delivery, or let it come again.
 //!
 //! What must stay true:
@@ -19,18 +19,11 @@
 //!   finished job are discarded.
 //! - No delivery can stop the loop. A message that cannot be understood goes to the invalid pipe, once, with the reason.
 //! - The broker's delivery count is about processes, not about messages: it rises for every delivery that a crashed
-//!   process had. It only makes a message a suspect, which then runs alone ([`quarantine`]).
+//!   process had. It only makes a message a suspect, which then runs alone ([`quarantine`](crate::steps::quarantine)).
 
-pub(crate) mod attempts;
 pub(crate) mod executor;
 pub(crate) mod in_flight;
-pub(crate) mod output;
-pub(crate) mod publish;
-pub(crate) mod quarantine;
 pub(crate) mod quarantine_loop;
-pub(crate) mod report_buffer;
-pub(crate) mod routing;
-pub(crate) mod status_check;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -47,13 +40,13 @@ use crate::broker::{Broker, Delivery, HeaderValue, Outgoing, PublishError};
 use crate::handler::{
     BatchHandler, Disposition, ORIGIN_HEADER, Outputs, Publisher, REASON_HEADER, Received,
 };
+use crate::steps::output::tracking_pipe;
+use crate::steps::publish::{PendingPublish, await_confirms};
+use crate::steps::quarantine::{Quarantine, Standing};
+use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer, Reports};
+use crate::steps::routing::{Admission, admit, diverted_report};
+use crate::steps::status_check::StatusChecker;
 use crate::telemetry::Counters;
-use output::tracking_pipe;
-use publish::{PendingPublish, await_confirms};
-use quarantine::{Quarantine, Standing};
-use report_buffer::{OpenDeliveries, ReportBuffer, Reports};
-use routing::{Admission, admit, diverted_report};
-use status_check::StatusChecker;
 
 /// The pause before a delivery that could not be processed comes again.
 const REDELIVERY_DELAY: Duration = Duration::from_secs(1);

@@ -18,11 +18,11 @@ use crate::context::Shared;
 use crate::handler::BatchHandler;
 use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
 use crate::pipeline::in_flight::InFlight;
-use crate::pipeline::output::WorkerIdentity;
-use crate::pipeline::quarantine::Quarantine;
-use crate::pipeline::report_buffer::{OpenDeliveries, ReportBuffer};
-use crate::pipeline::status_check::StatusChecker;
 use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
+use crate::steps::output::WorkerIdentity;
+use crate::steps::quarantine::Quarantine;
+use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer};
+use crate::steps::status_check::StatusChecker;
 use crate::telemetry::{self, Counters, Health};
 
 /// Settings and a broker. Add a worker or a handler to get a [`WorkerService`].

@@ -13,9 +13,9 @@ use crate::broker::{Announcements, Broker, BrokerError, BrokerState, Confirm, Co
 use crate::clock::Clock;
 use crate::config::Route;
 use crate::context::Shared;
-use crate::pipeline::output::{WorkerIdentity, new_message};
-use crate::pipeline::report_buffer::ReportBuffer;
-use crate::pipeline::status_check::StatusChecker;
+use crate::steps::output::{WorkerIdentity, new_message};
+use crate::steps::report_buffer::ReportBuffer;
+use crate::steps::status_check::StatusChecker;
 use crate::worker::{ReplyKind, TaskErrorKind};
 use crate::{Context, Reply, RetryPolicy, TaskError, Worker};
 

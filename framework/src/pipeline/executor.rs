@@ -14,8 +14,8 @@ use tracing::{debug, warn};
 use crate::broker::{Outgoing, PublishError};
 use crate::context::{Context, Dispatched, Shared, undelivered};
 use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
-use crate::pipeline::attempts::Attempts;
-use crate::pipeline::output::{Output, OutputSpec, TaskPart};
+use crate::steps::attempts::Attempts;
+use crate::steps::output::{Output, OutputSpec, TaskPart};
 use crate::worker::{ReplyKind, TaskErrorKind};
 use crate::{Reply, RetryPolicy, TaskError, Worker};
 

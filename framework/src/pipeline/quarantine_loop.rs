@@ -19,7 +19,7 @@ use crate::RetryPolicy;
 use crate::handler::BatchHandler;
 use crate::pipeline::Pipeline;
 use crate::pipeline::in_flight::InFlight;
-use crate::pipeline::quarantine::crash_count;
+use crate::steps::quarantine::crash_count;
 
 /// How often the loop looks for suspects of other processes.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use crate::broker::memory::Memory;
     use crate::broker::{Broker as _, Outgoing};
-    use crate::pipeline::quarantine::{POISON_AT, SUSPECT_AT};
+    use crate::steps::quarantine::{POISON_AT, SUSPECT_AT};
     use crate::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
 
     /// Records which items it gets. Holds the item `HELD` until `may_go_on` is cancelled.

@@ -14,7 +14,7 @@ use contract::{
 use crate::broker::Outgoing;
 use crate::clock::Clock;
 use crate::config::Route;
-use crate::pipeline::routing::next_hop;
+use crate::steps::routing::next_hop;
 
 /// The longest failure reason in a report, in bytes. The result in the output pipe has the whole reason.
 const LONGEST_REASON: usize = 8 * 1024;

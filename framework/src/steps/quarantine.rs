@@ -3,7 +3,7 @@
 //! The broker's delivery count is about processes, not about messages: when a process crashes, it rises for every
 //! delivery that the process had. So a high count makes a message a *suspect*, which moves to the quarantine pipe
 //! `<input>.suspects`. A process takes a message out of that pipe only while nothing else runs, and starts nothing beside
-//! it ([`quarantine_loop`](super::quarantine_loop)). There the count is proof: whatever runs alone when the process crashes
+//! it ([`quarantine_loop`](crate::pipeline::quarantine_loop)). There the count is proof: whatever runs alone when the process crashes
 //! has crashed it. A message that does so three times is *poison* and never runs again.
 
 use tokio::sync::Notify;

@@ -25,7 +25,7 @@ use tracing::warn;
 use crate::announcement::ChangedJobs;
 use crate::broker::Broker;
 use crate::clock::Clock;
-use crate::pipeline::routing::JobKnowledge;
+use crate::steps::routing::JobKnowledge;
 
 /// How long a response without a `max-age` is valid.
 const DEFAULT_INTERVAL: Duration = Duration::from_mins(2);

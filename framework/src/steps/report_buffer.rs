@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::broker::{Broker, Outgoing, PublishError};
-use crate::pipeline::output::new_message;
+use crate::steps::output::new_message;
 
 /// The largest number of reports in one message.
 const MAX_REPORTS: usize = 500;
