@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::broker::{Broker, Confirm, Event};
 use crate::clock::Clock;
 
-/// How long an announcement is remembered: longer than any check stamped before it is valid.
+/// How long an announcement is remembered. Longer than the interval of any status check.
 const REMEMBERED: Duration = Duration::from_hours(1);
 /// The largest number of jobs whose announcements are remembered one by one.
 const CAPACITY: usize = 10_000;
@@ -32,10 +32,10 @@ struct Announcement {
     jobs: Vec<String>,
 }
 
-/// Tells every worker process that the status of these jobs (`partition:job`) has changed.
+/// Announces to every worker process that the status of these jobs (`partition:job`) has changed.
 ///
-/// A process that does not listen at the moment never gets the message, and does not need it: when it listens again, it
-/// assumes that it has missed announcements.
+/// A process that is not subscribed never receives the message, and does not need it: when it subscribes again, it assumes
+/// that it has missed announcements.
 pub fn announce(broker: &dyn Broker, jobs: Vec<String>) -> Confirm {
     let body = serde_json::to_vec(&Announcement { jobs }).unwrap_or_default();
     broker.announce(body.into())
@@ -92,7 +92,7 @@ impl ChangedJobs {
     pub fn note(&self, event: Event) {
         match event {
             Event::Missed => self.miss(),
-            // A body that is no announcement comes from a later version and may mean anything.
+            // A body that cannot be parsed comes from a later version and may announce any job.
             Event::Message(body) => match serde_json::from_slice::<Announcement>(&body) {
                 Ok(Announcement { jobs }) => self.remember(jobs),
                 Err(_) => self.miss(),

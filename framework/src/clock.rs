@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
-/// Tells the time of day. A runtime takes its clock from [`Settings`](crate::Settings), so that tests can choose it.
+/// A clock for the time of day. A runtime takes its clock from [`Settings`](crate::Settings), so that tests can choose it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Clock(Source);
 

@@ -1,7 +1,7 @@
 //! The settings of a worker, and how they are read from the environment.
 //!
-//! A setting has a variable of our own (`BATCHWRIGHT_…`). Where CAF has a variable for the same thing, a worker reads that,
-//! too ([`caf`]); ours comes first. A secret may be in a file that `<variable>_FILE` names.
+//! A setting has a variable of our own (`BATCHWRIGHT_…`). If CAF has a variable for the same setting, a worker reads that,
+//! too ([`caf`]); ours takes precedence. A secret may be in a file that `<variable>_FILE` names.
 
 pub mod caf;
 pub mod env;
@@ -54,7 +54,7 @@ pub struct Settings {
     pub listen: Option<SocketAddr>,
     /// The time limit of a status check.
     pub status_check_limit: Duration,
-    /// How long running tasks may go on when the runtime is asked to stop.
+    /// How long running tasks may continue after the runtime is asked to stop.
     pub drain: Duration,
     /// How long tasks then have to notice that they are cancelled.
     pub abort: Duration,
@@ -127,7 +127,7 @@ impl Settings {
         if settings.concurrency == 0 || settings.prefetch == 0 {
             return Err(SettingsError {
                 name: format!("{PREFIX}CONCURRENCY and {PREFIX}PREFETCH"),
-                flaw: "must be at least 1".to_owned(),
+                problem: "must be at least 1".to_owned(),
             });
         }
         Ok(settings)
@@ -170,25 +170,27 @@ impl FromStr for Route {
         match text {
             "direct" => Ok(Self::Direct),
             "reroute" => Ok(Self::Reroute),
-            other => Err(format!("{other:?} is not a route; write direct or reroute")),
+            other => Err(format!(
+                "{other:?} is not a route; expected direct or reroute"
+            )),
         }
     }
 }
 
 /// A variable with a bad value or an unknown name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the variable {name} {flaw}")]
+#[error("the variable {name} {problem}")]
 pub struct SettingsError {
     name: String,
-    flaw: String,
+    problem: String,
 }
 
 impl SettingsError {
-    /// Returns the error for a variable. The flaw continues the sentence "the variable X …".
-    pub fn of(name: &str, flaw: impl Into<String>) -> Self {
+    /// Returns the error for a variable. `problem` continues the sentence "the variable X …".
+    pub fn of(name: &str, problem: impl Into<String>) -> Self {
         Self {
             name: name.to_owned(),
-            flaw: flaw.into(),
+            problem: problem.into(),
         }
     }
 }
@@ -441,7 +443,7 @@ mod tests {
             (
                 "BATCHWRIGHT_ROUTE",
                 "up",
-                "the variable BATCHWRIGHT_ROUTE is \"up\": \"up\" is not a route; write direct or reroute",
+                "the variable BATCHWRIGHT_ROUTE is \"up\": \"up\" is not a route; expected direct or reroute",
             ),
             (
                 "CAF_WORKER_THREADS",

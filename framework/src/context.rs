@@ -20,7 +20,7 @@ use crate::{RetryPolicy, TaskError};
 
 /// The largest number of subtasks of one task that are published and not yet confirmed.
 const WINDOW: usize = 1000;
-/// How long [`Context::check_cancelled`] trusts its last look at the job.
+/// How long [`Context::check_cancelled`] uses the result of its last status check.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The environment of one running task. Cheap to clone.
@@ -211,7 +211,7 @@ impl Context {
     /// Returns how many messages wait in a pipe, as read up to 250 ms ago, plus what this process has dispatched there
     /// since.
     ///
-    /// A task that dispatches faster than others work can look here first and return [`TaskError::snooze`].
+    /// A task that dispatches faster than the subtasks run can check the depth first and return [`TaskError::snooze`].
     pub async fn depth(&self, pipe: &str) -> Result<u64, TaskError> {
         let Shared { broker, depths, .. } = &self.0.shared;
         Ok(depths.depth(pipe, &**broker).await?)
@@ -329,7 +329,7 @@ struct Look {
 
 impl CancellationWatch {
     /// Starts a status check in the background if an announcement has come since the last one, or a second has passed.
-    /// The checker answers from its cache while the last status holds.
+    /// The checker uses its cache while the last status is valid.
     fn look(&self, tracking: &Tracking, status: &StatusChecker) {
         let mut last_look = self
             .last_look

@@ -104,8 +104,8 @@ impl Received {
         diverted_report(&self.message)
     }
 
-    /// Returns the report for a message that is forwarded to the pipe where its tracking ends. Nobody downstream
-    /// reports it, because the forwarded message carries no tracking.
+    /// Returns the report for a message that is forwarded to the pipe where its tracking ends. No later worker reports
+    /// it, because the forwarded message carries no tracking.
     pub(crate) fn final_report(&self) -> Option<TrackingReport> {
         let tracking = self.message.tracking.as_ref()?;
         let ends = tracking_ends(self.message.to.as_deref(), tracking);

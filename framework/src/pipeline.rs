@@ -1,12 +1,14 @@
-//! The way of a delivery through a worker. Read this first.
+//! The path of a delivery through a worker. Read this first.
 //!
 //! ```text
 //! receive → check → admit → handle → publish → report → settle
 //! ```
 //!
 //! - **receive**: decode the message.
-//! - **check**: ask the job service, when a check is due, whether the job still runs ([`status_check`](crate::steps::status_check)).
-//! - **admit**: decide by that, and by the pipe the message is addressed to, whether it is handled here ([`routing`](crate::steps::routing)).
+//! - **check**: ask the job service, when a check is due, whether the job still runs
+//!   ([`status_check`](crate::steps::status_check)).
+//! - **admit**: decide whether it is handled here, by the status of the job and by the pipe that the message is addressed
+//!   to ([`routing`](crate::steps::routing)).
 //! - **handle**: let the handler decide ([`BatchHandler`]; a [`Worker`](crate::Worker) runs in the [`executor`]).
 //! - **publish**: publish the outputs and await their confirms ([`publish`](crate::steps::publish)).
 //! - **report**: send the reports and await their confirms ([`report_buffer`](crate::steps::report_buffer)).
@@ -19,7 +21,8 @@
 //!   finished job are discarded.
 //! - No delivery can stop the loop. A message that cannot be understood goes to the invalid pipe, once, with the reason.
 //! - The broker's delivery count is about processes, not about messages: it rises for every delivery that a crashed
-//!   process had. It only makes a message a suspect, which then runs alone ([`quarantine`](crate::steps::quarantine)).
+//!   process had. A high count only moves a message to the quarantine, where it runs alone
+//!   ([`quarantine`](crate::steps::quarantine)).
 
 pub(crate) mod executor;
 pub(crate) mod in_flight;
@@ -87,7 +90,7 @@ enum Unsettled {
     Unpublished(#[from] PublishError),
     #[error("{0}")]
     Redeliver(String),
-    #[error("the worker wants it later")]
+    #[error("the worker snoozed it")]
     Snooze(Duration),
     #[error("its reports cannot be sent: {0}")]
     Unreportable(PublishError),
@@ -135,7 +138,7 @@ impl<H: BatchHandler> Pipeline<H> {
             self.pipes.paused.is_some(),
         );
         let moved = match admission {
-            Admission::Execute if standing == Standing::Suspect => {
+            Admission::Execute if standing == Standing::MustQuarantine => {
                 self.move_to_quarantine(&delivery, &message).await
             }
             Admission::Execute => return Some(Received::new(delivery, message, false, standing)),
@@ -216,7 +219,7 @@ impl<H: BatchHandler> Pipeline<H> {
         dispositions
     }
 
-    /// Publishes, reports and settles what the handler has decided.
+    /// Applies the decision of the handler: publishes, reports and settles.
     async fn apply(&self, received: Received, disposition: Disposition) {
         let published = match disposition {
             Disposition::Done(outputs) => {
@@ -379,7 +382,7 @@ impl<H: BatchHandler> Pipeline<H> {
         delivery: &Delivery,
         message: &TaskMessage,
     ) -> Result<(), Unsettled> {
-        warn!(pipe = %delivery.pipe, task = %message.task_id, count = delivery.delivery_count, "a message was there at several crashes; it will run alone");
+        warn!(pipe = %delivery.pipe, task = %message.task_id, count = delivery.delivery_count, "several processes crashed while they held this message; it will run alone");
         let moved = self.move_to(&self.quarantine.pipe, delivery, message).await;
         self.quarantine.added.notify_one();
         moved

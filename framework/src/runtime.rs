@@ -96,10 +96,12 @@ impl Runtime {
             .with_writer(std::io::stderr)
             .try_init();
         let queue_type = value("QUEUE_TYPE", "quorum")?;
-        let queue_type = queue_type
-            .value
-            .parse()
-            .map_err(|flaw: String| SettingsError::of(&queue_type.from, flaw))?;
+        let queue_type = queue_type.value.parse().map_err(|error: String| {
+            SettingsError::of(
+                &queue_type.from,
+                format!("is {:?}: {error}", queue_type.value),
+            )
+        })?;
         let settings = Settings::from_variables(&variables)?;
         let broker = value("BROKER", "amqp://guest:guest@127.0.0.1:5672/%2f")?;
         // Not the URL, which contains a password. The broker logs the address that it connects to.

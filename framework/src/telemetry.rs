@@ -1,7 +1,7 @@
 //! The counters of a worker, and the HTTP endpoint that serves them with the health checks:
 //! `/health-check?name=all&type=ALIVE|READY` and `/metrics`.
 //!
-//! The only file of the framework that is an HTTP server.
+//! No other file of the framework serves HTTP.
 
 use std::fmt;
 use std::net::SocketAddr;

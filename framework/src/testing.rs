@@ -69,7 +69,7 @@ impl<O> Run<O> {
     }
 }
 
-/// Runs one task and returns what the worker did. If the worker panics, the test does.
+/// Runs one task and returns what the worker did. A panic of the worker fails the test.
 pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
     let recorder = Arc::new(Recorder::default());
     let tasks = TaskTracker::new();

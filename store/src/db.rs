@@ -71,7 +71,7 @@ pub struct UnsentStart {
     pub suspended: bool,
 }
 
-/// A database that is open, or that is being waited for.
+/// A database. It may still be unavailable.
 pub trait Backend: Reads + std::fmt::Debug + Send + Sync {
     /// `postgres`, `sqlite` or `memory`.
     fn kind(&self) -> &'static str;

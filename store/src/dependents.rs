@@ -9,14 +9,14 @@
 //!
 //! # Example
 //!
-//! In one partition, `m` waits for `f`, `c` waits for `m`, and `x` waits for both `f` and `z`. Somebody cancels `f`. The
+//! In one partition, `m` waits for `f`, `c` waits for `m`, and `x` waits for both `f` and `z`. A client cancels `f`. The
 //! transaction holds the lock of `f`.
 //!
-//! 1. `find` reads who waits for `f`, directly or not: `m`, `x`, and `c` through `m`. None of the three is locked.
+//! 1. `find` reads which jobs wait for `f`, directly or not: `m`, `x`, and `c` through `m`. None of the three is locked.
 //! 2. `c` precedes `f` in the order of locks, and another transaction may hold `c` while it waits for `f`. So `find` locks
 //!    nothing and returns `None`. The caller rolls back, and `run_tx` runs its body again with the locks of
 //!    `c`, `f`, `m` and `x` taken first.
-//! 3. The second attempt reads again who waits for `f`, because that may have changed. If a client has created
+//! 3. The second attempt reads these jobs again, because they may have changed. If a client has created
 //!    `y` meanwhile, which waits for `x`, then `y` is the only job without a lock. It follows `x`, the last lock, so `find`
 //!    takes it on the spot and reads a third time. A job that appears behind an unlocked one is found this way.
 //! 4. A reading that contains locked jobs only is final: `c`, `m`, `x` and `y` are cancelled. That `x` also waits for `z`

@@ -7,10 +7,10 @@ use std::sync::Arc;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// The database URL or the database itself cannot be used. A retry does not help.
-    #[error("the database {place} cannot be used: {reason}")]
+    #[error("the database {location} cannot be used: {reason}")]
     Unusable {
         /// The URL of the database, without its password.
-        place: String,
+        location: String,
         /// What is wrong with it.
         reason: Cause,
     },
@@ -32,7 +32,7 @@ impl StoreError {
     }
 }
 
-/// What lies behind an error: a text, and the error of the driver with the database's code where there is one.
+/// The cause of an error: a text and, if the driver reported it, the driver's error with the code of the database.
 ///
 /// The text includes the driver's, so the driver's error is not the `source` of a [`StoreError`]: a chain would repeat it.
 #[derive(Clone)]

@@ -105,7 +105,7 @@ async fn apply(
     Ok((counted, ledger.finish()))
 }
 
-/// Saves what the ledger of a locked job has come to. Returns the job's end if the ledger has decided on it.
+/// Saves the outcome of a locked job's ledger. Returns the job's end if the ledger has decided on it.
 async fn save(
     tx: &mut Tx<'_>,
     job: &mut JobRow,

@@ -9,7 +9,7 @@
 //! - **Identity, not counting.** An event counts by setting a bit; when the event is repeated, the bit is set already.
 //! - **Independent of order.** Of one task, done beats failed, failed beats retrying, and retrying beats progress, whichever
 //!   is reported first. A task that is done is closed: events of it or below it change nothing. The same holds for the size of
-//!   a split, which any event with a `*` may tell.
+//!   a split, which any event with a `*` may report.
 //! - **Small.** The rows of a split are deleted once it is done; the only trace is its bit in its parent.
 //! - **Monotone.** The percentage never falls, and is 100 exactly when the job is Completed. The first outcome is final.
 //!

@@ -27,7 +27,7 @@ pub struct JobRequest {
     pub expiry: Expiry,
     /// When the job starts.
     pub start: StartCondition,
-    /// Whether the job names no target pipe, so that only workers without output complete it.
+    /// Whether the job has no target pipe. It then completes only if its workers send no output.
     pub without_target: bool,
     /// A hash of the whole request. It distinguishes a repeated request from a different one with the same id.
     pub content_hash: [u8; 32],

@@ -25,7 +25,7 @@ pub(crate) enum Lookup {
     Refused(Refusal),
     /// A job with this id exists.
     IdTaken,
-    /// Only an exclusive creation can tell.
+    /// Only an exclusive creation can decide.
     NeedsExclusive,
 }
 

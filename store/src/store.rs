@@ -93,7 +93,7 @@ impl Store {
         self.backend.availability()
     }
 
-    /// Waits until a database that [`Store::open_when_possible`] connects to turns out to be unusable, and returns why. Never
+    /// Returns the error once the store finds out that the database of [`Store::open_when_possible`] can never be used. Never
     /// returns otherwise.
     pub async fn unusable(&self) -> StoreError {
         let mut availability = self.availability();
@@ -136,7 +136,7 @@ impl Store {
 fn unknown_scheme(url: &str) -> StoreError {
     let reason = "its URL must begin with postgres:// (or postgresql://), sqlite: or memory:";
     StoreError::Unusable {
-        place: masked(url),
+        location: masked(url),
         reason: reason.into(),
     }
 }

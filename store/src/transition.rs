@@ -72,7 +72,7 @@ fn is_legal(from: JobStatus, to: JobStatus, actor: Actor) -> bool {
     LEGAL.contains(&(from, to, actor))
 }
 
-/// A change of status that is to be made.
+/// A requested change of status.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StatusChange<'a> {
     pub to: JobStatus,
@@ -107,7 +107,7 @@ pub(crate) async fn change_status(
 
 /// Moves a locked job to its outcome, and saves the job. Its task table is kept for `keep_table` from now.
 ///
-/// The jobs that wait for this one do not know yet: pass what this returns to [`resolve_dependents`].
+/// Does not update the jobs that wait for this one: pass the returned value to [`resolve_dependents`].
 pub(crate) async fn finish_job(
     tx: &mut Tx<'_>,
     job: &mut JobRow,
@@ -162,7 +162,7 @@ pub(crate) async fn resolve_dependents(
     Ok(Some(finished))
 }
 
-/// Ends the jobs of these cascades as their roots have ended. They never ran, so that a few statements do for all of them.
+/// Ends the jobs of these cascades as their roots have ended. They never ran, so a few statements update all of them.
 async fn finish_dependents(
     tx: &mut Tx<'_>,
     cascades: &[Cascade<'_>],

@@ -85,7 +85,9 @@ impl std::str::FromStr for QueueType {
         match text {
             "quorum" => Ok(Self::Quorum),
             "classic" => Ok(Self::Classic),
-            other => Err(format!("is {other:?}; write quorum or classic")),
+            other => Err(format!(
+                "{other:?} is not a queue type; expected quorum or classic"
+            )),
         }
     }
 }

@@ -274,7 +274,7 @@ pub fn broker_url(variables: &Variables, host: &str) -> Result<Option<EnvValue>,
         Some(other) => {
             return Err(SettingsError::of(
                 "CAF_RABBITMQ_PROTOCOL",
-                format!("is {other:?}; write amqp or amqps"),
+                format!("is {other:?}; expected amqp or amqps"),
             ));
         }
     };

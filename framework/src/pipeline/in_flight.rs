@@ -59,7 +59,8 @@ impl InFlight {
                 }
                 pipeline.open.add(count);
             }
-            // Take the slot only when there is a delivery for it. A slot held while waiting would block a suspect.
+            // Take the slot only when there is a delivery for it. A slot held while waiting would block a quarantined
+            // message.
             let Some(slot) = self.slot(&mut unavailable).await else {
                 return;
             };
@@ -100,7 +101,7 @@ impl InFlight {
         });
     }
 
-    /// Waits until nothing runs and holds new deliveries back meanwhile, and as long as the permit lives.
+    /// Waits until nothing runs. Holds new deliveries back meanwhile, and until the permit is dropped.
     pub async fn exclusive(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.slots)
             .acquire_many_owned(self.concurrency)
@@ -119,8 +120,8 @@ impl InFlight {
         }
     }
 
-    /// Processes one isolated delivery. It runs to its end even if this future is dropped: the pipeline itself stops it
-    /// on `abort`, and hands it back.
+    /// Processes one isolated delivery. It runs to its end even if this future is dropped: only the pipeline stops it, on
+    /// `abort`, and publishes it again.
     pub async fn run_isolated<H: BatchHandler>(
         &self,
         pipeline: &Arc<Pipeline<H>>,
@@ -134,7 +135,7 @@ impl InFlight {
         let _ = run.await;
     }
 
-    /// Ends whatever runs: waits for it, then cancels it through `shutdown`, then drops it.
+    /// Ends all running deliveries: waits for them, then cancels them through `shutdown`, then drops them.
     pub async fn drain(&self, settings: &Settings, shutdown: &CancellationToken) {
         self.tasks.close();
         if self.ended_within(settings.drain).await {

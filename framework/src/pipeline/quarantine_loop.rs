@@ -1,13 +1,12 @@
-//! Runs the messages of the quarantine pipe, one at a time and with nothing beside them.
+//! Runs the messages of the quarantine pipe one at a time, each while nothing else runs.
 //!
 //! What must stay true:
-//! - A suspect waits in the quarantine pipe, not in a process. Whatever happens to the process meanwhile is not counted
-//!   against it.
-//! - A shutdown counts against nobody. A suspect that still runs then is published to its pipe again, confirmed and
-//!   acknowledged.
-//! - Suspects do not block other tasks for long. While others run, the loop holds new tasks back for a fifth of the time
-//!   at most, and longer with each try, so that a suspect gets its turn in the end. When there are many suspects, half of
-//!   the time belongs to ordinary tasks.
+//! - A quarantined message waits in its pipe, not in a process. A crash of a process meanwhile is not counted against it.
+//! - A shutdown does not count as a crash. A quarantined message that still runs then is published to its pipe again,
+//!   confirmed and acknowledged.
+//! - Quarantined messages do not block other tasks for long. While other tasks run, the loop holds new ones back for a
+//!   fifth of the time at most, and longer with each try, so that the quarantined message runs in the end. If there are
+//!   many quarantined messages, half of the time belongs to ordinary tasks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,23 +20,23 @@ use crate::pipeline::Pipeline;
 use crate::pipeline::in_flight::InFlight;
 use crate::steps::quarantine::crash_count;
 
-/// How often the loop looks for suspects of other processes.
+/// How often the loop looks for messages that other processes have quarantined.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// How long new tasks are held back so that the running ones can end: longer with each try.
 static HOLD_BACK: RetryPolicy =
     RetryPolicy::exponential(Duration::from_millis(200), 2.0, Duration::from_hours(1)).forever();
 /// After holding back in vain, new tasks run for this many times as long.
 const RELEASE_FACTOR: u32 = 4;
-/// How long suspects run one after another before ordinary tasks get a turn.
+/// How long quarantined messages run one after another before ordinary tasks get a turn.
 const TURN: Duration = Duration::from_secs(1);
-/// How long to wait for a suspect that the depth of the pipe promises. Another process may have been faster.
+/// How long to wait for a message although the pipe is not empty. Another process may have been faster.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(1);
 
-/// Runs suspects whenever there are some. Never returns.
+/// Runs quarantined messages whenever there are some. Never returns.
 pub(crate) async fn run<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight: &InFlight) {
     let mut hold_back = HOLD_BACK.delays();
     loop {
-        if !has_suspects(pipeline).await {
+        if !has_messages(pipeline).await {
             hold_back = HOLD_BACK.delays();
             let _ = timeout(LOOK_INTERVAL, pipeline.quarantine.added.notified()).await;
             continue;
@@ -52,7 +51,7 @@ pub(crate) async fn run<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight:
         };
         hold_back = HOLD_BACK.delays();
         let began = Instant::now();
-        while began.elapsed() < TURN && has_suspects(pipeline).await {
+        while began.elapsed() < TURN && has_messages(pipeline).await {
             if !run_one(pipeline, in_flight).await {
                 break;
             }
@@ -62,8 +61,8 @@ pub(crate) async fn run<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight:
     }
 }
 
-async fn has_suspects<H: BatchHandler>(pipeline: &Pipeline<H>) -> bool {
-    // If the broker does not say, the loop looks again later. The broker itself logs what is wrong with it.
+async fn has_messages<H: BatchHandler>(pipeline: &Pipeline<H>) -> bool {
+    // After an error the loop looks again later. The broker logs the error itself.
     pipeline
         .broker
         .depth(&pipeline.quarantine.pipe)
@@ -71,20 +70,20 @@ async fn has_suspects<H: BatchHandler>(pipeline: &Pipeline<H>) -> bool {
         .is_ok_and(|depth| depth > 0)
 }
 
-/// Takes one suspect and waits until it is settled. Returns `false` if none came.
+/// Takes one quarantined message and waits until it is settled. Returns `false` if none came.
 async fn run_one<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight: &InFlight) -> bool {
     let pipe = &pipeline.quarantine.pipe;
     let Ok(mut consumer) = pipeline.broker.consume(pipe, 1).await else {
         return false;
     };
-    let Ok(Some(suspect)) = timeout(ARRIVAL_LIMIT, consumer.next()).await else {
+    let Ok(Some(delivery)) = timeout(ARRIVAL_LIMIT, consumer.next()).await else {
         return false;
     };
-    // Drop the consumer before the suspect is settled. Otherwise the broker would deliver the next one, which may not run.
+    // Drop the consumer before the message is settled. Otherwise the broker would deliver the next one, which may not run.
     drop(consumer);
-    warn!(pipe = %suspect.pipe, crashes = crash_count(&suspect), "a suspect runs alone");
+    warn!(pipe = %delivery.pipe, crashes = crash_count(&delivery), "a quarantined message runs alone");
     pipeline.open.add(1);
-    in_flight.run_isolated(pipeline, suspect).await;
+    in_flight.run_isolated(pipeline, delivery).await;
     true
 }
 
@@ -102,7 +101,7 @@ mod tests {
     use super::*;
     use crate::broker::memory::Memory;
     use crate::broker::{Broker as _, Outgoing};
-    use crate::steps::quarantine::{POISON_AT, SUSPECT_AT};
+    use crate::steps::quarantine::{POISON_AT, QUARANTINE_AT};
     use crate::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
 
     /// Records which items it gets. Holds the item `HELD` until `may_go_on` is cancelled.
@@ -114,7 +113,7 @@ mod tests {
     }
 
     const HELD: u64 = 1;
-    const SUSPECT: u64 = 7;
+    const QUARANTINED: u64 = 7;
 
     impl Worker for Recording {
         type Input = RangeItem;
@@ -216,20 +215,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn message_present_at_five_crashes_runs_alone_and_is_not_rejected() {
         let (pipes, worker) = (Memory::new(), Recording::default());
-        publish(&pipes, "w-in", SUSPECT).await;
-        crash(&pipes, "w-in", SUSPECT_AT).await;
+        publish(&pipes, "w-in", QUARANTINED).await;
+        crash(&pipes, "w-in", QUARANTINE_AT).await;
         let report = run_until(&pipes, &worker, first_report(&pipes)).await;
         assert_eq!(
             (worker.given(), report.status),
-            (vec![SUSPECT], ReportStatus::Complete)
+            (vec![QUARANTINED], ReportStatus::Complete)
         );
         assert_eq!(pipes.depth("w-reject").await.unwrap(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn suspect_alone_at_three_crashes_is_rejected_without_running() {
+    async fn message_alone_at_three_crashes_is_rejected_without_running() {
         let (pipes, worker) = (Memory::new(), Recording::default());
-        publish(&pipes, "w-in.suspects", SUSPECT).await;
+        publish(&pipes, "w-in.suspects", QUARANTINED).await;
         crash(&pipes, "w-in.suspects", POISON_AT).await;
         let report = run_until(&pipes, &worker, first_report(&pipes)).await;
         assert_eq!(
@@ -245,29 +244,29 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_suspect_is_not_blamed_when_its_process_stops() {
+    async fn waiting_quarantined_message_is_not_blamed_for_a_stop() {
         let (pipes, worker) = (Memory::new(), Recording::default());
         publish(&pipes, "w-in", HELD).await;
         let waiting = async {
             worker.given_all_of(&[HELD]).await;
-            publish(&pipes, "w-in.suspects", SUSPECT).await;
-            // Longer than the loop needs to see the suspect and to hold others back for it.
+            publish(&pipes, "w-in.suspects", QUARANTINED).await;
+            // Longer than the loop needs to see the message and to hold others back for it.
             sleep(LOOK_INTERVAL * 4).await;
         };
         run_until(&pipes, &worker, waiting).await;
         assert_eq!(worker.given(), [HELD]);
-        let suspect = pipes
+        let delivery = pipes
             .consume("w-in.suspects", 1)
             .await
             .unwrap()
             .next()
             .await
             .unwrap();
-        assert_eq!(crash_count(&suspect), 0);
+        assert_eq!(crash_count(&delivery), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn suspect_running_at_shutdown_is_not_blamed_and_keeps_its_crash_count() {
+    async fn quarantined_message_running_at_shutdown_keeps_its_crash_count() {
         let (pipes, worker) = (Memory::new(), Recording::default());
         publish(&pipes, "w-in.suspects", HELD).await;
         crash(&pipes, "w-in.suspects", POISON_AT - 1).await;
@@ -288,13 +287,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn other_tasks_run_while_a_suspect_waits_for_a_long_task() {
+    async fn other_tasks_run_while_a_quarantined_message_waits() {
         let (pipes, worker) = (Memory::new(), Recording::default());
         publish(&pipes, "w-in", HELD).await;
         let others: Vec<u64> = (100..1100).collect();
         let all = async {
             worker.given_all_of(&[HELD]).await;
-            publish(&pipes, "w-in.suspects", SUSPECT).await;
+            publish(&pipes, "w-in.suspects", QUARANTINED).await;
             sleep(LOOK_INTERVAL).await;
             let began = Instant::now();
             for other in &others {
@@ -307,11 +306,11 @@ mod tests {
                 began.elapsed()
             );
             assert!(
-                !worker.given().contains(&SUSPECT),
-                "the suspect did not run alone"
+                !worker.given().contains(&QUARANTINED),
+                "the quarantined message did not run alone"
             );
             worker.may_go_on.cancel();
-            worker.given_all_of(&[SUSPECT]).await;
+            worker.given_all_of(&[QUARANTINED]).await;
         };
         run_until(&pipes, &worker, all).await;
     }

@@ -27,8 +27,8 @@ pub(crate) struct PendingPublish {
 #[derive(Debug)]
 enum State {
     Published(Confirm),
-    /// The broker has answered.
-    Answered(Result<(), PublishError>),
+    /// The broker has responded.
+    Resolved(Result<(), PublishError>),
 }
 
 /// How often the broker has refused one message, and when the message is published again.
@@ -60,7 +60,7 @@ impl PendingPublish {
         until: &CancellationToken,
     ) -> Result<(), PublishError> {
         loop {
-            let refusal = match self.answer().await {
+            let refusal = match self.response().await {
                 Err(refusal @ PublishError::Refused { .. }) => refusal,
                 answer => return answer,
             };
@@ -78,14 +78,14 @@ impl PendingPublish {
         }
     }
 
-    /// Waits for the broker's answer and remembers it. Cancel safe.
-    async fn answer(&mut self) -> Result<(), PublishError> {
-        let answer = match &mut self.state {
+    /// Waits for the broker's response and remembers it. Cancel safe.
+    async fn response(&mut self) -> Result<(), PublishError> {
+        let response = match &mut self.state {
             State::Published(confirm) => confirm.await,
-            State::Answered(answer) => return answer.clone(),
+            State::Resolved(response) => return response.clone(),
         };
-        self.state = State::Answered(answer.clone());
-        answer
+        self.state = State::Resolved(response.clone());
+        response
     }
 
     fn publish_again(&mut self, broker: &dyn Broker) {
@@ -124,7 +124,7 @@ pub(crate) async fn await_confirms(
     loop {
         let (mut refused, mut refusal) = (Vec::new(), None);
         for mut publish in pending {
-            match publish.answer().await {
+            match publish.response().await {
                 Ok(()) => {}
                 Err(error @ PublishError::Refused { .. }) => {
                     refused.push(publish);

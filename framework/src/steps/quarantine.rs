@@ -1,17 +1,17 @@
 //! The policy of the quarantine: which deliveries must run alone, and which are poison. Pure.
 //!
 //! The broker's delivery count is about processes, not about messages: when a process crashes, it rises for every
-//! delivery that the process had. So a high count makes a message a *suspect*, which moves to the quarantine pipe
-//! `<input>.suspects`. A process takes a message out of that pipe only while nothing else runs, and starts nothing beside
-//! it ([`quarantine_loop`](crate::pipeline::quarantine_loop)). There the count is proof: whatever runs alone when the process crashes
-//! has crashed it. A message that does so three times is *poison* and never runs again.
+//! delivery that the process had. So a message with a high count moves to the quarantine pipe, `<input>.suspects`. A
+//! process takes a message out of that pipe only while nothing else runs, and starts nothing else until the message is
+//! settled ([`quarantine_loop`](crate::pipeline::quarantine_loop)). There the count is proof: if the process crashes, the message
+//! that runs alone is the cause. A message that crashes three processes in this way is *poison* and never runs again.
 
 use tokio::sync::Notify;
 
 use crate::broker::{Delivery, HeaderValue, Headers};
 
-/// A delivery that came back this often becomes a suspect.
-pub(crate) const SUSPECT_AT: u32 = 5;
+/// A delivery that came back this often is quarantined.
+pub(crate) const QUARANTINE_AT: u32 = 5;
 /// A delivery that crashed this many processes while it ran alone is poison.
 pub(crate) const POISON_AT: u32 = 3;
 /// The header with the number of processes that a message had crashed before it was published to the quarantine pipe
@@ -23,17 +23,17 @@ const CRASHES_HEADER: &str = "x-batchwright-deaths";
 pub(crate) struct Quarantine {
     /// The quarantine pipe.
     pub pipe: String,
-    /// Notified when this runtime has moved a suspect to the quarantine pipe.
+    /// Notified when this runtime has moved a message to the quarantine pipe.
     pub added: Notify,
 }
 
 /// How the quarantine judges a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// Runs beside other deliveries.
+    /// Runs at the same time as other deliveries.
     Ordinary,
-    /// Came back too often to run beside others. It must move to the quarantine pipe.
-    Suspect,
+    /// Came back too often to run at the same time as others. It must move to the quarantine pipe.
+    MustQuarantine,
     /// Comes from the quarantine pipe and runs alone. It has crashed this many processes.
     Isolated { crash_count: u32 },
 }
@@ -53,8 +53,8 @@ impl Quarantine {
             Standing::Isolated {
                 crash_count: crash_count(delivery),
             }
-        } else if delivery.delivery_count >= SUSPECT_AT {
-            Standing::Suspect
+        } else if delivery.delivery_count >= QUARANTINE_AT {
+            Standing::MustQuarantine
         } else {
             Standing::Ordinary
         }
@@ -62,7 +62,7 @@ impl Quarantine {
 }
 
 impl Standing {
-    /// Returns whether the delivery runs with nothing beside it.
+    /// Returns whether the delivery must run alone, as one from the quarantine pipe.
     pub const fn is_isolated(self) -> bool {
         matches!(self, Self::Isolated { .. })
     }

@@ -1,8 +1,8 @@
 //! Collects the reports of many deliveries and sends them to the tracking pipe in one message.
 //!
 //! The buffer sends its reports when it holds 500 of them, after 20 ms, or as soon as every open delivery waits for its
-//! reports, whichever comes first. So batching never delays a process that has nothing else to do. A delivery learns
-//! when the message with its reports is confirmed, and is settled only then.
+//! reports, whichever comes first. So batching never delays a process that has nothing else to do. A delivery is
+//! settled only after the message with its reports is confirmed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

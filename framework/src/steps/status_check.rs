@@ -143,7 +143,7 @@ impl StatusChecker {
         let (job, valid_for) = match self.request(url).await {
             Ok(response) => response,
             Err(error) => {
-                warn!(url, %error, "the status check of a job failed; its work goes on");
+                warn!(url, %error, "the status check of a job failed; the job is presumed active");
                 (JobKnowledge::Presumed, AFTER_FAILURE)
             }
         };

@@ -80,7 +80,7 @@ async fn job_needs_nothing_but_a_task() {
     );
     assert_eq!(
         job["notes"],
-        json!(["The job names no target pipe: it completes only by workers without output."])
+        json!(["The job has no target pipe: it completes only if its workers send no output."])
     );
 }
 

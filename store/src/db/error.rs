@@ -18,7 +18,7 @@ impl DbError {
     /// Returns whether the statement named a table that does not exist.
     ///
     /// PostgreSQL has a SQLSTATE for it (its messages depend on `lc_messages`). SQLite has none: it reports its generic code 1,
-    /// and only its text, which is never translated, tells this error from others.
+    /// and only its text, which is never translated, distinguishes this error from others.
     pub fn is_missing_table(&self) -> bool {
         let Self::Refused(cause) = self else {
             return false;

@@ -1,4 +1,4 @@
-//! For measurements: sizes, and sample jobs in numbers that make the speed of a list meaningful.
+//! For measurements: the sizes of tables, and enough sample jobs to measure the speed of a list.
 //!
 //! Sample jobs are written as they would be long after their end, in a few statements: a day's jobs take minutes one by one.
 //! Nothing runs for them: they have no start message, no history and no tasks.

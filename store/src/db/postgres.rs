@@ -55,7 +55,7 @@ impl PostgresServer {
                 "{error}; its URL must look like postgres://user:password@host:5432/database"
             );
             StoreError::Unusable {
-                place: masked(url),
+                location: masked(url),
                 reason: Cause::from(error).with_message(message),
             }
         })?;

@@ -129,7 +129,7 @@ where
     }
 }
 
-/// Runs the body once. Returns `None` if it is to run again.
+/// Runs the body once. Returns `None` if it must run again.
 async fn attempt<'s, T, F>(
     backend: &'s dyn Backend,
     locks: &mut JobLocks,
@@ -162,8 +162,7 @@ where
     }
 }
 
-/// Reports the run of one transaction. A histogram of durations by name belongs here, should this crate come to depend on
-/// `metrics`.
+/// Logs the run of one transaction. This is the place for a histogram of durations by name.
 fn measure(name: &'static str, attempts: u32, elapsed: Duration, error: Option<&DbError>) {
     tracing::debug!(transaction = name, attempts, ?elapsed, ?error, "ended");
 }

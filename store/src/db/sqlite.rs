@@ -26,7 +26,7 @@ impl SqliteFile {
     /// Opens `sqlite:/path/to/file`, creates the file if it is missing, and applies migrations.
     pub async fn open(url: &str) -> Result<Self, StoreError> {
         let unusable = |reason: Cause| StoreError::Unusable {
-            place: url.to_owned(),
+            location: url.to_owned(),
             reason,
         };
         let path = url.strip_prefix("sqlite:").unwrap_or(url);

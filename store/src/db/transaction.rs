@@ -3,7 +3,7 @@
 //! What must stay true of every implementation:
 //! - A transaction that is dropped without a commit leaves nothing behind.
 //! - [`JobSteps::lock_jobs`] locks in (partition, job) order, and a transaction that writes a job holds its lock.
-//! - A signal wakes its receivers after the commit, in every process; after trouble at least once.
+//! - A signal wakes its receivers after the commit, in every process. After a lost connection, every signal wakes once.
 //! - Due times are counted by the database's clock, so that it does not matter which process asks.
 
 use std::collections::{BTreeMap, HashMap};
@@ -30,8 +30,8 @@ pub trait Transaction:
 
 /// Steps on jobs and on what belongs to them.
 pub trait JobSteps {
-    /// Keeps creations in a partition in order until the end of the transaction. Creations that `shared` the lock do not wait for
-    /// each other.
+    /// Locks the creation of jobs in a partition until the end of the transaction. Transactions that hold the lock `shared` do
+    /// not wait for each other; an exclusive one waits for all.
     fn lock_creations<'a>(&'a mut self, partition: &'a str, shared: bool) -> DbFuture<'a, ()>;
 
     /// Locks these jobs in (partition, job) order, and returns those that exist.
@@ -40,10 +40,10 @@ pub trait JobSteps {
     /// Returns the number of the new incarnation, or `None` if there is a job with this id.
     fn insert_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, Option<i64>>;
 
-    /// Saves what may change of a job.
+    /// Saves the fields of a job that may change.
     fn save_job<'a>(&'a mut self, job: &'a JobRow) -> DbFuture<'a, ()>;
 
-    /// Saves what changes when jobs end that never ran.
+    /// Saves the fields that change when jobs end without having started.
     fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()>;
 
     /// Deletes a job with its labels, failures, history, parked tasks and unsent messages.
@@ -133,13 +133,13 @@ pub trait OutboxSteps {
         due: DueTime,
     ) -> DbFuture<'a, ()>;
 
-    /// Leases the oldest messages that are due, for so many milliseconds, and returns them.
+    /// Leases the oldest messages that are due, for `lease` milliseconds, and returns them.
     fn claim_outbox(&mut self, limit: u32, lease: u64) -> DbFuture<'_, Vec<OutboxMessage>>;
 
-    /// Returns in how many milliseconds a message can be claimed; `None` if all of them wait for something other than time.
+    /// Returns the milliseconds until a message can be claimed; `None` if all messages wait for something other than time.
     fn outbox_due(&mut self) -> DbFuture<'_, Option<u64>>;
 
-    /// Sets the leases of these messages, each to so many milliseconds from now.
+    /// Sets the leases of messages: pairs of an id and the milliseconds from now.
     fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> DbFuture<'a, ()>;
 
     /// Deletes messages that the broker has.
@@ -201,7 +201,7 @@ pub trait ParkingSteps {
 
 /// Steps of the sweeper.
 pub trait RetentionSteps {
-    /// Lists a task table for dropping in so many milliseconds, or earlier if it is listed for an earlier time.
+    /// Lists a task table to be dropped after `delay` milliseconds. If it is listed already, the earlier time counts.
     fn retire_table(&mut self, incarnation: i64, delay: u64) -> DbFuture<'_, ()>;
 
     /// Returns some task tables that are due for dropping. No other transaction gets them.
@@ -216,6 +216,6 @@ pub trait RetentionSteps {
     /// Forgets some of the incarnations that were deleted more than this many milliseconds ago.
     fn forget_incarnations(&mut self, older_than: u64) -> DbFuture<'_, ()>;
 
-    /// Returns in how many milliseconds there is something to remove, if past incarnations are remembered for so long.
+    /// Returns the milliseconds until something can be removed. Past incarnations are kept for `remembered` milliseconds.
     fn next_due(&mut self, remembered: u64) -> DbFuture<'_, Option<u64>>;
 }

@@ -14,7 +14,7 @@ use crate::{Store, StoreError};
 
 /// The note on a job whose request named no target pipe.
 const WITHOUT_TARGET: &str =
-    "The job names no target pipe: it completes only by workers without output.";
+    "The job has no target pipe: it completes only if its workers send no output.";
 
 impl Store {
     /// Returns a job, or `None` if there is none with this id.
@@ -125,7 +125,7 @@ impl Store {
     }
 }
 
-/// Returns whether the start message of a job may still be in the outbox. The status does not tell: a job that was paused
+/// Returns whether the start message of a job may still be in the outbox. The status does not show this: a job that was paused
 /// while it was Waiting is Active once it is resumed.
 fn may_be_unstarted(row: &JobRow) -> bool {
     !row.status.is_finished() && !row.task_table && row.totals.percentage == 0

@@ -158,7 +158,8 @@ impl Ledger {
         at
     }
 
-    /// Learns from the number of a subtask that a split has at least so many, and from a `*` that it has exactly so many.
+    /// Updates the size of a split from the number of a subtask: a split has at least that many subtasks, and with a `*` exactly
+    /// that many.
     fn see_child(&mut self, at: usize, step: Step) {
         let split = &mut self.splits[at];
         let (number, mut learned, mut conflict) = (step.number, false, false);

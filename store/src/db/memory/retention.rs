@@ -55,7 +55,7 @@ impl RetentionSteps for MemoryTransaction {
     }
     fn next_due(&mut self, remembered: u64) -> DbFuture<'_, Option<u64>> {
         let tables = self.state.retired.values().copied();
-        let lives = self
+        let past_incarnations = self
             .state
             .past_incarnations
             .values()
@@ -64,7 +64,7 @@ impl RetentionSteps for MemoryTransaction {
         let jobs = self.state.jobs.values().filter_map(|job| job.expiry_time);
         done(
             tables
-                .chain(lives)
+                .chain(past_incarnations)
                 .chain(jobs)
                 .min()
                 .map(|due| u64::try_from(due - now).unwrap_or(0)),

@@ -59,7 +59,7 @@ impl Listener {
                     Some(first) => first,
                     None => connect(&database.options).await,
                 };
-                listen_for_ever(first, missed, &database, &signals).await;
+                listen_forever(first, missed, &database, &signals).await;
             };
             stop.run_until_cancelled(listening).await
         });
@@ -77,7 +77,7 @@ impl Listener {
     }
 }
 
-async fn listen_for_ever(
+async fn listen_forever(
     first: Result<PgListener, String>,
     missed: bool,
     database: &Database,
@@ -92,7 +92,7 @@ async fn listen_for_ever(
                 pause = FIRST_PAUSE;
                 database.available();
                 if missed {
-                    // For all commits that were not heard.
+                    // Commits whose notifications were lost may have been about any signal.
                     for signal in Signal::ALL {
                         signals.wake(signal);
                     }
@@ -126,7 +126,7 @@ async fn connect(options: &PgConnectOptions) -> Result<PgListener, String> {
     };
     timeout(LIMIT, connecting)
         .await
-        .map_err(|_| "no answer".to_owned())?
+        .map_err(|_| "no response".to_owned())?
         .map_err(|error| error.to_string())
 }
 
@@ -151,14 +151,14 @@ async fn listen(mut listener: PgListener, database: &Database, signals: &Signals
             },
             _ = beat.tick() => {
                 if misses == 2 {
-                    return "it has not heard itself twice".to_owned();
+                    return "two heartbeats in a row did not arrive".to_owned();
                 }
                 misses += 1;
-                let say = sqlx::query("select pg_notify($1, $2)").bind(CHANNEL).bind(HEARTBEAT).execute(&database.pool);
-                match timeout(LIMIT, say).await {
+                let heartbeat = sqlx::query("select pg_notify($1, $2)").bind(CHANNEL).bind(HEARTBEAT).execute(&database.pool);
+                match timeout(LIMIT, heartbeat).await {
                     Ok(Ok(_)) => database.available(),
                     Ok(Err(error)) => database.unavailable(&error.to_string()),
-                    Err(_) => database.unavailable("no answer"),
+                    Err(_) => database.unavailable("no response"),
                 }
             }
         }

@@ -25,7 +25,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 pub struct Database {
     pub options: PgConnectOptions,
     pub pool: PgPool,
-    place: String,
+    location: String,
     is_open: AtomicBool,
     availability: watch::Sender<Availability>,
 }
@@ -39,7 +39,7 @@ impl Database {
         Self {
             options,
             pool,
-            place: masked(url),
+            location: masked(url),
             is_open: AtomicBool::new(false),
             availability,
         }
@@ -66,7 +66,7 @@ impl Database {
         match &*self.availability.borrow() {
             Availability::Unusable(error) => DbError::Refused(error.to_string().into()),
             Availability::Unavailable(reason) => DbError::Unavailable(reason.as_str().into()),
-            Availability::Available => DbError::Unavailable("no answer".into()),
+            Availability::Available => DbError::Unavailable("no response".into()),
         }
     }
 
@@ -80,7 +80,7 @@ impl Database {
             .map_err(|error| match error {
                 sqlx::migrate::MigrateError::Execute(error) => self.opening(error),
                 error => StoreError::Unusable {
-                    place: self.place.clone(),
+                    location: self.location.clone(),
                     reason: error.into(),
                 },
             })?;
@@ -125,7 +125,7 @@ impl Database {
             });
         if is_news {
             tracing::warn!(
-                database = self.place,
+                database = self.location,
                 reason,
                 "the database is not available; trying again until it is"
             );
@@ -135,7 +135,7 @@ impl Database {
     pub fn available(&self) {
         let was = self.availability.send_replace(Availability::Available);
         if was != Availability::Available {
-            tracing::info!(database = self.place, "connected to the database");
+            tracing::info!(database = self.location, "connected to the database");
         }
     }
 
@@ -144,8 +144,8 @@ impl Database {
         let Ok(connected) = timeout(CONNECT_LIMIT, self.options.connect()).await else {
             return Err(StoreError::Unavailable(
                 format!(
-                    "{}: no answer within {} s",
-                    self.place,
+                    "{}: no response within {} s",
+                    self.location,
                     CONNECT_LIMIT.as_secs()
                 )
                 .into(),
@@ -192,7 +192,7 @@ impl Database {
                 );
                 let reason = Cause::from(error).with_message(reason);
                 Err(StoreError::Unusable {
-                    place: self.place.clone(),
+                    location: self.location.clone(),
                     reason,
                 })
             }
@@ -201,14 +201,14 @@ impl Database {
     }
 
     fn opening(&self, error: sqlx::Error) -> StoreError {
-        let place = &self.place;
+        let location = &self.location;
         match DbError::from(error) {
             DbError::Refused(cause) => StoreError::Unusable {
-                place: place.clone(),
+                location: location.clone(),
                 reason: cause,
             },
             DbError::Contention(cause) | DbError::Unavailable(cause) => {
-                let message = format!("{place}: {cause}");
+                let message = format!("{location}: {cause}");
                 StoreError::Unavailable(cause.with_message(message))
             }
         }

@@ -3,8 +3,8 @@
 //! What must stay true: nothing that a client sent is ever part of the text. It goes into parameters; the text is put together
 //! from the words in this file.
 //!
-//! The texts are as different as the queries, so they are not kept as prepared statements; and PostgreSQL plans each with its
-//! parameters in sight, which decides whether it begins at the labels or walks through the jobs by time.
+//! The texts differ as much as the queries do, so they are not cached as prepared statements. PostgreSQL then plans each with
+//! the values of its parameters. They decide whether it starts from the labels or reads the jobs in the order of time.
 
 use super::jobs;
 use super::session::Session;
@@ -143,7 +143,7 @@ fn push_filter(select: &mut StatementBuilder, filter: &Filter) -> Result<(), DbE
     }
 }
 
-/// Adds the halves of the list, and their halves: databases limit the depth of an expression, and so it stays low.
+/// Joins the filters as a balanced tree, because databases limit the depth of an expression.
 fn push_joined(
     select: &mut StatementBuilder,
     filters: &[Filter],

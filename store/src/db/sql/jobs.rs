@@ -104,7 +104,7 @@ pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
     db.execute(statement).await.map(drop)
 }
 
-/// Saves the columns that change when jobs end that never ran.
+/// Saves the columns that change when jobs end without having started.
 pub async fn save_ended(db: &mut Session, jobs: &[JobRow]) -> Result<(), DbError> {
     let mut rows = Vec::with_capacity(jobs.len());
     for job in jobs {

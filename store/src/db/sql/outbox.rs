@@ -93,7 +93,7 @@ pub async fn claim(
     Ok(claimed.into_iter().map(|(_, message)| message).collect())
 }
 
-/// Returns in how many milliseconds a message can be claimed. `None` if all of them wait for something other than time.
+/// Returns the milliseconds until a message can be claimed; `None` if all messages wait for something other than time.
 pub async fn next_claim(db: &mut Session) -> Result<Option<u64>, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
@@ -105,7 +105,7 @@ pub async fn next_claim(db: &mut Session) -> Result<Option<u64>, DbError> {
     Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
 }
 
-/// Sets the leases of messages, each to so many milliseconds from now.
+/// Sets the leases of messages: pairs of an id and the milliseconds from now.
 pub async fn lease(db: &mut Session, leases: &[(i64, u64)]) -> Result<(), DbError> {
     let rows: Vec<_> = leases
         .iter()

@@ -58,7 +58,7 @@ pub async fn next_marked(db: &mut Session) -> Result<Option<(String, String, i64
 
 /// Moves the oldest parked tasks of a locked job to the outbox. Returns how many.
 pub async fn unpark(db: &mut Session, incarnation: i64, limit: u32) -> Result<u64, DbError> {
-    // Nobody else touches the job's parked tasks, so both statements mean the same ones.
+    // The lock of the job protects its parked tasks, so both statements select the same ones.
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "insert into outbox (incarnation, pipe, body, headers, due_time) select incarnation, pipe, body, headers, {now} \
@@ -78,7 +78,7 @@ pub async fn delete_oldest(db: &mut Session, incarnation: i64, limit: u32) -> Re
         .await
 }
 
-/// Returns headers as they are stored: JSON, or nothing where there are none.
+/// Returns headers as they are stored: JSON, or null if there are none.
 fn write_headers(headers: &Headers) -> Result<Option<String>, DbError> {
     if headers.is_empty() {
         Ok(None)

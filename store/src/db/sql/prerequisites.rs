@@ -27,7 +27,7 @@ pub async fn of_jobs(
     .await
 }
 
-/// Keeps creations in a partition in order until the end of the transaction. The one writer of SQLite needs no lock.
+/// Locks the creation of jobs in a partition until the end of the transaction. The one writer of SQLite needs no lock.
 pub async fn lock_creations(
     db: &mut Session,
     partition: &str,

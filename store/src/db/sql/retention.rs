@@ -5,7 +5,7 @@ use super::session::Session;
 use super::statement::Dialect;
 use crate::db::DbError;
 
-/// Lists a task table for dropping in so many milliseconds, or earlier if it is listed for an earlier time.
+/// Lists a task table to be dropped after `delay` milliseconds. If it is listed already, the earlier time counts.
 pub async fn retire_table(db: &mut Session, incarnation: i64, delay: u64) -> Result<(), DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
@@ -63,7 +63,7 @@ pub async fn due_jobs(db: &mut Session, limit: u32) -> Result<Vec<(String, Strin
     .await
 }
 
-/// Returns in how many milliseconds there is something to remove, if past incarnations are remembered for so long.
+/// Returns the milliseconds until something can be removed. Past incarnations are kept for `remembered` milliseconds.
 pub async fn next_due(db: &mut Session, remembered: u64) -> Result<Option<u64>, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(

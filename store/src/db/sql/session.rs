@@ -113,7 +113,7 @@ impl Session {
         }
     }
 
-    /// Runs a statement and returns what `read` makes of each row.
+    /// Runs a statement and returns the result of `read` for each row.
     pub async fn fetch<T>(
         &mut self,
         statement: Statement,
@@ -142,7 +142,7 @@ impl Session {
         }
     }
 
-    /// Runs a statement and returns what `read` makes of the first row.
+    /// Runs a statement and returns the result of `read` for the first row.
     pub async fn fetch_first<T>(
         &mut self,
         statement: Statement,

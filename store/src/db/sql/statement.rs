@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, Encode, Type};
 
 use crate::db::DbError;
 
-/// What the databases spell differently.
+/// The SQL dialect of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     Postgres,
@@ -96,7 +96,7 @@ impl Statement {
         }
     }
 
-    /// Keeps the statement out of the cache of prepared statements. PostgreSQL then plans it with its parameters in sight.
+    /// Keeps the statement out of the cache of prepared statements. PostgreSQL then plans it with the values of its parameters.
     pub fn uncached(self) -> Self {
         match self {
             Self::Postgres(query) => Self::Postgres(query.persistent(false)),
@@ -203,7 +203,7 @@ impl StatementBuilder {
     }
 }
 
-/// Returns a list as the one JSON text that [`Dialect::each`] takes apart.
+/// Returns a list as the JSON text that [`Dialect::each`] expands into rows.
 pub fn json(values: &(impl serde::Serialize + ?Sized)) -> Result<String, DbError> {
     Ok(serde_json::to_string(values)?)
 }

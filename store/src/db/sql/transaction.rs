@@ -306,7 +306,7 @@ impl RetentionSteps for SqlTransaction {
     fn forget_incarnations(&mut self, older_than: u64) -> DbFuture<'_, ()> {
         Box::pin(jobs::forget_incarnations(&mut self.session, older_than))
     }
-    fn next_due(&mut self, lives_kept: u64) -> DbFuture<'_, Option<u64>> {
-        Box::pin(retention::next_due(&mut self.session, lives_kept))
+    fn next_due(&mut self, remembered: u64) -> DbFuture<'_, Option<u64>> {
+        Box::pin(retention::next_due(&mut self.session, remembered))
     }
 }
