@@ -154,10 +154,10 @@ impl BatchWorker {
             max_parts: self.max_parts,
         };
         plugin.split(batch).await.map_err(|error| match error {
-            SplitError::Definition(flaw) => {
-                TaskError::failed(format!("batch definition of {batch_type}: {flaw}"))
+            SplitError::Definition(problem) => {
+                TaskError::failed(format!("batch definition of {batch_type}: {problem}"))
             }
-            SplitError::Trouble(trouble) => TaskError::retry(trouble),
+            SplitError::Temporary(error) => TaskError::retry(error),
         })
     }
 }

@@ -81,15 +81,15 @@ pub enum Part {
 /// Why a batch cannot be split.
 #[derive(Debug)]
 pub enum SplitError {
-    /// The definition is wrong, or the source that it names is. The text says where. The task fails.
+    /// The definition, or a source that it names, is invalid. The text contains the position. The task fails.
     Definition(String),
-    /// Something else went wrong that may pass. The split runs again.
-    Trouble(Box<dyn Error + Send + Sync>),
+    /// Another error, which may be temporary. The split runs again.
+    Temporary(Box<dyn Error + Send + Sync>),
 }
 
 impl<E: Error + Send + Sync + 'static> From<E> for SplitError {
     fn from(error: E) -> Self {
-        Self::Trouble(Box::new(error))
+        Self::Temporary(Box::new(error))
     }
 }
 

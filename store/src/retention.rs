@@ -16,9 +16,9 @@ pub enum KeptUntil {
     Forever,
     /// Until this moment, in milliseconds since 1970.
     Moment(i64),
-    /// For so many milliseconds after the creation.
+    /// For this number of milliseconds after the creation.
     AfterCreation(i64),
-    /// For so many milliseconds after the last change.
+    /// For this number of milliseconds after the last change.
     AfterLastUpdate(i64),
 }
 

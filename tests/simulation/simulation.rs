@@ -201,15 +201,15 @@ impl Simulation {
                 |left| format!("{} in the outbox", left.len()),
             );
             let job = parts.observer.look().await;
-            let stowed = parts.store.count_parked_tasks(partition(), job_id()).await;
-            let outbox = format!("{outbox}, {} stowed", stowed.unwrap_or(u64::MAX));
+            let parked = parts.store.count_parked_tasks(partition(), job_id()).await;
+            let outbox = format!("{outbox}, {} parked", parked.unwrap_or(u64::MAX));
             let pipes = self.left_in_pipes().await;
             let ended = match &job {
                 None => expected == Expected::Gone,
                 Some(job) => job.status.is_finished(),
             };
             let waiting = self.unended_dependents().await;
-            let at_rest = pipes.is_none() && outbox == "0 in the outbox, 0 stowed";
+            let at_rest = pipes.is_none() && outbox == "0 in the outbox, 0 parked";
             quiet = if ended && waiting.is_empty() && at_rest {
                 quiet + 1
             } else {
@@ -223,7 +223,7 @@ impl Simulation {
                 pipes.unwrap_or_default()
             );
         }
-        let executed = self.executed_by_life();
+        let executed = self.executed_by_incarnation();
         Err(format!(
             "no rest after {PATIENCE} s: {last}; executed: {executed:?}; {:?}",
             parts.faults
@@ -241,7 +241,7 @@ impl Simulation {
         (!left.is_empty()).then(|| left.join(", "))
     }
 
-    fn executed_by_life(&self) -> BTreeMap<String, usize> {
+    fn executed_by_incarnation(&self) -> BTreeMap<String, usize> {
         let mut lives = BTreeMap::new();
         for (life, _) in lock(&self.0.executed).keys() {
             *lives.entry(life.clone()).or_default() += 1;

@@ -276,7 +276,7 @@ impl System {
     }
 
     /// How many tasks of the job are kept in the store because it is paused.
-    pub async fn stowed(&self, job: &str) -> u64 {
+    pub async fn parked(&self, job: &str) -> u64 {
         let (partition, job) = (
             PartitionId::parse(&self.partition).unwrap(),
             JobId::parse(job).unwrap(),

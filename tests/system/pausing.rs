@@ -47,9 +47,9 @@ async fn paused_in_the_middle(fixture: &Fixture, items: u64, done: u32, starts: 
 }
 
 /// Waits until what waited in the pipes is in the store.
-async fn stowed(fixture: &Fixture, system: &System) {
-    wait_for("tasks to be stowed", async || {
-        match system.stowed("j").await {
+async fn parked(fixture: &Fixture, system: &System) {
+    wait_for("tasks to be parked", async || {
+        match system.parked("j").await {
             0 => Err("none".to_owned()),
             _ => Ok(()),
         }
@@ -66,14 +66,14 @@ async fn a_paused_job_survives_restarts_and_completes_when_resumed(fixture: Fixt
     let starts = Began::default();
     let mut system = paused_in_the_middle(&fixture, 1500, 100, &starts).await;
     let paused = Instant::now();
-    stowed(&fixture, &system).await;
+    parked(&fixture, &system).await;
     let open = Gate::closed();
     open.open();
     for _ in 0..2 {
         system.stop().await;
         // The next process does not run the tasks that the stopped one returned to the broker either.
         system = fixture.run(recorded(&starts, &open)).await;
-        stowed(&fixture, &system).await;
+        parked(&fixture, &system).await;
     }
     let state = system.job("j").await;
     assert_eq!(state.status, JobStatus::Paused);
@@ -90,7 +90,7 @@ async fn a_paused_job_survives_restarts_and_completes_when_resumed(fixture: Fixt
     system
         .drained(&["batch", "items", "paused", "tracking"].map(|pipe| fixture.pipe(pipe)))
         .await;
-    assert_eq!(system.stowed("j").await, 0);
+    assert_eq!(system.parked("j").await, 0);
     let statuses: Vec<JobStatus> = system
         .history("j")
         .await

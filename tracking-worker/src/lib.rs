@@ -32,7 +32,7 @@ use tracing::{info, warn};
 const MAX_BATCH: usize = 1000;
 /// The approximate number of events in one transaction.
 const EVENTS: usize = 20_000;
-/// The header with the reason why a CAF worker has given up a message.
+/// The header with the reason why a CAF worker has given up on a message.
 const REJECTED_HEADER: &str = "x-caf-worker-rejected";
 /// The header with the number of retries of a CAF worker.
 const RETRY_HEADER: &str = "x-caf-worker-retry";
@@ -54,7 +54,7 @@ struct Reported {
     index: usize,
     events: Vec<TrackingEvent>,
     /// Why a part of the message could not be understood.
-    flaw: Option<String>,
+    problem: Option<String>,
 }
 
 impl TrackingWorker {
@@ -109,8 +109,8 @@ impl BatchHandler for TrackingWorker {
             rejected.extend(self.record(group).await);
         }
         for reported in reported {
-            if let Some(flaw) = reported.flaw {
-                dispositions[reported.index] = Disposition::Invalid(flaw);
+            if let Some(problem) = reported.problem {
+                dispositions[reported.index] = Disposition::Invalid(problem);
             }
         }
         for (index, reason) in rejected {
@@ -132,7 +132,7 @@ impl BatchHandler for TrackingWorker {
     /// Redelivers the message, because a report is never given up.
     fn reject_poison(&self, received: &Received) -> Disposition {
         Disposition::Redeliver(format!(
-            "processes crashed while they had {}",
+            "processes crashed while they held {}",
             received.message().task_id
         ))
     }
@@ -212,18 +212,18 @@ fn read(index: usize, received: &Received) -> Reported {
         return Reported {
             index,
             events: event.into_iter().collect(),
-            flaw: None,
+            problem: None,
         };
     }
-    let (mut events, mut flaw) = (Vec::new(), None);
+    let (mut events, mut problem) = (Vec::new(), None);
     match reports(received.message()) {
-        Err(reason) => flaw = Some(reason),
+        Err(reason) => problem = Some(reason),
         Ok(reports) => {
             events.reserve(reports.len());
             for report in reports {
                 match event(report) {
                     Ok(event) => events.push(event),
-                    Err(reason) => flaw = Some(reason),
+                    Err(reason) => problem = Some(reason),
                 }
             }
         }
@@ -231,7 +231,7 @@ fn read(index: usize, received: &Received) -> Reported {
     Reported {
         index,
         events,
-        flaw,
+        problem,
     }
 }
 
@@ -363,7 +363,7 @@ mod tests {
             .map(|(index, n)| Reported {
                 index,
                 events: vec![event.clone(); *n],
-                flaw: None,
+                problem: None,
             })
             .collect();
         let sizes: Vec<usize> = groups(&reported).iter().map(|group| group.len()).collect();

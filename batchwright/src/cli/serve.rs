@@ -63,7 +63,7 @@ struct StackArgs {
     public_url: Option<String>,
     #[command(flatten)]
     servers: ServerArgs,
-    /// Type of the RabbitMQ queues: `quorum` or `classic`; must be the same for everything on one broker.
+    /// Type of the RabbitMQ queues: `quorum` or `classic`; all programs on one broker must use the same.
     #[arg(
         long,
         env = "BATCHWRIGHT_QUEUE_TYPE",

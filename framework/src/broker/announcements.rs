@@ -17,8 +17,8 @@ pub enum Event {
 }
 
 impl Announcements {
-    /// Wraps the receiving end of a channel. Dropping the subscription closes the channel, which tells the
-    /// implementation to end it.
+    /// Wraps the receiving end of a channel. Dropping the subscription closes the channel, whereupon
+    /// the implementation ends it.
     pub(crate) fn new(events: mpsc::Receiver<Event>) -> Self {
         Self(events)
     }

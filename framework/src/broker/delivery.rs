@@ -16,7 +16,7 @@ pub struct Consumer {
 
 impl Consumer {
     /// Wraps the receiving end of a channel. For implementations of [`Broker`](super::Broker): dropping the consumer
-    /// closes the channel, which tells the implementation to stop consuming.
+    /// closes the channel, whereupon the implementation stops consuming.
     pub fn new(deliveries: mpsc::Receiver<Delivery>) -> Self {
         Self { deliveries }
     }

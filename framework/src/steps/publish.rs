@@ -62,7 +62,7 @@ impl PendingPublish {
         loop {
             let refusal = match self.response().await {
                 Err(refusal @ PublishError::Refused { .. }) => refusal,
-                answer => return answer,
+                result => return result,
             };
             let Some(retry_at) = self.refusals.retry_at(&refusal, policy) else {
                 return Err(refusal);

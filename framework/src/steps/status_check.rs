@@ -356,19 +356,19 @@ mod tests {
     #[tokio::test]
     async fn announcement_makes_every_message_of_its_job_due_until_the_next_check() {
         let server = MockServer::start().await;
-        let answer = |word: &str| {
+        let response = |word: &str| {
             ResponseTemplate::new(200)
                 .set_body_string(word)
                 .insert_header("Cache-Control", "max-age=60")
         };
         Mock::given(method("GET"))
-            .respond_with(answer("Active"))
+            .respond_with(response("Active"))
             .up_to_n_times(1)
             .expect(1)
             .mount(&server)
             .await;
         Mock::given(method("GET"))
-            .respond_with(answer("Cancelled"))
+            .respond_with(response("Cancelled"))
             .expect(1)
             .mount(&server)
             .await;
@@ -438,11 +438,11 @@ mod tests {
     #[tokio::test]
     async fn one_request_serves_all_waiting_messages_of_a_job() {
         let server = MockServer::start().await;
-        let answer = ResponseTemplate::new(200)
+        let response = ResponseTemplate::new(200)
             .set_body_string("Active")
             .insert_header("Cache-Control", "max-age=60");
         Mock::given(method("GET"))
-            .respond_with(answer.set_delay(Duration::from_millis(50)))
+            .respond_with(response.set_delay(Duration::from_millis(50)))
             .expect(1)
             .mount(&server)
             .await;
@@ -451,9 +451,9 @@ mod tests {
             let mut tracking = due_at(format!("{}/status?n=7", server.uri()));
             checker.check(Some(&mut tracking)).await
         });
-        let answers = futures_util::future::join_all(checks).await;
+        let known = futures_util::future::join_all(checks).await;
         assert!(
-            answers
+            known
                 .iter()
                 .all(|job| *job == JobKnowledge::Is(JobStatus::Active))
         );

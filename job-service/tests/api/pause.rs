@@ -109,7 +109,7 @@ async fn task_of_a_paused_job_is_parked_and_returns_unchanged_on_resume() {
             .unwrap()
             .replacen('{', r#"{"new":[1,2],"#, 1);
     hand_over(&service, body.clone().into_bytes()).await;
-    wait_until_stowed(&service, 1).await;
+    wait_until_parked(&service, 1).await;
     assert_eq!(service.broker.depth(PAUSED_PIPE).await.unwrap(), 0);
     service.resume("j").await.is(204);
     let back = next(&service, "items-in").await;
@@ -124,7 +124,7 @@ async fn task_of_a_paused_job_is_parked_and_returns_unchanged_on_resume() {
     );
     assert_eq!(back.headers.iter().count(), 2);
     back.ack();
-    wait_until_stowed(&service, 0).await;
+    wait_until_parked(&service, 0).await;
 }
 
 #[tokio::test]
@@ -146,7 +146,7 @@ async fn task_of_a_running_job_goes_straight_back() {
         assert_eq!(back.body, body);
         back.ack();
     }
-    wait_until_stowed(&service, 0).await;
+    wait_until_parked(&service, 0).await;
 }
 
 #[tokio::test]
@@ -173,7 +173,7 @@ async fn task_of_an_ended_or_unknown_job_is_dropped() {
     );
     back.ack();
     for job in ["over", "deleted"] {
-        assert_eq!(stowed(&service, job).await, 0, "{job}");
+        assert_eq!(parked(&service, job).await, 0, "{job}");
     }
     assert_eq!(service.broker.depth("items-in").await.unwrap(), 0);
 }
@@ -242,7 +242,7 @@ async fn next(service: &Service, pipe: &str) -> Delivery {
         .unwrap()
 }
 
-async fn stowed(service: &Service, job: &str) -> u64 {
+async fn parked(service: &Service, job: &str) -> u64 {
     let (partition, job) = (
         PartitionId::parse(&service.partition).unwrap(),
         JobId::parse(job).unwrap(),
@@ -254,11 +254,11 @@ async fn stowed(service: &Service, job: &str) -> u64 {
         .unwrap()
 }
 
-async fn wait_until_stowed(service: &Service, tasks: u64) {
-    wait_for("the tasks of j to be stowed", async || {
-        match stowed(service, "j").await {
-            stowed if stowed == tasks => Ok(()),
-            stowed => Err(format!("{stowed} tasks")),
+async fn wait_until_parked(service: &Service, tasks: u64) {
+    wait_for("the tasks of j to be parked", async || {
+        match parked(service, "j").await {
+            parked if parked == tasks => Ok(()),
+            parked => Err(format!("{parked} tasks")),
         }
     })
     .await;

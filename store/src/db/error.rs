@@ -113,7 +113,7 @@ mod tests {
                 ],
                 Kind::Unavailable,
             ),
-            // A server that is a standby now, another password than this one's, a database that is being made anew.
+            // A server that has become a standby, a password that was changed, a database that is being recreated.
             (
                 &["25006", "28P01", "28000", "3D000", "7", "8", "1032", "9"],
                 Kind::Unavailable,

@@ -1,8 +1,8 @@
 //! Cancels and deletes many jobs, a batch per call.
 //!
-//! A call is one short transaction, so that the locks of so many jobs are held briefly, and a batch that is done stays done
-//! when a later call fails. The batch is chosen without locks. A job that changes before it is locked is compared with the
-//! query again, so that a job that has ended meanwhile is skipped.
+//! A call is one short transaction: it holds the locks of its jobs only briefly, and it stays committed if a later call
+//! fails. The batch is chosen without locks. A job that changes before it is locked is compared with the query again, so
+//! that a job that has ended meanwhile is skipped.
 
 use std::collections::BTreeMap;
 

@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(acks.take(now + PATIENCE), [AckCommand::Ack(2)]);
         ack(&mut acks, &[3], now + PATIENCE);
         assert_eq!(acks.take(now + PATIENCE), [AckCommand::Ack(3)]);
-        // The next delivery that blocks others starts to count anew.
+        // The patience starts again with the next delivery that blocks others.
         ack(&mut acks, &[1, 5], now + PATIENCE);
         assert_eq!(acks.take(now + PATIENCE), [AckCommand::AckUpTo(1)]);
     }

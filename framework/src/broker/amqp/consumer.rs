@@ -41,7 +41,7 @@ const SETTLEMENTS: usize = 4096;
 const IDLE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
 /// How long closing a channel that is no longer needed may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
-/// After a channel that has lived this long, the delays before the next one start anew.
+/// After a channel that was open for this long, the delays start with the shortest one again.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 /// The delays before the next channel after a failure, before jitter.
 const SHORTEST_DELAY: Duration = Duration::from_millis(50);

@@ -258,7 +258,7 @@ async fn no_message_is_lost_when_the_server_stops_or_is_killed() {
             delivery.ack();
         }
     };
-    let trouble = async {
+    let interrupting = async {
         // If RabbitMQ is killed right after it has declared a queue, it loses a part of it. So stop it first, then kill it.
         for kill in [false, true] {
             let before = published.get();
@@ -286,7 +286,7 @@ async fn no_message_is_lost_when_the_server_stops_or_is_killed() {
         }
         over.cancel();
     };
-    tokio::join!(publishing, consuming, trouble);
+    tokio::join!(publishing, consuming, interrupting);
     in_time("the end", amqp.close()).await;
 }
 
