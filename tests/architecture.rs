@@ -20,6 +20,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("harness", &[]),
     ("framework", &["contract"]),
     ("store", &["contract"]),
+    ("instructions", &["contract", "framework", "store"]),
     ("batch-worker", &["contract", "framework"]),
     ("example-worker", &["contract", "framework"]),
     ("tracking-worker", &["contract", "framework", "store"]),

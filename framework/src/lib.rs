@@ -33,6 +33,9 @@ pub mod clock;
 pub mod config;
 mod context;
 pub mod handler;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals;
 mod pipeline;
 mod retry;
 pub mod runtime;

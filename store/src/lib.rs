@@ -28,6 +28,9 @@ mod db;
 mod dependents;
 mod error;
 mod flush;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals;
 mod job_row;
 mod jobs;
 mod ledger;

@@ -11,7 +11,7 @@
 //!   exceeded, we abandon the connection and open another.
 //! - A message is published again until it is confirmed: at least once, and in order unless the server returns it.
 
-mod ack_batcher;
+pub(crate) mod ack_batcher;
 mod connection;
 mod consumer;
 mod control;

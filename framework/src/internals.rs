@@ -1,0 +1,91 @@
+//! Lets `tests/instructions` measure pure code of private modules. Not part of the API: it may change at any time.
+
+use contract::{JobStatus, TaskMessage, TaskStatus, TrackingReport};
+use tokio::time::Instant;
+
+use crate::broker::amqp::ack_batcher::AckBatcher;
+use crate::broker::{Outgoing, Settlement};
+use crate::clock::Clock;
+use crate::config::Route;
+use crate::steps::output::{OutputSpec, TaskPart, WorkerIdentity};
+use crate::steps::routing::{Admission, JobKnowledge, admit, next_hop};
+
+/// The number of settlements after which [`Acknowledgements`] takes the commands for the broker.
+const SETTLED_AT_ONCE: usize = 50;
+
+/// The acknowledgements of one channel.
+#[derive(Debug)]
+pub struct Acknowledgements(AckBatcher);
+
+impl Acknowledgements {
+    /// Returns the acknowledgements of a channel with at most `window` unsettled deliveries.
+    pub fn new(window: u32) -> Self {
+        Self(AckBatcher::new(window))
+    }
+
+    /// Receives as many deliveries as `order` has tags, then acknowledges them in this order. Returns the number of
+    /// commands for the broker.
+    pub fn acknowledge(&mut self, order: &[u64], now: Instant) -> usize {
+        for tag in 1..=order.len() as u64 {
+            self.0.delivered(tag);
+        }
+        let mut commands = 0;
+        for tags in order.chunks(SETTLED_AT_ONCE) {
+            for tag in tags {
+                self.0.settled(*tag, Settlement::Ack, now);
+            }
+            commands += self.0.take(now).len();
+        }
+        commands
+    }
+}
+
+/// Makes the outputs of a worker with the route `direct`.
+#[derive(Debug)]
+pub struct OutputMaker(WorkerIdentity);
+
+impl OutputMaker {
+    /// Returns the maker of the outputs of the worker with this name and version.
+    pub fn new(name: &str, version: &str) -> Self {
+        Self(WorkerIdentity {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            service_path: format!("batchwright/{name}"),
+            route: Route::Direct,
+            zero_progress: false,
+            clock: Clock::system(),
+        })
+    }
+
+    /// Makes the message and the report of a successful output for the pipe `to`.
+    pub fn output(
+        &self,
+        input: &TaskMessage,
+        to: &str,
+        data: Vec<u8>,
+    ) -> (Option<Outgoing>, Option<TrackingReport>) {
+        let spec = OutputSpec {
+            part: TaskPart::Whole,
+            to: Some(to),
+            status: TaskStatus::ResultSuccess,
+            classifier: "WordCount",
+            api_version: 1,
+            data,
+            note: None,
+            failure: None,
+            ends_tracking: false,
+        };
+        let output = self.0.output(input, spec);
+        (output.message, output.report)
+    }
+}
+
+/// Admits a message of a job with this status in the pipe `input`, and returns the pipe of its output for the pipe
+/// `to`; `None` if the message is not admitted.
+pub fn route(message: &TaskMessage, input: &str, status: JobStatus, to: &str) -> Option<String> {
+    let admission = admit(JobKnowledge::Is(status), message.to.as_deref(), input, true);
+    if admission != Admission::Execute {
+        return None;
+    }
+    next_hop(Route::Direct, Some(to), message.tracking.as_ref(), false).pipe
+}

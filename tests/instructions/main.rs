@@ -1,0 +1,195 @@
+//! The cases that `tests/instructions.sh` measures under callgrind.
+//!
+//! Without an argument, prints each case with its number of iterations. With the name of a case, runs it.
+//!
+//! Callgrind counts only inside the functions of [`measured`], so the preparation of inputs is not counted.
+
+mod measured;
+
+use std::hint::black_box;
+use std::process::ExitCode;
+
+use contract::{
+    ContextData, JobStatus, JobTaskId, OnFailure, SourceInfo, TaskMessage, TaskStatus, Tracking,
+};
+use framework::internals::{Acknowledgements, OutputMaker};
+use store::internals::LedgerState;
+use store::{EventKind, TrackingEvent};
+use tokio::time::Instant;
+
+/// A case: its name, the iterations, and the function that runs it. It calls one function of [`measured`] per iteration.
+type Case = (&'static str, u32, fn(u32));
+
+const CASES: &[Case] = &[
+    ("decode_task_message", 1000, decode_task_message),
+    ("encode_output", 1000, encode_output),
+    ("patch_tracking", 1000, patch_tracking),
+    ("route", 1000, route),
+    ("ledger_first_flush", 20, ledger_first_flush),
+    ("ledger_repeated_flush", 20, ledger_repeated_flush),
+    ("acknowledge_in_order", 100, acknowledge_in_order),
+    ("acknowledge_scrambled", 100, acknowledge_scrambled),
+    ("parse_job_task_id", 1000, parse_job_task_id),
+    ("format_job_task_id", 1000, format_job_task_id),
+];
+
+/// The reports of a flush, and the deliveries of a channel.
+const THOUSAND: u32 = 1000;
+
+fn main() -> ExitCode {
+    let Some(wanted) = std::env::args().nth(1) else {
+        for (name, iterations, _) in CASES {
+            println!("{name} {iterations}");
+        }
+        return ExitCode::SUCCESS;
+    };
+    let Some((_, iterations, run)) = CASES.iter().find(|(name, ..)| *name == wanted) else {
+        eprintln!("there is no case {wanted:?}");
+        return ExitCode::FAILURE;
+    };
+    run(*iterations);
+    ExitCode::SUCCESS
+}
+
+fn decode_task_message(iterations: u32) {
+    let body = message().encode();
+    for _ in 0..iterations {
+        assert!(measured::decode_task_message(black_box(&body)).is_ok());
+    }
+}
+
+fn encode_output(iterations: u32) {
+    let (maker, input) = (OutputMaker::new("words", "1.0.0"), message());
+    for _ in 0..iterations {
+        let data = payload();
+        let output = measured::encode_output(black_box(&maker), black_box(&input), data);
+        assert!(output.0.is_some() && output.1.is_none());
+    }
+}
+
+fn patch_tracking(iterations: u32) {
+    let message = message();
+    let body = message.encode();
+    for _ in 0..iterations {
+        assert!(measured::patch_tracking(black_box(&body), message.tracking.as_ref()).is_ok());
+    }
+}
+
+fn route(iterations: u32) {
+    let message = message();
+    for _ in 0..iterations {
+        assert!(measured::route(black_box(&message), JobStatus::Active).is_some());
+    }
+}
+
+fn ledger_first_flush(iterations: u32) {
+    let events = events();
+    for _ in 0..iterations {
+        let state = LedgerState::new(OnFailure::Continue);
+        black_box(measured::flush_ledger(&state, &events));
+    }
+}
+
+fn ledger_repeated_flush(iterations: u32) {
+    let events = events();
+    let state = LedgerState::new(OnFailure::Continue).flush(&events);
+    for _ in 0..iterations {
+        black_box(measured::flush_ledger(&state, &events));
+    }
+}
+
+fn acknowledge_in_order(iterations: u32) {
+    let now = Instant::now();
+    let order: Vec<u64> = (1..=u64::from(THOUSAND)).collect();
+    for _ in 0..iterations {
+        let mut acks = Acknowledgements::new(THOUSAND);
+        assert!(measured::acknowledge(&mut acks, &order, now) > 0);
+    }
+}
+
+fn acknowledge_scrambled(iterations: u32) {
+    let now = Instant::now();
+    // 373 has no divisor in common with 1000, so every tag occurs once.
+    let tags = 0..u64::from(THOUSAND);
+    let order: Vec<u64> = tags.map(|n| n * 373 % 1000 + 1).collect();
+    for _ in 0..iterations {
+        let mut acks = Acknowledgements::new(THOUSAND);
+        assert!(measured::acknowledge(&mut acks, &order, now) > 0);
+    }
+}
+
+fn parse_job_task_id(iterations: u32) {
+    for _ in 0..iterations {
+        assert!(measured::parse_job_task_id(black_box(TASK)).is_ok());
+    }
+}
+
+fn format_job_task_id(iterations: u32) {
+    let id = id(TASK);
+    for _ in 0..iterations {
+        assert_eq!(measured::format_job_task_id(black_box(&id)), TASK);
+    }
+}
+
+const TASK: &str = "acme:reindex-documents!42.3.17.250*";
+
+/// A tracked item of a batch, as a worker receives it.
+fn message() -> TaskMessage {
+    TaskMessage {
+        version: 3,
+        task_id: "reindex-documents.3.17.250*".to_owned(),
+        task_classifier: Some("CountWords".to_owned()),
+        task_api_version: 1,
+        task_data: Some(payload()),
+        task_status: Some(TaskStatus::NewTask),
+        context: [(
+            "acme/splitter".to_owned(),
+            ContextData(b"{\"part\":17}".to_vec()),
+        )]
+        .into(),
+        to: Some("words-in".to_owned()),
+        tracking: Some(Tracking {
+            job_task_id: Some(TASK.to_owned()),
+            last_status_check_time: Some(1_700_000_000_000),
+            status_check_interval_millis: 120_000,
+            status_check_url: Some(
+                "http://jobs.example/partitions/acme/jobs/reindex-documents/status".to_owned(),
+            ),
+            tracking_pipe: Some("tracking-in".to_owned()),
+            track_to: Some("results-in".to_owned()),
+        }),
+        source_info: Some(SourceInfo {
+            name: Some("batch-worker".to_owned()),
+            version: Some("1.0.0".to_owned()),
+        }),
+        priority: None,
+        correlation_id: Some("reindex-documents".to_owned()),
+    }
+}
+
+/// Task data of about 1 KiB.
+fn payload() -> Vec<u8> {
+    format!(
+        "{{\"path\":\"/documents/17/250\",\"text\":\"{}\"}}",
+        "word ".repeat(200)
+    )
+    .into_bytes()
+}
+
+/// Reports in the order of their tasks: ten sub-batches of a hundred items each, of a split whose size is not known yet.
+fn events() -> Vec<TrackingEvent> {
+    let task = |n: u32| format!("acme:reindex-documents.{}.{}", n / 100 + 1, n % 100 + 1);
+    (0..THOUSAND)
+        .map(|n| TrackingEvent {
+            task: id(&task(n)),
+            kind: EventKind::Complete,
+        })
+        .collect()
+}
+
+fn id(text: &str) -> JobTaskId {
+    match JobTaskId::parse(text) {
+        Ok(id) => id,
+        Err(error) => unreachable!("{error}"),
+    }
+}
