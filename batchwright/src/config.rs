@@ -5,9 +5,6 @@
 //!
 //! What must stay true: no secret is logged, and `docs/configuration.md` documents exactly what is read here (a test compares both).
 
-#[cfg(test)]
-mod documented;
-
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -22,21 +19,21 @@ use framework::config::env::{EnvValue, UrlParts, Variables, url_encoded};
 use framework::config::{DEFAULT_CONCURRENCY, PREFIX, VARIABLES};
 
 /// The commands that read CAF's variables.
-const SERVING: [&str; 2] = ["up", "run"];
+pub(crate) const SERVING: [&str; 2] = ["up", "run"];
 /// The settings whose value can come from a file; `<name>_FILE` is its path.
-const SECRET: [&str; 2] = ["BATCHWRIGHT_DATABASE", "BATCHWRIGHT_BROKER"];
+pub(crate) const SECRET: [&str; 2] = ["BATCHWRIGHT_DATABASE", "BATCHWRIGHT_BROKER"];
 
 /// The settings in effect, each with its origin.
 #[derive(Debug, Default)]
-pub struct Configuration(Vec<Setting>);
+pub struct Configuration(pub(crate) Vec<Setting>);
 
 #[derive(Debug)]
-struct Setting {
-    name: String,
+pub(crate) struct Setting {
+    pub name: String,
     /// The value, with passwords masked.
-    value: String,
+    pub value: String,
     /// The flag or variable that the value comes from, or `default`.
-    from: String,
+    pub from: String,
 }
 
 /// Why the program does not run a command.
@@ -157,14 +154,14 @@ fn with_defaults(
 }
 
 /// Returns the name of the variable of an argument.
-fn own_name(arg: &Arg) -> Option<String> {
+pub(crate) fn own_name(arg: &Arg) -> Option<String> {
     arg.get_env()
         .and_then(|name| name.to_str())
         .map(str::to_owned)
 }
 
 /// Returns the names of our variables that the program or a worker reads.
-fn known(command: &Command) -> Vec<String> {
+pub(crate) fn known(command: &Command) -> Vec<String> {
     let subcommands = command.get_subcommands().flat_map(Command::get_arguments);
     let arguments = command.get_arguments().chain(subcommands);
     let mut known: Vec<String> = arguments.filter_map(own_name).collect();

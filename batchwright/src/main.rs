@@ -4,6 +4,8 @@ mod bench;
 mod cli;
 mod config;
 mod demo;
+#[cfg(test)]
+mod documented;
 mod watch;
 
 use std::io::IsTerminal;

@@ -13,6 +13,7 @@
 mod checks;
 mod dependents;
 mod faults;
+mod item_worker;
 mod scenario;
 mod simulation;
 

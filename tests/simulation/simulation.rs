@@ -19,7 +19,7 @@ use contract::{
 use framework::broker::Broker as _;
 use framework::broker::memory::Memory;
 use framework::handler::{BatchHandler, Disposition, Publisher, Received};
-use framework::{Context, Reply, RetryPolicy, Runtime, RuntimeError, Settings, TaskError, Worker};
+use framework::{RetryPolicy, Runtime, RuntimeError, Settings};
 use harness::block_on_in_time;
 use job_service::{JobService, ServiceOptions};
 use store::{Cancellation, Creation, Incarnation, JobRequest, Store, StoreError, StoreOptions};
@@ -30,6 +30,7 @@ use tracking_worker::TrackingWorker;
 
 use crate::checks::Checks;
 use crate::faults::{Action, Faults, FaultyBroker, Op, Who};
+use crate::item_worker::ItemWorker;
 use crate::scenario::Scenario;
 
 const BATCH_IN: &str = "worker-batch-in";
@@ -626,48 +627,6 @@ pub fn job_id() -> &'static JobId {
 
 pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Completes an item, or fails it as the scenario says.
-struct ItemWorker {
-    scenario: Scenario,
-    executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
-}
-
-impl Worker for ItemWorker {
-    type Input = RangeItem;
-    type Output = RangeItem;
-
-    async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
-        sleep(self.scenario.work).await;
-        let life = item.params.get("life").cloned().unwrap_or_default();
-        *lock(&self.executed).entry((life, item.number)).or_default() += 1;
-        if self.scenario.fails_at_once(item.number) {
-            return Err(TaskError::failed(format!("item {} is bad", item.number)));
-        }
-        if self.scenario.fails(item.number) {
-            return Err(TaskError::retry(format!(
-                "item {} is hopeless",
-                item.number
-            )));
-        }
-        if ctx.attempt() < 3
-            && self
-                .scenario
-                .retrying
-                .is_some_and(|n| item.number.is_multiple_of(n))
-        {
-            return Err(TaskError::retry(format!(
-                "item {} is not ready",
-                item.number
-            )));
-        }
-        Ok(if self.scenario.output {
-            Reply::send(item)
-        } else {
-            Reply::none()
-        })
-    }
 }
 
 /// The tracking worker. It observes the job after each of its flushes.

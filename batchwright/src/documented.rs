@@ -1,12 +1,16 @@
 //! Tests that `docs/configuration.md` documents every variable that is read, and CAF's variables that are ignored.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt::{self, Write as _};
 
-use clap::CommandFactory as _;
-use framework::config::caf::Conversion;
+use clap::{Command, CommandFactory as _};
+use framework::config::caf::{self, Conversion, Reader};
+use framework::config::env::Variables;
+use framework::config::{PREFIX, VARIABLES};
 
-use super::*;
 use crate::cli::Cli;
+use crate::config::*;
 
 /// CAF's variables that have no effect, with the reason.
 const NOT_READ: &[(&[&str], &str)] = &[
@@ -258,7 +262,7 @@ fn names(caf: &[(&str, Conversion)]) -> String {
 
 #[test]
 fn guide_lists_the_variables_that_are_read_and_ignored() {
-    const GUIDE: &str = include_str!("../../../docs/configuration.md");
+    const GUIDE: &str = include_str!("../../docs/configuration.md");
     let (_, rest) = GUIDE.split_once("<!-- tables -->\n").unwrap();
     let (table, _) = rest.split_once("<!-- end of tables -->").unwrap();
     assert!(

@@ -1,0 +1,54 @@
+//! The worker of the simulated jobs.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use contract::RangeItem;
+use framework::{Context, Reply, TaskError, Worker};
+use tokio::time::sleep;
+
+use crate::scenario::Scenario;
+use crate::simulation::lock;
+
+/// Completes an item, or fails it as the scenario says.
+pub struct ItemWorker {
+    pub scenario: Scenario,
+    /// How often each item was executed, by incarnation and number.
+    pub executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
+}
+
+impl Worker for ItemWorker {
+    type Input = RangeItem;
+    type Output = RangeItem;
+
+    async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
+        sleep(self.scenario.work).await;
+        let life = item.params.get("life").cloned().unwrap_or_default();
+        *lock(&self.executed).entry((life, item.number)).or_default() += 1;
+        if self.scenario.fails_at_once(item.number) {
+            return Err(TaskError::failed(format!("item {} is bad", item.number)));
+        }
+        if self.scenario.fails(item.number) {
+            return Err(TaskError::retry(format!(
+                "item {} is hopeless",
+                item.number
+            )));
+        }
+        if ctx.attempt() < 3
+            && self
+                .scenario
+                .retrying
+                .is_some_and(|n| item.number.is_multiple_of(n))
+        {
+            return Err(TaskError::retry(format!(
+                "item {} is not ready",
+                item.number
+            )));
+        }
+        Ok(if self.scenario.output {
+            Reply::send(item)
+        } else {
+            Reply::none()
+        })
+    }
+}
