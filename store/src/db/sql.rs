@@ -1,6 +1,6 @@
 //! The store in PostgreSQL or SQLite: plain functions, a module for each group of tables, that run statements in a [`Session`].
 //!
-//! The databases share nearly every statement. What they spell differently is a value, the [`Dialect`](statement::Dialect) of the
+//! The databases share nearly every statement. What they spell differently is a value, the [`Dialect`] of the
 //! session; a statement that only one of them has stands in a `match` on it.
 
 pub mod inspect;

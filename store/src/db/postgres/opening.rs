@@ -96,7 +96,7 @@ impl Database {
             match error {
                 StoreError::Unavailable(reason) => self.unavailable(&reason.to_string()),
                 error => {
-                    tracing::error!(%error, "the database cannot be opened");
+                    // Not logged here: `Store::unusable` and every operation return the error.
                     self.availability
                         .send_replace(Availability::Unusable(error));
                     return false;
