@@ -54,4 +54,9 @@ if [ "$gently" = INT ]; then
 fi
 end KILL
 cd /
-rm -rf "$folder"
+# A process that is still dying may write into the folder while it is removed.
+rounds=100
+until rm -rf "$folder" 2>/dev/null || [ $rounds -eq 0 ]; do
+    sleep 0.1
+    rounds=$((rounds - 1))
+done

@@ -113,10 +113,12 @@ impl Job {
         let mut command = Command::new(program);
         command
             .current_dir(&self.folder)
-            // As cargo sets it; snapshot tests read it.
-            .env("CARGO_MANIFEST_DIR", &self.folder)
             .stdin(Stdio::null())
             .kill_on_drop(true);
+        if self.is_test_binary {
+            // As cargo sets it; snapshot tests read it. A cargo that is run as a job would compile again what depends on it.
+            command.env("CARGO_MANIFEST_DIR", &self.folder);
+        }
         command
     }
 }
