@@ -1,7 +1,8 @@
-//! The arrows between crates and modules, and the habits that no lint knows.
+//! The dependencies between crates and modules, and the conventions that no lint checks.
 //!
-//! Dependencies of crates are read from `cargo metadata`, everything else from the source files. A failure lists each place
-//! as `file:line` with the rule it breaks. To change a rule, change its table here and give the reason in `docs/adr/`.
+//! Dependencies of crates are read from `cargo metadata`, everything else from the source files. A failure lists each
+//! place as `file:line` with the rule it breaks. To change a rule, change its table here and give the reason in
+//! `docs/adr/`.
 
 #![expect(clippy::panic, reason = "this is how a test fails")]
 
@@ -14,7 +15,8 @@ use sha2::{Digest as _, Sha256};
 
 /// The crates of the project that each crate may depend on. The tests of every crate may use the harness, too.
 ///
-/// The roles (batch, tracking and example worker, job service) do not know each other; only `batchwright` composes them.
+/// The roles (batch, tracking and example worker, job service) do not know each other; only `batchwright` composes
+/// them.
 const ARROWS: &[(&str, &[&str])] = &[
     ("contract", &[]),
     ("harness", &[]),
@@ -520,9 +522,9 @@ fn sources() -> Vec<Source> {
     paths.into_iter().map(read).collect()
 }
 
-/// Returns the files below `root` for which `wanted` returns true, sorted, relative to `root`. Build output and hidden files
-/// are left out.
-fn files(root: &Path, wanted: &dyn Fn(&str) -> bool) -> Vec<String> {
+/// Returns the files below `root` for which `matches` returns true, sorted, relative to `root`. Build output and hidden
+/// files are left out.
+fn files(root: &Path, matches: &dyn Fn(&str) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = vec![root.to_owned()];
     while let Some(folder) = open.pop() {
@@ -542,7 +544,7 @@ fn files(root: &Path, wanted: &dyn Fn(&str) -> bool) -> Vec<String> {
                 if name != "target" && (!name.starts_with('.') || name == ".ci") {
                     open.push(path);
                 }
-            } else if !name.starts_with('.') && wanted(&relative) {
+            } else if !name.starts_with('.') && matches(&relative) {
                 found.push(relative);
             }
         }

@@ -1,4 +1,4 @@
-//! What every broker must do: one suite for all of them.
+//! The rules for every broker: one suite that runs against all of them.
 //!
 //! Each function is one rule. A broker that cannot be started fails its tests; no test is skipped.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
@@ -62,7 +62,7 @@ impl TestBroker {
         }
     }
 
-    /// Closes the broker in good order and opens it as the next process would.
+    /// Closes the broker cleanly and opens it again, as the next process does.
     async fn reopen(&mut self) {
         self.broker.close().await;
         self.broker = match &self.keeper {
@@ -76,16 +76,16 @@ impl TestBroker {
         };
     }
 
-    /// The end of the process without any order, and the next one.
+    /// Ends the process without a clean close and opens the broker again, as the next process does.
     async fn crash(&mut self) {
         match &mut self.keeper {
             Backing::Memory(memory) => {
-                // Closing is no better than dying here.
+                // For the broker in memory a close has the same effect as a crash.
                 self.broker.close().await;
                 self.broker = Arc::new(memory.process());
             }
             Backing::Embedded(folders) => {
-                // What a killed process leaves behind is its files as they are in that moment.
+                // A killed process leaves its files as they are at that moment.
                 let folder = tempfile::tempdir().unwrap();
                 for file in std::fs::read_dir(folders.last().unwrap().path()).unwrap() {
                     let file = file.unwrap();
@@ -94,7 +94,7 @@ impl TestBroker {
                 self.broker = Arc::new(Embedded::open(folder.path()).await.unwrap());
                 folders.push(folder);
             }
-            // To the broker the end of a connection is one, whatever the reason.
+            // The server treats every end of a connection alike.
             Backing::Amqp(_) => self.reopen().await,
         }
     }
@@ -129,7 +129,7 @@ impl TestBroker {
     }
 }
 
-/// A pipe of the test's own.
+/// Returns the name of a pipe that only this test uses.
 fn pipe() -> Arc<str> {
     harness::unique("conformance").into()
 }
@@ -163,7 +163,7 @@ async fn next_numbers(consumer: &mut Consumer, count: usize) -> Vec<u32> {
     numbers
 }
 
-/// True when nothing more comes for a while. Only ever used to see that a bound holds, never to wait for progress.
+/// Returns whether no delivery arrives for a while. Tests use it only to check a bound, never to wait for progress.
 async fn is_quiet(consumer: &mut Consumer) -> bool {
     timeout(Duration::from_millis(200), consumer.next())
         .await
@@ -206,7 +206,7 @@ async fn only_a_requeued_delivery_is_counted_as_redelivered(fixture: TestBroker)
     assert_eq!((number(&first), first.delivery_count), (0, 0));
     first.requeue();
     let mut seen = BTreeSet::new();
-    // Where it comes back is the broker's affair.
+    // The broker decides at which position a requeued message returns.
     for _ in 0..3 {
         let delivery = next(&mut consumer).await;
         seen.insert((number(&delivery), delivery.delivery_count));
@@ -223,7 +223,7 @@ async fn delivery_count_never_falls(fixture: TestBroker) {
     let mut last = 0;
     for _ in 0..3 {
         let delivery = next(&mut consumer).await;
-        // A classic queue says only that it is not the first time.
+        // A classic queue reports only that a delivery is not the first.
         assert!(
             delivery.delivery_count >= 1 && delivery.delivery_count >= last,
             "{delivery:?} after {last}"
@@ -314,7 +314,7 @@ async fn after_a_crash_only_unsettled_deliveries_return_and_are_counted(fixture:
         held.push(next(&mut consumer).await);
     }
     fixture.crash().await;
-    // Nothing that is done with them now counts.
+    // Settling them now has no effect.
     held.into_iter().for_each(Delivery::ack);
     let mut consumer = fixture.consume(&pipe, 10).await;
     for n in 0..10 {
@@ -349,7 +349,7 @@ async fn close_counts_an_unsettled_delivery_once(fixture: TestBroker) {
 async fn delayed_message_arrives_after_its_delay(fixture: TestBroker) {
     let pipe = pipe();
     let mut consumer = fixture.consume(&pipe, 10).await;
-    // The first is not waited for: whatever is due later holds nothing up.
+    // The test does not wait for the first message: a later one that is due earlier must not wait behind it.
     for delay in [3_600_000, 300, 100] {
         let message = Outgoing {
             delay: Some(Duration::from_millis(delay)),
@@ -362,7 +362,7 @@ async fn delayed_message_arrives_after_its_delay(fixture: TestBroker) {
             assert_eq!(u64::from(number(&delivery)), delay);
             assert!(
                 published.elapsed() >= Duration::from_millis(delay),
-                "{delivery:?} came after {:?}",
+                "{delivery:?} arrived after {:?}",
                 published.elapsed()
             );
             delivery.ack();
@@ -500,22 +500,22 @@ async fn closed_broker_returns_errors(fixture: TestBroker) {
     assert!(fixture.broker.consume(&pipe, 1).await.is_err());
 }
 
-async fn every_listener_hears_announcements_made_after_it_subscribed(fixture: TestBroker) {
+async fn every_listener_receives_announcements_made_after_it_subscribed(fixture: TestBroker) {
     let mut listeners = Vec::new();
     for _ in 0..2 {
         let mut listener = fixture.broker.announcements().await.unwrap();
         assert_eq!(listener.next().await, Some(Event::Missed));
         listeners.push(listener);
     }
-    let said = pipe();
+    let announcement = pipe();
     fixture
         .broker
-        .announce(said.to_string().into())
+        .announce(announcement.to_string().into())
         .await
         .unwrap();
     for listener in &mut listeners {
-        // On a shared server others announce, too.
-        while listener.next().await.unwrap() != Event::Message(said.to_string().into()) {}
+        // On a shared server other tests send announcements, too.
+        while listener.next().await.unwrap() != Event::Message(announcement.to_string().into()) {}
     }
 }
 
@@ -559,7 +559,7 @@ suite!(
     pipe_declared_by_both_ends_at_once_keeps_its_order,
     one_open_delivery_does_not_stall_its_neighbours,
     closed_broker_returns_errors,
-    every_listener_hears_announcements_made_after_it_subscribed,
+    every_listener_receives_announcements_made_after_it_subscribed,
 );
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! The status checks of simulated processes. There is no HTTP under a paused clock, so the check is imitated as the framework
-//! makes it: a message that was checked recently is not checked again, and a status is relied on for a while.
+//! The status checks of simulated processes. There is no HTTP under a paused clock, so the check is imitated as the
+//! framework makes it: a message that was checked recently is not checked again, and a status is cached for a while.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -23,12 +23,12 @@ pub struct Checks {
     /// The zero of the times that are written to messages.
     start: Instant,
     /// Whether an incarnation is paused, and when that was read.
-    answers: Mutex<HashMap<i64, (i64, bool)>>,
+    cached: Mutex<HashMap<i64, (i64, bool)>>,
 }
 
 pub enum Checked {
-    Wanted,
-    Unwanted,
+    Admitted,
+    Discarded,
     /// The message, stamped.
     Paused(Vec<u8>),
 }
@@ -40,41 +40,41 @@ impl Checks {
             completions,
             pauses,
             start,
-            answers: Mutex::default(),
+            cached: Mutex::default(),
         }
     }
 
     pub async fn check(&self, role: Who, delivery: &Delivery) -> Checked {
         let Ok(mut message) = TaskMessage::decode(&delivery.body) else {
-            return Checked::Wanted;
+            return Checked::Admitted;
         };
         // The simulation uses the correlation id for the incarnation.
-        let life = message
+        let incarnation = message
             .correlation_id
             .as_deref()
             .and_then(|id| id.parse().ok());
-        let (Some(tracking), Some(life)) = (&mut message.tracking, life) else {
-            return Checked::Wanted;
+        let (Some(tracking), Some(incarnation)) = (&mut message.tracking, incarnation) else {
+            return Checked::Admitted;
         };
-        if self.completions && self.status(life).await == Some(JobStatus::Completed) {
-            return Checked::Unwanted;
+        if self.completions && self.status(incarnation).await == Some(JobStatus::Completed) {
+            return Checked::Discarded;
         }
         let Some(holds) = self
             .pauses
             .filter(|_| matches!(role, Who::Batch | Who::Items))
         else {
-            return Checked::Wanted;
+            return Checked::Admitted;
         };
         let holds = i64::try_from(holds.as_millis()).unwrap_or(i64::MAX);
         if tracking
             .last_status_check_time
             .is_some_and(|last| last + holds > self.now())
         {
-            return Checked::Wanted;
+            return Checked::Admitted;
         }
-        let (asked, is_paused) = self.is_paused(life, holds).await;
+        let (asked, is_paused) = self.is_paused(incarnation, holds).await;
         if !is_paused {
-            return Checked::Wanted;
+            return Checked::Admitted;
         }
         tracking.last_status_check_time = Some(asked);
         Checked::Paused(
@@ -82,30 +82,30 @@ impl Checks {
         )
     }
 
-    async fn is_paused(&self, life: i64, holds: i64) -> (i64, bool) {
+    async fn is_paused(&self, incarnation: i64, holds: i64) -> (i64, bool) {
         let known = self
-            .answers
+            .cached
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .get(&life)
+            .get(&incarnation)
             .copied();
         if let Some(answer) = known.filter(|(asked, _)| asked + holds > self.now()) {
             return answer;
         }
         let answer = (
             self.now(),
-            self.status(life).await == Some(JobStatus::Paused),
+            self.status(incarnation).await == Some(JobStatus::Paused),
         );
-        self.answers
+        self.cached
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(life, answer);
+            .insert(incarnation, answer);
         answer
     }
 
-    async fn status(&self, life: i64) -> Option<JobStatus> {
+    async fn status(&self, incarnation: i64) -> Option<JobStatus> {
         self.store
-            .job_status(partition(), job_id(), Some(life))
+            .job_status(partition(), job_id(), Some(incarnation))
             .await
             .ok()
             .flatten()

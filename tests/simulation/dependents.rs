@@ -1,7 +1,7 @@
 //! A chain of jobs behind the job that is simulated: each is one item, and waits for the one before.
 //!
-//! What must hold at rest: each has ended as the one before has; it was executed if that is Completed, and else never. A job
-//! that was deleted before its end has cancelled those behind it.
+//! Invariants at rest: each job has the final status of the job before it, and was executed only if that status is
+//! Completed. A job that was deleted before its end has cancelled the jobs that waited for it.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use store::{Creation, Incarnation, JobRequest, Prerequisite, StartCondition};
 
 use crate::simulation::{ITEMS_IN, ITEMS_OUT, Simulation, TRACKING_IN, job_id, lock, partition};
 
-/// No multiple of anything: it is never made to fail.
+/// A number that no scenario makes fail.
 const ITEM: u64 = 1_000_003;
 
-/// The nth of the chain, from 1.
+/// Returns the id of the nth job of the chain, from 1.
 fn id(number: u64) -> JobId {
-    // Every other one comes before the job in the order of locks.
+    // Every second one sorts before the simulated job in the order of locks.
     let name = if number.is_multiple_of(2) {
         format!("zz-{number}")
     } else {
@@ -24,7 +24,7 @@ fn id(number: u64) -> JobId {
     JobId::parse(&name).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn life_of(number: u64) -> String {
+fn incarnation_of(number: u64) -> String {
     format!("dependent-{number}")
 }
 
@@ -48,10 +48,10 @@ impl Simulation {
                 content_hash: [9; 32],
                 ..JobRequest::new(partition().clone(), id(number))
             };
-            let start = |life: &Incarnation| {
+            let start = |incarnation: &Incarnation| {
                 (
                     ITEMS_IN.to_owned(),
-                    start_message(number, life, self.0.scenario.output).encode(),
+                    start_message(number, incarnation, self.0.scenario.output).encode(),
                 )
             };
             match self
@@ -76,7 +76,7 @@ impl Simulation {
         unended
     }
 
-    /// What does not hold.
+    /// Returns the invariants that do not hold.
     pub async fn check_dependents(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let mut before: Option<JobStatus> = None;
@@ -85,27 +85,27 @@ impl Simulation {
                 continue;
             };
             let executed = lock(&self.0.executed)
-                .get(&(life_of(number), ITEM))
+                .get(&(incarnation_of(number), ITEM))
                 .copied()
                 .unwrap_or(0);
             if before.is_some_and(|before| before != status) {
                 broken.push(format!(
-                    "dependent {number} is {status}, and the one before it is {before:?}"
+                    "dependent {number} is {status}, but the job before it is {before:?}"
                 ));
             }
             if (executed > 0) != (status == JobStatus::Completed) {
                 broken.push(format!(
-                    "dependent {number} is {status}, and was executed {executed} times"
+                    "dependent {number} is {status}, but was executed {executed} times"
                 ));
             }
             if self.0.scenario.ops.is_empty() && executed > 1 {
                 broken.push(format!(
-                    "dependent {number} was executed {executed} times, and nothing has happened"
+                    "dependent {number} was executed {executed} times, although there was no fault"
                 ));
             }
             before = Some(status);
         }
-        // A later life of the job has nothing to do with them.
+        // A later incarnation of the job does not affect the dependents.
         if self.0.scenario.dependents > 0
             && let Ok(Some(job)) = self.0.store.job(partition(), job_id()).await
             && let Ok(Some(first)) = self.0.store.job(partition(), &id(1)).await
@@ -113,7 +113,7 @@ impl Simulation {
             && job.status != first.status
         {
             broken.push(format!(
-                "the job is {}, and what waited for it {}",
+                "the job is {}, and its first dependent is {}",
                 job.status, first.status
             ));
         }
@@ -128,22 +128,22 @@ impl Simulation {
     }
 }
 
-fn start_message(number: u64, life: &Incarnation, output: bool) -> TaskMessage {
+fn start_message(number: u64, incarnation: &Incarnation, output: bool) -> TaskMessage {
     let item = RangeItem {
         number: ITEM,
-        params: BTreeMap::from([("life".to_owned(), life_of(number))]),
+        params: BTreeMap::from([("incarnation".to_owned(), incarnation_of(number))]),
     };
     let tracking = Tracking {
-        job_task_id: Some(life.job_task_id()),
+        job_task_id: Some(incarnation.job_task_id()),
         tracking_pipe: Some(TRACKING_IN.to_owned()),
         track_to: output.then(|| ITEMS_OUT.to_owned()),
         ..Tracking::default()
     };
-    let new = TaskMessage::new(life_of(number), ITEMS_IN, &item)
+    let new = TaskMessage::new(incarnation_of(number), ITEMS_IN, &item)
         .unwrap_or_else(|error| panic!("{error}"));
     TaskMessage {
         tracking: Some(tracking),
-        correlation_id: Some(life.number.to_string()),
+        correlation_id: Some(incarnation.number.to_string()),
         ..new
     }
 }

@@ -1,8 +1,8 @@
 //! Faults that happen at counted steps, and the broker that commits them.
 //!
-//! A process crashes by losing its broker for good: its deliveries return to their pipes, everything that it publishes or
-//! settles afterwards has no effect, and it is started again. Its remaining futures may continue, as in a process that has
-//! lost its connection and does not know it yet; what they commit counts.
+//! A process crashes by losing its broker for good: its deliveries return to their pipes, everything that it publishes
+//! or settles afterwards has no effect, and it is started again. Its remaining futures may continue, as in a process
+//! that has lost its connection and does not know it yet; what they commit counts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -313,8 +313,8 @@ impl Broker for FaultyBroker {
                         .check(settler.broker.role, &delivery)
                         .await
                     {
-                        Checked::Wanted => {}
-                        Checked::Unwanted => {
+                        Checked::Admitted => {}
+                        Checked::Discarded => {
                             delivery.reject();
                             continue;
                         }

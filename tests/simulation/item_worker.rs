@@ -23,8 +23,10 @@ impl Worker for ItemWorker {
 
     async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
         sleep(self.scenario.work).await;
-        let life = item.params.get("life").cloned().unwrap_or_default();
-        *lock(&self.executed).entry((life, item.number)).or_default() += 1;
+        let incarnation = item.params.get("incarnation").cloned().unwrap_or_default();
+        *lock(&self.executed)
+            .entry((incarnation, item.number))
+            .or_default() += 1;
         if self.scenario.fails_at_once(item.number) {
             return Err(TaskError::failed(format!("item {} is bad", item.number)));
         }

@@ -1,10 +1,10 @@
-//! The simulated system: the real roles on the memory broker and the memory store, under a paused clock that advances only
-//! when no task can run. And the invariants that must hold once the system has come to rest.
+//! The simulated system: the real roles on the memory broker and the memory store, under a paused clock that advances
+//! only when no task can run. And the invariants that must hold once the system has come to rest.
 //!
-//! A scenario has one of two kinds of status check. Either no worker ever learns that a job has ended: then every message in
-//! flight is executed, and only the ledger keeps it from being counted. Or every worker learns at once that a job has been
-//! completed (`checked`): then everything that the job caused must have been safe before. Either all workers learn of pauses,
-//! and rely on that for a while, or none does.
+//! A scenario has one of two kinds of status check. Either no worker ever learns that a job has ended: then every
+//! message in flight is executed, and only the ledger keeps it from being counted. Or every worker learns at once that
+//! a job has been completed (`checked`): then everything that the job caused must have been safe before. Either all
+//! workers learn of pauses, and rely on that for a while, or none does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -63,7 +63,8 @@ const LIMIT: Duration = Duration::from_mins(2);
 /// Runs a scenario. Returns how many of its faults have happened; an error says which invariant was broken.
 ///
 /// # Panics
-/// If the scenario takes longer than [`LIMIT`]. Its own time limits are in simulated time, which stands still in a busy loop.
+/// If the scenario takes longer than [`LIMIT`]. Its own time limits are in simulated time, which stands still in a busy
+/// loop.
 pub fn run(scenario: &Scenario) -> Result<usize, String> {
     let simulated = scenario.clone();
     block_on_in_time(&format!("{scenario:#?}"), LIMIT, move || {
@@ -243,11 +244,11 @@ impl Simulation {
     }
 
     fn executed_by_incarnation(&self) -> BTreeMap<String, usize> {
-        let mut lives = BTreeMap::new();
-        for (life, _) in lock(&self.0.executed).keys() {
-            *lives.entry(life.clone()).or_default() += 1;
+        let mut incarnations = BTreeMap::new();
+        for (incarnation, _) in lock(&self.0.executed).keys() {
+            *incarnations.entry(incarnation.clone()).or_default() += 1;
         }
-        lives
+        incarnations
     }
 }
 
@@ -370,7 +371,7 @@ struct Put {
 
 impl Put {
     fn task_id(&self) -> String {
-        format!("life-{}", self.number)
+        format!("incarnation-{}", self.number)
     }
 }
 
@@ -422,8 +423,12 @@ impl Simulation {
             content_hash: [u8::try_from(job.number).unwrap_or(u8::MAX); 32],
             ..JobRequest::new(partition().clone(), job_id().clone())
         };
-        let start =
-            |life: &Incarnation| (BATCH_IN.to_owned(), self.start_message(job, life).encode());
+        let start = |incarnation: &Incarnation| {
+            (
+                BATCH_IN.to_owned(),
+                self.start_message(job, incarnation).encode(),
+            )
+        };
         match self
             .insist(|| self.0.store.create_job(&request, start))
             .await?
@@ -434,16 +439,16 @@ impl Simulation {
         }
     }
 
-    fn start_message(&self, job: &Put, life: &Incarnation) -> TaskMessage {
+    fn start_message(&self, job: &Put, incarnation: &Incarnation) -> TaskMessage {
         let batch = BatchTask {
             batch_definition: Some(format!("1-{}", job.items)),
             batch_type: Some("range".to_owned()),
             task_message_type: None,
-            task_message_params: Some(BTreeMap::from([("life".to_owned(), job.task_id())])),
+            task_message_params: Some(BTreeMap::from([("incarnation".to_owned(), job.task_id())])),
             target_pipe: Some(ITEMS_IN.to_owned()),
         };
         let tracking = Tracking {
-            job_task_id: Some(life.job_task_id()),
+            job_task_id: Some(incarnation.job_task_id()),
             tracking_pipe: Some(TRACKING_IN.to_owned()),
             track_to: self.0.scenario.output.then(|| ITEMS_OUT.to_owned()),
             ..Tracking::default()
@@ -451,7 +456,7 @@ impl Simulation {
         let new = TaskMessage::new(job.task_id(), BATCH_IN, &batch).unwrap();
         TaskMessage {
             tracking: Some(tracking),
-            correlation_id: Some(life.number.to_string()),
+            correlation_id: Some(incarnation.number.to_string()),
             ..new
         }
     }
@@ -536,20 +541,20 @@ impl Simulation {
 
     fn check_work(&self, put: &Put) -> Option<String> {
         let executed = lock(&self.0.executed);
-        let life = put.task_id();
+        let incarnation = put.task_id();
         let missed: Vec<u64> = (1..=put.items)
-            .filter(|number| !executed.contains_key(&(life.clone(), *number)))
+            .filter(|number| !executed.contains_key(&(incarnation.clone(), *number)))
             .collect();
         let strange: Vec<_> = executed
             .keys()
-            .filter(|(of, number)| *of == life && !(1..=put.items).contains(number))
+            .filter(|(of, number)| *of == incarnation && !(1..=put.items).contains(number))
             .collect();
         (!missed.is_empty() || !strange.is_empty())
             .then(|| format!("never executed: {missed:?}; executed, but no items: {strange:?}"))
     }
 
     async fn check_output(&self, put: &Put, failing: usize) -> Vec<String> {
-        let (life, mut broken) = (put.task_id(), Vec::new());
+        let (incarnation, mut broken) = (put.task_id(), Vec::new());
         let (mut done, mut failed) = (BTreeSet::new(), BTreeSet::new());
         for message in self.outputs().await {
             if message.tracking.is_some() {
@@ -561,12 +566,15 @@ impl Simulation {
                 Some(TaskStatus::ResultSuccess) => {
                     let item: RangeItem =
                         serde_json::from_slice(&message.task_data.unwrap_or_default()).unwrap();
-                    done.extend((item.params.get("life") == Some(&life)).then_some(item.number));
+                    done.extend(
+                        (item.params.get("incarnation") == Some(&incarnation))
+                            .then_some(item.number),
+                    );
                 }
                 _ => failed.extend(
                     message
                         .task_id
-                        .starts_with(&format!("{life}."))
+                        .starts_with(&format!("{incarnation}."))
                         .then_some(message.task_id),
                 ),
             }

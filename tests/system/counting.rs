@@ -84,7 +84,7 @@ async fn a_batch_waits_as_one_message_while_its_pipe_is_full(fixture: Fixture) {
     })
     .await;
     // No worker takes the items, so the batches wait. They wait in a delay queue, which does not count as depth.
-    wait_for("the batches to be put off", async || {
+    wait_for("the batches to be delayed", async || {
         match system
             .running
             .broker()
@@ -175,7 +175,7 @@ async fn repeated_and_reordered_reports_count_once(fixture: Fixture) {
         bodies.extend(std::iter::repeat_n(message.encode(), 3));
     }
     let mut thrice = [reports.clone(), reports.clone(), reports].concat();
-    let told = thrice.len() + bodies.len();
+    let sent = thrice.len() + bodies.len();
     shuffle(&mut thrice);
     bodies.extend(thrice.chunks(7).map(|some| fixture.reports(some.to_vec())));
     shuffle(&mut bodies);
@@ -189,17 +189,17 @@ async fn repeated_and_reordered_reports_count_once(fixture: Fixture) {
         counted
     );
 
-    // A failure that is reported too late changes nothing either.
+    // A failure that is reported after the end of the job changes nothing either.
     let late = TrackingReport::failed(subtask_id(&job, 1, false), ReportFailure::default());
     system
         .publish(&fixture.pipe("tracking"), fixture.reports(vec![late]))
         .await;
     wait_for("all reports to be counted in", async || {
         let counted = system.running.reports().load(Ordering::Relaxed);
-        if counted == told as u64 + 1 {
+        if counted == sent as u64 + 1 {
             Ok(())
         } else {
-            Err(format!("{counted} of {}", told + 1))
+            Err(format!("{counted} of {}", sent + 1))
         }
     })
     .await;

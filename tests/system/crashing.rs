@@ -42,7 +42,7 @@ impl Restarted {
                     .unwrap();
                 let output = Arc::clone(&current);
                 *output.lock().unwrap() = Some(child);
-                // The lock is released between two looks, so that `drop` can kill the process.
+                // The lock is released between two checks, so that `drop` can kill the process.
                 while output
                     .lock()
                     .unwrap()

@@ -29,9 +29,9 @@ fn recorded(starts: &Began, gates: Vec<Gate>) -> impl Worker + use<> {
     Each(
         (Arc::clone(starts), gates),
         async |(starts, gates): (Began, Vec<Gate>), item: RangeItem, ctx: Context| {
-            let life = item.params.get("life").cloned().unwrap_or_default();
-            let gate = gates[life.parse::<usize>().unwrap_or(0)].clone();
-            starts.lock().unwrap().push((life, Instant::now()));
+            let incarnation = item.params.get("incarnation").cloned().unwrap_or_default();
+            let gate = gates[incarnation.parse::<usize>().unwrap_or(0)].clone();
+            starts.lock().unwrap().push((incarnation, Instant::now()));
             gate.pass(&ctx).await?;
             Ok(Reply::send(item))
         },
@@ -106,7 +106,7 @@ async fn stops_in_the_middle(fixture: &Fixture, end: impl AsyncFnOnce(&System)) 
     // A pipe keeps its order: when a message behind the items is done, the worker has seen all of them.
     let marker = RangeItem {
         number: 0,
-        params: BTreeMap::from([("life".into(), "marker".into())]),
+        params: BTreeMap::from([("incarnation".into(), "marker".into())]),
     };
     system
         .publish(
@@ -122,7 +122,7 @@ async fn stops_in_the_middle(fixture: &Fixture, end: impl AsyncFnOnce(&System)) 
             .lock()
             .unwrap()
             .iter()
-            .any(|(life, _)| life == "marker");
+            .any(|(incarnation, _)| incarnation == "marker");
         is_there.then_some(()).ok_or("no marker".to_owned())
     })
     .await;
@@ -132,7 +132,7 @@ async fn stops_in_the_middle(fixture: &Fixture, end: impl AsyncFnOnce(&System)) 
     let starts = starts.lock().unwrap();
     let last = starts
         .iter()
-        .filter(|(life, _)| life.is_empty())
+        .filter(|(incarnation, _)| incarnation.is_empty())
         .map(|(_, at)| *at)
         .max()
         .unwrap();
@@ -150,73 +150,76 @@ async fn each_incarnation_of_a_job_id_is_counted_separately(fixture: Fixture) {
     let starts = Began::default();
     let gates: Vec<Gate> = (0..=INCARNATIONS).map(|_| Gate::closed()).collect();
     let system = fixture.run(recorded(&starts, gates.clone())).await;
-    let items = |life: usize| 100 + life as u64;
+    let items = |incarnation: usize| 100 + incarnation as u64;
     let mut deleted = BTreeMap::new();
-    for (life, gate) in gates.iter().enumerate().skip(1) {
+    for (incarnation, gate) in gates.iter().enumerate().skip(1) {
         assert!(
             system
                 .client
-                .put("j", &of_incarnation(&fixture, life, items(life)))
+                .put(
+                    "j",
+                    &of_incarnation(&fixture, incarnation, items(incarnation))
+                )
                 .await
                 .unwrap(),
-            "incarnation {life} is new"
+            "incarnation {incarnation} is new"
         );
-        if life % 2 == 1 {
+        if incarnation % 2 == 1 {
             // Deleted in the middle. Its remaining items may run among those of the next incarnation.
             gate.admit(20);
             wait_for("the middle of the job", async || {
                 match system.job("j").await.completed_items {
                     20 => Ok(()),
-                    items => Err(format!("{items} items of incarnation {life}")),
+                    items => Err(format!("{items} items of incarnation {incarnation}")),
                 }
             })
             .await;
         } else {
             gate.open();
             system
-                .completed("j", i64::try_from(items(life)).unwrap())
+                .completed("j", i64::try_from(items(incarnation)).unwrap())
                 .await;
         }
         system.client.delete("j").await.unwrap();
-        deleted.insert(life.to_string(), Instant::now());
+        deleted.insert(incarnation.to_string(), Instant::now());
         assert_eq!(system.get("/jobs/j").await.status, 404);
         gate.open();
     }
     // Each incarnation that was completed has all its outputs.
     let mut missing: BTreeSet<(usize, u64)> = (2..=INCARNATIONS)
         .step_by(2)
-        .flat_map(|life| (1..=items(life)).map(move |number| (life, number)))
+        .flat_map(|incarnation| (1..=items(incarnation)).map(move |number| (incarnation, number)))
         .collect();
     system
         .take(&fixture.pipe("output"), |delivery| {
             let message = TaskMessage::decode(&delivery.body).unwrap();
             let item: RangeItem = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
-            missing.remove(&(item.params["life"].parse().unwrap(), item.number));
+            missing.remove(&(item.params["incarnation"].parse().unwrap(), item.number));
             !missing.is_empty()
         })
         .await;
     system
         .drained(&["batch", "items", "tracking"].map(|pipe| fixture.pipe(pipe)))
         .await;
-    for (life, at) in starts.lock().unwrap().iter() {
-        let limit = deleted[life] + STATUS_INTERVAL + SLACK;
+    for (incarnation, at) in starts.lock().unwrap().iter() {
+        let limit = deleted[incarnation] + STATUS_INTERVAL + SLACK;
         assert!(
             *at <= limit,
-            "an item of incarnation {life} began {:?} too late",
+            "an item of incarnation {incarnation} began {:?} too late",
             *at - limit
         );
     }
     system.stop().await;
 }
 
-fn of_incarnation(fixture: &Fixture, life: usize, items: u64) -> NewJob {
+fn of_incarnation(fixture: &Fixture, incarnation: usize, items: u64) -> NewJob {
     let mut new_job = fixture.range(items);
     let data = new_job
         .task
         .as_mut()
         .and_then(|task| task.task_data.as_mut())
         .unwrap();
-    data["taskMessageParams"] = serde_json::json!({ "life": life.to_string() });
+    data["taskMessageParams"] = serde_json::json!({ "incarnation": incarnation.to_string() });
     new_job
 }
 

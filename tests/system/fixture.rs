@@ -1,4 +1,4 @@
-//! What a story needs: servers, pipes, a system that runs on them, and ways to look at it.
+//! The fixture of a story: servers, pipes, a system that runs on them, and ways to observe it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -138,7 +138,8 @@ impl Fixture {
         }
     }
 
-    /// Returns a job with the items 1 to `items`. They are sent to the pipe `items`, their outputs to the pipe `output`.
+    /// Returns a job with the items 1 to `items`. They are sent to the pipe `items`, their outputs to the pipe
+    /// `output`.
     pub fn range(&self, items: u64) -> NewJob {
         self.batch("range", &format!("1-{items}"))
     }
@@ -215,8 +216,8 @@ impl System {
         .await
     }
 
-    /// Reads the job again and again until it ends, and checks the invariants of its percentage. Returns the last state and how
-    /// often the percentage rose.
+    /// Reads the job again and again until it ends, and checks the invariants of its percentage. Returns the last state
+    /// and how often the percentage rose.
     pub async fn follow(&self, job: &str, mut seen: impl FnMut(&Job)) -> (Job, u32) {
         let (mut last, mut steps, began) = (0.0, 0, Instant::now());
         loop {
@@ -321,8 +322,8 @@ impl System {
         .await;
     }
 
-    /// Takes deliveries out of a pipe as long as `wanted` returns true.
-    pub async fn take(&self, pipe: &str, mut wanted: impl FnMut(&Delivery) -> bool) {
+    /// Takes deliveries out of a pipe as long as `proceeds` returns true.
+    pub async fn take(&self, pipe: &str, mut proceeds: impl FnMut(&Delivery) -> bool) {
         let mut consumer = self.running.broker().consume(pipe, 500).await.unwrap();
         let mut taken = 0;
         loop {
@@ -333,7 +334,7 @@ impl System {
             .await
             .expect("the broker was closed");
             taken += 1;
-            let proceed = wanted(&delivery);
+            let proceed = proceeds(&delivery);
             delivery.ack();
             if !proceed {
                 return;
@@ -360,8 +361,8 @@ impl System {
         found.unwrap()
     }
 
-    /// Takes messages out of a pipe until it has seen `tasks` different tasks, and returns their task data. Duplicates are
-    /// skipped.
+    /// Takes messages out of a pipe until it has seen `tasks` different tasks, and returns their task data. Duplicates
+    /// are skipped.
     pub async fn take_different<T: DeserializeOwned>(&self, pipe: &str, tasks: usize) -> Vec<T> {
         let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
         if tasks == 0 {

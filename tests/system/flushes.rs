@@ -29,7 +29,7 @@ async fn a_refused_flush_is_halved_until_the_bad_report_is_alone() {
         .create_job(&request, |_| ("start".to_owned(), Vec::new()))
         .await
         .unwrap();
-    let Creation::Created(life) = created else {
+    let Creation::Created(incarnation) = created else {
         panic!("{created:?}")
     };
 
@@ -48,7 +48,7 @@ async fn a_refused_flush_is_halved_until_the_bad_report_is_alone() {
     for number in 1..=ITEMS {
         broker
             .publish(report(
-                format!("{}.{number}", life.job_task_id()),
+                format!("{}.{number}", incarnation.job_task_id()),
                 ReportStatus::Complete,
             ))
             .await
@@ -66,7 +66,7 @@ async fn a_refused_flush_is_halved_until_the_bad_report_is_alone() {
     }
     broker
         .publish(report(
-            format!("{}.{}*", life.job_task_id(), ITEMS + 1),
+            format!("{}.{}*", incarnation.job_task_id(), ITEMS + 1),
             ReportStatus::Complete,
         ))
         .await

@@ -140,7 +140,8 @@ async fn a_message_is_forwarded_to_its_recipient(fixture: Fixture) {
         ))
     );
 
-    // For this worker, but of another type or a later version: an output says so. The case of a pipe name does not matter.
+    // For this worker, but of another type or a later version: an output says so. The case of a pipe name does not
+    // matter.
     let unknown = TaskMessage {
         task_classifier: Some("Order".to_owned()),
         ..message("unknown")
@@ -160,8 +161,8 @@ async fn a_message_is_forwarded_to_its_recipient(fixture: Fixture) {
             (answer.task_id, answer.task_status),
             (message.task_id, Some(TaskStatus::InvalidTask))
         );
-        let told = String::from_utf8(answer.task_data.unwrap()).unwrap();
-        assert!(told.starts_with(text), "{told}");
+        let output_text = String::from_utf8(answer.task_data.unwrap()).unwrap();
+        assert!(output_text.starts_with(text), "{output_text}");
     }
     system.stop().await;
 }
@@ -251,8 +252,8 @@ async fn bad_headers_and_task_data_do_not_stop_the_worker(fixture: Fixture) {
             (answer.task_id.as_str(), answer.task_status),
             ("no data", Some(TaskStatus::InvalidTask))
         );
-        let told = String::from_utf8(answer.task_data.unwrap()).unwrap();
-        assert!(told.contains(text), "{told}");
+        let output_text = String::from_utf8(answer.task_data.unwrap()).unwrap();
+        assert!(output_text.contains(text), "{output_text}");
     }
     good("after the data").await;
     system

@@ -41,12 +41,12 @@ async fn paused_in_the_middle(fixture: &Fixture, items: u64, done: u32, starts: 
     .await;
     system.client.pause("j").await.unwrap();
     assert_eq!(system.job("j").await.status, JobStatus::Paused);
-    // Items that run are finished.
+    // Running items finish.
     gate.open();
     system
 }
 
-/// Waits until what waited in the pipes is in the store.
+/// Waits until the tasks that were in the pipes are parked in the store.
 async fn parked(fixture: &Fixture, system: &System) {
     wait_for("tasks to be parked", async || {
         match system.parked("j").await {

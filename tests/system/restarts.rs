@@ -114,7 +114,7 @@ async fn dependent_jobs_start_once_and_in_order_across_restarts(fixture: Fixture
     for (at, number) in started.iter().enumerate() {
         first.entry(*number).or_insert(at);
     }
-    assert_eq!(first.len() as u64, 2 * length + 1, "each has started");
+    assert_eq!(first.len() as u64, 2 * length + 1, "every job has started");
     // A stop may send a start message twice. The second one is discarded, unless it ran at the moment of the stop.
     assert!(
         started.len() as u64 <= 2 * length + 1 + 3 * 8,

@@ -9,7 +9,8 @@ use crate::service::{Service, Store};
 
 on_both_stores![bulk_cancel_works_in_batches, bulk_delete_works_in_batches,];
 
-/// Twelve jobs: those of even number are `even-…`; 1 to 3 are labelled, 10 is cancelled and 11 is completed.
+/// Creates twelve jobs. The ids of even ones begin with `even-`. Jobs 1 to 3 have a label, 10 is cancelled and 11 is
+/// completed.
 async fn twelve_jobs(service: &Service) {
     for n in 0..12 {
         let labels = if (1..=3).contains(&n) {
@@ -50,7 +51,7 @@ async fn bulk_cancel_works_in_batches(store: Store) {
         (&[("labelExist", "few"), ("filter", "labels.few>=2")], 2, 8),
         (&[("jobIdStartsWith", "odd-"), ("labelExist", "few")], 1, 7),
         (&[("filter", "id=in=(even-0, even-2, even-4)")], 2, 5),
-        // Those that have ended are not cancelled again, and not counted.
+        // Jobs that have ended are neither cancelled again nor counted.
         (&[("filter", "status=in=(Cancelled,Completed)")], 0, 5),
         (&[], 5, 0),
         (&[], 0, 0),
@@ -79,7 +80,7 @@ async fn bulk_cancel_works_in_batches(store: Store) {
         "Waiting"
     );
 
-    // More batches than one, whatever the filter.
+    // A filter may match more jobs than one batch holds.
     for n in 0..20 {
         service
             .create(&format!("more-{n}"), &service.new_job("in"))
@@ -137,7 +138,7 @@ async fn bulk_delete_works_in_batches(store: Store) {
         .await
         .is(200);
 
-    // More batches than one; and what has been deleted may be created again.
+    // Deleted jobs can be created again, and a filter may match more jobs than one batch holds.
     for n in 0..20 {
         service
             .create(&format!("even-{n}"), &service.new_job("in"))

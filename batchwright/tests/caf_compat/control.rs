@@ -1,8 +1,8 @@
-//! What a client may do to a job: cancel, pause, resume, delete.
+//! The actions of a client on a job: cancel, pause, resume and delete.
 //!
-//! With what becomes of tasks that are handed over while their job is paused, and of jobs that are not yet dispatched. CAF's `poke`
-//! and `resume` messages do not exist here, nor do its stowing workers: a Java worker puts the tasks of paused jobs into
-//! `CAF_WORKER_PAUSED_QUEUE`, as it always did.
+//! The tests also cover jobs that have not been dispatched yet, and tasks that a worker sends to the paused pipe.
+//! Batchwright has neither CAF's `poke` and `resume` messages nor CAF's workers that stow tasks. A Java worker sends
+//! the tasks of paused jobs to `CAF_WORKER_PAUSED_QUEUE`, as it does with CAF.
 
 use serde_json::{Value, json};
 
@@ -19,17 +19,17 @@ on_both_stores![
     paused_or_cancelled_dependent_is_not_started_by_its_prerequisite,
     tasks_of_a_paused_job_return_unchanged_on_resume,
     tasks_of_a_paused_job_survive_a_restart,
-    parked_tasks_go_with_the_end_of_their_job,
+    parked_tasks_are_deleted_when_their_job_ends,
 ];
 
-/// Every status, with what an action answers: 204 or the text of the refusal.
+/// Runs an action on a job of each status and checks the response: 204 (`None`), or 400 with the given text.
 async fn each_status(
     service: &Service,
     action: &str,
     after: &str,
-    answers: [(&str, Option<String>); 6],
+    refusals: [(&str, Option<String>); 6],
 ) {
-    for (status, refusal) in answers {
+    for (status, refusal) in refusals {
         service.create_as(status, status).await;
         let before = service.job(status).await;
         let answer = service.post(&format!("/jobs/{status}/{action}"), &[]).await;
@@ -38,7 +38,7 @@ async fn each_status(
             None => assert_eq!(answer.is(204).body, "", "{action} of {status}"),
         }
         let now = service.job(status).await;
-        let expected = if answer_changes(status, action) {
+        let expected = if action_changes(status, action) {
             after
         } else {
             status
@@ -62,7 +62,7 @@ async fn each_status(
     }
 }
 
-fn answer_changes(status: &str, action: &str) -> bool {
+fn action_changes(status: &str, action: &str) -> bool {
     match action {
         "cancel" => ["Waiting", "Active", "Paused"].contains(&status),
         "pause" => ["Waiting", "Active"].contains(&status),
@@ -77,7 +77,7 @@ async fn cancel_ends_an_unfinished_job_and_is_idempotent(store: Store) {
             "ERROR: job_id {{{status}}} cannot be cancelled as it has a status of {status}."
         ))
     };
-    let answers = [
+    let refusals = [
         ("Waiting", None),
         ("Active", None),
         ("Paused", None),
@@ -85,7 +85,7 @@ async fn cancel_ends_an_unfinished_job_and_is_idempotent(store: Store) {
         ("Completed", refusal("Completed")),
         ("Failed", refusal("Failed")),
     ];
-    each_status(&service, "cancel", "Cancelled", answers).await;
+    each_status(&service, "cancel", "Cancelled", refusals).await;
 }
 
 async fn pause_needs_a_waiting_or_active_job_and_is_idempotent(store: Store) {
@@ -96,7 +96,7 @@ async fn pause_needs_a_waiting_or_active_job_and_is_idempotent(store: Store) {
              Only jobs with a status of Active or Waiting can be paused."
         ))
     };
-    let answers = [
+    let refusals = [
         ("Waiting", None),
         ("Active", None),
         ("Paused", None),
@@ -104,7 +104,7 @@ async fn pause_needs_a_waiting_or_active_job_and_is_idempotent(store: Store) {
         ("Completed", refusal("Completed")),
         ("Failed", refusal("Failed")),
     ];
-    each_status(&service, "pause", "Paused", answers).await;
+    each_status(&service, "pause", "Paused", refusals).await;
 }
 
 async fn resume_needs_a_paused_job_and_ignores_an_active_one(store: Store) {
@@ -114,7 +114,7 @@ async fn resume_needs_a_paused_job_and_ignores_an_active_one(store: Store) {
             "job_id {status} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed."
         ))
     };
-    let answers = [
+    let refusals = [
         ("Waiting", refusal("Waiting")),
         ("Active", None),
         ("Paused", None),
@@ -122,7 +122,7 @@ async fn resume_needs_a_paused_job_and_ignores_an_active_one(store: Store) {
         ("Completed", refusal("Completed")),
         ("Failed", refusal("Failed")),
     ];
-    each_status(&service, "resume", "Active", answers).await;
+    each_status(&service, "resume", "Active", refusals).await;
 }
 
 async fn job_of_any_status_can_be_deleted_once(store: Store) {
@@ -145,7 +145,7 @@ async fn job_of_any_status_can_be_deleted_once(store: Store) {
             .get(&format!("/jobs/{status}/status"))
             .await
             .refuses(404, &text);
-        // Its id is free.
+        // Its id can be used again.
         service.create(status, &service.new_job("in")).await;
         assert_eq!(service.state(status).await, ("Waiting".to_owned(), 0.0));
     }
@@ -170,7 +170,7 @@ async fn job_ended_before_its_dispatch_is_never_dispatched(store: Store) {
     let mut pipe = service.consume("in").await;
     let mut delayed = service.new_job("in");
     delayed["delay"] = json!(8);
-    for job in ["cancelled", "deleted", "failed", "completed", "wanted"] {
+    for job in ["cancelled", "deleted", "failed", "completed", "unfinished"] {
         service.create(job, &delayed).await;
     }
     service.post("/jobs/cancelled/cancel", &[]).await.is(204);
@@ -178,8 +178,8 @@ async fn job_ended_before_its_dispatch_is_never_dispatched(store: Store) {
     service.fail("failed", "", "boom").await;
     service.complete("completed", "").await;
     service.all_is_counted().await;
-    // It is due last of all.
-    assert_eq!(pipe.next_jobs(1).await, ["wanted"]);
+    // The unfinished job is due last, so no message of the others can follow.
+    assert_eq!(pipe.next_jobs(1).await, ["unfinished"]);
     assert_eq!(service.depth("in").await, 0);
 }
 
@@ -188,13 +188,13 @@ async fn job_paused_before_its_dispatch_is_dispatched_on_resume(store: Store) {
     let mut pipe = service.consume("in").await;
     let mut delayed = service.new_job("in");
     delayed["delay"] = json!(8);
-    for job in ["paused", "wanted"] {
+    for job in ["paused", "unfinished"] {
         service.create(job, &delayed).await;
         if job == "paused" {
             service.post("/jobs/paused/pause", &[]).await.is(204);
         }
     }
-    assert_eq!(pipe.next_jobs(1).await, ["wanted"]);
+    assert_eq!(pipe.next_jobs(1).await, ["unfinished"]);
     assert_eq!(service.state("paused").await, ("Paused".to_owned(), 0.0));
     service.post("/jobs/paused/resume", &[]).await.is(204);
     assert_eq!(pipe.next_jobs(1).await, ["paused"]);
@@ -204,17 +204,17 @@ async fn paused_or_cancelled_dependent_is_not_started_by_its_prerequisite(store:
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     service
-        .create("root", &service.new_job("of-no-interest"))
+        .create("root", &service.new_job("not-consumed"))
         .await;
     let mut waiting = service.new_job("in");
     waiting["prerequisiteJobIds"] = json!(["root"]);
-    for job in ["cancelled", "paused", "wanted"] {
+    for job in ["cancelled", "paused", "unfinished"] {
         service.create(job, &waiting).await;
     }
     service.post("/jobs/cancelled/cancel", &[]).await.is(204);
     service.post("/jobs/paused/pause", &[]).await.is(204);
     service.complete("root", "").await;
-    assert_eq!(pipe.next_jobs(1).await, ["wanted"]);
+    assert_eq!(pipe.next_jobs(1).await, ["unfinished"]);
     assert_eq!(
         service.state("cancelled").await,
         ("Cancelled".to_owned(), 0.0)
@@ -226,7 +226,7 @@ async fn paused_or_cancelled_dependent_is_not_started_by_its_prerequisite(store:
     assert_eq!(pipe.next_jobs(2).await, ["paused", "last"]);
 }
 
-/// A task of the job for the pipe `work`, as a worker of CAF's hands it over, with an unknown field.
+/// Returns a task of the job for the pipe `work`, as a CAF worker sends it to the paused pipe, with an unknown field.
 fn task_of(service: &Service, job: &str, steps: &str) -> Value {
     let tracking = json!({
         "jobTaskId": service.task(job, steps), "lastStatusCheckTime": 1_700_000_000_000_i64, "statusCheckIntervalMillis": 5000,
@@ -247,7 +247,8 @@ fn task_of(service: &Service, job: &str, steps: &str) -> Value {
     task
 }
 
-/// Hands these over; when a task of an active job comes back, which is handed over after them, all have been decided about.
+/// Sends these tasks to the paused pipe, then one of an active job. Once that one is back, the service has processed
+/// all of them.
 async fn hand_over(service: &Service, work: &mut Pipe, tasks: &[&Value]) {
     let paused = service.pipe("paused");
     for task in tasks {
@@ -255,12 +256,12 @@ async fn hand_over(service: &Service, work: &mut Pipe, tasks: &[&Value]) {
     }
     let active = harness::unique("active");
     service
-        .create(&active, &service.new_job("of-no-interest"))
+        .create(&active, &service.new_job("not-consumed"))
         .await;
     service
         .publish(&paused, &task_of(service, &active, ".1"))
         .await;
-    // One that has come back before may come once more when its process was killed just then.
+    // If the process was killed meanwhile, an active task of an earlier call may return a second time.
     while let [back] = &*work.next_jobs(1).await
         && *back != format!("{active}.1")
     {
@@ -281,7 +282,7 @@ async fn tasks_of_a_paused_job_return_unchanged_on_resume(store: Store) {
     }
     back.sort_by_key(|task| task["tracking"]["jobTaskId"].to_string());
     assert_eq!(back, tasks);
-    // A second time it is the same, and what was given back is not given again.
+    // A second pause works in the same way, and the tasks of the first one do not return again.
     service.post("/jobs/j/pause", &[]).await.is(204);
     hand_over(&service, &mut work, &[&tasks[1]]).await;
     service.post("/jobs/j/resume", &[]).await.is(204);
@@ -302,7 +303,7 @@ async fn tasks_of_a_paused_job_survive_a_restart(store: Store) {
     assert_eq!(work.next().await.0, task);
 }
 
-async fn parked_tasks_go_with_the_end_of_their_job(store: Store) {
+async fn parked_tasks_are_deleted_when_their_job_ends(store: Store) {
     let service = Service::start(store).await;
     let mut work = service.consume("work").await;
     let jobs = ["deleted", "cancelled", "completed", "failed"];
@@ -315,21 +316,21 @@ async fn parked_tasks_go_with_the_end_of_their_job(store: Store) {
         )
         .await;
     }
-    // CAF answers 500, because of the kept tasks.
+    // CAF returns 500 because the job has parked tasks.
     service.delete("deleted").await.is(204);
     service.post("/jobs/cancelled/cancel", &[]).await.is(204);
     service.complete("completed", "").await;
     service.fail("failed", "", "boom").await;
     service.becomes("completed", "Completed", 100.0).await;
     service.becomes("failed", "Failed", 10.0).await;
-    // Tasks handed over afterwards are not kept either.
+    // Tasks that arrive after the end of their job are not parked either.
     let late = jobs.map(|job| task_of(&service, job, ".3"));
     hand_over(&service, &mut work, &late.each_ref()).await;
     service.post("/jobs:delete", &[]).await.is(200);
     service
-        .create("deleted", &service.new_job("of-no-interest"))
+        .create("deleted", &service.new_job("not-consumed"))
         .await;
-    // What is given back later comes first.
+    // A task that returns later is the first to arrive, so no other task returns.
     service.create_as("last", "Paused").await;
     hand_over(&service, &mut work, &[&task_of(&service, "last", ".1")]).await;
     service.post("/jobs/last/resume", &[]).await.is(204);

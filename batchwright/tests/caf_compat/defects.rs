@@ -1,20 +1,20 @@
-//! What is wrong in CAF and right here: its known defects by number, and the tests that show each done right.
+//! CAF's known defects, by number, and the tests that show that Batchwright does not have them.
 //!
-//! | defect | shown by |
+//! | defect | test |
 //! |---|---|
 //! | 1 prerequisites that are all complete | `prerequisites::job_whose_prerequisites_are_completed_starts_at_once` |
 //! | 2 a suspended job with a prerequisite | `prerequisites::jobs_of_a_suspended_partition_start_on_dispatch` |
 //! | 3 cancelled jobs that are dispatched, released or failed | `control::job_ended_before_its_dispatch_is_never_dispatched`, `control::paused_or_cancelled_dependent_is_not_started_by_its_prerequisite`, `transitions::failed_job_fails_its_dependents_but_not_a_cancelled_one` |
-//! | 4 stranded dependents, circles | `prerequisites::cancelled_or_deleted_prerequisite_cancels_its_dependents`, `prerequisites::cycle_of_prerequisites_is_refused` |
-//! | 5 a bulk cancel that one unread job stops for ever, 6 filters on stale statuses, 7 a deep id that spoils every read | here |
+//! | 4 stranded dependents, cycles | `prerequisites::cancelled_or_deleted_prerequisite_cancels_its_dependents`, `prerequisites::cycle_of_prerequisites_is_refused` |
+//! | 5 a bulk cancel that one unread job blocks forever, 6 filters on stale statuses, 7 a deep task id that breaks every read | here |
 //! | 8 progress of a failed job, Failed to Completed | `transitions::reports_do_not_change_an_ended_job` |
-//! | 9 delete of a job with stowed tasks | `control::parked_tasks_go_with_the_end_of_their_job` |
-//! | 10 faults of the database that lose reports | `batchwright/tests/survival` |
-//! | 11 a dispatch that loses or doubles | `batchwright/tests/survival`, `job-service/tests/dispatch.rs` |
-//! | 12 binary task data, correlation id | `messages::task_data_is_sent_as_given`, `messages::start_message_has_exactly_cafs_fields`; the hash of a job: here |
+//! | 9 delete of a job with parked tasks | `control::parked_tasks_are_deleted_when_their_job_ends` |
+//! | 10 database faults that lose reports | `batchwright/tests/chaos` |
+//! | 11 a dispatch that loses or duplicates start messages | `batchwright/tests/chaos`, `job-service/tests/api/relay.rs` |
+//! | 12 binary task data, correlation id | `start_messages::task_data_is_sent_as_given`, `start_messages::start_message_has_exactly_cafs_fields`; the hash of a request: here |
 //! | 13 pause | `control::job_paused_before_its_dispatch_is_dispatched_on_resume`, `control::tasks_of_a_paused_job_survive_a_restart` |
-//! | 14 500 for bad input, errors that leak | here |
-//! | 15 issues of its past (SCMOD-…, CAF-…) | here; prerequisites created later and delays: `prerequisites` |
+//! | 14 status 500 for bad input, errors that reveal internals | here |
+//! | 15 issues that CAF has fixed (SCMOD-…, CAF-…) | here; prerequisites created later and delays: `prerequisites` |
 
 use futures_util::future::join_all;
 use reqwest::Method;
@@ -26,7 +26,7 @@ on_both_stores![
     bulk_cancel_passes_over_a_job_that_has_just_finished,
     filters_see_the_current_status_of_unread_jobs,
     equal_ids_in_two_partitions_are_two_jobs,
-    deep_task_ids_do_no_harm,
+    very_deep_task_ids_break_no_other_request,
     request_identity_survives_a_restart_and_hash_collisions,
     bad_input_is_a_client_error_and_secrets_stay_out_of_errors_and_logs,
     equal_concurrent_requests_create_one_job,
@@ -111,14 +111,14 @@ async fn filters_see_the_current_status_of_unread_jobs(store: Store) {
             "{parameter}={value}"
         );
     }
-    // A list tells as much as a job does, its failures and times included.
-    let told = service
+    // A list shows each job completely, including its failures and times.
+    let listed = service
         .ask("/jobs", &[("filter", "id==failed")])
         .await
         .is(200)
         .json();
-    assert_eq!(told, json!([service.job("failed").await]));
-    assert_eq!(told[0]["failures"][0]["failureMessage"], "boom");
+    assert_eq!(listed, json!([service.job("failed").await]));
+    assert_eq!(listed[0]["failures"][0]["failureMessage"], "boom");
 }
 
 // Defect 6
@@ -137,16 +137,16 @@ async fn equal_ids_in_two_partitions_are_two_jobs(store: Store) {
         .is(201);
     service.fail("j", "", "a secret of this tenant").await;
     service.becomes("j", "Failed", 0.0).await;
-    let told = service
+    let listed = service
         .call(Method::GET, &elsewhere("/jobs"), None, &[])
         .await
         .is(200)
         .json();
     assert_eq!(
         (
-            &told[0]["status"],
-            &told[0]["failures"],
-            told.as_array().unwrap().len()
+            &listed[0]["status"],
+            &listed[0]["failures"],
+            listed.as_array().unwrap().len()
         ),
         (&json!("Waiting"), &json!([]), 1)
     );
@@ -163,12 +163,12 @@ async fn equal_ids_in_two_partitions_are_two_jobs(store: Store) {
 }
 
 // Defect 7
-async fn deep_task_ids_do_no_harm(store: Store) {
+async fn very_deep_task_ids_break_no_other_request(store: Store) {
     let service = Service::start(store).await;
     let id = "j".repeat(48);
     service.create(&id, &service.new_job("in")).await;
     service.create("other", &service.new_job("in")).await;
-    // Parents of 59 characters and more, ids of more than 70, and what no worker would ever make.
+    // Parents of 59 and more characters, ids of more than 70, and invalid ids that no worker creates.
     for depth in [200, 64, 30, 11, 6] {
         service.complete(&id, &".1".repeat(depth)).await;
         service
@@ -272,7 +272,7 @@ async fn bad_input_is_a_client_error_and_secrets_stay_out_of_errors_and_logs(sto
             Some(with("description", json!("\0"))),
         ),
         (
-            "a status that is none",
+            "an unknown status",
             Method::GET,
             jobs("filter=status%3D%3DReady"),
             None,
@@ -284,13 +284,13 @@ async fn bad_input_is_a_client_error_and_secrets_stay_out_of_errors_and_logs(sto
             None,
         ),
         (
-            "a percentage that is none",
+            "a percentage that is not a number",
             Method::GET,
             jobs("filter=percentageComplete%3D%3Dhalf"),
             None,
         ),
         (
-            "a limit that is no number",
+            "a limit that is not a number",
             Method::GET,
             jobs("limit=many"),
             None,
@@ -304,16 +304,16 @@ async fn bad_input_is_a_client_error_and_secrets_stay_out_of_errors_and_logs(sto
     ] {
         let answer = service.call(method, &path, body.as_deref(), &[]).await;
         assert_eq!(answer.status, 400, "{what}: {}", answer.body);
-        let told = answer.json();
-        let text = told["message"].as_str().unwrap();
-        assert_eq!(told.as_object().unwrap().len(), 1, "{what}: {told}");
+        let error = answer.json();
+        let text = error["message"].as_str().unwrap();
+        assert_eq!(error.as_object().unwrap().len(), 1, "{what}: {error}");
         for leak in [
             "SQL", "Where:", "select", "sqlx", "relation", "panicked", ".rs",
         ] {
             assert!(!text.contains(leak), "{what}: {text}");
         }
     }
-    // What means something is no error: an explicit null.
+    // An explicit null is valid: it is the same as a missing field.
     for (job, field) in [
         ("no-labels", "labels"),
         ("no-delay", "delay"),
@@ -364,13 +364,13 @@ async fn concurrent_creations_and_completions_start_every_job_once(store: Store)
     const JOBS: usize = 12;
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
-    // Each waits for its neighbours, in both orders of their names, while these are created and completed.
+    // Each job waits for three others, listed in different orders, while those are created and completed.
     let root = |n: usize| format!("root-{}", n % JOBS);
     let roots = (0..JOBS).map(|n| {
         let service = &service;
         async move {
             service
-                .create(&root(n), &service.new_job("of-no-interest"))
+                .create(&root(n), &service.new_job("not-consumed"))
                 .await;
             service.complete(&root(n), ".2*").await;
             service.complete(&root(n), ".1").await;
@@ -410,7 +410,7 @@ async fn job_with_many_splits_is_cancelled_and_deleted_normally(store: Store) {
     let service = Service::start(store).await;
     for job in ["cancelled", "deleted", "completed"] {
         service.create(job, &service.new_job("in")).await;
-        // Each has a table of its own in CAF.
+        // CAF creates a table for each split.
         let done =
             |steps: String| json!({"jobTaskId": service.task(job, &steps), "status": "Complete"});
         let splits: Vec<Value> = (1..=1500).map(|n| done(format!(".{n}.1.{n}"))).collect();
@@ -441,7 +441,7 @@ async fn equal_jobs_are_listed_in_a_stable_order(store: Store) {
     for id in &ids {
         service.create(id, &body).await;
     }
-    // By the creation, the last one first, where nothing else is asked for.
+    // By default the newest job is first.
     let newest: Vec<&String> = ids.iter().rev().collect();
     assert_eq!(
         service.get("/jobs").await.ids().iter().collect::<Vec<_>>(),

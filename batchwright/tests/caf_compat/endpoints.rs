@@ -1,4 +1,4 @@
-//! CAF's endpoints: what each returns when all is well, and each refusal that a request can provoke.
+//! CAF's endpoints: the response of each to a valid request, and the refusals of invalid ones.
 
 use harness::{unique, wait_for};
 use reqwest::Method;
@@ -15,7 +15,7 @@ on_both_stores![
     list_count_bulk_cancel_and_delete_cover_one_partition,
 ];
 
-/// What stands below a job.
+/// The endpoints of a job.
 pub const OF_JOB: [(Method, &str); 8] = [
     (Method::GET, ""),
     (Method::PUT, ""),
@@ -27,14 +27,14 @@ pub const OF_JOB: [(Method, &str); 8] = [
     (Method::POST, "/resume"),
 ];
 
-/// Any request to any URL, with a job in its body where that is due.
+/// Sends a request to any URL. A `PUT` request has a job as its body.
 pub async fn send(service: &Service, method: &Method, path: &str) -> Answer {
     let job = service.new_job("in").to_string();
     let body = (*method == Method::PUT).then_some(job.as_str());
     service.call(method.clone(), path, body, &[]).await
 }
 
-/// An error as every error is sent, with some text.
+/// Checks that this is an error in the common form, with any text.
 #[track_caller]
 pub fn is_refused(answer: &Answer, status: u16, what: &str) {
     assert_eq!(
@@ -80,7 +80,7 @@ async fn unknown_job_is_not_found(store: Store) {
             (json!(false), Some("true"))
         );
     }
-    // A partition needs no creation.
+    // A partition exists without being created.
     for ((method, path), expected) in OF_PARTITION.into_iter().zip([
         json!([]),
         json!({"jobsDeleted": 0}),
@@ -150,7 +150,7 @@ async fn job_is_created_read_completed_and_deleted(store: Store) {
     ] {
         assert_eq!(bare.get(field), Some(&value), "{field}");
     }
-    // Its task waits in its pipe, which did not exist before.
+    // Its task is in its pipe, which did not exist before.
     wait_for("the task to be in its pipe", async || {
         match service.depth("other").await {
             1 => Ok(()),
@@ -204,7 +204,7 @@ async fn status_response_says_how_long_it_may_be_cached(store: Store) {
             );
         }
     }
-    // A refusal is not to be kept: the next check asks again.
+    // A client must not cache an error: the next status check sends a new request.
     assert_eq!(
         service
             .get("/jobs/none/status")
@@ -233,7 +233,7 @@ async fn cancel_pause_and_resume_depend_on_the_status(store: Store) {
     let post =
         async |job: &str, what: &str| service.post(&format!("/jobs/{job}/{what}"), &[]).await;
     for job in ["Completed", "Failed"] {
-        // Only the beginning of this text is CAF's to the letter.
+        // Only the beginning of this text is exactly CAF's.
         let answer = post(job, "cancel").await;
         is_refused(&answer, 400, job);
         assert!(
@@ -273,7 +273,7 @@ async fn list_count_bulk_cancel_and_delete_cover_one_partition(store: Store) {
     let service = Service::start(store).await;
     service.create_in_every_status().await;
     let elsewhere = format!("/job-service/v1/partitions/{}/jobs", unique("elsewhere"));
-    // The same id in two partitions: two jobs, each with a status of its own.
+    // The same id in two partitions names two jobs, each with its own status.
     let job = service.new_job("in").to_string();
     for id in ["Completed", "Active"] {
         service
@@ -281,7 +281,7 @@ async fn list_count_bulk_cancel_and_delete_cover_one_partition(store: Store) {
             .await
             .is(201);
     }
-    let told = async |path: &str| -> Vec<(String, String)> {
+    let listed = async |path: &str| -> Vec<(String, String)> {
         let jobs = service
             .call(Method::GET, path, None, &[])
             .await
@@ -300,12 +300,12 @@ async fn list_count_bulk_cancel_and_delete_cover_one_partition(store: Store) {
             .map(|(id, status)| ((*id).to_owned(), (*status).to_owned()))
             .collect::<Vec<_>>()
     };
-    // The newest first.
+    // The newest job is first.
     let mut all = STATUSES.map(|status| (status, status));
     all.reverse();
-    assert_eq!(told(&service.path("/jobs")).await, pairs(&all));
+    assert_eq!(listed(&service.path("/jobs")).await, pairs(&all));
     assert_eq!(
-        told(&elsewhere).await,
+        listed(&elsewhere).await,
         pairs(&[("Active", "Waiting"), ("Completed", "Waiting")])
     );
 
@@ -328,7 +328,7 @@ async fn list_count_bulk_cancel_and_delete_cover_one_partition(store: Store) {
     );
     assert_eq!(service.get("/jobs").await.is(200).json(), json!([]));
     assert_eq!(
-        told(&elsewhere).await,
+        listed(&elsewhere).await,
         pairs(&[("Active", "Waiting"), ("Completed", "Waiting")])
     );
 }

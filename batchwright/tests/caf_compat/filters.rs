@@ -1,4 +1,4 @@
-//! The language of filters: operators, selectors, joining, quoting, wildcards, and errors.
+//! The filter language: operators, selectors, combination, quotes, wildcards and errors.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -21,7 +21,8 @@ pub async fn put(service: &Service, id: &str, fields: Value) {
     service.create(id, &job).await;
 }
 
-/// Six jobs, the oldest first: `alpha`, `Beta`, `gamma`, `delta`, `Ep_1` and `EpX1`, each in another status.
+/// Creates six jobs, the oldest first: `alpha`, `Beta`, `gamma`, `delta`, `Ep_1` and `EpX1`, each with a different
+/// status.
 async fn six_jobs(service: &Service) {
     put(
         service,
@@ -60,7 +61,7 @@ async fn six_jobs(service: &Service) {
     service.becomes("delta", "Failed", 0.0).await;
 }
 
-/// Returns the jobs that a list and a count with these parameters cover, the oldest first.
+/// Lists and counts the jobs that match these parameters. Returns their ids, the oldest first.
 pub async fn selected(service: &Service, parameters: &[(&str, &str)]) -> Vec<String> {
     let count = service
         .ask("/jobStats/count", parameters)
@@ -77,7 +78,7 @@ pub async fn selected(service: &Service, parameters: &[(&str, &str)]) -> Vec<Str
     ids
 }
 
-/// Checks a table of filters, each with the jobs that it selects.
+/// Checks a table of filters, each with the jobs that it matches.
 async fn selects(service: &Service, table: &[(&str, &[&str])]) {
     for (filter, expected) in table {
         assert_eq!(
@@ -91,7 +92,7 @@ async fn selects(service: &Service, table: &[(&str, &[&str])]) {
 async fn every_operator_works_on_every_selector(store: Store) {
     let service = Service::start(store).await;
     six_jobs(&service).await;
-    // The order of texts is that of a dictionary: alpha, Beta, delta, Ep_1, EpX1, gamma. `{}` is the selector.
+    // Texts are in dictionary order: alpha, Beta, delta, Ep_1, EpX1, gamma. `{}` stands for the selector.
     for (selector, value, equal, less, greater) in [
         (
             "id",
@@ -107,7 +108,7 @@ async fn every_operator_works_on_every_selector(store: Store) {
             &["alpha", "Beta", "delta"],
             &["gamma", "Ep_1", "EpX1"],
         ),
-        // A job without a name is not compared.
+        // A job without a name matches no comparison of names.
         (
             "name",
             "'Alpha one'",
@@ -150,7 +151,7 @@ async fn every_operator_works_on_every_selector(store: Store) {
             &[],
             &["alpha", "Beta", "gamma", "delta", "Ep_1", "EpX1"],
         ),
-        // A job is compared by a label only where it has the label, and the label a value.
+        // A job matches a comparison of a label only if it has the label with a value.
         ("labels.team", "search", &["alpha"], &["Ep_1"], &["Beta"]),
         (
             "labels.tag:colour",
@@ -235,12 +236,12 @@ async fn conditions_can_be_joined_grouped_and_quoted(store: Store) {
             ("status==Waiting or id==Beta", &["alpha", "Beta"]),
             ("id==alpha , id==Beta , id==gamma", &["alpha", "Beta", "gamma"]),
             ("id!=alpha ; id!=Beta ; id!=gamma ; id!=delta", &["Ep_1", "EpX1"]),
-            // And goes before or.
+            // `and` binds more tightly than `or`.
             ("id==alpha,id==Beta;status==Failed", &["alpha"]),
             ("id==Beta;status==Failed,id==alpha", &["alpha"]),
             ("id==alpha or id==Beta and status==Failed", &["alpha"]),
             ("id==alpha,id==delta;status==Failed,id==gamma;status==Failed", &["alpha", "delta"]),
-            // What is in parentheses goes first.
+            // Parentheses are evaluated first.
             ("(id==alpha,id==Beta);status==Failed", &[]),
             ("(id==alpha,id==delta);status==Failed", &["delta"]),
             ("status==Failed;(id==alpha,id==delta)", &["delta"]),
@@ -248,7 +249,7 @@ async fn conditions_can_be_joined_grouped_and_quoted(store: Store) {
             ("((id==alpha;status==Waiting),(id==Beta;(status==Active,status==Failed)));percentageComplete>0", &["Beta"]),
             ("((((id==alpha))))", &["alpha"]),
             (" id == alpha ", &["alpha"]),
-            // Values that need quotes, and what a backslash does in them.
+            // Values that need quotes, and backslashes in quoted values.
             ("name=='Alpha one'", &["alpha"]),
             ("name==\"Alpha one\"", &["alpha"]),
             (r#"name=='it\'s "so"; (a,b)\\'"#, &["delta"]),
@@ -263,7 +264,7 @@ async fn conditions_can_be_joined_grouped_and_quoted(store: Store) {
         ],
     )
     .await;
-    // Values are never part of the language of the database.
+    // A value never becomes part of an SQL statement.
     for hostile in [
         "x' or '1'='1",
         "x'; drop table job; --",
@@ -284,7 +285,7 @@ async fn conditions_can_be_joined_grouped_and_quoted(store: Store) {
             .await;
         }
     }
-    // A blank may come as a plus.
+    // A client may encode a space as a plus sign.
     let path = "/jobs?filter=id==alpha+or+status==Failed&sort=jobId:asc";
     assert_eq!(service.get(path).await.ids(), ["alpha", "delta"]);
 }
@@ -317,7 +318,7 @@ async fn star_is_the_only_wildcard(store: Store) {
             ("id==b*", &["brackets"]),
             ("id!=*a", &["Ep_1", "EpX1", "brackets"]),
             ("id!=*", &[]),
-            // What are wildcards to a database are plain characters here.
+            // SQL's wildcards are plain characters in a filter.
             ("id==Ep_*", &["Ep_1"]),
             ("id==Ep_1", &["Ep_1"]),
             ("name==100%*", &["Beta"]),
@@ -331,7 +332,7 @@ async fn star_is_the_only_wildcard(store: Store) {
             ("name=='* *'", &["alpha", "Beta", "delta"]),
             ("name=='Alpha*'", &["alpha"]),
             ("name==*é*", &["EpX1"]),
-            // No name, no match, either way.
+            // A job without the name or label matches neither a pattern nor its negation.
             (
                 "name==*",
                 &["alpha", "Beta", "delta", "Ep_1", "EpX1", "brackets"],
@@ -341,7 +342,7 @@ async fn star_is_the_only_wildcard(store: Store) {
             ("labels.team!=s*", &["Beta", "Ep_1", "brackets"]),
             ("labels.team==*", &["alpha", "Beta", "Ep_1", "brackets"]),
             ("labels.tag:colour==*e*", &["alpha", "Beta", "gamma"]),
-            // To the other operators it is a character like others.
+            // For the other operators a star is a plain character.
             ("id=in=(al*,Beta)", &["Beta"]),
             (
                 "id=out=(*)",
@@ -392,7 +393,7 @@ async fn invalid_filter_is_rejected_and_cancels_nothing(store: Store) {
                     .refuses(400, &format!("Unsupported filter key specified: {key}"));
             }
         }
-        // CAF's text, and then where and what.
+        // CAF's text, followed by the position and the reason.
         for filter in [
             "id",
             "id=",
@@ -436,7 +437,7 @@ async fn invalid_filter_is_rejected_and_cancels_nothing(store: Store) {
                 "{path} {filter}: {text}"
             );
         }
-        // What CAF passes to its database, which answers 500.
+        // CAF passes these to its database and returns 500.
         for (filter, text) in [
             (
                 "percentageComplete==ten",
@@ -499,7 +500,7 @@ async fn invalid_filter_is_rejected_and_cancels_nothing(store: Store) {
             .await
             .refuses(400, &text);
     }
-    // To ignore it would be to end every job.
+    // If the parameter were ignored, the request would end every job.
     for path in ["/jobs:cancel", "/jobs:delete"] {
         let text = "The parameter 'statusType' must be NotFinished, NotCompleted, Completed or Inactive, but is 'completed'.";
         ask(&Method::POST, path, "statusType", "completed")

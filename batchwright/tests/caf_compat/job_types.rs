@@ -1,4 +1,4 @@
-//! Job types: definitions in the folder that CAF's variable names, with scripts in jq instead of JSLT.
+//! Job types: definitions in the folder that CAF's variable names. Scripts are written in jq instead of JSLT.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ on_one_store![
     yaml_files_of_the_folder_are_job_types,
 ];
 
-/// A type with all that a definition may have.
+/// A job type that uses everything a definition may contain.
 const EXPORT: &str = r#"
 configurationProperties:
   - name: exportBucket
@@ -45,14 +45,14 @@ taskScript: |
     }
 "#;
 
-/// A type without a schema: it takes no parameters.
+/// A job type without a schema. It accepts no parameters.
 const BASIC: &str = r#"
 configurationProperties: [{name: task_pipe}]
 taskScript: |
   {taskClassifier: "Basic", taskApiVersion: 1, taskPipe: .configuration.task_pipe, taskData: {input: .}}
 "#;
 
-/// What a script may make that is no task.
+/// Scripts that fail or return an invalid task, each with the id of its job type.
 const NO_TASKS: [(&str, &str); 5] = [
     (
         "no-classifier",
@@ -73,7 +73,7 @@ const NO_TASKS: [(&str, &str); 5] = [
     ("fails", "{taskClassifier: .jobId.name}"),
 ];
 
-/// A service with these definitions, and the pipe of their tasks.
+/// Starts a service with these definitions. Their tasks go to `pipe`.
 async fn start(store: Store, folder: &Path, pipe: &str) -> Service {
     let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
     write("export.yaml", EXPORT);
@@ -116,7 +116,7 @@ async fn job_is_made_from_its_type_and_parameters(store: Store) {
     assert_eq!(
         data,
         json!({
-            // The name as it is in the definition, the value of the variable in upper case.
+            // The property is named as in the definition; its value is that of the variable in upper case.
             "configuration": {"exportBucket": "invoices", "task_pipe": pipe},
             "names": "a.pdf,b.pdf", "page": 3, "empty": {}, "of": format!("{}/scan-12", service.partition)
         })
@@ -125,7 +125,7 @@ async fn job_is_made_from_its_type_and_parameters(store: Store) {
     service.complete("scan-12", "").await;
     service.becomes("scan-12", "Completed", 100.0).await;
 
-    // What was sent decides whether it is the same request.
+    // Requests are compared as they were sent, not by the task that the type creates.
     service.put("scan-12", &body).await.is(204);
     let other =
         json!({"name": "Export", "type": "export", "parameters": {"files": ["a.pdf"], "page": 3}});
@@ -161,15 +161,15 @@ async fn invalid_types_and_parameters_are_refused(store: Store) {
         400,
         "Specifying both typeId and task properties is not allowed.",
     );
-    // Before whatever else is wrong.
+    // The type is checked before the labels.
     put(json!({"type": "missing", "labels": {"a b": ""}}))
         .await
         .refuses(400, "Unknown job type ID: missing");
     put(json!({"type": "export", "parameters": {"files": ["a"], "page": 0}}))
         .await
         .refuses(400, "export: error: there is no page 0");
-    // Each flaw of the parameters has its line, which names the place.
-    for (parameters, places) in [
+    // Each invalid parameter has its own line, which begins with its JSON path.
+    for (parameters, paths) in [
         (json!(null), &["$"][..]),
         (json!("text"), &["$"]),
         (json!({}), &["$"]),
@@ -186,14 +186,14 @@ async fn invalid_types_and_parameters_are_refused(store: Store) {
             .json();
         let lines: Vec<&str> = answer["message"].as_str().unwrap().lines().collect();
         assert_eq!(lines[0], "Invalid job parameters:", "{parameters}");
-        let mut told: Vec<&str> = lines[1..]
+        let mut reported: Vec<&str> = lines[1..]
             .iter()
             .map(|line| line.split_once(": ").unwrap().0)
             .collect();
-        told.sort_unstable();
-        assert_eq!(told, places, "{parameters}: {answer}");
+        reported.sort_unstable();
+        assert_eq!(reported, paths, "{parameters}: {answer}");
     }
-    // Without a schema there are none to be given.
+    // A type without a schema accepts no parameters, not even an empty object.
     let refused = put(json!({"type": "basic", "parameters": {}}))
         .await
         .is(400)
@@ -205,7 +205,7 @@ async fn invalid_types_and_parameters_are_refused(store: Store) {
             .starts_with("Invalid job parameters:\n"),
         "{refused}"
     );
-    // The flaw of a definition is not the client's.
+    // An error in a definition is the service's fault, not the client's.
     for (id, _) in NO_TASKS {
         let refused = put(json!({"type": id})).await;
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Listing and counting jobs: what narrows the result, order and pages.
+//! Listing and counting jobs: filters, order and pages.
 
 use serde_json::json;
 
@@ -23,7 +23,7 @@ async fn status_is_found_as_soon_as_it_is_true(store: Store) {
     service.fail("broken", ".1", "broken").await;
     service.complete("last", "").await;
     service.becomes("last", "Completed", 100.0).await;
-    // The other jobs have not been read since, and the queries see their current status.
+    // No request has read the other jobs since the reports; queries still see their current status.
     for (name, value, expected) in [
         ("statusType", "Completed", &["done", "last"][..]),
         ("statusType", "NotFinished", &["half"]),
@@ -38,7 +38,7 @@ async fn status_is_found_as_soon_as_it_is_true(store: Store) {
             "{name}={value}"
         );
     }
-    // A job that has ended unseen does not stand in the way of the others.
+    // A job that has ended, but was not read since, does not stop the cancellation of the others.
     assert_eq!(
         service.post("/jobs:cancel", &[]).await.is(200).json(),
         json!({"jobsCanceled": 1})
@@ -135,7 +135,7 @@ async fn prefix_status_type_and_labels_narrow_the_result(store: Store) {
             .ids();
         assert_eq!(ids, expected, "{parameters:?}");
     }
-    // All labels of a job are told, whichever was asked for.
+    // A listed job shows all its labels, not only the one in the query.
     let listed = service.ask("/jobs", &[("labelExist", "team")]).await.json();
     assert_eq!(listed[0]["labels"], json!({"team": "search", "tag:1": "x"}));
 }
@@ -190,7 +190,7 @@ async fn page_size_follows_the_variable_and_limit_and_offset_apply(store: Store)
             "{parameters:?}"
         );
     }
-    // A count is of all pages.
+    // A count covers all pages.
     assert_eq!(
         service
             .ask("/jobStats/count", &[("limit", "2"), ("offset", "3")])
@@ -235,14 +235,14 @@ async fn jobs_can_be_sorted_by_every_field_in_both_directions(store: Store) {
     service.becomes("d", "Active", 40.0).await;
     for (sort, expected) in [
         ("jobId", ["A", "ä", "b", "C", "d"]),
-        // Without a name last; upper case after lower case of the same letter.
+        // Jobs without a name are last; an upper-case letter follows the same letter in lower case.
         ("name", ["A", "d", "ä", "b", "C"]),
         ("description", ["d", "C", "ä", "b", "A"]),
         ("externalData", ["A", "b", "C", "ä", "d"]),
         ("createTime", ["b", "C", "A", "d", "ä"]),
         ("status", ["d", "C", "A", "b", "ä"]),
         ("percentageComplete", ["b", "A", "ä", "d", "C"]),
-        // Without the label, or without a value of it, last.
+        // Jobs without the label, or with a label without a value, are last.
         ("labels.team", ["A", "d", "b", "C", "ä"]),
         ("labels.tag:1", ["C", "b", "ä", "A", "d"]),
         ("labels.none", ["b", "C", "A", "d", "ä"]),

@@ -1,9 +1,11 @@
-//! The CAF Job Service from outside: what its clients and workers rely on, checked on the binary over HTTP and AMQP only.
+//! The CAF Job Service from outside: what its clients and workers rely on, checked on the binary over HTTP and AMQP
+//! only.
 //!
-//! Each test is a rule that CAF specifies, or one that CAF gets wrong and Batchwright gets right. The broker is `RabbitMQ`. A rule
-//! in which the store takes part is tested twice: with jobs in `PostgreSQL`, configured by CAF's own variables, and with jobs in
-//! `SQLite`. A rule that is decided before the store is asked (the form of requests, URLs, job types) is tested once. No type of
-//! this project makes or reads what crosses the wire: requests, messages and responses are plain JSON, as a Java worker has it.
+//! Each test is a rule that CAF specifies, or one that CAF gets wrong and Batchwright gets right. The broker is
+//! `RabbitMQ`. A rule that involves the store is tested twice: with jobs in `PostgreSQL`, configured by CAF's own
+//! variables, and with jobs in `SQLite`. A rule that does not involve the store (the form of requests, URLs, job types)
+//! is tested once. The tests use none of this project's types: requests, messages and responses are plain JSON, as a
+//! Java client or worker sees them.
 
 #![expect(
     clippy::unwrap_used,
@@ -11,7 +13,7 @@
     reason = "this is how a test fails"
 )]
 
-/// Makes two tests of each function, one per store. For rules in which the store takes part.
+/// Makes two tests of each function, one per store. For rules that involve the store.
 macro_rules! on_both_stores {
     ($($test:ident),+ $(,)?) => {
         mod on_postgres {
@@ -23,7 +25,7 @@ macro_rules! on_both_stores {
     };
 }
 
-/// Makes one test of each function, on `SQLite`. For rules that are decided before the store is asked.
+/// Makes one test of each function, on `SQLite`. For rules that do not involve the store.
 macro_rules! on_one_store {
     ($($test:ident),+ $(,)?) => {
         mod on_one_store {

@@ -1,7 +1,7 @@
-//! How far a job is, by what its tasks report.
+//! The percentage of a job, calculated from the reports about its tasks.
 //!
-//! CAF's formula, caps and rounding, with its worked examples; one thing is different on purpose: what is told never falls, where
-//! CAF's percentage falls as soon as another subtask is heard of.
+//! The tests cover CAF's formula, caps and rounding, with CAF's worked examples. One difference is intended:
+//! Batchwright's percentage never falls, while CAF's falls as soon as a report reveals another subtask.
 
 use serde_json::{Value, json};
 
@@ -30,7 +30,7 @@ fn progress(service: &Service, job: &str, steps: &str, percentage: u8) -> Value 
 async fn direct_progress_is_capped_at_99_9_and_never_falls(store: Store) {
     let service = Service::start(store).await;
     service.create("j", &service.new_job("in")).await;
-    for (reported, told) in [
+    for (reported, expected) in [
         (1, 1.0),
         (40, 40.0),
         (30, 40.0),
@@ -42,7 +42,7 @@ async fn direct_progress_is_capped_at_99_9_and_never_falls(store: Store) {
         service.all_is_counted().await;
         assert_eq!(
             service.state("j").await,
-            ("Active".to_owned(), told),
+            ("Active".to_owned(), expected),
             "{reported} reported"
         );
     }
@@ -55,19 +55,19 @@ async fn percentages_match_the_worked_examples(store: Store) {
     for job in ["one-by-one", "together"] {
         service.create(job, &service.new_job("in")).await;
     }
-    // After one subtask the total is unknown: one more is assumed.
+    // The total is unknown after one subtask; the formula assumes one more.
     service.complete("one-by-one", ".1").await;
     service.becomes("one-by-one", "Active", 50.0).await;
     service.progress("one-by-one", ".2", 40).await;
     service.all_is_counted().await;
-    // It is 46.67 now, but 50 has been told.
+    // The formula gives 46.67 now, but the job has already shown 50.
     assert_eq!(
         service.state("one-by-one").await,
         ("Active".to_owned(), 50.0)
     );
     service.complete("one-by-one", ".3*").await;
     service.becomes("one-by-one", "Active", 80.0).await;
-    // Where it was not told, the same is 46.67.
+    // The same reports in one message give 46.67, because the job has not shown 50.
     service
         .report(&[
             done(&service, "together", ".1"),
@@ -94,7 +94,7 @@ async fn subtasks_of_an_unknown_number_reach_99_7_at_most(store: Store) {
     }
     service.all_is_counted().await;
     assert_eq!(service.state("j").await, ("Active".to_owned(), 99.7));
-    // All but the last of a known number: no nearer to the end than that.
+    // The cap also applies when the number is known and only the last subtask is missing.
     service.progress("j", ".6001*", 100).await;
     service.all_is_counted().await;
     assert_eq!(service.state("j").await, ("Active".to_owned(), 99.7));
@@ -107,21 +107,21 @@ async fn nested_subtasks_share_the_weight_of_their_parent(store: Store) {
     for job in ["nested", "capped"] {
         service.create(job, &service.new_job("in")).await;
     }
-    for (steps, told) in [
+    for (steps, expected) in [
         (".2*", 50.0),
         (".1.1", 75.0),
         (".1.3*", 83.33),
         (".1.2.1", 91.67),
     ] {
         service.complete("nested", steps).await;
-        service.becomes("nested", "Active", told).await;
+        service.becomes("nested", "Active", expected).await;
     }
     service.complete("nested", ".1.2.2*").await;
     service.becomes("nested", "Completed", 100.0).await;
-    // A subtask that says 100 without being done is worth 99.9.
+    // A progress report of 100 counts as 99.9 until the subtask is complete.
     service.progress("capped", ".1", 100).await;
     service.becomes("capped", "Active", 49.95).await;
-    // One of two, as it seems, below another subtask makes that half as much.
+    // Subtask 2 is split, and its number of parts is unknown: one reported part counts as half of it.
     service
         .report(&[
             progress(&service, "capped", ".2.1", 100),
@@ -133,7 +133,7 @@ async fn nested_subtasks_share_the_weight_of_their_parent(store: Store) {
 
 async fn percentage_is_rounded_to_two_decimals(store: Store) {
     let service = Service::start(store).await;
-    for (size, told) in [
+    for (size, expected) in [
         (3, 33.33),
         (6, 16.67),
         (7, 14.29),
@@ -143,7 +143,7 @@ async fn percentage_is_rounded_to_two_decimals(store: Store) {
         let job = format!("of-{size}");
         service.create(&job, &service.new_job("in")).await;
         service.complete(&job, &format!(".{size}*")).await;
-        service.becomes(&job, "Active", told).await;
+        service.becomes(&job, "Active", expected).await;
     }
     service.complete("of-3", ".1").await;
     service.becomes("of-3", "Active", 66.67).await;
@@ -168,7 +168,7 @@ async fn subtasks_may_be_reported_in_any_order_and_twice(store: Store) {
                 .await;
         }
         service.becomes(&job, "Active", 75.0).await;
-        // Once more what is done is no fourth one.
+        // A repeated report is not counted as a fourth subtask.
         for steps in &order[..3] {
             service.complete(&job, steps).await;
         }
@@ -181,7 +181,7 @@ async fn subtasks_may_be_reported_in_any_order_and_twice(store: Store) {
         service.complete(&job, order[3]).await;
         service.becomes(&job, "Completed", 100.0).await;
     }
-    // The same below a subtask, with the final one of the job first.
+    // The same holds for subtasks of a subtask, with the final subtask of the job reported first.
     service.create("deep", &service.new_job("in")).await;
     for steps in [".2*", ".1.3*", ".1.1", ".1.1", ".1.2"] {
         service.complete("deep", steps).await;

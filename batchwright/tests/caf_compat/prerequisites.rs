@@ -1,7 +1,8 @@
-//! Jobs that wait: for other jobs, for a time, for their partition.
+//! Jobs that wait for prerequisites, for a delay, or for the dispatch of their suspended partition.
 //!
-//! Where CAF lets a job wait for ever (prerequisites that are complete already, cancelled, deleted, or in a circle), the right
-//! behaviour is shown. That something does not start is shown by a job that is created later for the same pipe and comes first.
+//! CAF lets a job wait forever if its prerequisites are already completed, cancelled, deleted, or form a cycle. These
+//! tests check Batchwright's corrected behaviour. To show that a job has not started, a test creates a later job for
+//! the same pipe and checks that the later job's message arrives first.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -24,14 +25,15 @@ on_both_stores![
     prerequisites_do_not_cross_partitions,
 ];
 
-/// A job for the pipe `in` that waits for these.
+/// Returns a job for the pipe `in` that waits for these prerequisites.
 fn waiting_for(service: &Service, entries: &Value) -> Value {
     let mut job = service.new_job("in");
     job["prerequisiteJobIds"] = entries.clone();
     job
 }
 
-/// What has started so far is exactly this, in whatever order: a job that is created now comes after it.
+/// Checks that exactly the expected jobs have started since the last check, in any order. It creates one more job,
+/// whose message arrives after theirs.
 async fn started(service: &Service, pipe: &mut Pipe, expected: &[&str]) {
     let later = harness::unique("later");
     service.create(&later, &service.new_job("in")).await;
@@ -39,7 +41,7 @@ async fn started(service: &Service, pipe: &mut Pipe, expected: &[&str]) {
     assert_eq!(
         jobs.pop(),
         Some(later),
-        "{jobs:?} came, and nothing but {expected:?} should have"
+        "started: {jobs:?}, expected only: {expected:?}"
     );
     jobs.sort();
     assert_eq!(jobs, expected);
@@ -60,9 +62,7 @@ async fn job_starts_once_when_its_last_prerequisite_completes(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     for job in ["a", "b"] {
-        service
-            .create(job, &service.new_job("of-no-interest"))
-            .await;
+        service.create(job, &service.new_job("not-consumed")).await;
     }
     service
         .create("j", &waiting_for(&service, &json!(["a", "b"])))
@@ -75,7 +75,7 @@ async fn job_starts_once_when_its_last_prerequisite_completes(store: Store) {
     service.becomes("b", "Completed", 100.0).await;
     started(&service, &mut pipe, &[]).await;
     assert_eq!(service.state("j").await, ("Waiting".to_owned(), 0.0));
-    // By its subtasks, and more than once.
+    // Its subtasks complete it, and it is then reported complete again.
     for steps in [".2*", ".1", ".1", ".2*", ""] {
         service.complete("a", steps).await;
     }
@@ -109,7 +109,7 @@ async fn prerequisite_options_are_read_as_caf_reads_them(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     service
-        .create("there", &service.new_job("of-no-interest"))
+        .create("there", &service.new_job("not-consumed"))
         .await;
     let at_once = [
         ("absent-pc", json!(["absent,pc"])),
@@ -136,7 +136,7 @@ async fn prerequisite_options_are_read_as_caf_reads_them(store: Store) {
     service.becomes("there", "Completed", 100.0).await;
     started(&service, &mut pipe, &names(&when_there_is)).await;
     service
-        .create("absent", &service.new_job("of-no-interest"))
+        .create("absent", &service.new_job("not-consumed"))
         .await;
     service.complete("absent", "").await;
     service.becomes("absent", "Completed", 100.0).await;
@@ -155,7 +155,7 @@ async fn prerequisite_may_be_created_later(store: Store) {
     service.all_is_counted().await;
     started(&service, &mut pipe, &[]).await;
     service
-        .create("later", &service.new_job("of-no-interest"))
+        .create("later", &service.new_job("not-consumed"))
         .await;
     started(&service, &mut pipe, &[]).await;
     service.complete("later", "").await;
@@ -187,7 +187,7 @@ async fn job_that_could_never_start_is_refused(store: Store) {
             json!(["a", "c"]),
             "One or more prerequisite jobs have failed. Failed Job IDs: a",
         ),
-        // CAF has it wait for ever.
+        // CAF lets such a job wait forever.
         (
             json!(["d", "good", "c"]),
             "One or more prerequisite jobs have been cancelled. Cancelled Job IDs: c, d",
@@ -197,7 +197,7 @@ async fn job_that_could_never_start_is_refused(store: Store) {
         body["labels"] = json!({"k": "v"});
         service.put("j", &body).await.refuses(400, text);
         service.get("/jobs/j").await.is(404);
-        // Again it is refused for the same reason, not for being there.
+        // A repeated request is refused for the same reason: the first one created no job.
         service.put("j", &body).await.refuses(400, text);
     }
     assert_eq!(
@@ -231,7 +231,7 @@ async fn delay_counts_from_creation_or_from_the_last_prerequisite(store: Store) 
     assert_eq!(pipe.next_jobs(1).await, ["none"]);
     service.create_as("done", "Completed").await;
     service
-        .create("last", &service.new_job("of-no-interest"))
+        .create("last", &service.new_job("not-consumed"))
         .await;
     service
         .create(
@@ -245,7 +245,8 @@ async fn delay_counts_from_creation_or_from_the_last_prerequisite(store: Store) 
             &delayed(waiting_for(&service, &json!(["done"])), 1),
         )
         .await;
-    // By now a delay that counted from the creation would be over, for one that is as long and began later is.
+    // `as-long` was created after `from-completion` with the same delay. It starts first, so the delay of
+    // `from-completion` does not count from its creation.
     service
         .create("as-long", &delayed(service.new_job("in"), 2))
         .await;
@@ -261,9 +262,7 @@ async fn failure_fails_all_dependents_and_names_the_failed_job(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     for job in ["root", "other"] {
-        service
-            .create(job, &service.new_job("of-no-interest"))
-            .await;
+        service.create(job, &service.new_job("not-consumed")).await;
     }
     for (job, entries) in [
         ("child", json!(["root"])),
@@ -311,7 +310,7 @@ async fn jobs_of_a_suspended_partition_start_on_dispatch(store: Store) {
     )];
     let service = Service::start_with(store, &variables).await;
     let mut pipe = service.consume("in").await;
-    // The whole id must match.
+    // The expression must match the whole id.
     for partition in ["tenant-1", "tenant-12", "my-tenant-1", "other"] {
         put_in(&service, partition, partition, &service.new_job("in"))
             .await
@@ -321,7 +320,7 @@ async fn jobs_of_a_suspended_partition_start_on_dispatch(store: Store) {
         &service,
         "tenant-1",
         "done-soon",
-        &service.new_job("of-no-interest"),
+        &service.new_job("not-consumed"),
     )
     .await
     .is(201);
@@ -334,7 +333,7 @@ async fn jobs_of_a_suspended_partition_start_on_dispatch(store: Store) {
     .await
     .is(201);
     started(&service, &mut pipe, &["my-tenant-1", "tenant-12"]).await;
-    // Nor does it start when its prerequisite is completed.
+    // The completion of its prerequisite does not start a suspended job.
     service
         .report(&[json!({"jobTaskId": "tenant-1:done-soon", "status": "Complete"})])
         .await;
@@ -355,7 +354,7 @@ async fn jobs_of_a_suspended_partition_start_on_dispatch(store: Store) {
             .json(),
         json!({"jobsReleased": 0})
     );
-    // What is created later is suspended as before.
+    // A job created after the dispatch is suspended again.
     put_in(&service, "tenant-1", "later", &service.new_job("in"))
         .await
         .is(201);
@@ -368,7 +367,7 @@ async fn cancelled_or_deleted_prerequisite_cancels_its_dependents(store: Store) 
     for how in ["cancel", "delete"] {
         let root = format!("{how}-root");
         service
-            .create(&root, &service.new_job("of-no-interest"))
+            .create(&root, &service.new_job("not-consumed"))
             .await;
         let (child, grandchild) = (format!("{how}-child"), format!("{how}-grandchild"));
         service
@@ -394,9 +393,9 @@ async fn cancelled_or_deleted_prerequisite_cancels_its_dependents(store: Store) 
             );
         }
     }
-    // The id is used again and completed: too late for them.
+    // A new job with the deleted prerequisite's id completes. The cancelled dependents stay cancelled.
     service
-        .create("delete-root", &service.new_job("of-no-interest"))
+        .create("delete-root", &service.new_job("not-consumed"))
         .await;
     let again = service.job("delete-root").await["incarnation"].clone();
     service.report(&[json!({"jobTaskId": format!("{}!{again}", service.task("delete-root", "")), "status": "Complete"})]).await;
@@ -412,9 +411,7 @@ async fn completed_prerequisite_may_be_deleted_and_its_id_reused(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
     for job in ["a", "b"] {
-        service
-            .create(job, &service.new_job("of-no-interest"))
-            .await;
+        service.create(job, &service.new_job("not-consumed")).await;
     }
     service
         .create("j", &waiting_for(&service, &json!(["a", "b"])))
@@ -422,9 +419,7 @@ async fn completed_prerequisite_may_be_deleted_and_its_id_reused(store: Store) {
     service.complete("a", "").await;
     service.becomes("a", "Completed", 100.0).await;
     service.delete("a").await.is(204);
-    service
-        .create("a", &service.new_job("of-no-interest"))
-        .await;
+    service.create("a", &service.new_job("not-consumed")).await;
     assert_eq!(service.state("j").await, ("Waiting".to_owned(), 0.0));
     service.complete("b", "").await;
     service.becomes("b", "Completed", 100.0).await;
@@ -476,17 +471,10 @@ async fn invalid_prerequisite_id_is_refused(store: Store) {
 async fn prerequisites_do_not_cross_partitions(store: Store) {
     let service = Service::start(store).await;
     let mut pipe = service.consume("in").await;
-    service
-        .create("a", &service.new_job("of-no-interest"))
-        .await;
-    put_in(
-        &service,
-        "elsewhere",
-        "a",
-        &service.new_job("of-no-interest"),
-    )
-    .await
-    .is(201);
+    service.create("a", &service.new_job("not-consumed")).await;
+    put_in(&service, "elsewhere", "a", &service.new_job("not-consumed"))
+        .await
+        .is(201);
     service
         .create("j", &waiting_for(&service, &json!(["a"])))
         .await;

@@ -1,5 +1,5 @@
-//! A job that is put again: the same request changes nothing, whatever has become of the job; another one is refused;
-//! requests that come at the same time agree on one job; and only a job that was deleted runs again.
+//! Repeated `PUT` requests for a job id. The same request changes nothing, whatever the status of the job. A different
+//! request is refused. Concurrent requests create one job. Only a deleted job can be created, and started, again.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +18,10 @@ on_both_stores![
     deleted_job_created_again_is_a_new_incarnation,
 ];
 
-/// Requests at the same time.
+/// The number of concurrent requests.
 const MANY: usize = 40;
 
-/// A job with every field that CAF knows, but `type`.
+/// Returns a job with every field of CAF's except `type`.
 fn full_job(service: &Service) -> Value {
     json!({
         "name": "Full", "description": "d", "externalData": "e", "delay": 0, "prerequisiteJobIds": ["gone,pc"],
@@ -44,9 +44,9 @@ async fn put_text(service: &Service, job: &str, body: &str) -> Answer {
         .await
 }
 
-/// How often each status was the answer.
-fn tally(answers: &[Answer]) -> BTreeMap<u16, usize> {
-    answers.iter().fold(BTreeMap::new(), |mut tally, answer| {
+/// Counts the responses by status code.
+fn tally(responses: &[Answer]) -> BTreeMap<u16, usize> {
+    responses.iter().fold(BTreeMap::new(), |mut tally, answer| {
         *tally.entry(answer.status).or_default() += 1;
         tally
     })
@@ -74,7 +74,7 @@ async fn repeated_request_in_any_spelling_changes_nothing(store: Store) {
             ("", None)
         );
     }
-    // Task data that is an object, with its fields in another order.
+    // Task data that is an object, with its fields in a different order.
     let object = |data: &str| {
         format!(
             r#"{{"task":{{"taskClassifier":"W","taskApiVersion":1,"taskPipe":"{task_pipe}","taskData":{data}}}}}"#
@@ -90,7 +90,7 @@ async fn repeated_request_in_any_spelling_changes_nothing(store: Store) {
     )
     .await
     .is(204);
-    // Nothing has been sent a second time.
+    // No start message is sent a second time.
     assert_eq!(workers.next_jobs(1).await, ["object"]);
 
     service.restart().await;
@@ -117,7 +117,7 @@ async fn repeated_request_starts_nothing_in_any_status(store: Store) {
         service.create(&after, &service.new_job(status)).await;
         let mut next = pipe.next_jobs(1).await;
         if next == [status] {
-            // It was sent before it was what it is now.
+            // This is the start message from before the job got its status.
             next = pipe.next_jobs(1).await;
         }
         assert_eq!(next, [after]);
@@ -161,20 +161,20 @@ async fn request_that_differs_in_any_field_is_refused(store: Store) {
         ("/task/targetPipe", vec![json!("another"), json!(null)]),
     ]
     .into_iter()
-    .flat_map(|(place, values)| values.into_iter().map(move |value| (place, value)))
+    .flat_map(|(pointer, values)| values.into_iter().map(move |value| (pointer, value)))
     .collect();
     for restarted in [false, true] {
         if restarted {
             service.restart().await;
         }
-        for (place, value) in &others {
+        for (pointer, value) in &others {
             let mut other = job.clone();
-            *other.pointer_mut(place).unwrap() = value.clone();
+            *other.pointer_mut(pointer).unwrap() = value.clone();
             let answer = service.put("j", &other).await;
             assert_eq!(
                 (answer.status, answer.json()),
                 (403, json!({"message": "Job already exists"})),
-                "{place} is {value}"
+                "{pointer} is {value}"
             );
         }
         service.put("j", &job).await.is(204);
@@ -192,15 +192,15 @@ async fn one_of_many_identical_concurrent_requests_creates_the_job(store: Store)
         ("full", full_job(&service)),
         ("waits", waits),
     ] {
-        let answers = join_all((0..MANY).map(|_| service.put(id, &job))).await;
+        let responses = join_all((0..MANY).map(|_| service.put(id, &job))).await;
         assert_eq!(
-            tally(&answers),
+            tally(&responses),
             BTreeMap::from([(201, 1), (204, MANY - 1)]),
             "{id}"
         );
     }
     service.create("first", &service.new_job("in")).await;
-    // Each is sent once.
+    // Each start message is sent once.
     let mut sent = workers.next_jobs(3).await;
     sent.sort();
     assert_eq!(sent, ["first", "full", "plain"]);
@@ -221,13 +221,13 @@ async fn one_of_many_conflicting_concurrent_requests_wins(store: Store) {
     };
     for (id, names) in [("all-differ", MANY), ("two-kinds", 2)] {
         let jobs: Vec<Value> = (0..MANY).map(|n| named((n % names).to_string())).collect();
-        let answers = join_all(jobs.iter().map(|job| service.put(id, job))).await;
-        let winner = answers
+        let responses = join_all(jobs.iter().map(|job| service.put(id, job))).await;
+        let winner = responses
             .iter()
             .position(|answer| answer.status == 201)
             .unwrap()
             % names;
-        for (n, answer) in answers.iter().enumerate() {
+        for (n, answer) in responses.iter().enumerate() {
             match answer.status {
                 201 | 204 => assert_eq!(n % names, winner, "{id}: {answer:?}"),
                 _ => answer.refuses(403, "Job already exists"),
@@ -235,16 +235,22 @@ async fn one_of_many_conflicting_concurrent_requests_wins(store: Store) {
         }
         let alike = MANY / names;
         assert_eq!(
-            answers.iter().filter(|answer| answer.status == 201).count(),
+            responses
+                .iter()
+                .filter(|answer| answer.status == 201)
+                .count(),
             1,
             "{id}"
         );
         assert_eq!(
-            answers.iter().filter(|answer| answer.status == 204).count(),
+            responses
+                .iter()
+                .filter(|answer| answer.status == 204)
+                .count(),
             alike - 1,
             "{id}"
         );
-        // The job and its one message are those of the winner.
+        // The job and its only start message are those of the request that created it.
         assert_eq!(service.job(id).await["name"], winner.to_string(), "{id}");
         assert_eq!(
             workers.next().await.1,
@@ -280,9 +286,9 @@ async fn deleted_job_created_again_is_a_new_incarnation(store: Store) {
         .await
         .refuses(404, "ERROR: job_id {j} not found");
 
-    // The same request or another, it is a new job.
+    // After the deletion, any request creates a new job.
     let mut other = service.new_job("in");
-    other["name"] = json!("second life");
+    other["name"] = json!("second incarnation");
     service.create("j", &other).await;
     assert_eq!(service.state("j").await, ("Waiting".to_owned(), 0.0));
     let (second, _) = workers.next().await;
@@ -294,7 +300,7 @@ async fn deleted_job_created_again_is_a_new_incarnation(store: Store) {
     assert_eq!(status_of(&second).await.is(200).json(), "Waiting");
     // Status checks of the first incarnation find no job, and its reports do not count.
     status_of(&first).await.is(404);
-    service.fail("j", "", "of the first life").await;
+    service.fail("j", "", "of the first incarnation").await;
     service.complete("j", "").await;
     service.report(&[json!({"jobTaskId": second_id, "status": "Progress", "estimatedPercentageCompleted": 30})]).await;
     service.becomes("j", "Active", 30.0).await;
@@ -304,7 +310,7 @@ async fn deleted_job_created_again_is_a_new_incarnation(store: Store) {
         .await;
     service.becomes("j", "Completed", 100.0).await;
 
-    // And the very same request again: a third life.
+    // The same request after another deletion creates a third incarnation.
     service.put("j", &other).await.is(204);
     service.delete("j").await.is(204);
     service.create("j", &other).await;

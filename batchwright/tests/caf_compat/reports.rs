@@ -1,4 +1,4 @@
-//! What workers report to the tracking pipe, directly or by messages that pass through it.
+//! Reports in the tracking pipe: those that workers send, and those implied by messages that pass through it.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -21,7 +21,8 @@ on_one_store![
     invalid_report_is_set_aside_and_loses_no_other,
 ];
 
-/// Where the tracking worker puts what it does not understand. All services of a broker share it, so one test at a time looks there.
+/// The pipe for messages that the tracking worker cannot decode. All services of a broker share it, so one test at a
+/// time consumes it.
 const INVALID_PIPE: &str = "worker-jobtracking-invalid";
 
 static INVALID: Mutex<()> = Mutex::const_new(());
@@ -36,7 +37,7 @@ async fn reports_count_in_order_and_a_retry_decides_nothing(store: Store) {
     for job in jobs {
         service.create(job, &service.new_job("in")).await;
     }
-    // As a worker sends them: five to a message, of any jobs.
+    // Workers send up to five reports in a message, of any jobs.
     service
         .report(&[
             report("progress", "", "Progress", 0),
@@ -114,7 +115,7 @@ async fn id_without_partition_belongs_to_the_default_partition(store: Store) {
 async fn older_tracking_events_count_as_progress(store: Store) {
     let service = Service::start(store).await;
     service.create("j", &service.new_job("in")).await;
-    for (steps, percentage, told) in [
+    for (steps, percentage, expected) in [
         ("", 0, ("Waiting", 0.0)),
         ("", 30, ("Active", 30.0)),
         (".1", 80, ("Active", 40.0)),
@@ -131,13 +132,13 @@ async fn older_tracking_events_count_as_progress(store: Store) {
         service.all_is_counted().await;
         assert_eq!(
             service.state("j").await,
-            (told.0.to_owned(), told.1),
+            (expected.0.to_owned(), expected.1),
             "{percentage} at {steps:?}"
         );
     }
 }
 
-/// CAF's tracker calls such a message invalid, and its job would never be complete.
+/// CAF's tracking worker rejects such a message as invalid, so its job never completes.
 async fn report_with_unknown_fields_counts(store: Store) {
     let service = Service::start(store).await;
     service.create("done", &service.new_job("in")).await;
@@ -164,7 +165,7 @@ async fn invalid_report_is_set_aside_and_loses_no_other(store: Store) {
         report[field] = value;
         report
     };
-    let flawed = [
+    let invalid = [
         (
             "an unknown status",
             "TrackingReportTask",
@@ -181,7 +182,7 @@ async fn invalid_report_is_set_aside_and_loses_no_other(store: Store) {
             reports(with("jobTaskId", json!(null))),
         ),
         (
-            "an id that is none",
+            "an invalid id",
             "TrackingReportTask",
             reports(with(
                 "jobTaskId",
@@ -200,14 +201,14 @@ async fn invalid_report_is_set_aside_and_loses_no_other(store: Store) {
             reports(with("status", json!("Complete"))),
         ),
     ];
-    let mut put_aside = Vec::new();
-    for (flaw, classifier, data) in flawed {
+    let mut sent_as_invalid = Vec::new();
+    for (case, classifier, data) in invalid {
         let message = message(classifier, &data, "NEW_TASK", tracker, &json!(null));
         service.publish(&service.tracking_pipe, &message).await;
-        put_aside.push((flaw, message));
-        // What comes between is counted.
+        sent_as_invalid.push((case, message));
+        // A valid report between the invalid ones counts.
         service
-            .progress("good", "", u8::try_from(put_aside.len()).unwrap())
+            .progress("good", "", u8::try_from(sent_as_invalid.len()).unwrap())
             .await;
     }
     let mut without_data = message(
@@ -219,8 +220,8 @@ async fn invalid_report_is_set_aside_and_loses_no_other(store: Store) {
     );
     without_data["taskData"] = json!(null);
     service.publish(&service.tracking_pipe, &without_data).await;
-    put_aside.push(("no data", without_data));
-    // No task message at all.
+    sent_as_invalid.push(("no data", without_data));
+    // These are not task messages.
     service
         .publish(
             &service.tracking_pipe,
@@ -231,26 +232,26 @@ async fn invalid_report_is_set_aside_and_loses_no_other(store: Store) {
     service.all_is_counted().await;
     assert_eq!(service.state("j").await, ("Waiting".to_owned(), 0.0));
     assert_eq!(service.state("good").await, ("Active".to_owned(), 7.0));
-    let _alone = INVALID.lock().await;
-    for (flaw, message) in put_aside {
+    let _exclusive = INVALID.lock().await;
+    for (case, message) in sent_as_invalid {
         let found = service
             .consume_named(INVALID_PIPE)
             .await
             .find(message["taskId"].as_str().unwrap())
             .await;
-        assert_eq!(found, message, "{flaw}");
+        assert_eq!(found, message, "{case}");
     }
 }
 
-/// A message that passes through the tracking pipe, and what becomes of it.
+/// A message that passes through the tracking pipe, and its expected effect on the job.
 struct Proxied {
     name: &'static str,
     status: Option<&'static str>,
-    /// Names of pipes of the test's own.
+    /// The name of one of the test's own pipes.
     to: Option<&'static str>,
     track_to: Option<&'static str>,
     headers: &'static [(&'static str, &'static str)],
-    /// The status, the percentage, and where the job has failed, the id, source and message of the failure.
+    /// The status and the percentage of the job; for a failed job also the id, source and message of the failure.
     becomes: (&'static str, f64, Option<[&'static str; 3]>),
     keeps_tracking: bool,
 }
@@ -275,12 +276,12 @@ const PROXIED: [Proxied; 12] = {
     [
         row("new-task-ends", Some("NEW_TASK"), Some("out"), Some("out"), COMPLETED, false),
         row("success-ends", Some("RESULT_SUCCESS"), Some("out"), Some("out"), COMPLETED, false),
-        // A negative result is a result.
+        // A negative result also completes the task.
         row("failure-ends", Some("RESULT_FAILURE"), Some("out"), Some("out"), COMPLETED, false),
-        row("case-does-not-count", Some("RESULT_SUCCESS"), Some("OUT"), Some("out"), COMPLETED, false),
-        row("nobody-is-next", Some("RESULT_SUCCESS"), None, None, COMPLETED, false),
-        row("new-task-goes-on", Some("NEW_TASK"), Some("out"), Some("end"), WAITS, true),
-        row("success-goes-on", Some("RESULT_SUCCESS"), Some("out"), Some("end"), WAITS, true),
+        row("case-is-ignored", Some("RESULT_SUCCESS"), Some("OUT"), Some("out"), COMPLETED, false),
+        row("no-next-pipe", Some("RESULT_SUCCESS"), None, None, COMPLETED, false),
+        row("new-task-continues", Some("NEW_TASK"), Some("out"), Some("end"), WAITS, true),
+        row("success-continues", Some("RESULT_SUCCESS"), Some("out"), Some("end"), WAITS, true),
         row("ends-nowhere", Some("RESULT_FAILURE"), Some("out"), None, WAITS, true),
         row("exception", Some("RESULT_EXCEPTION"), Some("out"), Some("end"), ("Failed", 0.0, FAILED_AS_TASK), true),
         row("invalid", Some("INVALID_TASK"), Some("out"), Some("end"), ("Failed", 0.0, Some(["INVALID_TASK", "worker-x", "class X boom"])), true),
@@ -371,7 +372,7 @@ async fn proxied_message_is_counted_and_forwarded(store: Store) {
         );
         assert!(
             failure["failureTime"].as_u64().unwrap() >= now,
-            "{name}: the time is when it came"
+            "{name}: the time is that of its arrival"
         );
     }
     // Without tracking, or with empty tracking, it is forwarded unchanged.
@@ -387,8 +388,8 @@ async fn proxied_message_is_counted_and_forwarded(store: Store) {
         }
         assert_eq!(arrived, sent);
     }
-    // A worker that does not say who it is.
-    for (name, source, told) in [
+    // The message does not name its worker.
+    for (name, source, expected) in [
         ("no-source", json!(null), "Unknown - no source info"),
         (
             "no-name",
@@ -410,7 +411,7 @@ async fn proxied_message_is_counted_and_forwarded(store: Store) {
         service.becomes(name, "Failed", 0.0).await;
         assert_eq!(
             service.job(name).await["failures"][0]["failureSource"],
-            told,
+            expected,
             "{name}"
         );
     }
@@ -439,7 +440,7 @@ async fn proxied_message_of_an_ended_job_is_dropped(store: Store) {
             service.path(&format!("/jobs/{job}/status"))
         )
     };
-    // A status check without a response stops nothing.
+    // If a status check gets no response, the message is still forwarded.
     let nowhere = "http://127.0.0.1:1/job-service/v1/partitions/p/jobs/Cancelled/status".to_owned();
     let mut checks: Vec<(&str, String)> = statuses
         .iter()

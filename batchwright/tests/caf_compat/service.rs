@@ -1,4 +1,4 @@
-//! A Batchwright of the test's own in place of a CAF Job Service, and its clients and workers.
+//! A Batchwright process that a test owns and uses like a CAF Job Service, with helpers for clients and workers.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -32,9 +32,9 @@ pub enum Store {
     Sqlite,
 }
 
-/// The running service: job service, tracking worker and the rest in one process.
+/// The running service: job service, tracking worker and batch worker in one process.
 pub struct Service {
-    /// A partition of the test's own.
+    /// The test's own partition.
     pub partition: String,
     /// The URL of the server.
     pub root: String,
@@ -47,7 +47,7 @@ pub struct Service {
     _database: Option<harness::Postgres>,
 }
 
-/// The binary with exactly these variables. Its log is a file in the folder.
+/// A process of the binary with exactly these variables. Its log is a file in the folder.
 struct Process {
     variables: Vec<(String, String)>,
     log: PathBuf,
@@ -62,11 +62,11 @@ pub struct Answer {
     pub body: String,
 }
 
-/// A pipe that the test consumes in place of a worker.
+/// A pipe that the test consumes as a worker would.
 pub struct Pipe {
     name: String,
     consumer: Consumer,
-    /// Messages that came before the probe.
+    /// Messages that arrived before the probe.
     early: VecDeque<Delivery>,
 }
 
@@ -75,7 +75,7 @@ impl Service {
         Self::start_with(store, &[]).await
     }
 
-    /// Starts it with more of CAF's variables.
+    /// Starts the service with additional CAF variables.
     pub async fn start_with(store: Store, variables: &[(&str, &str)]) -> Self {
         let broker = harness::rabbitmq().await.unwrap().url;
         let folder = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ impl Service {
         std::fs::read_to_string(&self.process.log).unwrap()
     }
 
-    /// The passwords of the servers that the process uses.
+    /// Returns the passwords of the servers that the process uses.
     pub fn passwords(&self) -> impl Iterator<Item = &str> {
         self.process
             .variables
@@ -187,22 +187,22 @@ impl Service {
         }
     }
 
-    /// The path of something below the test's partition.
+    /// Returns the path of a resource in the test's partition.
     pub fn path(&self, path: &str) -> String {
         format!("/job-service/v1/partitions/{}{path}", self.partition)
     }
 
-    /// `GET` below the test's partition.
+    /// Sends a `GET` request to a path in the test's partition.
     pub async fn get(&self, path: &str) -> Answer {
         self.call(Method::GET, &self.path(path), None, &[]).await
     }
 
-    /// `GET` below the test's partition with parameters, which are encoded.
+    /// Sends a `GET` request to a path in the test's partition. The parameters are URL-encoded.
     pub async fn ask(&self, path: &str, parameters: &[(&str, &str)]) -> Answer {
         self.get(&with_parameters(path, parameters)).await
     }
 
-    /// `POST` below the test's partition with parameters, which are encoded.
+    /// Sends a `POST` request to a path in the test's partition. The parameters are URL-encoded.
     pub async fn post(&self, path: &str, parameters: &[(&str, &str)]) -> Answer {
         self.call(
             Method::POST,
@@ -254,7 +254,7 @@ impl Service {
 
     /// Creates a job of this status: `Completed` at 100 %, `Waiting` at 0 %, all others at 10 %.
     pub async fn create_as(&self, job: &str, status: &str) {
-        self.create(job, &self.new_job("of-no-interest")).await;
+        self.create(job, &self.new_job("not-consumed")).await;
         if status == "Waiting" {
             return;
         }
@@ -273,7 +273,7 @@ impl Service {
             "Paused" | "Cancelled" => drop(self.post(&end, &[]).await.is(204)),
             "Completed" => self.complete(job, "").await,
             "Failed" => self.fail(job, "", "it failed").await,
-            other => panic!("no test makes a job {other}"),
+            other => panic!("unexpected status {other}"),
         }
         self.becomes(
             job,
@@ -283,22 +283,23 @@ impl Service {
         .await;
     }
 
-    /// Waits until the tracking worker has counted everything sent so far: something sent later is counted.
+    /// Waits until the tracking worker has counted all reports sent so far: it sends one more and waits until that is
+    /// counted.
     pub async fn all_is_counted(&self) {
         let later = unique("later");
-        self.create(&later, &self.new_job("of-no-interest")).await;
+        self.create(&later, &self.new_job("not-consumed")).await;
         self.complete(&later, "").await;
         self.becomes(&later, "Completed", 100.0).await;
     }
 
     /// Waits until the job has this status and this percentage.
     pub async fn becomes(&self, job: &str, status: &str, percentage: f64) {
-        let wanted = (status.to_owned(), percentage);
+        let expected = (status.to_owned(), percentage);
         wait_for(
             &format!("{job} to be {status} at {percentage}"),
             async || {
                 let state = self.state(job).await;
-                if state == wanted {
+                if state == expected {
                     Ok(())
                 } else {
                     Err(format!("{state:?}"))
@@ -308,7 +309,8 @@ impl Service {
         .await;
     }
 
-    /// Creates a job in each of the six statuses, in alphabetical order. Its id is its status. The active one is at 40 %.
+    /// Creates a job in each of the six statuses, in alphabetical order. Its id is its status. The active one is at 40
+    /// %.
     pub async fn create_in_every_status(&self) {
         for status in STATUSES {
             self.create(status, &self.new_job(status)).await;
@@ -323,18 +325,18 @@ impl Service {
         }
     }
 
-    /// The id of a task of the job in messages: `steps` is empty for the job itself, else as in `.1.2*`.
+    /// Returns the job task id of a task. `steps` is empty for the job itself, otherwise e.g. `.1.2*`.
     pub fn task(&self, job: &str, steps: &str) -> String {
         format!("{}:{job}{steps}", self.partition)
     }
 
-    /// The full name of a pipe of the test's own.
+    /// Returns the full name of one of the test's own pipes.
     pub fn pipe(&self, name: &str) -> String {
         format!("{}-{name}", self.partition)
     }
 
-    /// Consumes a pipe of the test's own that accepts messages. A busy broker may refuse the first ones of a new pipe, and messages
-    /// that are sent again arrive out of order.
+    /// Consumes one of the test's own pipes once it accepts messages. A busy broker may refuse the first messages to a
+    /// new pipe; if the test sent those again, they would arrive out of order.
     pub async fn consume(&self, name: &str) -> Pipe {
         let mut pipe = self.consume_named(&self.pipe(name)).await;
         let probe = json!({"taskId": unique("probe")});
@@ -359,7 +361,7 @@ impl Service {
         }
     }
 
-    /// Returns how many messages wait in a pipe of the test's own.
+    /// Returns how many messages are in one of the test's own pipes.
     pub async fn depth(&self, name: &str) -> u64 {
         self.amqp.depth(&self.pipe(name)).await.unwrap()
     }
@@ -377,7 +379,7 @@ impl Service {
                 .headers
                 .set(name, HeaderValue::Text((*value).to_owned()));
         }
-        wait_for("the broker to take a message", async || {
+        wait_for("the broker to accept a message", async || {
             self.amqp
                 .publish(outgoing.clone())
                 .await
@@ -414,12 +416,12 @@ impl Service {
         .await;
     }
 
-    /// Reports how far a task of the job is.
+    /// Reports the progress of a task of the job.
     pub async fn progress(&self, job: &str, steps: &str, percentage: u8) {
         self.report(&[json!({"jobTaskId": self.task(job, steps), "status": "Progress", "estimatedPercentageCompleted": percentage})]).await;
     }
 
-    /// The body of a job whose first task is for a pipe of the test's own.
+    /// Returns the body of a job whose first task is for one of the test's own pipes.
     pub fn new_job(&self, pipe: &str) -> Value {
         json!({"task": {
             "taskClassifier": "BatchWorker", "taskApiVersion": 1, "taskData": {"batchDefinition": "[1-3]", "batchType": "RangePlugin"},
@@ -428,7 +430,7 @@ impl Service {
     }
 }
 
-/// A CAF task message.
+/// Returns a CAF task message.
 pub fn message(
     classifier: &str,
     data: &Value,
@@ -444,7 +446,7 @@ pub fn message(
 }
 
 impl Pipe {
-    /// The next message, and its task data as JSON.
+    /// Returns the next message, and its task data as JSON.
     pub async fn next(&mut self) -> (Value, Value) {
         let delivery = match self.early.pop_front() {
             Some(early) => early,
@@ -465,7 +467,7 @@ impl Pipe {
             .unwrap()
     }
 
-    /// Waits for the message with this task id, and leaves all others in the pipe.
+    /// Waits for the message with this task id and leaves all others in the pipe.
     pub async fn find(&mut self, task_id: &str) -> Value {
         let mut others = Vec::new();
         loop {
@@ -480,7 +482,7 @@ impl Pipe {
         }
     }
 
-    /// The ids of the jobs, without their partition, whose tasks the next messages are.
+    /// Takes this many messages. Returns their job task ids without the partition.
     pub async fn next_jobs(&mut self, count: usize) -> Vec<String> {
         let mut jobs = Vec::new();
         for _ in 0..count {
@@ -501,7 +503,7 @@ impl Answer {
         self
     }
 
-    /// Checks that this is an error with exactly this text, in the form of every error.
+    /// Checks that this is an error with exactly this text, in the common form.
     #[track_caller]
     pub fn refuses(&self, status: u16, text: &str) {
         assert_eq!(
@@ -520,7 +522,7 @@ impl Answer {
         self.headers.get(name).map(|value| value.to_str().unwrap())
     }
 
-    /// The ids of a list of jobs.
+    /// Returns the ids in a list of jobs.
     #[track_caller]
     pub fn ids(&self) -> Vec<String> {
         assert_eq!(self.status, 200, "{}", self.body);

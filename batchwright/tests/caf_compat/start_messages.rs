@@ -1,4 +1,4 @@
-//! The message that starts a job, and how a job is returned.
+//! The start message of a job, and the JSON representation of a job.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -65,7 +65,7 @@ async fn start_message_has_exactly_cafs_fields(store: Store) {
         assert_eq!(
             correlation_id.as_str().unwrap().as_bytes(),
             echoed,
-            "as it is told in the answer"
+            "the same id as in the response"
         );
         let incarnation = &service.job(job).await["incarnation"];
         let path = service.path(&format!("/jobs/{job}/status?n={incarnation}"));
@@ -83,7 +83,8 @@ async fn start_message_has_exactly_cafs_fields(store: Store) {
             })
         );
     }
-    // A waiting job keeps the correlation id of the request that created it; CAF uses that of the report that completes the prerequisite.
+    // A waiting job keeps the correlation id of the request that created it. CAF uses the id of the report that
+    // completes the prerequisite.
     let mut dependent = service.new_job("in");
     dependent["prerequisiteJobIds"] = json!(["given"]);
     let (path, headers) = (
@@ -109,7 +110,7 @@ async fn task_data_is_sent_as_given(store: Store) {
         ("text", json!("grün\n"), None, "grün\n".as_bytes()),
         ("utf8", json!("grün"), Some("utf8"), "grün".as_bytes()),
         ("base64", json!("aGVsbG8="), Some("base64"), b"hello"),
-        // CAF sends something else when it is no UTF-8.
+        // CAF changes task data that is not UTF-8.
         (
             "binary",
             json!("/+8AAYD+"),
@@ -135,7 +136,7 @@ async fn task_data_is_sent_as_given(store: Store) {
             .decode(message["taskData"].as_str().unwrap())
             .unwrap();
         match encoding {
-            // The order of the members of an object is the sender's.
+            // JSON objects are compared without regard to the order of their fields.
             None if job == "object" => {
                 assert_eq!(
                     serde_json::from_slice::<Value>(&bytes).unwrap(),
@@ -152,11 +153,11 @@ async fn status_url_of_a_message_returns_the_status_of_its_incarnation(store: St
     let service = Service::start_with(store, &[("CAF_STATUS_CHECK_INTERVAL_SECONDS", "7")]).await;
     let mut pipe = service.consume("in").await;
     let mut urls: Vec<String> = Vec::new();
-    for life in 0..3 {
+    for round in 0..3 {
         service.create("j", &service.new_job("in")).await;
         let (message, _) = pipe.next().await;
         let incarnation = service.job("j").await["incarnation"].clone();
-        let expected = if life == 0 {
+        let expected = if round == 0 {
             service.task("j", "")
         } else {
             format!("{}!{incarnation}", service.task("j", ""))
@@ -187,14 +188,14 @@ async fn status_url_of_a_message_returns_the_status_of_its_incarnation(store: St
                 .await
                 .refuses(404, "ERROR: job_id {j} not found");
         }
-        // The reports of this life count, and those of lives before do not.
+        // Reports of this incarnation count; those of earlier incarnations do not.
         service
             .report(&[
                 json!({"jobTaskId": id, "status": "Progress", "estimatedPercentageCompleted": 30}),
             ])
             .await;
         service.becomes("j", "Active", 30.0).await;
-        if life > 0 {
+        if round > 0 {
             service.complete("j", "").await;
             service.all_is_counted().await;
             assert_eq!(service.state("j").await, ("Active".to_owned(), 30.0));
@@ -263,13 +264,13 @@ async fn ids_are_encoded_in_the_status_url(store: Store) {
     assert_eq!(status.json(), "Waiting");
     service.report(&[json!({"jobTaskId": format!("{partition}:{job}"), "status": "Progress", "estimatedPercentageCompleted": 5})]).await;
     service.all_is_counted().await;
-    let told = service
+    let job_json = service
         .call(Method::GET, &path, None, &[])
         .await
         .is(200)
         .json();
     assert_eq!(
-        (&told["id"], &told["status"]),
+        (&job_json["id"], &job_json["status"]),
         (&json!(job), &json!("Active"))
     );
 }
@@ -297,24 +298,24 @@ async fn job_response_has_every_field_and_null_for_missing_values(store: Store) 
             }),
         ),
     ] {
-        let told = service.job(job).await;
+        let job_json = service.job(job).await;
         for field in ["name", "description", "externalData", "labels"] {
-            assert_eq!(told.get(field), expected.get(field), "{field} of {job}");
+            assert_eq!(job_json.get(field), expected.get(field), "{field} of {job}");
         }
-        assert_eq!(told["id"], job);
+        assert_eq!(job_json["id"], job);
         assert_eq!(
-            (&told["status"], &told["failures"]),
+            (&job_json["status"], &job_json["failures"]),
             (&json!("Waiting"), &json!([]))
         );
-        // A number with a fraction, as a Java client reads it.
-        assert!(told["percentageComplete"].is_f64(), "{told}");
-        assert_eq!(told["percentageComplete"], json!(0.0));
-        let created = u128::from(told["createTime"].as_u64().unwrap());
+        // A Java client reads a number with a fraction.
+        assert!(job_json["percentageComplete"].is_f64(), "{job_json}");
+        assert_eq!(job_json["percentageComplete"], json!(0.0));
+        let created = u128::from(job_json["createTime"].as_u64().unwrap());
         assert!((before..=now()).contains(&created), "{created}");
-        assert_eq!(told["lastUpdateTime"], told["createTime"]);
+        assert_eq!(job_json["lastUpdateTime"], job_json["createTime"]);
         // The response has neither the task nor the prerequisites.
         for field in ["task", "prerequisiteJobIds", "parameters", "type"] {
-            assert_eq!(told.get(field), None, "{field} of {job}");
+            assert_eq!(job_json.get(field), None, "{field} of {job}");
         }
         assert_eq!(
             service
@@ -322,16 +323,16 @@ async fn job_response_has_every_field_and_null_for_missing_values(store: Store) 
                 .await
                 .is(200)
                 .json(),
-            json!([told])
+            json!([job_json])
         );
     }
     service.complete("bare", "").await;
     service.becomes("bare", "Completed", 100.0).await;
-    let told = service.job("bare").await;
+    let job_json = service.job("bare").await;
     assert!(
-        told["percentageComplete"].is_f64()
-            && told["lastUpdateTime"].as_u64() >= told["createTime"].as_u64(),
-        "{told}"
+        job_json["percentageComplete"].is_f64()
+            && job_json["lastUpdateTime"].as_u64() >= job_json["createTime"].as_u64(),
+        "{job_json}"
     );
 }
 
@@ -354,8 +355,8 @@ async fn failure_response_has_everything_that_was_reported(store: Store) {
         service.create(job, &service.new_job("in")).await;
         service.report(&[json!({"jobTaskId": service.task(job, ".1"), "status": "Failed", "failure": failure})]).await;
         service.becomes(job, "Failed", 0.0).await;
-        let told = service.job(job).await["failures"].clone();
-        assert_eq!(told.as_array().unwrap().len(), 1, "{job}: {told}");
+        let failures = service.job(job).await["failures"].clone();
+        assert_eq!(failures.as_array().unwrap().len(), 1, "{job}: {failures}");
         for field in [
             "failureId",
             "failureTime",
@@ -363,7 +364,7 @@ async fn failure_response_has_everything_that_was_reported(store: Store) {
             "failureMessage",
         ] {
             assert_eq!(
-                told[0].get(field),
+                failures[0].get(field),
                 Some(&failure[field]),
                 "{field} of {job}"
             );

@@ -1,7 +1,8 @@
-//! Which status follows which, and who brings it about.
+//! The transitions between job statuses, and the requests and reports that cause them.
 //!
-//! Every transition of CAF's but `Failed → Completed`, which must not happen: the first decisive outcome holds. Clients act over REST, workers by
-//! reports in the tracking pipe. That a failed prerequisite fails who waits for it is told once more, in full, in `prerequisites`.
+//! The tests cover each of CAF's transitions except `Failed → Completed`, which Batchwright refuses: the first final
+//! status stays. Clients act over REST, workers by reports in the tracking pipe. The module `prerequisites` covers in
+//! full how a failed job fails its dependents.
 
 use reqwest::Method;
 use serde_json::json;
@@ -21,7 +22,7 @@ on_both_stores![
     paused_job_stays_paused_while_it_progresses,
 ];
 
-/// The statuses of jobs that are not over, with the percentage that `create_as` gives them.
+/// The statuses of unfinished jobs, each with the percentage that `create_as` gives it.
 const OPEN: [(&str, f64); 3] = [("Waiting", 0.0), ("Active", 10.0), ("Paused", 10.0)];
 
 async fn job_waits_until_the_first_progress_or_completed_subtask(store: Store) {
@@ -74,7 +75,7 @@ async fn only_resume_makes_a_paused_job_active(store: Store) {
             .post(&format!("/jobs/{from}/resume"), &[])
             .await
             .is(204);
-        // Also the one that waited: it is active from now on.
+        // A job that was waiting before the pause also becomes active.
         assert_eq!(
             service.state(from).await,
             ("Active".to_owned(), 20.0),
@@ -95,7 +96,7 @@ async fn job_task_or_all_subtasks_complete_a_job_of_any_status(store: Store) {
         service.complete(&by_task, "").await;
         service.becomes(&by_task, "Completed", 100.0).await;
         service.create_as(&by_subtasks, from).await;
-        // The number of subtasks is known by the last report only.
+        // Only the last report reveals the number of subtasks.
         let done = |steps: &str| json!({"jobTaskId": service.task(&by_subtasks, steps), "status": "Complete"});
         service.report(&[done(".2"), done(".1"), done(".3*")]).await;
         service.becomes(&by_subtasks, "Completed", 100.0).await;
@@ -197,7 +198,7 @@ async fn reports_do_not_change_an_ended_job(store: Store) {
             ("Retry", 0, ".5"),
             ("Failed", 0, ".5"),
             ("Complete", 100, ".2"),
-            // All there is: CAF would take the failed job for completed now.
+            // All subtasks are now reported: CAF would set the failed job to Completed.
             ("Complete", 100, ".3*"),
             ("Complete", 100, ""),
             ("Failed", 0, ""),
@@ -221,7 +222,7 @@ async fn reports_of_unknown_or_deleted_jobs_are_ignored(store: Store) {
         service.complete(job, "").await;
     }
     let done = |job: &str| json!({"jobTaskId": service.task(job, ""), "status": "Complete"});
-    // Beside such a report one that counts.
+    // One message has a valid report between two for missing jobs.
     service
         .report(&[done("unknown"), done("known"), done("deleted")])
         .await;

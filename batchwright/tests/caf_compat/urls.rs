@@ -1,4 +1,5 @@
-//! What all endpoints have in common: URLs, ids, correlation ids; and the URLs beside them, of health and of the description.
+//! Rules for all endpoints: URLs, ids and correlation ids. Also the URLs of the health check and of the API
+//! description.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +21,7 @@ on_one_store![
     ids_are_checked_before_anything_else,
 ];
 
-/// What stands below a partition.
+/// The endpoints of a partition.
 pub const OF_PARTITION: [(Method, &str); 4] = [
     (Method::GET, "/jobs"),
     (Method::POST, "/jobs:delete"),
@@ -258,7 +259,7 @@ async fn correlation_id_of_a_request_is_in_its_response_and_its_message(store: S
         );
         for id in [ask(&[]).await, ask(&[(NAME, "")]).await] {
             assert!(uuid::Uuid::parse_str(&id).is_ok(), "{method} {path}: {id}");
-            assert!(made.insert(id), "{method} {path}: an id was made twice");
+            assert!(made.insert(id), "{method} {path}: the id is not unique");
         }
     }
     let mut workers = service.consume("in").await;
@@ -289,7 +290,7 @@ async fn ids_are_checked_before_anything_else(store: Store) {
     ];
     for (partition, text) in partitions {
         for (method, path) in OF_PARTITION {
-            // Before what else is wrong.
+            // The ids are checked first, although the parameters are invalid, too.
             let path = format!(
                 "/job-service/v1/partitions/{}{path}?filter=x&sort=x",
                 encoded(partition)
@@ -359,12 +360,12 @@ async fn ids_are_checked_before_anything_else(store: Store) {
             .await
             .refuses(400, NOT_A_PARTITION);
     }
-    // CAF finds this out from its database, and answers 500. To all other requests no job has such an id.
+    // CAF passes the id to its database and returns 500. For all other requests no job has such an id.
     service
         .put(&long_job, &service.new_job("in"))
         .await
         .refuses(400, "The job identifier is longer than 48 characters.");
-    // Before the body.
+    // The id is checked before the body.
     let path = service.path("/jobs/a*");
     service
         .call(Method::PUT, &path, Some("{"), &[])

@@ -1,5 +1,6 @@
-//! What a new job is checked for: every check with its text, in CAF's order; what CAF lets through to its database or fails
-//! on, and answers 500, is refused with 400; what is accepted; and that the task data reaches the worker byte for byte.
+//! The validation of new jobs: every check with its text, in CAF's order, and the values that are accepted. Requests
+//! that crash CAF, or fail in its database with status 500, are refused with 400. The task data reaches the worker byte
+//! for byte.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -15,7 +16,7 @@ on_both_stores![
 
 on_one_store![
     reports_the_flaw_that_caf_checks_first,
-    each_flaw_is_reported_in_cafs_words,
+    each_invalid_field_is_reported_in_cafs_words,
     requests_that_crash_caf_are_refused,
     body_that_is_not_a_job_is_refused,
 ];
@@ -27,10 +28,10 @@ const DATA_TYPE: &str =
 
 const OBJECT_ENCODED: &str = "An encoding type has been found in the task along with taskDataObject. Remove taskDataEncoding and try again";
 
-/// The job with another value in one place, or with none (`ABSENT`).
-fn with(job: &Value, place: &str, value: Value) -> Value {
+/// Returns the job with another value at a JSON pointer, or without that field if the value is [`absent`].
+fn with(job: &Value, pointer: &str, value: Value) -> Value {
     let mut job = job.clone();
-    let (parent, field) = place.rsplit_once('/').unwrap();
+    let (parent, field) = pointer.rsplit_once('/').unwrap();
     let parent = job.pointer_mut(parent).unwrap().as_object_mut().unwrap();
     if value == absent() {
         parent.remove(field)
@@ -40,7 +41,7 @@ fn with(job: &Value, place: &str, value: Value) -> Value {
     job
 }
 
-/// Stands for a field that is not there.
+/// The value that stands for a missing field.
 fn absent() -> Value {
     json!("<absent>")
 }
@@ -56,20 +57,22 @@ async fn put_text(service: &Service, job: &str, body: Option<&str>) -> Answer {
         .await
 }
 
-/// Checks a table of flawed jobs: each is refused with exactly this text, and none is created.
-async fn are_refused(service: &Service, flawed: Vec<(&str, Value, &str)>) {
-    let sound = service.new_job("in");
-    for (place, value, text) in flawed {
-        let answer = service.put("j", &with(&sound, place, value.clone())).await;
+/// Checks a table of invalid jobs: each is refused with exactly this text, and none is created.
+async fn are_refused(service: &Service, invalid: Vec<(&str, Value, &str)>) {
+    let valid = service.new_job("in");
+    for (pointer, value, text) in invalid {
+        let answer = service
+            .put("j", &with(&valid, pointer, value.clone()))
+            .await;
         assert_eq!(
             (answer.status, answer.json()),
             (400, json!({"message": text})),
-            "{place} is {value}"
+            "{pointer} is {value}"
         );
         assert_eq!(
             answer.header("content-type"),
             Some("application/json"),
-            "{place} is {value}"
+            "{pointer} is {value}"
         );
     }
     assert_eq!(service.get("/jobs").await.is(200).json(), json!([]));
@@ -88,7 +91,7 @@ async fn reports_the_flaw_that_caf_checks_first(store: Store) {
             .call(Method::PUT, &path, Some(&body.to_string()), &[])
             .await
     };
-    // Each flaw is mended when it has been told, and then it is the next one's turn.
+    // The request has many errors. Each round corrects the one that was reported, and the next one is reported.
     put(path("p*", "j*"), &body).await.refuses(
         400,
         "The partition ID contains one or more invalid characters.",
@@ -97,8 +100,8 @@ async fn reports_the_flaw_that_caf_checks_first(store: Store) {
         400,
         "The job identifier contains one or more invalid characters.",
     );
-    let sound = path(&service.partition, "j");
-    for (text, place, mended) in [
+    let valid = path(&service.partition, "j");
+    for (text, pointer, corrected) in [
         (
             "Specifying both typeId and task properties is not allowed.",
             "/type",
@@ -137,7 +140,7 @@ async fn reports_the_flaw_that_caf_checks_first(store: Store) {
         }),
         (OBJECT_ENCODED, "/task/taskData", json!(1)),
         (DATA_TYPE, "/task/taskData", json!("data")),
-        // What CAF leaves to its database comes last.
+        // The checks that CAF leaves to its database are last.
         ("The name is longer than 255 characters.", "/name", absent()),
         (
             "The value of the label 'a' is longer than 255 characters.",
@@ -150,16 +153,16 @@ async fn reports_the_flaw_that_caf_checks_first(store: Store) {
             absent(),
         ),
     ] {
-        put(sound.clone(), &body).await.refuses(400, text);
-        body = with(&body, place, mended);
+        put(valid.clone(), &body).await.refuses(400, text);
+        body = with(&body, pointer, corrected);
     }
-    put(sound, &body).await.is(201);
+    put(valid, &body).await.is(201);
 }
 
-async fn each_flaw_is_reported_in_cafs_words(store: Store) {
+async fn each_invalid_field_is_reported_in_cafs_words(store: Store) {
     let service = Service::start(store).await;
-    let mut flawed = Vec::new();
-    for (place, text, values) in [
+    let mut invalid = Vec::new();
+    for (pointer, text, values) in [
         (
             "/task/taskClassifier",
             "The task classifier has not been specified.",
@@ -184,7 +187,7 @@ async fn each_flaw_is_reported_in_cafs_words(store: Store) {
             "/labels",
             LABEL,
             ["", "a b", "a.b", "ä", "a\n", "*"]
-                .map(|key| json!({"sound": "x", key: "y"}))
+                .map(|key| json!({"valid": "x", key: "y"}))
                 .to_vec(),
         ),
         (
@@ -215,9 +218,9 @@ async fn each_flaw_is_reported_in_cafs_words(store: Store) {
             vec![json!("any"), json!("")],
         ),
     ] {
-        flawed.extend(values.into_iter().map(|value| (place, value, text)));
+        invalid.extend(values.into_iter().map(|value| (pointer, value, text)));
     }
-    are_refused(&service, flawed).await;
+    are_refused(&service, invalid).await;
     put_text(&service, "j", Some(r#"{"type": "none"}"#))
         .await
         .refuses(400, "Unknown job type ID: none");
@@ -276,7 +279,7 @@ async fn requests_that_crash_caf_are_refused(store: Store) {
                 json!("q".repeat(256)),
                 "The targetPipe is longer than 255 bytes.",
             ),
-            // The one character that PostgreSQL does not take in a text.
+            // The only character that PostgreSQL does not accept in a text.
             (
                 "/name",
                 json!("a\0"),
@@ -299,7 +302,7 @@ async fn requests_that_crash_caf_are_refused(store: Store) {
             ),
             ("/prerequisiteJobIds", json!(["a", long_id]), &id_text),
             ("/prerequisiteJobIds", json!([long_entry]), &entry_text),
-            // CAF sends such a task without tracking, and its job waits for ever.
+            // CAF sends such a task without tracking, so its job waits forever.
             ("/task/targetPipe", same, &same_text),
         ],
     )
@@ -380,9 +383,9 @@ async fn body_that_is_not_a_job_is_refused(store: Store) {
 async fn meaningless_fields_and_values_at_the_limit_are_accepted(store: Store) {
     let service = Service::start(store).await;
     let mut workers = service.consume("in").await;
-    let sound = service.new_job("in");
+    let valid = service.new_job("in");
     let (longest, key) = ("ü".repeat(255), "k".repeat(255));
-    for (n, (place, value, told, as_told)) in [
+    for (n, (pointer, value, field, expected)) in [
         ("/delay", json!(null), "name", json!(null)),
         ("/delay", json!(-5), "name", json!(null)),
         ("/labels", json!(null), "labels", json!({})),
@@ -434,10 +437,16 @@ async fn meaningless_fields_and_values_at_the_limit_are_accepted(store: Store) {
     .enumerate()
     {
         let id = format!("j{n}");
-        let answer = service.put(&id, &with(&sound, place, value.clone())).await;
-        assert_eq!(answer.status, 201, "{place} is {value}: {}", answer.body);
-        assert_eq!(service.job(&id).await[told], as_told, "{place} is {value}");
-        assert_eq!(workers.next_jobs(1).await, [id], "{place} is {value}");
+        let answer = service
+            .put(&id, &with(&valid, pointer, value.clone()))
+            .await;
+        assert_eq!(answer.status, 201, "{pointer} is {value}: {}", answer.body);
+        assert_eq!(
+            service.job(&id).await[field],
+            expected,
+            "{pointer} is {value}"
+        );
+        assert_eq!(workers.next_jobs(1).await, [id], "{pointer} is {value}");
     }
 }
 
@@ -460,13 +469,13 @@ async fn task_data_reaches_the_worker_byte_for_byte(store: Store) {
             Some("utf8"),
             b"{\"data\" : \"as text\"}".to_vec(),
         ),
-        // No text in any encoding; CAF sends it as question marks.
+        // These bytes are not valid UTF-8; CAF replaces them with question marks.
         (
             json!("/+8AAYB/").to_string(),
             Some("base64"),
             vec![0xff, 0xef, 0x00, 0x01, 0x80, 0x7f],
         ),
-        // CAF takes either alphabet, does without padding, and reads over line breaks.
+        // CAF accepts both base64 alphabets, missing padding and line breaks.
         (
             json!("_-8AAYB_/w==").to_string(),
             Some("base64"),
@@ -477,7 +486,7 @@ async fn task_data_reaches_the_worker_byte_for_byte(store: Store) {
             Some("base64"),
             vec![0xff, 0xef, 0x00, 0x01],
         ),
-        // An object travels as its JSON without white space, its fields in their order and its numbers as they are written.
+        // An object is sent as JSON without white space, with the original order of fields and notation of numbers.
         (ordered.to_owned(), None, ordered.into()),
         (
             spaced.to_owned(),
@@ -510,7 +519,7 @@ async fn task_data_reaches_the_worker_byte_for_byte(store: Store) {
             .unwrap();
         assert!(
             sent == bytes,
-            "{data:.100} came as {:.200}",
+            "{data:.100} was sent as {:.200}",
             String::from_utf8_lossy(&sent)
         );
     }

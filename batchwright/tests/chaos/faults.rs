@@ -171,13 +171,13 @@ async fn delayed_tasks_survive_a_restart_of_the_broker() {
         .await;
 }
 
-/// Existing connections stay open but carry nothing, while new ones work: a firewall has lost its state.
+/// Existing connections stay open but carry nothing, and new ones work, as when a firewall loses its state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn forgotten_connections_to_the_broker_are_given_up() {
-    story("connections to the broker are forgotten", async |system| {
+async fn silent_connections_to_the_broker_are_replaced() {
+    story("connections to the broker fall silent", async |system| {
         system.reached(0.3).await;
         system.to_rabbitmq.forget();
-        system.resumes("forgotten connections").await;
+        system.resumes("silent connections").await;
     })
     .await;
 }

@@ -1,14 +1,16 @@
-//! Chaos: every role is a process of its own, on `RabbitMQ` and `PostgreSQL`, and something fails in the middle of a job.
-//! Processes are killed; servers restart, are killed or stay away; networks drop everything; servers start after their clients.
+//! Chaos: every role is a process of its own, on `RabbitMQ` and `PostgreSQL`, and something fails in the middle of a
+//! job. Processes are killed; servers restart, are killed or stay down; networks drop everything; servers start after
+//! their clients.
 //!
-//! At the end of each story the job must be Completed, with exactly its number of items, an output of each item, nothing
-//! rejected, and a percentage that never fell.
+//! At the end of each story the job must be Completed, with exactly its number of items, an output of each item,
+//! nothing rejected, and a percentage that never fell.
 //!
-//! By default the stories are short. `CHAOS_ITEMS`, `CHAOS_OUTAGE` and `CHAOS_HOLE` (seconds) and `CHAOS_BINARY` make
-//! experiments of them; `--nocapture` shows a line of numbers for each.
+//! By default the stories are short. `CHAOS_ITEMS`, `CHAOS_OUTAGE` and `CHAOS_HOLE` (seconds) and `CHAOS_BINARY` turn
+//! them into experiments; with `--nocapture` each story prints a line of numbers.
 //!
-//! What must stay true: the stories run one after the other, because the pipes of the binary have fixed names. They share one
-//! pair of servers, because starting a pair takes long. A story that fails drops its servers; the next one starts new ones.
+//! What must stay true: the stories run one after the other, because the pipes of the binary have fixed names. They
+//! share one pair of servers, because starting a pair takes long. A story that fails drops its servers; the next one
+//! starts new ones.
 
 #![expect(
     clippy::unwrap_used,
@@ -28,9 +30,9 @@ use std::time::Duration;
 /// The size of the stories.
 struct Size {
     items: u64,
-    /// How long a database stays away.
+    /// How long the database is unavailable.
     outage: Duration,
-    /// How long a network swallows everything.
+    /// How long the network drops everything.
     hole: Duration,
     binary: PathBuf,
 }

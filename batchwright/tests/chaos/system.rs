@@ -30,12 +30,12 @@ pub const ROLES: [&str; 4] = [
     "tracking-worker",
     "example-worker",
 ];
-/// How long a story waits for one thing, on top of its own faults.
+/// How long a story waits for one condition, in addition to the duration of its faults.
 const PATIENCE: Duration = Duration::from_mins(3);
 /// The pause between two reads of the job.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The servers of all stories. A story that fails does not put them back.
+/// The servers, which all stories share. A story that fails does not return them.
 static SERVERS: tokio::sync::Mutex<Option<Servers>> = tokio::sync::Mutex::const_new(None);
 
 #[derive(Debug)]
@@ -47,14 +47,14 @@ pub struct Servers {
 /// Four processes, their servers and their job.
 pub struct System {
     pub servers: Servers,
-    /// Between the processes and the servers.
+    /// The proxies between the processes and the servers.
     pub to_postgres: Proxy,
     pub to_rabbitmq: Proxy,
     pub folder: TempDir,
-    /// By role: its process and the address on which it listens.
+    /// The process of each role and the address on which it listens.
     processes: BTreeMap<&'static str, (Process, String)>,
     client: Client,
-    /// The job as it was read last.
+    /// The job as last read.
     seen: watch::Sender<Option<Job>>,
     /// How long the job paused after each fault.
     pauses: Mutex<Vec<String>>,
@@ -76,8 +76,8 @@ pub async fn story(name: &str, faults: impl AsyncFnOnce(&System)) {
 }
 
 impl System {
-    /// Waits for the turn of this story and prepares servers and processes, without starting a process. Batches are not split
-    /// while more than `max_depth` items wait.
+    /// Waits for the turn of this story and prepares servers and processes, without starting a process. Batches are not
+    /// split while more than `max_depth` items wait.
     pub async fn begin(max_depth: u64) -> Self {
         let mut turn = SERVERS.lock().await;
         let servers = if let Some(servers) = turn.take() {
@@ -102,7 +102,7 @@ impl System {
             servers.rabbitmq.address(),
             &to_rabbitmq,
         );
-        // A short story cannot wait as long as an experiment for a lost network to be noticed.
+        // A short story cannot wait as long as an experiment until a client notices a lost network.
         let broker = if SIZE.hole < Duration::from_secs(30) {
             broker + "?heartbeat=2"
         } else {
@@ -201,7 +201,7 @@ impl System {
             }),
             ..NewJob::default()
         };
-        wait_for("the job to be taken", async || {
+        wait_for("the job to be accepted", async || {
             self.client
                 .put("j", &job)
                 .await
@@ -258,7 +258,7 @@ impl System {
             .await;
         assert!(
             !done.status.is_finished(),
-            "the job was too fast for anything to happen in the middle: {done:?}"
+            "the job ended before its fault: {done:?}"
         );
     }
 
@@ -416,7 +416,7 @@ impl Outputs {
                 .find_map(|word| word.strip_prefix('n')?.parse().ok());
             outputs
                 .of
-                .insert(number.unwrap_or_else(|| panic!("an output of no item: {count:?}")));
+                .insert(number.unwrap_or_else(|| panic!("an output without an item: {count:?}")));
             delivery.ack();
         }
         outputs

@@ -1,4 +1,4 @@
-//! The binary: one command, or `batchwright up` in a folder that survives it.
+//! Runs the binary: a single command, or `batchwright up` in a folder that outlives the process.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use harness::{free_port, wait_for};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The binary, configured by its arguments alone.
+/// Returns a command that runs the binary with these arguments and no variables.
 pub fn batchwright(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_batchwright"));
     for variable in [
@@ -47,7 +47,7 @@ impl Ended {
         self
     }
 
-    /// Standard output as the one JSON object that it is.
+    /// Returns standard output, which must be one JSON object.
     #[track_caller]
     pub fn json(&self) -> Value {
         assert_eq!(self.out.lines().count(), 1, "{self:?}");
@@ -140,7 +140,7 @@ impl Home {
         wait_for("the system to be up", async || {
             let read = |file: &Path| std::fs::read_to_string(file).unwrap_or_default();
             if let Some(status) = up.0.try_wait().unwrap() {
-                panic!("it has ended with {status}: {}", read(&said[1]));
+                panic!("the process ended with {status}: {}", read(&said[1]));
             }
             let out = read(&said[0]);
             let is_told = ["API ", "Swagger UI ", "health "]
@@ -164,7 +164,7 @@ impl Up {
         self.0.wait().unwrap();
     }
 
-    /// Asks it to stop, as a supervisor does, and waits for its exit code.
+    /// Asks the process to stop, as a supervisor does, and returns its exit code.
     pub async fn stop(mut self) -> Option<i32> {
         Command::new("kill")
             .args(["-TERM", &self.0.id().to_string()])
@@ -182,7 +182,7 @@ impl Up {
 
 impl Drop for Up {
     fn drop(&mut self) {
-        // Most have ended before.
+        // Most processes have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

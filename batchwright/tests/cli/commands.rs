@@ -1,4 +1,4 @@
-//! The commands: what they print, how they exit, and that `kill -9` loses and doubles nothing.
+//! The commands: their output and exit codes. Also that `kill -9` neither loses nor duplicates results.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -33,7 +33,7 @@ async fn killed_process_continues_where_it_was_and_counts_exactly() {
     .await;
     assert_eq!(submitted.with(0).out, "j created\n");
 
-    // Once while it is being split, once in the middle.
+    // The process is killed once during the split and once in the middle of the items.
     let client = home.client();
     let reached = async |items: i64| {
         wait_for("items", async || match client.get("j").await {
@@ -49,7 +49,7 @@ async fn killed_process_continues_where_it_was_and_counts_exactly() {
         up.kill();
         assert!(
             before < LINES,
-            "the job was too fast to be killed in the middle"
+            "the job ended before the process was killed"
         );
         up = home.up().await;
         assert!(client.get("j").await.unwrap().completed_items >= before);
@@ -99,7 +99,7 @@ async fn second_process_on_a_folder_names_the_folder_and_the_owner() {
         second.err.contains(data) && second.err.contains(&format!("process {}", up.0.id())),
         "{second:?}"
     );
-    // The first one does not mind.
+    // The first process still works.
     assert!(
         home.client()
             .get("unknown")
@@ -363,16 +363,16 @@ async fn impossible_command_fails_with_the_reason() {
     let (data, below_a_file) = (path("data"), path("file/data"));
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
-    let nobody = format!("postgres://ann:secret@127.0.0.1:{}/jobs", free_port());
+    let unreachable = format!("postgres://ann:secret@127.0.0.1:{}/jobs", free_port());
     let amqp = "amqp://127.0.0.1:1/%2f";
     let up = ["up", "--data", &data, "--listen", "127.0.0.1:0"];
     let with = |more: &[&'static str]| [&up[..], more].concat();
     let service = format!("http://127.0.0.1:{}/job-service/v1", free_port());
     for (arguments, code, texts) in [
         (
-            vec!["bench", "--items", "1", "--database", &nobody],
+            vec!["bench", "--items", "1", "--database", &unreachable],
             1,
-            &[nobody.replace("secret", "***").as_str()][..],
+            &[unreachable.replace("secret", "***").as_str()][..],
         ),
         (
             with(&["--database", "mysql://db/jobs"]),

@@ -1,4 +1,4 @@
-//! The binary from outside: its commands, its configuration, its exit codes.
+//! The binary as a user runs it: its commands, its configuration, its exit codes.
 
 #![expect(
     clippy::unwrap_used,

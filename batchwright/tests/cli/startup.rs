@@ -1,4 +1,4 @@
-//! How the binary is configured: variables, files with secrets, and what stops the start.
+//! The configuration of the binary: variables, files with secrets, and errors that stop the start.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use harness::{free_port, in_time, wait_for};
 use reqwest::Url;
 
-/// The binary with exactly these variables.
+/// Returns a command that runs the binary with exactly these variables.
 fn batchwright(arguments: &[&str], variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_batchwright"));
     command
@@ -94,8 +94,8 @@ async fn unknown_or_invalid_variable_stops_the_start_by_name() {
             "'P1M' is not a time span",
         ),
     ] {
-        let (code, told) = ended(arguments, &[(name, value)]).await;
-        assert!(code == 2 && told.contains(text), "{code}: {told}");
+        let (code, stderr) = ended(arguments, &[(name, value)]).await;
+        assert!(code == 2 && stderr.contains(text), "{code}: {stderr}");
     }
 }
 
@@ -117,15 +117,15 @@ async fn invalid_job_type_stops_the_start_with_file_and_line() {
         "--job-types",
         folder.path().to_str().unwrap(),
     ];
-    let (code, told) = ended(&arguments, &[]).await;
+    let (code, stderr) = ended(&arguments, &[]).await;
     assert!(
-        code == 1 && told.contains("scan.yaml is not valid: the configuration property bucket has no value: the variable BUCKET"),
-        "{told}"
+        code == 1 && stderr.contains("scan.yaml is not valid: the configuration property bucket has no value: the variable BUCKET"),
+        "{stderr}"
     );
-    let (code, told) = ended(&arguments, &[("BUCKET", "b")]).await;
+    let (code, stderr) = ended(&arguments, &[("BUCKET", "b")]).await;
     assert!(
-        code == 1 && told.contains("scan.yaml is not valid: taskScript:3:1: expected "),
-        "{told}"
+        code == 1 && stderr.contains("scan.yaml is not valid: taskScript:3:1: expected "),
+        "{stderr}"
     );
 }
 
@@ -148,27 +148,28 @@ async fn effective_settings_are_logged_without_secrets() {
         ),
         &log,
     );
-    let told = wait_for("the configuration in the log", async || {
-        let told = std::fs::read_to_string(&log).unwrap();
-        if told.contains("broker") && told.contains("tracking-pipe") {
-            Ok(told)
+    let logged = wait_for("the configuration in the log", async || {
+        let logged = std::fs::read_to_string(&log).unwrap();
+        if logged.contains("broker") && logged.contains("tracking-pipe") {
+            Ok(logged)
         } else {
-            Err(told)
+            Err(logged)
         }
     })
     .await;
     assert!(
-        told.contains("amqp://guest:***@127.0.0.1:1/%2f") && told.contains("CAF_RABBITMQ_*"),
-        "{told}"
+        logged.contains("amqp://guest:***@127.0.0.1:1/%2f") && logged.contains("CAF_RABBITMQ_*"),
+        "{logged}"
     );
     assert!(
-        told.lines()
+        logged
+            .lines()
             .any(|line| line.contains("concurrency") && line.contains("CAF_WORKER_THREADS")),
-        "{told}"
+        "{logged}"
     );
     assert!(
-        !told.contains("top/secret") && !told.contains("top%2Fsecret"),
-        "{told}"
+        !logged.contains("top/secret") && !logged.contains("top%2Fsecret"),
+        "{logged}"
     );
 }
 

@@ -1,9 +1,10 @@
-//! The upgrade test: this build takes over what an earlier build left behind in the middle of its work.
+//! The upgrade test: this build continues the data that an earlier build left behind in the middle of its jobs.
 //!
-//! `fixtures/` holds the data folders of `batchwright up`, killed with SIGKILL while ten jobs were in different states, and the
-//! dump of a PostgreSQL database beside the embedded broker's file. `make_fixtures.py` wrote them with the build of commit 1609d4b.
-//! The test starts this build on a copy, lets every job end, and compares the counts, the outcomes and the outputs with what the
-//! files of the batches say. A change of a stored form that this build cannot read any more fails here.
+//! `fixtures/` holds the data folders of `batchwright up`, killed with SIGKILL while ten jobs were in different states,
+//! and the dump of a PostgreSQL database beside the embedded broker's file. `make_fixtures.py` wrote them with the
+//! build of commit 1609d4b. The test starts this build on a copy, lets every job end, and compares the counts, the
+//! outcomes and the outputs with what the batch files specify. The test fails if this build cannot read a stored form
+//! of the earlier build.
 
 #![expect(
     clippy::unwrap_used,
@@ -40,19 +41,19 @@ const FILES: [(&str, &str, u32); 5] = [
     ("waits.txt", "e", 100),
 ];
 
-/// How each job must end: status and completed items. `None` where the count was decided by the earlier build and stays as it is.
+/// The final status and completed items of each job. `None` where the earlier build has already fixed the count.
 const OUTCOMES: [(&str, JobStatus, Option<i64>); 9] = [
     ("done", JobStatus::Completed, Some(100)),
     ("failed", JobStatus::Failed, None),
     ("continued", JobStatus::Failed, Some(39)),
     ("running", JobStatus::Completed, Some(2400)),
-    // The second incarnation of its id.
+    // This is the second incarnation of its id.
     ("again", JobStatus::Completed, Some(1200)),
-    // Waits for `running`.
+    // It waits for `running`.
     ("waits", JobStatus::Completed, Some(100)),
     ("delayed", JobStatus::Completed, Some(100)),
     ("cancelled", JobStatus::Cancelled, None),
-    // Its tasks failed before, because their file was missing.
+    // Its tasks failed in the earlier build because their file was missing.
     ("retried", JobStatus::Completed, Some(30)),
 ];
 
@@ -112,7 +113,7 @@ impl Installation {
         self.folder.path().join("data")
     }
 
-    /// Starts this build on the data and waits until it answers.
+    /// Starts this build on the data and waits until it responds.
     async fn start(&self) -> Up {
         let folder = self.folder.path();
         let mut command = Command::new(env!("CARGO_BIN_EXE_batchwright"));
@@ -167,7 +168,7 @@ impl Installation {
         .await
     }
 
-    /// The words of all outputs, each once, from the embedded broker's file.
+    /// Returns the distinct words of all outputs, read from the embedded broker's file.
     async fn words(&self) -> BTreeSet<String> {
         let broker = Embedded::open(&self.data()).await.unwrap();
         let depth = broker.depth(EXAMPLE_OUT_PIPE).await.unwrap();

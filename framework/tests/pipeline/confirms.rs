@@ -1,4 +1,4 @@
-//! What a worker does while the broker holds confirms back, or refuses messages.
+//! How a worker behaves while the broker holds confirms back or refuses messages.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,10 +21,10 @@ use tokio_util::sync::CancellationToken;
 const HELD_PIPE: &str = "out";
 /// The number of subtasks of one task that may be unconfirmed.
 const WINDOW: u64 = 1000;
-/// Longer than a report waits for others, and than anything else that a worker does by itself.
+/// Longer than any delay of the worker itself, such as the time that a report waits for others.
 const A_WHILE: Duration = Duration::from_secs(10);
 
-/// A memory broker that answers messages to [`HELD_PIPE`] only when the test says so.
+/// A memory broker that confirms messages to [`HELD_PIPE`] only when the test allows it.
 #[derive(Clone)]
 struct HoldingBroker {
     pipes: Memory,
@@ -225,13 +225,13 @@ async fn task_is_reported_and_settled_only_when_its_output_is_confirmed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dispatch_that_is_dropped_forgets_no_unconfirmed_subtask() {
+async fn dropped_dispatch_loses_no_unconfirmed_subtask() {
     let broker = HoldingBroker::new();
     broker.send(WINDOW + 1).await;
     let window = usize::try_from(WINDOW).unwrap();
     let story = async {
         broker.wait_for_held(window).await;
-        // The last dispatch waits for the oldest confirm, and is dropped. Everything but that is confirmed.
+        // The last dispatch waits for the oldest confirm and is dropped. All other messages are confirmed.
         sleep(A_WHILE).await;
         broker.confirm(1..).await;
         sleep(A_WHILE).await;
@@ -254,7 +254,7 @@ async fn refused_subtask_is_published_again_though_every_dispatch_is_dropped() {
     let story = async {
         broker.wait_for_held(window).await;
         broker.refuse_oldest();
-        // The pause before it is published again is longer than any of the dispatches that wait for it.
+        // The delay before the message is published again is longer than each dispatch that waits for it.
         broker.wait_for_held(window).await;
         broker.confirm(..).await;
         broker.wait_for_held(1).await;

@@ -1,4 +1,4 @@
-//! What a worker does with messages, from the broker's side: confirms, pauses, retries, and every byte that it sends.
+//! A worker as the broker sees it: confirms, pauses, retries, and every byte that the worker sends.
 
 #![expect(clippy::unwrap_used, reason = "this is how a test fails")]
 

@@ -1,4 +1,4 @@
-//! What a worker does with the messages of a paused job.
+//! How a worker handles the messages of a paused job.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 use wiremock::matchers::path;
 use wiremock::{Mock, MockServer, ResponseTemplate};
 
-/// Answers each item with itself, when it is let through.
+/// Returns each item unchanged once the semaphore admits it.
 struct Echo(Arc<Semaphore>);
 
 impl Worker for Echo {
@@ -27,7 +27,7 @@ impl Worker for Echo {
     }
 }
 
-/// A worker on a broker of its own, and the job service that it asks.
+/// A worker on its own broker, and a mock of the job service for its status checks.
 struct Fixture {
     pipes: Memory,
     jobs: MockServer,
@@ -61,10 +61,10 @@ impl Fixture {
         }
     }
 
-    /// From now on the job service says so.
+    /// Makes the job service return this status from now on.
     async fn job_is(&self, status: &str) {
         self.jobs.reset().await;
-        // That the job is paused holds for a while; that it is not is asked each time.
+        // The worker may cache `Paused` for a while; it must check any other status each time.
         let cache = if status == "Paused" {
             "no-transform, max-age=70"
         } else {
@@ -109,7 +109,7 @@ impl Fixture {
             .unwrap()
     }
 
-    /// The number of the next item in a pipe.
+    /// Returns the number of the next item in a pipe.
     async fn next_item(&self, pipe: &str) -> u64 {
         let delivery = self.next(pipe).await;
         let message = TaskMessage::decode(&delivery.body).unwrap();
@@ -181,7 +181,7 @@ async fn pause_stops_waiting_tasks_only_and_returned_tasks_run() {
     let fixture = Fixture::start(|_| {}).await;
     fixture.job_is("Active").await;
     fixture.gate.forget_permits(1);
-    // The first runs; the others wait for the only slot.
+    // The first item runs; the others wait for the only slot.
     for number in 1..=3 {
         fixture.send(&fixture.item(number)).await;
     }
@@ -197,7 +197,8 @@ async fn pause_stops_waiting_tasks_only_and_returned_tasks_run() {
         fixture.next(PAUSED_PIPE).await,
         fixture.next(PAUSED_PIPE).await,
     );
-    // The job is resumed, and the worker has not heard it: what was handed over is stamped, so it is not handed over again.
+    // The job is resumed, but the worker still has `Paused` in its cache. The returned messages carry the time of their
+    // status check, so the worker runs them instead of diverting them again.
     fixture.job_is("Active").await;
     for delivery in [second, third] {
         fixture

@@ -1,4 +1,4 @@
-//! What a worker's trouble causes, seen from the pipes and from its health endpoint.
+//! The effects of a worker's errors, as seen in its pipes and at its health endpoint.
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,7 +18,7 @@ use futures_util::future::BoxFuture;
 use harness::{free_port, wait_for};
 use tokio_util::sync::CancellationToken;
 
-/// Notes each attempt, and does what a closure says.
+/// Records each attempt and returns the result of a closure.
 #[derive(Clone)]
 struct Noting<F> {
     attempts: Arc<Mutex<Vec<(u64, u32)>>>,
@@ -81,7 +81,7 @@ async fn run_until<T>(
     seen
 }
 
-/// The reports up to the one that says that so many tasks are complete or have failed.
+/// Returns the reports up to the one with which this many tasks are complete or failed.
 async fn reports(pipes: &Memory, ends: usize) -> Vec<TrackingReport> {
     let mut consumer = pipes.consume("tracking", 10).await.unwrap();
     let mut reports = Vec::new();
@@ -164,7 +164,7 @@ async fn unready_worker_keeps_its_task_takes_no_other_and_reports_it() {
             }
         }
     });
-    // The first of them wins.
+    // Another test may have installed a provider already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let listen = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let settings = Settings {
@@ -183,7 +183,7 @@ async fn unready_worker_keeps_its_task_takes_no_other_and_reports_it() {
     };
     let attempts = || worker.attempts.lock().unwrap().clone();
     let story = async {
-        // The worker waits for a delivery already when the first one finds out.
+        // The worker is ready and waits for a delivery before the first task finds the dependency unavailable.
         wait_for("readiness", async || {
             ready()
                 .await
@@ -191,9 +191,11 @@ async fn unready_worker_keeps_its_task_takes_no_other_and_reports_it() {
         })
         .await;
         pipes.publish(message(1, "tracking")).await.unwrap();
-        wait_for("the outage to be told", async || match ready().await? {
-            (503, text) if text.contains("the warehouse is closed") => Ok(()),
-            seen => Err(format!("{seen:?}")),
+        wait_for("the outage in the health check", async || {
+            match ready().await? {
+                (503, text) if text.contains("the warehouse is closed") => Ok(()),
+                seen => Err(format!("{seen:?}")),
+            }
         })
         .await;
         for number in 2..=5 {
@@ -238,7 +240,7 @@ async fn unready_worker_keeps_its_task_takes_no_other_and_reports_it() {
     );
 }
 
-/// Refuses so many delayed messages before it accepts one.
+/// Refuses this many delayed messages before it accepts one.
 #[derive(Debug)]
 struct RefusesDelayed {
     memory: Memory,

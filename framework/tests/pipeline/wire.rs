@@ -1,7 +1,7 @@
-//! What a worker really puts on RabbitMQ, against CAF's wire format: one test a line of the list of what must match.
+//! The messages that a worker publishes on RabbitMQ, compared with CAF's wire format: one test for each rule.
 //!
-//! How messages and queues look to the broker itself is tested beside the AMQP code, what a body is read and written as in
-//! `contract`, batches and the tracking worker in `tests/system/wire_parity.rs`.
+//! The tests of the AMQP code check the properties of messages and queues. Those of `contract` check how bodies are
+//! encoded and decoded. The system stories check the messages of the batch worker and the tracking worker.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const PIPES: [&str; 8] = [
     "reject",
 ];
 
-/// Does what the item says.
+/// Runs the action that the item names.
 struct Order;
 
 impl Worker for Order {
@@ -62,12 +62,12 @@ impl Worker for Order {
     }
 }
 
-/// A worker on RabbitMQ with pipes of its own.
+/// A worker on RabbitMQ with its own pipes.
 struct Fixture {
     broker: Arc<Amqp>,
     id: String,
     jobs: MockServer,
-    /// By pipe, and for good: what goes with its consumer comes again.
+    /// One consumer per pipe, kept open: a dropped consumer would requeue its deliveries.
     consumers: tokio::sync::Mutex<BTreeMap<String, Consumer>>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -122,7 +122,7 @@ impl Fixture {
         format!("{}-{name}", self.id)
     }
 
-    /// A task that is done in the output pipe, as another worker would send it.
+    /// Returns a task as another worker would send it. Its tracking ends in the output pipe.
     fn task(&self, what: &str) -> TaskMessage {
         let params = BTreeMap::from([
             ("do".to_owned(), what.to_owned()),
@@ -134,7 +134,7 @@ impl Fixture {
                 job_task_id: Some("acme:reindex-7.2".to_owned()),
                 last_status_check_time: Some(1_767_225_600_000),
                 status_check_interval_millis: 5000,
-                // Without one there is no check.
+                // The worker makes no status check without a URL.
                 status_check_url: None,
                 tracking_pipe: Some(self.pipe("tracking")),
                 track_to: Some(self.pipe("out")),
@@ -156,7 +156,7 @@ impl Fixture {
             .unwrap();
     }
 
-    /// The body of the next message in a pipe.
+    /// Returns the body of the next message in a pipe.
     async fn next(&self, name: &str) -> String {
         let mut consumers = self.consumers.lock().await;
         if !consumers.contains_key(name) {
@@ -180,18 +180,18 @@ impl Fixture {
         TaskMessage::decode(self.next(name).await.as_bytes()).unwrap()
     }
 
-    /// The next message in the tracking pipe: its envelope, and its payload.
+    /// Returns the envelope and the task data of the next message in the tracking pipe.
     async fn next_report(&self) -> (Value, Value) {
         report(&self.next("tracking").await)
     }
 
-    /// What one task causes in the output pipe.
-    async fn answer(&self, message: &TaskMessage) -> String {
+    /// Sends a task and returns its output.
+    async fn output_of(&self, message: &TaskMessage) -> String {
         self.send(message).await;
         self.next("out").await
     }
 
-    async fn job_answers(&self, answer: ResponseTemplate) {
+    async fn set_status_response(&self, answer: ResponseTemplate) {
         self.jobs.reset().await;
         Mock::given(path("/status"))
             .respond_with(answer)
@@ -199,7 +199,7 @@ impl Fixture {
             .await;
     }
 
-    /// A task whose status is to be checked now, at a URL of its own.
+    /// Returns a task that needs a status check now, at its own URL.
     fn to_be_checked(&self, number: u64) -> TaskMessage {
         let mut task = self.task("");
         task.task_data = Some(
@@ -211,14 +211,14 @@ impl Fixture {
         );
         let tracking = task.tracking.as_mut().unwrap();
         tracking.status_check_url = Some(format!("{}/status?{number}", self.jobs.uri()));
-        // Elsewhere, so that the output keeps its tracking.
+        // The tracking ends in another pipe, so the output keeps it.
         tracking.track_to = Some("elsewhere".to_owned());
         task
     }
 }
 
-/// Makes queues and waits until they have their leaders: before, the broker may refuse a message and have it all the same, and then
-/// there are two.
+/// Declares the queues and waits until each has a leader. Before that, the broker may store a message although it
+/// refuses it, and the repeated message would be a duplicate.
 async fn declare_queues(url: &str, pipes: [String; PIPES.len()]) {
     let broker = Amqp::connect(AmqpOptions::new(url)).unwrap();
     join_all(pipes.iter().map(async |pipe| {
@@ -252,7 +252,7 @@ fn report(body: &str) -> (Value, Value) {
 }
 
 fn base64(text: &str) -> String {
-    // The codec of the wire itself.
+    // The encoding that the wire format itself uses.
     serde_json::to_value(ContextData(text.as_bytes().to_vec()))
         .unwrap()
         .as_str()
@@ -274,7 +274,7 @@ async fn result_has_every_field_in_cafs_order_and_no_ended_tracking() {
         data,
         fixture.pipe("out")
     );
-    assert_eq!(fixture.answer(&task).await, expected);
+    assert_eq!(fixture.output_of(&task).await, expected);
 }
 
 #[tokio::test]
@@ -282,7 +282,7 @@ async fn result_keeps_unended_tracking_in_cafs_order() {
     let fixture = Fixture::start(|_| {}).await;
     let mut task = fixture.task("");
     task.tracking.as_mut().unwrap().track_to = Some("elsewhere".to_owned());
-    let body = fixture.answer(&task).await;
+    let body = fixture.output_of(&task).await;
     let expected = format!(
         concat!(
             r#""tracking":{{"jobTaskId":"acme:reindex-7.2","lastStatusCheckTime":1767225600000,"statusCheckIntervalMillis":5000,"#,
@@ -342,7 +342,7 @@ async fn pipe_names_are_compared_ignoring_case() {
     let mut task = fixture.task("");
     task.to = task.to.map(|to| to.to_uppercase());
     task.tracking.as_mut().unwrap().track_to = Some(fixture.pipe("OUT"));
-    let answer = TaskMessage::decode(fixture.answer(&task).await.as_bytes()).unwrap();
+    let answer = TaskMessage::decode(fixture.output_of(&task).await.as_bytes()).unwrap();
     assert_eq!(
         (answer.to, answer.tracking),
         (Some(fixture.pipe("out")), None)
@@ -383,8 +383,13 @@ async fn report_has_cafs_envelope_and_no_unknown_field() {
 #[tokio::test]
 async fn negative_result_is_complete_and_no_output_means_report_only() {
     let fixture = Fixture::start(|_| {}).await;
-    let negative =
-        TaskMessage::decode(fixture.answer(&fixture.task("negative")).await.as_bytes()).unwrap();
+    let negative = TaskMessage::decode(
+        fixture
+            .output_of(&fixture.task("negative"))
+            .await
+            .as_bytes(),
+    )
+    .unwrap();
     assert_eq!(negative.task_status, Some(TaskStatus::ResultFailure));
     assert_eq!(
         fixture.next_report().await.1["trackingReports"][0]["status"],
@@ -409,10 +414,10 @@ async fn invalid_input_is_raw_text_and_a_failure_is_a_json_string() {
         ("fail", TaskStatus::ResultException, r#""boom""#),
     ] {
         let answer =
-            TaskMessage::decode(fixture.answer(&fixture.task(what)).await.as_bytes()).unwrap();
+            TaskMessage::decode(fixture.output_of(&fixture.task(what)).await.as_bytes()).unwrap();
         assert_eq!(answer.task_status, Some(status));
         assert_eq!(String::from_utf8(answer.task_data.unwrap()).unwrap(), data);
-        // The type and version of the input.
+        // An error output has the type and version of the input.
         assert_eq!(
             (answer.task_classifier.as_deref(), answer.task_api_version),
             (Some("RangeItem"), 1)
@@ -426,7 +431,7 @@ async fn invalid_input_is_raw_text_and_a_failure_is_a_json_string() {
         task_classifier: Some("Other".to_owned()),
         ..fixture.task("")
     };
-    let answer = TaskMessage::decode(fixture.answer(&classifier).await.as_bytes()).unwrap();
+    let answer = TaskMessage::decode(fixture.output_of(&classifier).await.as_bytes()).unwrap();
     assert_eq!(
         String::from_utf8(answer.task_data.unwrap()).unwrap(),
         "Task of type Other found on queue for RangeItem"
@@ -442,7 +447,7 @@ async fn context_goes_with_results_but_not_with_subtasks_reports_or_copies() {
         ("", &["other/w"]),
         ("misunderstand", &["other/w"]),
     ] {
-        let answer = fixture.answer(&fixture.task(what)).await;
+        let answer = fixture.output_of(&fixture.task(what)).await;
         assert_eq!(
             notes(TaskMessage::decode(answer.as_bytes()).unwrap()),
             expected,
@@ -458,9 +463,10 @@ async fn context_goes_with_results_but_not_with_subtasks_reports_or_copies() {
 }
 
 #[tokio::test]
-async fn worker_without_version_is_of_an_unknown_version() {
+async fn worker_without_version_sends_the_version_unknown() {
     let fixture = Fixture::start(|settings| settings.version = Settings::new("w").version).await;
-    let answer = TaskMessage::decode(fixture.answer(&fixture.task("")).await.as_bytes()).unwrap();
+    let answer =
+        TaskMessage::decode(fixture.output_of(&fixture.task("")).await.as_bytes()).unwrap();
     assert_eq!(
         answer.source_info.unwrap().version.as_deref(),
         Some("UNKNOWN")
@@ -481,9 +487,9 @@ async fn status_check_updates_both_times_in_all_outputs() {
         (2, Some("max-age=3"), 3000),
         (3, None, 120_000),
     ] {
-        fixture.job_answers(caching(cache)).await;
+        fixture.set_status_response(caching(cache)).await;
         let sent = fixture.to_be_checked(number);
-        let answer = TaskMessage::decode(fixture.answer(&sent).await.as_bytes())
+        let answer = TaskMessage::decode(fixture.output_of(&sent).await.as_bytes())
             .unwrap()
             .tracking
             .unwrap();
@@ -494,7 +500,7 @@ async fn status_check_updates_both_times_in_all_outputs() {
 
 #[tokio::test]
 async fn only_a_definite_status_stops_a_task() {
-    // One after the other.
+    // The worker handles one message at a time, in order.
     let fixture = Fixture::start(|settings| settings.concurrency = 1).await;
     let body = |code: u16, body: &str| {
         ResponseTemplate::new(code)
@@ -517,9 +523,9 @@ async fn only_a_definite_status_stops_a_task() {
         (body(503, "Cancelled"), true),
     ] {
         number += 1;
-        fixture.job_answers(answer).await;
+        fixture.set_status_response(answer).await;
         fixture.send(&fixture.to_be_checked(number)).await;
-        // What stands behind it tells when it has been dealt with.
+        // The output of the marker shows that the worker has handled the task before it.
         fixture
             .send(&TaskMessage {
                 task_id: "marker".to_owned(),
@@ -534,7 +540,7 @@ async fn only_a_definite_status_stops_a_task() {
         assert_eq!(
             ids.contains(&"T.2".to_owned()),
             is_done,
-            "the answer {number}: {ids:?}"
+            "response {number}: {ids:?}"
         );
     }
 }
@@ -569,7 +575,7 @@ async fn diverted_message_is_unchanged_except_for_ended_tracking() {
 async fn poison_task_fails_with_cafs_text_and_is_copied_under_a_new_id() {
     let fixture = Fixture::new().await;
     let sent = fixture.task("");
-    // As if processes had died with it, alone.
+    // Requeues raise the delivery count, as crashes of processes that ran the task alone would.
     let mut suspects = fixture
         .broker
         .consume(&fixture.pipe("in.suspects"), 1)
@@ -581,7 +587,7 @@ async fn poison_task_fails_with_cafs_text_and_is_copied_under_a_new_id() {
         .await
         .unwrap();
     for _ in 0..12 {
-        harness::in_time("a suspect", suspects.next())
+        harness::in_time("a quarantined task", suspects.next())
             .await
             .unwrap()
             .requeue();
@@ -632,6 +638,6 @@ async fn undecodable_body_goes_to_the_invalid_pipe_once() {
     assert_eq!(
         fixture.broker.depth(&fixture.pipe("in")).await.unwrap(),
         0,
-        "something has come back"
+        "a message came back"
     );
 }

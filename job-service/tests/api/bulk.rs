@@ -10,7 +10,7 @@ use store::EventKind;
 use crate::list::{ask, call};
 use crate::service::{Service, new_job};
 
-/// More jobs than fit into two batches. One is completed, one failed and one active.
+/// Creates more jobs than fit into two batches. One is completed, one failed and one active.
 async fn many_jobs(service: &Service) {
     let task = new_job()["task"].take();
     for n in 0..205 {

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::service::{Answer, Service};
 
-/// Definitions in a folder of the test's own.
+/// Writes definitions to a new temporary folder.
 fn folder(definitions: &[(&str, &str)]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (id, text) in definitions {
@@ -33,7 +33,7 @@ async fn serve(job_types: JobTypes) -> Service {
     Service::start_configured(|options| options.job_types = job_types).await
 }
 
-/// A definition whose task carries what this expression makes.
+/// Returns a definition whose task data is the result of this expression.
 fn definition(schema: &str, expression: &str) -> String {
     let schema = if schema.is_empty() {
         String::new()
@@ -46,7 +46,7 @@ fn definition(schema: &str, expression: &str) -> String {
     format!("{schema}taskScript: {}\n", json!(task))
 }
 
-/// The task data of the next message in a pipe.
+/// Returns the task data of the next message in a pipe.
 async fn task_data(service: &Service, pipe: &str) -> Value {
     let mut consumer = service.broker.consume(pipe, 1).await.unwrap();
     let delivery = harness::in_time("a message", consumer.next())
@@ -57,7 +57,7 @@ async fn task_data(service: &Service, pipe: &str) -> Value {
     serde_json::from_slice(&message.task_data.unwrap()).unwrap()
 }
 
-/// The text of the code block with this language that follows a mark in the guide.
+/// Returns the text of the first code block in this language after a mark in the guide.
 fn block<'a>(guide: &'a str, mark: &str, language: &str) -> &'a str {
     let start = format!("```{language}\n");
     let after = &guide[guide.find(mark).unwrap_or_else(|| panic!("no {mark}"))..];
@@ -100,7 +100,7 @@ async fn repeated_request_is_recognised_by_its_parameters() {
         .put("j", &json!({"type": "t", "parameters": {"a": 2, "b": [2]}}))
         .await
         .refuses(403, "Job already exists");
-    // The very task that the type makes is another request.
+    // A request with the task that the type creates is a different request.
     let task = json!({"taskClassifier": "W", "taskApiVersion": 1, "taskPipe": "in", "taskData": {"made": {"a": 1, "b": [2]}}});
     service
         .put("j", &json!({"task": task}))

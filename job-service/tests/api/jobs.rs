@@ -373,15 +373,15 @@ async fn get_task_returns_its_state() {
         ("2", "2", "Retrying"),
         ("3", "3", "Waiting"),
     ] {
-        let told = service
+        let task_json = service
             .get(&format!("/jobs/j/tasks/{task}"))
             .await
             .is(200)
             .json();
         assert_eq!(
-            (told["id"].as_str(), told["status"].as_str()),
+            (task_json["id"].as_str(), task_json["status"].as_str()),
             (Some(id), Some(status)),
-            "{task}: {told}"
+            "{task}: {task_json}"
         );
     }
     for bad in ["x", "0.1", "1..2", "1.", "-1", "4294967296"] {
@@ -393,7 +393,7 @@ async fn get_task_returns_its_state() {
             .await
             .refuses(400, &text);
     }
-    // The split has four.
+    // The split has four subtasks.
     service
         .get("/jobs/j/tasks/5")
         .await
@@ -431,7 +431,7 @@ async fn ids_may_use_any_script_and_are_decoded() {
             "Waiting"
         );
     }
-    // As many characters as are allowed, each of four bytes.
+    // The maximum number of characters, each of four bytes.
     service
         .put(&"%F0%9F%A6%80".repeat(48), &new_job())
         .await
@@ -447,9 +447,9 @@ async fn texts_of_any_script_are_returned_unchanged(backend: Backend) {
     }
     job["labels"] = json!({"a:b-C_1": text});
     service.put("j", &job).await.is(201);
-    let told = service.get("/jobs/j").await.is(200).json();
+    let found = service.get("/jobs/j").await.is(200).json();
     for field in ["name", "description", "externalData", "labels"] {
-        assert_eq!(told[field], job[field], "{field}");
+        assert_eq!(found[field], job[field], "{field}");
     }
     service.put("j", &job).await.is(204);
 }

@@ -43,7 +43,7 @@ async fn lists_jobs_newest_first_in_pages() {
     assert_eq!(listed[0], service.get("/jobs/j26").await.json());
 }
 
-/// `GET` with a query of which every part is encoded.
+/// Sends a `GET` request whose query parameters are URL-encoded.
 pub async fn ask(service: &Service, path: &str, query: &[(&str, &str)]) -> Answer {
     call(service, Method::GET, path, query).await
 }
@@ -69,11 +69,11 @@ pub async fn call(service: &Service, method: Method, path: &str, query: &[(&str,
 pub async fn put(service: &Service, job: &str, name: Option<&str>, labels: Value) {
     let mut body = new_job();
     (body["name"], body["labels"], body["description"]) =
-        (json!(name), labels, json!(format!("{job} as told")));
+        (json!(name), labels, json!(format!("{job} as described")));
     service.put(job, &body).await.is(201);
 }
 
-/// Four jobs, the oldest first: `alpha`, `Beta`, `gamma` and `delta`.
+/// Creates four jobs, the oldest first: `alpha`, `Beta`, `gamma` and `delta`.
 pub async fn four_jobs(service: &Service) {
     put(
         service,
@@ -110,7 +110,7 @@ pub async fn four_jobs(service: &Service) {
         .await;
 }
 
-/// One filter of each kind, to show that the routes pass filters on. `caf_compat` has the whole language.
+/// One filter of each kind shows that the routes apply filters. The suite `caf_compat` covers the whole language.
 #[tokio::test]
 async fn filter_selects_listed_and_counted_jobs() {
     let service = Service::start().await;

@@ -1,7 +1,8 @@
-//! The job service over real HTTP: every route, with good and bad input, and what reaches the broker.
+//! The job service over real HTTP: every route, with valid and invalid input, and the messages that it sends to the
+//! broker.
 //!
-//! What a store must do is held by the store's own conformance suite. These tests therefore use the store in memory, except for
-//! the few that depend on a database; those run on `SQLite` and on `PostgreSQL`.
+//! The store's conformance suite checks the rules of the store. These tests therefore use the store in memory, except
+//! for the few that depend on a database; those run on `SQLite` and on `PostgreSQL`.
 
 #![expect(
     clippy::unwrap_used,

@@ -30,7 +30,7 @@ async fn pause_and_resume_are_idempotent() {
             assert_eq!(
                 *update_time.get_or_insert(job["lastUpdateTime"].clone()),
                 job["lastUpdateTime"],
-                "once more changes nothing"
+                "a repetition changes nothing"
             );
         }
         assert_eq!(service.get("/jobs/j/status").await.json(), status);
@@ -103,7 +103,7 @@ async fn task_of_a_paused_job_is_parked_and_returns_unchanged_on_resume() {
     let service = Service::start().await;
     service.put("j", &new_job()).await.is(201);
     service.pause("j").await.is(204);
-    // An unknown field, as a later version may add.
+    // The task has an unknown field, as a later version may add one.
     let body =
         String::from_utf8(task(&service, "j.3"))
             .unwrap()
@@ -128,7 +128,7 @@ async fn task_of_a_paused_job_is_parked_and_returns_unchanged_on_resume() {
 }
 
 #[tokio::test]
-async fn task_of_a_running_job_goes_straight_back() {
+async fn task_of_a_running_job_is_sent_back_at_once() {
     let service = Service::start().await;
     service.put("j", &new_job()).await.is(201);
     let untracked = TaskMessage {
@@ -160,7 +160,7 @@ async fn task_of_an_ended_or_unknown_job_is_dropped() {
     service.delete("deleted").await.is(204);
     service.put("deleted", &new_job()).await.is(201);
     service.pause("deleted").await.is(204);
-    // The third is of the first life of an id that has begun another.
+    // The third task belongs to the first incarnation of an id that was deleted and created again.
     for id in ["over.1", "nobody.1", "deleted.1"] {
         hand_over(&service, task(&service, id)).await;
     }
@@ -206,7 +206,7 @@ async fn job_paused_before_its_start_starts_on_resume() {
     assert_eq!(service.get("/jobs/j/status").await.json(), "Active");
 }
 
-/// A task for the pipe `items-in`; its id begins with that of its job.
+/// Returns a task for the pipe `items-in`. The id begins with the job's id.
 fn task(service: &Service, id: &str) -> Vec<u8> {
     let tracking = Tracking {
         job_task_id: Some(format!("{}:{id}", service.partition)),
@@ -223,7 +223,7 @@ fn task(service: &Service, id: &str) -> Vec<u8> {
     .encode()
 }
 
-/// As a worker does with a task of a job that it takes for paused.
+/// Sends a task to the paused pipe, as a worker does when it considers the job paused.
 async fn hand_over(service: &Service, body: Vec<u8>) {
     let mut message = Outgoing::new(PAUSED_PIPE, body);
     message

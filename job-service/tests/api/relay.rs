@@ -1,4 +1,4 @@
-//! Start messages on their way to the broker, and what happens when it refuses them.
+//! The relay of start messages to the broker, also when the broker refuses them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -45,11 +45,11 @@ async fn start_message_reaches_the_first_worker() {
     );
     assert!((before..=now()).contains(&sent));
     assert!(uuid::Uuid::parse_str(&task_id).is_ok());
-    let life = service.get("/jobs/reindex%207").await.json()["incarnation"]
+    let incarnation = service.get("/jobs/reindex%207").await.json()["incarnation"]
         .as_i64()
         .unwrap();
     let url = format!(
-        "{}{}?n={life}",
+        "{}{}?n={incarnation}",
         service.root,
         service.path("/jobs/reindex%207/status")
     );
@@ -90,12 +90,12 @@ async fn second_incarnation_starts_under_a_new_job_task_id() {
     service.delete("j").await.is(204);
     service.put("j", &new_job()).await.is(201);
     let message = first_message(&service.broker, "batch-in").await;
-    let life = service.get("/jobs/j").await.json()["incarnation"]
+    let incarnation = service.get("/jobs/j").await.json()["incarnation"]
         .as_i64()
         .unwrap();
     assert_eq!(
         message.job_task_id(),
-        Some(format!("{}:j!{life}", service.partition).as_str())
+        Some(format!("{}:j!{incarnation}", service.partition).as_str())
     );
     assert!(
         message
@@ -103,7 +103,7 @@ async fn second_incarnation_starts_under_a_new_job_task_id() {
             .unwrap()
             .status_check_url
             .unwrap()
-            .ends_with(&format!("/jobs/j/status?n={life}"))
+            .ends_with(&format!("/jobs/j/status?n={incarnation}"))
     );
 }
 
@@ -207,7 +207,7 @@ async fn refused_message_does_not_block_the_others() {
         },
     )
     .await;
-    // And the refused ones are tried until they are taken.
+    // The relay repeats refused messages until the broker accepts them.
     outbox_is_empty(&store).await;
     assert_eq!(
         (
@@ -221,7 +221,7 @@ async fn refused_message_does_not_block_the_others() {
 }
 
 #[tokio::test]
-async fn next_service_sends_what_a_closed_broker_did_not_take() {
+async fn next_service_sends_messages_that_a_closed_broker_did_not_accept() {
     let database = Database::new(Backend::Memory).await;
     let store = Store::open(&database.url).await.unwrap();
     let closed = Arc::new(Memory::new());
@@ -274,7 +274,7 @@ impl Background {
     }
 }
 
-/// Refuses so many messages for the pipe `full` before it takes one.
+/// Refuses this many messages for the pipe `full` before it accepts one.
 #[derive(Debug)]
 struct Refusing {
     memory: Memory,
@@ -345,7 +345,7 @@ async fn first_message(broker: &Memory, pipe: &str) -> TaskMessage {
         .await
         .unwrap();
     let message = TaskMessage::decode(&delivery.body).unwrap();
-    // What is read is what was written: nothing is left out, nothing is spelled in another way.
+    // Encoding the decoded message gives the same bytes, so the decoder has dropped no field.
     assert_eq!(
         String::from_utf8(message.encode()).unwrap(),
         String::from_utf8(delivery.body.to_vec()).unwrap()
@@ -381,7 +381,7 @@ async fn relay_survives_an_unavailable_database() {
 
     server.kill().await.unwrap();
     server.start_again().await.unwrap();
-    wait_for("the store to take a job again", async || {
+    wait_for("the store to accept a job again", async || {
         store
             .create_job(&request(1), |_| ("in".to_owned(), b"1".to_vec()))
             .await

@@ -1,4 +1,4 @@
-//! What every request and response has in common: health, ids, bodies, parameters, errors.
+//! Rules for all requests and responses: health, ids, bodies, parameters, errors.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! When jobs start, as clients and workers see it: delays, prerequisites, suspended partitions.
+//! The start of jobs as clients and workers see it: delays, prerequisites, suspended partitions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -58,8 +58,8 @@ async fn message(service: &Service, pipe: &str) -> TaskMessage {
     message
 }
 
-/// That nothing came is certain when something came that was asked for later.
-async fn nothing_came(service: &Service, pipe: &str) {
+/// Checks that the pipe is empty after a later job's message has arrived in another pipe.
+async fn no_message_arrived(service: &Service, pipe: &str) {
     let marker = harness::unique("marker");
     service.put(&marker, &job(&marker)).await.is(201);
     message(service, &marker).await;
@@ -90,7 +90,7 @@ async fn job_starts_with_its_own_request_when_its_prerequisites_are_completed() 
         (&json!("Waiting"), &Value::Null, &Value::Null)
     );
     complete(&service, "a").await;
-    nothing_came(&service, "next").await;
+    no_message_arrived(&service, "next").await;
     service.put("later", &job("in")).await.is(201);
     complete(&service, "later").await;
     let start = message(&service, "next").await;
@@ -102,7 +102,7 @@ async fn job_starts_with_its_own_request_when_its_prerequisites_are_completed() 
         service.get("/jobs/j").await.json()["waitingFor"],
         Value::Null
     );
-    nothing_came(&service, "next").await;
+    no_message_arrived(&service, "next").await;
 }
 
 #[tokio::test]
@@ -245,7 +245,7 @@ async fn failure_and_cancellation_reach_all_dependents_and_are_announced() {
             "{id}"
         );
     }
-    let told = loop {
+    let announcement = loop {
         if let Event::Message(body) = harness::in_time("an announcement", heard.next())
             .await
             .unwrap()
@@ -253,20 +253,20 @@ async fn failure_and_cancellation_reach_all_dependents_and_are_announced() {
             break body;
         }
     };
-    let told: Value = serde_json::from_slice(&told).unwrap();
-    let told: BTreeSet<&str> = told["jobs"]
+    let announcement: Value = serde_json::from_slice(&announcement).unwrap();
+    let announced: BTreeSet<&str> = announcement["jobs"]
         .as_array()
         .unwrap()
         .iter()
         .map(|job| job.as_str().unwrap())
         .collect();
     let all = ["m", "n", "o"].map(|id| format!("{}:{id}", service.partition));
-    assert_eq!(told, all.iter().map(String::as_str).collect());
+    assert_eq!(announced, all.iter().map(String::as_str).collect());
     service.put("x", &job("in")).await.is(201);
     service.put("y", &after("next", &["x"])).await.is(201);
     service.delete("x").await.is(204);
     assert_eq!(service.get("/jobs/y/status").await.json(), "Cancelled");
-    nothing_came(&service, "next").await;
+    no_message_arrived(&service, "next").await;
 }
 
 #[tokio::test]
@@ -332,7 +332,7 @@ async fn suspended_job_waits_until_its_partition_is_dispatched() {
 async fn two_services_on_one_store_send_each_start_message_once(backend: Backend) {
     const JOBS: usize = 150;
     let service = Service::start_on(backend).await;
-    // Another process, where the database allows one.
+    // A second process, if the database allows one.
     let store = match backend {
         Backend::Postgres => Store::open(service.database_url()).await.unwrap(),
         _ => service.store.clone(),
@@ -351,7 +351,7 @@ async fn two_services_on_one_store_send_each_start_message_once(backend: Backend
         let (service, chunk) = (&service, chunk.to_vec());
         join_all(chunk.into_iter().map(|n| async move {
             let id = format!("j{n}");
-            // Half of them are released by one commit.
+            // One commit releases half of the jobs.
             let new = if n % 2 == 0 {
                 job("in")
             } else {
@@ -429,5 +429,5 @@ async fn thousand_concurrent_requests_are_answered_as_if_sequential(backend: Bac
         service.get("/jobs/j").await.json()["name"],
         ["one", "two"][winner]
     );
-    nothing_came(service, "in").await;
+    no_message_arrived(service, "in").await;
 }

@@ -1,4 +1,4 @@
-//! A job service of the test's own, on a port of its own, and a client for it.
+//! A job service that a test starts on its own port, and a client for it.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -21,7 +21,7 @@ pub enum Backend {
     Postgres,
 }
 
-/// An empty store of the test's own.
+/// The test's own empty store.
 pub struct Database {
     pub url: String,
     _folder: Option<tempfile::TempDir>,
@@ -54,7 +54,7 @@ pub struct Service {
     pub store: Store,
     pub broker: Memory,
     pub root: String,
-    /// A partition of the test's own.
+    /// The test's own partition.
     pub partition: String,
     client: reqwest::Client,
     database: Database,
@@ -136,7 +136,7 @@ impl Service {
         Answer::of(request).await
     }
 
-    /// The whole URL of a path below the partition of the test.
+    /// Returns the full URL of a path in the test's partition.
     pub fn url(&self, path: &str) -> String {
         format!("{}{}", self.root, self.path(path))
     }
@@ -145,7 +145,7 @@ impl Service {
         self.client.request(method, format!("{}{path}", self.root))
     }
 
-    /// Sends a `GET` request below the partition of the test.
+    /// Sends a `GET` request to a path in the test's partition.
     pub async fn get(&self, path: &str) -> Answer {
         self.call(Method::GET, &self.path(path), None).await
     }
@@ -191,7 +191,7 @@ impl Service {
             .await
     }
 
-    /// The path of a URL below the partition of the test.
+    /// Returns the path of a resource in the test's partition.
     pub fn path(&self, path: &str) -> String {
         format!("{BASE_PATH}/partitions/{}{path}", self.partition)
     }
@@ -223,7 +223,7 @@ impl Answer {
         self
     }
 
-    /// Checks that this is an error with exactly this text, in the form of every error.
+    /// Checks that this is an error with exactly this text, in the common form.
     #[track_caller]
     pub fn refuses(&self, status: u16, message: &str) {
         assert_eq!(
@@ -232,7 +232,7 @@ impl Answer {
         );
     }
 
-    /// The text of an error.
+    /// Returns the text of an error.
     #[track_caller]
     pub fn error(&self) -> String {
         assert!(!self.status.is_success(), "{self:?}");
@@ -256,7 +256,7 @@ impl Answer {
             .unwrap()
     }
 
-    /// The ids of a list of jobs.
+    /// Returns the ids in a list of jobs.
     #[track_caller]
     pub fn job_ids(&self) -> Vec<String> {
         self.json()
@@ -268,7 +268,7 @@ impl Answer {
     }
 }
 
-/// The options of a service at this address.
+/// Returns the options of a service at this address.
 pub fn options(root: &str) -> ServiceOptions {
     ServiceOptions {
         webservice_url: format!("{root}{BASE_PATH}"),
@@ -277,7 +277,7 @@ pub fn options(root: &str) -> ServiceOptions {
     }
 }
 
-/// A request for a job whose task is for a batch worker.
+/// Returns a request for a job whose task is for a batch worker.
 pub fn new_job() -> Value {
     json!({
         "name": "Reindex",

@@ -68,7 +68,7 @@ impl Watcher {
         }
     }
 
-    /// The data of the next event.
+    /// Returns the data of the next event.
     async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some((event, rest)) = self.read.split_once("\n\n") {

@@ -70,7 +70,7 @@ async fn all_stores_return_the_same_jobs_for_random_queries() {
     assert!(found > 1000, "the queries find too few jobs: {found}");
 }
 
-// The three stores against each other.
+// Compares the three stores with each other.
 
 fn values() -> impl Strategy<Value = String> {
     prop::string::string_regex("[abAäÄz%_*?\\[\\]\\\\'\" 1-3-]{0,4}").unwrap()

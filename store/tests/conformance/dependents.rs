@@ -1,4 +1,4 @@
-//! What the end of a job does to the jobs that wait for it.
+//! The effects of the end of a job on the jobs that wait for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ suite![
 async fn failure_fails_all_dependents_and_names_the_failed_job(store: TestStore) {
     store.create("root").await;
     store.create("other").await;
-    // Names that come before the root, so that locks are missing.
+    // Some names sort before the root's, so the first attempt lacks locks and is repeated.
     store.create_scheduled("b", after(&["root", "other"])).await;
     store.create_scheduled("a", after(&["b", "root"])).await;
     store.create_scheduled("z", after(&["a", "later"])).await;
@@ -213,7 +213,7 @@ async fn chain_and_fan_of_a_thousand_dependents_end_in_one_transaction(store: Te
     let name = |n: usize| format!("c{:04}", N - n);
     for (first, kind) in [("fails", failed()), ("falls", EventKind::Progress(1))] {
         store.create(first).await;
-        // A chain in one half, a fan in the other.
+        // Half of the dependents form a chain, the other half a fan.
         for n in 0..N {
             let waits_for = if n == 0 || n >= N / 2 {
                 first.to_owned()

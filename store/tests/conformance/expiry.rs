@@ -107,15 +107,15 @@ async fn expiry_deletes_a_job_as_a_client_does(store: TestStore) {
     assert_eq!(store.task_table_size().await.unwrap().tables, 1);
     let mut watching = store.job_signal();
     watching.mark_unchanged();
-    // The table of a failed job is kept for a day, but not longer than the job.
+    // The task table of a failed job is kept for a day, but not longer than the job.
     let swept = store.sweep().await.unwrap();
     assert_eq!((swept.jobs, swept.tables), (1, 1));
     assert_eq!(store.task_table_size().await.unwrap().tables, 0);
-    harness::in_time("those who watch jobs to be woken", watching.changed())
+    harness::in_time("the job watchers to be woken", watching.changed())
         .await
         .unwrap();
     assert_eq!(store.history(&incarnation).await, []);
-    // Its past incarnation is remembered: what it has left behind counts for no other.
+    // The store remembers the past incarnation, so its late reports do not count for a new one.
     let next = create(&store, "phoenix", Expiry::default()).await;
     assert!(!next.first);
     store.report(&incarnation, "1", EventKind::Complete).await;
@@ -150,7 +150,10 @@ async fn job_shows_its_expiry_policy(store: TestStore) {
     assert!(store.job(&bare).await.expiry.is_empty());
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "what a member of an Expiry is")]
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "the type of the members of an Expiry"
+)]
 fn policy(text: &str) -> Option<ExpiryPolicy> {
     Some(ExpiryPolicy {
         expiry_time: text.to_owned(),
@@ -158,7 +161,7 @@ fn policy(text: &str) -> Option<ExpiryPolicy> {
     })
 }
 
-/// The same for every outcome.
+/// Returns an expiry with the same policy for every outcome.
 fn always(text: &str) -> Expiry {
     Expiry {
         completed: policy(text),

@@ -1,4 +1,4 @@
-//! Which jobs a query finds.
+//! Filters: the jobs that a query returns.
 
 use Comparison::{Equal, Greater, GreaterOrEqual, Less, LessOrEqual, NotEqual};
 use JobStatus::{Active, Cancelled, Completed, Failed, Waiting};
@@ -38,7 +38,7 @@ async fn compares_ids_names_and_labels(store: TestStore) {
         ),
         (TextField::Id, Greater, "Half", &["plain"]),
         (TextField::Id, GreaterOrEqual, "half", &["plain", "Half"]),
-        // A job without a name is neither.
+        // A job without a name is neither equal nor unequal.
         (TextField::Name, Equal, "Zürich", &["Half"]),
         (TextField::Name, Equal, "Zu\u{308}rich", &[]),
         (
@@ -63,7 +63,7 @@ async fn compares_ids_names_and_labels(store: TestStore) {
             &["Half", "done", "fail_ed"],
         ),
         (TextField::Name, Equal, "100%_\\'\"*", &["gone"]),
-        // A job without the label, or with one that has no value, is neither.
+        // A job without the label, or with a label without a value, is neither equal nor unequal.
         (label("team"), Equal, "search", &["Half"]),
         (label("team"), NotEqual, "search", &["done", "gone"]),
         (label("team"), Equal, "", &["gone"]),
@@ -131,7 +131,7 @@ async fn matches_lists_of_values_and_their_negation(store: TestStore) {
 async fn star_is_the_only_wildcard(store: TestStore) {
     store.create_five_jobs().await;
     let all = ["plain", "Half", "done", "fail_ed", "gone"];
-    // A job without the text is neither like nor unlike a pattern.
+    // A job without the text matches neither a pattern nor its negation.
     let named = &all[1..];
     let labelled = ["Half", "done", "gone"];
     for (field, with_text, pattern, like) in [
@@ -236,7 +236,7 @@ async fn joins_and_nests_conditions(store: TestStore) {
     );
     assert_eq!(store.accepted(Filter::All(vec![])).await.len(), 5);
     assert_eq!(store.accepted(Filter::Any(vec![])).await.len(), 0);
-    // A label that few jobs have, wherever it stands; and more of them than are looked at.
+    // A condition on a label that few jobs have: at each position, and repeated more often than the store inspects.
     let team = is(label("team"), Equal, "search");
     assert_eq!(
         store
@@ -271,7 +271,7 @@ async fn joins_and_nests_conditions(store: TestStore) {
             .await,
         ["Half"]
     );
-    // With what lies around the filter.
+    // The filter combines with the other conditions of the query.
     let query = JobQuery {
         statuses: vec![Completed, Cancelled],
         id_prefix: Some("d".into()),

@@ -1,4 +1,4 @@
-//! The store of a test, and short forms of what tests do to it.
+//! The store of a test, and short forms of common operations on it.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use store::{
 
 pub const MINUTE: Duration = Duration::from_mins(1);
 
-/// An empty store of the test's own, in memory, in a file or in a database. It goes when this is dropped.
+/// The test's own empty store, in memory, in a file or in a database. Dropping this removes the store.
 pub struct TestStore {
     store: Store,
     url: String,
@@ -64,7 +64,8 @@ impl TestStore {
         self.store = Store::open_with(&self.url, options).await.unwrap();
     }
 
-    /// Opens the store once more, as another process does. Only PostgreSQL allows this; the others return the same store.
+    /// Opens the store once more, as another process does. Only PostgreSQL allows this; the others return the same
+    /// store.
     pub async fn in_another_process(&self) -> Store {
         if self.kind() == "postgres" {
             Store::open(&self.url).await.unwrap()
@@ -201,7 +202,7 @@ impl TestStore {
         resumed.unwrap()
     }
 
-    /// Returns the bodies of all messages in the outbox, claimed or not. That of a start message is the job's id.
+    /// Returns the bodies of all messages in the outbox, claimed or not. The body of a start message is the job's id.
     pub async fn outbox_texts(&self) -> Vec<String> {
         texts(self.outbox(10_000).await.unwrap())
     }
@@ -228,7 +229,7 @@ impl Deref for TestStore {
     }
 }
 
-/// A job as tests name it: by its id, in the partition `acme`, or by its incarnation.
+/// A reference to a job: its id in the partition `acme`, or its incarnation.
 pub trait JobRef {
     fn partition(&self) -> PartitionId;
     fn job(&self) -> JobId;
@@ -277,7 +278,7 @@ impl JobRef for &Incarnation {
     }
 }
 
-/// A request for a job of the partition `acme`.
+/// Returns a request for a job in the partition `acme`.
 pub fn request(job: &str) -> JobRequest {
     JobRequest {
         content_hash: [7; 32],
@@ -305,7 +306,7 @@ pub fn ids(jobs: &[&str]) -> Vec<JobId> {
     jobs.iter().map(|job| id(job)).collect()
 }
 
-/// The id of a task in messages. The path is as in `1.2*`, and empty for the job itself.
+/// Returns the job task id of a task. The path is e.g. `1.2*`, or empty for the job itself.
 #[expect(clippy::needless_pass_by_value, reason = "a reference either way")]
 pub fn task_id(job: impl JobRef, path: &str) -> JobTaskId {
     let dot = if path.is_empty() { "" } else { "." };
@@ -330,7 +331,7 @@ pub fn failure(kind: &str) -> ReportFailure {
     }
 }
 
-/// A start after these jobs; `,pc` behind an id as in a request.
+/// Returns a condition to start after these jobs. An id may end in `,pc`, as in a request.
 pub fn after(jobs: &[&str]) -> StartCondition {
     let parse = |text: &&str| {
         let (job, option) = text.split_once(',').unwrap_or((text, ""));
@@ -345,7 +346,7 @@ pub fn after(jobs: &[&str]) -> StartCondition {
     }
 }
 
-/// A start that is this many seconds after the creation, or after the last prerequisite.
+/// Returns a condition to start this many seconds after the creation, or after the last prerequisite.
 pub fn in_seconds(delay: u32) -> StartCondition {
     StartCondition {
         delay,
@@ -353,7 +354,7 @@ pub fn in_seconds(delay: u32) -> StartCondition {
     }
 }
 
-/// The bodies of these messages.
+/// Returns the bodies of these messages.
 pub fn texts(messages: Vec<OutboxMessage>) -> Vec<String> {
     messages
         .into_iter()

@@ -189,7 +189,7 @@ async fn only_reports_of_the_current_incarnation_count(store: TestStore) {
             past.iter()
                 .all(|earlier| earlier.number < incarnation.number)
         );
-        // What earlier incarnations have left behind, and what a tracker would say to a plain id.
+        // Reports of all earlier incarnations, and one of the current incarnation.
         let mut events: Vec<_> = past
             .iter()
             .map(|earlier| event(earlier, "1", EventKind::Complete))
@@ -223,7 +223,7 @@ async fn only_reports_of_the_current_incarnation_count(store: TestStore) {
         assert_eq!(store.outbox(10).await.unwrap(), []);
         past.push(incarnation);
     }
-    // With the memory of past incarnations, the number in the id goes too.
+    // Two sweeps drop the task tables of all past incarnations.
     assert_eq!(store.sweep().await.unwrap().tables, 8);
     assert_eq!(store.sweep().await.unwrap().tables, 2);
     assert_eq!(store.task_table_size().await.unwrap().tables, 0);

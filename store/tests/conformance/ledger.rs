@@ -1,4 +1,4 @@
-//! How reports about tasks add up to the state of their job.
+//! The ledger: how reports about tasks determine the state of their job.
 
 use std::collections::BTreeMap;
 
@@ -298,7 +298,7 @@ async fn contradictory_split_sizes_fail_the_job(store: TestStore) {
 
 async fn concurrent_reports_are_counted_exactly(store: TestStore) {
     let incarnations = join_all(["x", "y", "z"].map(|job| store.create(job))).await;
-    // Four writers; each has every event of every job, in an order of its own.
+    // Four writers. Each sends every event of every job, in its own order.
     let all: Vec<TrackingEvent> = incarnations
         .iter()
         .flat_map(|incarnation| {

@@ -148,11 +148,11 @@ async fn sorts_texts_as_a_dictionary_with_missing_values_last(store: TestStore) 
                 .collect()
         };
         let up = sorted(true).await;
-        // "é" and "e\u{301}" look the same; their bytes tell them apart, and so do those of any other texts.
+        // "é" and "e\u{301}" look the same but differ in their bytes, which decide the order of such texts.
         let expected: Vec<usize> =
             [&(0..13).collect::<Vec<_>>()[..], &[14, 13, 15, 16, 17]].concat();
         assert_eq!(&up[..18], expected, "{by:?}");
-        // Those without are in the order of their creation.
+        // Jobs without the label are in the order of their creation.
         let without: Vec<usize> = shuffled
             .iter()
             .filter(|(_, text)| text.is_none())

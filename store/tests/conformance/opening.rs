@@ -17,12 +17,12 @@ async fn unusable_url_is_reported_with_the_reason_and_without_the_password() {
             && text.contains("sqlite:"),
         "{text}"
     );
-    let nobody = error("postgres://ann:secret@127.0.0.1:1/jobs").await;
+    let unreachable = error("postgres://ann:secret@127.0.0.1:1/jobs").await;
     assert!(
-        matches!(nobody, store::StoreError::Unavailable(_)),
-        "{nobody:?}"
+        matches!(unreachable, store::StoreError::Unavailable(_)),
+        "{unreachable:?}"
     );
-    let text = nobody.to_string();
+    let text = unreachable.to_string();
     assert!(
         text.contains("postgres://ann:***@127.0.0.1:1/jobs") && text.contains("refused"),
         "{text}"
@@ -61,7 +61,7 @@ async fn session_has_the_application_name_of_the_url_or_batchwright() {
     }
 }
 
-/// A user who moves from the CAF Job Service can keep its database.
+/// A user who migrates from the CAF Job Service can keep the same database.
 #[tokio::test]
 async fn shares_a_database_with_caf_tables_and_leaves_them_alone() {
     let database = harness::postgres().await.unwrap();
@@ -69,7 +69,7 @@ async fn shares_a_database_with_caf_tables_and_leaves_them_alone() {
     let theirs = "create table job (job_id varchar(48)); insert into job values ('theirs'); create table task_1 (subtask_id int); \
                   create table label (label varchar(255))";
     harness::psql(url, &[theirs]).await.unwrap();
-    // All at once, as the processes of a new system start.
+    // All open at once, as when the processes of a new system start.
     let stores = join_all((0..4).map(|_| Store::open(url))).await;
     let store = stores.into_iter().map(Result::unwrap).next_back().unwrap();
     let Creation::Created(incarnation) = create(&store, &request("ours")).await else {
@@ -88,7 +88,7 @@ async fn shares_a_database_with_caf_tables_and_leaves_them_alone() {
     );
 }
 
-/// The address of a server, as its URL tells it.
+/// Returns the address of the server in a URL.
 async fn address_of(url: &str) -> std::net::SocketAddr {
     let authority = url.split("//").nth(1).unwrap().split('/').next().unwrap();
     let host = authority.split('@').next_back().unwrap();
@@ -131,7 +131,7 @@ async fn waits_for_an_unavailable_database_and_reports_its_availability() {
     store.ping().await.unwrap();
     woken.changed().await.unwrap();
 
-    // Once it is open, a loss is noticed, and told as well.
+    // The open store also notices and reports the loss of the database.
     proxy.refuse();
     availability
         .wait_for(|availability| matches!(availability, store::Availability::Unavailable(_)))

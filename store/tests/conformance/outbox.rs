@@ -30,7 +30,7 @@ async fn message_is_claimed_once_until_its_lease_ends(store: TestStore) {
     assert_eq!(first.next_due, Some(Duration::ZERO));
     let none = store.claim_outbox(10, MINUTE).await.unwrap();
     assert_eq!(none.messages, []);
-    // There is something to look for when the leases end.
+    // The store returns the time at which the first lease ends.
     assert!(
         none.next_due
             .is_some_and(|due| due > MINUTE / 2 && due <= MINUTE),

@@ -82,7 +82,7 @@ async fn resume_moves_parked_tasks_to_the_outbox_unchanged_and_in_order(mut stor
     store.park(&other, 1..=3).await;
     assert!(
         !store.unpark_tasks(500).await.unwrap(),
-        "nothing goes while the jobs are paused"
+        "no task moves to the outbox while the jobs are paused"
     );
     store.reopen().await;
     assert_eq!(store.resume(&incarnation).await, Change::Made);
@@ -113,7 +113,7 @@ async fn interrupted_resume_continues_in_the_next_process(mut store: TestStore) 
     store.reopen().await;
     assert!(
         store.unpark_signal().has_changed().unwrap(),
-        "who starts looks for what is left"
+        "a new process looks for remaining tasks"
     );
     store.unpark_all().await;
     assert_eq!(
@@ -167,7 +167,7 @@ async fn parked_tasks_of_an_ended_job_are_dropped(store: TestStore) {
         assert_eq!(store.parked(incarnation).await, 0, "{incarnation:?}");
     }
     assert_eq!(store.take_outbox().await, []);
-    // The next incarnation has nothing of it.
+    // The next incarnation does not inherit the parked tasks.
     assert_eq!(store.parked(&store.started("deleted").await).await, 0);
 }
 
@@ -192,20 +192,21 @@ async fn resume_wakes_unparking_and_the_relay(store: TestStore) {
         .unwrap();
 }
 
-/// Tasks are handed over, and their job is paused and resumed, by many at once: each task is stowed and comes back, or was wanted.
+/// Several writers park tasks while clients pause and resume their job. Each task is either parked and sent again after
+/// a resume, or sent back at once.
 async fn concurrent_parking_pausing_and_resuming_lose_no_task(store: TestStore) {
     const TASKS: u32 = 200;
     let incarnation = store.paused("j").await;
-    let stowers = join_all((0..4).map(|stower| {
+    let parkers = join_all((0..4).map(|parker| {
         let (store, incarnation) = (&store, &incarnation);
         async move {
-            let mut wanted = Vec::new();
-            for n in (1..=TASKS).filter(|n| n % 4 == stower) {
+            let mut sent_back = Vec::new();
+            for n in (1..=TASKS).filter(|n| n % 4 == parker) {
                 if store.park(incarnation, n..=n).await == [ParkOutcome::SendBack] {
-                    wanted.push(n);
+                    sent_back.push(n);
                 }
             }
-            wanted
+            sent_back
         }
     }));
     let clients = async {
@@ -219,17 +220,17 @@ async fn concurrent_parking_pausing_and_resuming_lose_no_task(store: TestStore) 
         }
         store.resume(&incarnation).await;
     };
-    let unstowers = join_all((0..2).map(async |_| {
+    let unparkers = join_all((0..2).map(async |_| {
         for _ in 0..60 {
             store.unpark_tasks(7).await.unwrap();
         }
     }));
-    let (wanted, ()) = tokio::join!(stowers, async {
-        tokio::join!(clients, unstowers);
+    let (sent_back, ()) = tokio::join!(parkers, async {
+        tokio::join!(clients, unparkers);
     });
     store.unpark_all().await;
     assert_eq!(store.parked(&incarnation).await, 0);
-    let mut all: Vec<u32> = wanted
+    let mut all: Vec<u32> = sent_back
         .into_iter()
         .flatten()
         .chain(numbers(&store.take_outbox().await))
@@ -264,7 +265,7 @@ impl TestStore {
         messages
     }
 
-    /// Moves all tasks to the outbox that may go there.
+    /// Moves all tasks of resumed jobs to the outbox.
     async fn unpark_all(&self) {
         while self.unpark_tasks(500).await.unwrap() {}
     }

@@ -31,7 +31,7 @@ async fn pause_and_resume_change_the_status_and_the_history(store: TestStore) {
         ),
         (Change::NotNeeded, JobStatus::Paused)
     );
-    // Also where it was Waiting before.
+    // This also holds for a job that was Waiting before the pause.
     assert_eq!(
         (
             store.resume(&incarnation).await,

@@ -68,7 +68,7 @@ async fn job_waits_for_all_its_prerequisites_and_lists_them(store: TestStore) {
     assert_eq!(waiting_for().await, []);
     assert_eq!(store.status("j").await, JobStatus::Waiting);
     assert_eq!(store.sent().await, ["j"]);
-    // And once is enough.
+    // It starts only once.
     store.complete_jobs(&["later", "a"]).await;
     assert_eq!(store.sent().await, [""; 0]);
     let listed = store
@@ -118,7 +118,7 @@ async fn refuses_a_job_whose_prerequisite_failed_or_was_cancelled(store: TestSto
     );
     assert!(!store.exists("j").await);
     assert_eq!(store.sent().await, [""; 0]);
-    // What is there is there, whatever has become of what it waited for.
+    // An existing job is returned as such, even if its prerequisite has failed meanwhile.
     store.create_scheduled("j", after(&["good"])).await;
     store.report("good", "", failed("TORN")).await;
     assert_eq!(
@@ -180,7 +180,7 @@ async fn concurrent_creations_never_close_a_cycle(store: TestStore) {
 async fn dependents_created_while_their_prerequisite_completes_are_started(store: TestStore) {
     for round in 0..10 {
         let prerequisite = format!("p{round}");
-        // Every other time it does not exist yet either.
+        // In every second round the prerequisite does not exist yet either.
         if round % 2 == 0 {
             store.create(&prerequisite).await;
         }
@@ -215,7 +215,7 @@ async fn dependents_created_while_their_prerequisite_completes_are_started(store
 async fn prerequisites_that_complete_concurrently_start_their_dependent_once(store: TestStore) {
     let mut sent = Vec::new();
     for round in 0..10 {
-        // Names that come before and after the one that waits.
+        // Names that sort before and after that of the dependent, because locks are taken in the order of names.
         let prerequisites: Vec<String> = ["a", "b", "y", "z"]
             .iter()
             .map(|name| format!("{name}{round}"))

@@ -1,4 +1,4 @@
-//! Jobs to be found, and short forms of queries.
+//! Sample jobs for queries, and short forms of queries.
 
 use contract::{PartitionId, ReportFailure};
 use store::{
@@ -36,7 +36,7 @@ impl TestStore {
         .await
     }
 
-    /// The ids of the jobs that are found; the count must be the same.
+    /// Returns the ids of the jobs that match a query, and checks that the count is the same.
     pub async fn find(&self, query: JobQuery) -> Vec<String> {
         let query = JobQuery {
             limit: if query.limit == 0 { 1000 } else { query.limit },
@@ -51,7 +51,7 @@ impl TestStore {
         found
     }
 
-    /// The ids of the jobs that a filter accepts, in the order of their creation.
+    /// Returns the ids of the jobs that match a filter, in the order of their creation.
     pub async fn accepted(&self, filter: Filter) -> Vec<String> {
         self.find(JobQuery {
             filter: Some(filter),
@@ -64,7 +64,7 @@ impl TestStore {
         .await
     }
 
-    /// Jobs that differ in everything a query can ask.
+    /// Creates jobs that differ in every field that a query can use.
     pub async fn create_five_jobs(&self) {
         self.create_labelled("plain", None, &[]).await;
         let half = self

@@ -1,4 +1,4 @@
-//! An HTTP client for tests: every request is bounded, and a response says what is wrong with it.
+//! An HTTP client for tests: every request has a time limit, and a failed check of a response shows its body.
 
 use std::sync::Once;
 

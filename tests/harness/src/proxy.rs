@@ -95,7 +95,8 @@ impl Proxy {
             .send_modify(|weather| weather.mode = Mode::BlackHole);
     }
 
-    /// Carries nothing for existing connections ever again, as a firewall that has lost its state. New connections work.
+    /// Carries nothing for existing connections ever again, as a firewall that has lost its state. New connections
+    /// work.
     pub fn forget(&self) {
         self.weather.send_modify(|weather| {
             *weather = Weather {
@@ -139,7 +140,7 @@ async fn carry(
     number: u64,
     mut weather: watch::Receiver<Weather>,
 ) {
-    let mut told = weather.clone();
+    let mut until_cut = weather.clone();
     let carried = async {
         clear(&mut weather, number).await?;
         let server = TcpStream::connect(target).await?;
@@ -157,7 +158,7 @@ async fn carry(
     tokio::select! {
         // Client and server see for themselves how their connection ended.
         _ = carried => {}
-        _ = told.wait_for(|weather| number < weather.cut) => {}
+        _ = until_cut.wait_for(|weather| number < weather.cut) => {}
     }
 }
 

@@ -1,9 +1,9 @@
 //! One server process in its own folder, which ends with this process.
 //!
-//! A small shell (`supervisor.sh`) supervises the server and takes orders from its standard input. The system closes that pipe
-//! when this process ends, also by a panic in `main`, `exit` or `kill -9`; the shell then kills the server and removes the
-//! folder. (`PR_SET_PDEATHSIG` would need `unsafe`, and notifies only the first child.) The shell leads a process group of
-//! its own, so Ctrl-C reaches the tests and not the servers.
+//! A small shell (`supervisor.sh`) supervises the server and takes orders from its standard input. The system closes
+//! that pipe when this process ends, also by a panic in `main`, `exit` or `kill -9`; the shell then kills the server
+//! and removes the folder. (`PR_SET_PDEATHSIG` would need `unsafe`, and notifies only the first child.) The shell leads
+//! a process group of its own, so Ctrl-C reaches the tests and not the servers.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -80,7 +80,7 @@ impl Home {
         command
     }
 
-    /// Hands the folder to a shell that will start `server` when told to, and stop it by the signal `stop`.
+    /// Hands the folder to a shell that will start `server` on [`Order::Start`], and stop it by the signal `stop`.
     pub fn supervise(
         self,
         name: &'static str,

@@ -1,7 +1,7 @@
 //! Bounded waits.
 //!
-//! Tests never sleep for a fixed time: that is too long on one machine and too short on another. They look until they see
-//! what they wait for, or fail with what they saw last.
+//! Tests never sleep for a fixed time: that is too long on one machine and too short on another. They look until they
+//! see what they wait for, or fail with what they saw last.
 
 use std::fmt::Display;
 use std::sync::mpsc;
@@ -39,8 +39,8 @@ pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 /// Runs `work` on a thread of its own and returns its result, within `limit` of real time.
 ///
-/// A test under a paused clock needs this: its timeouts elapse in simulated time, so a loop that never yields, or never lets
-/// the clock advance, would hang it.
+/// A test under a paused clock needs this: its timeouts elapse in simulated time, so a loop that never yields, or never
+/// lets the clock advance, would hang it.
 ///
 /// # Panics
 /// After `limit`, naming `what`; the thread is left behind. Also if `work` panics.
@@ -51,7 +51,7 @@ pub fn block_on_in_time<T: Send + 'static>(
 ) -> T {
     let (sender, receiver) = mpsc::channel();
     let thread = std::thread::spawn(move || {
-        // The receiver is gone only after the limit, and then nobody needs the result.
+        // The receiver is dropped only after the limit; the result is not needed then.
         let _ = sender.send(work());
     });
     match receiver.recv_timeout(limit) {
