@@ -110,6 +110,7 @@ check "build with clippy" build || finish
 runner=$(sed -n 's/.*"executable":"\([^"]*\/run-tests\)".*/\1/p' "$output/messages" | tail -1)
 [ -x "$runner" ] || { failures+=("the binary run-tests is not built"); finish; }
 rm -f "$output/counts"
+export RUSTDOC=$PWD/tests/rustdoc.sh # checks the documentation and the features as well
 check tests "$runner" "$output/messages" "$output" "doc tests=cargo test --workspace --doc"
 status=$?
 if [ -s "$output/counts" ]; then

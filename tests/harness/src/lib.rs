@@ -1,6 +1,6 @@
 //! The test harness: everything that several test binaries need and that knows none of the project's crates.
 //!
-//! - [`postgres`] and [`rabbitmq`] return servers that all tests of a process share. They use `DATABASE_URL` and `AMQP_URL`
+//! - [`postgres()`] and [`rabbitmq()`] return servers that all tests of a process share. They use `DATABASE_URL` and `AMQP_URL`
 //!   when these are set. Otherwise they start the servers of Debian's packages once: as child processes, in a temporary
 //!   folder, on free ports of 127.0.0.1, without systemd and without root.
 //! - [`Database`] is a fresh database of one test: in memory, an SQLite file or on `PostgreSQL`.

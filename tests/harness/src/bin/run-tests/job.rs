@@ -18,7 +18,7 @@ use crate::outcome::Outcome;
 const MEASURED: &str = r#"TIMEFORMAT='%U %S'; exec 3>&2; { time "${@:2}" 2>&3 3>&-; } 2>"$1""#;
 
 /// What to run.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Job {
     pub name: String,
     pub layer: &'static str,
@@ -100,6 +100,7 @@ impl Job {
         }
         let mut list = self.command(&self.program);
         list.args(["--list", "--format", "terse"])
+            .args(&self.arguments)
             .stderr(Stdio::null());
         let Ok(Ok(listed)) = timeout(Duration::from_secs(20), list.output()).await else {
             return Vec::new();

@@ -23,9 +23,14 @@ pub const LAYERS: [&str; 11] = [
     "harness",
 ];
 
+/// The stories of this binary run one after the other, on a pair of servers that a run of it starts.
+const CHAOS: &str = "batchwright/chaos";
+/// The names of these stories contain one of these words; they are one half of the time. The other stories are a job of their own.
+const HALF_OF_CHAOS: [&str; 2] = ["killed_three_times", "database"];
+
 /// The longest jobs start first, so that none of them is still running when all others have finished.
 const LONGEST_FIRST: [&str; 7] = [
-    "batchwright/chaos",
+    CHAOS,
     "batchwright/caf_compat",
     "doc tests",
     "tests/system",
@@ -45,7 +50,10 @@ pub fn jobs(messages: &str, commands: impl Iterator<Item = String>) -> anyhow::R
     for line in messages.lines() {
         let message: Value = serde_json::from_str(line)
             .with_context(|| format!("not a message of cargo: {line}"))?;
-        jobs.extend(test_binary(&message)?);
+        match test_binary(&message)? {
+            Some(job) if job.name == CHAOS => jobs.extend(halves(job)),
+            job => jobs.extend(job),
+        }
     }
     ensure!(!jobs.is_empty(), "cargo has built no test binary");
     for command in commands {
@@ -65,6 +73,26 @@ pub fn jobs(messages: &str, commands: impl Iterator<Item = String>) -> anyhow::R
     }
     jobs.sort_by_key(|job| position(&job.name));
     Ok(jobs)
+}
+
+/// Splits a job into the stories of [`HALF_OF_CHAOS`] and all others.
+fn halves(job: Job) -> [Job; 2] {
+    let words = HALF_OF_CHAOS.map(str::to_owned);
+    let others = words
+        .iter()
+        .flat_map(|word| ["--skip".to_owned(), word.clone()]);
+    [
+        Job {
+            name: format!("{} (brokers)", job.name),
+            arguments: others.collect(),
+            ..job.clone()
+        },
+        Job {
+            name: format!("{} (processes and databases)", job.name),
+            arguments: words.to_vec(),
+            ..job
+        },
+    ]
 }
 
 /// Returns the job of a message about a test binary; `None` for all other messages.
@@ -93,11 +121,7 @@ fn test_binary(message: &Value) -> anyhow::Result<Option<Job>> {
     };
     Ok(Some(Job {
         layer: layer(&package, is_integration_test.then_some(target)),
-        limit: if name == "batchwright/chaos" {
-            LONG_LIMIT
-        } else {
-            LIMIT
-        },
+        limit: if name == CHAOS { LONG_LIMIT } else { LIMIT },
         name,
         program: PathBuf::from(program),
         arguments: Vec::new(),
@@ -166,7 +190,12 @@ mod tests {
         assert_eq!(
             seen,
             [
-                ("batchwright/chaos", "chaos", "/target/chaos-1"),
+                ("batchwright/chaos (brokers)", "chaos", "/target/chaos-1"),
+                (
+                    "batchwright/chaos (processes and databases)",
+                    "chaos",
+                    "/target/chaos-1"
+                ),
                 ("doc tests", "examples", "cargo"),
                 (
                     "store/store_conformance",
@@ -180,7 +209,12 @@ mod tests {
                 ),
             ]
         );
-        assert_eq!(jobs[1].arguments, ["test", "--doc"]);
+        assert_eq!(
+            jobs[0].arguments,
+            ["--skip", "killed_three_times", "--skip", "database"]
+        );
+        assert_eq!(jobs[1].arguments, ["killed_three_times", "database"]);
+        assert_eq!(jobs[2].arguments, ["test", "--doc"]);
     }
 
     #[test]
