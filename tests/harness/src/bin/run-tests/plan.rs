@@ -29,12 +29,13 @@ const CHAOS: &str = "batchwright/chaos";
 const HALF_OF_CHAOS: [&str; 2] = ["killed_three_times", "database"];
 
 /// The longest jobs start first, so that none of them is still running when all others have finished.
-const LONGEST_FIRST: [&str; 7] = [
+const LONGEST_FIRST: [&str; 8] = [
     CHAOS,
-    "batchwright/caf_compat",
-    "doc tests",
     "tests/system",
+    "batchwright/caf_compat",
     "tests/simulation",
+    "doc tests",
+    "framework (lib",
     "harness",
     "store",
 ];
