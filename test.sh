@@ -9,6 +9,7 @@
 set -uo pipefail
 cd "$(dirname "$0")" || exit 1
 export INSTA_UPDATE=no CARGO_TERM_COLOR=never CARGO_TERM_QUIET=false
+export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false # a fresh build is smaller and faster so; a panic still names its line
 target=${CARGO_TARGET_DIR:-target}
 
 passed=0
