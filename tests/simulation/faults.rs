@@ -51,6 +51,16 @@ pub enum Op {
     Client(Action, Duration),
 }
 
+impl Op {
+    /// Returns when the operation happens, in simulated time; `None` if it happens at a step instead.
+    pub const fn moment(self) -> Option<Duration> {
+        match self {
+            Self::Restart(_, at) | Self::Client(_, at) => Some(at),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PublishFault {
     CrashBefore,

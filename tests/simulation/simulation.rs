@@ -150,7 +150,7 @@ impl Simulation {
             .scenario
             .ops
             .iter()
-            .filter_map(|op| Some((moment(*op)?, *op)))
+            .filter_map(|op| Some((op.moment()?, *op)))
             .collect();
         moments.sort_by_key(|(at, _)| *at);
         for (at, op) in moments {
@@ -611,13 +611,6 @@ impl Simulation {
             delivery.ack();
         }
         messages
-    }
-}
-
-fn moment(op: Op) -> Option<Duration> {
-    match op {
-        Op::Restart(_, at) | Op::Client(_, at) => Some(at),
-        _ => None,
     }
 }
 
