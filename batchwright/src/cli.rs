@@ -1,5 +1,6 @@
 //! The command line. Each file contains one command or a group of commands: the flags and the implementation.
 
+mod api;
 mod bench;
 mod connect;
 mod jobs;
@@ -12,7 +13,7 @@ use clap::{Parser, Subcommand};
 use framework::config::env::Variables;
 
 use self::bench::BenchArgs;
-use self::jobs::{CountArgs, JobArgs, ListArgs};
+use self::jobs::{CountArgs, JobArgs, ListArgs, TargetArgs};
 use self::serve::{RunArgs, UpArgs};
 use self::submit::SubmitArgs;
 use crate::bench::PacedOptions;
@@ -48,8 +49,10 @@ pub enum Command {
     Count(CountArgs),
     /// Follow a job until it finishes; exits with 0 (Completed), 10 (Failed) or 11 (Cancelled).
     Watch(JobArgs),
-    /// Cancel a job.
-    Cancel(JobArgs),
+    /// Cancel a job, or the unfinished jobs that match conditions.
+    Cancel(TargetArgs),
+    /// Delete a job, or the jobs that match conditions, whatever their status.
+    Delete(TargetArgs),
     /// Pause a job: running tasks finish, and no further task starts.
     Pause(JobArgs),
     /// Resume a paused job.
@@ -76,9 +79,8 @@ impl Command {
             Self::List(args) => jobs::list(args).await,
             Self::Count(args) => jobs::count(args).await,
             Self::Watch(args) => jobs::watch(&args.job, &args.service).await,
-            Self::Cancel(args) => {
-                jobs::change(&args, async |client| client.cancel(&args.job).await).await
-            }
+            Self::Cancel(args) => jobs::cancel(args).await,
+            Self::Delete(args) => jobs::delete(args).await,
             Self::Pause(args) => {
                 jobs::change(&args, async |client| client.pause(&args.job).await).await
             }

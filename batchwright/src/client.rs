@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use contract::rest::{ErrorBody, Job, NewJob};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use reqwest::{Method, StatusCode};
+use reqwest::{Method, RequestBuilder, StatusCode};
+
+/// How long a request may take that changes many jobs. The service makes the change in batches while the client waits.
+const BULK_LIMIT: Duration = Duration::from_hours(1);
 
 /// A client for the jobs of one partition. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -118,6 +121,16 @@ impl Client {
         self.post(job, "cancel").await
     }
 
+    /// Cancels every unfinished job that matches the query parameters; without any, all of the partition. Returns their number.
+    pub async fn cancel_all(&self, query: &[(&str, String)]) -> Result<u64, ClientError> {
+        self.change_all("jobs:cancel", "jobsCanceled", query).await
+    }
+
+    /// Deletes every job that matches the query parameters; without any, all of the partition. Returns their number.
+    pub async fn delete_all(&self, query: &[(&str, String)]) -> Result<u64, ClientError> {
+        self.change_all("jobs:delete", "jobsDeleted", query).await
+    }
+
     /// Pauses a job.
     pub async fn pause(&self, job: &str) -> Result<(), ClientError> {
         self.post(job, "pause").await
@@ -139,6 +152,23 @@ impl Client {
         let url = format!("{}/{action}", self.job_url(job));
         self.send(Method::POST, &url, Vec::new()).await?;
         Ok(())
+    }
+
+    async fn change_all(
+        &self,
+        operation: &str,
+        count: &str,
+        query: &[(&str, String)],
+    ) -> Result<u64, ClientError> {
+        let url = self.partition_url(operation, query);
+        let request = self.http.post(&url).timeout(BULK_LIMIT);
+        let (_, body) = self.exchange(request, &url).await?;
+        let response: serde_json::Value = parsed(&body, &url)?;
+        let changed = response.get(count).and_then(serde_json::Value::as_u64);
+        changed.ok_or_else(|| ClientError::InvalidResponse {
+            url,
+            reason: format!("there is no {count}"),
+        })
     }
 
     fn partition_url(&self, what: &str, query: &[(&str, String)]) -> String {
@@ -165,10 +195,7 @@ impl Client {
 
     async fn read<T: serde::de::DeserializeOwned>(&self, url: String) -> Result<T, ClientError> {
         let (_, body) = self.send(Method::GET, &url, Vec::new()).await?;
-        serde_json::from_str(&body).map_err(|error| ClientError::InvalidResponse {
-            url,
-            reason: error.to_string(),
-        })
+        parsed(&body, &url)
     }
 
     async fn send(
@@ -182,6 +209,14 @@ impl Client {
             .request(method, url)
             .header("content-type", "application/json")
             .body(body);
+        self.exchange(request, url).await
+    }
+
+    async fn exchange(
+        &self,
+        request: RequestBuilder,
+        url: &str,
+    ) -> Result<(StatusCode, String), ClientError> {
         let response = request
             .send()
             .await
@@ -230,6 +265,13 @@ impl Watch {
                 .extend_from_slice(&self.response.chunk().await.ok()??);
         }
     }
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(body: &str, url: &str) -> Result<T, ClientError> {
+    serde_json::from_str(body).map_err(|error| ClientError::InvalidResponse {
+        url: url.to_owned(),
+        reason: error.to_string(),
+    })
 }
 
 fn encode(text: &str) -> String {

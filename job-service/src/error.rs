@@ -23,6 +23,18 @@ pub enum ApiError {
     /// 403: the request conflicts with an existing job.
     #[error("{0}")]
     Forbidden(String),
+    /// 403: a web page of this foreign origin must not change jobs.
+    #[error(
+        "A web page of the origin '{0}' must not change jobs: the origin is not this service's. Allow it with --allowed-origin \
+         (BATCHWRIGHT_ALLOWED_ORIGIN)."
+    )]
+    ForeignOrigin(String),
+    /// 421: this host is not a name of this server.
+    #[error(
+        "The host '{0}' is not a name of this service. Call it by its address, or allow the name with --allowed-host \
+         (BATCHWRIGHT_ALLOWED_HOST)."
+    )]
+    ForeignHost(String),
     /// 404: the job, the task or the URL does not exist.
     #[error("{0}")]
     NotFound(String),
@@ -66,7 +78,8 @@ impl ApiError {
     const fn status(&self) -> StatusCode {
         match self {
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
-            Self::Forbidden(_) => StatusCode::FORBIDDEN,
+            Self::Forbidden(_) | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
+            Self::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,

@@ -18,6 +18,7 @@
 
 #![warn(missing_docs)]
 
+mod access;
 mod background;
 mod correlation;
 mod error;
@@ -42,6 +43,7 @@ use tokio_util::task::TaskTracker;
 
 use self::state::AppState;
 
+pub use self::access::{AllowError, AllowedHost, AllowedOrigin};
 pub use self::correlation::HEADER as CORRELATION_ID;
 pub use self::job_types::{JobTypes, JobTypesError};
 pub use self::options::{BASE_PATH, ServiceOptions};
@@ -82,8 +84,9 @@ impl JobService {
         tracker.spawn(async move { service.run_background(token).await });
         tracker.close();
 
+        let router = routes::router(Arc::clone(&self.0), Some(listener.local_addr()?));
         let (shutting_down, requested) = (self.0.shutting_down.clone(), shutdown.clone());
-        let server = axum::serve(listener, self.router()).with_graceful_shutdown(async move {
+        let server = axum::serve(listener, router).with_graceful_shutdown(async move {
             requested.cancelled().await;
             shutting_down.cancel();
         });
@@ -114,7 +117,9 @@ impl JobService {
     }
 
     /// Returns the router with every URL of the service: the REST API, the health check and Swagger UI.
+    ///
+    /// The host of a request is checked only if the options allow certain hosts: the router does not know where it is served.
     pub fn router(&self) -> axum::Router {
-        routes::router(Arc::clone(&self.0))
+        routes::router(Arc::clone(&self.0), None)
     }
 }

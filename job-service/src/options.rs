@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use contract::rest::Expiry;
 
+use crate::access::{AllowedHost, AllowedOrigin};
 use crate::job_types::JobTypes;
 use crate::partition_pattern::PartitionPattern;
 
@@ -16,6 +17,11 @@ pub struct ServiceOptions {
     /// The URL at which workers reach this API, e.g. `http://127.0.0.1:8080/job-service/v1`. Every start message contains
     /// it as part of the status URL.
     pub webservice_url: String,
+    /// The host names under which clients call the service, beside `localhost`, IP addresses and the host of `webservice_url`.
+    /// If empty, they are checked only where the service listens on a loopback address.
+    pub allowed_hosts: Vec<AllowedHost>,
+    /// The origins whose web pages may change jobs, beside the service's own.
+    pub allowed_origins: Vec<AllowedOrigin>,
     /// The pipe of the tracking worker.
     pub tracking_pipe: String,
     /// The pipe to which workers send the tasks of paused jobs.
@@ -43,6 +49,8 @@ impl Default for ServiceOptions {
     fn default() -> Self {
         Self {
             webservice_url: format!("http://127.0.0.1:8080{BASE_PATH}"),
+            allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
             tracking_pipe: "worker-jobtracking-in".to_owned(),
             paused_pipe: contract::PAUSED_PIPE.to_owned(),
             status_check_interval: Duration::from_secs(10),

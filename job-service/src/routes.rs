@@ -18,6 +18,7 @@ mod ping;
 mod resume_job;
 mod watch_job;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::extract::{DefaultBodyLimit, Request};
@@ -28,12 +29,15 @@ use axum::routing::get;
 use axum::{Json, Router};
 use contract::rest::ErrorBody;
 use tower::ServiceExt as _;
+use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowOrigin, CorsLayer};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use utoipa_swagger_ui::SwaggerUi;
 
+use crate::access::{self, AccessRules, AllowedOrigin};
 use crate::correlation;
 use crate::error::ApiError;
 use crate::options::BASE_PATH;
@@ -48,7 +52,8 @@ use crate::state::AppState;
             Every job belongs to a partition. Partitions need not be created. Ids are case-sensitive and must not contain \
             `. , : ; * ? ! | ( )` or control characters. Times are in milliseconds since 1970, UTC.\n\n\
             Every response has the header `CAF-Correlation-Id`: the one of the request, or a new one. Every error response has the body \
-            `{\"message\": \"…\"}`. Request bodies are read as JSON, whatever their content type.",
+            `{\"message\": \"…\"}`. A request that a web page of another origin sends, and that is not a GET, returns 403; a request to \
+            a host name that is not the service's returns 421. Request bodies are read as JSON, whatever their content type.",
         license(name = "MIT OR Apache-2.0")
     ),
     tags(
@@ -59,10 +64,14 @@ use crate::state::AppState;
 struct Document;
 
 /// Returns the router with every URL of the service.
-pub fn router(state: Arc<AppState>) -> Router {
+///
+/// `address` is where the service listens, if that is known.
+pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
     let (router, document) = routes().split_for_parts();
     let ui =
         SwaggerUi::new("/job-service-ui").url("/job-service-ui/api-docs/openapi.json", document);
+    let rules = Arc::new(AccessRules::new(&state.options, address));
+    let cross_origin = cross_origin(&state.options.allowed_origins);
     let body_limit = DefaultBodyLimit::max(state.options.max_body_bytes);
     let router = router
         .with_state(state)
@@ -74,10 +83,31 @@ pub fn router(state: Arc<AppState>) -> Router {
         .fallback(unknown_url)
         .method_not_allowed_fallback(wrong_method)
         .layer(body_limit)
+        .layer(option_layer(cross_origin))
+        .layer(middleware::from_fn_with_state(rules, access::layer))
         .layer(CatchPanicLayer::custom(ApiError::panic_response))
         .layer(middleware::from_fn(correlation::layer));
     // A layer runs after routing, but the URL must change before routing.
     Router::new().fallback_service(router.map_request(strip_trailing_slash))
+}
+
+/// Returns the layer that tells browsers which origins may call the service, if any are allowed.
+fn cross_origin(allowed: &[AllowedOrigin]) -> Option<CorsLayer> {
+    if allowed.is_empty() {
+        return None;
+    }
+    let allowed = allowed.to_vec();
+    let is_allowed = AllowOrigin::predicate(move |origin, _| {
+        allowed.iter().any(|allowed| allowed.matches(origin))
+    });
+    let methods = [Method::GET, Method::PUT, Method::POST, Method::DELETE];
+    Some(
+        CorsLayer::new()
+            .allow_origin(is_allowed)
+            .allow_methods(methods)
+            .allow_headers([header::CONTENT_TYPE, correlation::HEADER])
+            .expose_headers([header::LOCATION, correlation::HEADER]),
+    )
 }
 
 /// Treats `…/jobs/` like `…/jobs`, as CAF does.

@@ -1,14 +1,19 @@
-//! The commands that read, follow and control existing jobs through the REST API: `get`, `list`, `count`, `watch`, `cancel`, `pause`,
-//! `resume`.
+//! The commands that read, follow and control existing jobs through the REST API: `get`, `list`, `count`, `watch`, `cancel`,
+//! `delete`, `pause`, `resume`.
+//!
+//! What must stay true: no command changes many jobs unless it was given a condition, or `--all`.
 
 use std::process::ExitCode;
 
 use batchwright::client::{Client, ClientError};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use contract::rest::Job;
 
 use super::connect::{Output, ServiceArgs};
 use crate::watch::{self, Show, exit_code};
+
+/// The exit code for an invalid command line.
+const USAGE: u8 = 2;
 
 #[derive(Debug, Args)]
 pub struct JobArgs {
@@ -33,6 +38,22 @@ struct SelectorArgs {
     /// Only jobs with at least one of these labels, separated by commas.
     #[arg(long, value_name = "LABELS")]
     label_exist: Option<String>,
+}
+
+/// Names one job, or selects many by conditions.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("target").args(["job", "all", "starts_with", "status_type", "filter", "label_exist"]).required(true).multiple(true))]
+pub struct TargetArgs {
+    /// Id of the job. Without it, the command changes the jobs that match the conditions.
+    #[arg(conflicts_with_all = ["all", "starts_with", "status_type", "filter", "label_exist"])]
+    job: Option<String>,
+    #[command(flatten)]
+    selector: SelectorArgs,
+    /// Every job of the partition; required if there is neither an id nor a condition.
+    #[arg(long, conflicts_with_all = ["starts_with", "status_type", "filter", "label_exist"])]
+    all: bool,
+    #[command(flatten)]
+    service: ServiceArgs,
 }
 
 #[derive(Debug, Args)]
@@ -94,6 +115,53 @@ pub async fn count(args: CountArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+pub async fn cancel(args: TargetArgs) -> anyhow::Result<ExitCode> {
+    let TargetArgs {
+        job,
+        selector,
+        service,
+        ..
+    } = args;
+    if let Some(job) = job {
+        let args = JobArgs { job, service };
+        return change(&args, async |client| client.cancel(&args.job).await).await;
+    }
+    let Some(query) = selector.conditions() else {
+        return Ok(ExitCode::from(USAGE));
+    };
+    let cancelled = service.client()?.cancel_all(&query).await?;
+    match service.output {
+        Output::Json => println!("{}", serde_json::json!({ "jobsCanceled": cancelled })),
+        Output::Text => println!("{cancelled} jobs cancelled"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub async fn delete(args: TargetArgs) -> anyhow::Result<ExitCode> {
+    let TargetArgs {
+        job,
+        selector,
+        service,
+        ..
+    } = args;
+    let client = service.client()?;
+    let deleted = if let Some(job) = job {
+        client.delete(&job).await?;
+        1
+    } else {
+        let Some(query) = selector.conditions() else {
+            return Ok(ExitCode::from(USAGE));
+        };
+        client.delete_all(&query).await?
+    };
+    match service.output {
+        Output::Json => println!("{}", serde_json::json!({ "jobsDeleted": deleted })),
+        Output::Text if deleted == 1 => println!("1 job deleted"),
+        Output::Text => println!("{deleted} jobs deleted"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Follows a job until it finishes, then prints it. The exit code depends on its final status.
 pub async fn watch(job: &str, service: &ServiceArgs) -> anyhow::Result<ExitCode> {
     let job = watch::follow(&service.client()?, job, Show::Progress, |_| {}).await?;
@@ -113,6 +181,20 @@ pub async fn change(
 }
 
 impl SelectorArgs {
+    /// Returns the query of a command that changes every matching job. Prints an error and returns `None` if a condition is
+    /// empty, because the job service would ignore it and change every job.
+    fn conditions(self) -> Option<Vec<(&'static str, String)>> {
+        let query = self.query();
+        let is_empty = |value: &str| value.chars().all(|c| c == ',' || c.is_whitespace());
+        if let Some((name, _)) = query.iter().find(|(_, value)| is_empty(value)) {
+            eprintln!(
+                "batchwright: the condition {name} is empty and would match every job; give it a value, or use --all instead"
+            );
+            return None;
+        }
+        Some(query)
+    }
+
     fn query(self) -> Vec<(&'static str, String)> {
         let given = [
             ("jobIdStartsWith", self.starts_with),

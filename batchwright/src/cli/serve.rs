@@ -19,6 +19,7 @@ use framework::config::env::Variables;
 use job_service::{JobTypes, PartitionPattern, ServiceOptions};
 use store::{KeptUntil, StoreOptions};
 
+use super::api::ApiArgs;
 use super::connect::ServerArgs;
 use crate::config::Configuration;
 
@@ -77,6 +78,8 @@ struct StackArgs {
     batch: BatchArgs,
     #[command(flatten)]
     jobs: JobsArgs,
+    #[command(flatten)]
+    api: ApiArgs,
 }
 
 #[derive(Debug, Args)]
@@ -259,7 +262,7 @@ impl StackArgs {
                 max_depth: self.batch.max_depth,
                 ..BatchOptions::default()
             },
-            service,
+            service: self.api.apply_to(service),
             store,
             ..StackOptions::embedded(data)
         })

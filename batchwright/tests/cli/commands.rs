@@ -455,7 +455,7 @@ async fn demo_counts_the_words_of_a_folder_correctly() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn list_and_count_follow_filter_and_order() {
+async fn list_count_and_bulk_commands_follow_their_conditions() {
     let home = Home::new();
     let up = home.up().await;
     for (job, team) in [("b", "search"), ("A", "search"), ("c", "mail")] {
@@ -520,6 +520,35 @@ async fn list_and_count_follow_filter_and_order() {
             .contains("Unsupported filter key specified: colour"),
         "{wrong:?}"
     );
+
+    let bulk = async |arguments: &[&str]| run(&[arguments, &["--url", &url]].concat()).await;
+    for command in ["cancel", "delete"] {
+        for (arguments, reason) in [
+            (&[][..], "required arguments were not provided"),
+            (&["--starts-with", ""], "jobIdStartsWith is empty"),
+            (&["--label-exist", " , "], "labelExist is empty"),
+            (&["--all", "--filter", "id==b"], "cannot be used with"),
+            (&["b", "--all"], "cannot be used with"),
+        ] {
+            let refused = bulk(&[&[command], arguments].concat()).await.with(2);
+            assert!(refused.err.contains(reason), "{refused:?}");
+        }
+    }
+    assert_eq!(ids(&["--status-type", "NotFinished"]).await.len(), 3);
+    let cancelled = bulk(&["cancel", "--filter", "labels.team==search"]).await;
+    assert_eq!(cancelled.with(0).out, "2 jobs cancelled\n");
+    let deleted = bulk(&[
+        "delete",
+        "--label-exist",
+        "team",
+        "--status-type",
+        "Inactive",
+    ])
+    .await;
+    assert_eq!(deleted.with(0).out, "2 jobs deleted\n");
+    assert_eq!(bulk(&["delete", "c"]).await.with(0).out, "1 job deleted\n");
+    let deleted = bulk(&["delete", "--all", "-o", "json"]).await;
+    assert_eq!(deleted.with(0).json(), json!({"jobsDeleted": 0}));
     assert_eq!(up.stop().await, Some(0));
 }
 

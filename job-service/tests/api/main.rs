@@ -24,6 +24,7 @@ macro_rules! on_both_databases {
 
 mod service;
 
+mod access;
 mod bulk;
 mod description;
 mod expiry;
