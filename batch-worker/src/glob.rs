@@ -7,15 +7,20 @@
 //! Each split lists one folder. Its files become items and its folders become sub-batches, so that a tree of any size is
 //! walked in parallel. The definition of a sub-batch pins the time of the folder's last change. If the folder has changed
 //! since, the split fails, because repeating it would find other names.
+//!
+//! Anybody can write pinned entries. They must be below their base, in order and each once, as a listing has them. What
+//! they say about a file is checked by the worker that takes the item.
 
 use std::path::{Path, PathBuf};
 
 use contract::{FileItem, TaskData};
-use glob::{MatchOptions, Pattern};
 use serde::{Deserialize, Serialize};
 
-use crate::source::{Stamp, stamp, stamp_of, within};
+use self::pattern::PathPattern;
+use crate::source::{Kind, Root, check_path};
 use crate::{Batch, BatchPlugin, Part, SplitError, even_size};
+
+mod pattern;
 
 /// The largest number of entries in a definition, unless a folder has more than `max_parts` times as many.
 const LONGEST_LIST: usize = 10_000;
@@ -23,7 +28,7 @@ const LONGEST_LIST: usize = 10_000;
 /// Splits directory trees below a root folder.
 #[derive(Debug, Clone)]
 pub struct Glob {
-    root: PathBuf,
+    root: Root,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -61,7 +66,16 @@ fn everything() -> String {
 impl Glob {
     /// Returns a plugin for folders below `root`. Definitions cannot name others.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self {
+            root: Root::new(root),
+        }
+    }
+
+    /// Hides these files and folders, with everything below them, from all definitions.
+    #[must_use]
+    pub fn hide(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.root.hide(paths);
+        self
     }
 }
 
@@ -71,8 +85,7 @@ impl BatchPlugin for Glob {
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
         let definition: Definition = serde_json::from_str(batch.definition)
             .map_err(|error| SplitError::Definition(error.to_string()))?;
-        let pattern = Pattern::new(&definition.pattern)
-            .map_err(|error| SplitError::Definition(format!("pattern: {error}")))?;
+        let pattern = PathPattern::new(&definition.pattern)?;
         let root = self.root.clone();
         let (entries, base, pattern_text) =
             tokio::task::spawn_blocking(move || -> Result<_, SplitError> {
@@ -86,12 +99,11 @@ impl BatchPlugin for Glob {
                     // The first split only pins the folder.
                     (Some(folder), None, []) => Ok((vec![pin(&root, &folder)?], folder, text)),
                     (None, Some(base), [only]) if only.size.is_none() => {
+                        check_fit(&base, &entries)?;
                         Ok((list(&root, &base, &pattern, only)?, base, text))
                     }
                     (None, Some(base), [_, ..]) => {
-                        entries
-                            .iter()
-                            .try_for_each(|entry| within(&root, &entry.path).map(drop))?;
+                        check_fit(&base, &entries)?;
                         Ok((entries, base, text))
                     }
                     _ => Err(SplitError::Definition(
@@ -144,52 +156,58 @@ impl BatchPlugin for Glob {
     }
 }
 
-fn pin(root: &Path, folder: &str) -> Result<Entry, SplitError> {
-    let Stamp {
-        is_folder,
-        modified,
-        ..
-    } = stamp(root, folder)?;
-    if !is_folder {
+fn pin(root: &Root, folder: &str) -> Result<Entry, SplitError> {
+    let stamp = root.stamp(folder)?;
+    if stamp.kind != Kind::Folder {
         return Err(SplitError::Definition(format!(
             "{folder:?} is not a folder"
         )));
     }
     Ok(Entry {
         path: folder.to_owned(),
-        modified,
+        modified: stamp.modified,
         size: None,
     })
 }
 
+/// Refuses entries that no listing below the base contains.
+fn check_fit(base: &str, entries: &[Entry]) -> Result<(), SplitError> {
+    check_path(base)?;
+    for entry in entries {
+        check_path(&entry.path)?;
+        if base != "." && !Path::new(&entry.path).starts_with(base) {
+            return Err(SplitError::Definition(format!(
+                "the entry {:?} is not below the base {base:?}",
+                entry.path
+            )));
+        }
+    }
+    let is_out_of_order = |pair: &&[Entry]| pair[0].path >= pair[1].path;
+    if let Some([before, after]) = entries.windows(2).find(is_out_of_order) {
+        return Err(SplitError::Definition(format!(
+            "the entry {:?} follows {:?}; entries must be in order, each once",
+            after.path, before.path
+        )));
+    }
+    Ok(())
+}
+
 /// Lists a folder: the files that match, and the folders. Does not follow links, which may form a cycle.
 fn list(
-    root: &Path,
+    root: &Root,
     base: &str,
-    pattern: &Pattern,
+    pattern: &PathPattern,
     folder: &Entry,
 ) -> Result<Vec<Entry>, SplitError> {
-    if pin(root, &folder.path)?.modified != folder.modified {
+    let (now, found) = root.list(&folder.path)?;
+    if now.modified != folder.modified {
         return Err(SplitError::Definition(format!(
             "the folder {:?} has changed since the batch was made",
             folder.path
         )));
     }
-    let options = MatchOptions {
-        case_sensitive: true,
-        require_literal_separator: true,
-        require_literal_leading_dot: false,
-    };
     let mut entries = Vec::new();
-    for entry in std::fs::read_dir(within(root, &folder.path)?)? {
-        let entry = entry?;
-        let metadata = entry.metadata()?;
-        let Ok(name) = entry.file_name().into_string() else {
-            return Err(SplitError::Definition(format!(
-                "a name in the folder {:?} is not UTF-8",
-                folder.path
-            )));
-        };
+    for (name, stamp) in found {
         let path = if folder.path == "." {
             name
         } else {
@@ -202,24 +220,16 @@ fn list(
                 .unwrap_or(&path)
                 .trim_start_matches('/')
         };
-        let Stamp {
-            is_folder,
+        let size = match stamp.kind {
+            Kind::Folder => None,
+            Kind::File if pattern.matches(below) => Some(stamp.size),
+            Kind::File | Kind::Other => continue,
+        };
+        entries.push(Entry {
+            path,
+            modified: stamp.modified,
             size,
-            modified,
-        } = stamp_of(&metadata)?;
-        if is_folder {
-            entries.push(Entry {
-                path,
-                modified,
-                size: None,
-            });
-        } else if metadata.is_file() && pattern.matches_with(below, options) {
-            entries.push(Entry {
-                path,
-                modified,
-                size: Some(size),
-            });
-        }
+        });
     }
     // The file system returns entries in any order, and a split must always give the same.
     entries.sort_by(|a, b| a.path.cmp(&b.path));
@@ -324,6 +334,18 @@ mod tests {
             (
                 r#"{"base":".","entries":[{"path":"../x","modified":0,"size":1}]}"#,
                 "not a path below the root folder",
+            ),
+            (
+                r#"{"base":"a","entries":[{"path":"top.txt","modified":0,"size":1}]}"#,
+                "\"top.txt\" is not below the base \"a\"",
+            ),
+            (
+                r#"{"base":".","entries":[{"path":"x","modified":0,"size":1},{"path":"x","modified":0,"size":1}]}"#,
+                "entries must be in order, each once",
+            ),
+            (
+                &serde_json::json!({"folder": ".", "pattern": "a".repeat(5000)}).to_string(),
+                "the pattern has 5000 bytes; the limit is 4096",
             ),
             (r"{}", "name a folder"),
         ] {

@@ -12,6 +12,8 @@
 //! - A split has at most `max_parts` parts, and reports their number before it dispatches the first one.
 #![warn(missing_docs)]
 
+#[cfg(test)]
+mod arbitrary;
 mod glob;
 mod lines;
 mod list;
@@ -25,7 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use contract::{BatchResult, BatchTask, MAX_PIPE_BYTES};
-use framework::{Context, Reply, TaskError, Worker};
+use framework::{Context, OrFail, Reply, TaskError, Worker};
 
 pub use glob::Glob;
 pub use lines::Lines;
@@ -37,6 +39,9 @@ use plugin::AnyPlugin;
 
 /// The largest size of a batch definition, in bytes.
 pub const MAX_DEFINITION: usize = 4 * 1024 * 1024;
+
+/// The most bytes that the parts of one split repeat in all, whatever the batch wants every part to carry.
+const REPEATED_BYTES: usize = 64 * 1024 * 1024;
 
 /// How long a split is snoozed while its target pipe is too full.
 const FULL_PIPE_DELAY: Duration = Duration::from_millis(400);
@@ -151,7 +156,7 @@ impl BatchWorker {
             definition,
             item_type: task.task_message_type.as_deref(),
             params: task.task_message_params.as_ref().unwrap_or(&no_params),
-            max_parts: self.max_parts,
+            max_parts: self.parts_of(task)?,
         };
         plugin.split(batch).await.map_err(|error| match error {
             SplitError::Definition(problem) => {
@@ -159,6 +164,17 @@ impl BatchWorker {
             }
             SplitError::Temporary(error) => TaskError::retry(error),
         })
+    }
+
+    /// Returns how many parts a split of this batch may have. The more each of them repeats, the fewer there are.
+    fn parts_of(&self, task: &BatchTask) -> Result<usize, TaskError> {
+        let everything_else = BatchTask {
+            batch_definition: None,
+            ..task.clone()
+        };
+        let repeated = serde_json::to_vec(&everything_else).or_fail()?.len();
+        let affordable = REPEATED_BYTES / repeated.max(1);
+        Ok(self.max_parts.min(affordable.max(Self::MIN_PARTS)))
     }
 }
 
@@ -267,6 +283,17 @@ mod tests {
         let parts = run.dispatched::<BatchTask>();
         assert_eq!(parts.len(), 10);
         assert_eq!(parts[0], ("test-in".to_owned(), batch("range", "1-10")));
+    }
+
+    #[tokio::test]
+    async fn batch_with_much_for_every_item_has_fewer_parts() {
+        let params = [("text".to_owned(), "x".repeat(1024 * 1024))].into();
+        let task = BatchTask {
+            task_message_params: Some(params),
+            ..batch("range", "1-1000")
+        };
+        let run = testing::run(&BatchWorker::new(1000).with(Range), task).await;
+        assert_eq!(run.dispatched::<BatchTask>().len(), 16);
     }
 
     #[tokio::test]

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! The first split pins each file's size and time of last change. From there on the definitions name *segments*, which
-//! are byte ranges of pinned files. A line belongs to the segment in which it begins, so a file can be cut anywhere
+//! are byte ranges of pinned files. Anybody can write segments, so each split checks that they fit their files and do not
+//! overlap. A line belongs to the segment in which it begins, so a file can be cut anywhere
 //! without reading it. Only a split that is small enough to make items reads its segments. It looks for line breaks and
 //! does not keep what it reads.
 
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 use contract::{LineRange, TaskData};
 use serde::{Deserialize, Serialize};
 
-use crate::source::{Stamp, stamp, within};
+use crate::source::{Kind, Root, Stamp, check_path};
 use crate::{Batch, BatchPlugin, Part, SplitError};
 
 /// A split of at most this many bytes reads its segments and makes items.
@@ -24,7 +25,7 @@ const LEAF_BYTES: u64 = 1024 * 1024;
 /// Splits text files below a root folder by lines.
 #[derive(Debug, Clone)]
 pub struct Lines {
-    root: PathBuf,
+    root: Root,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -60,7 +61,16 @@ const fn default_lines_per_item() -> u64 {
 impl Lines {
     /// Returns a plugin for files below `root`. Definitions cannot name others.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self {
+            root: Root::new(root),
+        }
+    }
+
+    /// Hides these files and folders, with everything below them, from all definitions.
+    #[must_use]
+    pub fn hide(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.root.hide(paths);
+        self
     }
 }
 
@@ -80,7 +90,8 @@ impl BatchPlugin for Lines {
         let (segments, ranges) = tokio::task::spawn_blocking(move || -> Result<_, SplitError> {
             let lines_per_item = definition.lines_per_item;
             let segments = pin(&root, definition)?;
-            let is_leaf = total(&segments) <= LEAF_BYTES && segments.len() <= max_parts;
+            check_fit(&root, &segments)?;
+            let is_leaf = total(&segments)? <= LEAF_BYTES && segments.len() <= max_parts;
             let ranges = if is_leaf {
                 find_lines(&root, &segments, lines_per_item, max_parts)?
             } else {
@@ -102,7 +113,7 @@ impl BatchPlugin for Lines {
                     )
                 })
                 .collect(),
-            None => partition(segments.0, max_parts)
+            None => partition(segments.0, max_parts)?
                 .into_iter()
                 .map(|segments_of_part| {
                     let definition = Definition {
@@ -119,15 +130,15 @@ impl BatchPlugin for Lines {
 
 /// Returns the segments of a definition: those that it names, and each file that it names as one segment, pinned as it
 /// is now.
-fn pin(root: &Path, definition: Definition) -> Result<Vec<Segment>, SplitError> {
+fn pin(root: &Root, definition: Definition) -> Result<Vec<Segment>, SplitError> {
     let mut segments = definition.segments;
     for path in definition.files {
         let Stamp {
-            is_folder,
+            kind,
             size,
             modified,
-        } = stamp(root, &path)?;
-        if is_folder {
+        } = root.stamp(&path)?;
+        if kind != Kind::File {
             return Err(SplitError::Definition(format!("{path:?} is not a file")));
         }
         if size > 0 {
@@ -143,34 +154,82 @@ fn pin(root: &Path, definition: Definition) -> Result<Vec<Segment>, SplitError> 
     Ok(segments)
 }
 
-fn total(segments: &[Segment]) -> u64 {
-    segments
+/// Refuses segments that do not fit their files as they are now, or that overlap.
+fn check_fit(root: &Root, segments: &[Segment]) -> Result<(), SplitError> {
+    let mut sorted = Vec::with_capacity(segments.len());
+    for segment in segments {
+        check_path(&segment.path)?;
+        let path = Path::new(&segment.path);
+        sorted.push((path.strip_prefix(".").unwrap_or(path), segment));
+    }
+    sorted.sort_unstable_by(|a, b| (a.0, a.1.from).cmp(&(b.0, b.1.from)));
+    let mut before: Option<&(&Path, &Segment)> = None;
+    for entry @ (file, segment) in &sorted {
+        let Segment { path, from, to, .. } = segment;
+        let of_same_file = before.filter(|(other, _)| other == file);
+        if of_same_file.is_none_or(|(_, other)| !other.has_stamp_of(segment)) {
+            segment.check_unchanged(root.stamp(path)?)?;
+        }
+        if from >= to || *to > segment.size {
+            let size = segment.size;
+            return Err(SplitError::Definition(format!(
+                "the segment {from}..{to} does not fit the file {path:?}, which has {size} bytes"
+            )));
+        }
+        if of_same_file.is_some_and(|(_, other)| *from < other.to) {
+            return Err(SplitError::Definition(format!(
+                "the file {path:?} is named twice from byte {from} on; name each part of a file once"
+            )));
+        }
+        before = Some(entry);
+    }
+    Ok(())
+}
+
+impl Segment {
+    fn has_stamp_of(&self, other: &Self) -> bool {
+        (self.size, self.modified) == (other.size, other.modified)
+    }
+
+    /// Refuses a file that is not as it was pinned.
+    fn check_unchanged(&self, now: Stamp) -> Result<(), SplitError> {
+        let Self { path, size, .. } = self;
+        if now.kind != Kind::File {
+            return Err(SplitError::Definition(format!("{path:?} is not a file")));
+        }
+        if (now.size, now.modified) != (self.size, self.modified) {
+            return Err(SplitError::Definition(format!(
+                "the file {path:?} has changed since the batch was made (it had {size} bytes, now it has {})",
+                now.size
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the number of bytes in these segments.
+fn total(segments: &[Segment]) -> Result<u64, SplitError> {
+    let lengths = segments
         .iter()
-        .map(|segment| segment.to.saturating_sub(segment.from))
-        .sum()
+        .map(|segment| segment.to.checked_sub(segment.from));
+    lengths
+        .into_iter()
+        .try_fold(0_u64, |sum, length| sum.checked_add(length?))
+        .ok_or_else(|| SplitError::Definition("the segments have too many bytes".to_owned()))
 }
 
 /// Finds the items of these segments. Returns `None` if there are more than `max_parts`.
 fn find_lines(
-    root: &Path,
+    root: &Root,
     segments: &[Segment],
     lines_per_item: u64,
     max_parts: usize,
 ) -> Result<Option<Vec<LineRange>>, SplitError> {
     let mut ranges = Vec::new();
     for segment in segments {
-        let now = stamp(root, &segment.path)?;
-        if (now.size, now.modified) != (segment.size, segment.modified) {
-            let (path, pinned) = (&segment.path, segment.size);
-            return Err(SplitError::Definition(format!(
-                "the file {path:?} has changed since the batch was made (it had {pinned} bytes, now it has {})",
-                now.size
-            )));
-        }
-        let mut reader = BufReader::with_capacity(
-            64 * 1024,
-            std::fs::File::open(within(root, &segment.path)?)?,
-        );
+        let (file, now) = root.open(&segment.path)?;
+        segment.check_unchanged(now)?;
+        let mut reader = BufReader::with_capacity(64 * 1024, file);
         let mut at = first_line_start(&mut reader, segment)?;
         while at < segment.to {
             if ranges.len() == max_parts {
@@ -178,7 +237,8 @@ fn find_lines(
             }
             let (offset, mut lines) = (at, 0);
             while at < segment.to && lines < lines_per_item {
-                at += skip_line(&mut reader)?;
+                // Not beyond the pinned size, should the file grow meanwhile.
+                at += skip_line(&mut reader, segment.size - at)?;
                 lines += 1;
             }
             let Segment {
@@ -201,27 +261,32 @@ fn find_lines(
     Ok(Some(ranges))
 }
 
-/// Moves the reader to the first line that begins in the segment. Returns its offset.
+/// Moves the reader to the first line that begins in the segment, or to the segment's end. Returns its offset.
 fn first_line_start<R: BufRead + Seek>(
     reader: &mut R,
     segment: &Segment,
 ) -> Result<u64, SplitError> {
-    if segment.from == 0 {
+    let Some(before) = segment.from.checked_sub(1) else {
         return Ok(0);
-    }
+    };
     // A line begins at the segment if the byte before it is a line break.
-    reader.seek(SeekFrom::Start(segment.from - 1))?;
-    Ok(segment.from - 1 + skip_line(reader)?)
+    reader.seek(SeekFrom::Start(before))?;
+    // No further than the segment: a file without line breaks would be read once for each segment.
+    Ok(before + skip_line(reader, segment.to - before)?)
 }
 
-/// Reads past the next line break, or to the end. Returns the number of bytes read.
-fn skip_line(reader: &mut impl BufRead) -> std::io::Result<u64> {
+/// Reads past the next line break, or `limit` bytes, or to the end. Returns the number of bytes read.
+fn skip_line(reader: &mut impl BufRead, limit: u64) -> Result<u64, SplitError> {
     let mut skipped = 0;
-    loop {
+    while skipped < limit {
         let buffer = reader.fill_buf()?;
         if buffer.is_empty() {
-            return Ok(skipped);
+            return Err(SplitError::Temporary(
+                "a file has become shorter while it was read".into(),
+            ));
         }
+        let room = usize::try_from(limit - skipped).unwrap_or(usize::MAX);
+        let buffer = &buffer[..buffer.len().min(room)];
         let (length, found) = match buffer.iter().position(|byte| *byte == b'\n') {
             Some(index) => (index + 1, true),
             None => (buffer.len(), false),
@@ -229,14 +294,15 @@ fn skip_line(reader: &mut impl BufRead) -> std::io::Result<u64> {
         reader.consume(length);
         skipped += length as u64;
         if found {
-            return Ok(skipped);
+            break;
         }
     }
+    Ok(skipped)
 }
 
 /// Divides segments into at most `max_parts` groups of about the same number of bytes and of segments.
-fn partition(segments: Vec<Segment>, max_parts: usize) -> Vec<Vec<Segment>> {
-    let (bytes, count) = (total(&segments), segments.len());
+fn partition(segments: Vec<Segment>, max_parts: usize) -> Result<Vec<Vec<Segment>>, SplitError> {
+    let (bytes, count) = (total(&segments)?, segments.len());
     // A group is full by its bytes or by its number of segments. Each limit accounts for at most half of the groups.
     let half = (max_parts - 1) / 2;
     let is_small = bytes <= LEAF_BYTES;
@@ -258,8 +324,9 @@ fn partition(segments: Vec<Segment>, max_parts: usize) -> Vec<Vec<Segment>> {
                 room = group_bytes;
                 continue;
             }
-            let cut = segment.to.min(segment.from + room);
-            room -= cut - segment.from;
+            let length = room.min(segment.to - segment.from);
+            let cut = segment.from + length;
+            room -= length;
             groups[last].push(Segment {
                 to: cut,
                 ..segment.clone()
@@ -267,7 +334,7 @@ fn partition(segments: Vec<Segment>, max_parts: usize) -> Vec<Vec<Segment>> {
             segment.from = cut;
         }
     }
-    groups
+    Ok(groups)
 }
 
 #[cfg(test)]
@@ -347,11 +414,11 @@ mod tests {
         ) {
             let segments: Vec<_> = sizes.iter().enumerate()
                 .map(|(n, size)| Segment { path: n.to_string(), size: *size, modified: 0, from: 0, to: *size }).collect();
-            let groups = partition(segments.clone(), max_parts);
+            let groups = partition(segments.clone(), max_parts).unwrap();
             prop_assert!(groups.len() <= max_parts, "{} groups", groups.len());
             prop_assert!(groups.iter().all(|group| !group.is_empty()));
             let all: Vec<Segment> = groups.into_iter().flatten().collect();
-            prop_assert_eq!(total(&all), total(&segments));
+            prop_assert_eq!(total(&all).unwrap(), total(&segments).unwrap());
         }
     }
 
@@ -375,8 +442,53 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn segments_that_do_not_fit_their_file_or_each_other_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a"), "12345678\n").unwrap();
+        let modified = Root::new(folder.path()).stamp("a").unwrap().modified;
+        let largest = u64::MAX;
+        for (segments, text) in [
+            (vec![(9, 0, 9)], None),
+            (vec![(9, 5, 9), (9, 0, 5)], None),
+            (
+                vec![(9, 0, largest)],
+                Some("0..18446744073709551615 does not fit the file \"a\", which has 9 bytes"),
+            ),
+            (
+                vec![(largest, 0, largest)],
+                Some("has changed since the batch was made"),
+            ),
+            (vec![(9, 0, 9), (largest, 0, 1)], Some("has changed since")),
+            (vec![(9, 7, 3)], Some("7..3 does not fit")),
+            (vec![(9, 3, 3)], Some("3..3 does not fit")),
+            (
+                vec![(9, 5, 9), (9, 0, 6)],
+                Some("\"a\" is named twice from byte 5 on"),
+            ),
+        ] {
+            let segments: Vec<_> = segments
+                .into_iter()
+                .map(|(size, from, to)| Segment {
+                    path: "a".into(),
+                    size,
+                    modified,
+                    from,
+                    to,
+                })
+                .collect();
+            let definition = serde_json::json!({"segments": segments}).to_string();
+            match (split(folder.path(), &definition, 10).await, text) {
+                (Ok(_), None) => {}
+                (Err(SplitError::Definition(found)), Some(text)) if found.contains(text) => {}
+                (found, _) => panic!("{definition}: {found:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
     async fn bad_definition_is_refused_with_the_position() {
         let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a"), "1\n").unwrap();
         for (definition, text) in [
             ("{\"files\":[\n1]}", "line 2 column 1"),
             (r#"{"flies":[]}"#, "unknown field `flies`"),
@@ -394,6 +506,7 @@ mod tests {
                 r#"{"files":[],"linesPerItem":0}"#,
                 "linesPerItem must be at least 1",
             ),
+            (r#"{"files":["a","./a"]}"#, "is named twice from byte 0 on"),
         ] {
             let error = split(folder.path(), definition, 10).await.unwrap_err();
             assert!(

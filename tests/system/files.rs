@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use batchwright::Stack;
 use contract::{FileItem, JobStatus};
 use example_worker::{WordCount, WordCounter, count_words};
 use framework::{Context, NoOutput, Reply, TaskError, Worker};
@@ -12,6 +13,7 @@ use crate::fixture::Fixture;
 
 stories![
     an_empty_batch_counts_no_items,
+    files_outside_of_the_root_and_of_the_system_itself_are_not_read,
     word_counts_match_a_single_pass_over_the_files,
 ];
 
@@ -27,6 +29,50 @@ fn text(lines: usize) -> String {
         text.push('\n');
     }
     text
+}
+
+async fn files_outside_of_the_root_and_of_the_system_itself_are_not_read(fixture: Fixture) {
+    let mut options = fixture.options();
+    let folder = options.data.parent().unwrap().to_owned();
+    options.root.clone_from(&folder);
+    std::fs::create_dir_all(&options.data).unwrap();
+    std::fs::write(options.data.join("own.txt"), "secret\n").unwrap();
+    std::fs::write(folder.join("a.txt"), "one\n").unwrap();
+    std::os::unix::fs::symlink("/etc", folder.join("out")).unwrap();
+    let system = fixture
+        .start(Stack::new(options).worker(fixture.settings("items"), Silent))
+        .await;
+    for (job, batch_type, definition, reason) in [
+        (
+            "data",
+            "lines",
+            json!({"files": ["data/own.txt"]}),
+            "\"data/own.txt\" is part of the system's own data, which no job reads",
+        ),
+        (
+            "link",
+            "lines",
+            json!({"files": ["out/passwd"]}),
+            "\"out/passwd\" leads out of the root folder by a symbolic link; name a file below the root folder",
+        ),
+        (
+            "folder",
+            "glob",
+            json!({"folder": "out"}),
+            "\"out\" leads out of the root folder by a symbolic link; name a file below the root folder",
+        ),
+    ] {
+        let job_of = fixture.batch(batch_type, &definition.to_string());
+        system.client.put(job, &job_of).await.unwrap();
+        let state = system.ended(job).await;
+        let message = state.failures[0].failure_message.as_deref();
+        let expected = format!("batch definition of {batch_type}: {reason}");
+        assert_eq!(message, Some(expected.as_str()), "{job}");
+    }
+    let everything = fixture.batch("glob", r#"{"folder":".","pattern":"**/*.txt"}"#);
+    system.client.put("all", &everything).await.unwrap();
+    system.completed("all", 1).await;
+    system.stop().await;
 }
 
 async fn an_empty_batch_counts_no_items(fixture: Fixture) {

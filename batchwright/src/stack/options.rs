@@ -137,6 +137,21 @@ impl StackOptions {
         }
     }
 
+    /// Returns the files and folders in which the system keeps its state.
+    pub(super) fn own_files(&self) -> Vec<PathBuf> {
+        let file = self
+            .database
+            .as_deref()
+            .and_then(|url| url.strip_prefix("sqlite:"));
+        let files_of_database = file
+            .into_iter()
+            .flat_map(|file| ["", "-wal", "-shm", "-journal"].map(|end| format!("{file}{end}")));
+        files_of_database
+            .map(PathBuf::from)
+            .chain([self.data.clone()])
+            .collect()
+    }
+
     pub(super) fn serves_jobs(&self) -> bool {
         self.roles.contains(&Role::JobService)
     }

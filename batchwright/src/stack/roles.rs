@@ -62,8 +62,8 @@ pub fn batch_worker(
         .results(options.batch.results)
         .with(Range)
         .with(List)
-        .with(Lines::new(&options.root))
-        .with(Glob::new(&options.root));
+        .with(Lines::new(&options.root).hide(options.own_files()))
+        .with(Glob::new(&options.root).hide(options.own_files()));
     let splits = worker.splits();
     // One split publishes up to `max_parts` messages; two concurrent splits keep the broker busy.
     let settings = Settings {
