@@ -5,16 +5,19 @@ use std::collections::BTreeSet;
 use Comparison::Equal;
 use JobStatus::{Active, Cancelled, Completed, Failed};
 use contract::{JobStatus, PartitionId};
-use store::{Comparison, EventKind, Filter, JobQuery, JobRequest, Sort, SortBy, TextField};
+use store::{
+    Comparison, EventKind, Filter, JobQuery, JobRequest, Sort, SortBy, TextField, TextTest,
+};
 
 use crate::fixture::{TestStore, acme, request};
-use crate::queries::{is, label};
+use crate::queries::{is, label, texts};
 
 suite![
     lists_jobs_by_time_and_filters_by_prefix_and_status,
     sorts_texts_as_a_dictionary_with_missing_values_last,
     sorts_by_every_field_in_both_directions,
     pages_neither_overlap_nor_skip_jobs,
+    pages_of_jobs_with_several_of_the_labels_neither_overlap_nor_skip_jobs,
     sample_jobs_have_the_documented_distribution,
 ];
 
@@ -290,6 +293,48 @@ async fn pages_neither_overlap_nor_skip_jobs(store: TestStore) {
             );
             assert_eq!(pages, store.find(query).await, "{by:?}");
         }
+    }
+}
+
+async fn pages_of_jobs_with_several_of_the_labels_neither_overlap_nor_skip_jobs(store: TestStore) {
+    let mut in_order = Vec::new();
+    for n in 0..9 {
+        let id = format!("job-{n}");
+        let labels = [("a", Some("v")), ("b", None), ("c", Some("w"))];
+        // None, one, two or three of them.
+        store.create_labelled(&id, None, &labels[..n % 4]).await;
+        if n % 4 > 0 {
+            in_order.push(id);
+        }
+    }
+    let labels = [
+        JobQuery {
+            labels: texts(&["a", "b", "c"]),
+            ..JobQuery::default()
+        },
+        JobQuery {
+            filter: Some(Filter::Any(vec![
+                is(label("a"), Equal, "v"),
+                Filter::Text(label("c"), TextTest::OneOf(texts(&["v", "w"]))),
+            ])),
+            ..JobQuery::default()
+        },
+    ];
+    for query in labels {
+        let mut pages = Vec::new();
+        for page in 0..4 {
+            let query = JobQuery {
+                sort: Sort {
+                    ascending: true,
+                    ..Sort::default()
+                },
+                limit: 2,
+                offset: page * 2,
+                ..query.clone()
+            };
+            pages.extend(store.find(query).await);
+        }
+        assert_eq!(pages, in_order, "{query:?}");
     }
 }
 
