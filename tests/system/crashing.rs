@@ -109,8 +109,8 @@ async fn an_item_that_crashes_its_worker_is_rejected_and_the_others_complete() {
         "{state:?}"
     );
     assert_eq!(
-        state.failures[0].failure_message.as_deref(),
-        Some("items could not process the item.")
+        state.failures[0].failure_message,
+        Some(fixture.failure_text("items could not process the item."))
     );
 
     let (copy, _) = system.take_one(&fixture.pipe("items-reject")).await;

@@ -250,8 +250,8 @@ async fn the_first_failed_item_fails_a_job_that_stops_on_failure(fixture: Fixtur
     assert_eq!(failure.failure_id.as_deref(), Some("RESULT_EXCEPTION"));
     assert_eq!(failure.failure_source.as_deref(), Some("items"));
     assert_eq!(
-        failure.failure_message.as_deref(),
-        Some("77 is an unlucky number")
+        failure.failure_message,
+        Some(fixture.failure_text("77 is an unlucky number"))
     );
     assert!(
         failure
@@ -305,16 +305,15 @@ async fn a_job_that_continues_on_failure_reports_every_failure(fixture: Fixture)
         state.failure_counts,
         BTreeMap::from([("RESULT_EXCEPTION".to_owned(), 6)])
     );
-    let reported: BTreeSet<&str> = state
+    let reported: BTreeSet<String> = state
         .failures
-        .iter()
-        .filter_map(|failure| failure.failure_message.as_deref())
+        .into_iter()
+        .filter_map(|failure| failure.failure_message)
         .collect();
-    let expected: Vec<String> = (30..=180)
+    let expected = (30..=180)
         .step_by(30)
-        .map(|number| format!("{number} is an unlucky number"))
-        .collect();
-    assert_eq!(reported, expected.iter().map(String::as_str).collect());
+        .map(|number| fixture.failure_text(&format!("{number} is an unlucky number")));
+    assert_eq!(reported, expected.collect());
     system.stop().await;
 }
 
@@ -341,8 +340,8 @@ async fn a_task_that_always_fails_is_given_up_and_copied(fixture: Fixture) {
         (JobStatus::Failed, 1),
         "{state:?}"
     );
-    let text = "no reply from the warehouse (given up after 4 attempts)";
-    assert_eq!(state.failures[0].failure_message.as_deref(), Some(text));
+    let text = fixture.failure_text("no reply from the warehouse (given up after 4 attempts)");
+    assert_eq!(state.failures[0].failure_message.as_ref(), Some(&text));
     assert_eq!(state.failures[0].task_id, "3");
     let task = system.get("/jobs/j/tasks/3").await.json();
     assert_eq!(

@@ -70,6 +70,14 @@ impl Fixture {
         format!("{}-{name}", self.id)
     }
 
+    /// Returns the text of a failure as a job shows it. On the route `reroute` it is the task data of the result, a JSON string.
+    pub fn failure_text(&self, text: &str) -> String {
+        match self.route {
+            Route::Direct => text.to_owned(),
+            Route::Reroute => format!("\"{text}\""),
+        }
+    }
+
     /// Returns the folder with the files that jobs read.
     pub fn files(&self) -> PathBuf {
         let files = self.folder.path().join("files");

@@ -291,7 +291,11 @@ fn diverted_event(message: &TaskMessage, status: ReportStatus) -> Option<Trackin
             // The envelope has no time, and the message has just arrived.
             failure_time: Some(Clock::system().now_millis()),
             failure_source: Some(source_of(message)),
-            failure_message: message.task_data.as_deref().map(reason_of),
+            // As it is: a CAF worker that reports a failure itself also keeps the quotes of a JSON string.
+            failure_message: message
+                .task_data
+                .as_deref()
+                .map(|data| String::from_utf8_lossy(data).into_owned()),
         }),
         _ => EventKind::Complete,
     };
@@ -332,23 +336,25 @@ fn source_of(message: &TaskMessage) -> String {
     }
 }
 
-/// Returns the reason of a failure from the task data, which is plain text or a JSON string.
-fn reason_of(data: &[u8]) -> String {
-    serde_json::from_slice::<String>(data)
-        .unwrap_or_else(|_| String::from_utf8_lossy(data).into_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn failure_reason_is_plain_text_or_a_json_string() {
-        assert_eq!(reason_of(br#""class X boom""#), "class X boom");
-        assert_eq!(
-            reason_of(b"Task failed validation"),
-            "Task failed validation"
-        );
+    fn failure_of_a_diverted_message_has_its_task_data_as_text_with_its_quotes() {
+        for text in [r#""class X boom""#, "Task failed validation"] {
+            let mut message = TaskMessage::new("t", "in", &contract::BatchTask::default()).unwrap();
+            message.task_data = Some(text.as_bytes().to_vec());
+            message.tracking = Some(contract::Tracking {
+                job_task_id: Some("p:j.1".to_owned()),
+                ..contract::Tracking::default()
+            });
+            let event = diverted_event(&message, ReportStatus::Failed).unwrap();
+            let EventKind::Failed(failure) = event.kind else {
+                panic!("{event:?}")
+            };
+            assert_eq!(failure.failure_message.as_deref(), Some(text));
+        }
     }
 
     #[test]

@@ -111,7 +111,7 @@ async fn resume_needs_a_paused_job_and_ignores_an_active_one(store: Store) {
     let service = Service::start(store).await;
     let refusal = |status: &str| {
         Some(format!(
-            "job_id {status} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed."
+            "job_id {{{status}}} cannot be resumed as it has a status of {{{status}}}. Only jobs with a status of Paused can be resumed."
         ))
     };
     let refusals = [

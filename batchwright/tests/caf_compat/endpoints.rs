@@ -227,7 +227,7 @@ async fn cancel_pause_and_resume_depend_on_the_status(store: Store) {
     };
     let resume = |job: &str| {
         format!(
-            "job_id {job} cannot be resumed as it has a status of {job}. Only jobs with a status of Paused can be resumed."
+            "job_id {{{job}}} cannot be resumed as it has a status of {{{job}}}. Only jobs with a status of Paused can be resumed."
         )
     };
     let post =

@@ -256,7 +256,8 @@ struct Proxied {
     keeps_tracking: bool,
 }
 
-const FAILED_AS_TASK: Option<[&str; 3]> = Some(["RESULT_EXCEPTION", "worker-x", "class X boom"]);
+const FAILED_AS_TASK: Option<[&str; 3]> =
+    Some(["RESULT_EXCEPTION", "worker-x", "\"class X boom\""]);
 
 const REJECTED: &[(&str, &str)] = &[
     ("x-caf-worker-rejected", "TASKMESSAGE_REJECTED"),
@@ -284,7 +285,7 @@ const PROXIED: [Proxied; 12] = {
         row("success-continues", Some("RESULT_SUCCESS"), Some("out"), Some("end"), WAITS, true),
         row("ends-nowhere", Some("RESULT_FAILURE"), Some("out"), None, WAITS, true),
         row("exception", Some("RESULT_EXCEPTION"), Some("out"), Some("end"), ("Failed", 0.0, FAILED_AS_TASK), true),
-        row("invalid", Some("INVALID_TASK"), Some("out"), Some("end"), ("Failed", 0.0, Some(["INVALID_TASK", "worker-x", "class X boom"])), true),
+        row("invalid", Some("INVALID_TASK"), Some("out"), Some("end"), ("Failed", 0.0, Some(["INVALID_TASK", "worker-x", "\"class X boom\""])), true),
         Proxied {
             headers: REJECTED,
             ..row("rejected", None, Some("out"), Some("end"), ("Failed", 0.0, Some([
@@ -306,7 +307,7 @@ async fn proxied_message_is_counted_and_forwarded(store: Store) {
         let to = to.map(|to| service.pipe(to));
         let mut sent = message("Order", &json!({}), "NEW_TASK", to.as_deref(), tracking);
         sent["taskStatus"] = json!(status);
-        sent["taskData"] = json!(STANDARD.encode("class X boom"));
+        sent["taskData"] = json!(STANDARD.encode("\"class X boom\""));
         sent["sourceInfo"] = json!({"name": "worker-x", "version": "1"});
         sent["new"] = json!({"deep": [1]});
         service

@@ -293,7 +293,7 @@ async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
         (
             &["resume", "done"],
             1,
-            "cannot be resumed as it has a status of Completed",
+            "cannot be resumed as it has a status of {Completed}",
         ),
         (
             &[

@@ -26,7 +26,7 @@ use crate::state::AppState;
     responses(
         (status = 204, description = "Resumed"),
         (status = 400, description = "Invalid partition id or job id, or the job is not Paused", body = ErrorBody,
-            example = json!({"message": "job_id reindex-7 cannot be resumed as it has a status of Completed. \
+            example = json!({"message": "job_id {reindex-7} cannot be resumed as it has a status of {Completed}. \
                 Only jobs with a status of Paused can be resumed."})),
         (status = 404, description = "The job does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
@@ -45,9 +45,9 @@ pub async fn resume_job(
         }
         Change::NotNeeded => Ok(StatusCode::NO_CONTENT),
         Change::NotFound => Err(ApiError::job_not_found(&job)),
-        // CAF's text. Unlike CAF's other texts, it has no prefix and no braces.
+        // CAF's text. Unlike CAF's other texts, it has no prefix.
         Change::Impossible(status) => Err(ApiError::bad_request(format!(
-            "job_id {job} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed."
+            "job_id {{{job}}} cannot be resumed as it has a status of {{{status}}}. Only jobs with a status of Paused can be resumed."
         ))),
     }
 }

@@ -68,7 +68,7 @@ async fn pause_and_resume_are_refused_in_other_states() {
         ("cancelled", "Cancelled"),
     ] {
         let text = format!(
-            "job_id {job} cannot be resumed as it has a status of {status}. Only jobs with a status of Paused can be resumed."
+            "job_id {{{job}}} cannot be resumed as it has a status of {{{status}}}. Only jobs with a status of Paused can be resumed."
         );
         service.resume(job).await.refuses(400, &text);
         assert_eq!(

@@ -25,7 +25,8 @@ impl Ledger {
             };
             &steps[..=last]
         } else {
-            self.active = true;
+            // An attempt that failed has done nothing: the job waits for the next one.
+            self.active |= !matches!(kind, EventKind::Retry { .. });
             steps
         };
         let Some((own, parents)) = steps.split_last() else {

@@ -229,21 +229,20 @@ async fn retried_task_is_retrying_until_it_completes(store: TestStore) {
         )
     };
     store.record(&[retry("", 1)]).await.unwrap();
-    assert_eq!(store.job(&incarnation).await.status, JobStatus::Active);
+    // Nothing has been done yet.
+    assert_eq!(store.job(&incarnation).await.status, JobStatus::Waiting);
     assert_eq!(
         store.task_status(&incarnation, &[]).await,
         Some(TaskState::Retrying)
     );
     assert_eq!(store.task_table_size().await.unwrap().tables, 0);
 
+    store.record(&[retry("2", 2), retry("2", 1)]).await.unwrap();
+    assert_eq!(store.job(&incarnation).await.status, JobStatus::Waiting);
     store
-        .record(&[
-            retry("2", 2),
-            retry("2", 1),
-            event(&incarnation, "2", EventKind::Progress(30)),
-        ])
-        .await
-        .unwrap();
+        .report(&incarnation, "2", EventKind::Progress(30))
+        .await;
+    assert_eq!(store.job(&incarnation).await.status, JobStatus::Active);
     let task = store.task(&incarnation, &[2]).await;
     assert_eq!((task.status, task.attempts), (TaskState::Retrying, Some(2)));
     assert_eq!(task.failure.unwrap().failure_id.as_deref(), Some("SLOW"));
