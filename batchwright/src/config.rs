@@ -25,7 +25,11 @@ pub(crate) const SECRET: [&str; 2] = ["BATCHWRIGHT_DATABASE", "BATCHWRIGHT_BROKE
 
 /// The settings in effect, each with its origin.
 #[derive(Debug, Default)]
-pub struct Configuration(pub(crate) Vec<Setting>);
+pub struct Configuration {
+    pub(crate) settings: Vec<Setting>,
+    /// The variables that are set and that only a worker program reads; for a command that serves.
+    pub(crate) unused: Vec<String>,
+}
 
 #[derive(Debug)]
 pub(crate) struct Setting {
@@ -74,7 +78,14 @@ pub fn read<P: Parser>(
     variables
         .refuse_unknown(&known(&command), "batchwright")
         .map_err(Refusal::Variable)?;
-    Ok((parsed, Configuration::of(&command, &matches, &found)))
+    let mut configuration = Configuration::of(&command, &matches, &found);
+    if matches
+        .subcommand_name()
+        .is_some_and(|name| SERVING.contains(&name))
+    {
+        configuration.unused = unused(&command, variables);
+    }
+    Ok((parsed, configuration))
 }
 
 /// Returns the values from secret files and CAF's variables, by the name of our variable.
@@ -176,6 +187,21 @@ pub(crate) fn known(command: &Command) -> Vec<String> {
     known
 }
 
+/// Returns the variables that are set and that only a worker program reads.
+fn unused(command: &Command, variables: &Variables) -> Vec<String> {
+    let subcommands = command.get_subcommands().flat_map(Command::get_arguments);
+    let own: Vec<String> = command
+        .get_arguments()
+        .chain(subcommands)
+        .filter_map(own_name)
+        .collect();
+    VARIABLES
+        .iter()
+        .map(|variable| format!("{PREFIX}{}", variable.name))
+        .filter(|name| variables.get(name).is_some() && !own.contains(name))
+        .collect()
+}
+
 /// Returns the variable that an invalid value comes from, or `None` if it comes from the command line.
 fn origin(
     error: &clap::Error,
@@ -224,13 +250,19 @@ impl Configuration {
             };
             (command, matches) = (next, below);
         }
-        Self(settings)
+        Self {
+            settings,
+            unused: Vec::new(),
+        }
     }
 
-    /// Logs each setting with its origin.
+    /// Logs each setting with its origin, and each variable without an effect.
     pub fn log(&self) {
-        for Setting { name, value, from } in &self.0 {
+        for Setting { name, value, from } in &self.settings {
             tracing::info!(value, from, "{name}");
+        }
+        for name in &self.unused {
+            tracing::warn!("{name} has no effect here; only a worker program of your own reads it");
         }
     }
 }

@@ -5,11 +5,12 @@ use std::ffi::OsString;
 use std::fmt::{self, Write as _};
 
 use clap::{Command, CommandFactory as _};
+use framework::broker::amqp::QueueType;
 use framework::config::caf::{self, Conversion, Reader};
 use framework::config::env::Variables;
 use framework::config::{PREFIX, VARIABLES};
 
-use crate::cli::Cli;
+use crate::cli::{self, Cli};
 use crate::config::*;
 
 /// CAF's variables that have no effect, with the reason.
@@ -291,7 +292,7 @@ fn no_variable_is_both_read_and_ignored() {
 
 impl fmt::Display for Configuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0
+        self.settings
             .iter()
             .try_for_each(|Setting { name, value, from }| writeln!(f, "{name}={value} ({from})"))
     }
@@ -374,6 +375,61 @@ fn precedence_is_flag_then_own_variable_then_caf_then_default() {
         .unwrap()
         .contains("@db:")
     );
+}
+
+#[test]
+fn queues_are_declared_with_the_priority_and_type_of_our_settings_or_cafs() {
+    let caf = [
+        ("CAF_RABBITMQ_MAX_PRIORITY", "5"),
+        ("CAF_RABBITMQ_QUEUE_TYPE", "classic"),
+    ];
+    let servers = "--broker amqp://host --database postgres://host";
+    for (variables, flag, expected) in [
+        (&[][..], "", (QueueType::Quorum, 0)),
+        (&caf, "", (QueueType::Classic, 5)),
+        (&caf, " --max-priority 7", (QueueType::Classic, 7)),
+    ] {
+        for command in ["up", "run tracking-worker", "run job-service"] {
+            let arguments = format!("batchwright {command} {servers}{flag}");
+            let (cli, _) = read::<Cli>(
+                arguments.split(' ').map(OsString::from),
+                &self::variables(variables),
+            )
+            .unwrap();
+            let options = match cli.command {
+                cli::Command::Up(args) => args.options(&Variables::default()),
+                cli::Command::Run(args) => args.options(&Variables::default()),
+                other => panic!("{other:?}"),
+            };
+            let amqp = options.unwrap().amqp().unwrap();
+            assert_eq!((amqp.queue_type, amqp.max_priority), expected, "{command}");
+        }
+    }
+    let refusal = configuration("up", &[("CAF_RABBITMQ_MAX_PRIORITY", "256")]).unwrap_err();
+    assert!(
+        refusal.contains("'--max-priority <PRIORITY>'")
+            && refusal.ends_with("from Some(\"CAF_RABBITMQ_MAX_PRIORITY\")"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn variable_that_only_a_worker_program_reads_is_named_in_the_log() {
+    let ignored = |arguments: &str, all: &[(&str, &str)]| {
+        let arguments = format!("batchwright {arguments}");
+        let arguments = arguments.split(' ').map(OsString::from);
+        let (_, configuration) = read::<Cli>(arguments, &variables(all)).unwrap();
+        configuration.unused
+    };
+    let all = [
+        ("BATCHWRIGHT_ATTEMPTS", "3"),
+        ("BATCHWRIGHT_MAX_PRIORITY", "3"),
+        ("BATCHWRIGHT_NAME", ""),
+        ("BATCHWRIGHT_PARTITION", "for the client commands"),
+    ];
+    assert_eq!(ignored("up", &all), ["BATCHWRIGHT_ATTEMPTS"]);
+    // The client commands read almost none of the settings, and log nothing.
+    assert_eq!(ignored("up", &all[1..]), [""; 0]);
 }
 
 #[test]

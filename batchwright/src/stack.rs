@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use framework::broker::amqp::{Amqp, AmqpOptions};
+use framework::broker::amqp::Amqp;
 use framework::broker::embedded::Embedded;
 use framework::broker::{Broker, BrokerError};
 use framework::{Runtime, Settings, Worker};
@@ -143,11 +143,8 @@ async fn open_broker(options: &StackOptions) -> Result<Arc<dyn Broker>, StackErr
                 reason,
             })?;
     }
-    Ok(match &options.broker {
-        Some(url) => Arc::new(Amqp::connect(AmqpOptions {
-            queue_type: options.queue_type,
-            ..AmqpOptions::new(url)
-        })?),
+    Ok(match options.amqp() {
+        Some(amqp) => Arc::new(Amqp::connect(amqp)?),
         None => Arc::new(Embedded::open(&options.data).await?),
     })
 }

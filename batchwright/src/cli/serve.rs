@@ -72,6 +72,14 @@ struct StackArgs {
         value_name = "TYPE"
     )]
     queue_type: QueueType,
+    /// `x-max-priority` of classic queues, if other programs declare them with it; 0 for none.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_MAX_PRIORITY",
+        default_value_t = 0,
+        value_name = "PRIORITY"
+    )]
+    max_priority: u8,
     #[command(flatten)]
     workers: WorkerArgs,
     #[command(flatten)]
@@ -185,11 +193,7 @@ pub async fn up(
     configuration: &Configuration,
 ) -> anyhow::Result<ExitCode> {
     configuration.log();
-    let options = StackOptions {
-        roles: Role::ALL.to_vec(),
-        ..args.stack.options(args.data, variables)?
-    };
-    let running = Stack::new(options).start().await?;
+    let running = Stack::new(args.options(variables)?).start().await?;
     println!("API         {}", running.api_url());
     println!("Swagger UI  {}/job-service-ui/", running.url());
     println!(
@@ -207,36 +211,49 @@ pub async fn run(
     variables: &Variables,
     configuration: &Configuration,
 ) -> anyhow::Result<ExitCode> {
-    let RunArgs {
-        role,
-        input_pipe,
-        stack,
-    } = args;
-    if stack.servers.broker.is_none() {
+    let servers = &args.stack.servers;
+    if servers.broker.is_none() {
         bail!("`run` needs a broker that all roles share; pass --broker amqp://…");
     }
-    if role.needs_store() && stack.servers.database.is_none() {
+    if args.role.needs_store() && servers.database.is_none() {
         bail!("this role needs a database that the roles share; pass --database postgres://…");
     }
     configuration.log();
-    let mut options = StackOptions {
-        roles: vec![role],
-        ..stack.options(PathBuf::new(), variables)?
-    };
-    if let Some(pipe) = input_pipe {
-        match role {
-            Role::BatchWorker => options.batch.input = pipe,
-            Role::TrackingWorker => options.service.tracking_pipe = pipe,
-            Role::ExampleWorker => options.example_pipe = pipe,
-            // It has no input pipe.
-            Role::JobService => {}
-        }
-    }
-    let running = Stack::new(options).start().await?;
+    let running = Stack::new(args.options(variables)?).start().await?;
     println!("listening at {}", running.url());
     std::io::stdout().flush()?;
     running.until_asked_to_stop().await?;
     Ok(ExitCode::SUCCESS)
+}
+
+impl UpArgs {
+    /// Returns the options of a stack with all roles.
+    pub fn options(self, variables: &Variables) -> anyhow::Result<StackOptions> {
+        Ok(StackOptions {
+            roles: Role::ALL.to_vec(),
+            ..self.stack.options(self.data, variables)?
+        })
+    }
+}
+
+impl RunArgs {
+    /// Returns the options of a stack with this role only.
+    pub fn options(self, variables: &Variables) -> anyhow::Result<StackOptions> {
+        let mut options = StackOptions {
+            roles: vec![self.role],
+            ..self.stack.options(PathBuf::new(), variables)?
+        };
+        if let Some(pipe) = self.input_pipe {
+            match self.role {
+                Role::BatchWorker => options.batch.input = pipe,
+                Role::TrackingWorker => options.service.tracking_pipe = pipe,
+                Role::ExampleWorker => options.example_pipe = pipe,
+                // It has no input pipe.
+                Role::JobService => {}
+            }
+        }
+        Ok(options)
+    }
 }
 
 impl StackArgs {
@@ -246,6 +263,7 @@ impl StackArgs {
             database: self.servers.database,
             broker: self.servers.broker,
             queue_type: self.queue_type,
+            max_priority: self.max_priority,
             wait_for_database: true,
             listen: self.listen,
             public_url: self.public_url,

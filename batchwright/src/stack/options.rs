@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use batch_worker::{BatchWorker, Results as BatchResults};
 use framework::Settings;
-use framework::broker::amqp::QueueType;
+use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::config::Route;
 use job_service::ServiceOptions;
 use store::StoreOptions;
@@ -34,6 +34,8 @@ pub struct StackOptions {
     pub broker: Option<String>,
     /// The type of the queues that the stack declares in RabbitMQ.
     pub queue_type: QueueType,
+    /// The `x-max-priority` of classic queues; 0 for none.
+    pub max_priority: u8,
     /// Whether the stack starts while the database is unavailable and connects later. If false, the start fails.
     pub wait_for_database: bool,
     /// The address of the REST API; in a process with a single worker role, the address of its health endpoint.
@@ -120,6 +122,7 @@ impl StackOptions {
             database: None,
             broker: None,
             queue_type: QueueType::Quorum,
+            max_priority: 0,
             wait_for_database: false,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             public_url: None,
@@ -150,6 +153,15 @@ impl StackOptions {
             .map(PathBuf::from)
             .chain([self.data.clone()])
             .collect()
+    }
+
+    /// Returns how the stack connects to RabbitMQ and declares queues; `None` if it uses the embedded broker.
+    pub fn amqp(&self) -> Option<AmqpOptions> {
+        self.broker.as_ref().map(|url| AmqpOptions {
+            queue_type: self.queue_type,
+            max_priority: self.max_priority,
+            ..AmqpOptions::new(url)
+        })
     }
 
     pub(super) fn serves_jobs(&self) -> bool {

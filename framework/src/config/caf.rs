@@ -149,7 +149,7 @@ pub const SETTINGS: &[CafSetting] = &[
     ),
     setting(
         "MAX_PRIORITY",
-        WORKER,
+        ALL,
         &[("CAF_RABBITMQ_MAX_PRIORITY", Conversion::Same)],
     ),
     setting(
