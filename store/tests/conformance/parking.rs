@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-use contract::{JobId, ReportFailure};
+use contract::{JobId, JobTaskId, ReportFailure};
 use futures_util::future::join_all;
 use store::{
     Change, EventKind, Header, Headers, Incarnation, OutboxMessage, ParkOutcome, ParkedTask,
@@ -45,9 +45,13 @@ async fn only_tasks_of_the_paused_incarnation_are_parked(store: TestStore) {
         .zip(1..)
         .map(|(incarnation, n)| (task_id(*incarnation, "1"), task(n)))
         .collect();
+    let zero = (JobTaskId::parse("acme:paused\0.1").unwrap(), task(8));
+    let tasks: Vec<_> = [zero].into_iter().chain(tasks).collect();
     assert_eq!(
         store.park_tasks(&tasks).await.unwrap(),
-        [SendBack, Parked, Discard, Discard, Parked, Discard, Parked]
+        [
+            Discard, SendBack, Parked, Discard, Discard, Parked, Discard, Parked
+        ]
     );
     assert_eq!(
         (

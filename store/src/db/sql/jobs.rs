@@ -25,7 +25,13 @@ pub async fn find(db: &mut Session, partition: &str, job: &str) -> Result<Option
 }
 
 /// Locks jobs in (partition, job) order. The one writer of SQLite has every lock.
+///
+/// The ids may come from messages. PostgreSQL refuses a text with U+0000, even to compare with; no job has such an id.
 pub async fn lock(db: &mut Session, keys: &[JobKey]) -> Result<Vec<JobRow>, DbError> {
+    let keys: Vec<&JobKey> = keys
+        .iter()
+        .filter(|(partition, job)| !partition.contains('\0') && !job.contains('\0'))
+        .collect();
     let statement = match db.dialect() {
         Dialect::Postgres => {
             let (partitions, ids): (Vec<&str>, Vec<&str>) =
@@ -45,7 +51,7 @@ pub async fn lock(db: &mut Session, keys: &[JobKey]) -> Result<Vec<JobRow>, DbEr
                 "select {COLUMNS} from json_each($1) as k cross join job on partition_id = k.value ->> 0 and job_id = k.value ->> 1 \
                  order by partition_id, job_id"
             ))
-            .bind(json(keys)?),
+            .bind(json(&keys)?),
     };
     db.fetch(statement, read_job).await
 }
