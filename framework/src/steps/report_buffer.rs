@@ -20,6 +20,9 @@ use crate::steps::output::new_message;
 
 /// The largest number of reports in one message.
 const MAX_REPORTS: usize = 500;
+/// How many bytes of failure reasons one message takes. Escaped and encoded they may be eight times as many, which is far
+/// below what a broker takes.
+const MAX_REASON_BYTES: usize = 512 * 1024;
 /// The longest time that a report waits for others.
 const MAX_DELAY: Duration = Duration::from_millis(20);
 
@@ -178,7 +181,7 @@ impl Buffer {
             let mut confirms = Vec::with_capacity(1);
             // One task may have more reports than fit into a message.
             while !reports.is_empty() {
-                let rest = reports.split_off(reports.len().min(MAX_REPORTS));
+                let rest = reports.split_off(fitting(&reports));
                 let message = report_message(
                     &pipe,
                     correlation_id.clone(),
@@ -222,6 +225,19 @@ fn merge(entries: &mut [Entry]) -> (Option<String>, Vec<TrackingReport>) {
     (correlation_id.filter(|_| same), reports)
 }
 
+/// Returns how many of these reports, at least one, go into the next message.
+fn fitting(reports: &[TrackingReport]) -> usize {
+    let mut bytes = 0;
+    let fits = |report: &&TrackingReport| {
+        let failure = report.failure.as_ref();
+        let reason = failure.and_then(|failure| failure.failure_message.as_deref());
+        bytes += reason.map_or(0, str::len);
+        bytes <= MAX_REASON_BYTES
+    };
+    let count = reports.iter().take(MAX_REPORTS).take_while(fits).count();
+    count.max(1).min(reports.len())
+}
+
 fn report_message(
     pipe: &str,
     correlation_id: Option<String>,
@@ -233,5 +249,35 @@ fn report_message(
     TaskMessage {
         correlation_id,
         ..new_message::<TrackingReportTask>(id, pipe, data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::{ReportFailure, ReportStatus};
+
+    use super::*;
+
+    #[test]
+    fn message_has_a_limited_number_of_reports_and_of_bytes() {
+        let failed = |bytes: usize| TrackingReport {
+            failure: Some(ReportFailure {
+                // Takes six bytes each in JSON.
+                failure_message: Some("\u{1}".repeat(bytes)),
+                ..ReportFailure::default()
+            }),
+            ..TrackingReport::new("p:j.1", ReportStatus::Failed)
+        };
+        let long = vec![failed(8 * 1024); 600];
+        assert_eq!(fitting(&long), 64);
+        assert!(
+            report_message("tracking", None, long[..64].to_vec())
+                .encode()
+                .len()
+                < 5_000_000
+        );
+        assert_eq!(fitting(&vec![failed(1); 600]), 500);
+        assert_eq!(fitting(&[failed(1_000_000), failed(1)]), 1);
+        assert_eq!(fitting(&[]), 0);
     }
 }
