@@ -33,7 +33,7 @@ pub struct Settings {
     pub input: String,
     /// The pipe for results, failures included. A worker without output needs none.
     pub output: Option<String>,
-    /// The pipe for bodies that are not task messages.
+    /// The pipe for bodies that are not task messages, and for messages that can never reach their pipe.
     pub invalid: String,
     /// The pipe for copies of tasks that were given up.
     pub reject: String,

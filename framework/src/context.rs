@@ -308,9 +308,10 @@ impl Dispatched {
 pub(crate) fn undelivered(error: &PublishError) -> TaskError {
     match error {
         PublishError::Closed => TaskError::unavailable(error.to_string()),
-        PublishError::Unroutable { .. } | PublishError::Refused { .. } => {
-            TaskError::failed(error.to_string())
-        }
+        PublishError::Impossible { .. }
+        | PublishError::Unacceptable { .. }
+        | PublishError::Unroutable { .. }
+        | PublishError::Refused { .. } => TaskError::failed(error.to_string()),
     }
 }
 

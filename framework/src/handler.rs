@@ -21,6 +21,9 @@ pub const REASON_HEADER: &str = "x-batchwright-reason";
 /// The header that holds, on a message in the invalid pipe, the name of the pipe that it came from.
 pub const ORIGIN_HEADER: &str = "x-batchwright-origin";
 
+/// The kind of the failure (`failureId`) of a task whose message can never get where it belongs.
+pub const UNDELIVERABLE: &str = "UNDELIVERABLE";
+
 /// Decides about deliveries, up to [`BatchHandler::max_batch`] at a time.
 pub trait BatchHandler: Send + Sync + 'static {
     /// Returns the largest number of deliveries that [`Self::handle`] takes at a time. Batches may be smaller.
@@ -35,12 +38,18 @@ pub trait BatchHandler: Send + Sync + 'static {
         publisher: &Publisher,
     ) -> impl Future<Output = Vec<Disposition>> + Send;
 
-    /// Decides about a delivery whose outputs the broker did not accept: their pipe cannot be declared, or it stayed
-    /// full for as long as the retry policy allows. The default redelivers it.
+    /// Decides about a delivery whose outputs the broker did not accept: their pipe cannot be declared, it stayed full
+    /// for as long as the retry policy allows, or the broker never takes them. The default redelivers it, or fails it if
+    /// that can never help.
     ///
-    /// Only the outputs of [`Disposition::Done`] are published. With any other disposition the delivery is redelivered.
+    /// Only the outputs of [`Disposition::Done`] are published. With any other disposition but [`Disposition::Fail`] the
+    /// delivery is redelivered.
     fn on_undeliverable(&self, _delivery: &Received, error: &PublishError) -> Disposition {
-        Disposition::Redeliver(error.to_string())
+        if error.is_permanent() {
+            Disposition::Fail(error.to_string())
+        } else {
+            Disposition::Redeliver(error.to_string())
+        }
     }
 
     /// Returns why the handler cannot work at the moment, for the readiness check; `None` if it can.
@@ -165,6 +174,9 @@ pub enum Disposition {
     Forward,
     /// The message could not be understood. It goes to the invalid pipe with this reason.
     Invalid(String),
+    /// The message can never get where it belongs. It goes to the invalid pipe with this reason, and its task is reported
+    /// as failed.
+    Fail(String),
     /// The message comes again after a short pause, and the log records this reason. The broker counts no attempt.
     Redeliver(String),
     /// The message comes again after this delay. Nothing is wrong, and no attempt is counted.

@@ -32,18 +32,19 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::{TaskMessage, TrackingReport, patch_tracking, same_pipe};
+use contract::{ReportStatus, TaskMessage, TrackingReport, patch_tracking, same_pipe};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, debug_span, warn};
 
 use crate::RetryPolicy;
-use crate::broker::{Broker, Delivery, HeaderValue, Outgoing, PublishError};
+use crate::broker::{Broker, Delivery, HeaderValue, Headers, Outgoing, PublishError};
 use crate::handler::{
     BatchHandler, Disposition, ORIGIN_HEADER, Outputs, Publisher, REASON_HEADER, Received,
+    UNDELIVERABLE,
 };
-use crate::steps::output::tracking_pipe;
+use crate::steps::output::{LONGEST_REASON, WorkerIdentity, tracking_pipe};
 use crate::steps::publish::{PendingPublish, await_confirms};
 use crate::steps::quarantine::{Quarantine, Standing};
 use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer, Reports};
@@ -59,6 +60,8 @@ const REDELIVERY_DELAY: Duration = Duration::from_secs(1);
 pub(crate) struct Pipeline<H> {
     pub handler: H,
     pub pipes: Pipes,
+    /// What the failures of messages say about this process.
+    pub identity: Arc<WorkerIdentity>,
     /// The largest body that is decoded, in bytes.
     pub max_body: usize,
     pub broker: Arc<dyn Broker>,
@@ -153,7 +156,12 @@ impl<H: BatchHandler> Pipeline<H> {
                 self.move_to(paused, &delivery, &message).await
             }
             Admission::Stray => match self.stray_pipe(&message) {
-                Some(pipe) => self.move_to(&pipe, &delivery, &message).await,
+                Some(pipe) => match self.move_to(&pipe, &delivery, &message).await {
+                    Err(Unsettled::Unpublished(error)) if error.is_permanent() => {
+                        self.move_to_invalid(&delivery, &error.to_string()).await
+                    }
+                    moved => moved,
+                },
                 // It has reached the tracking worker, which counts it, and goes no further.
                 None if diverted_report(&message).is_some() => {
                     return Some(Received::new(delivery, message, true, standing));
@@ -236,6 +244,7 @@ impl<H: BatchHandler> Pipeline<H> {
                 self.publish_or_fail(&received, outputs).await
             }
             Disposition::Invalid(reason) => self.move_to_invalid(&received.delivery, &reason).await,
+            Disposition::Fail(reason) => self.fail(&received, &reason).await,
             Disposition::Redeliver(reason) => Err(Unsettled::Redeliver(reason)),
             Disposition::Snooze(delay) => Err(Unsettled::Snooze(delay)),
             Disposition::Discard => return self.discard(received.delivery, &received.message),
@@ -244,22 +253,29 @@ impl<H: BatchHandler> Pipeline<H> {
             .await;
     }
 
-    /// Publishes and reports. If the broker does not accept an output, the handler decides once more. A delivery whose
-    /// reports cannot be sent goes to the invalid pipe.
+    /// Publishes and reports. If the broker does not accept an output, the handler decides once more; if it never takes
+    /// what the handler then publishes either, the task fails. A delivery whose reports cannot be sent goes to the invalid
+    /// pipe.
     async fn publish_or_fail(
         &self,
         received: &Received,
         outputs: Outputs,
     ) -> Result<(), Unsettled> {
         let published = match self.publish_and_report(&received.message, outputs).await {
-            Err(Unsettled::Unpublished(
-                error @ (PublishError::Unroutable { .. } | PublishError::Refused { .. }),
-            )) => match self.handler.on_undeliverable(received, &error) {
-                Disposition::Done(outputs) => {
-                    self.publish_and_report(&received.message, outputs).await
+            Err(Unsettled::Unpublished(error)) if !matches!(error, PublishError::Closed) => {
+                match self.handler.on_undeliverable(received, &error) {
+                    Disposition::Done(outputs) => {
+                        match self.publish_and_report(&received.message, outputs).await {
+                            Err(Unsettled::Unpublished(error)) if error.is_permanent() => {
+                                self.fail(received, &error.to_string()).await
+                            }
+                            published => published,
+                        }
+                    }
+                    Disposition::Fail(reason) => self.fail(received, &reason).await,
+                    _ => Err(error.into()),
                 }
-                _ => Err(error.into()),
-            },
+            }
             published => published,
         };
         match published {
@@ -325,10 +341,12 @@ impl<H: BatchHandler> Pipeline<H> {
         loop {
             match self.reports.send(reports.clone()).await {
                 Ok(()) => return Ok(()),
-                Err(error @ PublishError::Unroutable { .. }) => {
-                    return Err(Unsettled::Unreportable(error));
-                }
                 Err(error @ PublishError::Closed) => return Err(error.into()),
+                Err(
+                    error @ (PublishError::Impossible { .. }
+                    | PublishError::Unacceptable { .. }
+                    | PublishError::Unroutable { .. }),
+                ) => return Err(Unsettled::Unreportable(error)),
                 Err(error @ PublishError::Refused { .. }) => {
                     warn!(reason = %error, "the broker refuses reports; they are sent again");
                     let pause = tokio::time::sleep(REDELIVERY_DELAY);
@@ -337,6 +355,23 @@ impl<H: BatchHandler> Pipeline<H> {
                     }
                 }
             }
+        }
+    }
+
+    /// Moves a message that can never get where it belongs to the invalid pipe, and reports its task as failed.
+    async fn fail(&self, received: &Received, reason: &str) -> Result<(), Unsettled> {
+        self.move_to_invalid(&received.delivery, reason).await?;
+        let report = received.message.job_task_id().map(|id| TrackingReport {
+            failure: Some(self.identity.failure(UNDELIVERABLE, reason)),
+            ..TrackingReport::new(id, ReportStatus::Failed)
+        });
+        let reported = self.report(&received.message, report.into_iter().collect());
+        match reported.await {
+            Err(reason @ Unsettled::Unreportable(_)) => {
+                warn!(task = %received.message.task_id, %reason, "a task has failed unseen");
+                Ok(())
+            }
+            reported => reported,
         }
     }
 
@@ -406,16 +441,24 @@ impl<H: BatchHandler> Pipeline<H> {
 
     /// Publishes the message to the invalid pipe, with the reason and its origin in headers.
     async fn move_to_invalid(&self, delivery: &Delivery, reason: &str) -> Result<(), Unsettled> {
-        warn!(pipe = %delivery.pipe, reason, "a message could not be understood; it goes to {}", self.pipes.invalid);
+        warn!(pipe = %delivery.pipe, reason, "a message cannot be handled; it goes to {}", self.pipes.invalid);
         self.counters.invalid.increment(1);
-        let mut headers = delivery.headers.clone();
-        headers.set(REASON_HEADER, HeaderValue::Text(reason.to_owned()));
-        headers.set(ORIGIN_HEADER, HeaderValue::Text(delivery.pipe.to_string()));
-        self.publish(Outgoing {
-            headers,
-            ..Outgoing::new(self.pipes.invalid.as_str(), delivery.body.clone())
-        })
-        .await
+        let invalid = |mut headers: Headers| {
+            let reason = &reason[..reason.floor_char_boundary(LONGEST_REASON)];
+            headers.set(REASON_HEADER, HeaderValue::Text(reason.to_owned()));
+            headers.set(ORIGIN_HEADER, HeaderValue::Text(delivery.pipe.to_string()));
+            Outgoing {
+                headers,
+                ..Outgoing::new(self.pipes.invalid.as_str(), delivery.body.clone())
+            }
+        };
+        match self.publish(invalid(delivery.headers.clone())).await {
+            // Its own headers leave no room for ours.
+            Err(Unsettled::Unpublished(PublishError::Unacceptable { .. })) => {
+                self.publish(invalid(Headers::default())).await
+            }
+            moved => moved,
+        }
     }
 
     async fn publish(&self, message: Outgoing) -> Result<(), Unsettled> {

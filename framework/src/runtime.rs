@@ -291,6 +291,7 @@ fn pipeline<H>(
             invalid: settings.invalid.clone(),
             paused: settings.paused.clone(),
         },
+        identity: shared.identity,
         max_body: settings.max_body,
         broker: shared.broker,
         status: shared.status,

@@ -13,6 +13,7 @@ use framework::broker::embedded::Embedded;
 use framework::broker::memory::Memory;
 use framework::broker::{
     Broker, BrokerError, BrokerState, Consumer, Delivery, Event, HeaderValue, Headers, Outgoing,
+    PublishError,
 };
 use futures_util::future::join_all;
 use harness::{PATIENCE, in_time};
@@ -432,6 +433,24 @@ async fn unknown_pipe_is_empty_and_declared_on_first_use(fixture: TestBroker) {
     fixture.wait_for_depth(&pipe, 0).await;
 }
 
+async fn message_for_an_impossible_pipe_is_refused_alone(fixture: TestBroker) {
+    let pipe = pipe();
+    for name in [String::new(), "ü".repeat(128)] {
+        let (refused, taken) = tokio::join!(
+            fixture.broker.publish(Outgoing::new(name, "0")),
+            fixture
+                .broker
+                .publish(Outgoing::new(Arc::clone(&pipe), "1")),
+        );
+        assert!(
+            matches!(refused, Err(PublishError::Impossible { .. })),
+            "{refused:?}"
+        );
+        taken.unwrap();
+    }
+    fixture.wait_for_depth(&pipe, 2).await;
+}
+
 async fn twenty_thousand_messages_pass_in_windows(fixture: TestBroker) {
     const COUNT: u32 = 20_000;
     let pipe = pipe();
@@ -555,6 +574,7 @@ suite!(
     delayed_message_survives_the_process,
     bodies_of_all_sizes_and_headers_arrive_unchanged,
     unknown_pipe_is_empty_and_declared_on_first_use,
+    message_for_an_impossible_pipe_is_refused_alone,
     twenty_thousand_messages_pass_in_windows,
     pipe_declared_by_both_ends_at_once_keeps_its_order,
     one_open_delivery_does_not_stall_its_neighbours,
@@ -601,4 +621,59 @@ async fn more_messages_than_fit_in_memory_stay_ordered_and_counted() {
         (25_000..51_000).collect::<Vec<_>>()
     );
     fixture.wait_for_depth(&pipe, 0).await;
+}
+
+/// `RabbitMQ` closes the channel for a message that is too large, and with it loses every unconfirmed neighbour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn message_that_the_server_never_takes_is_refused_alone() {
+    const LIMIT: usize = 65_536;
+    let server = harness::RabbitServer::start_with(&format!("max_message_size = {LIMIT}\n"))
+        .await
+        .unwrap();
+    let broker = connect(&AmqpOptions::new(server.url())).await;
+    let pipe = pipe();
+    let large = [(100, LIMIT + 1), (250, 3 * LIMIT)];
+    let body = |n: usize| match large.iter().find(|(at, _)| *at == n) {
+        Some((_, bytes)) => vec![b'x'; *bytes],
+        None => n.to_string().into_bytes(),
+    };
+    let confirms: Vec<_> = (0..400)
+        .map(|n| broker.publish(Outgoing::new(Arc::clone(&pipe), body(n))))
+        .collect();
+    for (n, confirm) in confirms.into_iter().enumerate() {
+        let outcome = harness::in_time("a result", confirm).await;
+        match large.iter().find(|(at, _)| *at == n) {
+            None => outcome.unwrap(),
+            Some((_, bytes)) => {
+                let error = outcome.unwrap_err();
+                assert!(
+                    matches!(error, PublishError::Unacceptable { .. }),
+                    "{error}"
+                );
+                assert!(
+                    error.to_string().contains(&format!(" {bytes} bytes")),
+                    "{error}"
+                );
+            }
+        }
+    }
+    // The largest that it takes.
+    let largest = Outgoing::new(Arc::clone(&pipe), vec![b'x'; LIMIT]);
+    broker.publish(largest).await.unwrap();
+    let mut consumer = broker.consume(&pipe, 1000).await.unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    loop {
+        let delivery = next(&mut consumer).await;
+        let is_last = delivery.body.len() == LIMIT;
+        if !is_last {
+            seen.insert(number(&delivery));
+        }
+        delivery.ack();
+        if is_last {
+            break;
+        }
+    }
+    let expected = (0..400).filter(|n| large.iter().all(|(at, _)| at != n));
+    assert!(seen.into_iter().map(|n| n as usize).eq(expected));
+    broker.close().await;
 }

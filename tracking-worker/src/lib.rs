@@ -9,6 +9,7 @@
 //!   counted its job may be finished, and deliveries of a finished job are discarded.
 //! - It never gives up on a report, except one that it cannot understand. If the store rejects a flush, the flush is split
 //!   in halves until the offending message is alone.
+//! - A diverted message that can never reach its pipe, or that the store rejects, fails its task.
 #![warn(missing_docs)]
 
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use contract::{
     JobTaskId, JobTrackingEvent, ReportFailure, ReportStatus, TaskData, TaskMessage,
     TrackingReport, TrackingReportTask,
 };
-use framework::broker::HeaderValue;
+use framework::broker::{HeaderValue, PublishError};
 use framework::clock::Clock;
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
 use futures_util::future::{OptionFuture, join_all};
@@ -55,6 +56,20 @@ struct Reported {
     events: Vec<TrackingEvent>,
     /// Why a part of the message could not be understood.
     problem: Option<String>,
+}
+
+impl Reported {
+    /// Returns why the task of a diverted message fails that cannot be forwarded: because of that, and because it has
+    /// failed before.
+    fn reason_with(&self, error: &PublishError) -> String {
+        match self.events.first().map(|event| &event.kind) {
+            Some(EventKind::Failed(ReportFailure {
+                failure_message: Some(message),
+                ..
+            })) => format!("{error}; it reports: {message}"),
+            _ => error.to_string(),
+        }
+    }
 }
 
 impl TrackingWorker {
@@ -97,7 +112,11 @@ impl BatchHandler for TrackingWorker {
         let mut dispositions: Vec<Disposition> = join_all(forwards)
             .await
             .into_iter()
-            .map(|forwarded| match forwarded {
+            .zip(&reported)
+            .map(|(forwarded, reported)| match forwarded {
+                Some(Err(error)) if error.is_permanent() => {
+                    Disposition::Fail(reported.reason_with(&error))
+                }
                 Some(Err(error)) => Disposition::Redeliver(error.to_string()),
                 Some(Ok(())) | None => Disposition::Done(Outputs::default()),
             })
@@ -114,7 +133,11 @@ impl BatchHandler for TrackingWorker {
             }
         }
         for (index, reason) in rejected {
-            dispositions[index] = Disposition::Invalid(reason);
+            dispositions[index] = if batch[index].is_diverted() {
+                Disposition::Fail(reason)
+            } else {
+                Disposition::Invalid(reason)
+            };
         }
         dispositions
     }
@@ -338,6 +361,14 @@ fn source_of(message: &TaskMessage) -> String {
 
 #[cfg(test)]
 mod tests {
+    use contract::{JobId, JobStatus, PartitionId, TaskStatus, Tracking};
+    use framework::broker::memory::Memory;
+    use framework::broker::{Broker, Outgoing};
+    use framework::handler::REASON_HEADER;
+    use framework::{Runtime, Settings};
+    use store::JobRequest;
+    use tokio_util::sync::CancellationToken;
+
     use super::*;
 
     #[test]
@@ -375,6 +406,85 @@ mod tests {
         let sizes: Vec<usize> = groups(&reported).iter().map(|group| group.len()).collect();
         assert_eq!(sizes, [2, 2]);
         assert!(groups(&[]).is_empty());
+    }
+
+    /// Runs the worker on a message for a pipe that cannot exist, until it is in the invalid pipe and the job has ended.
+    /// Returns the reason there, and the job's failure.
+    async fn end_of_undeliverable(change: impl FnOnce(&mut TaskMessage)) -> (String, String) {
+        let (broker, stop) = (Memory::new(), CancellationToken::new());
+        let store = Store::open("memory:").await.unwrap();
+        let (partition, job) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
+        store
+            .create_job(&JobRequest::new(partition.clone(), job.clone()), |_| {
+                ("in".to_owned(), Vec::new())
+            })
+            .await
+            .unwrap();
+        let to = "x".repeat(256);
+        let mut message = TaskMessage::new("t", &to, &contract::BatchTask::default()).unwrap();
+        message.tracking = Some(Tracking {
+            job_task_id: Some("p:j.1".to_owned()),
+            tracking_pipe: Some("tracking".to_owned()),
+            track_to: Some(to),
+            ..Tracking::default()
+        });
+        change(&mut message);
+        broker
+            .publish(Outgoing::new("tracking", message.encode()))
+            .await
+            .unwrap();
+        let settings = Settings {
+            input: "tracking".to_owned(),
+            ..Settings::new("tracker")
+        };
+        let service = Runtime::new(settings, Arc::new(broker.clone()))
+            .handler(TrackingWorker::new(store.clone()));
+        let until_over = async {
+            let mut invalid = broker.consume("tracker-invalid", 1).await.unwrap();
+            let delivery = invalid.next().await.unwrap();
+            let Some(HeaderValue::Text(reason)) = delivery.headers.get(REASON_HEADER).cloned()
+            else {
+                panic!("{:?}", delivery.headers)
+            };
+            delivery.ack();
+            let mut jobs = store.job_signal();
+            let failure = loop {
+                let job = store.job(&partition, &job).await.unwrap().unwrap();
+                if job.status.is_finished() {
+                    assert_eq!(job.status, JobStatus::Failed);
+                    break job.failures[0].failure_message.clone().unwrap();
+                }
+                jobs.changed().await.unwrap();
+            };
+            stop.cancel();
+            (reason, failure)
+        };
+        let both = async { tokio::join!(service.run_until(stop.clone()), until_over) };
+        let (ended, seen) = tokio::time::timeout(Duration::from_secs(30), both)
+            .await
+            .unwrap();
+        ended.unwrap();
+        assert_eq!(broker.depth("tracking").await.unwrap(), 0);
+        seen
+    }
+
+    #[tokio::test]
+    async fn diverted_message_for_a_pipe_that_cannot_exist_fails_its_task() {
+        let cannot = "cannot exist: the name has 256 bytes; the limit is 255";
+        let (reason, failure) = end_of_undeliverable(|_| {}).await;
+        assert!(reason.ends_with(cannot), "{reason}");
+        assert_eq!(failure, reason);
+        // A task that has failed before keeps its own reason, too.
+        let (reason, failure) = end_of_undeliverable(|message| {
+            message.task_status = Some(TaskStatus::ResultException);
+            message.task_data = Some(b"\"the page is torn\"".to_vec());
+        })
+        .await;
+        assert!(
+            reason.ends_with(&format!("{cannot}; it reports: \"the page is torn\"")),
+            "{reason}"
+        );
+        assert_eq!(failure, reason);
     }
 
     #[test]

@@ -230,6 +230,9 @@ impl Amqp {
 
 impl Broker for Amqp {
     fn publish(&self, message: Outgoing) -> Confirm {
+        if let Some(error) = PublishError::of_name(&message.pipe) {
+            return Confirm::ready(Err(error));
+        }
         let (confirmer, confirm) = Confirm::pair();
         // If the publisher has ended, the confirmer is dropped here, which resolves the confirm to `Closed`.
         drop(self.publications.send(Publication::new(message, confirmer)));

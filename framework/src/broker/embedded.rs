@@ -31,7 +31,7 @@ use self::writer::Writer;
 use super::local_fanout::LocalFanout;
 use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Outgoing,
-    Settlement, Settler,
+    PublishError, Settlement, Settler,
 };
 
 /// The name of the file with the messages.
@@ -100,6 +100,9 @@ impl Embedded {
 
 impl Broker for Embedded {
     fn publish(&self, message: Outgoing) -> Confirm {
+        if let Some(error) = PublishError::of_name(&message.pipe) {
+            return Confirm::ready(Err(error));
+        }
         let (confirmer, confirm) = Confirm::pair();
         // If the writer has ended, the confirmer is dropped here, which resolves the confirm to `Closed`.
         drop(self.commands.send(Command::Publish(message, confirmer)));

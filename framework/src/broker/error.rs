@@ -7,14 +7,33 @@
 use std::error::Error;
 use std::sync::Arc;
 
+use contract::MAX_PIPE_BYTES;
+
 /// Why a message was not published.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PublishError {
     /// The broker was closed before it confirmed the message. It may or may not have stored it.
     #[error("the broker was closed before it confirmed the message")]
     Closed,
-    /// The pipe does not exist and cannot be declared, or its name is invalid. Publishing again does not help.
-    #[error("the pipe {pipe} does not take messages: {reason}")]
+    /// No pipe can have this name. Publishing again never helps.
+    #[error("the pipe {pipe} cannot exist: {reason}", pipe = shown(pipe))]
+    Impossible {
+        /// The name of the pipe.
+        pipe: String,
+        /// What is wrong with it.
+        reason: Arc<dyn Error + Send + Sync>,
+    },
+    /// The broker never takes this message, because it is too large. The pipe takes others.
+    #[error("the broker never takes this message for the pipe {pipe}: {reason}", pipe = shown(pipe))]
+    Unacceptable {
+        /// The name of the pipe.
+        pipe: String,
+        /// What the broker reported.
+        reason: Arc<dyn Error + Send + Sync>,
+    },
+    /// The pipe does not exist and cannot be declared. Publishing again does not help until somebody makes the pipe, or
+    /// lets this program make it.
+    #[error("the pipe {pipe} does not take messages: {reason}", pipe = shown(pipe))]
     Unroutable {
         /// The name of the pipe.
         pipe: String,
@@ -22,7 +41,7 @@ pub enum PublishError {
         reason: Arc<dyn Error + Send + Sync>,
     },
     /// The broker refused the message, e.g. because the pipe is full. Publishing it again may succeed.
-    #[error("the broker refused a message for the pipe {pipe}: {reason}")]
+    #[error("the broker refused a message for the pipe {pipe}: {reason}", pipe = shown(pipe))]
     Refused {
         /// The name of the pipe.
         pipe: String,
@@ -32,6 +51,45 @@ pub enum PublishError {
 }
 
 impl PublishError {
+    /// Returns an [`Impossible`](Self::Impossible) error. The reason is an error or a text.
+    pub fn impossible(
+        pipe: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::Impossible {
+            pipe: pipe.into(),
+            reason: reason.into().into(),
+        }
+    }
+
+    /// Returns an [`Unacceptable`](Self::Unacceptable) error. The reason is an error or a text.
+    pub fn unacceptable(
+        pipe: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::Unacceptable {
+            pipe: pipe.into(),
+            reason: reason.into().into(),
+        }
+    }
+
+    /// Returns whether publishing the same message again can never succeed.
+    pub const fn is_permanent(&self) -> bool {
+        matches!(self, Self::Impossible { .. } | Self::Unacceptable { .. })
+    }
+
+    /// Returns the error of publishing to a pipe of this name, if no pipe can have it.
+    pub(super) fn of_name(pipe: &str) -> Option<Self> {
+        let reason = match pipe.len() {
+            0 => "a pipe needs a name".to_owned(),
+            bytes if bytes > MAX_PIPE_BYTES => {
+                format!("the name has {bytes} bytes; the limit is {MAX_PIPE_BYTES}")
+            }
+            _ => return None,
+        };
+        Some(Self::impossible(pipe, reason))
+    }
+
     /// Returns an [`Unroutable`](Self::Unroutable) error. The reason is an error or a text.
     pub fn unroutable(
         pipe: impl Into<String>,
@@ -53,6 +111,11 @@ impl PublishError {
             reason: reason.into().into(),
         }
     }
+}
+
+/// Returns the start of a name that may come from a message and be of any length.
+fn shown(pipe: &str) -> &str {
+    &pipe[..pipe.floor_char_boundary(MAX_PIPE_BYTES)]
 }
 
 /// Why a broker could not be opened or used.

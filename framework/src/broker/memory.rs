@@ -82,6 +82,9 @@ impl Memory {
 
 impl Broker for Memory {
     fn publish(&self, message: Outgoing) -> Confirm {
+        if let Some(error) = PublishError::of_name(&message.pipe) {
+            return Confirm::ready(Err(error));
+        }
         let delay = message.delay;
         let taken = self.shared.with(|state| {
             if state.has_ended(self.process) {

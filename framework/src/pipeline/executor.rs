@@ -58,12 +58,21 @@ impl<W: Worker> BatchHandler for TaskExecutor<W> {
     }
 
     fn on_undeliverable(&self, received: &Received, error: &PublishError) -> Disposition {
+        if error.is_permanent() && received.is_diverted() {
+            // The message is not this worker's: it has no result of this worker.
+            return Disposition::Fail(error.to_string());
+        }
         let nothing = Dispatched::default();
         let (pipe, mut outputs) = match error {
             PublishError::Refused { pipe, .. } => {
                 (pipe, self.give_up(received, &error.to_string(), nothing))
             }
-            PublishError::Unroutable { pipe, .. } => (
+            PublishError::Unacceptable { .. } => {
+                // The pipe takes others, so it takes the result.
+                let failed = self.fail(received.message(), &error.to_string(), nothing);
+                return Disposition::Done(failed);
+            }
+            PublishError::Impossible { pipe, .. } | PublishError::Unroutable { pipe, .. } => (
                 pipe,
                 self.fail(received.message(), &error.to_string(), nothing),
             ),

@@ -16,8 +16,8 @@ use crate::clock::Clock;
 use crate::config::Route;
 use crate::steps::routing::next_hop;
 
-/// The longest failure reason in a report, in bytes. The result in the output pipe has the whole reason.
-const LONGEST_REASON: usize = 8 * 1024;
+/// The longest reason in a report and in a header, in bytes. The result in the output pipe has the whole reason.
+pub(crate) const LONGEST_REASON: usize = 8 * 1024;
 
 /// What a worker says about itself in messages and reports, and how its outputs travel.
 #[derive(Debug, Clone)]

@@ -65,6 +65,13 @@ impl HoldingBroker {
         confirmer.resolve(Err(refusal));
     }
 
+    /// Refuses the oldest held message for ever, as a broker does with one that is too large.
+    fn never_take_oldest(&self) {
+        let (message, confirmer) = self.held.lock().unwrap().pop_front().unwrap();
+        let error = PublishError::unacceptable(&*message.pipe, "it is too large");
+        confirmer.resolve(Err(error));
+    }
+
     async fn send(&self, number: u64) {
         let tracking = Tracking {
             job_task_id: Some(format!("p:j.{number}")),
@@ -222,6 +229,30 @@ async fn task_is_reported_and_settled_only_when_its_output_is_confirmed() {
     };
     let report = run(&broker, Echo, story).await;
     assert_eq!(report, ("p:j.1".to_owned(), ReportStatus::Complete));
+}
+
+#[tokio::test(start_paused = true)]
+async fn output_that_the_broker_never_takes_fails_its_task_at_once() {
+    let broker = HoldingBroker::new();
+    broker.send(1).await;
+    let story = async {
+        broker.wait_for_held(1).await;
+        broker.never_take_oldest();
+        // The pipe takes others: the result, which says why.
+        broker.wait_for_held(1).await;
+        let result = TaskMessage::decode(&broker.held.lock().unwrap()[0].0.body).unwrap();
+        assert_eq!(
+            result.task_data.as_deref(),
+            Some(
+                &br#""the broker never takes this message for the pipe out: it is too large""#[..]
+            )
+        );
+        broker.confirm(..).await;
+        broker.next_report().await
+    };
+    let report = run(&broker, Echo, story).await;
+    assert_eq!(report, ("p:j.1".to_owned(), ReportStatus::Failed));
+    assert_eq!(broker.depth_of("w-in").await, 0);
 }
 
 #[tokio::test(start_paused = true)]

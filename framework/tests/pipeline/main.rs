@@ -5,4 +5,5 @@
 mod confirms;
 mod pausing;
 mod retries;
+mod undeliverable;
 mod wire;

@@ -77,7 +77,7 @@ impl BatchHandler for ParkedIn {
                 .unchanged()
                 .filter(|back| delivery.is_diverted() && is_pipe(&back.pipe))
             else {
-                dispositions.push(Disposition::Invalid(
+                dispositions.push(Disposition::Fail(
                     "the message has no valid `to`, the pipe to send it back to".to_owned(),
                 ));
                 continue;

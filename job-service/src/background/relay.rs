@@ -9,15 +9,19 @@
 //! - Several relays may share one store, but only one handles a message at a time. It holds a lease and renews it while it waits
 //!   for the confirm. The lease of a crashed relay expires; a relay that is stopped releases its leases.
 //! - A message that the broker refuses waits longer after each attempt. It never delays other messages.
+//! - A message that can never be sent fails its task, and with a start message its job.
 //! - The relay does not poll: it sends no query while it has nothing to do.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use framework::broker::Broker;
+use contract::{JobTaskId, ReportFailure, TaskMessage};
+use framework::broker::{Broker, PublishError};
+use framework::clock::Clock;
+use framework::handler::UNDELIVERABLE;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use store::{Claim, OutboxMessage, Store, StoreError};
+use store::{Claim, EventKind, OutboxMessage, Store, StoreError, TrackingEvent};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -32,6 +36,8 @@ const LEASE: Duration = Duration::from_secs(10);
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 /// The minimum delay before the outbox is read again when no message was due.
 const MIN_DELAY: Duration = Duration::from_millis(5);
+/// Whom a failure of the relay names as its source.
+const FAILURE_SOURCE: &str = "job-service";
 /// The maximum number of messages whose refusals are counted.
 const MAX_REFUSED: usize = 10_000;
 
@@ -115,14 +121,17 @@ impl Relay<'_> {
 
     /// Publishes the messages and awaits their confirms. Returns the id of each refused message and how long it must wait.
     async fn publish(&mut self, messages: Vec<OutboxMessage>) -> Vec<(i64, Duration)> {
+        let broker = self.broker;
         let publish = |OutboxMessage {
                            id,
                            pipe,
                            body,
                            headers,
                        }| {
-            let confirm = self.broker.publish(to_outgoing(pipe, body, headers));
-            async move { (id, confirm.await) }
+            let message = to_outgoing(pipe, body, headers);
+            let body = message.body.clone();
+            let confirm = broker.publish(message);
+            async move { (id, body, confirm.await) }
         };
         let mut open: BTreeSet<i64> = messages.iter().map(|message| message.id).collect();
         let mut confirms: FuturesUnordered<_> = messages.into_iter().map(publish).collect();
@@ -132,8 +141,12 @@ impl Relay<'_> {
         loop {
             tokio::select! {
                 confirm = confirms.next() => {
-                    let Some((id, outcome)) = confirm else { return refused };
+                    let Some((id, body, outcome)) = confirm else { return refused };
                     open.remove(&id);
+                    let outcome = match outcome {
+                        Err(error) if error.is_permanent() => self.fail_task(&body, error).await,
+                        outcome => outcome,
+                    };
                     match outcome {
                         Ok(()) => {
                             self.refusals.remove(&id);
@@ -153,8 +166,33 @@ impl Relay<'_> {
         }
     }
 
+    /// Fails the task of a message that can never be sent, so that the message has nothing to do in the outbox any more.
+    /// Returns the error if the message must stay: the store is not available, or the message belongs to no task.
+    async fn fail_task(&self, body: &[u8], error: PublishError) -> Result<(), PublishError> {
+        let task = TaskMessage::decode(body)
+            .ok()
+            .and_then(|message| JobTaskId::parse(message.job_task_id()?).ok());
+        let Some(task) = task else {
+            return Err(error);
+        };
+        tracing::warn!(%task, %error, "a message can never be sent; its task fails");
+        let kind = EventKind::Failed(ReportFailure {
+            failure_id: Some(UNDELIVERABLE.to_owned()),
+            failure_time: Some(Clock::system().now_millis()),
+            failure_source: Some(FAILURE_SOURCE.to_owned()),
+            failure_message: Some(error.to_string()),
+        });
+        match self.store.record(&[TrackingEvent { task, kind }]).await {
+            Ok(_) => Ok(()),
+            Err(unrecorded) => {
+                tracing::warn!(error = %unrecorded, "cannot record the failure; trying again");
+                Err(error)
+            }
+        }
+    }
+
     /// Counts a refusal. Returns how long the message must wait.
-    fn count_refusal(&mut self, id: i64, error: &framework::broker::PublishError) -> Duration {
+    fn count_refusal(&mut self, id: i64, error: &PublishError) -> Duration {
         if self.refusals.len() >= MAX_REFUSED {
             self.refusals.clear();
         }

@@ -179,12 +179,13 @@ async fn task_of_an_ended_or_unknown_job_is_dropped() {
 }
 
 #[tokio::test]
-async fn task_without_a_return_pipe_is_invalid() {
+async fn task_without_a_return_pipe_fails_and_is_invalid() {
     let service = Service::start().await;
     for to in [json!(PAUSED_PIPE), json!(""), json!("x".repeat(256))] {
         let mut message: serde_json::Value =
             serde_json::from_slice(&task(&service, "j.3")).unwrap();
         message["to"] = to;
+        message["tracking"]["trackingPipe"] = json!("reports");
         hand_over(&service, serde_json::to_vec(&message).unwrap()).await;
         let invalid = next(&service, &format!("{PAUSED_PIPE}.invalid")).await;
         let reason = "the message has no valid `to`, the pipe to send it back to".to_owned();
@@ -193,6 +194,11 @@ async fn task_without_a_return_pipe_is_invalid() {
             Some(&HeaderValue::Text(reason))
         );
         invalid.ack();
+        let report = next(&service, "reports").await;
+        let body = TaskMessage::decode(&report.body).unwrap().task_data;
+        let data: serde_json::Value = serde_json::from_slice(&body.unwrap()).unwrap();
+        assert_eq!(data["trackingReports"][0]["status"], "Failed", "{data}");
+        report.ack();
     }
 }
 

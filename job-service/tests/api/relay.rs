@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
-use contract::{JobId, PartitionId, TaskMessage, TaskStatus, Tracking};
+use contract::{JobId, JobStatus, PartitionId, TaskMessage, TaskStatus, Tracking};
 use framework::broker::memory::Memory;
 use framework::broker::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError,
@@ -218,6 +218,47 @@ async fn refused_message_does_not_block_the_others() {
     );
     assert_eq!(broker.refused.load(Ordering::Relaxed), 6);
     background.stop().await;
+}
+
+#[tokio::test]
+async fn start_message_that_can_never_be_sent_fails_its_job_alone() {
+    let database = Database::new(Backend::Memory).await;
+    let store = Store::open(&database.url).await.unwrap();
+    store
+        .create_job(&request(0), |incarnation| {
+            let tracking = Tracking {
+                job_task_id: Some(incarnation.job_task_id()),
+                ..Tracking::default()
+            };
+            let message = TaskMessage {
+                tracking: Some(tracking),
+                ..TaskMessage::new("t", "", &contract::BatchTask::default()).unwrap()
+            };
+            ("x".repeat(256), message.encode())
+        })
+        .await
+        .unwrap();
+    create(&store, 1, "in").await;
+    let broker = Memory::new();
+    let background = Background::start(&store, Arc::new(broker.clone()));
+    outbox_is_empty(&store).await;
+    background.stop().await;
+    assert_eq!(broker.depth("in").await.unwrap(), 1);
+    let job = |n: u32| {
+        let JobRequest { partition, job, .. } = request(n);
+        let store = store.clone();
+        async move { store.job(&partition, &job).await.unwrap().unwrap() }
+    };
+    assert_eq!(job(1).await.status, JobStatus::Waiting);
+    let failed = job(0).await;
+    assert_eq!(failed.status, JobStatus::Failed);
+    let failure = &failed.failures[0];
+    assert_eq!(failure.failure_id.as_deref(), Some("UNDELIVERABLE"));
+    let reason = failure.failure_message.as_deref().unwrap();
+    assert!(
+        reason.ends_with("cannot exist: the name has 256 bytes; the limit is 255"),
+        "{reason}"
+    );
 }
 
 #[tokio::test]

@@ -54,6 +54,11 @@ pub struct RabbitServer {
 impl RabbitServer {
     /// Starts a node, which takes some ten seconds.
     pub async fn start() -> anyhow::Result<Self> {
+        Self::start_with("").await
+    }
+
+    /// Starts a node with these further lines in its `rabbitmq.conf`.
+    pub async fn start_with(settings: &str) -> anyhow::Result<Self> {
         let script = program("rabbitmq-server", &[PathBuf::from("/usr/lib/rabbitmq/bin")])
             .context(MISSING)?;
         let home = Home::new(&["rabbitmq", "nobody"])?;
@@ -61,7 +66,9 @@ impl RabbitServer {
         let inside = |name: &str| home.path().join(name);
         std::fs::write(
             inside("rabbitmq.conf"),
-            format!("listeners.tcp.default = 127.0.0.1:{port}\nloopback_users.guest = true\n"),
+            format!(
+                "listeners.tcp.default = 127.0.0.1:{port}\nloopback_users.guest = true\n{settings}"
+            ),
         )?;
         std::fs::write(inside("enabled_plugins"), "[].\n")?;
 

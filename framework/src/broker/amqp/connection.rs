@@ -118,6 +118,11 @@ impl Connection {
         reason
     }
 
+    /// Returns the size of the largest frame that both sides agreed on, in bytes.
+    pub fn max_frame_bytes(&self) -> usize {
+        usize::try_from(self.inner.configuration().frame_max()).unwrap_or(usize::MAX)
+    }
+
     pub fn is_lost(&self) -> bool {
         self.lost.is_cancelled()
     }

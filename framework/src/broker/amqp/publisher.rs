@@ -6,7 +6,8 @@
 //! What must stay true:
 //! - A publication leaves this task only with a result: confirmed, or refused for good. Whatever happens to a channel or a
 //!   connection, unconfirmed messages are published again on the next one, in order, before any newer message.
-//! - A message that makes the broker close the channel is refused after [`MAX_CLOSED_CHANNELS`] channels.
+//! - A message that makes the broker close the channel takes no other message with it: what was unconfirmed is published
+//!   again in ever smaller groups, and only the message that is alone on a closed channel is refused.
 
 use std::collections::{HashSet, VecDeque};
 use std::error::Error;
@@ -17,6 +18,7 @@ use futures_util::StreamExt as _;
 use futures_util::future::{BoxFuture, FutureExt as _, join_all};
 use futures_util::stream::FuturesUnordered;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::protocol::AMQPSoftError;
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation, PublisherConfirm};
 use tokio::sync::mpsc;
@@ -24,7 +26,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
-use super::queues::{QueueError, Queues, delay_queue, properties};
+use super::queues::{QueueError, Queues, delay_queue, is_soft, properties};
 use crate::RetryPolicy;
 use crate::broker::{Confirmer, Outgoing, PublishError};
 
@@ -34,8 +36,9 @@ const GROUP: usize = 64;
 const WINDOW: usize = 4096;
 /// How long the broker may take to confirm a group.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(30);
-/// How many channels may be closed while a message is unconfirmed before the message is considered the cause.
-const MAX_CLOSED_CHANNELS: u32 = 5;
+/// Into how many groups messages are divided among which one makes the broker close the channel. One by one would cost as
+/// many confirms as there are messages; halves would cost more channels.
+const SUSPECT_GROUPS: usize = 16;
 /// The delay before a refused message is published again, and before a new channel is opened after one was closed.
 const PAUSE: Duration = Duration::from_millis(200);
 /// How often a message that the broker refuses is published, and the delay in between. A quorum queue refuses messages
@@ -50,8 +53,9 @@ pub struct Publication {
     returned: bool,
     /// How often the broker has refused the message.
     refusals: u32,
-    /// How many channels were closed while the message was unconfirmed.
-    closed_channels: u32,
+    /// Set if the broker has closed a channel on which this message and others were unconfirmed. One of them is the
+    /// cause, so this one is published again among at most this many of them, and nothing else at the same time.
+    suspect_among: Option<usize>,
 }
 
 impl Publication {
@@ -61,7 +65,7 @@ impl Publication {
             confirmer,
             returned: false,
             refusals: 0,
-            closed_channels: 0,
+            suspect_among: None,
         }
     }
 
@@ -77,6 +81,16 @@ impl Publication {
         self.confirmer.resolve(Ok(()));
     }
 
+    fn impossible(self, reason: impl Into<Box<dyn Error + Send + Sync>>) {
+        let error = PublishError::impossible(&*self.message.pipe, reason);
+        self.confirmer.resolve(Err(error));
+    }
+
+    fn unacceptable(self, reason: impl Into<Box<dyn Error + Send + Sync>>) {
+        let error = PublishError::unacceptable(&*self.message.pipe, reason);
+        self.confirmer.resolve(Err(error));
+    }
+
     fn unroutable(self, reason: impl Into<Box<dyn Error + Send + Sync>>) {
         let error = PublishError::unroutable(&*self.message.pipe, reason);
         self.confirmer.resolve(Err(error));
@@ -85,6 +99,18 @@ impl Publication {
     fn refused(self, reason: impl Into<Box<dyn Error + Send + Sync>>) {
         let error = PublishError::refused(&*self.message.pipe, reason);
         self.confirmer.resolve(Err(error));
+    }
+
+    /// Resolves a message that made the broker close the channel.
+    fn closed_the_channel(self, error: lapin::Error) {
+        if !never_taken(&error) {
+            return self.refused(error);
+        }
+        let bytes = self.message.body.len();
+        tracing::warn!(pipe = %self.message.pipe, bytes, %error, "the broker never takes this message");
+        self.unacceptable(format!(
+            "it has {bytes} bytes ({error}); make it smaller, or raise the broker's limit"
+        ));
     }
 }
 
@@ -121,9 +147,16 @@ struct Session {
     declared: HashSet<Arc<str>>,
     groups: FuturesUnordered<BoxFuture<'static, GroupResult>>,
     next_group: u64,
+    /// Publications without a result, including those whose delay is not over.
     unconfirmed: usize,
+    /// Publications that are written and have no response.
+    written: usize,
+    /// Whether the written publications are suspects. Nothing else is written until the broker has responded.
+    isolated: bool,
     /// Publications to be sent again on the next channel, by group.
     unsent: Vec<(u64, Vec<Publication>)>,
+    /// Why the broker has closed the channel, if one of the publications made it do so.
+    closed: Option<lapin::Error>,
 }
 
 impl Publisher {
@@ -190,7 +223,10 @@ impl Publisher {
             groups: FuturesUnordered::new(),
             next_group: 0,
             unconfirmed: 0,
+            written: 0,
+            isolated: false,
             unsent: Vec::new(),
+            closed: None,
         };
         let result = self.publish_on(&mut session, closing).await;
         self.take_back(session).await;
@@ -217,9 +253,16 @@ impl Publisher {
                     self.first.extend(self.buffer.drain(..));
                 }
                 // No more messages are ready: send what there is.
-                () = std::future::ready(()), if has_room && !self.first.is_empty() => self.send(session).await?,
+                () = std::future::ready(()), if has_room && self.may_send(session) => self.send(session).await?,
             }
         }
+    }
+
+    /// Returns whether the next group may be written now: suspects only alone, and nothing beside suspects.
+    fn may_send(&self, session: &Session) -> bool {
+        self.first.front().is_some_and(|next| {
+            session.written == 0 || (next.suspect_among.is_none() && !session.isolated)
+        })
     }
 
     /// Writes one group, after declaring the queues that this session has not declared yet.
@@ -251,6 +294,10 @@ impl Publisher {
             return Err(session.connection.abandon("writing", CONFIRM_LIMIT));
         };
         session.unconfirmed += publications.len();
+        session.written += publications.len();
+        session.isolated = publications
+            .iter()
+            .any(|publication| publication.suspect_among.is_some());
         let number = session.number_group();
         let result = await_group(
             number,
@@ -263,17 +310,20 @@ impl Publisher {
     }
 
     /// Takes the publications of the next group, with their queues and properties. Publications that cannot be sent are
-    /// resolved here.
+    /// resolved here. Suspects are groups of their own.
     async fn prepare_group(&mut self, session: &mut Session) -> Result<Group, ConnectionLost> {
         let (mut publications, mut properties) = (Vec::new(), Vec::new());
-        while publications.len() < GROUP
-            && let Some(publication) = self.first.pop_front()
+        let among = self.first.front().and_then(|next| next.suspect_among);
+        while publications.len() < among.unwrap_or(GROUP)
+            && let Some(publication) = self.first.pop_front_if(|next| next.suspect_among == among)
         {
             match session.prepare(&self.queues, &publication).await {
                 Ok(prepared) => {
                     publications.push(publication);
                     properties.push(prepared);
                 }
+                Err(PrepareError::Impossible(reason)) => publication.impossible(reason),
+                Err(PrepareError::Unacceptable(reason)) => publication.unacceptable(reason),
                 Err(PrepareError::Unroutable(reason)) => publication.unroutable(reason),
                 Err(PrepareError::Refused(reason)) => publication.refused(reason),
                 Err(PrepareError::Lost(lost)) => {
@@ -298,6 +348,9 @@ impl Publisher {
             outcome,
         } = result;
         session.unconfirmed -= publications.len();
+        if !matches!(outcome, Outcome::RetryDue) {
+            session.written -= publications.len();
+        }
         let responses = match outcome {
             Outcome::Responses(responses) => responses,
             Outcome::NoResponse => {
@@ -333,13 +386,9 @@ impl Publisher {
                 }
                 Err(error) => {
                     if error.is_amqp_soft_error() {
-                        publication.closed_channels += 1;
+                        session.closed = Some(error.clone());
                     }
-                    if publication.closed_channels < MAX_CLOSED_CHANNELS {
-                        unsent.push(publication);
-                    } else {
-                        publication.refused(error.clone());
-                    }
+                    unsent.push(publication);
                     lost = Some(error);
                 }
             }
@@ -354,7 +403,8 @@ impl Publisher {
         Err(lost.into())
     }
 
-    /// Puts the unconfirmed publications before all others, in the order in which they were sent.
+    /// Puts the unconfirmed publications before all others, in the order in which they were sent. If one of them made the
+    /// broker close the channel, it is refused if it was the only one; otherwise all become suspects.
     async fn take_back(&mut self, mut session: Session) {
         if session.groups.is_empty() && session.unsent.is_empty() {
             return;
@@ -368,11 +418,26 @@ impl Publisher {
             drop(self.resolve(&mut session, result));
         }
         session.unsent.sort_by_key(|(number, _)| *number);
-        let unsent = session
+        let mut unsent: Vec<Publication> = session
             .unsent
             .into_iter()
-            .flat_map(|(_, publications)| publications);
-        self.first = unsent.chain(std::mem::take(&mut self.first)).collect();
+            .flat_map(|(_, publications)| publications)
+            .collect();
+        if let Some(error) = session.closed {
+            if unsent.len() == 1 {
+                unsent
+                    .drain(..)
+                    .for_each(|cause| cause.closed_the_channel(error.clone()));
+            }
+            let among = (unsent.len() / SUSPECT_GROUPS).clamp(1, GROUP);
+            for publication in &mut unsent {
+                publication.suspect_among = Some(among);
+            }
+        }
+        self.first = unsent
+            .into_iter()
+            .chain(std::mem::take(&mut self.first))
+            .collect();
     }
 }
 
@@ -381,6 +446,8 @@ type Group = (Vec<Publication>, Vec<(ShortString, BasicProperties)>);
 
 /// Why a message cannot be written.
 enum PrepareError {
+    Impossible(Box<dyn Error + Send + Sync>),
+    Unacceptable(Box<dyn Error + Send + Sync>),
     Unroutable(Box<dyn Error + Send + Sync>),
     Refused(Box<dyn Error + Send + Sync>),
     Lost(ConnectionLost),
@@ -395,15 +462,19 @@ impl Session {
     ) -> Result<(ShortString, BasicProperties), PrepareError> {
         let queue = publication.queue();
         let name = ShortString::try_new(&*queue)
-            .map_err(|error| PrepareError::Unroutable(error.into()))?;
-        let properties = properties(&publication.message.headers)
-            .map_err(|reason| PrepareError::Refused(reason.into()))?;
+            .map_err(|error| PrepareError::Impossible(error.into()))?;
+        let properties = properties(
+            &publication.message.headers,
+            self.connection.max_frame_bytes(),
+        )
+        .map_err(|reason| PrepareError::Unacceptable(reason.into()))?;
         if !self.declared.contains(&queue) {
             let Outgoing { pipe, delay, .. } = &publication.message;
             queues
                 .declare(&self.connection, pipe, *delay)
                 .await
                 .map_err(|error| match error {
+                    QueueError::Impossible(reason) => PrepareError::Impossible(reason),
                     QueueError::Refused(reason) => PrepareError::Unroutable(reason),
                     QueueError::NotFound(reason) => PrepareError::Refused(reason.into()),
                     QueueError::Lost(lost) => PrepareError::Lost(lost),
@@ -438,6 +509,16 @@ impl Session {
         self.next_group += 1;
         number
     }
+}
+
+/// Returns whether this reason for closing a channel is about the message itself, so that it holds every time.
+fn never_taken(error: &lapin::Error) -> bool {
+    [
+        AMQPSoftError::PRECONDITIONFAILED,
+        AMQPSoftError::CONTENTTOOLARGE,
+    ]
+    .into_iter()
+    .any(|soft| is_soft(error, soft))
 }
 
 async fn await_group(

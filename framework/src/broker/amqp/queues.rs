@@ -11,7 +11,7 @@ use std::time::Duration;
 use lapin::options::QueueDeclareOptions;
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{BasicProperties, ErrorKind};
+use lapin::{BasicProperties, Channel, ErrorKind};
 
 use super::QueueType;
 use super::connection::{Connection, ConnectionLost};
@@ -20,6 +20,10 @@ use crate::broker::{HeaderValue, Headers};
 /// Headers that the broker sets itself. They describe one delivery, so they are dropped when a message is forwarded.
 const BROKER_HEADERS: [&str; 3] = ["x-delivery-count", "x-acquired-count", "x-death"];
 const FIRST_DEATH: &str = "x-first-death-";
+/// How the names of queues begin that nobody may declare.
+const RESERVED: &str = "amq.";
+/// What a frame with headers holds besides them, at most.
+const FRAME_ROOM: usize = 256;
 const DELIVERY_COUNT: &str = "x-delivery-count";
 
 /// Declares queues and asks for their depth.
@@ -39,7 +43,10 @@ pub struct Queues {
 /// Why a queue cannot be declared or probed.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
-    /// The broker refuses the request, or the name is invalid.
+    /// No queue can have this name or these arguments.
+    #[error("{0}")]
+    Impossible(Box<dyn Error + Send + Sync>),
+    /// The broker refuses the request, for example because the user may not declare queues.
     #[error("{0}")]
     Refused(Box<dyn Error + Send + Sync>),
     /// The queue does not exist. The broker also refuses a declaration with this error if the queue exists but cannot be
@@ -51,8 +58,8 @@ pub enum QueueError {
 }
 
 impl QueueError {
-    fn refused(reason: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::Refused(reason.into())
+    fn impossible(reason: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Impossible(reason.into())
     }
 }
 
@@ -60,8 +67,10 @@ impl From<lapin::Error> for QueueError {
     fn from(error: lapin::Error) -> Self {
         if is_soft(&error, AMQPSoftError::NOTFOUND) {
             Self::NotFound(error)
+        } else if is_soft(&error, AMQPSoftError::PRECONDITIONFAILED) {
+            Self::impossible(error)
         } else if error.is_amqp_soft_error() {
-            Self::refused(error)
+            Self::Refused(error.into())
         } else {
             Self::Lost(error.into())
         }
@@ -121,7 +130,7 @@ impl Queues {
         queue: &str,
         arguments: FieldTable,
     ) -> Result<(), QueueError> {
-        let name = ShortString::try_new(queue).map_err(QueueError::refused)?;
+        let name = ShortString::try_new(queue).map_err(QueueError::impossible)?;
         let _turn = self.declaring.lock().await;
         let channel = connection.open_channel().await?;
         let declared = connection.within_limit(
@@ -129,9 +138,12 @@ impl Queues {
             channel.queue_declare(name, QueueDeclareOptions::durable(), arguments),
         );
         let Err(error) = declared.await? else {
-            drop(channel.close(200, "declared".into()).await);
+            end(connection, &channel).await?;
             return Ok(());
         };
+        if queue.starts_with(RESERVED) && is_soft(&error, AMQPSoftError::ACCESSREFUSED) {
+            return Err(QueueError::impossible(error));
+        }
         if !is_soft(&error, AMQPSoftError::PRECONDITIONFAILED) {
             return Err(error.into());
         }
@@ -200,17 +212,32 @@ pub fn delay_queue(pipe: &str, delay: Duration) -> String {
     format!("{pipe}.delay.{}", millis(delay))
 }
 
-/// Returns the properties of a message with these headers. Fails if a name is longer than the protocol's 255 bytes.
-pub fn properties(headers: &Headers) -> Result<BasicProperties, String> {
+/// Returns the properties of a message with these headers. Fails if a name is longer than the protocol's 255 bytes, or if the
+/// headers do not fit into one frame of this size: the broker would close the connection.
+pub fn properties(headers: &Headers, frame: usize) -> Result<BasicProperties, String> {
     let mut table = FieldTable::default();
+    let mut bytes = FRAME_ROOM;
     for (name, value) in headers.iter().filter(|(name, _)| !is_broker_header(name)) {
         let name =
             ShortString::try_new(name).map_err(|error| format!("the header {name}: {error}"))?;
+        // A length and a type each for name and value.
+        bytes += name.as_str().len() + 6;
         let value = match value {
-            HeaderValue::Text(value) => text(value),
-            HeaderValue::Integer(value) => AMQPValue::LongLongInt(*value),
+            HeaderValue::Text(value) => {
+                bytes += value.len();
+                text(value)
+            }
+            HeaderValue::Integer(value) => {
+                bytes += size_of::<i64>();
+                AMQPValue::LongLongInt(*value)
+            }
         };
         table.insert(name, value);
+    }
+    if bytes > frame {
+        return Err(format!(
+            "its headers take {bytes} bytes; the broker accepts {frame}"
+        ));
     }
     Ok(BasicProperties::default()
         .with_content_type("text/plain".into())
@@ -258,13 +285,13 @@ fn is_broker_header(name: &str) -> bool {
     BROKER_HEADERS.contains(&name) || name.starts_with(FIRST_DEATH)
 }
 
-fn is_soft(error: &lapin::Error, soft: AMQPSoftError) -> bool {
+pub fn is_soft(error: &lapin::Error, soft: AMQPSoftError) -> bool {
     matches!(error.kind(), ErrorKind::ProtocolError(error) if *error.kind() == AMQPErrorKind::Soft(soft))
 }
 
 /// Returns how many messages are ready in a queue, without declaring it.
 async fn probe(connection: &Connection, queue: &str) -> Result<u64, QueueError> {
-    let name = ShortString::try_new(queue).map_err(QueueError::refused)?;
+    let name = ShortString::try_new(queue).map_err(QueueError::impossible)?;
     let channel = connection.open_channel().await?;
     let options = QueueDeclareOptions {
         passive: true,
@@ -276,8 +303,18 @@ async fn probe(connection: &Connection, queue: &str) -> Result<u64, QueueError> 
             channel.queue_declare(name, options, FieldTable::default()),
         )
         .await??;
-    drop(channel.close(200, "looked".into()).await);
+    end(connection, &channel).await?;
     Ok(queue.message_count().into())
+}
+
+/// Closes a channel that has served its purpose.
+async fn end(connection: &Connection, channel: &Channel) -> Result<(), ConnectionLost> {
+    let closing = channel.close(200, "done".into());
+    // Whatever the reason is, the channel has ended.
+    connection
+        .within_limit("the end of a channel", closing)
+        .await
+        .map(drop)
 }
 
 fn text(text: &str) -> AMQPValue {

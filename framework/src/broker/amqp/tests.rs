@@ -176,26 +176,47 @@ async fn queue_declared_with_other_arguments_is_used_as_it_is() {
 
 #[tokio::test]
 async fn message_that_the_protocol_cannot_carry_is_refused_alone() {
+    use crate::broker::HeaderValue;
+
     let amqp = shared().await;
     let pipe = unique("carried");
-    let mut message = Outgoing::new(&*pipe, "1");
-    message
-        .headers
-        .set(&"x".repeat(300), crate::broker::HeaderValue::Integer(1));
-    let (refused, taken) = tokio::join!(
-        amqp.publish(message),
-        amqp.publish(Outgoing::new(&*pipe, "2"))
-    );
-    assert!(
-        matches!(refused, Err(PublishError::Refused { .. })),
-        "{refused:?}"
-    );
-    taken.unwrap();
-    let refused = amqp.publish(Outgoing::new("x".repeat(300), "1")).await;
-    assert!(
-        matches!(refused, Err(PublishError::Unroutable { .. })),
-        "{refused:?}"
-    );
+    let with_header = |name: String, value: HeaderValue| {
+        let mut message = Outgoing::new(&*pipe, "1");
+        message.headers.set(&name, value);
+        message
+    };
+    // The server closes the connection for a frame that is too long.
+    for message in [
+        with_header("x".repeat(300), HeaderValue::Integer(1)),
+        with_header("x".into(), HeaderValue::Text("x".repeat(150_000))),
+    ] {
+        let (refused, taken) = tokio::join!(
+            in_time("a result", amqp.publish(message)),
+            in_time("a confirm", amqp.publish(Outgoing::new(&*pipe, "2"))),
+        );
+        assert!(
+            matches!(refused, Err(PublishError::Unacceptable { .. })),
+            "{refused:?}"
+        );
+        taken.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn pipe_that_the_server_never_declares_is_impossible() {
+    let amqp = shared().await;
+    // The long name leaves no room for the name of its delay queue.
+    let delayed = Outgoing {
+        delay: Some(Duration::from_secs(1)),
+        ..Outgoing::new("x".repeat(250), "1")
+    };
+    for message in [Outgoing::new("amq.reserved", "1"), delayed] {
+        let refused = in_time("a result", amqp.publish(message)).await;
+        assert!(
+            matches!(refused, Err(PublishError::Impossible { .. })),
+            "{refused:?}"
+        );
+    }
 }
 
 #[tokio::test]

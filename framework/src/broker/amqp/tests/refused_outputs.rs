@@ -225,7 +225,7 @@ async fn output_for_an_invalid_pipe_fails_the_task_without_running_it_again() {
     let report = fixture
         .run_until(&"x".repeat(300), 2, None, fixture.first_report())
         .await;
-    fixture.has_failed(report, "does not take messages").await;
+    fixture.has_failed(report, "cannot exist").await;
 }
 
 #[tokio::test]
