@@ -145,7 +145,7 @@ async fn open_broker(options: &StackOptions) -> Result<Arc<dyn Broker>, StackErr
     }
     Ok(match options.amqp() {
         Some(amqp) => Arc::new(Amqp::connect(amqp)?),
-        None => Arc::new(Embedded::open(&options.data).await?),
+        None => Arc::new(Embedded::open_with(&options.data, options.embedded).await?),
     })
 }
 

@@ -14,6 +14,7 @@ use clap::Args;
 use contract::PAUSED_PIPE;
 use contract::rest::{Expiry, ExpiryPolicy, Policer};
 use framework::broker::amqp::QueueType;
+use framework::broker::embedded::EmbeddedOptions;
 use framework::config::Route;
 use framework::config::env::Variables;
 use job_service::{JobTypes, PartitionPattern, ServiceOptions};
@@ -22,6 +23,9 @@ use store::{KeptUntil, StoreOptions};
 use super::api::ApiArgs;
 use super::connect::ServerArgs;
 use crate::config::Configuration;
+
+/// The default reserve of the disk, in megabytes.
+const DISK_RESERVE: u64 = EmbeddedOptions::DEFAULT_RESERVE >> 20;
 
 #[derive(Debug, Args)]
 pub struct UpArgs {
@@ -33,6 +37,9 @@ pub struct UpArgs {
         value_name = "FOLDER"
     )]
     data: PathBuf,
+    /// Megabytes (MiB) of disk that the embedded broker leaves free; with less, messages wait until some are deleted.
+    #[arg(long, env = "BATCHWRIGHT_DISK_RESERVE", default_value_t = DISK_RESERVE, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
+    disk_reserve: u64,
     #[command(flatten)]
     stack: StackArgs,
 }
@@ -231,6 +238,9 @@ impl UpArgs {
     pub fn options(self, variables: &Variables) -> anyhow::Result<StackOptions> {
         Ok(StackOptions {
             roles: Role::ALL.to_vec(),
+            embedded: EmbeddedOptions {
+                reserve: self.disk_reserve << 20,
+            },
             ..self.stack.options(self.data, variables)?
         })
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use batch_worker::{BatchWorker, Results as BatchResults};
 use framework::Settings;
 use framework::broker::amqp::{AmqpOptions, QueueType};
+use framework::broker::embedded::EmbeddedOptions;
 use framework::config::Route;
 use job_service::ServiceOptions;
 use store::StoreOptions;
@@ -32,6 +33,8 @@ pub struct StackOptions {
     pub database: Option<String>,
     /// The URL of RabbitMQ, `amqp://…`. `None` selects the embedded broker.
     pub broker: Option<String>,
+    /// The embedded broker.
+    pub embedded: EmbeddedOptions,
     /// The type of the queues that the stack declares in RabbitMQ.
     pub queue_type: QueueType,
     /// The `x-max-priority` of classic queues; 0 for none.
@@ -121,6 +124,7 @@ impl StackOptions {
             data: data.into(),
             database: None,
             broker: None,
+            embedded: EmbeddedOptions::default(),
             queue_type: QueueType::Quorum,
             max_priority: 0,
             wait_for_database: false,

@@ -10,6 +10,8 @@
 
 mod disk;
 mod pipe;
+mod space;
+mod work;
 mod writer;
 
 use std::fmt;
@@ -25,7 +27,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use self::disk::Disk;
+use self::disk::{Disk, Probe};
 use self::pipe::{Bounds, Id};
 use self::writer::Writer;
 use super::local_fanout::LocalFanout;
@@ -49,6 +51,27 @@ pub struct Embedded {
     _end: DropGuard,
 }
 
+/// The settings of an [`Embedded`] broker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EmbeddedOptions {
+    /// The number of bytes of the file system that stay free: with less, published messages wait unconfirmed, and the
+    /// state is [`BrokerState::Blocked`]. Half of them are for messages that consumers take soon, so that work can go on.
+    pub reserve: u64,
+}
+
+impl EmbeddedOptions {
+    /// The default reserve, in bytes. It has room for the log of the file.
+    pub const DEFAULT_RESERVE: u64 = 64 << 20;
+}
+
+impl Default for EmbeddedOptions {
+    fn default() -> Self {
+        Self {
+            reserve: Self::DEFAULT_RESERVE,
+        }
+    }
+}
+
 impl Embedded {
     /// Opens the broker in a folder, and creates both if they do not exist. Messages that were delivered to an earlier
     /// process and not settled are delivered again, with a higher count.
@@ -57,11 +80,19 @@ impl Embedded {
     /// [`BrokerError::FolderInUse`] if another process has opened the folder, [`BrokerError::Unusable`] if the folder or
     /// its files cannot be created or read.
     pub async fn open(folder: &Path) -> Result<Self, BrokerError> {
+        Self::open_with(folder, EmbeddedOptions::default()).await
+    }
+
+    /// Opens the broker like [`Embedded::open`], with these options.
+    ///
+    /// # Errors
+    /// Those of [`Embedded::open`].
+    pub async fn open_with(folder: &Path, options: EmbeddedOptions) -> Result<Self, BrokerError> {
         let location = || folder.display().to_string();
         std::fs::create_dir_all(folder)
             .map_err(|error| BrokerError::unusable(location(), error))?;
         let lock = lock(folder)?;
-        let (disk, recovered) = Disk::open(&folder.join(FILE))
+        let (disk, recovered) = Disk::open(&folder.join(FILE), Probe::of(folder), options.reserve)
             .await
             .map_err(|error| BrokerError::unusable(location(), error))?;
         let (commands, received) = mpsc::unbounded_channel();
@@ -72,6 +103,7 @@ impl Embedded {
             state_sender,
             recovered,
             Bounds::default(),
+            options.reserve,
         );
         tasks.spawn(writer.run(disk, received, end.clone(), lock));
         tasks.close();

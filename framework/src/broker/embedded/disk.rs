@@ -6,6 +6,7 @@
 //! What must stay true: if [`Disk::commit`] returns `Ok`, the batch survives a `kill -9` and a power cut. If it returns an
 //! error, nothing of the batch is stored.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,8 +14,8 @@ use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use serde::{Deserialize, Serialize};
 use sqlx::sqlite::{
-    SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteLockingMode,
-    SqliteRow, SqliteSynchronous,
+    SqliteArguments, SqliteAutoVacuum, SqliteConnectOptions, SqliteConnection, SqliteJournalMode,
+    SqliteLockingMode, SqliteRow, SqliteSynchronous,
 };
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, Row as _, Sqlite};
 
@@ -74,7 +75,18 @@ pub struct Recovered {
     pub last_delayed: i64,
     /// When the first delayed message is due, in milliseconds since 1970.
     pub next_due: Option<i64>,
+    /// How many bytes are free on the disk.
+    pub free: u64,
 }
+
+/// The size of a page of the file, in bytes.
+const PAGE_SIZE: u64 = 4096;
+/// The log and the batches on their way may take this space without being counted.
+const UNCOUNTED: u64 = 96 << 20;
+/// How many pages are given back at a time. Meanwhile no message is stored.
+const GIVEN_BACK_PAGES: i64 = 1024;
+/// The largest content of a file, in pages, that is rewritten.
+const REWRITTEN_PAGES: i64 = 8192;
 
 type Error = sqlx::Error;
 
@@ -82,17 +94,48 @@ type Error = sqlx::Error;
 pub struct Disk {
     connection: SqliteConnection,
     statements: Statements,
+    probe: Probe,
+    /// With so many free bytes, it does not matter how many more could be had.
+    plenty: u64,
+    /// Whether unused pages can be cut off the file. Files of older builds cannot be cut until they are rewritten.
+    can_shrink: bool,
     /// The size limits of the next commits, in pages.
     #[cfg(test)]
     pub page_limits: std::collections::VecDeque<u32>,
 }
 
+/// Returns how many bytes are free on the file system; `None` if that is not known.
+pub struct Probe(Box<dyn Fn() -> Option<u64> + Send + Sync>);
+
+impl Probe {
+    /// Asks the file system that contains this file or folder.
+    pub fn of(path: &Path) -> Self {
+        let path = path.to_owned();
+        Self::new(move || {
+            let system = rustix::fs::statvfs(&path).ok()?;
+            Some(system.f_bavail.saturating_mul(system.f_frsize))
+        })
+    }
+
+    pub fn new(free: impl Fn() -> Option<u64> + Send + Sync + 'static) -> Self {
+        Self(Box::new(free))
+    }
+}
+
+impl fmt::Debug for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Probe")
+    }
+}
+
 impl Disk {
-    pub async fn open(file: &Path) -> Result<(Self, Recovered), Error> {
+    /// Opens or creates the file. `reserve` is the number of free bytes below which the free space must be known exactly.
+    pub async fn open(file: &Path, probe: Probe, reserve: u64) -> Result<(Self, Recovered), Error> {
         let mut connection = SqliteConnectOptions::new()
             .filename(file)
             .create_if_missing(true)
             .locking_mode(SqliteLockingMode::Exclusive)
+            .auto_vacuum(SqliteAutoVacuum::Incremental)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(false)
@@ -109,9 +152,13 @@ impl Disk {
         let mut disk = Self {
             connection,
             statements: Statements::new(),
+            probe,
+            plenty: reserve.saturating_add(UNCOUNTED),
+            can_shrink: false,
             #[cfg(test)]
             page_limits: [].into(),
         };
+        disk.can_shrink = disk.number("PRAGMA auto_vacuum").await? != 0;
         let recovered = disk.recover().await?;
         Ok((disk, recovered))
     }
@@ -306,6 +353,71 @@ impl Disk {
             .await
     }
 
+    /// Returns how many bytes are free for messages: on the file system, and in unused pages of the file. Unused pages
+    /// count only as far as there is as much free space outside the file, because a commit writes to its log first.
+    pub async fn free(&mut self) -> u64 {
+        match (self.probe.0)() {
+            None => return u64::MAX,
+            Some(free) if free >= self.plenty => return free,
+            Some(_) => {}
+        }
+        // The log takes space, and the file has yet to grow by what it contains. If the checkpoint fails, the space is
+        // counted as it is.
+        drop(
+            self.connection
+                .execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                .await,
+        );
+        let free = (self.probe.0)().unwrap_or(u64::MAX);
+        let unused = self.number("PRAGMA freelist_count").await.unwrap_or(0);
+        let unused = unused.unsigned_abs().saturating_mul(PAGE_SIZE);
+        free.saturating_add(unused.min(free))
+    }
+
+    /// Gives some unused pages back to the file system, all but `kept`. Returns whether there are more.
+    pub async fn give_back(&mut self, kept: i64) -> Result<bool, Error> {
+        let unused = self.number("PRAGMA freelist_count").await?;
+        if unused <= kept {
+            return Ok(false);
+        }
+        if !self.can_shrink {
+            return self.rewrite(unused).await;
+        }
+        let pages = (unused - kept).min(GIVEN_BACK_PAGES);
+        let cut = format!("PRAGMA incremental_vacuum({pages})");
+        self.connection.execute(AssertSqlSafe(cut)).await?;
+        let more = unused - pages > kept;
+        if !more {
+            // The file is cut when the log is copied to it.
+            self.connection
+                .execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                .await?;
+        }
+        Ok(more)
+    }
+
+    /// Rewrites a file of an older build without its unused pages, so that they can be cut off from now on. Waits for a
+    /// moment in which the file contains little, because this takes time and space. Older builds can read the new file.
+    async fn rewrite(&mut self, unused: i64) -> Result<bool, Error> {
+        let pages = self.number("PRAGMA page_count").await?;
+        if pages - unused > REWRITTEN_PAGES {
+            return Ok(false);
+        }
+        self.connection
+            .execute(
+                "PRAGMA auto_vacuum = INCREMENTAL; PRAGMA temp_store = MEMORY; VACUUM; PRAGMA wal_checkpoint(TRUNCATE)",
+            )
+            .await?;
+        self.can_shrink = true;
+        Ok(false)
+    }
+
+    async fn number(&mut self, query: &'static str) -> Result<i64, Error> {
+        sqlx::query_scalar(query)
+            .fetch_one(&mut self.connection)
+            .await
+    }
+
     pub async fn close(self) {
         // If the final checkpoint fails, the committed data is still safe in the write-ahead log.
         drop(self.connection.close().await);
@@ -358,6 +470,7 @@ impl Disk {
             pipes,
             last_delayed,
             next_due: self.next_due().await?,
+            free: self.free().await,
         })
     }
 
@@ -471,66 +584,4 @@ fn body(row: &SqliteRow, column: usize) -> Result<Bytes, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn batch_refused_by_a_full_disk_is_committed_whole_later() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("broker.db");
-        let (mut disk, recovered) = Disk::open(&file).await.unwrap();
-        assert!(recovered.pipes.is_empty());
-        disk.limit_pages(20).await;
-        let first = rows_of(1).0;
-        let messages = (1..=100)
-            .map(|position| Message {
-                id: first + position,
-                delivery_count: 0,
-                headers: Headers::default(),
-                body: vec![0; 4000].into(),
-            })
-            .collect();
-        let marks = vec![Mark {
-            number: 1,
-            handed_out: first + 2,
-            stored: 100,
-        }];
-        let mut batch = Batch {
-            pipes: vec![(1, "p".into())],
-            messages,
-            marks,
-            ..Batch::default()
-        };
-        for _ in 0..2 {
-            disk.commit(&mut batch).await.unwrap_err();
-            assert!(
-                disk.page(1, first, 1000, usize::MAX)
-                    .await
-                    .unwrap()
-                    .is_empty()
-            );
-        }
-        disk.limit_pages(10_000).await;
-        disk.commit(&mut batch).await.unwrap();
-        disk.close().await;
-
-        let (mut disk, recovered) = Disk::open(&file).await.unwrap();
-        let [
-            StoredPipe {
-                stored: 100, last, ..
-            },
-        ] = recovered.pipes[..]
-        else {
-            panic!("{recovered:?}")
-        };
-        assert_eq!(last, first + 100);
-        let counts: Vec<u32> = disk
-            .page(1, first, 4, usize::MAX)
-            .await
-            .unwrap()
-            .into_iter()
-            .map(|message| message.delivery_count)
-            .collect();
-        assert_eq!(counts, [1, 1, 0, 0]);
-    }
-}
+mod tests;

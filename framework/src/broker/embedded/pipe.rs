@@ -195,6 +195,11 @@ impl Pipe {
         self.ready.len() as u64 + self.only_on_disk
     }
 
+    /// Returns whether the pipe has consumers.
+    pub fn is_consumed(&self) -> bool {
+        !self.consumers.is_empty()
+    }
+
     /// Adds a consumer.
     pub fn join(&mut self, key: ConsumerKey, prefetch: usize) {
         self.consumers.push_back(Registration {
@@ -215,6 +220,15 @@ impl Pipe {
         self.incoming += 1;
         self.mark.stored += 1;
         self.last
+    }
+
+    /// Forgets the messages that are assigned and not committed. Returns whether there are any.
+    pub fn withdraw(&mut self) -> bool {
+        let incoming = std::mem::take(&mut self.incoming);
+        // The watermark may stay above them: the messages that get their ids are then covered by it already.
+        self.last -= incoming.cast_signed();
+        self.mark.stored -= incoming;
+        incoming > 0
     }
 
     /// Adds a committed message. It is kept in memory if there is room and no older message is only on disk.

@@ -7,22 +7,25 @@
 //! What must stay true:
 //! - There is one commit at a time. A batch that the disk refuses is committed again until it succeeds; nothing of it is
 //!   confirmed, delivered or forgotten before.
+//! - Messages for which the disk has no room wait ([`space`](super::space)), and the rest of their batch is committed
+//!   without them. So what consumers settle is always deleted, which makes room.
 //! - A batch that contains only acknowledgements is written within [`ACK_PATIENCE`].
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::disk::{Batch, Delayed, Disk, Recovered};
+use super::disk::{Delayed, Disk, Recovered};
 use super::pipe::{Bounds, ConsumerKey, Id, Message, Pipe, Settled, pipe_of};
+use super::space::Space;
+use super::work::{Page, PendingBatch, Published, Read, Running, Work, finish, run};
 use super::{Command, WriterSettler};
 use crate::broker::{
     BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler,
@@ -34,15 +37,16 @@ const BATCH_MESSAGES: usize = 4096;
 const BATCH_SETTLED: usize = 16_384;
 const BATCH_BYTES: usize = 16 << 20;
 /// The most that is read from a pipe at a time.
-const PAGE_MESSAGES: usize = 4096;
 const PAGE_BYTES: usize = 8 << 20;
-/// How many delayed messages are moved to their pipes at a time.
-const DUE_MESSAGES: i64 = 1000;
 
 /// How long acknowledgements wait for a commit with other changes.
 const ACK_PATIENCE: Duration = Duration::from_millis(5);
 /// The delay before a refused batch is committed again.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
+/// How long after a deletion unused space is given back to the file system. Until then, new messages may need it.
+const GIVE_BACK_DELAY: Duration = Duration::from_secs(5);
+/// The number of unused pages that the file keeps for new messages. The size of a page is 4096 bytes.
+const KEPT_PAGES: i64 = 4096;
 /// The longest sleep. Delays are measured by the wall clock, which may jump, so it is read again after this time.
 const LONGEST_SLEEP: Duration = Duration::from_mins(1);
 
@@ -66,40 +70,17 @@ pub struct Writer {
     last_delayed: i64,
     /// When the next delayed message is due, in milliseconds since 1970.
     next_due: Option<i64>,
+    space: Space,
+    /// Messages that wait for space, in the order in which they were published.
+    waiting: VecDeque<Published>,
+    /// The numbers of their pipes.
+    waiting_for: HashSet<i64>,
+    /// When to look at the free space again.
+    look_at: Option<Instant>,
+    /// When to give unused space back to the file system.
+    give_back_at: Option<Instant>,
     closing: bool,
 }
-
-/// A batch, and the confirms to resolve when it is committed.
-#[derive(Default)]
-struct PendingBatch {
-    batch: Batch,
-    /// The total size of the published bodies.
-    bytes: usize,
-    confirmers: Vec<Confirmer>,
-}
-
-/// A commit, and what to read after it.
-struct Work {
-    pending: PendingBatch,
-    touched: BTreeSet<usize>,
-    /// The pages to read: the number of the pipe, and the id after which the page starts.
-    pages: Vec<(i64, Id)>,
-    /// Read the delayed messages that are due at this time, in milliseconds since 1970.
-    due: Option<i64>,
-    /// Whether the batch is committed. If a later read fails, only the reads are repeated.
-    committed: bool,
-}
-
-/// What was read after a commit.
-#[derive(Default)]
-struct Read {
-    pages: Vec<(i64, Vec<Message>)>,
-    due: Vec<Delayed>,
-    next_due: Option<i64>,
-}
-
-/// The work in progress. Returns the disk and the work, so that failed work can be repeated.
-type Running = BoxFuture<'static, (Disk, Work, Result<Read, sqlx::Error>)>;
 
 impl Writer {
     pub fn new(
@@ -107,12 +88,15 @@ impl Writer {
         state: watch::Sender<BrokerState>,
         recovered: Recovered,
         bounds: Bounds,
+        reserve: u64,
     ) -> Self {
         let Recovered {
             pipes,
             last_delayed,
             next_due,
+            free,
         } = recovered;
+        let now = Instant::now();
         let pipes: Vec<Pipe> = pipes
             .into_iter()
             .map(|stored| Pipe::from_disk(stored, bounds))
@@ -135,6 +119,11 @@ impl Writer {
             settled_since: None,
             last_delayed,
             next_due,
+            space: Space::new(reserve, free),
+            waiting: VecDeque::new(),
+            waiting_for: HashSet::new(),
+            look_at: Some(now),
+            give_back_at: Some(now + GIVE_BACK_DELAY),
             closing: false,
         }
     }
@@ -153,7 +142,7 @@ impl Writer {
         loop {
             if let Some(disk) = idle.take() {
                 match self.work() {
-                    Some(work) => running = Some(run(disk, work).boxed()),
+                    Some(work) => running = Some(run(disk, work, Duration::ZERO).boxed()),
                     None if self.closing => {
                         disk.close().await;
                         break;
@@ -171,9 +160,10 @@ impl Writer {
                             self.finished(work, read);
                             idle = Some(disk);
                         }
-                        // Dropping the work resolves its confirms to `Closed`.
-                        Err(_) if self.closing => break,
-                        Err(error) => running = Some(self.retry(disk, work, &error)),
+                        Err(error) => match self.refused(work, &error) {
+                            Some((work, delay)) => running = Some(run(disk, work, delay).boxed()),
+                            None => break,
+                        },
                     }
                 }
                 count = commands.recv_many(&mut received, BATCH_MESSAGES), if !self.closing && !self.is_full() => {
@@ -245,18 +235,51 @@ impl Writer {
             delay,
         } = message;
         let index = self.index(pipe);
-        self.next.bytes += body.len();
-        self.next.confirmers.push(confirmer);
-        let Some(delay) = delay else {
+        // The clock has a resolution of milliseconds. Without one more, the message could be delivered too early.
+        let due = delay.map(|delay| {
+            now_millis()
+                .saturating_add(i64::try_from(delay.as_millis()).unwrap_or(i64::MAX))
+                .saturating_add(1)
+        });
+        self.store_or_wait(Published {
+            pipe: number_of(index),
+            headers,
+            body,
+            due,
+            confirmer,
+        });
+    }
+
+    /// Adds a message to the next batch if the disk has room for it and no older message of its pipe waits for room.
+    fn store_or_wait(&mut self, message: Published) {
+        let index = index_of(message.pipe);
+        let bytes = size(&message.body);
+        let is_consumed = self.pipes[index].is_consumed();
+        if self.waiting_for.contains(&message.pipe)
+            || !self
+                .space
+                .admit(index, is_consumed, bytes as u64, Instant::now())
+        {
+            self.waiting_for.insert(message.pipe);
+            self.waiting.push_back(message);
+            self.look_at.get_or_insert_with(Instant::now);
+            return;
+        }
+        self.next.bytes += bytes;
+        let Published {
+            pipe,
+            headers,
+            body,
+            due,
+            confirmer,
+        } = message;
+        let Some(due) = due else {
+            self.next.confirmers.push(Some(confirmer));
             return self.append(index, headers, body);
         };
         self.last_delayed += 1;
-        // The clock has a resolution of milliseconds. Without one more, the message could be delivered too early.
-        let due = now_millis()
-            .saturating_add(i64::try_from(delay.as_millis()).unwrap_or(i64::MAX))
-            .saturating_add(1);
         self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
-        let pipe = self.pipes[index].number();
+        self.next.delayed_confirmers.push(confirmer);
         self.next.batch.delayed.push(Delayed {
             id: self.last_delayed,
             due,
@@ -264,6 +287,19 @@ impl Writer {
             headers,
             body,
         });
+    }
+
+    /// Stores the messages that wait, as far as there is room for them now.
+    fn store_waiting(&mut self) {
+        self.waiting_for.clear();
+        for message in std::mem::take(&mut self.waiting) {
+            if self.is_full() {
+                self.waiting_for.insert(message.pipe);
+                self.waiting.push_back(message);
+            } else {
+                self.store_or_wait(message);
+            }
+        }
     }
 
     /// Adds a message to the next batch, at the tail of its pipe.
@@ -286,6 +322,7 @@ impl Writer {
         match pipe.settle(id, settlement) {
             Settled::Unknown => return,
             Settled::Done => {
+                self.space.settled(index);
                 self.next.batch.settled.push(id);
                 self.settled_since.get_or_insert_with(Instant::now);
             }
@@ -314,6 +351,7 @@ impl Writer {
     fn close(&mut self) {
         self.closing = true;
         self.consumers.clear();
+        self.waiting.clear();
         for (index, pipe) in self.pipes.iter_mut().enumerate() {
             self.next.batch.returned.extend(pipe.close());
             self.touched.insert(index);
@@ -337,13 +375,22 @@ impl Writer {
                     .is_some_and(|sender| !sender.is_closed())
             });
             urgent |= pipe.raise_watermark() || self.closing && pipe.unwritten_mark().is_some();
-            pages.extend(pipe.wants_page().map(|after| (pipe.number(), after)));
+            pages.extend(pipe.wants_page().map(|after| Page {
+                number: pipe.number(),
+                after,
+                bytes: PAGE_BYTES,
+            }));
         }
+        let now = Instant::now();
         let due = self
             .next_due
             .map(|_| now_millis())
-            .filter(|now| self.next_due <= Some(*now) && !self.closing);
-        if !urgent && pages.is_empty() && due.is_none() {
+            .filter(|now_millis| self.next_due <= Some(*now_millis))
+            .filter(|_| !self.closing && !self.space.is_refusing(now));
+        let looks = self.look_at.is_some_and(|at| at <= now) && !self.closing;
+        let may_give_back = self.give_back_at.is_some_and(|at| at <= now) && !self.closing;
+        let is_needed = urgent || !pages.is_empty() || due.is_some();
+        if !is_needed && !looks && !may_give_back {
             return None;
         }
         if due.is_some() {
@@ -356,23 +403,45 @@ impl Writer {
                 .filter_map(|index| self.pipes[*index].unwritten_mark()),
         );
         self.settled_since = None;
+        self.look_at = None;
+        // Space is given back when there is nothing else to do, or when other work would have to wait for space.
+        let is_short = self.space.shortage().is_some();
+        let give_back = (may_give_back && (!is_needed || is_short)).then_some(if is_short {
+            0
+        } else {
+            KEPT_PAGES
+        });
+        if !self.next.batch.settled.is_empty() {
+            let delay = if is_short {
+                RETRY_DELAY
+            } else {
+                GIVE_BACK_DELAY
+            };
+            self.give_back_at.get_or_insert(now + delay);
+        }
         Some(Work {
             pending: std::mem::take(&mut self.next),
             touched,
             pages,
             due,
+            give_back,
             committed: false,
         })
     }
 
     /// Returns when there will be work even if no command is received.
     fn wake(&self) -> Option<Instant> {
+        let now = Instant::now();
         let due = self.next_due.map(|due| {
             let wait = Duration::from_millis((due - now_millis()).max(0).unsigned_abs());
-            Instant::now() + wait.min(LONGEST_SLEEP)
+            let due = now + wait.min(LONGEST_SLEEP);
+            due.max(self.space.refuses_until().unwrap_or(due))
         });
         let acks = self.settled_since.map(|since| since + ACK_PATIENCE);
-        due.into_iter().chain(acks).min()
+        [due, acks, self.look_at, self.give_back_at]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn is_full(&self) -> bool {
@@ -384,17 +453,18 @@ impl Writer {
 
     /// Applies completed work: informs the pipes, delivers messages and resolves confirms.
     fn finished(&mut self, work: Work, read: Read) {
-        if *self.state.borrow() != BrokerState::Connected {
-            tracing::info!("the embedded broker can write to its disk again");
-            self.state.send_replace(BrokerState::Connected);
-        }
         let Work {
-            pending: PendingBatch {
-                batch, confirmers, ..
-            },
+            pending,
             touched,
+            give_back,
             ..
         } = work;
+        let PendingBatch {
+            batch,
+            bytes,
+            confirmers,
+            delayed_confirmers,
+        } = pending;
         for mark in batch.marks {
             self.pipes[index_of(mark.number)].marked(mark);
         }
@@ -404,17 +474,57 @@ impl Writer {
         for message in batch.returned {
             self.pipes[index_of(pipe_of(message.id))].requeue(message);
         }
-        for (number, page) in read.pages {
-            self.pipes[index_of(number)].loaded(page);
+        for (page, messages) in read.pages {
+            self.pipes[index_of(page.number)].loaded(messages);
         }
         for index in &touched {
             self.hand_out(*index);
         }
-        for confirmer in confirmers {
+        for confirmer in confirmers.into_iter().flatten().chain(delayed_confirmers) {
             confirmer.resolve(Ok(()));
         }
         self.touched.extend(touched);
         self.release(read.due, read.next_due);
+        self.space.stored(bytes as u64);
+        self.use_space(read.free);
+        if give_back.is_some() {
+            self.give_back_at = read.more_to_give_back.then(Instant::now);
+        }
+    }
+
+    /// Stores messages that wait, if there is room for them, and shows in the state whether others wait.
+    fn use_space(&mut self, free: u64) {
+        let now = Instant::now();
+        if self.waiting.is_empty() {
+            self.space.nothing_waits(now);
+        }
+        self.space.counted(free, self.next.bytes as u64);
+        self.store_waiting();
+        self.show_state(now);
+    }
+
+    /// Shows in the state and the log whether messages wait for space.
+    fn show_state(&mut self, now: Instant) {
+        self.look_at = self.space.look_at(now);
+        let was_blocked = *self.state.borrow() != BrokerState::Connected;
+        match self.space.shortage() {
+            Some(_) if was_blocked => {}
+            Some(reason) => {
+                tracing::error!(
+                    reason,
+                    "the embedded broker takes no messages for now; they wait until the disk has room for them"
+                );
+                self.state
+                    .send_replace(BrokerState::Blocked(reason.to_owned()));
+                // What consumers have settled before is deleted, and its space is needed now.
+                self.give_back_at = Some(now);
+            }
+            None if was_blocked => {
+                tracing::info!("the embedded broker takes messages again");
+                self.state.send_replace(BrokerState::Connected);
+            }
+            None => {}
+        }
     }
 
     /// Appends the delayed messages whose delay is over to their pipes.
@@ -429,7 +539,8 @@ impl Writer {
         } in due
         {
             self.next.batch.released.push(id);
-            self.next.bytes += body.len();
+            self.next.bytes += size(&body);
+            self.next.confirmers.push(None);
             self.append(index_of(pipe), headers, body);
         }
     }
@@ -466,56 +577,55 @@ impl Writer {
         }
     }
 
-    /// Reports the error in the state and the log, and repeats the work after a delay.
-    fn retry(&self, disk: Disk, work: Work, error: &sqlx::Error) -> Running {
+    /// Decides how refused work goes on: the messages of its batch wait for space, and the rest is tried again, at once
+    /// if it has become less. Returns `None` if the broker is closing and can do no more.
+    fn refused(&mut self, mut work: Work, error: &sqlx::Error) -> Option<(Work, Duration)> {
+        let now = Instant::now();
         let reason = error.to_string();
-        let is_new = *self.state.borrow() != BrokerState::Blocked(reason.clone());
-        if is_new {
-            tracing::error!(error = %reason, "the embedded broker cannot write to its disk; retrying until it can");
-            self.state.send_replace(BrokerState::Blocked(reason));
+        let bytes = work.pending.bytes;
+        let withdraws = !work.committed && work.pending.has_messages();
+        if withdraws {
+            self.withdraw(&mut work);
+        } else if self.closing {
+            return None;
         }
-        async move {
-            tokio::time::sleep(RETRY_DELAY).await;
-            run(disk, work).await
+        self.space.refused(bytes as u64, reason, now);
+        self.show_state(now);
+        Some((
+            work,
+            if withdraws {
+                Duration::ZERO
+            } else {
+                RETRY_DELAY
+            },
+        ))
+    }
+
+    /// Takes the messages out of a refused batch and out of the next one. They wait for space before those that wait
+    /// already. Dropping them instead, when the broker is closing, resolves their confirms to `Closed`.
+    fn withdraw(&mut self, work: &mut Work) {
+        for mark in &mut work.pending.batch.marks {
+            let messages = work.pending.batch.messages.iter();
+            let of_pipe = messages.filter(|message| pipe_of(message.id) == mark.number);
+            mark.stored -= of_pipe.count() as u64;
         }
-        .boxed()
-    }
-}
-
-async fn run(mut disk: Disk, mut work: Work) -> (Disk, Work, Result<Read, sqlx::Error>) {
-    let read = attempt(&mut disk, &mut work).await;
-    (disk, work, read)
-}
-
-async fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, sqlx::Error> {
-    let batch = &mut work.pending.batch;
-    // A committed batch must not be committed again when a read after it has failed.
-    if !work.committed && !batch.is_empty() {
-        disk.commit(batch).await?;
-    }
-    work.committed = true;
-    let mut read = Read::default();
-    for (number, after) in &work.pages {
-        read.pages.push((
-            *number,
-            disk.page(*number, *after, PAGE_MESSAGES, PAGE_BYTES)
-                .await?,
-        ));
-    }
-    if let Some(now) = work.due {
-        read.due = disk.due(now, DUE_MESSAGES).await?;
-    }
-    // Due messages that were just read are still in the table. After the commit that moves them, this is read again.
-    if read.due.is_empty() && (work.due.is_some() || !batch.released.is_empty()) {
-        read.next_due = disk.next_due().await?;
-    }
-    Ok(read)
-}
-
-async fn finish(running: &mut Option<Running>) -> (Disk, Work, Result<Read, sqlx::Error>) {
-    match running {
-        Some(running) => running.await,
-        None => std::future::pending().await,
+        if !work.pending.batch.released.is_empty() || !self.next.batch.released.is_empty() {
+            self.next_due = Some(now_millis());
+        }
+        let mut withdrawn = work.pending.withdraw();
+        withdrawn.extend(self.next.withdraw());
+        for (index, pipe) in self.pipes.iter_mut().enumerate() {
+            if pipe.withdraw() {
+                self.touched.insert(index);
+            }
+        }
+        if self.closing {
+            return;
+        }
+        self.waiting_for
+            .extend(withdrawn.iter().map(|message| message.pipe));
+        let waiting = std::mem::take(&mut self.waiting);
+        self.waiting = withdrawn.into_iter().chain(waiting).collect();
     }
 }
 
@@ -532,56 +642,14 @@ fn number_of(index: usize) -> i64 {
     i64::try_from(index).unwrap_or(i64::MAX - 1) + 1
 }
 
+/// Returns about how many bytes of the disk a message needs.
+fn size(body: &Bytes) -> usize {
+    body.len() + body.len() / 8 + 128
+}
+
 fn now_millis() -> i64 {
     Clock::system().now_millis()
 }
 
 #[cfg(test)]
-mod tests {
-    use tokio::time::timeout;
-    use tokio_util::task::TaskTracker;
-
-    use super::*;
-    use crate::broker::Confirm;
-
-    /// Longer than two retries of a commit.
-    const LIMIT: Duration = Duration::from_secs(30);
-
-    #[tokio::test]
-    async fn refused_commit_is_retried_until_it_succeeds() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("broker.db");
-        let lock = File::create(folder.path().join("lock")).unwrap();
-        let (mut disk, recovered) = Disk::open(&file).await.unwrap();
-        // The disk is full for two commits, then has room.
-        disk.page_limits = [1, 1, 10_000].into();
-        let (commands, received) = mpsc::unbounded_channel();
-        let (sender, mut state) = watch::channel(BrokerState::Connected);
-        let writer = Writer::new(commands.downgrade(), sender, recovered, Bounds::default());
-        let tasks = TaskTracker::new();
-        tasks.spawn(writer.run(disk, received, CancellationToken::new(), lock));
-
-        let (confirmer, confirm) = Confirm::pair();
-        let message = Outgoing::new("pipe", vec![0; 100_000]);
-        let publish = Command::Publish(message, confirmer);
-        assert!(commands.send(publish).is_ok());
-        let blocked = timeout(
-            LIMIT,
-            state.wait_for(|state| matches!(state, BrokerState::Blocked(_))),
-        );
-        assert!(matches!(blocked.await, Ok(Ok(_))), "the disk was full");
-        let result = timeout(LIMIT, confirm).await.expect("no confirm");
-        result.expect("the message is stored");
-        assert_eq!(*state.borrow(), BrokerState::Connected);
-
-        assert!(commands.send(Command::Close).is_ok());
-        timeout(LIMIT, async {
-            tasks.close();
-            tasks.wait().await;
-        })
-        .await
-        .expect("the writer did not end");
-        let (_, recovered) = Disk::open(&file).await.unwrap();
-        assert_eq!(recovered.pipes[0].stored, 1);
-    }
-}
+mod tests;

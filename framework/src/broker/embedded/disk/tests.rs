@@ -1,0 +1,121 @@
+//! The file on a full disk, and its size.
+
+use super::*;
+
+#[tokio::test]
+async fn batch_refused_by_a_full_disk_is_committed_whole_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("broker.db");
+    let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0).await.unwrap();
+    assert!(recovered.pipes.is_empty());
+    disk.limit_pages(20).await;
+    let first = rows_of(1).0;
+    let messages = (1..=100)
+        .map(|position| Message {
+            id: first + position,
+            delivery_count: 0,
+            headers: Headers::default(),
+            body: vec![0; 4000].into(),
+        })
+        .collect();
+    let marks = vec![Mark {
+        number: 1,
+        handed_out: first + 2,
+        stored: 100,
+    }];
+    let mut batch = Batch {
+        pipes: vec![(1, "p".into())],
+        messages,
+        marks,
+        ..Batch::default()
+    };
+    for _ in 0..2 {
+        disk.commit(&mut batch).await.unwrap_err();
+        assert!(
+            disk.page(1, first, 1000, usize::MAX)
+                .await
+                .unwrap()
+                .is_empty()
+        );
+    }
+    disk.limit_pages(10_000).await;
+    disk.commit(&mut batch).await.unwrap();
+    disk.close().await;
+
+    let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0).await.unwrap();
+    let [
+        StoredPipe {
+            stored: 100, last, ..
+        },
+    ] = recovered.pipes[..]
+    else {
+        panic!("{recovered:?}")
+    };
+    assert_eq!(last, first + 100);
+    let counts: Vec<u32> = disk
+        .page(1, first, 4, usize::MAX)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|message| message.delivery_count)
+        .collect();
+    assert_eq!(counts, [1, 1, 0, 0]);
+}
+
+/// Stores 8 MB of messages, deletes them, and gives back all that can be given back.
+async fn store_and_delete(disk: &mut Disk) {
+    let first = rows_of(1).0;
+    let messages: Vec<Message> = (1..=512)
+        .map(|position| Message {
+            id: first + position,
+            delivery_count: 0,
+            headers: Headers::default(),
+            body: vec![0; 16_000].into(),
+        })
+        .collect();
+    let mut batch = Batch {
+        settled: Vec::new(),
+        messages,
+        ..Batch::default()
+    };
+    disk.commit(&mut batch).await.unwrap();
+    let mut batch = Batch {
+        settled: batch.messages.iter().map(|message| message.id).collect(),
+        ..Batch::default()
+    };
+    disk.commit(&mut batch).await.unwrap();
+    while disk.give_back(0).await.unwrap() {}
+}
+
+fn size(file: &Path) -> u64 {
+    std::fs::metadata(file).unwrap().len()
+}
+
+#[tokio::test]
+async fn space_of_deleted_messages_is_given_back_to_the_file_system() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("broker.db");
+    let (mut disk, _) = Disk::open(&file, Probe::of(&file), 0).await.unwrap();
+    store_and_delete(&mut disk).await;
+    assert!(size(&file) < 100_000, "{}", size(&file));
+}
+
+#[tokio::test]
+async fn file_of_an_older_build_shrinks_once_it_contains_little() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("broker.db");
+    let mut older = SqliteConnectOptions::new()
+        .filename(&file)
+        .create_if_missing(true)
+        .connect()
+        .await
+        .unwrap();
+    older.execute(SCHEMA).await.unwrap();
+    older.close().await.unwrap();
+    for _ in 0..2 {
+        let (mut disk, _) = Disk::open(&file, Probe::of(&file), 0).await.unwrap();
+        store_and_delete(&mut disk).await;
+        assert!(size(&file) < 100_000, "{}", size(&file));
+        disk.close().await;
+    }
+}

@@ -1,0 +1,165 @@
+//! One commit and what is read after it, carried out while the writer collects the next commands.
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::disk::{Batch, Delayed, Disk};
+use super::pipe::{Id, Message, pipe_of};
+use crate::broker::{Confirmer, Headers};
+
+/// The most that is read from a pipe at a time.
+const PAGE_MESSAGES: usize = 4096;
+/// How many delayed messages are moved to their pipes at a time.
+const DUE_MESSAGES: i64 = 1000;
+
+/// A batch, and the confirms to resolve when it is committed.
+#[derive(Default)]
+pub struct PendingBatch {
+    pub batch: Batch,
+    /// The total size of the published messages.
+    pub bytes: usize,
+    /// One for each message of the batch. A message whose delay is over has none.
+    pub confirmers: Vec<Option<Confirmer>>,
+    /// One for each delayed message of the batch.
+    pub delayed_confirmers: Vec<Confirmer>,
+}
+
+/// A published message that is not stored yet.
+pub struct Published {
+    /// The number of its pipe.
+    pub pipe: i64,
+    pub headers: Headers,
+    pub body: Bytes,
+    /// When it is due, in milliseconds since 1970, if it is delayed.
+    pub due: Option<i64>,
+    pub confirmer: Confirmer,
+}
+
+/// A commit, and what to read after it.
+pub struct Work {
+    pub pending: PendingBatch,
+    /// The pipes that the commit changes, by index.
+    pub touched: BTreeSet<usize>,
+    /// The pages to read.
+    pub pages: Vec<Page>,
+    /// Read the delayed messages that are due at this time, in milliseconds since 1970.
+    pub due: Option<i64>,
+    /// Give unused space back to the file system, except for this number of pages.
+    pub give_back: Option<i64>,
+    /// Whether the batch is committed. If a later read fails, only the reads are repeated.
+    pub committed: bool,
+}
+
+/// A part of a pipe.
+#[derive(Debug, Clone, Copy)]
+pub struct Page {
+    /// The number of the pipe.
+    pub number: i64,
+    /// The id after which it starts.
+    pub after: Id,
+    /// The total size of the bodies after which it ends.
+    pub bytes: usize,
+}
+
+/// What was read after a commit.
+#[derive(Default)]
+pub struct Read {
+    pub pages: Vec<(Page, Vec<Message>)>,
+    pub due: Vec<Delayed>,
+    pub next_due: Option<i64>,
+    /// How many bytes are free on the disk.
+    pub free: u64,
+    /// Whether more space can be given back.
+    pub more_to_give_back: bool,
+}
+
+/// The work in progress. Returns the disk and the work, so that failed work can be repeated.
+pub type Running = BoxFuture<'static, (Disk, Work, Result<Read, sqlx::Error>)>;
+
+impl PendingBatch {
+    /// Takes all messages out of the batch. Messages whose delay is over are only forgotten: they are on the disk still.
+    pub fn withdraw(&mut self) -> Vec<Published> {
+        self.bytes = 0;
+        self.batch.released.clear();
+        let messages = std::mem::take(&mut self.batch.messages).into_iter();
+        let confirmers = std::mem::take(&mut self.confirmers);
+        let at_once = messages.zip(confirmers).filter_map(|(message, confirmer)| {
+            Some(Published {
+                pipe: pipe_of(message.id),
+                headers: message.headers,
+                body: message.body,
+                due: None,
+                confirmer: confirmer?,
+            })
+        });
+        let delayed = std::mem::take(&mut self.batch.delayed).into_iter();
+        let confirmers = std::mem::take(&mut self.delayed_confirmers);
+        let delayed = delayed
+            .zip(confirmers)
+            .map(|(delayed, confirmer)| Published {
+                pipe: delayed.pipe,
+                headers: delayed.headers,
+                body: delayed.body,
+                due: Some(delayed.due),
+                confirmer,
+            });
+        at_once.chain(delayed).collect()
+    }
+
+    /// Returns whether the batch stores messages.
+    pub fn has_messages(&self) -> bool {
+        !self.batch.messages.is_empty() || !self.batch.delayed.is_empty()
+    }
+}
+
+/// Carries out the work after a delay.
+pub async fn run(
+    mut disk: Disk,
+    mut work: Work,
+    delay: Duration,
+) -> (Disk, Work, Result<Read, sqlx::Error>) {
+    if !delay.is_zero() {
+        tokio::time::sleep(delay).await;
+    }
+    let read = attempt(&mut disk, &mut work).await;
+    (disk, work, read)
+}
+
+async fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, sqlx::Error> {
+    let batch = &mut work.pending.batch;
+    // A committed batch must not be committed again when a read after it has failed.
+    if !work.committed && !batch.is_empty() {
+        disk.commit(batch).await?;
+    }
+    work.committed = true;
+    let mut read = Read::default();
+    for page in &work.pages {
+        let messages = disk
+            .page(page.number, page.after, PAGE_MESSAGES, page.bytes)
+            .await?;
+        read.pages.push((*page, messages));
+    }
+    if let Some(now) = work.due {
+        read.due = disk.due(now, DUE_MESSAGES).await?;
+    }
+    // Due messages that were just read are still in the table. After the commit that moves them, this is read again.
+    if read.due.is_empty() && (work.due.is_some() || !batch.released.is_empty()) {
+        read.next_due = disk.next_due().await?;
+    }
+    if let Some(kept) = work.give_back {
+        // A full disk may refuse even this. Deletions to come give another chance.
+        read.more_to_give_back = disk.give_back(kept).await.unwrap_or(false);
+    }
+    read.free = disk.free().await;
+    Ok(read)
+}
+
+/// Waits for the work in progress, or for ever.
+pub async fn finish(running: &mut Option<Running>) -> (Disk, Work, Result<Read, sqlx::Error>) {
+    match running {
+        Some(running) => running.await,
+        None => std::future::pending().await,
+    }
+}

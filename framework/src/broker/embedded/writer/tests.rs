@@ -1,0 +1,174 @@
+//! The writer on a disk that is full or short of space.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tempfile::TempDir;
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
+
+use super::*;
+use crate::broker::embedded::disk::Probe;
+use crate::broker::{Confirm, Consumer};
+
+/// Longer than a few retries of a commit.
+const LIMIT: Duration = Duration::from_secs(30);
+const RESERVE: u64 = 1 << 20;
+
+/// A writer on a file in a folder of its own.
+struct TestWriter {
+    folder: TempDir,
+    commands: mpsc::UnboundedSender<Command>,
+    state: watch::Receiver<BrokerState>,
+    tasks: TaskTracker,
+    /// What the file system is said to have free.
+    free: Arc<AtomicU64>,
+}
+
+impl TestWriter {
+    /// Starts a writer. The file is limited to these numbers of pages, one for each commit; the last one stays.
+    async fn start(page_limits: &[u32]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = File::create(folder.path().join("lock")).unwrap();
+        let free = Arc::new(AtomicU64::new(1 << 40));
+        let probed = Arc::clone(&free);
+        let probe = Probe::new(move || Some(probed.load(Ordering::SeqCst)));
+        let file = folder.path().join("broker.db");
+        let (mut disk, recovered) = Disk::open(&file, probe, RESERVE).await.unwrap();
+        disk.page_limits = page_limits.to_vec().into();
+        let (commands, received) = mpsc::unbounded_channel();
+        let (sender, state) = watch::channel(BrokerState::Connected);
+        let bounds = Bounds::default();
+        let writer = Writer::new(commands.downgrade(), sender, recovered, bounds, RESERVE);
+        let tasks = TaskTracker::new();
+        tasks.spawn(writer.run(disk, received, CancellationToken::new(), lock));
+        Self {
+            folder,
+            commands,
+            state,
+            tasks,
+            free,
+        }
+    }
+
+    fn publish(&self, pipe: &str, body: Vec<u8>) -> Confirm {
+        let (confirmer, confirm) = Confirm::pair();
+        let publish = Command::Publish(Outgoing::new(pipe, body), confirmer);
+        assert!(self.commands.send(publish).is_ok());
+        confirm
+    }
+
+    async fn consume(&self, pipe: &str) -> Consumer {
+        let (reply, consumer) = oneshot::channel();
+        let consume = Command::Consume {
+            pipe: pipe.into(),
+            prefetch: 10,
+            reply,
+        };
+        assert!(self.commands.send(consume).is_ok());
+        consumer.await.unwrap()
+    }
+
+    async fn blocked(&mut self) -> String {
+        let blocked = self
+            .state
+            .wait_for(|state| matches!(state, BrokerState::Blocked(_)));
+        let state = timeout(LIMIT, blocked).await.expect("publishing goes on");
+        match &*state.unwrap() {
+            BrokerState::Blocked(reason) => reason.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn connected(&mut self) {
+        let connected = self
+            .state
+            .wait_for(|state| *state == BrokerState::Connected);
+        timeout(LIMIT, connected)
+            .await
+            .expect("still blocked")
+            .unwrap();
+    }
+
+    /// Closes the broker, and returns how many messages the file contains.
+    async fn close(self) -> u64 {
+        assert!(self.commands.send(Command::Close).is_ok());
+        self.tasks.close();
+        timeout(LIMIT, self.tasks.wait()).await.expect("no end");
+        let file = self.folder.path().join("broker.db");
+        let (_, recovered) = Disk::open(&file, Probe::of(&file), 0).await.unwrap();
+        recovered.pipes.iter().map(|pipe| pipe.stored).sum()
+    }
+}
+
+async fn stored(confirm: Confirm) {
+    let result = timeout(LIMIT, confirm).await.expect("no confirm");
+    result.expect("the message is stored");
+}
+
+async fn next(consumer: &mut Consumer) -> Delivery {
+    let next = timeout(LIMIT, consumer.next()).await;
+    next.expect("no delivery").expect("the consumer has ended")
+}
+
+#[tokio::test]
+async fn refused_commit_is_retried_until_it_succeeds() {
+    // The disk is full for two commits, then has room.
+    let mut writer = TestWriter::start(&[1, 1, 10_000]).await;
+    let confirm = writer.publish("pipe", vec![0; 100_000]);
+    writer.blocked().await;
+    stored(confirm).await;
+    writer.connected().await;
+    assert_eq!(writer.close().await, 1);
+}
+
+#[tokio::test]
+async fn full_disk_heals_when_consumers_settle() {
+    let mut writer = TestWriter::start(&[100]).await;
+    let mut consumer = writer.consume("pipe").await;
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        stored(writer.publish("pipe", vec![1; 100_000])).await;
+        held.push(next(&mut consumer).await);
+    }
+    // The small one would fit, but must not overtake the other.
+    let waiting = [vec![2; 200_000], vec![3]].map(|body| writer.publish("pipe", body));
+    writer.blocked().await;
+    held.into_iter().for_each(Delivery::ack);
+    for confirm in waiting {
+        stored(confirm).await;
+    }
+    for byte in [2, 3] {
+        let delivery = next(&mut consumer).await;
+        assert_eq!(delivery.body[0], byte);
+        delivery.ack();
+    }
+    writer.connected().await;
+    assert_eq!(writer.close().await, 0);
+}
+
+#[tokio::test]
+async fn publishing_waits_for_the_reserve_except_where_consumers_keep_up() {
+    let mut writer = TestWriter::start(&[]).await;
+    let mut consumer = writer.consume("consumed").await;
+    writer.free.store(RESERVE + 1000, Ordering::SeqCst);
+    stored(writer.publish("consumed", vec![0])).await;
+    let mut waits = writer.publish("deep", vec![0; 10_000]);
+    let reason = writer.blocked().await;
+    assert!(reason.contains("1048576 bytes"), "{reason}");
+    stored(writer.publish("consumed", vec![0; 10_000])).await;
+    assert!((&mut waits).now_or_never().is_none(), "it took the reserve");
+
+    // Less than half of the reserve is free, so that nothing fits.
+    writer.free.store(RESERVE / 4, Ordering::SeqCst);
+    for _ in 0..2 {
+        next(&mut consumer).await.ack();
+    }
+    let mut also_waits = writer.publish("consumed", vec![0]);
+    assert!((&mut also_waits).now_or_never().is_none());
+
+    writer.free.store(1 << 40, Ordering::SeqCst);
+    stored(waits).await;
+    stored(also_waits).await;
+    writer.connected().await;
+    assert_eq!(writer.close().await, 2);
+}
