@@ -4,6 +4,7 @@
 
 mod options;
 mod roles;
+mod sweep;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -101,7 +102,7 @@ impl Stack {
     pub async fn start(self) -> Result<Running, StackError> {
         let Self { options, workers } = self;
         // The embedded broker locks the folder: a second process must not touch anything in it.
-        let broker = open_broker(&options).await?;
+        let (broker, embedded) = open_broker(&options).await?;
         let store = open_store(&options).await?;
         // A worker that is the only role binds the address itself, for its health endpoint.
         let listener = if options.serves_jobs() {
@@ -130,11 +131,15 @@ impl Stack {
             ends,
         };
         running.start_roles(&options, workers, listener);
+        running.start_sweep(embedded);
         Ok(running)
     }
 }
 
-async fn open_broker(options: &StackOptions) -> Result<Arc<dyn Broker>, StackError> {
+/// Opens the broker. Returns it once more if it is embedded.
+async fn open_broker(
+    options: &StackOptions,
+) -> Result<(Arc<dyn Broker>, Option<Arc<Embedded>>), StackError> {
     if options.broker.is_none() || options.database.is_none() {
         tokio::fs::create_dir_all(&options.data)
             .await
@@ -143,10 +148,11 @@ async fn open_broker(options: &StackOptions) -> Result<Arc<dyn Broker>, StackErr
                 reason,
             })?;
     }
-    Ok(match options.amqp() {
-        Some(amqp) => Arc::new(Amqp::connect(amqp)?),
-        None => Arc::new(Embedded::open_with(&options.data, options.embedded).await?),
-    })
+    if let Some(amqp) = options.amqp() {
+        return Ok((Arc::new(Amqp::connect(amqp)?), None));
+    }
+    let embedded = Arc::new(Embedded::open_with(&options.data, options.embedded).await?);
+    Ok((Arc::clone(&embedded) as Arc<dyn Broker>, Some(embedded)))
 }
 
 async fn open_store(options: &StackOptions) -> Result<Option<Store>, StackError> {
@@ -204,6 +210,13 @@ impl Running {
                 Role::TrackingWorker => self.start_tracking_worker(options),
                 Role::ExampleWorker => self.start_example_worker(options),
             }
+        }
+    }
+
+    fn start_sweep(&self, embedded: Option<Arc<Embedded>>) {
+        if let (Some(embedded), Some(store)) = (embedded, self.store.clone()) {
+            let role = sweep::sweep(embedded, store, self.service.token());
+            self.service.run("sweep", role);
         }
     }
 

@@ -11,6 +11,7 @@
 mod disk;
 mod pipe;
 mod space;
+mod sweep;
 mod work;
 mod writer;
 
@@ -23,12 +24,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use self::disk::{Disk, Probe};
-use self::pipe::{Bounds, Id};
+use self::pipe::{Bounds, Id, Message};
+pub use self::sweep::{Fate, MessageJob};
+use self::work::Page;
 use self::writer::Writer;
 use super::local_fanout::LocalFanout;
 use super::{
@@ -48,6 +51,8 @@ pub struct Embedded {
     state: watch::Receiver<BrokerState>,
     tasks: TaskTracker,
     announcements: LocalFanout,
+    /// Held by the sweep that is under way.
+    sweep: Mutex<()>,
     _end: DropGuard,
 }
 
@@ -113,6 +118,7 @@ impl Embedded {
             state,
             tasks,
             announcements: LocalFanout::default(),
+            sweep: Mutex::new(()),
             _end: end.drop_guard(),
         })
     }
@@ -210,6 +216,21 @@ enum Command {
     },
     Depth {
         pipe: Arc<str>,
+        reply: oneshot::Sender<u64>,
+    },
+    /// Returns the pipes that contain messages and have no consumer: their numbers, and how many consumers have joined
+    /// them so far.
+    Unconsumed {
+        reply: oneshot::Sender<Vec<(i64, u64)>>,
+    },
+    Peek {
+        page: Page,
+        reply: oneshot::Sender<Vec<Message>>,
+    },
+    /// Deletes messages of a pipe unless more than `joined` consumers have joined it.
+    Discard {
+        ids: Vec<Id>,
+        joined: u64,
         reply: oneshot::Sender<u64>,
     },
     Close,

@@ -7,7 +7,8 @@
 //!   id that is or was in memory.
 //! - No message is delivered beyond the committed watermark. So after a crash, only messages up to the watermark can have
 //!   been delivered.
-//! - Memory is bounded by [`Bounds`] and the unsettled messages, not by the length of the pipe.
+//! - The memory of all pipes together is bounded by [`Memory`], not by the length or the number of the pipes. A pipe without
+//!   consumers keeps no messages in memory.
 //!
 //! # The watermark, by example
 //!
@@ -37,6 +38,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
@@ -67,11 +69,54 @@ pub struct Message {
     pub body: Bytes,
 }
 
-/// How much of a pipe is kept in memory at most.
+impl Message {
+    /// Returns about how much memory it needs, in bytes.
+    fn weight(&self) -> usize {
+        self.body.len() + 200
+    }
+}
+
+/// How much of a pipe is kept ready in memory at most.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     pub messages: usize,
     pub bytes: usize,
+}
+
+/// The memory that the messages of all pipes share. It counts the unsettled ones, too.
+#[derive(Debug)]
+pub struct Memory {
+    used: AtomicUsize,
+    bound: usize,
+    /// What a pipe may use although all memory is in use, so that none stands still.
+    minimum: usize,
+}
+
+impl Memory {
+    pub const fn new(bound: usize, minimum: usize) -> Self {
+        Self {
+            used: AtomicUsize::new(0),
+            bound,
+            minimum,
+        }
+    }
+
+    /// Returns how many bytes can be read into memory for one pipe now.
+    pub fn left(&self) -> usize {
+        self.bound
+            .saturating_sub(self.used.load(Ordering::Relaxed))
+            .max(self.minimum)
+    }
+
+    fn has_room(&self, own: usize) -> bool {
+        own < self.minimum || self.used.load(Ordering::Relaxed) < self.bound
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::new(64 << 20, 1 << 20)
+    }
 }
 
 impl Default for Bounds {
@@ -112,6 +157,9 @@ pub type ConsumerKey = u64;
 pub struct Pipe {
     pub name: Arc<str>,
     bounds: Bounds,
+    memory: Arc<Memory>,
+    /// How much of it this pipe uses.
+    own_memory: usize,
     /// The row that the next commit writes.
     mark: Mark,
     /// The row on disk.
@@ -129,7 +177,11 @@ pub struct Pipe {
     /// How many messages are only on disk.
     only_on_disk: u64,
     unsettled: BTreeMap<Id, (ConsumerKey, Message)>,
+    /// How many messages are requeued and not back in their position yet.
+    returning: u64,
     consumers: VecDeque<Registration>,
+    /// How many consumers have joined so far.
+    joined: u64,
 }
 
 /// A consumer of the pipe.
@@ -142,7 +194,7 @@ struct Registration {
 
 impl Pipe {
     /// Returns a new, empty pipe.
-    pub fn new(name: &str, number: i64, bounds: Bounds) -> Self {
+    pub fn new(name: &str, number: i64, bounds: Bounds, memory: &Arc<Memory>) -> Self {
         let first = rows_of(number).0;
         Self::from_disk(
             StoredPipe {
@@ -152,12 +204,13 @@ impl Pipe {
                 stored: 0,
             },
             bounds,
+            memory,
         )
     }
 
     /// Returns a pipe whose messages are all on disk. None of them is delivered until the watermark is raised and
     /// committed.
-    pub fn from_disk(pipe: StoredPipe, bounds: Bounds) -> Self {
+    pub fn from_disk(pipe: StoredPipe, bounds: Bounds, memory: &Arc<Memory>) -> Self {
         let StoredPipe {
             number,
             name,
@@ -173,6 +226,8 @@ impl Pipe {
         Self {
             name: name.into(),
             bounds,
+            memory: Arc::clone(memory),
+            own_memory: 0,
             mark,
             written: mark,
             last,
@@ -182,7 +237,9 @@ impl Pipe {
             loaded_to: first,
             only_on_disk: stored,
             unsettled: BTreeMap::new(),
+            returning: 0,
             consumers: VecDeque::new(),
+            joined: 0,
         }
     }
 
@@ -200,8 +257,14 @@ impl Pipe {
         !self.consumers.is_empty()
     }
 
+    /// Returns how many consumers have joined so far.
+    pub fn joined(&self) -> u64 {
+        self.joined
+    }
+
     /// Adds a consumer.
     pub fn join(&mut self, key: ConsumerKey, prefetch: usize) {
+        self.joined += 1;
         self.consumers.push_back(Registration {
             key,
             prefetch,
@@ -211,7 +274,11 @@ impl Pipe {
 
     /// Removes the consumers for which `keep` returns false. Their deliveries stay unsettled.
     pub fn retain_consumers(&mut self, mut keep: impl FnMut(ConsumerKey) -> bool) {
+        let before = self.consumers.len();
         self.consumers.retain(|consumer| keep(consumer.key));
+        if self.consumers.len() < before {
+            self.leave_memory();
+        }
     }
 
     /// Assigns an id to a new message. After its commit, the message must be passed to [`stored`](Self::stored).
@@ -231,25 +298,40 @@ impl Pipe {
         incoming > 0
     }
 
-    /// Adds a committed message. It is kept in memory if there is room and no older message is only on disk.
+    /// Adds a committed message. It is kept in memory if consumers will receive it, there is room, and no older message is
+    /// only on disk.
     pub fn stored(&mut self, message: Message) {
         self.incoming -= 1;
-        if self.only_on_disk == 0 && self.has_room() {
+        if self.is_consumed() && self.only_on_disk == 0 && self.has_room() {
             self.load(message);
         } else {
             self.only_on_disk += 1;
         }
     }
 
-    /// Returns the id after which messages must be read from disk, if consumers will soon need more.
+    /// Returns the id after which messages must be read from disk, if consumers will soon need more and there is memory.
     pub fn wants_page(&self) -> Option<Id> {
-        let low =
-            self.ready.len() < self.bounds.messages / 2 && self.ready_bytes < self.bounds.bytes / 2;
-        (self.only_on_disk > 0 && low && !self.consumers.is_empty()).then_some(self.loaded_to)
+        (self.runs_low() && self.memory.has_room(self.own_memory)).then_some(self.loaded_to)
     }
 
-    /// Adds messages that were read from disk.
-    pub fn loaded(&mut self, messages: Vec<Message>) {
+    /// Returns whether messages must be read from disk once other pipes use less memory.
+    pub fn waits_for_memory(&self) -> bool {
+        self.runs_low() && !self.memory.has_room(self.own_memory)
+    }
+
+    fn runs_low(&self) -> bool {
+        self.is_consumed()
+            && self.only_on_disk > 0
+            && self.ready.len() < self.bounds.messages / 2
+            && self.ready_bytes < self.bounds.bytes / 2
+    }
+
+    /// Adds messages that were read from disk after the id `after`. Ignores them if the messages after it have left the
+    /// memory since: they are read again.
+    pub fn loaded(&mut self, after: Id, messages: Vec<Message>) {
+        if after != self.loaded_to || !self.is_consumed() {
+            return;
+        }
         if messages.is_empty() {
             // The stored count was too high. The rows are authoritative.
             self.only_on_disk = 0;
@@ -334,9 +416,11 @@ impl Pipe {
         }
         if settlement == Settlement::Requeue {
             message.delivery_count += 1;
+            self.returning += 1;
             return Settled::Requeued(message);
         }
         self.mark.stored -= 1;
+        self.release_memory(message.weight());
         Settled::Done
     }
 
@@ -349,6 +433,30 @@ impl Pipe {
             .position(|other| other.id > message.id)
             .unwrap_or(self.ready.len());
         self.ready.insert(index, message);
+        self.returning = self.returning.saturating_sub(1);
+        if !self.is_consumed() {
+            self.leave_memory();
+        }
+    }
+
+    /// Forgets a message that was read from disk when `joined` consumers had joined. Returns whether it must be deleted:
+    /// false if a consumer may have received it.
+    pub fn discard(&mut self, id: Id, joined: u64) -> bool {
+        if self.joined != joined || self.is_consumed() {
+            return false;
+        }
+        if id > self.loaded_to {
+            self.only_on_disk = self.only_on_disk.saturating_sub(1);
+        } else if let Ok(index) = self.ready.binary_search_by_key(&id, |message| message.id)
+            && let Some(message) = self.ready.remove(index)
+        {
+            self.ready_bytes -= message.body.len();
+            self.release_memory(message.weight());
+        } else {
+            return false;
+        }
+        self.mark.stored -= 1;
+        true
     }
 
     /// Removes all consumers and returns their unsettled messages with their new counts. Resets the watermark, so that the
@@ -366,14 +474,43 @@ impl Pipe {
             .collect()
     }
 
+    /// Drops the ready messages of a pipe without consumers from memory: all of them once none is unsettled, and before
+    /// that only those that were never delivered. The next consumer reads them from disk.
+    fn leave_memory(&mut self) {
+        if self.is_consumed() {
+            return;
+        }
+        let nothing_is_out = self.unsettled.is_empty() && self.returning == 0;
+        while let Some(message) = self
+            .ready
+            .pop_back_if(|message| nothing_is_out || message.id > self.mark.handed_out)
+        {
+            self.ready_bytes -= message.body.len();
+            self.only_on_disk += 1;
+            self.loaded_to = message.id - 1;
+            self.release_memory(message.weight());
+        }
+    }
+
+    fn release_memory(&mut self, weight: usize) {
+        self.own_memory -= weight;
+        self.memory.used.fetch_sub(weight, Ordering::Relaxed);
+    }
+
     fn load(&mut self, message: Message) {
+        self.own_memory += message.weight();
+        self.memory
+            .used
+            .fetch_add(message.weight(), Ordering::Relaxed);
         self.ready_bytes += message.body.len();
         self.loaded_to = message.id;
         self.ready.push_back(message);
     }
 
     fn has_room(&self) -> bool {
-        self.ready.len() < self.bounds.messages && self.ready_bytes < self.bounds.bytes
+        self.ready.len() < self.bounds.messages
+            && self.ready_bytes < self.bounds.bytes
+            && self.memory.has_room(self.own_memory)
     }
 }
 
@@ -389,158 +526,4 @@ pub enum Settled {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const BOUNDS: Bounds = Bounds {
-        messages: 4,
-        bytes: 1 << 20,
-    };
-
-    fn pipe() -> Pipe {
-        Pipe::new("p", 3, BOUNDS)
-    }
-
-    fn message(id: Id) -> Message {
-        Message {
-            id,
-            delivery_count: 0,
-            headers: Headers::default(),
-            body: Bytes::from_static(b"body"),
-        }
-    }
-
-    fn position(id: Id) -> i64 {
-        id - rows_of(3).0
-    }
-
-    /// Assigns and stores messages in one commit.
-    fn store(pipe: &mut Pipe, count: u64) {
-        let ids: Vec<Id> = (0..count).map(|_| pipe.assign()).collect();
-        pipe.raise_watermark();
-        commit(pipe);
-        for id in ids {
-            pipe.stored(message(id));
-        }
-    }
-
-    fn commit(pipe: &mut Pipe) {
-        if let Some(mark) = pipe.unwritten_mark() {
-            pipe.marked(mark);
-        }
-    }
-
-    fn handed_out(pipe: &mut Pipe) -> Vec<i64> {
-        std::iter::from_fn(|| pipe.hand_out())
-            .map(|(_, message)| position(message.id))
-            .collect()
-    }
-
-    #[test]
-    fn message_for_a_waiting_consumer_needs_one_commit() {
-        let mut pipe = pipe();
-        pipe.join(1, 2);
-        store(&mut pipe, 3);
-        assert_eq!(handed_out(&mut pipe), [1, 2]);
-        assert_eq!((pipe.depth(), pipe.raise_watermark()), (1, false));
-    }
-
-    #[test]
-    fn no_message_is_delivered_beyond_the_committed_watermark() {
-        let mut pipe = pipe();
-        store(&mut pipe, 3);
-        pipe.join(1, 2);
-        assert_eq!(handed_out(&mut pipe), [0_i64; 0]);
-        assert!(pipe.raise_watermark());
-        assert_eq!(handed_out(&mut pipe), [0_i64; 0]);
-        commit(&mut pipe);
-        assert_eq!(handed_out(&mut pipe), [1, 2]);
-    }
-
-    #[test]
-    fn watermark_moves_as_in_the_example_of_the_module_documentation() {
-        let bounds = Bounds {
-            messages: 10,
-            ..BOUNDS
-        };
-        let mut pipe = Pipe::new("p", 3, bounds);
-        let watermarks = |pipe: &Pipe| {
-            (
-                position(pipe.mark.handed_out),
-                position(pipe.written.handed_out),
-            )
-        };
-        store(&mut pipe, 6);
-        pipe.join(1, 3);
-        assert!(pipe.raise_watermark());
-        assert_eq!(watermarks(&pipe), (3, 0));
-        commit(&mut pipe);
-        assert_eq!(watermarks(&pipe), (3, 3));
-        assert_eq!(handed_out(&mut pipe), [1, 2, 3]);
-        for position in [1, 2] {
-            pipe.settle(rows_of(3).0 + position, Settlement::Ack);
-        }
-        assert!(pipe.raise_watermark());
-        assert_eq!(watermarks(&pipe), (5, 3));
-        commit(&mut pipe);
-        assert_eq!(watermarks(&pipe), (5, 5));
-        assert_eq!(handed_out(&mut pipe), [4, 5]);
-    }
-
-    #[test]
-    fn messages_that_exceed_the_bounds_are_read_from_disk_in_order() {
-        let mut pipe = pipe();
-        store(&mut pipe, 6);
-        assert_eq!(
-            (pipe.ready.len(), pipe.only_on_disk, pipe.wants_page()),
-            (4, 2, None)
-        );
-        pipe.join(1, 10);
-        assert!(pipe.raise_watermark());
-        commit(&mut pipe);
-        assert_eq!(handed_out(&mut pipe), [1, 2, 3, 4]);
-        store(&mut pipe, 1);
-        assert_eq!(handed_out(&mut pipe), [0_i64; 0]);
-        let after = pipe.wants_page().unwrap();
-        assert_eq!(position(after), 4);
-        pipe.loaded(
-            (5..=7)
-                .map(|position| message(rows_of(3).0 + position))
-                .collect(),
-        );
-        assert!(pipe.raise_watermark());
-        commit(&mut pipe);
-        assert_eq!(handed_out(&mut pipe), [5, 6, 7]);
-        assert_eq!(pipe.depth(), 0);
-    }
-
-    #[test]
-    fn requeued_messages_return_to_their_former_positions() {
-        let mut pipe = pipe();
-        pipe.join(1, 3);
-        store(&mut pipe, 4);
-        assert_eq!(handed_out(&mut pipe), [1, 2, 3]);
-        for position in [3, 1] {
-            let Settled::Requeued(message) =
-                pipe.settle(rows_of(3).0 + position, Settlement::Requeue)
-            else {
-                panic!("{position}")
-            };
-            assert_eq!(message.delivery_count, 1);
-            pipe.requeue(message);
-        }
-        assert_eq!(handed_out(&mut pipe), [1, 3]);
-    }
-
-    #[test]
-    fn consumers_take_turns() {
-        let mut pipe = pipe();
-        pipe.join(1, 2);
-        pipe.join(2, 1);
-        store(&mut pipe, 4);
-        let keys: Vec<ConsumerKey> = std::iter::from_fn(|| pipe.hand_out())
-            .map(|(key, _)| key)
-            .collect();
-        assert_eq!(keys, [1, 2, 1]);
-    }
-}
+mod tests;

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use std::collections::BTreeSet;
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 use super::disk::{Batch, Delayed, Disk};
 use super::pipe::{Id, Message, pipe_of};
@@ -44,6 +45,8 @@ pub struct Work {
     pub touched: BTreeSet<usize>,
     /// The pages to read.
     pub pages: Vec<Page>,
+    /// The pages that somebody else wants to read.
+    pub peeks: Vec<(Page, oneshot::Sender<Vec<Message>>)>,
     /// Read the delayed messages that are due at this time, in milliseconds since 1970.
     pub due: Option<i64>,
     /// Give unused space back to the file system, except for this number of pages.
@@ -140,6 +143,11 @@ async fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, sqlx::Error> 
             .page(page.number, page.after, PAGE_MESSAGES, page.bytes)
             .await?;
         read.pages.push((*page, messages));
+    }
+    for (page, reply) in std::mem::take(&mut work.peeks) {
+        let messages = disk.page(page.number, page.after, PAGE_MESSAGES, page.bytes);
+        // Fails if nobody waits any more.
+        drop(reply.send(messages.await?));
     }
     if let Some(now) = work.due {
         read.due = disk.due(now, DUE_MESSAGES).await?;

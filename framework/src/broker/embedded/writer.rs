@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::disk::{Delayed, Disk, Recovered};
-use super::pipe::{Bounds, ConsumerKey, Id, Message, Pipe, Settled, pipe_of};
+use super::pipe::{Bounds, ConsumerKey, Id, Memory, Message, Pipe, Settled, pipe_of};
 use super::space::Space;
 use super::work::{Page, PendingBatch, Published, Read, Running, Work, finish, run};
 use super::{Command, WriterSettler};
@@ -36,8 +36,9 @@ use crate::clock::Clock;
 const BATCH_MESSAGES: usize = 4096;
 const BATCH_SETTLED: usize = 16_384;
 const BATCH_BYTES: usize = 16 << 20;
-/// The most that is read from a pipe at a time.
+/// The most that is read from a pipe at a time, and how much is read at least although all memory is in use.
 const PAGE_BYTES: usize = 8 << 20;
+const LEAST_PAGE_BYTES: usize = 256 << 10;
 
 /// How long acknowledgements wait for a commit with other changes.
 const ACK_PATIENCE: Duration = Duration::from_millis(5);
@@ -55,6 +56,7 @@ pub struct Writer {
     state: watch::Sender<BrokerState>,
     settler: Arc<dyn Settler>,
     bounds: Bounds,
+    memory: Arc<Memory>,
     /// All pipes. The index is the number of the pipe less one.
     pipes: Vec<Pipe>,
     /// The index of each pipe in `pipes`.
@@ -63,6 +65,10 @@ pub struct Writer {
     last_consumer: ConsumerKey,
     /// The indexes of pipes that have changed since the last commit began.
     touched: BTreeSet<usize>,
+    /// The indexes of pipes that read from disk once there is memory.
+    wait_for_memory: BTreeSet<usize>,
+    /// The pages that the sweep reads next.
+    peeks: Vec<(Page, oneshot::Sender<Vec<Message>>)>,
     /// The next batch.
     next: PendingBatch,
     /// When the oldest acknowledgement of the next batch was received.
@@ -97,9 +103,10 @@ impl Writer {
             free,
         } = recovered;
         let now = Instant::now();
+        let memory = Arc::new(Memory::default());
         let pipes: Vec<Pipe> = pipes
             .into_iter()
-            .map(|stored| Pipe::from_disk(stored, bounds))
+            .map(|stored| Pipe::from_disk(stored, bounds, &memory))
             .collect();
         let names = pipes
             .iter()
@@ -110,11 +117,14 @@ impl Writer {
             state,
             settler: Arc::new(WriterSettler(commands)),
             bounds,
+            memory,
             pipes,
             names,
             consumers: HashMap::new(),
             last_consumer: 0,
             touched: BTreeSet::new(),
+            wait_for_memory: BTreeSet::new(),
+            peeks: Vec::new(),
             next: PendingBatch::default(),
             settled_since: None,
             last_delayed,
@@ -220,8 +230,38 @@ impl Writer {
                         .map_or(0, |index| self.pipes[*index].depth()),
                 );
             }
+            Command::Unconsumed { reply } => {
+                let unconsumed = self
+                    .pipes
+                    .iter()
+                    .filter(|pipe| !pipe.is_consumed() && pipe.depth() > 0);
+                send_reply(
+                    reply,
+                    unconsumed
+                        .map(|pipe| (pipe.number(), pipe.joined()))
+                        .collect(),
+                );
+            }
+            Command::Peek { page, reply } => self.peeks.push((page, reply)),
+            Command::Discard { ids, joined, reply } => {
+                send_reply(reply, self.discard(&ids, joined));
+            }
             Command::Close => self.close(),
         }
+    }
+
+    /// Deletes messages that were read when `joined` consumers had joined their pipe. Returns how many are deleted.
+    fn discard(&mut self, ids: &[Id], joined: u64) -> u64 {
+        let before = self.next.batch.settled.len();
+        for id in ids {
+            let index = index_of(pipe_of(*id));
+            if self.pipes[index].discard(*id, joined) {
+                self.next.batch.settled.push(*id);
+                self.touched.insert(index);
+                self.settled_since.get_or_insert_with(Instant::now);
+            }
+        }
+        (self.next.batch.settled.len() - before) as u64
     }
 
     fn publish(&mut self, message: Outgoing, confirmer: Confirmer) {
@@ -337,7 +377,7 @@ impl Writer {
             return *index;
         }
         let index = self.pipes.len();
-        let pipe = Pipe::new(&name, number_of(index), self.bounds);
+        let pipe = Pipe::new(&name, number_of(index), self.bounds, &self.memory);
         self.next
             .batch
             .pipes
@@ -366,6 +406,8 @@ impl Writer {
         urgent |= self
             .settled_since
             .is_some_and(|since| since.elapsed() >= ACK_PATIENCE);
+        let mut left = self.memory.left();
+        self.touched.append(&mut self.wait_for_memory);
         for index in &self.touched {
             let pipe = &mut self.pipes[*index];
             let consumers = &mut self.consumers;
@@ -375,11 +417,17 @@ impl Writer {
                     .is_some_and(|sender| !sender.is_closed())
             });
             urgent |= pipe.raise_watermark() || self.closing && pipe.unwritten_mark().is_some();
-            pages.extend(pipe.wants_page().map(|after| Page {
-                number: pipe.number(),
-                after,
-                bytes: PAGE_BYTES,
-            }));
+            if let Some(after) = pipe.wants_page() {
+                let bytes = left.clamp(LEAST_PAGE_BYTES, PAGE_BYTES);
+                left = left.saturating_sub(bytes);
+                pages.push(Page {
+                    number: pipe.number(),
+                    after,
+                    bytes,
+                });
+            } else if pipe.waits_for_memory() {
+                self.wait_for_memory.insert(*index);
+            }
         }
         let now = Instant::now();
         let due = self
@@ -389,7 +437,8 @@ impl Writer {
             .filter(|_| !self.closing && !self.space.is_refusing(now));
         let looks = self.look_at.is_some_and(|at| at <= now) && !self.closing;
         let may_give_back = self.give_back_at.is_some_and(|at| at <= now) && !self.closing;
-        let is_needed = urgent || !pages.is_empty() || due.is_some();
+        let reads = !pages.is_empty() || !self.peeks.is_empty() || due.is_some();
+        let is_needed = urgent || reads;
         if !is_needed && !looks && !may_give_back {
             return None;
         }
@@ -423,6 +472,7 @@ impl Writer {
             pending: std::mem::take(&mut self.next),
             touched,
             pages,
+            peeks: std::mem::take(&mut self.peeks),
             due,
             give_back,
             committed: false,
@@ -475,7 +525,7 @@ impl Writer {
             self.pipes[index_of(pipe_of(message.id))].requeue(message);
         }
         for (page, messages) in read.pages {
-            self.pipes[index_of(page.number)].loaded(messages);
+            self.pipes[index_of(page.number)].loaded(page.after, messages);
         }
         for index in &touched {
             self.hand_out(*index);
