@@ -47,6 +47,9 @@ pub enum ApiError {
     /// 500: the definition of a job type failed to build a valid task.
     #[error("the job type {id} failed: {reason}")]
     JobType { id: String, reason: String },
+    /// 503: the disk that the job would be written to is short of space.
+    #[error("New jobs are refused until there is room for them: {0}. Try again later.")]
+    NoSpace(String),
     /// 503 if the store is unavailable, 500 if it refuses the operation.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -83,7 +86,8 @@ impl ApiError {
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => {
+            Self::NoSpace(_)
+            | Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             Self::Store(StoreError::Refused(_)) | Self::JobType { .. } | Self::Bug(_) => {
@@ -115,7 +119,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         match self.status() {
             StatusCode::SERVICE_UNAVAILABLE => {
-                tracing::warn!(error = %self, "request failed: the store is unavailable");
+                tracing::warn!(error = %self, "request failed for now");
             }
             StatusCode::INTERNAL_SERVER_ERROR => {
                 tracing::error!(error = %self, "request failed");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use contract::{JobId, PartitionId};
-use framework::broker::Broker;
+use framework::broker::{Broker, BrokerState};
 use store::{Incarnation, Store};
 use tokio_util::sync::CancellationToken;
 
@@ -26,6 +26,15 @@ impl AppState {
             broker,
             options,
             shutting_down: CancellationToken::new(),
+        }
+    }
+
+    /// Returns why no job can be created now: the embedded broker is short of disk space. The store is on the same disk and
+    /// must be able to cancel and delete jobs, which makes room.
+    pub fn no_space_for_jobs(&self) -> Option<String> {
+        match self.broker.state() {
+            BrokerState::Blocked(reason) if self.broker.kind() == "embedded" => Some(reason),
+            _ => None,
         }
     }
 

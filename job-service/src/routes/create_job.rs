@@ -85,6 +85,9 @@ pub async fn create_job(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> ApiResult<Response> {
+    if let Some(reason) = state.no_space_for_jobs() {
+        return Err(ApiError::NoSpace(reason));
+    }
     let options = &state.options;
     let body = body.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge(options.max_body_bytes),

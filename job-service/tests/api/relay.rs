@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
 use contract::{JobId, JobStatus, PartitionId, TaskMessage, TaskStatus, Tracking};
+use framework::broker::embedded::{Embedded, EmbeddedOptions};
 use framework::broker::memory::Memory;
 use framework::broker::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError,
@@ -21,6 +22,23 @@ use tokio_util::task::TaskTracker;
 use crate::service::{Answer, Backend, Database, Service, new_job, options};
 
 on_both_databases![starting_service_sends_what_is_left_in_the_outbox,];
+
+#[tokio::test]
+async fn new_job_is_refused_while_the_embedded_broker_is_short_of_space() {
+    let folder = tempfile::tempdir().unwrap();
+    let reserve = u64::MAX;
+    let broker = Embedded::open_with(folder.path(), EmbeddedOptions { reserve }).await;
+    let broker = Arc::new(broker.unwrap());
+    wait_for("the broker to block", async || match broker.state() {
+        BrokerState::Blocked(_) => Ok(()),
+        state => Err(format!("{state:?}")),
+    })
+    .await;
+    let service = Service::start_beside(broker).await;
+    let answer = service.put("j", &new_job()).await.is(503);
+    assert!(answer.body.contains("short of space"), "{}", answer.body);
+    service.get("/jobs/j").await.is(404);
+}
 
 #[tokio::test]
 async fn start_message_reaches_the_first_worker() {

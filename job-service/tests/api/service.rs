@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 
 use contract::JobTaskId;
+use framework::broker::Broker;
 use framework::broker::memory::Memory;
 use job_service::{BASE_PATH, JobService, ServiceOptions};
 use reqwest::header::HeaderMap;
@@ -88,13 +89,27 @@ impl Service {
 
     async fn start_with(backend: Backend, change: impl FnOnce(&mut ServiceOptions)) -> Self {
         let broker = Memory::new();
+        Self::start_all(backend, broker.clone(), Arc::new(broker), change).await
+    }
+
+    /// Serves on the store in memory, with a broker of another kind.
+    pub async fn start_beside(broker: Arc<dyn Broker>) -> Self {
+        Self::start_all(Backend::Memory, Memory::new(), broker, |_| {}).await
+    }
+
+    async fn start_all(
+        backend: Backend,
+        memory: Memory,
+        broker: Arc<dyn Broker>,
+        change: impl FnOnce(&mut ServiceOptions),
+    ) -> Self {
         let database = Database::new(backend).await;
         let store = Store::open(&database.url).await.unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let root = format!("http://{}", listener.local_addr().unwrap());
         let mut options = options(&root);
         change(&mut options);
-        let service = JobService::new(store.clone(), Arc::new(broker.clone()), options);
+        let service = JobService::new(store.clone(), broker, options);
         let stop = CancellationToken::new();
         let tracker = TaskTracker::new();
         let token = stop.clone();
@@ -103,7 +118,7 @@ impl Service {
         let partition = harness::unique("p");
         Self {
             store,
-            broker,
+            broker: memory,
             root,
             partition,
             client: client(),
