@@ -183,6 +183,7 @@ fn follow(
             item_type: None,
             params: &params,
             max_parts,
+            max_items: u64::MAX,
         };
         let split =
             RUNTIME.block_on(async { tokio::time::timeout(TIME, plugin.split(batch)).await });

@@ -8,7 +8,8 @@
 //! - A split is a function of the definition. Repeating it gives the same parts in the same order.
 //! - A plugin pins what it reads outside (files, listings) in the definitions of its parts. A part whose source has
 //!   changed since then fails.
-//! - A batch waits as one message, not as its items: it is not split while its target pipe is too full.
+//! - A batch waits as one message, not as its items: it is not split while its target pipe is too full, and not into
+//!   sub-batches while the worker's own input is.
 //! - A split has at most `max_parts` parts, and reports their number before it dispatches the first one.
 #![warn(missing_docs)]
 
@@ -17,6 +18,7 @@ mod arbitrary;
 mod glob;
 mod lines;
 mod list;
+mod pace;
 mod plugin;
 mod range;
 mod source;
@@ -26,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use contract::{BatchResult, BatchTask, MAX_PIPE_BYTES};
+use contract::{BatchResult, BatchTask, JobTaskId, MAX_PIPE_BYTES};
 use framework::{Context, OrFail, Reply, TaskError, Worker};
 
 pub use glob::Glob;
@@ -35,6 +37,7 @@ pub use list::List;
 pub use plugin::{Batch, BatchPlugin, Part, SplitError};
 pub use range::Range;
 
+use pace::Pace;
 use plugin::AnyPlugin;
 
 /// The largest size of a batch definition, in bytes.
@@ -42,6 +45,9 @@ pub const MAX_DEFINITION: usize = 4 * 1024 * 1024;
 
 /// The most bytes that the parts of one split repeat in all, whatever the batch wants every part to carry.
 const REPEATED_BYTES: usize = 64 * 1024 * 1024;
+
+/// How many of the largest splits may queue in the own input before batches wait that become sub-batches.
+const SPLITS_QUEUED: u64 = 10;
 
 /// How long a split is snoozed while its target pipe is too full.
 const FULL_PIPE_DELAY: Duration = Duration::from_millis(400);
@@ -70,6 +76,8 @@ pub struct BatchWorker {
     plugins: BTreeMap<&'static str, Box<dyn AnyPlugin>>,
     max_parts: usize,
     max_depth: u64,
+    max_items: u64,
+    pace: Pace,
     results: Results,
     splits: Arc<AtomicU64>,
 }
@@ -93,14 +101,19 @@ impl BatchWorker {
     pub const DEFAULT_PARTS: usize = 1000;
     /// The default of [`Self::max_depth`].
     pub const DEFAULT_DEPTH: u64 = 100_000;
+    /// The default of [`Self::max_items`].
+    pub const DEFAULT_ITEMS: u64 = 10_000_000_000;
 
     /// Returns a batch worker without plugins, whose splits have at most `max_parts` parts. Values below
     /// [`Self::MIN_PARTS`] are raised to it.
     pub fn new(max_parts: usize) -> Self {
+        let max_parts = max_parts.max(Self::MIN_PARTS);
         Self {
             plugins: BTreeMap::new(),
-            max_parts: max_parts.max(Self::MIN_PARTS),
+            max_parts,
             max_depth: Self::DEFAULT_DEPTH,
+            max_items: Self::DEFAULT_ITEMS,
+            pace: Pace::new((max_parts as u64).saturating_mul(SPLITS_QUEUED)),
             results: Results::None,
             splits: Arc::default(),
         }
@@ -110,6 +123,13 @@ impl BatchWorker {
     #[must_use]
     pub const fn max_depth(mut self, messages: u64) -> Self {
         self.max_depth = messages;
+        self
+    }
+
+    /// Fails a batch that has more items than this, if its plugin knows their number.
+    #[must_use]
+    pub const fn max_items(mut self, items: u64) -> Self {
+        self.max_items = items;
         self
     }
 
@@ -157,6 +177,7 @@ impl BatchWorker {
             item_type: task.task_message_type.as_deref(),
             params: task.task_message_params.as_ref().unwrap_or(&no_params),
             max_parts: self.parts_of(task)?,
+            max_items: self.max_items,
         };
         plugin.split(batch).await.map_err(|error| match error {
             SplitError::Definition(problem) => {
@@ -164,6 +185,22 @@ impl BatchWorker {
             }
             SplitError::Temporary(error) => TaskError::retry(error),
         })
+    }
+
+    /// Lets a batch that becomes sub-batches wait while the own input is too full. An unknown depth does not.
+    async fn keep_pace(&self, parts: &[Part], ctx: &Context) -> Result<(), TaskError> {
+        if !parts.iter().any(|part| matches!(part, Part::Batch(_))) {
+            self.pace.items();
+            return Ok(());
+        }
+        let Ok(depth) = ctx.depth(ctx.input_pipe()).await else {
+            return Ok(());
+        };
+        let id = ctx.job_task_id().unwrap_or(ctx.task_id());
+        let level = JobTaskId::parse(id).map_or(0, |id| id.steps.len());
+        self.pace
+            .sub_batches(parts.len(), u32::try_from(level).unwrap_or(u32::MAX), depth)
+            .map_err(TaskError::snooze)
     }
 
     /// Returns how many parts a split of this batch may have. The more each of them repeats, the fewer there are.
@@ -201,6 +238,7 @@ impl Worker for BatchWorker {
             return Err(TaskError::snooze(FULL_PIPE_DELAY));
         }
         let parts = self.split(&task).await?;
+        self.keep_pace(&parts, &ctx).await?;
         ctx.expect_subtasks(u32::try_from(parts.len()).map_err(TaskError::failed)?);
         self.splits.fetch_add(1, Ordering::Relaxed);
         let own_input = ctx.input_pipe().to_owned();
@@ -252,8 +290,11 @@ fn even_size(count: u64, max_parts: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use contract::RangeItem;
-    use framework::testing;
+    use contract::{RangeItem, TaskMessage};
+    use framework::broker::memory::Memory;
+    use framework::broker::{Broker, Outgoing};
+    use framework::{Runtime, Settings, testing};
+    use tokio_util::sync::CancellationToken;
 
     fn batch(batch_type: &str, definition: &str) -> BatchTask {
         BatchTask {
@@ -294,6 +335,72 @@ mod tests {
         };
         let run = testing::run(&BatchWorker::new(1000).with(Range), task).await;
         assert_eq!(run.dispatched::<BatchTask>().len(), 16);
+    }
+
+    /// Splits ranges while it watches the worker's input.
+    struct WatchedRange {
+        broker: Memory,
+        deepest: Arc<AtomicU64>,
+    }
+
+    impl BatchPlugin for WatchedRange {
+        const NAME: &'static str = "range";
+
+        async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
+            let depth = self.broker.depth("w-in").await?;
+            self.deepest.fetch_max(depth, Ordering::Relaxed);
+            BatchPlugin::split(&Range, batch).await
+        }
+    }
+
+    #[test]
+    fn waiting_jobs_get_all_their_items_without_a_flood_of_sub_batches() {
+        let (jobs, numbers) = harness::sized((40, 1000), (100_000, 20));
+        let limit = Duration::from_secs(harness::sized(60, 3600));
+        let deepest = harness::block_on_in_time("all items", limit, move || {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+            runtime.block_on(deepest_input_while_split(jobs, numbers))
+        });
+        println!("{deepest} messages waited at the same time for {jobs} jobs");
+        // Split as they come, the jobs have up to a hundred sub-batches each at one time.
+        assert!(
+            deepest <= jobs + 400,
+            "{deepest} messages waited at the same time"
+        );
+    }
+
+    /// Splits this many ranges of `1` to `numbers` to the end. Returns the greatest depth of the worker's input.
+    async fn deepest_input_while_split(jobs: u64, numbers: u64) -> u64 {
+        let (broker, stop) = (Memory::new(), CancellationToken::new());
+        for job in 0..jobs {
+            let task = batch("range", &format!("1-{numbers}"));
+            let message = TaskMessage::new(format!("t{job}"), "w-in", &task).unwrap();
+            let sent = broker.publish(Outgoing::new("w-in", message.encode()));
+            sent.await.unwrap();
+        }
+        let deepest = Arc::<AtomicU64>::default();
+        let range = WatchedRange {
+            broker: broker.clone(),
+            deepest: Arc::clone(&deepest),
+        };
+        let settings = Settings {
+            concurrency: 2,
+            prefetch: 8,
+            ..Settings::new("w")
+        };
+        let worker = BatchWorker::new(10).with(range);
+        let service = Runtime::new(settings, Arc::new(broker.clone())).worker(worker);
+        let mut items = broker.consume("items", 1000).await.unwrap();
+        let all_items = async {
+            for _ in 0..jobs * numbers {
+                items.next().await.unwrap().ack();
+            }
+            stop.cancel();
+        };
+        let (ended, ()) = tokio::join!(service.run_until(stop.clone()), all_items);
+        ended.unwrap();
+        deepest.load(Ordering::Relaxed)
     }
 
     #[tokio::test]

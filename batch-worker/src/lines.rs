@@ -354,6 +354,7 @@ mod tests {
                 item_type: None,
                 params: &BTreeMap::new(),
                 max_parts,
+                max_items: u64::MAX,
             })
             .await
     }

@@ -50,6 +50,8 @@ pub struct Batch<'a> {
     pub params: &'a BTreeMap<String, String>,
     /// The largest number of parts; at least 10.
     pub max_parts: usize,
+    /// The largest number of items. A plugin that knows that there are more refuses the batch.
+    pub max_items: u64,
 }
 
 impl Batch<'_> {

@@ -13,7 +13,14 @@ impl BatchPlugin for Range {
 
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
         let (first, last) = parse(batch.definition)?;
-        let size = even_size((last - first).saturating_add(1), batch.max_parts as u64);
+        let count = (last - first).saturating_add(1);
+        if count > batch.max_items {
+            let limit = batch.max_items;
+            return Err(SplitError::Definition(format!(
+                "the range has {count} items; a job has at most {limit} (--max-items)"
+            )));
+        }
+        let size = even_size(count, batch.max_parts as u64);
         if size == 1 {
             let item = |number| {
                 batch.item(
@@ -73,6 +80,7 @@ mod tests {
                 item_type: None,
                 params: &BTreeMap::new(),
                 max_parts,
+                max_items: u64::MAX,
             })
             .await
     }
@@ -108,6 +116,22 @@ mod tests {
         let parts = split("1-10000000", 1000).await.unwrap();
         assert_eq!(parts.first(), Some(&Part::Batch("1-1000000".into())));
         assert_eq!(parts.len(), 10);
+    }
+
+    #[tokio::test]
+    async fn range_with_more_items_than_a_job_may_have_is_refused() {
+        let batch = Batch {
+            definition: "1-10000000001",
+            item_type: None,
+            params: &BTreeMap::new(),
+            max_parts: 1000,
+            max_items: 10_000_000_000,
+        };
+        let error = Range.split(batch).await.unwrap_err();
+        assert!(
+            matches!(&error, SplitError::Definition(text) if text == "the range has 10000000001 items; a job has at most 10000000000 (--max-items)"),
+            "{error:?}"
+        );
     }
 
     #[tokio::test]

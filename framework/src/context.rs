@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use contract::{ReportStatus, TaskData, TaskMessage, TaskStatus, Tracking, TrackingReport};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::depth_cache::DepthCache;
@@ -117,7 +117,8 @@ impl Context {
     /// # Errors
     ///
     /// Returns an error if the broker does not accept an earlier subtask. The task then fails, or runs again if the
-    /// broker was closed, even if the author's code ignores the error.
+    /// broker was closed, even if the author's code ignores the error. Returns the error of [`Self::check_cancelled`] if the
+    /// job has ended and the broker does not confirm.
     pub async fn dispatch<T: TaskData>(&self, pipe: &str, task: &T) -> Result<(), TaskError> {
         self.dispatch_payload(pipe, Payload::of(task)?).await
     }
@@ -135,9 +136,12 @@ impl Context {
         while split.pending.len() >= WINDOW
             && let Some(oldest) = split.pending.front_mut()
         {
-            let confirmed = oldest
-                .confirmed(&*shared.broker, &shared.retry, &shared.shutdown)
-                .await;
+            let confirmed = oldest.confirmed(&*shared.broker, &shared.retry, &shared.shutdown);
+            // A broker that does not respond must not keep the task of a job that has ended.
+            let Ok(confirmed) = timeout(LOOK_INTERVAL, confirmed).await else {
+                self.check_cancelled()?;
+                continue;
+            };
             split.pending.pop_front();
             if let Err(error) = confirmed {
                 split.publish_error = Some(error.clone());

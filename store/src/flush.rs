@@ -15,7 +15,7 @@ use crate::job_row::JobRow;
 use crate::ledger::{Ledger, Outcome, keys_of};
 use crate::model::{Recorded, TrackingEvent};
 use crate::transition::{Actor, StatusChange, change_status, finish_job, resolve_dependents};
-use crate::{Store, StoreError};
+use crate::{Store, StoreError, StoreOptions};
 
 /// The events of one job, in the order of arrival.
 type Events<'a> = Vec<&'a TrackingEvent>;
@@ -35,18 +35,16 @@ impl Store {
             .keys()
             .map(|(partition, job)| ((*partition).to_owned(), (*job).to_owned()))
             .collect();
-        let keep_failed_table = self.options.failed_tables_kept;
-        self.run_tx("record", locks, |tx| {
-            Box::pin(flush(tx, groups, keep_failed_table))
-        })
-        .await
+        let options = &self.options;
+        self.run_tx("record", locks, |tx| Box::pin(flush(tx, groups, options)))
+            .await
     }
 }
 
 async fn flush(
     tx: &mut Tx<'_>,
     groups: &EventsByJob<'_>,
-    keep_failed_table: Duration,
+    options: &StoreOptions,
 ) -> Result<End<Recorded>, DbError> {
     let mut recorded = Recorded {
         ignored: groups.values().map(|events| events.len() as u64).sum(),
@@ -63,9 +61,9 @@ async fn flush(
         if events.is_empty() || job.status.is_finished() {
             continue;
         }
-        let (counted, outcome) = apply(tx, &job, &events, now).await?;
+        let (counted, outcome) = apply(tx, &job, &events, options.max_items, now).await?;
         recorded.ignored -= counted;
-        if let Some(end) = save(tx, &mut job, outcome, keep_failed_table, now).await? {
+        if let Some(end) = save(tx, &mut job, outcome, options.failed_tables_kept, now).await? {
             recorded.finished.push((job.to_incarnation(), job.status));
             ended.push(end);
         }
@@ -82,6 +80,7 @@ async fn apply(
     tx: &mut Tx<'_>,
     job: &JobRow,
     events: &[&TrackingEvent],
+    max_items: u64,
     now: i64,
 ) -> Result<(u64, Outcome), DbError> {
     let incarnation = job.incarnation;
@@ -102,6 +101,7 @@ async fn apply(
         .iter()
         .filter(|event| ledger.apply(&event.task.steps, &event.kind))
         .count() as u64;
+    ledger.limit_items(max_items);
     Ok((counted, ledger.finish()))
 }
 

@@ -59,6 +59,8 @@ const ALMOST: i32 = 9_990;
 pub const FAILURES_KEPT: usize = 100;
 /// The kind of the failure of a split of which reports disagree about the number of subtasks.
 pub const CONFLICT_FAILURE: &str = "SPLIT_SIZE_CONFLICT";
+/// The kind of the failure of a job that has more items than a job may have.
+pub const TOO_MANY_ITEMS: &str = "TOO_MANY_ITEMS";
 /// The kind by which failures without an id are counted.
 pub const UNNAMED_FAILURE: &str = "Unknown";
 

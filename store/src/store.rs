@@ -30,6 +30,13 @@ pub struct StoreOptions {
     /// How long the store remembers the incarnations of deleted jobs. It must be longer than messages of a deleted job can
     /// stay in pipes.
     pub past_incarnations_kept: Duration,
+    /// The largest number of items of a job. A job that has more fails.
+    pub max_items: u64,
+}
+
+impl StoreOptions {
+    /// The default of [`Self::max_items`].
+    pub const DEFAULT_ITEMS: u64 = 10_000_000_000;
 }
 
 impl Default for StoreOptions {
@@ -38,6 +45,7 @@ impl Default for StoreOptions {
         Self {
             failed_tables_kept: day,
             past_incarnations_kept: 7 * day,
+            max_items: Self::DEFAULT_ITEMS,
         }
     }
 }

@@ -133,6 +133,15 @@ struct BatchArgs {
         value_name = "MESSAGES"
     )]
     max_depth: u64,
+    /// Number of items above which a job fails.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_MAX_ITEMS",
+        default_value_t = 10_000_000_000,
+        value_parser = clap::value_parser!(u64).range(1..),
+        value_name = "ITEMS"
+    )]
+    max_items: u64,
     /// Results that the batch worker sends to its output pipe: `none`, `only-of-empty-batches` or `all`.
     #[arg(
         long,
@@ -288,6 +297,7 @@ impl StackArgs {
                 results: self.batch.batch_results,
                 max_parts: usize::try_from(self.batch.max_parts)?,
                 max_depth: self.batch.max_depth,
+                max_items: self.batch.max_items,
                 ..BatchOptions::default()
             },
             service: self.api.apply_to(service),

@@ -86,6 +86,8 @@ pub struct BatchOptions {
     pub max_parts: usize,
     /// The number of messages in the target pipe above which a batch waits instead of being split.
     pub max_depth: u64,
+    /// The maximum number of items of one batch. [`StoreOptions`] has the limit of a job.
+    pub max_items: u64,
 }
 
 /// A part of the system that can run in a process of its own.
@@ -205,6 +207,7 @@ impl Default for BatchOptions {
             results: BatchResults::None,
             max_parts: BatchWorker::DEFAULT_PARTS,
             max_depth: BatchWorker::DEFAULT_DEPTH,
+            max_items: BatchWorker::DEFAULT_ITEMS,
         }
     }
 }

@@ -59,6 +59,7 @@ pub fn batch_worker(
 ) -> (RunningRole, Arc<AtomicU64>) {
     let worker = BatchWorker::new(options.batch.max_parts)
         .max_depth(options.batch.max_depth)
+        .max_items(options.batch.max_items)
         .results(options.batch.results)
         .with(Range)
         .with(List)

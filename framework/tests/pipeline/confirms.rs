@@ -16,6 +16,8 @@ use framework::{Context, Reply, RetryPolicy, Runtime, Settings, TaskError, Worke
 use futures_util::future::BoxFuture;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
+use wiremock::matchers::path;
+use wiremock::{Mock, MockServer, ResponseTemplate};
 
 /// The pipe whose confirms are held back.
 const HELD_PIPE: &str = "out";
@@ -73,8 +75,14 @@ impl HoldingBroker {
     }
 
     async fn send(&self, number: u64) {
+        self.send_of_job_at(number, None).await;
+    }
+
+    /// Sends a task of a job whose status is at this URL.
+    async fn send_of_job_at(&self, number: u64, url: Option<String>) {
         let tracking = Tracking {
             job_task_id: Some(format!("p:j.{number}")),
+            status_check_url: url,
             tracking_pipe: Some("tracking".to_owned()),
             ..Tracking::default()
         };
@@ -172,6 +180,21 @@ impl Worker for Echo {
     }
 }
 
+/// Dispatches `number` subtasks.
+struct Splitter;
+
+impl Worker for Splitter {
+    type Input = RangeItem;
+    type Output = RangeItem;
+
+    async fn run(&self, split: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
+        for number in 1..=split.number {
+            ctx.dispatch(HELD_PIPE, &item(number)).await?;
+        }
+        Ok(Reply::none())
+    }
+}
+
 /// Dispatches `number` subtasks. Drops each dispatch that takes longer than a moment, and dispatches the subtask again
 /// if `insists`.
 struct ImpatientSplitter {
@@ -203,6 +226,7 @@ async fn run<T>(broker: &HoldingBroker, worker: impl Worker, story: impl Future<
     let settings = Settings {
         output: Some(HELD_PIPE.to_owned()),
         retry: RetryPolicy::constant(Duration::from_millis(100)),
+        concurrency: 1,
         ..Settings::new("w")
     };
     let stop = CancellationToken::new();
@@ -275,6 +299,33 @@ async fn dropped_dispatch_loses_no_unconfirmed_subtask() {
     let last_part = format!("p:j.{}.{}*", WINDOW + 1, WINDOW + 1);
     assert_eq!((id, status), (last_part, ReportStatus::Complete));
     assert_eq!(broker.depth_of(HELD_PIPE).await, WINDOW);
+}
+
+#[tokio::test]
+async fn split_that_waits_for_confirms_hears_that_its_job_has_ended() {
+    let jobs = MockServer::start().await;
+    let status = |word: &str| {
+        let response = ResponseTemplate::new(200).set_body_string(word);
+        Mock::given(path("/status"))
+            .respond_with(response.insert_header("Cache-Control", "max-age=1"))
+    };
+    status("Active").up_to_n_times(1).mount(&jobs).await;
+    status("Cancelled").mount(&jobs).await;
+    let broker = HoldingBroker::new();
+    let url = format!("{}/status", jobs.uri());
+    broker.send_of_job_at(WINDOW + 1, Some(url)).await;
+    broker.send(1).await;
+    // The broker confirms nothing. The second task has its turn when the first is discarded.
+    let held = usize::try_from(WINDOW + 1).unwrap();
+    run(&broker, Splitter, async {
+        broker.wait_for_held(held).await;
+        broker.confirm(held - 1..).await;
+        assert_eq!(
+            broker.next_report().await,
+            ("p:j.1.2*".to_owned(), ReportStatus::Complete)
+        );
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]

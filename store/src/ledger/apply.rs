@@ -4,7 +4,7 @@ use contract::{JobStatus, OnFailure, ReportFailure, Step};
 
 use super::{
     ActiveTask, CONFLICT, CONFLICT_FAILURE, FAILURES_KEPT, KeptFailure, Ledger, PERCENT,
-    REPORTED_FAILED, UNNAMED_FAILURE, extend, failure_kind,
+    REPORTED_FAILED, TOO_MANY_ITEMS, UNNAMED_FAILURE, extend, failure_kind,
 };
 use crate::model::EventKind;
 
@@ -57,6 +57,32 @@ impl Ledger {
             EventKind::Failed(failure) => self.fail(parent, own.number, failure, 0),
         }
         true
+    }
+
+    /// Fails the job if more of its items are done than a job may have.
+    pub fn limit_items(&mut self, limit: u64) {
+        let items = self.totals.completed_items;
+        if self.is_decided() || items <= i64::try_from(limit).unwrap_or(i64::MAX) {
+            return;
+        }
+        let message = format!("{items} items are done; a job has at most {limit} (--max-items)");
+        self.fail_job(TOO_MANY_ITEMS, message, "the job");
+    }
+
+    /// Fails the job for a reason that the ledger has found.
+    fn fail_job(&mut self, kind: &str, message: String, subject: &str) {
+        let failure = self.own_failure(kind, message);
+        self.count_failure(String::new(), &failure, None);
+        self.decide(JobStatus::Failed, failure_summary(subject, &failure));
+    }
+
+    fn own_failure(&self, kind: &str, message: String) -> ReportFailure {
+        ReportFailure {
+            failure_id: Some(kind.to_owned()),
+            failure_time: Some(self.now),
+            failure_source: Some("ledger".to_owned()),
+            failure_message: Some(message),
+        }
     }
 
     /// Applies an event of the job's own task.
@@ -195,23 +221,15 @@ impl Ledger {
         split.flags |= CONFLICT;
         split.dirty = true;
         let size = split.size.unwrap_or_default();
-        let failure = ReportFailure {
-            failure_id: Some(CONFLICT_FAILURE.to_owned()),
-            failure_time: Some(self.now),
-            failure_source: Some("ledger".to_owned()),
-            failure_message: Some(format!(
-                "the split was reported with different numbers of subtasks; {size} is the largest"
-            )),
-        };
-        let number = split.number;
-        if let Some(parent) = split.parent {
+        let (number, parent) = (split.number, split.parent);
+        let message = format!(
+            "the split was reported with different numbers of subtasks; {size} is the largest"
+        );
+        if let Some(parent) = parent {
+            let failure = self.own_failure(CONFLICT_FAILURE, message);
             self.fail(parent, number, &failure, CONFLICT);
         } else {
-            self.count_failure(String::new(), &failure, None);
-            self.decide(
-                JobStatus::Failed,
-                failure_summary("the job's own split", &failure),
-            );
+            self.fail_job(CONFLICT_FAILURE, message, "the job's own split");
         }
     }
 

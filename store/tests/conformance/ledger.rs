@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use contract::rest::TaskState;
 use contract::{JobStatus, JobTaskId, OnFailure};
 use futures_util::future::join_all;
-use store::{EventKind, Incarnation, JobQuery, JobRequest, TrackingEvent};
+use store::{EventKind, Incarnation, JobQuery, JobRequest, StoreOptions, TrackingEvent};
 
 use crate::fixture::{TestStore, event, failed, failure, request};
 
@@ -16,6 +16,7 @@ suite![
     retried_task_is_retrying_until_it_completes,
     completed_split_drops_the_rows_below_it,
     contradictory_split_sizes_fail_the_job,
+    job_with_more_items_than_the_limit_fails,
     concurrent_reports_are_counted_exactly,
     split_of_ten_thousand_tasks_takes_at_most_three_rows,
     reports_of_unknown_jobs_are_ignored,
@@ -293,6 +294,27 @@ async fn contradictory_split_sizes_fail_the_job(store: TestStore) {
             .unwrap()
             .contains("different numbers of subtasks")
     );
+}
+
+async fn job_with_more_items_than_the_limit_fails(mut store: TestStore) {
+    let limited = StoreOptions {
+        max_items: 2,
+        ..StoreOptions::default()
+    };
+    store.reopen_with(limited).await;
+    let fitting = store.create("fitting").await;
+    store.complete(&fitting, &["1", "2", "3*"]).await;
+    assert_eq!(store.job(&fitting).await.status, JobStatus::Completed);
+
+    let large = create_continuing(&store, "large").await;
+    store.complete(&large, &["1", "2"]).await;
+    assert_eq!(store.job(&large).await.status, JobStatus::Active);
+    store.complete(&large, &["3"]).await;
+    let job = store.job(&large).await;
+    assert_eq!(job.status, JobStatus::Failed);
+    let message = job.failures[0].failure_message.as_deref();
+    let expected = "3 items are done; a job has at most 2 (--max-items)";
+    assert_eq!(message, Some(expected));
 }
 
 async fn concurrent_reports_are_counted_exactly(store: TestStore) {
