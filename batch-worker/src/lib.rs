@@ -229,6 +229,7 @@ impl Worker for BatchWorker {
                 "the targetPipe has {size} bytes; the limit is {MAX_PIPE_BYTES}"
             )));
         }
+        ctx.check_pipe(&target)?;
         // An unknown depth does not stop the split.
         if ctx
             .depth(&target)
@@ -415,7 +416,17 @@ mod tests {
             ..batch("range", "1-2")
         };
         let too_large = batch("range", &" ".repeat(MAX_DEFINITION + 1));
+        let delay_pipe = BatchTask {
+            target_pipe: Some("items.delay.400".into()),
+            ..batch("range", "1-2")
+        };
         for (task, text) in [
+            (
+                delay_pipe,
+                "no task may be addressed to the pipe 'items.delay.400', which by its name (`.delay.` and a number) holds the delayed \
+                 messages of another pipe. Name the input pipe of a worker; if this pipe is one, its operator can allow it by the \
+                 setting `allowed-pipe`",
+            ),
             (
                 batch("rnage", "1-2"),
                 "Invalid batch type  \"rnage\"; this batch worker knows lines, range",

@@ -226,7 +226,7 @@ impl Running {
         };
         let service = ServiceOptions {
             webservice_url: options.public_url.clone().unwrap_or_else(|| self.api_url()),
-            ..options.service.clone()
+            ..options.service()
         };
         let (broker, stop) = (Arc::clone(&self.broker), self.service.token());
         let role = roles::job_service(service, store, broker, listener, stop);

@@ -70,6 +70,8 @@ impl JobTaskId {
     pub const DEFAULT_PARTITION: &'static str = "default";
     /// The maximum number of steps.
     pub const MAX_DEPTH: usize = 64;
+    /// The maximum length of the id of a subtask, in bytes. An id of ours with [`Self::MAX_DEPTH`] steps is shorter.
+    pub const MAX_BYTES: usize = 2048;
 
     /// Parses a job task id.
     ///
@@ -146,6 +148,44 @@ impl fmt::Display for JobTaskId {
     }
 }
 
+/// Why a task cannot have subtasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NestingError {
+    /// The job task id has [`JobTaskId::MAX_DEPTH`] steps.
+    #[error(
+        "the task is on level {} of its job, the deepest one, and cannot have subtasks. Split into more parts per level",
+        JobTaskId::MAX_DEPTH
+    )]
+    TooDeep,
+    /// The id of a subtask would have more than [`JobTaskId::MAX_BYTES`] bytes.
+    #[error(
+        "the id of a subtask would be longer than {} bytes. Split into more parts per level, or choose a shorter id for the first \
+         task",
+        JobTaskId::MAX_BYTES
+    )]
+    TooLong,
+}
+
+/// Checks that the subtasks of a task have ids that [`JobTaskId::parse`] accepts. Without it, nothing would count them.
+///
+/// # Errors
+/// Returns an error if the job task id has too many steps, or if one of the two ids would become too long.
+pub fn check_nesting(task_id: &str, job_task_id: Option<&str>) -> Result<(), NestingError> {
+    // "." and "2147483647*"
+    const LONGEST_STEP: usize = 12;
+    let job_task_id = job_task_id.unwrap_or_default();
+    let steps = job_task_id
+        .split_once(':')
+        .map_or(job_task_id, |(_, job)| job);
+    if steps.matches('.').count() >= JobTaskId::MAX_DEPTH {
+        return Err(NestingError::TooDeep);
+    }
+    if task_id.len().max(job_task_id.len()) + LONGEST_STEP > JobTaskId::MAX_BYTES {
+        return Err(NestingError::TooLong);
+    }
+    Ok(())
+}
+
 /// Returns the id of a subtask. Works for task ids and for job task ids.
 ///
 /// ```
@@ -203,7 +243,39 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_task_on_the_deepest_level_or_with_a_long_id_cannot_have_subtasks() {
+        let level = |steps: usize| format!("p:j{}", ".2147483647*".repeat(steps));
+        let long = "t".repeat(2037);
+        for (task_id, job_task_id, expected) in [
+            ("t", Some(level(63)), Ok(())),
+            ("t", Some(level(64)), Err(NestingError::TooDeep)),
+            ("t", None, Ok(())),
+            (&long[1..], None, Ok(())),
+            (&long, None, Err(NestingError::TooLong)),
+            (&long, Some(level(0)), Err(NestingError::TooLong)),
+            ("t", Some(format!("p:{long}")), Err(NestingError::TooLong)),
+        ] {
+            let checked = check_nesting(task_id, job_task_id.as_deref());
+            assert_eq!(checked, expected, "{task_id:.9} {job_task_id:?}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn every_subtask_of_a_task_that_may_have_some_can_be_parsed(
+            partition in "[a-z0-9ü]{1,40}", job in "[A-Za-z0-9ü]{1,48}", incarnation in proptest::option::of(1i64..),
+            steps in proptest::collection::vec((1u32..=i32::MAX as u32, any::<bool>()), 0..70), number in 1u32..=i32::MAX as u32,
+        ) {
+            let steps: Vec<Step> = steps.into_iter().map(|(number, last)| Step { number, last }).collect();
+            let depth = steps.len();
+            let id = JobTaskId { partition, job, incarnation, steps }.to_string();
+            prop_assert_eq!(check_nesting("t", Some(&id)).is_ok(), depth < JobTaskId::MAX_DEPTH);
+            if depth < JobTaskId::MAX_DEPTH {
+                prop_assert!(JobTaskId::parse(&subtask_id(&id, number, true)).is_ok());
+            }
+        }
+
         #[test]
         fn parsing_reverses_formatting(
             partition in "[a-z0-9-]{1,40}", job in "[A-Za-z0-9_-]{1,48}", incarnation in proptest::option::of(1i64..),

@@ -21,14 +21,18 @@ mod decode;
 mod ids;
 mod job_task_id;
 mod report;
+mod reserved_pipes;
 pub mod rest;
 mod task_message;
 
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem};
 pub use ids::{IdError, JobId, PartitionId};
-pub use job_task_id::{JobTaskId, JobTaskIdError, Step, subtask_id};
+pub use job_task_id::{JobTaskId, JobTaskIdError, NestingError, Step, check_nesting, subtask_id};
 pub use report::{
     JobTrackingEvent, ReportFailure, ReportStatus, TrackingReport, TrackingReportTask,
+};
+pub use reserved_pipes::{
+    PipePurpose, ReservedPipe, ReservedPipes, delay_pipe, is_delay_pipe, quarantine_pipe,
 };
 pub use rest::{JobStatus, OnFailure};
 pub use task_message::{

@@ -10,6 +10,8 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use contract::{PipePurpose, ReservedPipes};
+
 use crate::RetryPolicy;
 use crate::clock::Clock;
 use caf::{Conversion, Reader};
@@ -39,6 +41,9 @@ pub struct Settings {
     pub reject: String,
     /// The pipe for tasks of paused jobs, which the job service takes from there. Without one, such tasks run.
     pub paused: Option<String>,
+    /// The pipes that no task may be addressed to, and the exceptions. The worker's own invalid, reject and paused pipes
+    /// and the tracking pipe of each message are reserved in addition.
+    pub reserved_pipes: ReservedPipes,
     /// How tracked outputs travel.
     pub route: Route,
     /// Whether an output that goes directly to its pipe, and does not end its task, is reported with 0 %. CAF's workers
@@ -76,6 +81,7 @@ impl Settings {
             invalid: format!("{name}-invalid"),
             reject: format!("{name}-reject"),
             paused: Some(contract::PAUSED_PIPE.to_owned()),
+            reserved_pipes: ReservedPipes::default(),
             route: Route::Direct,
             zero_progress: false,
             concurrency: DEFAULT_CONCURRENCY as usize,
@@ -117,6 +123,9 @@ impl Settings {
         if let Some(found) = read.find("PAUSED_PIPE")? {
             settings.paused = Some(found.value).filter(|pipe| !pipe.is_empty() && pipe != "none");
         }
+        if let Some(found) = read.find("ALLOWED_PIPE")? {
+            settings.reserved_pipes = settings.reserved_pipes.allow(pipe_names(&found.value));
+        }
         settings.listen = read
             .find("LISTEN")?
             .map(|found| parse(&found))
@@ -131,6 +140,19 @@ impl Settings {
             });
         }
         Ok(settings)
+    }
+
+    /// Returns all pipes that no task of this worker may be addressed to. Its own input is allowed, and so is its output:
+    /// some CAF installations have one queue for all results of a worker, given up or not.
+    pub(crate) fn all_reserved_pipes(&self) -> ReservedPipes {
+        let paused = self.paused.as_deref().unwrap_or_default();
+        self.reserved_pipes
+            .clone()
+            .reserve(PipePurpose::Invalid, &self.invalid)
+            .reserve(PipePurpose::Reject, &self.reject)
+            .reserve(PipePurpose::Paused, paused)
+            .allow([&self.input])
+            .allow(&self.output)
     }
 
     /// Finds one setting of a worker, by its name in [`VARIABLES`]: its own variable, its file, or CAF's variables.
@@ -264,6 +286,11 @@ pub const VARIABLES: &[Variable] = &[
         "the pipe for tasks of paused jobs, which the job service keeps; with none, they run",
     ),
     variable(
+        "ALLOWED_PIPE",
+        "none",
+        "exact names of pipes, separated by commas, that tasks may be addressed to although such names are reserved",
+    ),
+    variable(
         "ROUTE",
         "direct",
         "how tracked outputs travel: direct or reroute",
@@ -359,6 +386,13 @@ impl SettingsReader<'_> {
     }
 }
 
+/// Returns the names in a list that is separated by commas.
+fn pipe_names(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty() && *name != "none")
+}
+
 fn parse<T: FromStr<Err: std::fmt::Display>>(found: &EnvValue) -> Result<T, SettingsError> {
     found
         .value
@@ -409,6 +443,34 @@ mod tests {
             Some("own")
         );
         assert_eq!(paused(&[("BATCHWRIGHT_PAUSED_PIPE", "none")]), None);
+    }
+
+    #[test]
+    fn own_dead_ends_are_reserved_unless_they_are_the_output_or_allowed() {
+        let reserved = |variables: &[(&str, &str)]| {
+            let reserved = read(variables).unwrap().all_reserved_pipes();
+            [
+                "w-invalid",
+                "w-reject",
+                "worker-paused-in",
+                "w-in.suspects",
+                "w-in",
+            ]
+            .map(|pipe| reserved.check(pipe, None).is_err())
+        };
+        let name = ("BATCHWRIGHT_NAME", "w");
+        assert_eq!(reserved(&[name]), [true, true, true, true, false]);
+        assert_eq!(
+            reserved(&[name, ("BATCHWRIGHT_OUTPUT_PIPE", "w-reject")]),
+            [true, false, true, true, false]
+        );
+        assert_eq!(
+            reserved(&[
+                name,
+                ("BATCHWRIGHT_ALLOWED_PIPE", "w-invalid, w-in.suspects")
+            ]),
+            [false, true, true, false, false]
+        );
     }
 
     #[test]

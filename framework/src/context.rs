@@ -3,10 +3,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use contract::{ReportStatus, TaskData, TaskMessage, TaskStatus, Tracking, TrackingReport};
+use contract::{
+    NestingError, ReportStatus, ReservedPipe, ReservedPipes, TaskData, TaskMessage, TaskStatus,
+    Tracking, TrackingReport, check_nesting,
+};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -34,6 +37,8 @@ struct Inner {
     split: tokio::sync::Mutex<Split>,
     /// The task has said how many subtasks it has, which may be none.
     is_size_known: AtomicBool,
+    /// Why a subtask was not dispatched. Whatever the author's code does about it, the task is not done.
+    refusal: Mutex<Option<DispatchError>>,
     cancellation: CancellationWatch,
 }
 
@@ -45,6 +50,8 @@ pub(crate) struct Shared {
     pub reports: ReportBuffer,
     pub status: StatusChecker,
     pub depths: Arc<DepthCache>,
+    /// The pipes that no message may be addressed to.
+    pub reserved: Arc<ReservedPipes>,
     pub retry: RetryPolicy,
     /// Cancelled when the runtime stops waiting for its running tasks.
     pub shutdown: CancellationToken,
@@ -57,8 +64,20 @@ struct Split {
     /// Subtasks without a confirm, oldest first; at most [`WINDOW`].
     pending: VecDeque<PendingPublish>,
     reports: Vec<TrackingReport>,
-    /// The broker did not accept a subtask. Whatever the author's code does about it, the task is not done.
-    publish_error: Option<PublishError>,
+    /// The pipe of the latest subtask, which has been checked.
+    checked_pipe: Option<String>,
+}
+
+/// Why a subtask is not dispatched.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum DispatchError {
+    /// The broker did not accept a subtask.
+    #[error(transparent)]
+    Unpublished(#[from] PublishError),
+    #[error(transparent)]
+    Reserved(#[from] ReservedPipe),
+    #[error(transparent)]
+    Nesting(#[from] NestingError),
 }
 
 /// What a task has dispatched when it ends. It must be confirmed and reported before the delivery is settled.
@@ -66,8 +85,8 @@ struct Split {
 pub(crate) struct Dispatched {
     pub count: u32,
     pub is_split: bool,
-    /// Why the broker did not accept a subtask.
-    pub publish_error: Option<PublishError>,
+    /// Why a subtask was not dispatched.
+    pub refusal: Option<DispatchError>,
     pub pending: Vec<PendingPublish>,
     pub reports: Vec<TrackingReport>,
 }
@@ -103,6 +122,7 @@ impl Context {
             attempt,
             split: tokio::sync::Mutex::default(),
             is_size_known: AtomicBool::new(false),
+            refusal: Mutex::default(),
             cancellation: CancellationWatch::default(),
         }))
     }
@@ -116,9 +136,12 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// Returns an error if the broker does not accept an earlier subtask. The task then fails, or runs again if the
-    /// broker was closed, even if the author's code ignores the error. Returns the error of [`Self::check_cancelled`] if the
-    /// job has ended and the broker does not confirm.
+    /// Returns an error, and the task then fails even if the author's code ignores it, if
+    /// - the pipe is reserved for the system ([`Self::check_pipe`]);
+    /// - this task is on level 64 of its job, or the id of the subtask would become too long: nothing would count it;
+    /// - the broker does not accept an earlier subtask. If the broker was closed, the task runs again.
+    ///
+    /// Returns the error of [`Self::check_cancelled`] if the job has ended and the broker does not confirm.
     pub async fn dispatch<T: TaskData>(&self, pipe: &str, task: &T) -> Result<(), TaskError> {
         self.dispatch_payload(pipe, Payload::of(task)?).await
     }
@@ -132,6 +155,11 @@ impl Context {
             ..
         } = &*self.0;
         let mut split = split.lock().await;
+        if split.checked_pipe.as_deref() != Some(pipe) {
+            self.check_dispatch(pipe)
+                .map_err(|error| self.refuse(error))?;
+            split.checked_pipe = Some(pipe.to_owned());
+        }
         // The caller may drop this future at any `await`. The oldest subtask stays in the queue until it is confirmed.
         while split.pending.len() >= WINDOW
             && let Some(oldest) = split.pending.front_mut()
@@ -144,8 +172,7 @@ impl Context {
             };
             split.pending.pop_front();
             if let Err(error) = confirmed {
-                split.publish_error = Some(error.clone());
-                return Err(undelivered(&error));
+                return Err(self.refuse(error.into()));
             }
         }
         // From here on there is no `await`: number, message and report belong together.
@@ -176,7 +203,24 @@ impl Context {
     /// With 0 the task is a split into nothing: it is complete, and counts as no item.
     pub fn expect_subtasks(&self, subtasks: u32) {
         self.0.is_size_known.store(true, Ordering::Relaxed);
+        // The report is about a subtask, too.
+        if let Err(error) = self.check_nesting() {
+            self.refuse(error);
+            return;
+        }
         self.send_report(WorkerIdentity::size_report(&self.0.input, subtasks));
+    }
+
+    /// Checks that subtasks may be addressed to a pipe, before a task does work for them; [`Self::dispatch`] checks it,
+    /// too.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that fails the task if the pipe is reserved: the tracking pipe, the paused pipe, the worker's
+    /// invalid and reject pipes, and every name that ends like those of delay and quarantine pipes (`.delay.<number>`,
+    /// `.suspects`). [`Settings::reserved_pipes`](crate::Settings::reserved_pipes) has the exceptions.
+    pub fn check_pipe(&self, pipe: &str) -> Result<(), TaskError> {
+        check_pipe(&self.0.shared.reserved, &self.0.input, pipe).map_err(TaskError::failed)
     }
 
     /// Reports the progress of this task in percent, from 0 to 100. Later reports override it. Does not wait for the
@@ -262,16 +306,38 @@ impl Context {
             count,
             pending,
             reports,
-            publish_error,
+            ..
         } = std::mem::take(&mut *split);
         let is_split = count > 0 || self.0.is_size_known.load(Ordering::Relaxed);
         Dispatched {
             count,
             is_split,
-            publish_error,
+            refusal: self.refusal().take(),
             pending: pending.into(),
             reports,
         }
+    }
+
+    fn check_dispatch(&self, pipe: &str) -> Result<(), DispatchError> {
+        check_pipe(&self.0.shared.reserved, &self.0.input, pipe)?;
+        self.check_nesting()
+    }
+
+    fn check_nesting(&self) -> Result<(), DispatchError> {
+        let input = &self.0.input;
+        Ok(check_nesting(&input.task_id, input.job_task_id())?)
+    }
+
+    /// Remembers why a subtask is not dispatched, and returns what that means for the task.
+    fn refuse(&self, error: DispatchError) -> TaskError {
+        let refused = undispatched(&error);
+        self.refusal().get_or_insert(error);
+        refused
+    }
+
+    fn refusal(&self) -> MutexGuard<'_, Option<DispatchError>> {
+        let refusal = self.0.refusal.lock();
+        refusal.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends a report for this task without waiting for its confirm.
@@ -303,6 +369,26 @@ impl Dispatched {
             TaskPart::Final(self.count)
         } else {
             TaskPart::Whole
+        }
+    }
+}
+
+/// Checks that an output of the task `input` may be addressed to a pipe.
+pub(crate) fn check_pipe(
+    reserved: &ReservedPipes,
+    input: &TaskMessage,
+    pipe: &str,
+) -> Result<(), ReservedPipe> {
+    let tracking = input.tracking.as_ref();
+    reserved.check(pipe, tracking.and_then(|it| it.tracking_pipe.as_deref()))
+}
+
+/// Returns what a subtask that is not dispatched means for its task.
+pub(crate) fn undispatched(error: &DispatchError) -> TaskError {
+    match error {
+        DispatchError::Unpublished(error) => undelivered(error),
+        DispatchError::Reserved(_) | DispatchError::Nesting(_) => {
+            TaskError::failed(error.to_string())
         }
     }
 }

@@ -32,7 +32,9 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::{ReportStatus, TaskMessage, TrackingReport, patch_tracking, same_pipe};
+use contract::{
+    ReportStatus, ReservedPipes, TaskMessage, TrackingReport, patch_tracking, same_pipe,
+};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
@@ -48,7 +50,7 @@ use crate::steps::output::{LONGEST_REASON, WorkerIdentity, tracking_pipe};
 use crate::steps::publish::{PendingPublish, await_confirms};
 use crate::steps::quarantine::{Quarantine, Standing};
 use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer, Reports};
-use crate::steps::routing::{Admission, admit, diverted_report};
+use crate::steps::routing::{Admission, admit, check_forward, diverted_report};
 use crate::steps::status_check::StatusChecker;
 use crate::telemetry::Counters;
 
@@ -64,6 +66,8 @@ pub(crate) struct Pipeline<H> {
     pub identity: Arc<WorkerIdentity>,
     /// The largest body that is decoded, in bytes.
     pub max_body: usize,
+    /// The pipes that no message may be addressed to.
+    pub reserved: Arc<ReservedPipes>,
     pub broker: Arc<dyn Broker>,
     pub status: StatusChecker,
     pub reports: ReportBuffer,
@@ -145,7 +149,15 @@ impl<H: BatchHandler> Pipeline<H> {
                 self.move_to_quarantine(&delivery, &message).await
             }
             Admission::Execute => return Some(Received::new(delivery, message, false, standing)),
-            Admission::Divert => return Some(Received::new(delivery, message, true, standing)),
+            Admission::Divert => {
+                let received = Received::new(delivery, message, true, standing);
+                let Err(refusal) = check_forward(&self.reserved, &received.message) else {
+                    return Some(received);
+                };
+                let failed = self.fail(&received, &refusal.to_string()).await;
+                self.settle(received.delivery, standing, failed).await;
+                return None;
+            }
             Admission::Discard => {
                 self.discard(delivery, &message);
                 return None;
@@ -392,17 +404,21 @@ impl<H: BatchHandler> Pipeline<H> {
             }
         };
         // Publish it again instead of requeueing it: a requeue counts like a crash, and nothing has crashed.
-        let again = Outgoing {
+        let again = |delay| Outgoing {
             headers: standing.redelivery_headers(&delivery),
-            delay: Some(delay),
+            delay,
             ..Outgoing::new(Arc::clone(&delivery.pipe), delivery.body.clone())
         };
-        if self.publish(again).await.is_ok() {
+        if self.publish(again(Some(delay))).await.is_ok() {
             return delivery.ack();
         }
-        self.shutdown
-            .run_until_cancelled(tokio::time::sleep(REDELIVERY_DELAY))
-            .await;
+        // The queue for this delay may be full or unusable, which the pipe itself need not be.
+        let pause = tokio::time::sleep(REDELIVERY_DELAY);
+        if self.shutdown.run_until_cancelled(pause).await.is_some()
+            && self.publish(again(None)).await.is_ok()
+        {
+            return delivery.ack();
+        }
         delivery.requeue();
     }
 

@@ -187,6 +187,7 @@ impl Runtime {
             reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(open), tasks),
             status: StatusChecker::new(status_check_limit, clock, tasks),
             depths: Arc::default(),
+            reserved: Arc::new(self.settings.all_reserved_pipes()),
             retry,
             shutdown: CancellationToken::new(),
         }
@@ -293,6 +294,7 @@ fn pipeline<H>(
         },
         identity: shared.identity,
         max_body: settings.max_body,
+        reserved: shared.reserved,
         broker: shared.broker,
         status: shared.status,
         reports: shared.reports,

@@ -17,7 +17,7 @@ use crate::steps::output::{WorkerIdentity, new_message};
 use crate::steps::report_buffer::ReportBuffer;
 use crate::steps::status_check::StatusChecker;
 use crate::worker::{ReplyKind, TaskErrorKind};
-use crate::{Context, Reply, RetryPolicy, TaskError, Worker};
+use crate::{Context, Reply, RetryPolicy, Settings, TaskError, Worker};
 
 /// What a worker did with a task; see [`run`].
 #[derive(Debug)]
@@ -88,6 +88,7 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
         broker,
         status: StatusChecker::new(Duration::from_secs(1), Clock::system(), &tasks),
         depths: Arc::default(),
+        reserved: Arc::new(Settings::new("test").all_reserved_pipes()),
         retry: RetryPolicy::default(),
         shutdown: CancellationToken::new(),
     };

@@ -18,16 +18,18 @@ use framework::broker::Broker;
 use store::Store;
 use tokio_util::sync::CancellationToken;
 
+use crate::options::ServiceOptions;
+
 /// Runs all background tasks until `shutdown` is cancelled.
 pub async fn run(
     store: &Store,
     broker: &Arc<dyn Broker>,
-    paused_pipe: &str,
+    options: &ServiceOptions,
     shutdown: &CancellationToken,
 ) {
     tokio::join!(
         relay::run(store, broker.as_ref(), shutdown),
-        parked_in::run(store, broker, paused_pipe, shutdown),
+        parked_in::run(store, broker, options, shutdown),
         parked_out::run(store, shutdown),
         sweeper::run(store, shutdown)
     );

@@ -113,7 +113,7 @@ impl JobService {
             options,
             ..
         } = &*self.0;
-        background::run(store, broker, &options.paused_pipe, &shutdown).await;
+        background::run(store, broker, options, &shutdown).await;
     }
 
     /// Returns the router with every URL of the service: the REST API, the health check and Swagger UI.

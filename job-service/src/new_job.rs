@@ -15,7 +15,7 @@ mod start_message;
 mod tests;
 
 use contract::rest::{Expiry, ExpiryOperation, NewJob, Policer};
-use contract::{JobId, PartitionId};
+use contract::{JobId, PartitionId, ReservedPipes};
 use store::{JobRequest, KeptUntil, StartCondition};
 
 use self::content_hash::content_hash;
@@ -38,7 +38,8 @@ pub struct ValidJob {
 }
 
 impl RawRequest {
-    /// Validates the request. `made_task` is the task that the job type built, if the request has a type.
+    /// Validates the request. `made_task` is the task that the job type built, if the request has a type. No pipe of the task may
+    /// be one of `reserved_pipes`.
     ///
     /// # Errors
     ///
@@ -48,6 +49,7 @@ impl RawRequest {
         partition: PartitionId,
         job: JobId,
         made_task: Option<MadeTask>,
+        reserved_pipes: &ReservedPipes,
     ) -> ApiResult<ValidJob> {
         let Self {
             job: mut new,
@@ -69,7 +71,7 @@ impl RawRequest {
         let fields = required_fields(&new).map_err(task_error)?;
         check_label_names(&new)?;
         let data = task_data(&fields, task_data_json).map_err(task_error)?;
-        let task = check_pipes(&fields, data).map_err(task_error)?;
+        let task = check_pipes(&fields, data, reserved_pipes).map_err(task_error)?;
         check_texts(&new)?;
         let start = start(&new)?;
         let expiry = check_expiry(new.expiry.clone().unwrap_or_default())?;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use contract::rest::Expiry;
+use contract::{PipePurpose, ReservedPipes};
 
 use crate::access::{AllowedHost, AllowedOrigin};
 use crate::job_types::JobTypes;
@@ -26,6 +27,9 @@ pub struct ServiceOptions {
     pub tracking_pipe: String,
     /// The pipe to which workers send the tasks of paused jobs.
     pub paused_pipe: String,
+    /// The pipes that no job may name, and the exceptions. [`Self::tracking_pipe`], [`Self::paused_pipe`] and the invalid
+    /// pipe of the latter are reserved in addition.
+    pub reserved_pipes: ReservedPipes,
     /// How long a worker may cache the status of a job.
     pub status_check_interval: Duration,
     /// The number of jobs on a page of a list if the request sets no limit.
@@ -45,6 +49,22 @@ pub struct ServiceOptions {
     pub expiry: Expiry,
 }
 
+impl ServiceOptions {
+    /// Returns all pipes that no job may name.
+    pub fn all_reserved_pipes(&self) -> ReservedPipes {
+        self.reserved_pipes
+            .clone()
+            .reserve(PipePurpose::Tracking, &self.tracking_pipe)
+            .reserve(PipePurpose::Paused, &self.paused_pipe)
+            .reserve(PipePurpose::Invalid, self.paused_invalid_pipe())
+    }
+
+    /// Returns the invalid pipe of the paused pipe.
+    pub(crate) fn paused_invalid_pipe(&self) -> String {
+        format!("{}.invalid", self.paused_pipe)
+    }
+}
+
 impl Default for ServiceOptions {
     fn default() -> Self {
         Self {
@@ -53,6 +73,7 @@ impl Default for ServiceOptions {
             allowed_origins: Vec::new(),
             tracking_pipe: "worker-jobtracking-in".to_owned(),
             paused_pipe: contract::PAUSED_PIPE.to_owned(),
+            reserved_pipes: ReservedPipes::default(),
             status_check_interval: Duration::from_secs(10),
             page_size: 25,
             cancel_batch: 100,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use contract::{JobId, PartitionId};
+use contract::{JobId, PartitionId, ReservedPipes};
 use framework::broker::{Broker, BrokerState};
 use store::{Incarnation, Store};
 use tokio_util::sync::CancellationToken;
@@ -15,6 +15,8 @@ pub struct AppState {
     pub store: Store,
     pub broker: Arc<dyn Broker>,
     pub options: ServiceOptions,
+    /// The pipes that no job may name.
+    pub reserved_pipes: ReservedPipes,
     /// Cancelled when the service shuts down. Ends the event streams, which would otherwise stay open.
     pub shutting_down: CancellationToken,
 }
@@ -24,6 +26,7 @@ impl AppState {
         Self {
             store,
             broker,
+            reserved_pipes: options.all_reserved_pipes(),
             options,
             shutting_down: CancellationToken::new(),
         }

@@ -1,5 +1,6 @@
 //! `batchwright up` and `batchwright run ROLE`: the commands that serve until they are stopped.
 
+use std::convert::Infallible;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -100,6 +101,16 @@ struct StackArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Workers")]
 struct WorkerArgs {
+    /// Exact name of a pipe that jobs and tasks may name although such names are reserved; repeat the flag, or separate names with
+    /// commas.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_ALLOWED_PIPE",
+        value_delimiter = ',',
+        value_parser = |pipe: &str| Ok::<_, Infallible>(pipe.trim().to_owned()),
+        value_name = "PIPE"
+    )]
+    allowed_pipe: Vec<String>,
     /// How tracked outputs travel: `direct` to their target, or `reroute` through the tracking worker.
     #[arg(long, env = "BATCHWRIGHT_ROUTE", default_value = "direct")]
     route: Route,
@@ -288,6 +299,7 @@ impl StackArgs {
             public_url: self.public_url,
             root: self.batch.root,
             workers: WorkerOptions {
+                allowed_pipes: self.workers.allowed_pipe,
                 route: self.workers.route,
                 concurrency: usize::try_from(self.workers.concurrency)?,
                 prefetch: self.workers.prefetch,

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use batch_worker::{BatchWorker, Results as BatchResults};
+use contract::PipePurpose;
 use framework::Settings;
 use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::broker::embedded::EmbeddedOptions;
@@ -15,6 +16,12 @@ use framework::config::Route;
 use job_service::ServiceOptions;
 use store::StoreOptions;
 
+/// The name of the batch worker.
+pub(super) const BATCH_WORKER: &str = "worker-batch";
+/// The name of the tracking worker.
+pub(super) const TRACKING_WORKER: &str = "worker-jobtracking";
+/// The name of the example worker.
+pub(super) const EXAMPLE_WORKER: &str = "worker-example";
 /// The default input pipe of the batch worker.
 pub const BATCH_PIPE: &str = "worker-batch-in";
 /// The default input pipe of the tracking worker.
@@ -65,6 +72,8 @@ pub struct StackOptions {
 /// Settings that the workers of a stack share.
 #[derive(Debug, Clone)]
 pub struct WorkerOptions {
+    /// The exact names of pipes that jobs, batches and tasks may name although they are reserved.
+    pub allowed_pipes: Vec<String>,
     /// How tracked outputs travel.
     pub route: Route,
     /// The number of tasks that a worker runs at the same time. The batch and the tracking worker have fixed values.
@@ -174,6 +183,21 @@ impl StackOptions {
         self.roles.contains(&Role::JobService)
     }
 
+    /// Returns the options of the job service, with the pipes that are reserved for the workers of a stack.
+    pub(super) fn service(&self) -> ServiceOptions {
+        let workers = [BATCH_WORKER, TRACKING_WORKER, EXAMPLE_WORKER].map(Settings::new);
+        let reserved = self.service.reserved_pipes.clone();
+        let reserved = workers.into_iter().fold(reserved, |reserved, worker| {
+            reserved
+                .reserve(PipePurpose::Invalid, worker.invalid)
+                .reserve(PipePurpose::Reject, worker.reject)
+        });
+        ServiceOptions {
+            reserved_pipes: reserved.allow(&self.workers.allowed_pipes),
+            ..self.service.clone()
+        }
+    }
+
     /// Returns the settings of the worker `name` of this stack.
     pub(super) fn settings(&self, name: &str) -> Settings {
         let is_only_role = self.roles.len() == 1 && !self.serves_jobs();
@@ -183,6 +207,7 @@ impl StackOptions {
             concurrency: self.workers.concurrency,
             prefetch: self.workers.prefetch,
             paused: Some(self.service.paused_pipe.clone()),
+            reserved_pipes: self.service().all_reserved_pipes(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ..Settings::new(name)
         }
@@ -192,6 +217,7 @@ impl StackOptions {
 impl Default for WorkerOptions {
     fn default() -> Self {
         Self {
+            allowed_pipes: Vec::new(),
             route: Route::Direct,
             concurrency: 8,
             prefetch: 1000,

@@ -19,7 +19,9 @@ use tokio_util::task::TaskTracker;
 use tracing::error;
 use tracking_worker::TrackingWorker;
 
-use super::options::{EXAMPLE_OUT_PIPE, StackOptions};
+use super::options::{
+    BATCH_WORKER, EXAMPLE_OUT_PIPE, EXAMPLE_WORKER, StackOptions, TRACKING_WORKER,
+};
 
 /// A role that runs until its token is cancelled. Returns an error if it ends earlier.
 pub type RunningRole = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
@@ -72,7 +74,7 @@ pub fn batch_worker(
         output: options.batch.output.clone(),
         concurrency: 2,
         prefetch: 8,
-        ..options.settings("worker-batch")
+        ..options.settings(BATCH_WORKER)
     };
     (
         worker_role(Runtime::new(settings, broker).worker(worker), stop),
@@ -96,7 +98,7 @@ pub fn tracking_worker(
         prefetch: 4000,
         // Reports of a paused job are recorded, and its diverted messages are forwarded.
         paused: None,
-        ..options.settings("worker-jobtracking")
+        ..options.settings(TRACKING_WORKER)
     };
     (
         worker_role(Runtime::new(settings, broker).handler(worker), stop),
@@ -113,7 +115,7 @@ pub fn example_worker(
     let settings = Settings {
         input: options.example_pipe.clone(),
         output: Some(EXAMPLE_OUT_PIPE.to_owned()),
-        ..options.settings("worker-example")
+        ..options.settings(EXAMPLE_WORKER)
     };
     let worker = WordCounter {
         root: options.root.clone(),

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::broker::{Outgoing, PublishError};
-use crate::context::{Context, Dispatched, Shared, undelivered};
+use crate::context::{Context, Dispatched, Shared, check_pipe, undispatched};
 use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
 use crate::steps::attempts::Attempts;
 use crate::steps::output::{Output, OutputSpec, TaskPart};
@@ -113,8 +113,8 @@ impl<W: Worker> TaskExecutor<W> {
             );
             let result = self.run(received.message(), &ctx).await;
             let mut dispatched = ctx.finish().await;
-            let result = match &dispatched.publish_error {
-                Some(error) => result.and(Err(undelivered(error))),
+            let result = match &dispatched.refusal {
+                Some(error) => result.and(Err(undispatched(error))),
                 None => result,
             };
             if let Err(error) = &result
@@ -223,10 +223,17 @@ impl<W: Worker> TaskExecutor<W> {
                 ends_tracking,
                 note,
             } => {
-                let Some(to) = to.as_deref().or(self.pipes.output.as_deref()) else {
+                let configured = self.pipes.output.as_deref();
+                let reply_pipe = to.as_deref().filter(|to| Some(*to) != configured);
+                let Some(to) = to.as_deref().or(configured) else {
                     let reason = "the worker sends output, but no output pipe is configured";
                     return Disposition::Done(self.fail(input, reason, dispatched));
                 };
+                if let Some(to) = reply_pipe
+                    && let Err(refusal) = check_pipe(&self.shared.reserved, input, to)
+                {
+                    return Disposition::Done(self.fail(input, &refusal.to_string(), dispatched));
+                }
                 let data = match serde_json::to_vec(output) {
                     Ok(data) => data,
                     Err(error) => {

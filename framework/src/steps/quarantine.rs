@@ -42,7 +42,7 @@ impl Quarantine {
     /// Returns the quarantine of the input pipe `input`.
     pub fn of(input: &str) -> Self {
         Self {
-            pipe: format!("{input}.suspects"),
+            pipe: contract::quarantine_pipe(input),
             added: Notify::new(),
         }
     }

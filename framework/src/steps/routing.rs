@@ -1,9 +1,13 @@
-//! Decides where messages go. Pure: two decisions, each a table.
+//! Decides where messages go. Pure: three decisions, each a table.
 //!
 //! - [`admit`]: what happens to a message that has arrived.
+//! - [`check_forward`]: whether a message that has arrived may go on to the pipe that it is addressed to.
 //! - [`next_hop`]: which pipe an output goes to, whether tracking ends there, and what is reported.
 
-use contract::{JobStatus, ReportStatus, TaskMessage, Tracking, same_pipe};
+use contract::{
+    JobStatus, PipePurpose, ReportStatus, ReservedPipe, ReservedPipes, TaskMessage, TaskStatus,
+    Tracking, same_pipe,
+};
 
 use crate::config::Route;
 
@@ -42,6 +46,21 @@ pub fn admit(job: JobKnowledge, to: Option<&str>, input: &str, has_paused_pipe: 
         (_, Some(to)) if !same_pipe(to, input) => Admission::Divert,
         (JobKnowledge::Is(JobStatus::Paused), _) if has_paused_pipe => Admission::Pause,
         _ => Admission::Execute,
+    }
+}
+
+/// Checks that a diverted message may go on to the pipe that it is addressed to. Results, and messages that CAF's workers
+/// have given up, may go to invalid and reject pipes: they end there.
+pub fn check_forward(reserved: &ReservedPipes, message: &TaskMessage) -> Result<(), ReservedPipe> {
+    let tracking = message.tracking.as_ref();
+    let tracking_pipe = tracking.and_then(|tracking| tracking.tracking_pipe.as_deref());
+    let to = message.to.as_deref().unwrap_or_default();
+    match reserved.check(to, tracking_pipe) {
+        Err(ReservedPipe {
+            purpose: PipePurpose::Invalid | PipePurpose::Reject,
+            ..
+        }) if message.task_status != Some(TaskStatus::NewTask) => Ok(()),
+        checked => checked,
     }
 }
 
@@ -148,6 +167,40 @@ mod tests {
                 expected,
                 "{job:?} to {to:?}"
             );
+        }
+    }
+
+    #[test]
+    fn forwarding_to_a_reserved_pipe_is_refused_except_for_results_that_end_there() {
+        use TaskStatus::{InvalidTask, NewTask, ResultException, ResultSuccess};
+        let reserved = ReservedPipes::default()
+            .reserve(PipePurpose::Paused, "paused")
+            .reserve(PipePurpose::Invalid, "w-invalid")
+            .reserve(PipePurpose::Reject, "w-reject");
+        for (to, status, is_forwarded) in [
+            ("next", Some(NewTask), true),
+            ("next", None, true),
+            ("next.delay.400", Some(NewTask), false),
+            ("next.delay.400", Some(ResultException), false),
+            ("next.suspects", Some(ResultSuccess), false),
+            ("TRACKING", Some(ResultSuccess), false),
+            ("paused", None, false),
+            ("w-invalid", Some(NewTask), false),
+            ("w-invalid", Some(InvalidTask), true),
+            ("w-reject", Some(NewTask), false),
+            ("w-reject", Some(ResultException), true),
+            ("w-reject", None, true),
+        ] {
+            let message = TaskMessage {
+                task_status: status,
+                tracking: Some(Tracking {
+                    tracking_pipe: Some("tracking".into()),
+                    ..Tracking::default()
+                }),
+                ..TaskMessage::new("t", to, &contract::BatchTask::default()).unwrap()
+            };
+            let checked = check_forward(&reserved, &message);
+            assert_eq!(checked.is_ok(), is_forwarded, "{to} {status:?}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "this is how a test fails")]
 
+mod addressing;
 mod confirms;
 mod pausing;
 mod retries;

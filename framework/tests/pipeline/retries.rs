@@ -64,7 +64,7 @@ fn message(number: u64, tracking_pipe: &str) -> Outgoing {
 }
 
 /// Runs a worker until `until` resolves.
-async fn run_until<T>(
+pub(super) async fn run_until<T>(
     pipes: &Memory,
     settings: Settings,
     worker: impl Worker,
@@ -82,7 +82,7 @@ async fn run_until<T>(
 }
 
 /// Returns the reports up to the one with which this many tasks are complete or failed.
-async fn reports(pipes: &Memory, ends: usize) -> Vec<TrackingReport> {
+pub(super) async fn reports(pipes: &Memory, ends: usize) -> Vec<TrackingReport> {
     let mut consumer = pipes.consume("tracking", 10).await.unwrap();
     let mut reports = Vec::new();
     let is_end = |report: &&TrackingReport| {
@@ -289,16 +289,16 @@ impl Broker for RefusesDelayed {
 }
 
 #[tokio::test(start_paused = true)]
-async fn delivery_whose_republish_is_refused_is_requeued_and_runs_again() {
+async fn delivery_that_cannot_be_delayed_runs_again_without_counting_as_a_crash() {
     let memory = Memory::new();
     memory.publish(message(1, "tracking")).await.unwrap();
     let broker = Arc::new(RefusesDelayed {
         memory: memory.clone(),
-        refusals: AtomicU32::new(1),
+        refusals: AtomicU32::new(20),
     });
-    let snoozed = Arc::new(AtomicBool::new(false));
+    let snoozes = Arc::new(AtomicU32::new(0));
     let worker = noting(move |_, _| {
-        if snoozed.swap(true, Ordering::Relaxed) {
+        if snoozes.fetch_add(1, Ordering::Relaxed) == 20 {
             Ok(())
         } else {
             Err(TaskError::snooze(Duration::from_secs(1)))
@@ -316,7 +316,8 @@ async fn delivery_whose_republish_is_refused_is_requeued_and_runs_again() {
     assert_eq!(
         broker.refusals.load(Ordering::Relaxed),
         0,
-        "the republish was refused"
+        "each republish was refused"
     );
-    assert_eq!(worker.attempts.lock().unwrap().len(), 2);
+    assert_eq!(worker.attempts.lock().unwrap().len(), 21);
+    assert_eq!(memory.depth("w-in.suspects").await.unwrap(), 0);
 }

@@ -21,6 +21,7 @@ use store::{ParkOutcome, ParkedTask, Store, StoreError};
 use tokio_util::sync::CancellationToken;
 
 use super::stored_message::to_stored;
+use crate::options::ServiceOptions;
 
 /// The maximum number of tasks that one transaction parks.
 const BATCH: usize = 500;
@@ -31,12 +32,13 @@ const DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 pub async fn run(
     store: &Store,
     broker: &Arc<dyn Broker>,
-    paused_pipe: &str,
+    options: &ServiceOptions,
     shutdown: &CancellationToken,
 ) {
     let settings = Settings {
-        input: paused_pipe.to_owned(),
-        invalid: format!("{paused_pipe}.invalid"),
+        input: options.paused_pipe.clone(),
+        invalid: options.paused_invalid_pipe(),
+        reserved_pipes: options.all_reserved_pipes(),
         // One batch at a time; a batch takes every waiting task.
         concurrency: 1,
         prefetch: 1000,
@@ -49,7 +51,7 @@ pub async fn run(
         store: store.clone(),
     });
     if let Err(error) = runtime.run_until(shutdown.clone()).await {
-        tracing::error!(%error, pipe = paused_pipe, "the consumer of the paused pipe stopped");
+        tracing::error!(%error, pipe = options.paused_pipe, "the consumer of the paused pipe stopped");
     }
 }
 

@@ -4,7 +4,7 @@ use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use contract::rest::{JobTask, NewJob, TaskDataEncoding};
-use contract::{MAX_PIPE_BYTES, same_pipe};
+use contract::{MAX_PIPE_BYTES, ReservedPipes, same_pipe};
 use serde_json::Value;
 
 use crate::error::{ApiError, ApiResult};
@@ -116,7 +116,11 @@ fn decode_base64(text: &str) -> ApiResult<Vec<u8>> {
 }
 
 /// Checks the pipes and returns the complete task.
-pub fn check_pipes(fields: &RequiredFields<'_>, data: Vec<u8>) -> ApiResult<FirstTask> {
+pub fn check_pipes(
+    fields: &RequiredFields<'_>,
+    data: Vec<u8>,
+    reserved: &ReservedPipes,
+) -> ApiResult<FirstTask> {
     let RequiredFields {
         task,
         classifier,
@@ -136,6 +140,9 @@ pub fn check_pipes(fields: &RequiredFields<'_>, data: Vec<u8>) -> ApiResult<Firs
                 "The {field} contains a control character."
             )));
         }
+        reserved.check(name, None).map_err(|refusal| {
+            ApiError::bad_request(format!("The {field} is reserved: {refusal}."))
+        })?;
     }
     // CAF sends such a task without tracking, so its job never completes.
     if target_pipe.is_some_and(|target| same_pipe(pipe, target)) {

@@ -2,12 +2,14 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::*;
+use crate::ServiceOptions;
 
 fn validate(body: &str) -> Result<ValidJob, String> {
+    let reserved = ServiceOptions::default().all_reserved_pipes();
     let ids = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
     let validated = RawRequest::parse(body.as_bytes()).and_then(|raw| {
         raw.job_type()?;
-        raw.validate(ids.0, ids.1, None)
+        raw.validate(ids.0, ids.1, None, &reserved)
     });
     validated.map_err(|error| error.to_string())
 }
@@ -77,6 +79,14 @@ fn every_invalid_request_is_rejected_with_its_own_text() {
         ),
         (with("task.taskPipe", json!(long)), "The taskPipe is longer than 255 bytes."),
         (with("task.targetPipe", json!("a\u{0}")), "The targetPipe contains a control character."),
+        (
+            with("task.taskPipe", json!("worker-batch-in.delay.400")),
+            "The taskPipe is reserved: no task may be addressed to the pipe 'worker-batch-in.delay.400', which by its name",
+        ),
+        (with("task.taskPipe", json!("Worker-JobTracking-in")), "The taskPipe is reserved: no task may be addressed to the pipe"),
+        (with("task.taskPipe", json!("worker-paused-in")), "The taskPipe is reserved: "),
+        (with("task.taskPipe", json!("worker-paused-in.invalid")), "The taskPipe is reserved: "),
+        (with("task.targetPipe", json!("out.suspects")), "The targetPipe is reserved: "),
         (with("name", json!(long)), "The name is longer than 255 characters."),
         (with("labels", json!({"k": long})), "The value of the label 'k' is longer than 255 characters."),
         (with("description", json!("\u{0}")), "The field 'description' contains the character U+0000."),

@@ -106,7 +106,8 @@ pub async fn create_job(
         ),
         None => None,
     };
-    let ValidJob { mut request, task } = raw.validate(partition, job, made_task)?;
+    let ValidJob { mut request, task } =
+        raw.validate(partition, job, made_task, &state.reserved_pipes)?;
     request.expiry = request.expiry.or(&options.expiry);
     request.start.suspended = options
         .suspended_partitions

@@ -19,6 +19,7 @@ suite![
     job_with_more_items_than_the_limit_fails,
     concurrent_reports_are_counted_exactly,
     split_of_ten_thousand_tasks_takes_at_most_three_rows,
+    tasks_on_the_deepest_level_are_counted,
     reports_of_unknown_jobs_are_ignored,
 ];
 
@@ -389,6 +390,28 @@ async fn split_of_ten_thousand_tasks_takes_at_most_three_rows(mut store: TestSto
     );
     store.complete(&incarnation, &["10001*"]).await;
     assert_eq!(store.job(&incarnation).await.status, JobStatus::Completed);
+}
+
+async fn tasks_on_the_deepest_level_are_counted(store: TestStore) {
+    let path = |number: &str, steps: usize| [number; JobTaskId::MAX_DEPTH][..steps].join(".");
+    // The longest id.
+    let incarnation = store.create("deep").await;
+    let deepest = path(&i32::MAX.to_string(), JobTaskId::MAX_DEPTH);
+    store.complete(&incarnation, &[&deepest]).await;
+    assert_eq!(store.job(&incarnation).await.completed_items, 1);
+
+    // A chain of splits, each into one subtask.
+    let chain = store.create("chain").await;
+    store
+        .complete(&chain, &[&path("1", JobTaskId::MAX_DEPTH)])
+        .await;
+    for steps in (1..JobTaskId::MAX_DEPTH).rev() {
+        let last = format!("{}.2*", path("1", steps));
+        store.complete(&chain, &[&last]).await;
+    }
+    store.complete(&chain, &["2*"]).await;
+    let job = store.job(&chain).await;
+    assert_eq!((job.status, job.completed_items), (JobStatus::Completed, 1));
 }
 
 async fn reports_of_unknown_jobs_are_ignored(store: TestStore) {

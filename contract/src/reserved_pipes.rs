@@ -1,0 +1,245 @@
+//! The pipes that belong to the system itself: no request, no batch and no task may address a message to one. Pure.
+//!
+//! The rule is applied to `to`, the pipe that a message is addressed to, and to names that become one. It is not applied
+//! to hops: the framework itself moves messages to these pipes.
+//!
+//! What must stay true: a name that the framework makes for a delay or a quarantine is reserved, whatever the configuration.
+
+use std::fmt;
+
+use crate::same_pipe;
+
+/// Between the name of a pipe and a delay in milliseconds, in the name of the queue for messages with that delay.
+const DELAY_INFIX: &str = ".delay.";
+/// The end of the name of a quarantine pipe.
+const QUARANTINE_SUFFIX: &str = ".suspects";
+
+/// What a reserved pipe is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PipePurpose {
+    /// Holds the messages of another pipe for a time.
+    Delay,
+    /// Holds tasks that processes held when they died.
+    Quarantine,
+    /// The input of the tracking worker: what arrives there is counted.
+    Tracking,
+    /// Holds the tasks of paused jobs until the job service parks them.
+    Paused,
+    /// Holds messages that could not be understood.
+    Invalid,
+    /// Holds copies of tasks that were given up.
+    Reject,
+}
+
+/// The pipes that an installation reserves for itself.
+///
+/// The names for delays and quarantines (`*.delay.<number>`, `*.suspects`) are always reserved, the others as configured.
+/// Configured names are compared like all pipes, see [`same_pipe`].
+///
+/// ```
+/// use contract::{PipePurpose, ReservedPipes};
+///
+/// let reserved = ReservedPipes::default().reserve(PipePurpose::Tracking, "worker-jobtracking-in");
+/// assert!(reserved.check("orders-in", None).is_ok());
+/// assert!(reserved.check("worker-jobtracking-in", None).is_err());
+/// assert!(reserved.check("orders-in.delay.400", None).is_err());
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReservedPipes {
+    /// In lower case.
+    pipes: Vec<(String, PipePurpose)>,
+    allowed: Vec<String>,
+}
+
+/// A pipe that nothing may be addressed to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no task may be addressed to the pipe '{pipe}', {purpose}. Name the input pipe of a worker; if this pipe is one, its \
+     operator can allow it by the setting `allowed-pipe`"
+)]
+pub struct ReservedPipe {
+    /// The name of the pipe.
+    pub pipe: String,
+    /// What the pipe is for.
+    pub purpose: PipePurpose,
+}
+
+impl ReservedPipes {
+    /// Reserves a pipe, unless the name is empty.
+    #[must_use]
+    pub fn reserve(mut self, purpose: PipePurpose, pipe: impl Into<String>) -> Self {
+        let pipe = pipe.into().to_lowercase();
+        if !pipe.is_empty() {
+            self.pipes.push((pipe, purpose));
+        }
+        self
+    }
+
+    /// Allows pipes by their exact names, although they are reserved.
+    #[must_use]
+    pub fn allow(mut self, pipes: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.allowed.extend(pipes.into_iter().map(Into::into));
+        self
+    }
+
+    /// Checks that a message may be addressed to a pipe. `tracking_pipe` is that of the message, if it is tracked; it is
+    /// reserved in addition.
+    ///
+    /// # Errors
+    /// Returns an error with the purpose of the pipe if it is reserved and not allowed.
+    pub fn check(&self, pipe: &str, tracking_pipe: Option<&str>) -> Result<(), ReservedPipe> {
+        let is_tracking =
+            tracking_pipe.is_some_and(|tracking| !pipe.is_empty() && same_pipe(tracking, pipe));
+        let purpose = own_purpose(pipe)
+            .or(is_tracking.then_some(PipePurpose::Tracking))
+            .or_else(|| self.configured_purpose(pipe));
+        match purpose {
+            Some(purpose) if !self.allowed.iter().any(|allowed| allowed == pipe) => {
+                Err(ReservedPipe {
+                    pipe: pipe.to_owned(),
+                    purpose,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn configured_purpose(&self, pipe: &str) -> Option<PipePurpose> {
+        // `same_pipe`, with one conversion for all names.
+        let pipe = pipe.to_lowercase();
+        let found = self.pipes.iter().find(|(name, _)| *name == pipe);
+        found.map(|(_, purpose)| *purpose)
+    }
+}
+
+/// Returns the name of the queue for messages of a pipe that are delayed by this many milliseconds.
+pub fn delay_pipe(pipe: &str, millis: i64) -> String {
+    format!("{pipe}{DELAY_INFIX}{millis}")
+}
+
+/// Returns the name of the quarantine of an input pipe.
+pub fn quarantine_pipe(input: &str) -> String {
+    format!("{input}{QUARANTINE_SUFFIX}")
+}
+
+/// Returns what a pipe of this name is for in every installation, if the framework itself makes such names.
+fn own_purpose(pipe: &str) -> Option<PipePurpose> {
+    if pipe.ends_with(QUARANTINE_SUFFIX) {
+        Some(PipePurpose::Quarantine)
+    } else if is_delay_pipe(pipe) {
+        Some(PipePurpose::Delay)
+    } else {
+        None
+    }
+}
+
+/// Returns whether a name is one of [`delay_pipe`].
+pub fn is_delay_pipe(pipe: &str) -> bool {
+    pipe.rsplit_once(DELAY_INFIX).is_some_and(|(_, delay)| {
+        !delay.is_empty() && delay.bytes().all(|byte| byte.is_ascii_digit())
+    })
+}
+
+impl fmt::Display for PipePurpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Delay => {
+                "which by its name (`.delay.` and a number) holds the delayed messages of another pipe"
+            }
+            Self::Quarantine => {
+                "which by its name (`.suspects`) holds the quarantined tasks of another pipe"
+            }
+            Self::Tracking => "which is the tracking pipe",
+            Self::Paused => "which is the paused pipe",
+            Self::Invalid => "which is an invalid pipe",
+            Self::Reject => "which is a reject pipe",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn configured() -> ReservedPipes {
+        ReservedPipes::default()
+            .reserve(PipePurpose::Tracking, "worker-jobtracking-in")
+            .reserve(PipePurpose::Paused, "worker-paused-in")
+            .reserve(PipePurpose::Invalid, "worker-batch-invalid")
+            .reserve(PipePurpose::Reject, "worker-batch-reject")
+            .reserve(PipePurpose::Reject, "")
+            .allow(["orders.suspects", "worker-batch-reject"])
+    }
+
+    #[test]
+    fn our_own_suffixes_and_the_configured_pipes_are_reserved_and_what_looks_alike_is_not() {
+        use PipePurpose::{Delay, Invalid, Paused, Quarantine, Tracking};
+        for (pipe, expected) in [
+            ("worker-batch-in", None),
+            ("worker-batch-in.delay.400", Some(Delay)),
+            ("worker-batch-in.delay.400.delay.1", Some(Delay)),
+            (".delay.0", Some(Delay)),
+            ("a.delay.99999999999999999999999", Some(Delay)),
+            ("a.delay.", None),
+            ("a.delay.4s", None),
+            ("a.delay.-4", None),
+            ("a.delay.٤", None),
+            ("a.delay.400.in", None),
+            ("a-delay-400", None),
+            ("a.DELAY.400", None),
+            ("worker-batch-in.suspects", Some(Quarantine)),
+            ("suspects", None),
+            ("a.suspects.in", None),
+            ("worker-jobtracking-in", Some(Tracking)),
+            // A worker takes a message as its own whatever the case of its `to`.
+            ("Worker-JobTracking-IN", Some(Tracking)),
+            ("worker-jobtracking-in-2", None),
+            ("my-worker-jobtracking-in", None),
+            ("tracking-of-the-message", Some(Tracking)),
+            ("worker-paused-in", Some(Paused)),
+            ("worker-batch-invalid", Some(Invalid)),
+            ("worker-orders-invalid", None),
+            ("worker-batch-reject", None),
+            ("orders.suspects", None),
+            ("Orders.suspects", Some(Quarantine)),
+            ("", None),
+        ] {
+            let checked = configured().check(pipe, Some("tracking-of-the-message"));
+            assert_eq!(
+                checked.err().map(|refusal| refusal.purpose),
+                expected,
+                "{pipe:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn refusal_names_the_pipe_its_purpose_and_the_remedy() {
+        let refusal = configured().check("worker-jobtracking-in", None);
+        assert_eq!(
+            refusal.unwrap_err().to_string(),
+            "no task may be addressed to the pipe 'worker-jobtracking-in', which is the tracking pipe. Name the input pipe of a \
+             worker; if this pipe is one, its operator can allow it by the setting `allowed-pipe`"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_name_made_for_a_delay_or_a_quarantine_is_reserved(pipe in ".{0,300}", millis in 0i64..) {
+            let reserved = ReservedPipes::default();
+            prop_assert!(reserved.check(&delay_pipe(&pipe, millis), None).is_err());
+            prop_assert!(reserved.check(&quarantine_pipe(&pipe), None).is_err());
+        }
+
+        #[test]
+        fn a_name_that_passes_is_no_reserved_pipe(pipe in "(?s).{0,20}(\\.delay\\.[0-9a]{0,3}|\\.suspects|)|[wW]orker-(paused|jobtracking)-[iI]n") {
+            if configured().check(&pipe, None).is_ok() && pipe != "orders.suspects" {
+                prop_assert!(!pipe.ends_with(".suspects"));
+                let digits = pipe.trim_end_matches(|c: char| c.is_ascii_digit());
+                prop_assert!(digits.len() == pipe.len() || !digits.ends_with(".delay."));
+                prop_assert!(!same_pipe(&pipe, "worker-paused-in") && !same_pipe(&pipe, "worker-jobtracking-in"));
+            }
+        }
+    }
+}
