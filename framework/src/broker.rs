@@ -92,6 +92,8 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
 pub enum BrokerState {
     /// Messages can be published and consumed.
     Connected,
+    /// Connected, but some messages cannot be published for this reason.
+    Impaired(String),
     /// Not connected, for this reason. The broker keeps trying to connect.
     Connecting(String),
     /// Connected, but the broker accepts no messages for this reason, e.g. because it lacks memory or disk space.

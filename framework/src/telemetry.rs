@@ -83,6 +83,7 @@ impl Health {
     fn checks(&self) -> Vec<Check> {
         let queue = match self.broker.state() {
             BrokerState::Connected => None,
+            BrokerState::Impaired(why) => Some(why),
             BrokerState::Connecting(why) => Some(format!("the broker is not connected: {why}")),
             BrokerState::Blocked(why) => Some(format!("the broker blocks publishers: {why}")),
             BrokerState::Closed => Some("the broker is closed".to_owned()),

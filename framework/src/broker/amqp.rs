@@ -168,6 +168,10 @@ impl Amqp {
         };
         let (publishing, consuming) = (connect("publishing"), connect("consuming"));
         let queues = Arc::new(Queues::new(queue_type, max_priority, declare));
+        tasks.spawn({
+            let (queues, publishing, end) = (Arc::clone(&queues), publishing.clone(), end.clone());
+            async move { end.run_until_cancelled(queues.recheck(publishing)).await }
+        });
         let (publications, received) = mpsc::unbounded_channel();
         let publisher = Publisher::new(publishing.clone(), Arc::clone(&queues), received);
         let flushed = CancellationToken::new();
@@ -299,7 +303,11 @@ impl Broker for Amqp {
         if self.closing.is_cancelled() {
             BrokerState::Closed
         } else {
-            self.publishing.state().worse(self.consuming.state())
+            let queues = self.queues.impairment();
+            self.publishing
+                .state()
+                .worse(self.consuming.state())
+                .worse(queues.map_or(BrokerState::Connected, BrokerState::Impaired))
         }
     }
 
@@ -328,9 +336,10 @@ impl BrokerState {
     fn worse(self, other: Self) -> Self {
         let severity = |state: &Self| match state {
             Self::Connected => 0,
-            Self::Blocked(_) => 1,
-            Self::Connecting(_) => 2,
-            Self::Closed => 3,
+            Self::Impaired(_) => 1,
+            Self::Blocked(_) => 2,
+            Self::Connecting(_) => 3,
+            Self::Closed => 4,
         };
         if severity(&other) > severity(&self) {
             other

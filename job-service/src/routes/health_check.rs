@@ -178,11 +178,12 @@ async fn database(store: &Store) -> HealthCheck {
     }
 }
 
-/// Checks the connection to the broker. A broker that blocks publishers is healthy with a warning: start messages wait in the
-/// outbox, and operators need this service to cancel jobs and so relieve the broker.
+/// Checks the connection to the broker. A broker that blocks publishers, or in which some queues cannot be used, is healthy with a
+/// warning: start messages wait in the outbox, and operators need this service to cancel jobs and so relieve the broker.
 fn queue(state: BrokerState) -> HealthCheck {
     let (healthy, message) = match state {
         BrokerState::Connected => (true, None),
+        BrokerState::Impaired(why) => (true, Some(why)),
         BrokerState::Blocked(why) => (true, Some(format!("the broker blocks publishers: {why}"))),
         BrokerState::Connecting(why) => (false, Some(format!("not connected: {why}"))),
         BrokerState::Closed => (false, Some("closed".to_owned())),
@@ -204,6 +205,7 @@ mod tests {
     fn the_queue_check_fails_without_a_connection_but_not_while_publishers_are_blocked() {
         for (state, healthy) in [
             (BrokerState::Connected, true),
+            (BrokerState::Impaired("a delay queue".into()), true),
             (BrokerState::Blocked("memory".into()), true),
             (BrokerState::Connecting("refused".into()), false),
             (BrokerState::Closed, false),

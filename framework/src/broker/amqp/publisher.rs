@@ -9,7 +9,7 @@
 //! - A message that makes the broker close the channel takes no other message with it: what was unconfirmed is published
 //!   again in ever smaller groups, and only the message that is alone on a closed channel is refused.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -144,7 +144,9 @@ enum Outcome {
 struct Session {
     connection: Connection,
     channel: Channel,
-    declared: HashSet<Arc<str>>,
+    /// The queues that this session has declared, and whether as a delay queue. The name alone does not tell: a pipe can have
+    /// the name of another pipe's delay queue.
+    declared: HashMap<Arc<str>, bool>,
     groups: FuturesUnordered<BoxFuture<'static, GroupResult>>,
     next_group: u64,
     /// Publications without a result, including those whose delay is not over.
@@ -219,7 +221,7 @@ impl Publisher {
         let mut session = Session {
             connection,
             channel,
-            declared: HashSet::new(),
+            declared: HashMap::new(),
             groups: FuturesUnordered::new(),
             next_group: 0,
             unconfirmed: 0,
@@ -468,8 +470,8 @@ impl Session {
             self.connection.max_frame_bytes(),
         )
         .map_err(|reason| PrepareError::Unacceptable(reason.into()))?;
-        if !self.declared.contains(&queue) {
-            let Outgoing { pipe, delay, .. } = &publication.message;
+        let Outgoing { pipe, delay, .. } = &publication.message;
+        if self.declared.get(&queue) != Some(&delay.is_some()) {
             queues
                 .declare(&self.connection, pipe, *delay)
                 .await
@@ -477,9 +479,10 @@ impl Session {
                     QueueError::Impossible(reason) => PrepareError::Impossible(reason),
                     QueueError::Refused(reason) => PrepareError::Unroutable(reason),
                     QueueError::NotFound(reason) => PrepareError::Refused(reason.into()),
+                    error @ QueueError::Unusable { .. } => PrepareError::Refused(error.into()),
                     QueueError::Lost(lost) => PrepareError::Lost(lost),
                 })?;
-            self.declared.insert(queue);
+            self.declared.insert(queue, delay.is_some());
         }
         Ok((name, properties))
     }

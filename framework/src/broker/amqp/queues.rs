@@ -1,20 +1,26 @@
 //! How pipes, delays and headers map to queues and properties of `RabbitMQ`.
 //!
-//! What must stay true: a declaration or a probe never shares a channel with anything else, because the broker closes a
-//! channel when it refuses a request.
+//! What must stay true:
+//! - A declaration or a probe never shares a channel with anything else, because the broker closes a channel when it
+//!   refuses a request.
+//! - A message is delayed only in a queue with exactly the arguments of a delay queue. In any other queue of that name it
+//!   would be confirmed and never come back.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use contract::{delay_pipe, is_delay_pipe};
 use lapin::options::QueueDeclareOptions;
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, ErrorKind};
+use tokio::sync::Notify;
+use tokio::time::sleep;
 
 use super::QueueType;
-use super::connection::{Connection, ConnectionLost};
+use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
 use crate::broker::{HeaderValue, Headers};
 
 /// Headers that the broker sets itself. They describe one delivery, so they are dropped when a message is forwarded.
@@ -25,6 +31,8 @@ const RESERVED: &str = "amq.";
 /// What a frame with headers holds besides them, at most.
 const FRAME_ROOM: usize = 256;
 const DELIVERY_COUNT: &str = "x-delivery-count";
+/// How often the delay queues with other arguments are declared again, to notice that they are deleted.
+const RECHECK: Duration = Duration::from_secs(5);
 
 /// Declares queues and asks for their depth.
 pub struct Queues {
@@ -34,6 +42,10 @@ pub struct Queues {
     declare: bool,
     /// Queues that were declared elsewhere with other arguments. Each is logged once.
     foreign: Mutex<HashSet<String>>,
+    /// Delay queues that exist with other arguments, each with its pipe and delay.
+    unusable: Mutex<BTreeMap<String, (String, Duration)>>,
+    /// Notified when `unusable` is no longer empty.
+    found_unusable: Notify,
     /// Held while a queue is declared. While `RabbitMQ` creates a quorum queue for one client, it already confirms the
     /// declaration of a second client, but refuses messages until the queue is ready. These messages would be published
     /// again, after later ones.
@@ -49,6 +61,11 @@ pub enum QueueError {
     /// The broker refuses the request, for example because the user may not declare queues.
     #[error("{0}")]
     Refused(Box<dyn Error + Send + Sync>),
+    /// The delay queue exists with other arguments.
+    #[error(
+        "the delay queue {queue} exists with other arguments, so delayed messages would not come back from it; delete it: {reason}"
+    )]
+    Unusable { queue: String, reason: lapin::Error },
     /// The queue does not exist. The broker also refuses a declaration with this error if the queue exists but cannot be
     /// reached now, e.g. because its node is down.
     #[error(transparent)]
@@ -90,6 +107,8 @@ impl Queues {
             max_priority,
             declare,
             foreign: Mutex::default(),
+            unusable: Mutex::default(),
+            found_unusable: Notify::new(),
             declaring: tokio::sync::Mutex::default(),
         }
     }
@@ -104,15 +123,94 @@ impl Queues {
         if !self.declare {
             return Ok(());
         }
-        self.declare_queue(connection, pipe, self.arguments())
-            .await?;
+        if let Some(error) = self
+            .declare_queue(
+                connection,
+                pipe,
+                arguments(self.queue_type, self.max_priority),
+            )
+            .await?
+        {
+            if is_delay_pipe(pipe) {
+                return Err(QueueError::impossible(format!(
+                    "the queue holds the delayed messages of another pipe ({error})"
+                )));
+            }
+            self.log_foreign(pipe, &error);
+        }
         let Some(delay) = delay else { return Ok(()) };
-        self.declare_queue(
-            connection,
-            &delay_queue(pipe, delay),
-            self.delay_arguments(pipe, delay),
-        )
-        .await
+        self.declare_delay(connection, pipe, delay).await
+    }
+
+    /// Declares the queue for a delay. One that another process of ours has declared, with other settings, is as good.
+    async fn declare_delay(
+        &self,
+        connection: &Connection,
+        pipe: &str,
+        delay: Duration,
+    ) -> Result<(), QueueError> {
+        let queue = delay_queue(pipe, delay);
+        let mut mismatch = None;
+        for (queue_type, max_priority) in [
+            (self.queue_type, self.max_priority),
+            (QueueType::Quorum, 0),
+            (QueueType::Classic, 0),
+        ] {
+            let arguments = delay_arguments(queue_type, max_priority, pipe, delay);
+            let Some(reason) = self.declare_queue(connection, &queue, arguments).await? else {
+                if self.unusable().remove(&queue).is_some() {
+                    tracing::info!(queue, "the delay queue has the right arguments now");
+                }
+                return Ok(());
+            };
+            mismatch.get_or_insert(reason);
+        }
+        let Some(reason) = mismatch else {
+            return Ok(());
+        };
+        let error = QueueError::Unusable {
+            queue: queue.clone(),
+            reason,
+        };
+        let known = (pipe.to_owned(), delay);
+        if self.unusable().insert(queue, known).is_none() {
+            tracing::error!("{error}");
+            self.found_unusable.notify_one();
+        }
+        Err(error)
+    }
+
+    /// Returns which delay queues cannot be used, for health checks; `None` if all can.
+    pub fn impairment(&self) -> Option<String> {
+        let unusable = self.unusable();
+        let names: Vec<&str> = unusable.keys().map(String::as_str).collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "delay queues exist with other arguments, so messages cannot be delayed in them; delete {}",
+                names.join(", ")
+            )
+        })
+    }
+
+    /// Declares the unusable delay queues again from time to time, as long as there are any. Never returns.
+    pub async fn recheck(&self, supervisor: ConnectionSupervisor) {
+        loop {
+            self.found_unusable.notified().await;
+            while self.impairment().is_some() {
+                sleep(RECHECK).await;
+                let connection = supervisor.connected().await;
+                let unusable = self.unusable().clone();
+                for (pipe, delay) in unusable.into_values() {
+                    // A failure was logged when the queue was found.
+                    drop(self.declare(&connection, &pipe, Some(delay)).await);
+                }
+            }
+        }
+    }
+
+    fn unusable(&self) -> MutexGuard<'_, BTreeMap<String, (String, Duration)>> {
+        let unusable = self.unusable.lock();
+        unusable.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns how many messages are ready in a queue; 0 if it does not exist. Does not declare the queue, because it may be
@@ -124,12 +222,13 @@ impl Queues {
         }
     }
 
+    /// Declares a queue. Returns the broker's error if the queue exists with other arguments.
     async fn declare_queue(
         &self,
         connection: &Connection,
         queue: &str,
         arguments: FieldTable,
-    ) -> Result<(), QueueError> {
+    ) -> Result<Option<lapin::Error>, QueueError> {
         let name = ShortString::try_new(queue).map_err(QueueError::impossible)?;
         let _turn = self.declaring.lock().await;
         let channel = connection.open_channel().await?;
@@ -139,7 +238,7 @@ impl Queues {
         );
         let Err(error) = declared.await? else {
             end(connection, &channel).await?;
-            return Ok(());
+            return Ok(None);
         };
         if queue.starts_with(RESERVED) && is_soft(&error, AMQPSoftError::ACCESSREFUSED) {
             return Err(QueueError::impossible(error));
@@ -148,10 +247,7 @@ impl Queues {
             return Err(error.into());
         }
         match probe(connection, queue).await {
-            Ok(_) => {
-                self.log_foreign(queue, &error);
-                Ok(())
-            }
+            Ok(_) => Ok(Some(error)),
             Err(lost @ QueueError::Lost(_)) => Err(lost),
             Err(_) => Err(error.into()),
         }
@@ -171,45 +267,50 @@ impl Queues {
             );
         }
     }
+}
 
-    fn arguments(&self) -> FieldTable {
-        let mut arguments = FieldTable::default();
-        let queue_type = match self.queue_type {
-            QueueType::Quorum => "quorum",
-            QueueType::Classic => "classic",
-        };
-        arguments.insert("x-queue-type".into(), text(queue_type));
-        if self.max_priority > 0 && self.queue_type == QueueType::Classic {
-            arguments.insert(
-                "x-max-priority".into(),
-                AMQPValue::LongInt(self.max_priority.into()),
-            );
-        }
-        arguments
-    }
-
-    /// Arguments of a queue in which messages wait for `delay`, after which the broker dead-letters them into the pipe.
-    /// Without either of the last two arguments, a crash could lose a message.
-    fn delay_arguments(&self, pipe: &str, delay: Duration) -> FieldTable {
-        let mut arguments = self.arguments();
+fn arguments(queue_type: QueueType, max_priority: u8) -> FieldTable {
+    let mut arguments = FieldTable::default();
+    let type_name = match queue_type {
+        QueueType::Quorum => "quorum",
+        QueueType::Classic => "classic",
+    };
+    arguments.insert("x-queue-type".into(), text(type_name));
+    if max_priority > 0 && queue_type == QueueType::Classic {
         arguments.insert(
-            "x-message-ttl".into(),
-            AMQPValue::LongLongInt(millis(delay)),
+            "x-max-priority".into(),
+            AMQPValue::LongInt(max_priority.into()),
         );
-        arguments.insert("x-dead-letter-exchange".into(), text(""));
-        arguments.insert("x-dead-letter-routing-key".into(), text(pipe));
-        arguments.insert("x-overflow".into(), text("reject-publish"));
-        if self.queue_type == QueueType::Quorum {
-            arguments.insert("x-dead-letter-strategy".into(), text("at-least-once"));
-        }
-        arguments
     }
+    arguments
+}
+
+/// Arguments of a queue in which messages wait for `delay`, after which the broker dead-letters them into the pipe.
+/// Without either of the last two arguments, a crash could lose a message.
+fn delay_arguments(
+    queue_type: QueueType,
+    max_priority: u8,
+    pipe: &str,
+    delay: Duration,
+) -> FieldTable {
+    let mut arguments = arguments(queue_type, max_priority);
+    arguments.insert(
+        "x-message-ttl".into(),
+        AMQPValue::LongLongInt(millis(delay)),
+    );
+    arguments.insert("x-dead-letter-exchange".into(), text(""));
+    arguments.insert("x-dead-letter-routing-key".into(), text(pipe));
+    arguments.insert("x-overflow".into(), text("reject-publish"));
+    if queue_type == QueueType::Quorum {
+        arguments.insert("x-dead-letter-strategy".into(), text("at-least-once"));
+    }
+    arguments
 }
 
 /// Returns the name of the queue for messages with this delay. Each delay has a queue of its own, so that no message
 /// waits behind one with a longer delay.
 pub fn delay_queue(pipe: &str, delay: Duration) -> String {
-    format!("{pipe}.delay.{}", millis(delay))
+    delay_pipe(pipe, millis(delay))
 }
 
 /// Returns the properties of a message with these headers. Fails if a name is longer than the protocol's 255 bytes, or if the

@@ -175,6 +175,49 @@ async fn queue_declared_with_other_arguments_is_used_as_it_is() {
 }
 
 #[tokio::test]
+async fn delay_queue_with_other_arguments_is_refused_until_it_is_deleted() {
+    let amqp = shared().await;
+    let pipe = unique("delayed");
+    let taken = queues::delay_queue(&pipe, Duration::from_millis(1));
+    // The same session declares the queue as a pipe, so it must remember more than the name.
+    amqp.publish(Outgoing::new(&*taken, "1")).await.unwrap();
+    let delayed = || Outgoing {
+        delay: Some(Duration::from_millis(1)),
+        ..Outgoing::new(&*pipe, "2")
+    };
+    let refused = amqp.publish(delayed()).await.unwrap_err();
+    assert!(
+        matches!(&refused, PublishError::Refused { .. }) && refused.to_string().contains(&taken),
+        "{refused}"
+    );
+    assert!(
+        matches!(amqp.state(), BrokerState::Impaired(reason) if reason.contains(&taken)),
+        "{:?}",
+        amqp.state()
+    );
+    delete(&amqp, &taken).await;
+    amqp.publish(delayed()).await.unwrap();
+    assert_eq!(amqp.state(), BrokerState::Connected);
+    let mut consumer = amqp.consume(&pipe, 1).await.unwrap();
+    next(&mut consumer).await.ack();
+    // A process with another queue type shares it.
+    let url = harness::rabbitmq().await.unwrap().url;
+    let classic = connect(AmqpOptions {
+        queue_type: QueueType::Classic,
+        ..AmqpOptions::new(url)
+    })
+    .await;
+    classic.publish(delayed()).await.unwrap();
+    next(&mut consumer).await.ack();
+    // The delay queue is no pipe, either.
+    let refused = amqp.publish(Outgoing::new(&*taken, "3")).await;
+    assert!(
+        matches!(refused, Err(PublishError::Impossible { .. })),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test]
 async fn message_that_the_protocol_cannot_carry_is_refused_alone() {
     use crate::broker::HeaderValue;
 
