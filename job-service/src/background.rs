@@ -27,8 +27,9 @@ pub async fn run(
     options: &ServiceOptions,
     shutdown: &CancellationToken,
 ) {
+    let reserved = options.all_reserved_pipes();
     tokio::join!(
-        relay::run(store, broker.as_ref(), shutdown),
+        relay::run(store, broker.as_ref(), &reserved, shutdown),
         parked_in::run(store, broker, options, shutdown),
         parked_out::run(store, shutdown),
         sweeper::run(store, shutdown)

@@ -15,8 +15,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use contract::{JobTaskId, ReportFailure, TaskMessage};
-use framework::broker::{Broker, PublishError};
+use contract::{JobTaskId, ReportFailure, ReservedPipes, TaskMessage};
+use framework::broker::{Broker, Confirm, PublishError};
 use framework::clock::Clock;
 use framework::handler::UNDELIVERABLE;
 use futures_util::StreamExt as _;
@@ -42,10 +42,16 @@ const FAILURE_SOURCE: &str = "job-service";
 const MAX_REFUSED: usize = 10_000;
 
 /// Runs until `shutdown` is cancelled. Unconfirmed messages then stay in the outbox.
-pub async fn run(store: &Store, broker: &dyn Broker, shutdown: &CancellationToken) {
+pub async fn run(
+    store: &Store,
+    broker: &dyn Broker,
+    reserved: &ReservedPipes,
+    shutdown: &CancellationToken,
+) {
     let mut relay = Relay {
         store,
         broker,
+        reserved,
         claimed: BTreeSet::new(),
         confirmed: Vec::new(),
         refusals: HashMap::new(),
@@ -81,6 +87,8 @@ pub async fn run(store: &Store, broker: &dyn Broker, shutdown: &CancellationToke
 struct Relay<'a> {
     store: &'a Store,
     broker: &'a dyn Broker,
+    /// The pipes that nothing is sent to. A job of an earlier build may name one.
+    reserved: &'a ReservedPipes,
     /// The messages that this relay has leased and the broker has not confirmed.
     claimed: BTreeSet<i64>,
     /// Confirmed messages that may still be in the outbox. They must not be published again.
@@ -121,7 +129,7 @@ impl Relay<'_> {
 
     /// Publishes the messages and awaits their confirms. Returns the id of each refused message and how long it must wait.
     async fn publish(&mut self, messages: Vec<OutboxMessage>) -> Vec<(i64, Duration)> {
-        let broker = self.broker;
+        let (broker, reserved) = (self.broker, self.reserved);
         let publish = |OutboxMessage {
                            id,
                            pipe,
@@ -130,7 +138,12 @@ impl Relay<'_> {
                        }| {
             let message = to_outgoing(pipe, body, headers);
             let body = message.body.clone();
-            let confirm = broker.publish(message);
+            let confirm = match reserved.check(&message.pipe, None) {
+                Ok(()) => broker.publish(message),
+                Err(refusal) => {
+                    Confirm::ready(Err(PublishError::impossible(&*message.pipe, refusal)))
+                }
+            };
             async move { (id, body, confirm.await) }
         };
         let mut open: BTreeSet<i64> = messages.iter().map(|message| message.id).collect();

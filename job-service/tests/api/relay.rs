@@ -242,8 +242,10 @@ async fn refused_message_does_not_block_the_others() {
 async fn start_message_that_can_never_be_sent_fails_its_job_alone() {
     let database = Database::new(Backend::Memory).await;
     let store = Store::open(&database.url).await.unwrap();
-    store
-        .create_job(&request(0), |incarnation| {
+    // The second job is from a build that did not refuse its pipe.
+    let impossible = [(0, "x".repeat(256)), (2, "in.delay.400".to_owned())];
+    for (n, pipe) in &impossible {
+        let start = |incarnation: &store::Incarnation| {
             let tracking = Tracking {
                 job_task_id: Some(incarnation.job_task_id()),
                 ..Tracking::default()
@@ -252,10 +254,10 @@ async fn start_message_that_can_never_be_sent_fails_its_job_alone() {
                 tracking: Some(tracking),
                 ..TaskMessage::new("t", "", &contract::BatchTask::default()).unwrap()
             };
-            ("x".repeat(256), message.encode())
-        })
-        .await
-        .unwrap();
+            (pipe.clone(), message.encode())
+        };
+        store.create_job(&request(*n), start).await.unwrap();
+    }
     create(&store, 1, "in").await;
     let broker = Memory::new();
     let background = Background::start(&store, Arc::new(broker.clone()));
@@ -268,15 +270,18 @@ async fn start_message_that_can_never_be_sent_fails_its_job_alone() {
         async move { store.job(&partition, &job).await.unwrap().unwrap() }
     };
     assert_eq!(job(1).await.status, JobStatus::Waiting);
-    let failed = job(0).await;
-    assert_eq!(failed.status, JobStatus::Failed);
-    let failure = &failed.failures[0];
-    assert_eq!(failure.failure_id.as_deref(), Some("UNDELIVERABLE"));
-    let reason = failure.failure_message.as_deref().unwrap();
-    assert!(
-        reason.ends_with("cannot exist: the name has 256 bytes; the limit is 255"),
-        "{reason}"
-    );
+    for (n, text) in [
+        (0, "cannot exist: the name has 256 bytes; the limit is 255"),
+        (2, "no task may be addressed to the pipe 'in.delay.400'"),
+    ] {
+        let failed = job(n).await;
+        assert_eq!(failed.status, JobStatus::Failed);
+        let failure = &failed.failures[0];
+        assert_eq!(failure.failure_id.as_deref(), Some("UNDELIVERABLE"));
+        let reason = failure.failure_message.as_deref().unwrap();
+        assert!(reason.contains(text), "{reason}");
+    }
+    assert_eq!(broker.depth("in.delay.400").await.unwrap(), 0);
 }
 
 #[tokio::test]
