@@ -9,6 +9,7 @@ mod clock;
 mod error;
 pub mod inspect;
 pub mod memory;
+mod migrations;
 mod postgres;
 pub mod run_tx;
 mod signals;

@@ -8,8 +8,8 @@ use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 
-use super::DbError;
 use super::sql::session::Session;
+use super::{DbError, migrations};
 use crate::error::{Cause, StoreError};
 use crate::query::collation;
 
@@ -53,7 +53,7 @@ impl SqliteFile {
             .connect_with(options.clone())
             .await
             .map_err(|error| unusable(error.into()))?;
-        sqlx::migrate!("../migrations/sqlite")
+        migrations::sqlite()
             .run(&writer)
             .await
             .map_err(|error| unusable(error.into()))?;

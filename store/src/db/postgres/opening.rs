@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::{CONNECT_LIMIT, SCHEMA};
-use crate::db::DbError;
+use crate::db::{DbError, migrations};
 use crate::error::{Cause, StoreError};
 use crate::{Availability, masked};
 
@@ -74,7 +74,7 @@ impl Database {
     pub async fn open(&self) -> Result<(), StoreError> {
         self.first_connection().await?;
         self.make_schema().await?;
-        sqlx::migrate!("../migrations/postgres")
+        migrations::postgres()
             .run(&self.pool)
             .await
             .map_err(|error| match error {

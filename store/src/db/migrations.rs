@@ -1,0 +1,121 @@
+//! The migrations of both databases, embedded in the program. A new migration is added to its list here.
+//!
+//! What must stay true: a published migration never changes, because every database holds the checksums of those it has.
+
+use sqlx::SqlSafeStr as _;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+
+/// A file of a migration: its name without the extension, and its content.
+type File = (&'static str, &'static str);
+
+const POSTGRES: &[File] = &[
+    (
+        "0001_jobs",
+        include_str!("../../../migrations/postgres/0001_jobs.sql"),
+    ),
+    (
+        "0002_dispatch",
+        include_str!("../../../migrations/postgres/0002_dispatch.sql"),
+    ),
+    (
+        "0003_pause",
+        include_str!("../../../migrations/postgres/0003_pause.sql"),
+    ),
+    (
+        "0004_reading",
+        include_str!("../../../migrations/postgres/0004_reading.sql"),
+    ),
+    (
+        "0005_expiry",
+        include_str!("../../../migrations/postgres/0005_expiry.sql"),
+    ),
+    (
+        "0006_without_target",
+        include_str!("../../../migrations/postgres/0006_without_target.sql"),
+    ),
+];
+
+const SQLITE: &[File] = &[
+    (
+        "0001_jobs",
+        include_str!("../../../migrations/sqlite/0001_jobs.sql"),
+    ),
+    (
+        "0002_dispatch",
+        include_str!("../../../migrations/sqlite/0002_dispatch.sql"),
+    ),
+    (
+        "0003_pause",
+        include_str!("../../../migrations/sqlite/0003_pause.sql"),
+    ),
+    (
+        "0004_reading",
+        include_str!("../../../migrations/sqlite/0004_reading.sql"),
+    ),
+    (
+        "0005_expiry",
+        include_str!("../../../migrations/sqlite/0005_expiry.sql"),
+    ),
+    (
+        "0006_without_target",
+        include_str!("../../../migrations/sqlite/0006_without_target.sql"),
+    ),
+];
+
+/// Returns the migrations of `PostgreSQL`.
+pub fn postgres() -> Migrator {
+    migrator(POSTGRES)
+}
+
+/// Returns the migrations of `SQLite`.
+pub fn sqlite() -> Migrator {
+    migrator(SQLITE)
+}
+
+/// Reads versions and descriptions from the names, as sqlx does: `0001_jobs` is version 1, described as `jobs`.
+fn migrator(files: &[File]) -> Migrator {
+    let migrations = files.iter().filter_map(|(name, sql)| {
+        let (version, description) = name.split_once('_')?;
+        Some(Migration::new(
+            version.parse().ok()?,
+            description.replace('_', " ").into(),
+            MigrationType::Simple,
+            sql.into_sql_str(),
+            false,
+        ))
+    });
+    Migrator::with_migrations(migrations.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn facts(migrations: &Migrator) -> Vec<(i64, &str, MigrationType, &[u8])> {
+        migrations
+            .iter()
+            .map(|it| {
+                (
+                    it.version,
+                    &*it.description,
+                    it.migration_type,
+                    &*it.checksum,
+                )
+            })
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn every_file_is_embedded_and_read_as_sqlx_reads_it() {
+        for (folder, embedded) in [("postgres", postgres()), ("sqlite", sqlite())] {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("../migrations")
+                .join(folder);
+            let files = Migrator::new(folder).await.unwrap();
+            assert!(embedded.iter().len() > 0);
+            assert_eq!(facts(&embedded), facts(&files));
+        }
+    }
+}
