@@ -23,9 +23,9 @@ stories![
 
 async fn a_job_of_many_items_is_counted_exactly(fixture: Fixture) {
     let system = fixture.run(echo()).await;
-    assert!(system.client.put("j", &fixture.range(5000)).await.unwrap());
-    system.completed("j", 5000).await;
-    system.has_outputs(&fixture.pipe("output"), 1..=5000).await;
+    assert!(system.client.put("j", &fixture.range(2000)).await.unwrap());
+    system.completed("j", 2000).await;
+    system.has_outputs(&fixture.pipe("output"), 1..=2000).await;
     let expected = [
         (JobStatus::Waiting, "client"),
         (JobStatus::Active, "tracking"),

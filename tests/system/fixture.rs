@@ -22,6 +22,9 @@ use tempfile::TempDir;
 /// How long a worker relies on a job status that it has read: the shortest setting.
 pub const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The pause between two reads of a job that a story follows.
+const LOOK: Duration = Duration::from_millis(5);
+
 /// How long a status check itself may take on a busy machine.
 pub const SLACK: Duration = Duration::from_secs(1);
 
@@ -250,6 +253,7 @@ impl System {
                 began.elapsed() < Duration::from_mins(1),
                 "the job does not end: {state:?}"
             );
+            tokio::time::sleep(LOOK).await;
         }
     }
 

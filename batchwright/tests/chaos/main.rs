@@ -50,7 +50,7 @@ static SIZE: LazyLock<Size> = LazyLock::new(|| {
         })
     };
     Size {
-        items: number("CHAOS_ITEMS", 3000),
+        items: number("CHAOS_ITEMS", 1200),
         outage: Duration::from_secs(number("CHAOS_OUTAGE", 8)),
         hole: Duration::from_secs(number("CHAOS_HOLE", 10)),
         binary: set("CHAOS_BINARY")

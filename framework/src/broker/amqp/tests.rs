@@ -24,6 +24,15 @@ async fn shared() -> Amqp {
     connect(AmqpOptions::new(harness::rabbitmq().await.unwrap().url)).await
 }
 
+/// Waits for the turn of this test on a server that tests stop, kill or block, one after the other. A test that fails may
+/// leave it like that; then the next ones fail as well.
+async fn disturbed() -> tokio::sync::MutexGuard<'static, RabbitServer> {
+    static SERVER: tokio::sync::OnceCell<tokio::sync::Mutex<RabbitServer>> =
+        tokio::sync::OnceCell::const_new();
+    let start = async || RabbitServer::start().await.map(tokio::sync::Mutex::new);
+    SERVER.get_or_try_init(start).await.unwrap().lock().await
+}
+
 async fn next(consumer: &mut Consumer) -> Delivery {
     in_time("a delivery", consumer.next())
         .await
@@ -294,7 +303,7 @@ async fn deliveries_behind_an_open_one_are_acknowledged_soon() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_message_is_lost_when_the_server_stops_or_is_killed() {
-    let server = RabbitServer::start().await.unwrap();
+    let server = disturbed().await;
     let amqp = connect(AmqpOptions::new(server.url())).await;
     let pipe = unique("survives");
     let mut consumer = amqp.consume(&pipe, 100).await.unwrap();
@@ -356,7 +365,7 @@ async fn no_message_is_lost_when_the_server_stops_or_is_killed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stuck_queue_does_not_affect_consumers_of_other_queues() {
-    let server = RabbitServer::start().await.unwrap();
+    let server = disturbed().await;
     let amqp = connect(AmqpOptions::new(server.url())).await;
     let (well, stuck) = (unique("well"), unique("stuck"));
     let leader = |verb: &str| format!("sys:{verb}(whereis('%2F_{stuck}')).");

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use contract::{
     RangeItem, ReportStatus, TaskMessage, TaskStatus, Tracking, TrackingReport, TrackingReportTask,
 };
-use harness::{RabbitServer, unique, wait_for};
+use harness::{unique, wait_for};
 use lapin::options::{QueueDeclareOptions, QueuePurgeOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use super::super::*;
+use super::disturbed;
 use crate::broker::HeaderValue;
 use crate::handler::REASON_HEADER;
 use crate::{Context, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
@@ -328,23 +329,24 @@ async fn depth_is_available_right_after_the_start() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deliveries_are_settled_while_the_server_blocks_publishers() {
-    let server = RabbitServer::start().await.unwrap();
+    let server = disturbed().await;
     let amqp = Amqp::connect(AmqpOptions::new(server.url())).unwrap();
     amqp.connected(Duration::from_secs(30)).await.unwrap();
+    let (before, after) = (unique("before"), unique("after"));
     for n in 0..20 {
-        amqp.publish(Outgoing::new("before", n.to_string()))
+        amqp.publish(Outgoing::new(&*before, n.to_string()))
             .await
             .unwrap();
     }
     server.run_short_of_memory(true).await.unwrap();
     // The server blocks a connection only once it publishes.
-    let held = amqp.publish(Outgoing::new("after", "held back"));
+    let held = amqp.publish(Outgoing::new(&*after, "held back"));
     wait_for("the state", async || match amqp.state() {
         BrokerState::Blocked(reason) if reason.contains("memory") => Ok(()),
         state => Err(format!("{state:?}")),
     })
     .await;
-    let mut consumer = amqp.consume("before", 5).await.unwrap();
+    let mut consumer = amqp.consume(&before, 5).await.unwrap();
     for n in 0..20 {
         let delivery = consumer.next().await.unwrap();
         assert_eq!(
@@ -366,7 +368,7 @@ async fn deliveries_are_settled_while_the_server_blocks_publishers() {
     })
     .await;
     wait_for("the message, once", async || {
-        match amqp.depth("after").await.unwrap() {
+        match amqp.depth(&after).await.unwrap() {
             1 => Ok(()),
             depth => Err(format!("{depth}")),
         }
