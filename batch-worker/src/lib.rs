@@ -26,7 +26,6 @@ mod source;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use contract::{BatchResult, BatchTask, JobTaskId, MAX_PIPE_BYTES};
 use framework::{Context, OrFail, Reply, TaskError, Worker};
@@ -37,7 +36,7 @@ pub use list::List;
 pub use plugin::{Batch, BatchPlugin, Part, SplitError};
 pub use range::Range;
 
-use pace::Pace;
+use pace::{Pace, Splittable};
 use plugin::AnyPlugin;
 
 /// The largest size of a batch definition, in bytes.
@@ -48,9 +47,6 @@ const REPEATED_BYTES: usize = 64 * 1024 * 1024;
 
 /// How many of the largest splits may queue in the own input before batches wait that become sub-batches.
 const SPLITS_QUEUED: u64 = 10;
-
-/// How long a split is snoozed while its target pipe is too full.
-const FULL_PIPE_DELAY: Duration = Duration::from_millis(400);
 
 impl std::str::FromStr for Results {
     type Err = String;
@@ -197,9 +193,13 @@ impl BatchWorker {
             return Ok(());
         };
         let id = ctx.job_task_id().unwrap_or(ctx.task_id());
-        let level = JobTaskId::parse(id).map_or(0, |id| id.steps.len());
+        let batch = Splittable {
+            parts: parts.len(),
+            job: id.split('.').next().unwrap_or_default(),
+            level: JobTaskId::parse(id).map_or(0, |id| id.steps.len()),
+        };
         self.pace
-            .sub_batches(parts.len(), u32::try_from(level).unwrap_or(u32::MAX), depth)
+            .sub_batches(batch, depth)
             .map_err(TaskError::snooze)
     }
 
@@ -236,7 +236,7 @@ impl Worker for BatchWorker {
             .await
             .is_ok_and(|depth| depth > self.max_depth)
         {
-            return Err(TaskError::snooze(FULL_PIPE_DELAY));
+            return Err(TaskError::snooze(self.pace.wait()));
         }
         let parts = self.split(&task).await?;
         self.keep_pace(&parts, &ctx).await?;
@@ -295,6 +295,7 @@ mod tests {
     use framework::broker::memory::Memory;
     use framework::broker::{Broker, Outgoing};
     use framework::{Runtime, Settings, testing};
+    use std::time::Duration;
     use tokio_util::sync::CancellationToken;
 
     fn batch(batch_type: &str, definition: &str) -> BatchTask {
@@ -356,7 +357,7 @@ mod tests {
 
     #[test]
     fn waiting_jobs_get_all_their_items_without_a_flood_of_sub_batches() {
-        let (jobs, numbers) = harness::sized((40, 1000), (100_000, 20));
+        let (jobs, numbers) = harness::sized((40, 1000), (100_000, 11));
         let limit = Duration::from_secs(harness::sized(60, 3600));
         let deepest = harness::block_on_in_time("all items", limit, move || {
             let mut runtime = tokio::runtime::Builder::new_current_thread();

@@ -2,16 +2,20 @@
 //!
 //! Sub-batches queue in the batch worker's own input. Were every batch split as soon as it arrives, the tree of a large
 //! batch would be written out level by level, and fill the disk before its first item. So while the input is deep, only
-//! batches that become items are split. The others come back later; those far down their tree first.
+//! batches that become items are split. The others come back later. Of one job, those far down its tree go first, so that
+//! what waits grows with the height of a tree and not with its size.
 //!
 //! What must stay true:
 //! - A split into items never waits for the depth of the input.
 //! - Some split of each process always goes on: where no batch becomes items, sub-batches are made, but slowly.
+//! - No job waits for another's sub-batches, only for room in the input.
 //! - Waiting costs little: the more batches wait, the later each comes back.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use contract::JobTaskId;
 use tokio::time::Instant;
 
 /// How long a process has split no batch into items before it makes sub-batches despite a deep input.
@@ -27,6 +31,8 @@ const DELAYS: [Duration; 4] = [
     Duration::from_secs(10),
     Duration::from_mins(1),
 ];
+/// The largest number of jobs whose waiting batches are remembered.
+const JOBS: usize = 10_000;
 
 /// The splits of one process.
 #[derive(Debug)]
@@ -36,7 +42,18 @@ pub struct Pace {
     recent: Mutex<Option<Recent>>,
 }
 
+/// A batch that becomes sub-batches.
 #[derive(Debug, Clone, Copy)]
+pub struct Splittable<'a> {
+    /// The number of parts.
+    pub parts: usize,
+    /// The id of its job.
+    pub job: &'a str,
+    /// The number of splits above it.
+    pub level: usize,
+}
+
+#[derive(Debug)]
 struct Recent {
     /// The last split into items, or the start.
     items: Instant,
@@ -44,6 +61,10 @@ struct Recent {
     next_slow: Instant,
     /// When the last of the waiting batches comes back.
     last_return: Instant,
+    /// When the last waiting batch of each level of a job comes back.
+    returns: HashMap<String, Vec<Instant>>,
+    /// When jobs without waiting batches were last forgotten.
+    pruned: Instant,
 }
 
 impl Pace {
@@ -59,28 +80,32 @@ impl Pace {
         self.with_recent(|recent, now| recent.items = now);
     }
 
-    /// Decides about a split into this many parts, sub-batches among them, while `depth` messages wait in the input.
-    /// `level` is the number of splits above it. Returns how long the batch waits, if it does.
-    pub fn sub_batches(&self, parts: usize, level: u32, depth: u64) -> Result<(), Duration> {
+    /// Returns how long a batch waits that cannot be split at all now.
+    pub fn wait(&self) -> Duration {
+        self.with_recent(Recent::wait)
+    }
+
+    /// Decides about a split while `depth` messages wait in the input. Returns how long the batch waits, if it does.
+    pub fn sub_batches(&self, batch: Splittable<'_>, depth: u64) -> Result<(), Duration> {
+        let Splittable { parts, job, level } = batch;
         // The deeper in its tree, the fuller may the input be: half of the limit, three quarters, and so on.
-        let reserved = self
-            .max_depth
-            .checked_shr(level.saturating_add(1))
-            .unwrap_or(0);
-        if depth <= self.max_depth - reserved {
-            return Ok(());
-        }
+        let shift = u32::try_from(level).unwrap_or(u32::MAX).saturating_add(1);
+        let reserved = self.max_depth.checked_shr(shift).unwrap_or(0);
+        let has_room = depth <= self.max_depth - reserved;
         self.with_recent(|recent, now| {
-            if now >= recent.items + PATIENCE && now >= recent.next_slow {
-                let parts = u32::try_from(parts).unwrap_or(u32::MAX);
-                recent.next_slow = now + PER_PART.saturating_mul(parts);
-                return Ok(());
+            if !recent.is_deeper_waiting(job, level, now) {
+                if has_room {
+                    return Ok(());
+                }
+                if now >= recent.items + PATIENCE && now >= recent.next_slow {
+                    let parts = u32::try_from(parts).unwrap_or(u32::MAX);
+                    recent.next_slow = now + PER_PART.saturating_mul(parts);
+                    return Ok(());
+                }
             }
-            let last = recent.last_return.max(now + DELAYS[0]);
-            let wait = last - now;
-            recent.last_return = (last + BETWEEN_RETURNS).min(now + DELAYS[DELAYS.len() - 1]);
-            let fitting = DELAYS.iter().rev().find(|delay| **delay <= wait);
-            Err(*fitting.unwrap_or(&DELAYS[0]))
+            let wait = recent.wait(now);
+            recent.remember(job, level, now + wait, now);
+            Err(wait)
         })
     }
 
@@ -91,8 +116,48 @@ impl Pace {
             items: now,
             next_slow: now,
             last_return: now,
+            returns: HashMap::new(),
+            pruned: now,
         });
         act(recent, now)
+    }
+}
+
+impl Recent {
+    fn wait(&mut self, now: Instant) -> Duration {
+        let last = self.last_return.max(now + DELAYS[0]);
+        let wait = last - now;
+        self.last_return = (last + BETWEEN_RETURNS).min(now + DELAYS[DELAYS.len() - 1]);
+        let fitting = DELAYS.iter().rev().find(|delay| **delay <= wait);
+        *fitting.unwrap_or(&DELAYS[0])
+    }
+
+    /// Returns whether a batch of the job comes back that is deeper in the tree.
+    fn is_deeper_waiting(&self, job: &str, level: usize, now: Instant) -> bool {
+        self.returns
+            .get(job)
+            .and_then(|returns| returns.get(level + 1..))
+            .is_some_and(|deeper| deeper.iter().any(|at| *at > now))
+    }
+
+    fn remember(&mut self, job: &str, level: usize, at: Instant, now: Instant) {
+        if level > JobTaskId::MAX_DEPTH {
+            return;
+        }
+        if !self.returns.contains_key(job) && self.returns.len() == JOBS {
+            if now >= self.pruned + DELAYS[0] {
+                self.pruned = now;
+                self.returns
+                    .retain(|_, returns| returns.iter().any(|at| *at > now));
+            }
+            if self.returns.len() == JOBS {
+                // The batches of this job only wait for room.
+                return;
+            }
+        }
+        let returns = self.returns.entry(job.to_owned()).or_default();
+        returns.resize(returns.len().max(level + 1), now);
+        returns[level] = at;
     }
 }
 
@@ -101,6 +166,14 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    fn of(job: &str, level: usize) -> Splittable<'_> {
+        Splittable {
+            parts: 100,
+            job,
+            level,
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn batches_wait_while_the_input_is_deep_those_at_the_top_first() {
@@ -115,12 +188,23 @@ mod tests {
             (70, 1000, true),
             (70, 1001, false),
         ] {
-            assert_eq!(
-                pace.sub_batches(10, level, depth).is_ok(),
-                goes_on,
-                "{level} {depth}"
-            );
+            let decided = pace.sub_batches(of(&format!("{level}"), level), depth);
+            assert_eq!(decided.is_ok(), goes_on, "{level} {depth}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn batches_of_a_job_wait_for_those_deeper_in_its_tree() {
+        let pace = Pace::new(1000);
+        let wait = pace.sub_batches(of("p:j", 2), 2000).unwrap_err();
+        for level in [0, 1] {
+            assert!(pace.sub_batches(of("p:j", level), 0).is_err(), "{level}");
+            assert!(pace.sub_batches(of("p:other", level), 0).is_ok(), "{level}");
+        }
+        assert!(pace.sub_batches(of("p:j", 2), 0).is_ok());
+        // It has come back, and the others do not wait for it any more.
+        tokio::time::advance(wait).await;
+        assert!(pace.sub_batches(of("p:j", 1), 0).is_ok());
     }
 
     #[tokio::test(start_paused = true)]
@@ -128,7 +212,7 @@ mod tests {
         let pace = Pace::new(1000);
         let mut made = 0;
         for _ in 0..10_000 {
-            made += 100 * u32::from(pace.sub_batches(100, 3, 1_000_000).is_ok());
+            made += 100 * u32::from(pace.sub_batches(of("p:j", 3), 1_000_000).is_ok());
             tokio::time::advance(SECOND / 1000).await;
         }
         assert!((8500..=9100).contains(&made), "{made}");
@@ -139,7 +223,7 @@ mod tests {
         let pace = Pace::new(1000);
         for _ in 0..100 {
             pace.items();
-            assert!(pace.sub_batches(10, 0, 1001).is_err());
+            assert!(pace.sub_batches(of("p:j", 0), 1001).is_err());
             tokio::time::advance(SECOND / 2).await;
         }
     }
@@ -149,13 +233,15 @@ mod tests {
         let pace = Pace::new(0);
         pace.items();
         let delays: Vec<Duration> = (0..100_000)
-            .map(|_| pace.sub_batches(10, 0, 100_000).unwrap_err())
+            .map(|n| {
+                pace.sub_batches(of(&format!("p:{n}"), 0), 100_000)
+                    .unwrap_err()
+            })
             .collect();
         assert_eq!(delays[0], DELAYS[0]);
         let count = |delay| delays.iter().filter(|other| **other == delay).count();
         assert!(count(DELAYS[0]) <= 1000 && count(DELAYS[3]) >= 70_000);
         tokio::time::advance(120 * SECOND).await;
-        pace.items();
-        assert_eq!(pace.sub_batches(10, 0, 100_000), Err(DELAYS[0]));
+        assert_eq!(pace.wait(), DELAYS[0]);
     }
 }
