@@ -20,7 +20,7 @@ use futures_util::stream::FuturesUnordered;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::protocol::AMQPSoftError;
 use lapin::types::ShortString;
-use lapin::{BasicProperties, Channel, Confirmation, PublisherConfirm};
+use lapin::{BasicProperties, Channel, Confirmation, ErrorKind, PublisherConfirm};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -107,9 +107,13 @@ impl Publication {
             return self.refused(error);
         }
         let bytes = self.message.body.len();
-        tracing::warn!(pipe = %self.message.pipe, bytes, %error, "the broker never takes this message");
+        let reply = match error.kind() {
+            ErrorKind::ProtocolError(error) => error.get_message().to_string(),
+            _ => error.to_string(),
+        };
+        tracing::warn!(pipe = %self.message.pipe, bytes, reply, "the broker never takes this message");
         self.unacceptable(format!(
-            "it has {bytes} bytes ({error}); make it smaller, or raise the broker's limit"
+            "it has {bytes} bytes ({reply}); make it smaller, or raise the broker's limit"
         ));
     }
 }
