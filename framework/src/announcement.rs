@@ -155,7 +155,7 @@ impl ChangedJobs {
 }
 
 /// Returns the `partition:job` of a job task id.
-fn job_of(job_task_id: &str) -> &str {
+pub(crate) fn job_of(job_task_id: &str) -> &str {
     let end = job_task_id.find(['.', '!']).unwrap_or(job_task_id.len());
     &job_task_id[..end]
 }

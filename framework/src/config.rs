@@ -5,6 +5,7 @@
 
 pub mod caf;
 pub mod env;
+mod status_origins;
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -16,6 +17,8 @@ use crate::RetryPolicy;
 use crate::clock::Clock;
 use caf::{Conversion, Reader};
 use env::{EnvValue, Variables};
+
+pub use status_origins::StatusOrigins;
 
 /// The prefix of our variables.
 pub const PREFIX: &str = "BATCHWRIGHT_";
@@ -59,6 +62,8 @@ pub struct Settings {
     pub listen: Option<SocketAddr>,
     /// The time limit of a status check.
     pub status_check_limit: Duration,
+    /// The origins that status checks may ask.
+    pub status_origins: StatusOrigins,
     /// How long running tasks may continue after the runtime is asked to stop.
     pub drain: Duration,
     /// How long tasks then have to notice that they are cancelled.
@@ -89,6 +94,7 @@ impl Settings {
             retry: RetryPolicy::default(),
             listen: None,
             status_check_limit: Duration::from_secs(5),
+            status_origins: StatusOrigins::default(),
             drain: Duration::from_secs(20),
             abort: Duration::from_secs(5),
             max_body: 32 * 1024 * 1024,
@@ -117,6 +123,7 @@ impl Settings {
         read.set("CONCURRENCY", &mut settings.concurrency)?;
         read.set("PREFETCH", &mut settings.prefetch)?;
         read.set("SERVICE_PATH", &mut settings.service_path)?;
+        read.set("STATUS_ORIGINS", &mut settings.status_origins)?;
         settings.output = read.find("OUTPUT_PIPE")?.map(|found| found.value);
         read.set("VERSION", &mut settings.version)?;
         read.set("ZERO_PROGRESS", &mut settings.zero_progress)?;
@@ -335,6 +342,11 @@ pub const VARIABLES: &[Variable] = &[
         "LISTEN",
         "none",
         "the address that serves health checks and metrics, for example 127.0.0.1:8081",
+    ),
+    variable(
+        "STATUS_ORIGINS",
+        "none",
+        "the origins that status checks may ask, separated by commas, for example http://job-service:8080; with none, every origin",
     ),
     variable("LOG", "info", "what is logged to standard error"),
 ];

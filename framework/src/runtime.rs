@@ -170,10 +170,14 @@ impl Runtime {
             route,
             zero_progress,
             status_check_limit,
+            status_origins,
             retry,
             clock,
             ..
         } = self.settings.clone();
+        let refused = telemetry::refused_status_checks(&name);
+        let status = StatusChecker::new(status_check_limit, clock, tasks)
+            .with_origins(status_origins, refused);
         Shared {
             identity: Arc::new(WorkerIdentity {
                 name,
@@ -185,7 +189,7 @@ impl Runtime {
             }),
             broker: Arc::clone(&self.broker),
             reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(open), tasks),
-            status: StatusChecker::new(status_check_limit, clock, tasks),
+            status,
             depths: Arc::default(),
             reserved: Arc::new(self.settings.all_reserved_pipes()),
             retry,

@@ -1,7 +1,7 @@
 //! The steps that the pipeline composes, each by itself. None of them knows the pipeline, the handler or the context of a task.
 //!
 //! Pure: [`routing`] (whether a message is handled here, and where an output goes), [`output`] (the messages and reports that a
-//! task causes), [`attempts`] and [`quarantine`] (what their headers say about earlier runs). With the broker: [`publish`] and
+//! task causes), [`status_url`] (which URL a status check may ask), [`attempts`] and [`quarantine`] (what their headers say about earlier runs). With the broker: [`publish`] and
 //! [`report_buffer`]. With the job service: [`status_check`].
 
 pub(crate) mod attempts;
@@ -11,3 +11,4 @@ pub(crate) mod quarantine;
 pub(crate) mod report_buffer;
 pub(crate) mod routing;
 pub(crate) mod status_check;
+pub(crate) mod status_url;

@@ -45,6 +45,11 @@ impl Counters {
     }
 }
 
+/// Returns the counter of the status checks that a worker does not make, because their URL is not allowed.
+pub(crate) fn refused_status_checks(worker: &str) -> Counter {
+    counter!("batchwright_status_checks_refused_total", "worker" => worker.to_owned())
+}
+
 impl fmt::Debug for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Counters")

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use contract::rest::Expiry;
 use contract::{PipePurpose, ReservedPipes};
+use framework::config::StatusOrigins;
 
 use crate::access::{AllowedHost, AllowedOrigin};
 use crate::job_types::JobTypes;
@@ -30,6 +31,8 @@ pub struct ServiceOptions {
     /// The pipes that no job may name, and the exceptions. [`Self::tracking_pipe`], [`Self::paused_pipe`] and the invalid
     /// pipe of the latter are reserved in addition.
     pub reserved_pipes: ReservedPipes,
+    /// The origins that the status checks of the consumer of the paused pipe may ask.
+    pub status_origins: StatusOrigins,
     /// How long a worker may cache the status of a job.
     pub status_check_interval: Duration,
     /// The number of jobs on a page of a list if the request sets no limit.
@@ -74,6 +77,7 @@ impl Default for ServiceOptions {
             tracking_pipe: "worker-jobtracking-in".to_owned(),
             paused_pipe: contract::PAUSED_PIPE.to_owned(),
             reserved_pipes: ReservedPipes::default(),
+            status_origins: StatusOrigins::default(),
             status_check_interval: Duration::from_secs(10),
             page_size: 25,
             cancel_batch: 100,

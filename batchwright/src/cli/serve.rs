@@ -16,8 +16,8 @@ use contract::PAUSED_PIPE;
 use contract::rest::{Expiry, ExpiryPolicy, Policer};
 use framework::broker::amqp::QueueType;
 use framework::broker::embedded::EmbeddedOptions;
-use framework::config::Route;
 use framework::config::env::Variables;
+use framework::config::{Route, StatusOrigins};
 use job_service::{JobTypes, PartitionPattern, ServiceOptions};
 use store::{KeptUntil, StoreOptions};
 
@@ -120,6 +120,14 @@ struct WorkerArgs {
     /// Maximum number of unacknowledged deliveries of a worker; the batch and tracking workers ignore it.
     #[arg(long, env = "BATCHWRIGHT_PREFETCH", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
     prefetch: u32,
+    /// Origins that status checks may ask, separated by commas, e.g. `http://job-service:8080`; `none` allows every origin.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_STATUS_ORIGINS",
+        default_value = "none",
+        value_name = "ORIGINS"
+    )]
+    status_origins: StatusOrigins,
 }
 
 #[derive(Debug, Args)]
@@ -288,7 +296,8 @@ impl RunArgs {
 
 impl StackArgs {
     fn options(self, data: PathBuf, variables: &Variables) -> anyhow::Result<StackOptions> {
-        let (service, store) = self.jobs.options(variables)?;
+        let (mut service, store) = self.jobs.options(variables)?;
+        service.status_origins = self.workers.status_origins.clone();
         Ok(StackOptions {
             database: self.servers.database,
             broker: self.servers.broker,
@@ -303,6 +312,7 @@ impl StackArgs {
                 route: self.workers.route,
                 concurrency: usize::try_from(self.workers.concurrency)?,
                 prefetch: self.workers.prefetch,
+                status_origins: self.workers.status_origins,
             },
             batch: BatchOptions {
                 output: self.batch.batch_output,

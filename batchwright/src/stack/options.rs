@@ -12,7 +12,7 @@ use contract::PipePurpose;
 use framework::Settings;
 use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::broker::embedded::EmbeddedOptions;
-use framework::config::Route;
+use framework::config::{Route, StatusOrigins};
 use job_service::ServiceOptions;
 use store::StoreOptions;
 
@@ -80,6 +80,8 @@ pub struct WorkerOptions {
     pub concurrency: usize,
     /// The maximum number of unsettled deliveries of a worker. The batch and the tracking worker have fixed values.
     pub prefetch: u32,
+    /// The origins that the status checks of workers may ask.
+    pub status_origins: StatusOrigins,
 }
 
 /// Settings of the batch worker.
@@ -206,6 +208,7 @@ impl StackOptions {
             route: self.workers.route,
             concurrency: self.workers.concurrency,
             prefetch: self.workers.prefetch,
+            status_origins: self.workers.status_origins.clone(),
             paused: Some(self.service.paused_pipe.clone()),
             reserved_pipes: self.service().all_reserved_pipes(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -221,6 +224,7 @@ impl Default for WorkerOptions {
             route: Route::Direct,
             concurrency: 8,
             prefetch: 1000,
+            status_origins: StatusOrigins::default(),
         }
     }
 }

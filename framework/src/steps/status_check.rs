@@ -8,36 +8,51 @@
 //! - A check that fails never stops work. A warning names the URL, and the job is presumed active.
 //! - Only a definite response discards messages: a finished status, or a 404 with the job service's error body.
 //! - A check has a time limit, and does not block the receipt of other deliveries.
+//! - A check asks only the status of the message's own job ([`status_url`](crate::steps::status_url)), follows no
+//!   redirect, and reads a limited number of bytes. One that is not allowed counts as one that failed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use contract::rest::ErrorBody;
 use contract::{JobStatus, Tracking};
+use metrics::Counter;
 use moka::Expiry;
 use moka::future::Cache;
+use reqwest::Url;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
 
-use crate::announcement::ChangedJobs;
+use crate::announcement::{ChangedJobs, job_of};
 use crate::broker::Broker;
 use crate::clock::Clock;
+use crate::config::StatusOrigins;
 use crate::steps::routing::JobKnowledge;
+use crate::steps::status_url::allowed_url;
 
 /// How long a response without a `max-age` is valid.
 const DEFAULT_INTERVAL: Duration = Duration::from_mins(2);
 /// How long a failed check is not repeated.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// The longest time that a response is valid, whatever its `max-age`.
+const LONGEST_INTERVAL: Duration = Duration::from_hours(24);
+/// The largest response that is read, in bytes.
+const MAX_RESPONSE: usize = 64 * 1024;
+/// How much of a URL or a job task id the log and the cache keep if the check is not allowed, in bytes.
+const SHOWN: usize = 200;
 /// The largest number of jobs whose status is kept.
 const CAPACITY: u64 = 10_000;
 
 /// Checks the status of jobs, with a cache. Cheap to clone.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct StatusChecker {
     time_limit: Duration,
+    origins: StatusOrigins,
+    /// Counts the checks that are not allowed.
+    refused: Counter,
     clock: Clock,
     /// Made for the first check, because it reads the system's certificates.
     client: Arc<OnceCell<reqwest::Client>>,
@@ -62,6 +77,8 @@ impl StatusChecker {
     pub fn new(time_limit: Duration, clock: Clock, tasks: &TaskTracker) -> Self {
         Self {
             time_limit,
+            origins: StatusOrigins::default(),
+            refused: Counter::noop(),
             clock,
             client: Arc::default(),
             checks: Cache::builder()
@@ -70,6 +87,15 @@ impl StatusChecker {
                 .build(),
             changed: Arc::new(ChangedJobs::new(clock)),
             tasks: tasks.clone(),
+        }
+    }
+
+    /// Limits the origins that checks may ask. `refused` counts the checks that are not allowed.
+    pub fn with_origins(self, origins: StatusOrigins, refused: Counter) -> Self {
+        Self {
+            origins,
+            refused,
+            ..self
         }
     }
 
@@ -96,7 +122,7 @@ impl StatusChecker {
         let Some(url) = tracking.status_check_url.as_deref() else {
             return JobKnowledge::Presumed;
         };
-        let check = self.valid_check(url, changed_at).await;
+        let check = self.check_own_job(tracking, url, changed_at).await;
         tracking.last_status_check_time = Some(check.ended_millis);
         if check.job != JobKnowledge::Presumed {
             tracking.status_check_interval_millis =
@@ -111,7 +137,7 @@ impl StatusChecker {
             return false;
         };
         let changed_at = self.changed.changed_at(tracking);
-        match self.valid_check(url, changed_at).await.job {
+        match self.check_own_job(tracking, url, changed_at).await.job {
             JobKnowledge::Gone => true,
             JobKnowledge::Is(status) => status.is_finished(),
             JobKnowledge::Presumed => false,
@@ -123,27 +149,72 @@ impl StatusChecker {
         self.tasks.spawn(check);
     }
 
-    /// Returns the last check of a job if it is valid and not older than the change of the job. Otherwise makes a new
-    /// check, with one request for all that wait for it.
-    async fn valid_check(&self, url: &str, changed_at: Option<Instant>) -> Check {
+    /// Returns the check of the message's own job by this URL, if the URL is allowed.
+    async fn check_own_job(
+        &self,
+        tracking: &Tracking,
+        url: &str,
+        changed_at: Option<Instant>,
+    ) -> Check {
+        let id = tracking.job_task_id.as_deref();
+        match allowed_url(url, id, &self.origins) {
+            Ok(url) => {
+                let key = Arc::from(url.as_str());
+                self.valid_check(key, self.ask(url), changed_at).await
+            }
+            Err(reason) => {
+                self.refused.increment(1);
+                // One line in the log for all messages of a job, for a while. No allowed URL is like this key.
+                let key = format!("not allowed: {}", start_of(id.map_or("", job_of)));
+                let refused = async { self.refuse(url, &reason) };
+                self.valid_check(key.into(), refused, changed_at).await
+            }
+        }
+    }
+
+    /// Returns the last check under this key if it is valid and not older than the change of the job. Otherwise makes a new
+    /// check, one for all that wait for it.
+    async fn valid_check(
+        &self,
+        key: Arc<str>,
+        check: impl Future<Output = Check>,
+        changed_at: Option<Instant>,
+    ) -> Check {
         // The cache drops invalid checks by the system's clock. Under a paused clock only this condition does.
         let is_invalid = |check: &Check| {
             changed_at.is_some_and(|changed_at| check.began < changed_at)
                 || check.ended.elapsed() >= check.valid_for
         };
         self.checks
-            .entry(Arc::from(url))
-            .or_insert_with_if(self.ask(url), is_invalid)
+            .entry(key)
+            .or_insert_with_if(check, is_invalid)
             .await
             .into_value()
     }
 
-    async fn ask(&self, url: &str) -> Check {
+    /// Returns the outcome of a check that is not allowed.
+    fn refuse(&self, url: &str, reason: &str) -> Check {
+        let url = start_of(url);
+        warn!(
+            url,
+            reason, "a status check is not allowed; the job is presumed active"
+        );
+        let now = Instant::now();
+        Check {
+            job: JobKnowledge::Presumed,
+            began: now,
+            ended: now,
+            ended_millis: self.clock.now_millis(),
+            valid_for: AFTER_FAILURE,
+        }
+    }
+
+    async fn ask(&self, url: Url) -> Check {
         let began = Instant::now();
-        let (job, valid_for) = match self.request(url).await {
+        let (job, valid_for) = match self.request(url.clone()).await {
             Ok(response) => response,
             Err(error) => {
-                warn!(url, %error, "the status check of a job failed; the job is presumed active");
+                warn!(%url, %error, "the status check of a job failed; the job is presumed active");
                 (JobKnowledge::Presumed, AFTER_FAILURE)
             }
         };
@@ -156,7 +227,7 @@ impl StatusChecker {
         }
     }
 
-    async fn request(&self, url: &str) -> Result<(JobKnowledge, Duration), String> {
+    async fn request(&self, url: Url) -> Result<(JobKnowledge, Duration), String> {
         let make = || async { make_client(self.time_limit) };
         let client = self
             .client
@@ -173,8 +244,9 @@ impl StatusChecker {
             .headers()
             .get("cache-control")
             .and_then(|value| max_age(value.to_str().ok()?))
-            .unwrap_or(DEFAULT_INTERVAL);
-        let body = response.text().await.map_err(|error| chain(&error))?;
+            .unwrap_or(DEFAULT_INTERVAL)
+            .min(LONGEST_INTERVAL);
+        let body = read_body(response).await?;
         if code == reqwest::StatusCode::NOT_FOUND {
             // A proxy can return 404, too. Only the job service adds its own error body.
             return match serde_json::from_str::<ErrorBody>(&body) {
@@ -193,10 +265,38 @@ impl StatusChecker {
     }
 }
 
+/// Reads a response, up to [`MAX_RESPONSE`].
+async fn read_body(mut response: reqwest::Response) -> Result<String, String> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| chain(&error))? {
+        if body.len() + chunk.len() > MAX_RESPONSE {
+            return Err(format!("the response has more than {MAX_RESPONSE} bytes"));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(String::from_utf8_lossy(&body).into_owned())
+}
+
+/// Returns the start of a text that may be of any length.
+fn start_of(text: &str) -> &str {
+    &text[..text.floor_char_boundary(SHOWN)]
+}
+
+impl std::fmt::Debug for StatusChecker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StatusChecker")
+            .field("origins", &self.origins)
+            .finish_non_exhaustive()
+    }
+}
+
 fn make_client(time_limit: Duration) -> Result<reqwest::Client, reqwest::Error> {
     // An error means that a provider is installed already, and any will do.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder().timeout(time_limit).build()
+    reqwest::Client::builder()
+        .timeout(time_limit)
+        .redirect(reqwest::redirect::Policy::none())
+        .build()
 }
 
 /// Returns whether a message is due for a check. A stamp that is more than the interval in the future is from a wrong
@@ -247,12 +347,15 @@ mod tests {
     use wiremock::matchers::{method, path};
     use wiremock::{Mock, MockServer, ResponseTemplate};
 
+    const STATUS: &str = "/job-service/v1/partitions/p/jobs/j/status";
+
     fn checker() -> StatusChecker {
         StatusChecker::new(Duration::from_secs(5), Clock::system(), &TaskTracker::new())
     }
 
     fn due_at(url: String) -> Tracking {
         Tracking {
+            job_task_id: Some("p:j.1".into()),
             status_check_url: Some(url),
             ..Tracking::default()
         }
@@ -261,11 +364,11 @@ mod tests {
     async fn ask(response: ResponseTemplate) -> (JobKnowledge, Tracking) {
         let server = MockServer::start().await;
         Mock::given(method("GET"))
-            .and(path("/status"))
+            .and(path(STATUS))
             .respond_with(response)
             .mount(&server)
             .await;
-        let mut tracking = due_at(format!("{}/status", server.uri()));
+        let mut tracking = due_at(server.uri() + STATUS);
         let checker = StatusChecker::new(
             Duration::from_millis(300),
             Clock::system(),
@@ -326,6 +429,63 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn response_is_read_up_to_a_limit_and_valid_for_a_day_at_most() {
+        let cancelled = |bytes: usize| {
+            let body = format!("Cancelled\n{}", " ".repeat(bytes - "Cancelled\n".len()));
+            ResponseTemplate::new(200)
+                .set_body_string(body)
+                .insert_header("Cache-Control", "max-age=18446744073709551615")
+        };
+        let (job, tracking) = ask(cancelled(MAX_RESPONSE)).await;
+        assert_eq!(job, JobKnowledge::Is(JobStatus::Cancelled));
+        assert_eq!(tracking.status_check_interval_millis, 86_400_000);
+        let (job, _) = ask(cancelled(MAX_RESPONSE + 1)).await;
+        assert_eq!(job, JobKnowledge::Presumed);
+    }
+
+    #[tokio::test]
+    async fn redirect_is_not_followed() {
+        let server = MockServer::start().await;
+        Mock::given(path("/elsewhere"))
+            .respond_with(ResponseTemplate::new(200).set_body_string("Cancelled"))
+            .expect(0)
+            .mount(&server)
+            .await;
+        let elsewhere = format!("{}/elsewhere", server.uri());
+        let redirect = ResponseTemplate::new(302).insert_header("Location", elsewhere);
+        assert_eq!(ask(redirect).await.0, JobKnowledge::Presumed);
+    }
+
+    #[tokio::test]
+    async fn check_that_is_not_allowed_asks_nobody_and_does_not_stop_work() {
+        let server = MockServer::start().await;
+        Mock::given(method("GET"))
+            .respond_with(ResponseTemplate::new(200).set_body_string("Cancelled"))
+            .expect(1)
+            .mount(&server)
+            .await;
+        let own = due_at(server.uri() + STATUS);
+        let foreign = Tracking {
+            job_task_id: Some("p:other.1".into()),
+            ..own.clone()
+        };
+        let (allowing, limited) = (
+            checker(),
+            checker().with_origins("http://safe".parse().unwrap(), Counter::noop()),
+        );
+        // The status of the own job, which is in the cache then, says nothing about another.
+        for (checker, tracking, known) in [
+            (&allowing, &own, JobKnowledge::Is(JobStatus::Cancelled)),
+            (&allowing, &foreign, JobKnowledge::Presumed),
+            (&limited, &own, JobKnowledge::Presumed),
+        ] {
+            assert_eq!(checker.check(Some(&mut tracking.clone())).await, known);
+            let ended = known != JobKnowledge::Presumed;
+            assert_eq!(checker.has_ended(tracking).await, ended);
+        }
+    }
+
+    #[tokio::test]
     async fn failed_check_does_not_stop_work() {
         assert_eq!(
             ask(ResponseTemplate::new(500)).await.0,
@@ -344,7 +504,7 @@ mod tests {
             JobKnowledge::Presumed
         );
         let checker = checker();
-        for url in ["http://127.0.0.1:1/status", "no url at all"] {
+        for url in [&format!("http://127.0.0.1:1{STATUS}"), "no url at all"] {
             assert_eq!(
                 checker.check(Some(&mut due_at(url.into()))).await,
                 JobKnowledge::Presumed,
@@ -377,7 +537,11 @@ mod tests {
             job_task_id: Some(format!("{job}.1.2*")),
             last_status_check_time: Some(Clock::system().now_millis() + 1000),
             status_check_interval_millis: 60_000,
-            ..due_at(format!("{}/{job}", server.uri()))
+            ..due_at(format!(
+                "{}/partitions/p/jobs/{}/status",
+                server.uri(),
+                &job[2..]
+            ))
         };
         let mut due = Tracking {
             last_status_check_time: None,
@@ -418,7 +582,7 @@ mod tests {
             job_task_id: Some("p:j".into()),
             last_status_check_time: Some(last),
             status_check_interval_millis: 600_000,
-            ..due_at(server.uri())
+            ..due_at(server.uri() + STATUS)
         };
         checker.changed.note(Event::Missed);
         assert_eq!(
@@ -448,7 +612,7 @@ mod tests {
             .await;
         let checker = checker();
         let checks = (0..50).map(|_| async {
-            let mut tracking = due_at(format!("{}/status?n=7", server.uri()));
+            let mut tracking = due_at(format!("{}{STATUS}?n=7", server.uri()));
             checker.check(Some(&mut tracking)).await
         });
         let known = futures_util::future::join_all(checks).await;

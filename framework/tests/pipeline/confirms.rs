@@ -21,6 +21,8 @@ use wiremock::{Mock, MockServer, ResponseTemplate};
 
 /// The pipe whose confirms are held back.
 const HELD_PIPE: &str = "out";
+/// The path of the status of the job.
+const STATUS: &str = "/job-service/v1/partitions/p/jobs/j/status";
 /// The number of subtasks of one task that may be unconfirmed.
 const WINDOW: u64 = 1000;
 /// Longer than any delay of the worker itself, such as the time that a report waits for others.
@@ -306,13 +308,12 @@ async fn split_that_waits_for_confirms_hears_that_its_job_has_ended() {
     let jobs = MockServer::start().await;
     let status = |word: &str| {
         let response = ResponseTemplate::new(200).set_body_string(word);
-        Mock::given(path("/status"))
-            .respond_with(response.insert_header("Cache-Control", "max-age=1"))
+        Mock::given(path(STATUS)).respond_with(response.insert_header("Cache-Control", "max-age=1"))
     };
     status("Active").up_to_n_times(1).mount(&jobs).await;
     status("Cancelled").mount(&jobs).await;
     let broker = HoldingBroker::new();
-    let url = format!("{}/status", jobs.uri());
+    let url = format!("{}{STATUS}", jobs.uri());
     broker.send_of_job_at(WINDOW + 1, Some(url)).await;
     broker.send(1).await;
     // The broker confirms nothing. The second task has its turn when the first is discarded.

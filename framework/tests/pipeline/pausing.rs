@@ -13,6 +13,9 @@ use tokio_util::task::TaskTracker;
 use wiremock::matchers::path;
 use wiremock::{Mock, MockServer, ResponseTemplate};
 
+/// The path of the status of the job.
+const STATUS: &str = "/job-service/v1/partitions/p/jobs/j/status";
+
 /// Returns each item unchanged once the semaphore admits it.
 struct Echo(Arc<Semaphore>);
 
@@ -73,7 +76,7 @@ impl Fixture {
         let answer = ResponseTemplate::new(200)
             .set_body_json(status)
             .insert_header("cache-control", cache);
-        Mock::given(path("/status"))
+        Mock::given(path(STATUS))
             .respond_with(answer)
             .mount(&self.jobs)
             .await;
@@ -82,7 +85,7 @@ impl Fixture {
     fn item(&self, number: u64) -> TaskMessage {
         let tracking = Tracking {
             job_task_id: Some(format!("p:j.{number}")),
-            status_check_url: Some(format!("{}/status", self.jobs.uri())),
+            status_check_url: Some(self.jobs.uri() + STATUS),
             ..Tracking::default()
         };
         let item = RangeItem {

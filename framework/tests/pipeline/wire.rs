@@ -18,6 +18,9 @@ use tokio_util::task::TaskTracker;
 use wiremock::matchers::path;
 use wiremock::{Mock, MockServer, ResponseTemplate};
 
+/// The path of the status of the job.
+const STATUS: &str = "/job-service/v1/partitions/acme/jobs/reindex-7/status";
+
 /// The pipes of a test.
 const PIPES: [&str; 8] = [
     "in",
@@ -193,7 +196,7 @@ impl Fixture {
 
     async fn set_status_response(&self, answer: ResponseTemplate) {
         self.jobs.reset().await;
-        Mock::given(path("/status"))
+        Mock::given(path(STATUS))
             .respond_with(answer)
             .mount(&self.jobs)
             .await;
@@ -210,7 +213,7 @@ impl Fixture {
             .unwrap(),
         );
         let tracking = task.tracking.as_mut().unwrap();
-        tracking.status_check_url = Some(format!("{}/status?{number}", self.jobs.uri()));
+        tracking.status_check_url = Some(format!("{}{STATUS}?{number}", self.jobs.uri()));
         // The tracking ends in another pipe, so the output keeps it.
         tracking.track_to = Some("elsewhere".to_owned());
         task

@@ -45,6 +45,7 @@ pub async fn run(
         drain: Duration::from_secs(5),
         // The tasks here are already paused.
         paused: None,
+        status_origins: options.status_origins.clone(),
         ..Settings::new("job-service-stower")
     };
     let runtime = Runtime::new(settings, Arc::clone(broker)).handler(ParkedIn {

@@ -1,0 +1,91 @@
+//! The origins that status checks may ask.
+
+use std::fmt;
+use std::str::FromStr;
+
+use reqwest::Url;
+
+/// The origins (`http://host:port`) that status checks may ask. The default is every origin.
+///
+/// The URL of a status check comes from a message. Without a list, whoever can publish messages can make a worker send
+/// requests to any host, though only to the path of a job's status.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StatusOrigins(Option<Vec<String>>);
+
+impl StatusOrigins {
+    /// Returns whether an origin in its normal form is allowed.
+    pub(crate) fn allow(&self, origin: &str) -> bool {
+        self.0
+            .as_ref()
+            .is_none_or(|allowed| allowed.iter().any(|known| known == origin))
+    }
+}
+
+impl FromStr for StatusOrigins {
+    type Err = String;
+
+    /// Parses origins separated by commas; `none` is every origin.
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim() == "none" {
+            return Ok(Self::default());
+        }
+        let origins: Result<Vec<String>, String> = text.split(',').map(origin).collect();
+        Ok(Self(Some(origins?)))
+    }
+}
+
+fn origin(text: &str) -> Result<String, String> {
+    let text = text.trim();
+    let refused = || {
+        format!(
+            "{text:?} is not an origin; expected one like http://job-service:8080, without a path"
+        )
+    };
+    let url = Url::parse(text).map_err(|_| refused())?;
+    let is_origin = matches!(url.scheme(), "http" | "https")
+        && url.path() == "/"
+        && url.query().is_none()
+        && url.fragment().is_none()
+        && url.username().is_empty()
+        && url.password().is_none();
+    is_origin
+        .then(|| url.origin().ascii_serialization())
+        .ok_or_else(refused)
+}
+
+impl fmt::Display for StatusOrigins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(origins) => f.write_str(&origins.join(", ")),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_are_normalized_and_others_refused() {
+        let parsed: StatusOrigins = "HTTP://Jobs:80/ , https://b:8443".parse().unwrap();
+        assert_eq!(parsed.to_string(), "http://jobs, https://b:8443");
+        assert_eq!("none".parse(), Ok(StatusOrigins::default()));
+        for text in [
+            "",
+            "jobs:8080",
+            "jobs",
+            "http://a,",
+            "ftp://a",
+            "http://a/path",
+            "http://a?q",
+            "http://user@a",
+        ] {
+            let error = text.parse::<StatusOrigins>().unwrap_err();
+            assert!(
+                error.contains("is not an origin; expected one like"),
+                "{text}: {error}"
+            );
+        }
+    }
+}
