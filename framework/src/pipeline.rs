@@ -422,10 +422,12 @@ impl<H: BatchHandler> Pipeline<H> {
         delivery.requeue();
     }
 
+    /// Drops a delivery. Acknowledges it, because brokers forget whole runs of acknowledged deliveries at once, and rejected
+    /// ones singly: the million messages of a cancelled job would keep other jobs waiting.
     fn discard(&self, delivery: Delivery, message: &TaskMessage) {
         debug!(task = %message.task_id, job = message.job_task_id(), "a message is discarded: its job has ended");
         self.counters.discarded.increment(1);
-        delivery.reject();
+        delivery.ack();
     }
 
     async fn move_to_quarantine(

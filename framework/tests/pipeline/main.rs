@@ -4,6 +4,7 @@
 
 mod addressing;
 mod confirms;
+mod discards;
 mod pausing;
 mod retries;
 mod undeliverable;
