@@ -160,7 +160,9 @@ impl Client {
         count: &str,
         query: &[(&str, String)],
     ) -> Result<u64, ClientError> {
-        let url = self.partition_url(operation, query);
+        // A job service that does not know a condition must not change jobs without it.
+        let strict = [("strict", "true".to_owned())];
+        let url = self.partition_url(operation, &[query, &strict].concat());
         let request = self.http.post(&url).timeout(BULK_LIMIT);
         let (_, body) = self.exchange(request, &url).await?;
         let response: serde_json::Value = parsed(&body, &url)?;

@@ -5,9 +5,10 @@
 
 use std::any::Any;
 use std::fmt;
+use std::time::Duration;
 
 use axum::Json;
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use contract::IdError;
 use contract::rest::ErrorBody;
@@ -41,9 +42,15 @@ pub enum ApiError {
     /// 405: the URL does not support the method.
     #[error("{0}")]
     MethodNotAllowed(String),
+    /// 408: the body did not arrive in time.
+    #[error("The body did not arrive within {0:?}.")]
+    TooSlow(Duration),
     /// 413: the body is larger than this number of bytes.
     #[error("The body is larger than {0} bytes.")]
     TooLarge(usize),
+    /// 503: the service has as many of these as it may have.
+    #[error("The service has {0}. Try again later.")]
+    Busy(&'static str),
     /// 500: the definition of a job type failed to build a valid task.
     #[error("the job type {id} failed: {reason}")]
     JobType { id: String, reason: String },
@@ -85,8 +92,10 @@ impl ApiError {
             Self::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NoSpace(_)
+            | Self::Busy(_)
             | Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -126,13 +135,13 @@ impl IntoResponse for ApiError {
             }
             status => tracing::debug!(error = %self, %status, "request rejected"),
         }
-        (
-            self.status(),
-            Json(ErrorBody {
-                message: self.message(),
-            }),
-        )
-            .into_response()
+        let message = self.message();
+        let mut response = (self.status(), Json(ErrorBody { message })).into_response();
+        if let Self::Busy(_) = self {
+            let seconds = HeaderValue::from_static("1");
+            response.headers_mut().insert(header::RETRY_AFTER, seconds);
+        }
+        response
     }
 }
 

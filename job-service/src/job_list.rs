@@ -3,8 +3,8 @@
 //! Lists, counts, bulk cancellations and bulk deletions share these parameters.
 
 mod filter;
-mod page;
+pub mod page;
 mod selector;
 
-pub use self::page::Page;
-pub use self::selector::JobSelector;
+pub use self::page::{PAGE, Page};
+pub use self::selector::{JobSelector, SELECTOR};

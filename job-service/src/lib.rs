@@ -26,9 +26,12 @@ mod extract;
 mod job_list;
 mod job_types;
 mod new_job;
+mod notes;
 mod options;
 mod partition_pattern;
+mod request_body;
 mod routes;
+mod server;
 mod state;
 
 use std::io;
@@ -46,7 +49,7 @@ use self::state::AppState;
 pub use self::access::{AllowError, AllowedHost, AllowedOrigin};
 pub use self::correlation::HEADER as CORRELATION_ID;
 pub use self::job_types::{JobTypes, JobTypesError};
-pub use self::options::{BASE_PATH, ServiceOptions};
+pub use self::options::{BASE_PATH, Limits, ServiceOptions};
 pub use self::partition_pattern::{PartitionPattern, PatternError};
 pub use self::routes::openapi;
 
@@ -85,21 +88,22 @@ impl JobService {
         tracker.close();
 
         let router = routes::router(Arc::clone(&self.0), Some(listener.local_addr()?));
-        let (shutting_down, requested) = (self.0.shutting_down.clone(), shutdown.clone());
-        let server = axum::serve(listener, router).with_graceful_shutdown(async move {
-            requested.cancelled().await;
+        let shutting_down = &self.0.shutting_down;
+        let server = server::serve(listener, router, &self.0.options.limits, shutting_down);
+        let drained = async {
+            shutdown.cancelled().await;
             shutting_down.cancel();
-        });
-        let outcome = tokio::select! {
-            ended = server.into_future() => ended,
-            () = async { shutdown.cancelled().await; tokio::time::sleep(DRAIN_LIMIT).await } => {
-                tracing::warn!("requests were still open {DRAIN_LIMIT:?} after the shutdown began; they are aborted");
-                Ok(())
-            }
+            tokio::time::sleep(DRAIN_LIMIT).await;
         };
+        tokio::select! {
+            () = server => {}
+            () = drained => {
+                tracing::warn!("requests were still open {DRAIN_LIMIT:?} after the shutdown began; they are aborted");
+            }
+        }
         background.cancel();
         tracker.wait().await;
-        outcome
+        Ok(())
     }
 
     /// Runs the background tasks until `shutdown` is cancelled: relays the outbox, parks and returns the tasks of paused jobs,

@@ -46,6 +46,8 @@ pub struct ServiceOptions {
     pub suspended_partitions: Option<PartitionPattern>,
     /// The largest accepted request body, in bytes.
     pub max_body_bytes: usize,
+    /// The bounds of requests and connections.
+    pub limits: Limits,
     /// The job types that clients can use instead of a task.
     pub job_types: JobTypes,
     /// The retention of finished jobs, where a job does not set its own.
@@ -68,6 +70,36 @@ impl ServiceOptions {
     }
 }
 
+/// The bounds of what clients may ask for, in one request and all together.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// The number of connections. At this number, connections that wait for their clients give way to new ones.
+    pub connections: usize,
+    /// How long a client may take to send the head of a request, and to begin the next request.
+    pub head_time: Duration,
+    /// How long a client may take to send a body.
+    pub body_time: Duration,
+    /// The bytes of all request bodies that are read or handled at the same time.
+    pub body_bytes: usize,
+    /// The number of labels of a job.
+    pub labels: usize,
+    /// The largest `limit` of a page. A larger page size counts as well.
+    pub page: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 1000,
+            head_time: Duration::from_secs(30),
+            body_time: Duration::from_mins(1),
+            body_bytes: 128 * 1024 * 1024,
+            labels: 100,
+            page: 10_000,
+        }
+    }
+}
+
 impl Default for ServiceOptions {
     fn default() -> Self {
         Self {
@@ -84,6 +116,7 @@ impl Default for ServiceOptions {
             delete_batch: 100,
             suspended_partitions: None,
             max_body_bytes: 16 * 1024 * 1024,
+            limits: Limits::default(),
             job_types: JobTypes::default(),
             expiry: Expiry::default(),
         }

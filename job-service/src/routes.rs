@@ -21,7 +21,7 @@ mod watch_job;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::Request;
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -41,6 +41,7 @@ use crate::access::{self, AccessRules, AllowedOrigin};
 use crate::correlation;
 use crate::error::ApiError;
 use crate::options::BASE_PATH;
+use crate::server;
 use crate::state::AppState;
 
 /// The parts of the OpenAPI document that are not generated from the operations.
@@ -72,7 +73,6 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
         SwaggerUi::new("/job-service-ui").url("/job-service-ui/api-docs/openapi.json", document);
     let rules = Arc::new(AccessRules::new(&state.options, address));
     let cross_origin = cross_origin(&state.options.allowed_origins);
-    let body_limit = DefaultBodyLimit::max(state.options.max_body_bytes);
     let router = router
         .with_state(state)
         .route(
@@ -82,8 +82,8 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
         .merge(Router::from(ui).layer(middleware::from_fn(not_found_as_json)))
         .fallback(unknown_url)
         .method_not_allowed_fallback(wrong_method)
-        .layer(body_limit)
         .layer(option_layer(cross_origin))
+        .layer(middleware::from_fn(server::refuse_on_spare_connections))
         .layer(middleware::from_fn_with_state(rules, access::layer))
         .layer(CatchPanicLayer::custom(ApiError::panic_response))
         .layer(middleware::from_fn(correlation::layer));
@@ -203,7 +203,7 @@ enum StoreErrors {
     Failed(#[to_schema] ErrorBody),
     #[response(
         status = 503,
-        description = "The database is unavailable. Try again later"
+        description = "The database is unavailable, or the service has too many requests. Try again later"
     )]
     Unavailable(#[to_schema] ErrorBody),
 }

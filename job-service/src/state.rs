@@ -5,6 +5,7 @@ use std::sync::Arc;
 use contract::{JobId, PartitionId, ReservedPipes};
 use framework::broker::{Broker, BrokerState};
 use store::{Incarnation, Store};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::options::ServiceOptions;
@@ -19,16 +20,23 @@ pub struct AppState {
     pub reserved_pipes: ReservedPipes,
     /// Cancelled when the service shuts down. Ends the event streams, which would otherwise stay open.
     pub shutting_down: CancellationToken,
+    /// The bytes that further request bodies may have.
+    pub body_bytes: Arc<Semaphore>,
+    /// The number of further event streams. They take at most half of the connections.
+    pub event_streams: Arc<Semaphore>,
 }
 
 impl AppState {
     pub fn new(store: Store, broker: Arc<dyn Broker>, options: ServiceOptions) -> Self {
+        let event_streams = options.limits.connections.div_ceil(2);
         Self {
             store,
             broker,
             reserved_pipes: options.all_reserved_pipes(),
-            options,
             shutting_down: CancellationToken::new(),
+            body_bytes: Arc::new(Semaphore::new(options.limits.body_bytes)),
+            event_streams: Arc::new(Semaphore::new(event_streams)),
+            options,
         }
     }
 

@@ -1,7 +1,8 @@
 //! The flags of `up` and `run` that say who may call the REST API, and how much of it.
 
 use clap::Args;
-use job_service::{AllowedHost, AllowedOrigin, ServiceOptions};
+use job_service::{AllowedHost, AllowedOrigin, Limits, ServiceOptions};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "REST API")]
@@ -24,15 +25,62 @@ pub struct ApiArgs {
         value_name = "ORIGIN"
     )]
     allowed_origin: Vec<AllowedOrigin>,
+    /// Number of connections to the REST API; beyond it, connections that wait for their clients are closed for new ones.
+    #[arg(long, env = "BATCHWRIGHT_MAX_CONNECTIONS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000), value_name = "CONNECTIONS")]
+    max_connections: u32,
+    /// MiB of request bodies that the REST API handles at the same time, from 16; beyond it, requests get 503.
+    #[arg(long, env = "BATCHWRIGHT_MAX_BODY_MEMORY", default_value_t = 128, value_parser = clap::value_parser!(u32).range(16..=1_000_000), value_name = "MIB")]
+    max_body_memory: u32,
+    /// Number of labels that a job may have.
+    #[arg(long, env = "BATCHWRIGHT_MAX_LABELS", default_value_t = 100, value_parser = clap::value_parser!(u32), value_name = "LABELS")]
+    max_labels: u32,
+    /// Largest number of jobs on a page of a list; a request for a larger page gets 400.
+    #[arg(long, env = "BATCHWRIGHT_MAX_PAGE_SIZE", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
+    max_page_size: u32,
 }
 
 impl ApiArgs {
     /// Adds these flags to the options of the job service.
-    pub fn apply_to(self, service: ServiceOptions) -> ServiceOptions {
-        ServiceOptions {
+    pub fn apply_to(self, service: ServiceOptions) -> anyhow::Result<ServiceOptions> {
+        let connections = usize::try_from(self.max_connections)?;
+        let limits = Limits {
+            connections: connections.min(raise_open_files(connections)),
+            body_bytes: usize::try_from(self.max_body_memory)? * 1024 * 1024,
+            labels: usize::try_from(self.max_labels)?,
+            page: self.max_page_size,
+            ..service.limits
+        };
+        Ok(ServiceOptions {
             allowed_hosts: self.allowed_host,
             allowed_origins: self.allowed_origin,
+            limits,
             ..service
-        }
+        })
     }
+}
+
+/// Raises the limit of open files of this process as far as the system allows. Returns how many of them connections may have:
+/// the other half is for databases, brokers and files.
+fn raise_open_files(wanted: usize) -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    let current = match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(_) => limit.current,
+    };
+    // `None` means that there is no limit.
+    let files = current.map_or(usize::MAX, |files| {
+        usize::try_from(files).unwrap_or(usize::MAX)
+    });
+    let free = files / 2;
+    if free < wanted {
+        tracing::warn!(
+            files,
+            "this process may open few files; the REST API has at most {free} connections (raise the limit with `ulimit -n`)"
+        );
+    }
+    free.max(1)
 }

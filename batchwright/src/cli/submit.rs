@@ -85,7 +85,13 @@ fn read(file: &Path) -> anyhow::Result<NewJob> {
     } else {
         std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?
     };
-    serde_json::from_str(&text).with_context(|| format!("{} is not a valid job", file.display()))
+    let mut json = serde_json::Deserializer::from_str(&text);
+    let job = serde_ignored::deserialize(&mut json, |path| {
+        let field = path.to_string().replace(".?", "");
+        eprintln!("batchwright: the field '{field}' is unknown and was ignored");
+    });
+    job.and_then(|job| json.end().map(|()| job))
+        .with_context(|| format!("{} is not a valid job", file.display()))
 }
 
 impl SubmitArgs {

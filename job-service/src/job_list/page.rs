@@ -1,5 +1,6 @@
 //! The parameters that sort a list and cut a page out of it.
 
+use contract::rest::Job;
 use serde::Deserialize;
 use store::{JobQuery, Sort, SortBy};
 use utoipa::IntoParams;
@@ -13,6 +14,7 @@ use crate::extract::{reject_nul, whole_number};
 #[into_params(parameter_in = Query)]
 pub struct Page {
     /// The maximum number of jobs to return. If absent, 0 or negative, the service's page size (25 by default) applies.
+    /// A page that has more jobs than the service allows (10000 by default) is refused.
     #[param(value_type = Option<i64>, example = 25)]
     limit: Option<String>,
     /// The number of jobs to skip.
@@ -29,18 +31,39 @@ pub struct Page {
     sort: Option<String>,
 }
 
+/// The names of the parameters of a [`Page`].
+pub const PAGE: [&str; 3] = ["limit", "offset", "sort"];
+
 impl Page {
-    /// Adds the page and the sort order to a query. `page_size` is the limit if the request sets none.
-    pub fn apply_to(&self, query: JobQuery, page_size: u32) -> ApiResult<JobQuery> {
+    /// Adds the page and the sort order to a query. `page_size` is the limit if the request sets none. The query returns at most
+    /// one job more than `most`, which shows that the page is too large ([`check`]).
+    pub fn apply_to(&self, query: JobQuery, page_size: u32, most: u32) -> ApiResult<JobQuery> {
         let limit = whole_number::<i64>("limit", self.limit.as_deref())?.filter(|limit| *limit > 0);
         let offset = whole_number::<i64>("offset", self.offset.as_deref())?.unwrap_or(0);
         Ok(JobQuery {
-            limit: limit.map_or(page_size, |limit| u32::try_from(limit).unwrap_or(u32::MAX)),
+            limit: limit.map_or(page_size, |limit| {
+                let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+                limit.min(most.saturating_add(1))
+            }),
             offset: u64::try_from(offset).unwrap_or(0),
             sort: parse_sort(self.sort.as_deref())?,
             ..query
         })
     }
+}
+
+/// Refuses a page of more than `most` jobs.
+///
+/// Clients ask for the largest number to get all jobs, so a large `limit` alone is no error. A page that is cut without a word
+/// would be: its client would believe that it has them all.
+pub fn check(jobs: &[Job], most: u32) -> ApiResult<()> {
+    if jobs.len() > most as usize {
+        return Err(ApiError::bad_request(format!(
+            "The page has more than {most} jobs. Ask for a smaller 'limit', and for the next page with 'offset'. The setting is \
+             --max-page-size (BATCHWRIGHT_MAX_PAGE_SIZE)."
+        )));
+    }
+    Ok(())
 }
 
 /// Splits at the last colon. CAF splits at the first one, so it cannot sort by a label whose key contains a colon.

@@ -40,7 +40,14 @@ pub struct JobSelector {
     /// operations reject it.
     #[param(example = "NotFinished")]
     status_type: Option<String>,
+    /// Whether unknown parameters are refused. By default they are ignored; bulk operations name them in the notes of the response.
+    #[param(value_type = Option<bool>, example = true)]
+    #[serde(rename = "strict")]
+    _strict: Option<String>,
 }
+
+/// The names of the parameters of a [`JobSelector`].
+pub const SELECTOR: [&str; 4] = ["jobIdStartsWith", "labelExist", "filter", "statusType"];
 
 impl JobSelector {
     /// Returns the query for a list or a count. Ignores an unknown `statusType`, as CAF does.

@@ -1,11 +1,12 @@
 //! Parses the body of a create request, without checking what the fields mean.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use contract::rest::NewJob;
 use serde_json::value::RawValue;
 
 use crate::error::{ApiError, ApiResult};
+use crate::notes::Unknown;
 
 /// A parsed but unchecked request.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub struct RawRequest {
     /// The task data as the client wrote it, without insignificant whitespace. Set if the task data is an object.
     pub(super) task_data_json: Option<Vec<u8>>,
     parameters: Box<RawValue>,
+    /// The paths of the fields that a job does not have, such as `task.priority`.
+    unknown_fields: Unknown,
 }
 
 impl RawRequest {
@@ -43,7 +46,13 @@ impl RawRequest {
             })?,
             None => None,
         };
-        let job: NewJob = serde_json::from_slice(body).map_err(not_json)?;
+        let mut unknown_fields = Unknown::default();
+        let mut json = serde_json::Deserializer::from_slice(body);
+        let job: NewJob = serde_ignored::deserialize(&mut json, |path| {
+            // The path shows optional values, which have no name.
+            unknown_fields.add("field", &path.to_string().replace(".?", ""));
+        })
+        .map_err(not_json)?;
         let task_data_json = task
             .as_ref()
             .and_then(|task| task.get("taskData"))
@@ -58,7 +67,28 @@ impl RawRequest {
             job,
             task_data_json,
             parameters,
+            unknown_fields,
         })
+    }
+
+    /// Takes the paths of the fields that a job does not have.
+    pub fn take_unknown_fields(&mut self) -> Unknown {
+        std::mem::take(&mut self.unknown_fields)
+    }
+
+    /// Checks the number of labels.
+    ///
+    /// # Errors
+    ///
+    /// Returns 400 if there are more than `most`.
+    pub fn check_label_count(&self, most: usize) -> ApiResult<()> {
+        let number = self.job.labels.as_ref().map_or(0, BTreeMap::len);
+        if number > most {
+            return Err(ApiError::bad_request(format!(
+                "The job has {number} labels; at most {most} are allowed. The setting is --max-labels (BATCHWRIGHT_MAX_LABELS)."
+            )));
+        }
+        Ok(())
     }
 
     /// Returns the id of the job type that must build the task, and its parameters. `None` if the request has a task itself.

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{OriginalUri, State};
 use contract::rest::ErrorBody;
 
 use super::StoreErrors;
 use crate::error::ApiResult;
 use crate::extract::{PartitionPath, QueryParams};
-use crate::job_list::JobSelector;
+use crate::job_list::{JobSelector, SELECTOR};
+use crate::notes::Unknown;
 use crate::state::AppState;
 
 /// Count jobs
@@ -31,8 +32,10 @@ use crate::state::AppState;
 pub async fn count_jobs(
     State(state): State<Arc<AppState>>,
     PartitionPath(partition): PartitionPath,
+    OriginalUri(uri): OriginalUri,
     QueryParams(selector): QueryParams<JobSelector>,
 ) -> ApiResult<Json<u64>> {
+    Unknown::of_query(&uri, &SELECTOR)?.into_notes()?;
     let query = selector.lenient_query()?;
     Ok(Json(state.store.count_jobs(&partition, &query).await?))
 }

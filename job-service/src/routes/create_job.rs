@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{OriginalUri, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use contract::rest::{ErrorBody, NewJob};
 use framework::clock::Clock;
+use serde::Serialize;
 use store::{Creation, Incarnation};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::StoreErrors;
@@ -19,7 +19,16 @@ use crate::correlation::CorrelationId;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::JobPath;
 use crate::new_job::{RawRequest, RequestContext, ValidJob, refusal_message, start_message};
+use crate::notes::Unknown;
+use crate::request_body::RequestBody;
 use crate::state::AppState;
+
+/// The body of the response that creates a job, if there is something to say about the request.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Created {
+    /// What the service ignored of the request.
+    notes: Vec<String>,
+}
 
 /// Create a job
 ///
@@ -38,6 +47,7 @@ use crate::state::AppState;
     tag = "jobs",
     params(
         JobPath,
+        ("strict" = Option<bool>, Query, description = "Whether unknown fields and parameters are refused. By default they are ignored and named in the notes of the response"),
         ("CAF-Correlation-Id" = Option<String>, Header, description = "A correlation id. It is copied to every message of the job")
     ),
     request_body(content = NewJob, description = "The job", content_type = "application/json", example = json!({
@@ -58,7 +68,7 @@ use crate::state::AppState;
         }
     })),
     responses(
-        (status = 201, description = "Created", headers(("Location" = String, description = "The URL of the job")), links(
+        (status = 201, description = "Created. The body is empty unless the service ignored something of the request", body = Created, headers(("Location" = String, description = "The URL of the job")), links(
             ("getJob" = (operation_id = "getJob", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
             ("getJobStatus" = (operation_id = "getJobStatus", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
             ("cancelJob" = (operation_id = "cancelJob", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
@@ -66,12 +76,14 @@ use crate::state::AppState;
             ("resumeJob" = (operation_id = "resumeJob", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
             ("deleteJob" = (operation_id = "deleteJob", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId")))),
             ("getTask" = (operation_id = "getTask", parameters(("partitionId" = "$request.path.partitionId"), ("jobId" = "$request.path.jobId"), ("taskId" = "0"))))
-        )),
+        ), example = json!({"notes": ["The field 'task.priority' is unknown and was ignored."]})),
         (status = 204, description = "The same request has already created the job"),
         (status = 400, description = "The request is invalid, a prerequisite has failed or was cancelled, or the job would wait for itself", body = ErrorBody,
             example = json!({"message": "The task queue name has not been specified."})),
         (status = 403, description = "A different job with this id exists", body = ErrorBody,
             example = json!({"message": "Job already exists"})),
+        (status = 408, description = "The request body did not arrive in time", body = ErrorBody,
+            example = json!({"message": "The body did not arrive within 60s."})),
         (status = 413, description = "The request body is too large", body = ErrorBody,
             example = json!({"message": "The body is larger than 16777216 bytes."})),
         StoreErrors
@@ -83,20 +95,16 @@ pub async fn create_job(
     Extension(CorrelationId(correlation_id)): Extension<CorrelationId>,
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    body: RequestBody,
 ) -> ApiResult<Response> {
     if let Some(reason) = state.no_space_for_jobs() {
         return Err(ApiError::NoSpace(reason));
     }
     let options = &state.options;
-    let body = body.map_err(|rejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge(options.max_body_bytes),
-        _ => ApiError::bad_request(format!(
-            "The body could not be read: {}",
-            rejection.body_text()
-        )),
-    })?;
-    let raw = RawRequest::parse(&body)?;
+    let unknown = Unknown::of_query(&uri, &[])?;
+    let mut raw = RawRequest::parse(&body.bytes)?;
+    let notes = unknown.and(raw.take_unknown_fields()).into_notes()?;
+    raw.check_label_count(options.limits.labels)?;
     let made_task = match raw.job_type()? {
         Some((id, parameters)) => Some(
             options
@@ -131,7 +139,11 @@ pub async fn create_job(
                 "created a job"
             );
             let location = [(header::LOCATION, requested_url(&uri, &headers))];
-            Ok((StatusCode::CREATED, location).into_response())
+            Ok(if notes.is_empty() {
+                (StatusCode::CREATED, location).into_response()
+            } else {
+                (StatusCode::CREATED, location, Json(Created { notes })).into_response()
+            })
         }
         Creation::AlreadyThere => Ok(StatusCode::NO_CONTENT.into_response()),
         Creation::Refused(refusal) => Err(ApiError::bad_request(refusal_message(&refusal))),

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{OriginalUri, State};
 use contract::rest::ErrorBody;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -14,7 +14,8 @@ use utoipa::ToSchema;
 use super::StoreErrors;
 use crate::error::ApiResult;
 use crate::extract::{PartitionPath, QueryParams};
-use crate::job_list::JobSelector;
+use crate::job_list::{JobSelector, SELECTOR};
+use crate::notes::Unknown;
 use crate::state::AppState;
 
 /// The result of a bulk deletion.
@@ -23,6 +24,9 @@ use crate::state::AppState;
 pub struct Deleted {
     /// The number of deleted jobs.
     jobs_deleted: usize,
+    /// What the service ignored of the request. Absent if it ignored nothing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
 }
 
 /// Delete jobs
@@ -47,8 +51,10 @@ pub struct Deleted {
 pub async fn delete_jobs(
     State(state): State<Arc<AppState>>,
     PartitionPath(partition): PartitionPath,
+    OriginalUri(uri): OriginalUri,
     QueryParams(selector): QueryParams<JobSelector>,
 ) -> ApiResult<Json<Deleted>> {
+    let notes = Unknown::of_query(&uri, &SELECTOR)?.into_notes()?;
     let query = selector.strict_query()?;
     let mut jobs_deleted = 0;
     loop {
@@ -58,7 +64,10 @@ pub async fn delete_jobs(
             .await?;
         if batch.is_empty() {
             tracing::info!(%partition, jobs_deleted, "deleted jobs");
-            return Ok(Json(Deleted { jobs_deleted }));
+            return Ok(Json(Deleted {
+                jobs_deleted,
+                notes,
+            }));
         }
         jobs_deleted += batch.len();
         state.announce_all(&batch);

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{OriginalUri, State};
 use contract::rest::{ErrorBody, Job};
 
 use super::StoreErrors;
 use crate::error::ApiResult;
 use crate::extract::{PartitionPath, QueryParams};
-use crate::job_list::{JobSelector, Page};
+use crate::job_list::{JobSelector, PAGE, Page, SELECTOR, page};
+use crate::notes::Unknown;
 use crate::state::AppState;
 
 /// List jobs
@@ -36,9 +37,16 @@ use crate::state::AppState;
 pub async fn list_jobs(
     State(state): State<Arc<AppState>>,
     PartitionPath(partition): PartitionPath,
+    OriginalUri(uri): OriginalUri,
     QueryParams(selector): QueryParams<JobSelector>,
     QueryParams(page): QueryParams<Page>,
 ) -> ApiResult<Json<Vec<Job>>> {
-    let query = page.apply_to(selector.lenient_query()?, state.options.page_size)?;
-    Ok(Json(state.store.jobs(&partition, &query).await?))
+    Unknown::of_query(&uri, &[&SELECTOR[..], &PAGE].concat())?.into_notes()?;
+    let options = &state.options;
+    let query = selector.lenient_query()?;
+    let most = options.limits.page.max(options.page_size);
+    let query = page.apply_to(query, options.page_size, most)?;
+    let jobs = state.store.jobs(&partition, &query).await?;
+    page::check(&jobs, most)?;
+    Ok(Json(jobs))
 }

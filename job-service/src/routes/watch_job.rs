@@ -13,7 +13,7 @@ use axum::response::sse::{Event, KeepAlive};
 use contract::rest::{ErrorBody, Job};
 use contract::{JobId, PartitionId};
 use futures_util::stream::{self, Stream};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::Instant;
 
 use super::StoreErrors;
@@ -48,6 +48,8 @@ pub async fn watch_job(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
 ) -> ApiResult<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
+    let place = Arc::clone(&state.event_streams).try_acquire_owned();
+    let place = place.map_err(|_| ApiError::Busy("as many event streams as it may have"))?;
     // Subscribe before reading, so that no change in between is missed.
     let changes = state.store.job_signal();
     let first = state
@@ -61,6 +63,7 @@ pub async fn watch_job(
         job,
         changes,
         next: Next::Send(Box::new(first)),
+        _place: place,
     };
     let events = stream::unfold(watcher, |watcher| async { watcher.step().await });
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))
@@ -73,6 +76,7 @@ struct Watcher {
     job: JobId,
     changes: watch::Receiver<u64>,
     next: Next,
+    _place: OwnedSemaphorePermit,
 }
 
 /// What the stream does next.
