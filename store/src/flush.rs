@@ -25,7 +25,8 @@ type EventsByJob<'a> = BTreeMap<(&'a str, &'a str), Events<'a>>;
 impl Store {
     /// Counts these events: all of them, or on an error none.
     ///
-    /// Events of unknown jobs, past incarnations and finished jobs are ignored. Recording an event again changes nothing.
+    /// Events of unknown jobs, past incarnations and finished jobs are ignored, but for those of failed jobs whose task table is
+    /// kept: they mark tasks as done and add failures. Recording an event again changes nothing.
     pub async fn record(&self, events: &[TrackingEvent]) -> Result<Recorded, StoreError> {
         if events.is_empty() {
             return Ok(Recorded::default());
@@ -58,7 +59,7 @@ async fn flush(
             continue;
         };
         let events = of_this_incarnation(&job, events);
-        if events.is_empty() || job.status.is_finished() {
+        if events.is_empty() || !takes_reports(tx, &job).await? {
             continue;
         }
         let (counted, outcome) = apply(tx, &job, &events, options.max_items, now).await?;
@@ -73,6 +74,14 @@ async fn flush(
     };
     recorded.finished.extend(dependents);
     Ok(End::Commit(recorded))
+}
+
+/// Returns whether reports of a locked job count. Those of a failed job do while its task table is kept.
+async fn takes_reports(tx: &mut Tx<'_>, job: &JobRow) -> Result<bool, DbError> {
+    match job.status {
+        JobStatus::Failed if job.task_table => tx.hold_retired_table(job.incarnation).await,
+        status => Ok(!status.is_finished()),
+    }
 }
 
 /// Applies the events of one locked job to its ledger. Returns the number of events that counted, and what to save.
@@ -90,6 +99,9 @@ async fn apply(
         HashMap::new()
     };
     let mut ledger = Ledger::new(job.totals.clone(), kept, now);
+    if job.status == JobStatus::Failed {
+        ledger = ledger.of_failed_job();
+    }
     if job.task_table {
         ledger.load(tx.load_nodes(incarnation, &keys_of(steps(events))).await?);
         let more = ledger.also_needed(steps(events));

@@ -11,7 +11,8 @@
 //!   is reported first. A task that is done is closed: events of it or below it change nothing. The same holds for the size of
 //!   a split, which any event with a `*` may report.
 //! - **Small.** The rows of a split are deleted once it is done; the only trace is its bit in its parent.
-//! - **Monotone.** The percentage never falls, and is 100 exactly when the job is Completed. The first outcome is final.
+//! - **Monotone.** The percentage never falls, and is 100 exactly when the job is Completed. The first outcome is final: of a
+//!   job that has failed, later events mark tasks as done and add failures, and change neither its status nor its percentage.
 //!
 //! # Example
 //!
@@ -168,6 +169,8 @@ pub struct Ledger {
     pruned: Vec<String>,
     active: bool,
     decision: Option<(JobStatus, String)>,
+    /// Whether the job failed before this batch of events.
+    has_failed: bool,
     /// The split of the last event. Most often the next event is of the same split.
     latest: Option<(String, usize)>,
     path: String,
@@ -222,8 +225,18 @@ impl Ledger {
             pruned: Vec::new(),
             active: false,
             decision: None,
+            has_failed: false,
             latest: None,
             path: String::new(),
+        }
+    }
+
+    /// Makes this the ledger of a job that has failed: its outcome and its percentage stay.
+    #[must_use]
+    pub fn of_failed_job(self) -> Self {
+        Self {
+            has_failed: true,
+            ..self
         }
     }
 
@@ -274,9 +287,15 @@ impl Ledger {
         keys.into_iter().collect()
     }
 
-    /// Returns whether the job's outcome is decided. Further events change nothing.
+    /// Returns whether the job's outcome is decided. Further events change neither the outcome nor the percentage. If the job
+    /// has failed, they still mark tasks as done and add failures.
     pub fn is_decided(&self) -> bool {
-        self.decision.is_some()
+        self.has_failed || self.decision.is_some()
+    }
+
+    /// Returns whether the job is Completed. Further events change nothing.
+    fn is_completed(&self) -> bool {
+        matches!(self.decision, Some((JobStatus::Completed, _)))
     }
 
     /// Returns the changes to save.
@@ -286,8 +305,7 @@ impl Ledger {
             pruned: std::mem::take(&mut self.pruned),
             ..NodeChanges::default()
         };
-        let completed = matches!(self.decision, Some((JobStatus::Completed, _)));
-        if completed {
+        if self.is_completed() {
             // The whole table is dropped.
             nodes = NodeChanges::default();
         } else {
@@ -337,14 +355,13 @@ impl Ledger {
                 self.splits[parent].dirty = true;
             }
         }
-        match self.decision {
-            Some((JobStatus::Completed, _)) => self.totals.percentage = COMPLETE,
-            _ => {
-                if let Some(root) = self.by_path.get("") {
-                    let value = self.splits[*root].percent;
-                    self.publish(value);
-                }
-            }
+        if self.is_completed() {
+            self.totals.percentage = COMPLETE;
+        } else if !self.is_decided()
+            && let Some(root) = self.by_path.get("")
+        {
+            let value = self.splits[*root].percent;
+            self.publish(value);
         }
     }
 

@@ -230,7 +230,7 @@ pub enum EventKind {
 /// The result of recording events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recorded {
-    /// The number of events that did not count: those of unknown jobs, past incarnations and finished jobs.
+    /// The number of events that did not count: those of unknown jobs, past incarnations, and finished jobs without a task table.
     pub ignored: u64,
     /// The jobs that have ended because of these events, with their outcomes. They include jobs that waited for one of these.
     pub finished: Vec<(Incarnation, JobStatus)>,

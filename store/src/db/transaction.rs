@@ -204,6 +204,10 @@ pub trait RetentionSteps {
     /// Lists a task table to be dropped after `delay` milliseconds. If it is listed already, the earlier time counts.
     fn retire_table(&mut self, incarnation: i64, delay: u64) -> DbFuture<'_, ()>;
 
+    /// Keeps the sweeper from dropping a listed task table until this transaction ends. Returns false if the table is not listed
+    /// any more, or is being dropped.
+    fn hold_retired_table(&mut self, incarnation: i64) -> DbFuture<'_, bool>;
+
     /// Returns some task tables that are due for dropping. No other transaction gets them.
     fn due_tables(&mut self, limit: u32) -> DbFuture<'_, Vec<i64>>;
 

@@ -12,9 +12,9 @@ use crate::model::EventKind;
 const PROGRESS_CAP: i64 = 999 * PERCENT / 10;
 
 impl Ledger {
-    /// Applies one event. Returns false if the job's outcome was decided before, so that the event does not count.
+    /// Applies one event. Returns false if the job was completed before, so that the event does not count.
     pub fn apply(&mut self, steps: &[Step], kind: &EventKind) -> bool {
-        if self.is_decided() {
+        if self.is_completed() {
             return false;
         }
         let size_only = matches!(kind, EventKind::Progress(0));
@@ -38,7 +38,7 @@ impl Ledger {
         };
         self.see_child(parent, *own);
         let split = &self.splits[parent];
-        if size_only || self.is_decided() || split.closed || split.is_done(own.number) {
+        if size_only || self.is_completed() || split.closed || split.is_done(own.number) {
             return true;
         }
         match kind {
@@ -87,8 +87,10 @@ impl Ledger {
 
     /// Applies an event of the job's own task.
     fn apply_to_job(&mut self, kind: &EventKind) {
-        let split = self.by_path.contains_key("");
+        let root = self.by_path.get("").copied();
         match kind {
+            EventKind::Failed(failure) => self.fail_own_task(root, failure),
+            _ if self.is_decided() => {}
             EventKind::Complete => {
                 self.totals.completed_items = 1;
                 self.decide(
@@ -96,16 +98,8 @@ impl Ledger {
                     "the job's own task is done".to_owned(),
                 );
             }
-            EventKind::Failed(failure) => {
-                let attempts = self.totals.own_task.take().and_then(|own| own.attempts);
-                self.count_failure(String::new(), failure, attempts);
-                self.decide(
-                    JobStatus::Failed,
-                    failure_summary("the job's own task", failure),
-                );
-            }
             // Once the task is split, its subtasks determine the percentage.
-            EventKind::Progress(_) | EventKind::Retry { .. } if split => {}
+            EventKind::Progress(_) | EventKind::Retry { .. } if root.is_some() => {}
             EventKind::Progress(percent) => {
                 self.publish((i64::from(*percent) * PERCENT).min(PROGRESS_CAP));
             }
@@ -117,6 +111,24 @@ impl Ledger {
                 );
             }
         }
+    }
+
+    /// Marks the job's own task as failed. `root` is its split, if it was split.
+    fn fail_own_task(&mut self, root: Option<usize>, failure: &ReportFailure) {
+        let known = root.is_some_and(|root| self.splits[root].flags & REPORTED_FAILED != 0);
+        if known || self.kept.contains_key("") {
+            return;
+        }
+        if let Some(root) = root {
+            self.splits[root].flags |= REPORTED_FAILED;
+            self.splits[root].dirty = true;
+        }
+        let attempts = self.totals.own_task.take().and_then(|own| own.attempts);
+        self.count_failure(String::new(), failure, attempts);
+        self.decide(
+            JobStatus::Failed,
+            failure_summary("the job's own task", failure),
+        );
     }
 
     /// Returns the split with this path, and creates the splits on the path that do not exist. Returns `None` if a task on the
@@ -154,7 +166,7 @@ impl Ledger {
         for step in steps {
             self.see_child(at, *step);
             let split = &self.splits[at];
-            if self.is_decided() || split.closed || split.is_done(step.number) {
+            if self.is_completed() || split.closed || split.is_done(step.number) {
                 return None;
             }
             at = self.child_split(at, step.number);
@@ -361,10 +373,10 @@ impl Ledger {
         }
         let reason = failure_summary(&format!("task {path}"), failure);
         self.count_failure(path, failure, attempts);
-        match self.totals.on_failure {
-            OnFailure::Stop => self.decide(JobStatus::Failed, reason),
-            OnFailure::Continue => self.check_finished(parent),
+        if self.totals.on_failure == OnFailure::Stop {
+            self.decide(JobStatus::Failed, reason);
         }
+        self.check_finished(parent);
     }
 
     fn count_failure(&mut self, path: String, failure: &ReportFailure, attempts: Option<i32>) {
@@ -383,7 +395,11 @@ impl Ledger {
     }
 
     /// Uncounts the failure of a task that is done after all. If the failure was not kept, its kind is unknown and stays counted.
+    /// Once the job has failed, its failures stay: they are the reason.
     fn take_failure_back(&mut self, parent: usize, number: u32) {
+        if self.is_decided() {
+            return;
+        }
         self.totals.failed_tasks -= 1;
         let path = self.child_path(parent, number);
         let Some(kind) = self.kept.remove(&path) else {
@@ -446,7 +462,14 @@ impl Ledger {
     }
 
     fn decide(&mut self, status: JobStatus, reason: String) {
-        self.decision.get_or_insert((status, reason));
+        if self.is_decided() {
+            return;
+        }
+        if status == JobStatus::Failed {
+            // Later events of the same batch must not change the percentage.
+            self.roll_percentages_up();
+        }
+        self.decision = Some((status, reason));
     }
 
     fn add_items(&mut self, at: usize, change: i64) {

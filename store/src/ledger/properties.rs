@@ -149,11 +149,14 @@ impl Job {
     }
 
     fn flush(&mut self, events: &[Event]) {
-        if self.decision.is_some() {
+        if self.decision == Some(JobStatus::Completed) {
             return;
         }
         let steps = || events.iter().map(|(steps, _)| steps.as_slice());
         let mut ledger = Ledger::new(self.totals.clone(), self.failures.clone(), 0);
+        if self.decision.is_some() {
+            ledger = ledger.of_failed_job();
+        }
         ledger.load(self.load(&keys_of(steps())));
         let more = ledger.also_needed(steps());
         ledger.load(self.load(&more));
@@ -189,8 +192,12 @@ impl Job {
                 .map(|kept| (kept.path, kind(kept.failure))),
         );
         self.active |= outcome.active;
-        self.decision = outcome.decision.map(|(status, _)| status);
+        let before = self.decision;
+        self.decision = before.or(outcome.decision.map(|(status, _)| status));
         self.check_percentage(outcome.totals.percentage);
+        if before.is_some() {
+            assert_eq!(outcome.totals.percentage, self.totals.percentage);
+        }
         self.totals = outcome.totals;
     }
 
@@ -309,9 +316,6 @@ impl Model {
             (Truth::Failed, _) => Some(JobStatus::Failed),
         };
         assert_eq!(job.decision, outcome);
-        if outcome == Some(JobStatus::Failed) && job.totals.on_failure == OnFailure::Stop {
-            return;
-        }
         assert_eq!(job.totals.completed_items, self.items(), "items");
         assert_eq!(
             job.totals.failed_tasks,
@@ -392,7 +396,7 @@ fn check(task: &Task, seed: u64, on_failure: OnFailure, lost: usize, largest_bat
     }
     let second = Job::run(on_failure, &events, &mut chance, largest_batch);
     model.check(&second);
-    if first.decision.is_none() {
+    if first.decision != Some(JobStatus::Completed) {
         let rows = |job: &Job| {
             job.rows
                 .values()

@@ -12,6 +12,7 @@ use crate::fixture::{TestStore, event, failed, failure, request};
 suite![
     job_completes_when_all_tasks_are_reported_in_any_order_and_repeatedly,
     first_failure_fails_a_job_with_on_failure_stop,
+    failed_job_counts_what_is_reported_later_and_keeps_its_outcome,
     on_failure_continue_decides_the_job_last_and_keeps_100_failures,
     retried_task_is_retrying_until_it_completes,
     completed_split_drops_the_rows_below_it,
@@ -132,12 +133,12 @@ async fn first_failure_fails_a_job_with_on_failure_stop(store: TestStore) {
     let recorded = store.record(&events).await.unwrap();
     assert_eq!(
         (recorded.ignored, &recorded.finished[..]),
-        (1, &[(incarnation.clone(), JobStatus::Failed)][..])
+        (0, &[(incarnation.clone(), JobStatus::Failed)][..])
     );
     let job = store.job(&incarnation).await;
     assert_eq!(
         (job.status, job.completed_items, job.failed_tasks),
-        (JobStatus::Failed, 1, 1)
+        (JobStatus::Failed, 2, 1)
     );
     assert_eq!(job.failures.len(), 1);
     assert_eq!(
@@ -168,6 +169,75 @@ async fn first_failure_fails_a_job_with_on_failure_stop(store: TestStore) {
         .await
         .unwrap();
     assert_eq!(listed, [job]);
+}
+
+async fn failed_job_counts_what_is_reported_later_and_keeps_its_outcome(mut store: TestStore) {
+    let incarnation = store.create("late").await;
+    store.complete(&incarnation, &["5*"]).await;
+    // Two failures in one message.
+    let two = [
+        event(&incarnation, "1", failed("FIRST")),
+        event(&incarnation, "2.1", failed("SECOND")),
+    ];
+    store.record(&two).await.unwrap();
+    let decided = store.job(&incarnation).await;
+    assert_eq!(decided.percentage_complete.to_string(), "20");
+    store.reopen().await;
+    let late = [
+        event(&incarnation, "3", EventKind::Complete),
+        event(&incarnation, "4", failed("THIRD")),
+        event(&incarnation, "2.2*", EventKind::Complete),
+        event(&incarnation, "", failed("OWN")),
+        // It is done after all; the failure that ended the job stays.
+        event(&incarnation, "1", EventKind::Complete),
+        event(&incarnation, "", EventKind::Complete),
+    ];
+    for _ in 0..2 {
+        let recorded = store.record(&late).await.unwrap();
+        assert_eq!((recorded.ignored, recorded.finished), (0, Vec::new()));
+        store.record(&two).await.unwrap();
+    }
+    let job = store.job(&incarnation).await;
+    assert_eq!(
+        (job.status, job.percentage_complete),
+        (JobStatus::Failed, decided.percentage_complete)
+    );
+    assert_eq!((job.completed_items, job.failed_tasks), (2, 4));
+    let mut failures: Vec<_> = job
+        .failures
+        .iter()
+        .map(|failure| (&*failure.task_id, failure.failure_id.as_deref().unwrap()))
+        .collect();
+    failures.sort_unstable();
+    let all = [
+        ("", "OWN"),
+        ("1", "FIRST"),
+        ("2.1", "SECOND"),
+        ("4", "THIRD"),
+    ];
+    assert_eq!(failures, all);
+    assert!(job.failure_counts.values().eq([1, 1, 1, 1].iter()));
+    for (path, state) in [
+        (&[1][..], TaskState::Completed),
+        (&[2], TaskState::Failed),
+        (&[2, 1], TaskState::Failed),
+        (&[2, 2], TaskState::Completed),
+        (&[3], TaskState::Completed),
+        (&[4], TaskState::Failed),
+    ] {
+        assert_eq!(
+            store.task_status(&incarnation, path).await,
+            Some(state),
+            "{path:?}"
+        );
+    }
+    let many: Vec<_> = (1..=150)
+        .map(|n| event(&incarnation, &format!("4.{n}"), failed("MANY")))
+        .collect();
+    store.record(&many).await.unwrap();
+    let job = store.job(&incarnation).await;
+    assert_eq!((job.failures.len(), job.failed_tasks), (100, 154));
+    assert_eq!(job.failure_counts["MANY"], 150);
 }
 
 async fn on_failure_continue_decides_the_job_last_and_keeps_100_failures(mut store: TestStore) {

@@ -6,7 +6,7 @@ use contract::JobStatus;
 use contract::rest::TaskState;
 use store::{StoreOptions, Swept};
 
-use crate::fixture::{TestStore, failed};
+use crate::fixture::{TestStore, event, failed};
 
 suite![
     sweep_drops_the_task_tables_of_finished_jobs,
@@ -89,6 +89,9 @@ async fn sweep_removes_failed_tables_and_past_incarnations_after_their_retention
         Some(TaskState::Failed)
     );
     assert_eq!(store.task_status(&incarnation, &[1]).await, None);
+    let late = [event(&incarnation, "3", failed("LATE"))];
+    assert_eq!(store.record(&late).await.unwrap().ignored, 1);
+    assert_eq!(store.job(&incarnation).await, job);
     store.delete(&incarnation).await;
     store.sweep().await.unwrap();
     assert!(store.create("short").await.first);

@@ -14,6 +14,9 @@ impl RetentionSteps for MemoryTransaction {
         self.put(|s| &mut s.retired, incarnation, Some(due));
         done(())
     }
+    fn hold_retired_table(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
+        done(self.state.retired.contains_key(&incarnation))
+    }
     fn due_tables(&mut self, limit: u32) -> DbFuture<'_, Vec<i64>> {
         let now = self.shared.clock.now();
         let due = self

@@ -19,6 +19,19 @@ pub async fn retire_table(db: &mut Session, incarnation: i64, delay: u64) -> Res
         .map(drop)
 }
 
+/// Locks the entry of a listed task table, so that no sweeper drops it. Returns false if there is no entry, or a sweeper has it.
+pub async fn hold_retired_table(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
+    let lock = match db.dialect() {
+        Dialect::Postgres => "for update skip locked",
+        Dialect::Sqlite => "",
+    };
+    let statement = db.statement(format!(
+        "select 1 from retired_table where incarnation = $1 {lock}"
+    ));
+    let entry = db.fetch_first(statement.bind(incarnation), |_| Ok(()));
+    Ok(entry.await?.is_some())
+}
+
 /// Returns and locks some task tables that are due. PostgreSQL skips those that another sweeper has locked.
 pub async fn due_tables(db: &mut Session, limit: u32) -> Result<Vec<i64>, DbError> {
     let now = db.dialect().now();

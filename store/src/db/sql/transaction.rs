@@ -294,6 +294,12 @@ impl RetentionSteps for SqlTransaction {
             delay,
         ))
     }
+    fn hold_retired_table(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
+        Box::pin(retention::hold_retired_table(
+            &mut self.session,
+            incarnation,
+        ))
+    }
     fn due_tables(&mut self, limit: u32) -> DbFuture<'_, Vec<i64>> {
         Box::pin(retention::due_tables(&mut self.session, limit))
     }
