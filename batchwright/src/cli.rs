@@ -4,6 +4,7 @@ mod api;
 mod bench;
 mod connect;
 mod jobs;
+mod script;
 mod serve;
 mod submit;
 
@@ -14,6 +15,7 @@ use framework::config::env::Variables;
 
 use self::bench::BenchArgs;
 use self::jobs::{CountArgs, JobArgs, ListArgs, TargetArgs};
+use self::script::RunScriptArgs;
 use self::serve::{RunArgs, UpArgs};
 use self::submit::SubmitArgs;
 use crate::bench::PacedOptions;
@@ -61,6 +63,8 @@ pub enum Command {
     Bench(BenchArgs),
     #[command(hide = true)]
     BenchWorker(PacedOptions),
+    #[command(hide = true)]
+    RunScript(RunScriptArgs),
 }
 
 impl Command {
@@ -89,6 +93,7 @@ impl Command {
             }
             Self::Bench(args) => bench::bench(args).await,
             Self::BenchWorker(args) => bench::bench_worker(args).await,
+            Self::RunScript(args) => script::run(&args),
         }
     }
 

@@ -6,9 +6,11 @@
 //! What must stay true:
 //! - An invalid definition fails the start-up. The error contains the file and the reason.
 //! - An error response describes the client's parameters. It never reveals the configuration of a job type.
-//! - A script that does not end occupies at most [`MAX_RUNS`] threads, and no request waits for it longer than the time limit.
+//! - No request waits for a script longer than the time limit. In processes ([`ScriptProcess`]), no script uses more memory than
+//!   it may; on threads, scripts that do not end occupy at most [`MAX_RUNS`] for each job type.
 
 mod script;
+mod script_process;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,6 +27,8 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use self::script::{Script, ScriptError};
+
+pub use self::script_process::{ScriptProcess, limit_script_memory, run_script};
 use crate::error::{ApiError, ApiResult};
 
 /// How long a request waits for the script of its job type, by default.
@@ -41,6 +45,7 @@ const MAX_VIOLATION_CHARS: usize = 500;
 pub struct JobTypes {
     types: Arc<BTreeMap<String, Arc<JobType>>>,
     time_limit: Duration,
+    process: Option<ScriptProcess>,
 }
 
 /// An error while loading the job types.
@@ -71,6 +76,8 @@ struct JobType {
     constants: Value,
     parameters: Validator,
     script: Script,
+    /// The text of the script.
+    source: String,
     /// Limits the concurrent runs of the script.
     run_permits: Arc<Semaphore>,
 }
@@ -107,6 +114,7 @@ impl Default for JobTypes {
         Self {
             types: Arc::default(),
             time_limit: TIME_LIMIT,
+            process: None,
         }
     }
 }
@@ -160,6 +168,16 @@ impl JobTypes {
         Self { time_limit, ..self }
     }
 
+    /// Runs each script in a process of its own, which limits its memory and ends with its request. By default scripts run in this
+    /// process.
+    #[must_use]
+    pub fn in_processes(self, process: ScriptProcess) -> Self {
+        Self {
+            process: Some(process),
+            ..self
+        }
+    }
+
     /// Returns the ids of the job types in alphabetical order.
     pub fn ids(&self) -> impl Iterator<Item = &str> {
         self.types.keys().map(String::as_str)
@@ -189,7 +207,8 @@ impl JobTypes {
         let input = job_type
             .input(partition, job, parameters)
             .map_err(|error| failed(error.to_string()))?;
-        let run = tokio::time::timeout(self.time_limit, Arc::clone(job_type).run(input));
+        let run = Arc::clone(job_type).run(input, self.process.as_ref());
+        let run = tokio::time::timeout(self.time_limit, run);
         let outcome = run
             .await
             .map_err(|_| failed(format!("its script took longer than {:?}", self.time_limit)))?;
@@ -227,6 +246,7 @@ impl JobType {
             parameters: validator(&schema)
                 .map_err(|error| format!("jobParametersSchema: {error}"))?,
             script,
+            source: definition.task_script,
             run_permits: Arc::new(Semaphore::new(MAX_RUNS)),
         })
     }
@@ -283,14 +303,21 @@ impl JobType {
         })
     }
 
-    /// Runs the script on a blocking thread. A script that does not end keeps its thread and its permit, even after the request
-    /// has timed out.
-    async fn run(self: Arc<Self>, input: Vec<u8>) -> Result<String, ScriptError> {
+    /// Runs the script, in a process if there is one, or else on a blocking thread. There, a script that does not end keeps its
+    /// thread and its permit, even after the request has timed out.
+    async fn run(
+        self: Arc<Self>,
+        input: Vec<u8>,
+        process: Option<&ScriptProcess>,
+    ) -> Result<String, ScriptError> {
         let stopped = |what: &str| ScriptError::Failed(what.to_owned());
         let permit = Arc::clone(&self.run_permits)
             .acquire_owned()
             .await
             .map_err(|_| stopped("it can no longer run"))?;
+        if let Some(process) = process {
+            return process.run(&self.source, &input).await;
+        }
         let running = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             self.script.run(&input)

@@ -23,6 +23,7 @@ use store::{KeptUntil, StoreOptions};
 
 use super::api::ApiArgs;
 use super::connect::ServerArgs;
+use super::script;
 use crate::config::Configuration;
 
 /// The default reserve of the disk, in megabytes.
@@ -337,6 +338,7 @@ impl JobsArgs {
             .as_deref()
             .map(|folder| JobTypes::load(folder, lookup))
             .transpose()?
+            .map(|types| types.in_processes(script::process()))
             .unwrap_or_default();
         let service = ServiceOptions {
             tracking_pipe: self.tracking_pipe,

@@ -119,6 +119,11 @@ impl Home {
     }
 
     pub async fn up(&self) -> Up {
+        self.up_with(&[]).await
+    }
+
+    /// Starts `batchwright up` with further arguments.
+    pub async fn up_with(&self, further: &[&str]) -> Up {
         let folder = self.folder.path();
         std::fs::create_dir_all(folder.join("root")).unwrap();
         let (data, root) = (self.data(), folder.join("root"));
@@ -134,6 +139,7 @@ impl Home {
             "--max-parts",
             "50",
         ]);
+        command.args(further);
         let said = [folder.join("out"), folder.join("err")];
         let [out, err] = [&said[0], &said[1]].map(|file| File::create(file).unwrap());
         let mut up = Up(command.stdout(out).stderr(err).spawn().unwrap());

@@ -4,8 +4,11 @@ use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use contract::rest::NewJob;
 use harness::{free_port, in_time, wait_for};
 use reqwest::Url;
+
+use crate::binary::Home;
 
 /// Returns a command that runs the binary with exactly these variables.
 fn batchwright(arguments: &[&str], variables: &[(&str, &str)]) -> Command {
@@ -127,6 +130,41 @@ async fn invalid_job_type_stops_the_start_with_file_and_line() {
         code == 1 && stderr.contains("scan.yaml is not valid: taskScript:3:1: expected "),
         "{stderr}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn script_that_takes_all_memory_or_the_stack_fails_its_request_alone() {
+    let home = Home::new();
+    let task = |data: &str| {
+        format!(
+            "jobParametersSchema: {{}}\ntaskScript: |\n  {{taskClassifier: \"W\", taskApiVersion: 1, taskPipe: \"in\", taskData: {{a: ({data})}}}}\n"
+        )
+    };
+    home.write(
+        "double.yaml",
+        &task("reduce range(.parameters) as $i (\"x\"; . + .) | length"),
+    );
+    home.write("deep.yaml", &task("def f: 1 + f; f"));
+    let types = home.folder.path().join("root");
+    let up = home
+        .up_with(&["--job-types", types.to_str().unwrap()])
+        .await;
+    let put = async |job: &str, job_type: &str, parameters: u32| {
+        let job_type = Some(job_type.to_owned());
+        let request = NewJob {
+            job_type,
+            parameters: Some(parameters.into()),
+            ..NewJob::default()
+        };
+        home.client().put(job, &request).await
+    };
+    assert!(put("small", "double", 10).await.unwrap());
+    for (job_type, parameters) in [("double", 40), ("deep", 0)] {
+        let refused = put("large", job_type, parameters).await.unwrap_err();
+        assert!(refused.to_string().contains("(HTTP 500)"), "{refused}");
+    }
+    assert!(put("again", "double", 10).await.unwrap());
+    assert_eq!(up.stop().await, Some(0));
 }
 
 #[tokio::test]

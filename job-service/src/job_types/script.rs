@@ -14,6 +14,7 @@ use jaq_core::load::{self, Arena, File, Loader};
 use jaq_core::native::{Fun, bome, run, v};
 use jaq_core::{Ctx, DataT, Lut, RunPtr, Vars};
 use jaq_json::Val;
+use serde::{Deserialize, Serialize};
 
 /// The functions that access more than the input: `env` reads the environment, the others write to standard error or end the
 /// process.
@@ -23,7 +24,7 @@ const WITHHELD: [&str; 5] = ["env", "halt", "halt_error", "stderr", "stderr_empt
 pub struct Script(jaq_core::Filter<Jq>);
 
 /// Why a run returned no value.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ScriptError {
     /// The script called `error(…)` with this message.
     Refused(String),
