@@ -34,7 +34,8 @@ pub enum PipePurpose {
 /// The pipes that an installation reserves for itself.
 ///
 /// The names for delays and quarantines (`*.delay.<number>`, `*.suspects`) are always reserved, the others as configured.
-/// Configured names are compared like all pipes, see [`same_pipe`].
+/// Case matters, as it does to the broker, except for the tracking pipe: the tracking worker takes every message as its own
+/// whose `to` is [the same pipe](same_pipe).
 ///
 /// ```
 /// use contract::{PipePurpose, ReservedPipes};
@@ -46,7 +47,6 @@ pub enum PipePurpose {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReservedPipes {
-    /// In lower case.
     pipes: Vec<(String, PipePurpose)>,
     allowed: Vec<String>,
 }
@@ -68,7 +68,7 @@ impl ReservedPipes {
     /// Reserves a pipe, unless the name is empty.
     #[must_use]
     pub fn reserve(mut self, purpose: PipePurpose, pipe: impl Into<String>) -> Self {
-        let pipe = pipe.into().to_lowercase();
+        let pipe = pipe.into();
         if !pipe.is_empty() {
             self.pipes.push((pipe, purpose));
         }
@@ -105,10 +105,13 @@ impl ReservedPipes {
     }
 
     fn configured_purpose(&self, pipe: &str) -> Option<PipePurpose> {
-        // `same_pipe`, with one conversion for all names.
-        let pipe = pipe.to_lowercase();
-        let found = self.pipes.iter().find(|(name, _)| *name == pipe);
-        found.map(|(_, purpose)| *purpose)
+        let is_found = |(name, purpose): &&(String, PipePurpose)| {
+            name == pipe || (*purpose == PipePurpose::Tracking && same_pipe(name, pipe))
+        };
+        self.pipes
+            .iter()
+            .find(is_found)
+            .map(|(_, purpose)| *purpose)
     }
 }
 
@@ -192,12 +195,12 @@ mod tests {
             ("suspects", None),
             ("a.suspects.in", None),
             ("worker-jobtracking-in", Some(Tracking)),
-            // A worker takes a message as its own whatever the case of its `to`.
             ("Worker-JobTracking-IN", Some(Tracking)),
             ("worker-jobtracking-in-2", None),
             ("my-worker-jobtracking-in", None),
             ("tracking-of-the-message", Some(Tracking)),
             ("worker-paused-in", Some(Paused)),
+            ("Worker-Paused-in", None),
             ("worker-batch-invalid", Some(Invalid)),
             ("worker-orders-invalid", None),
             ("worker-batch-reject", None),
@@ -238,7 +241,7 @@ mod tests {
                 prop_assert!(!pipe.ends_with(".suspects"));
                 let digits = pipe.trim_end_matches(|c: char| c.is_ascii_digit());
                 prop_assert!(digits.len() == pipe.len() || !digits.ends_with(".delay."));
-                prop_assert!(!same_pipe(&pipe, "worker-paused-in") && !same_pipe(&pipe, "worker-jobtracking-in"));
+                prop_assert!(pipe != "worker-paused-in" && !same_pipe(&pipe, "worker-jobtracking-in"));
             }
         }
     }
