@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use contract::rest::{ErrorBody, Job, NewJob};
+use framework::tls::Tls;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use reqwest::{Method, RequestBuilder, StatusCode};
+use reqwest::{Certificate, Identity, Method, RequestBuilder, StatusCode};
 
 /// How long a request may take that changes many jobs. The service makes the change in batches while the client waits.
 const BULK_LIMIT: Duration = Duration::from_hours(1);
@@ -51,16 +52,18 @@ pub enum ClientError {
 impl Client {
     /// Returns a client for the jobs of `partition`. `base` ends in `/job-service/v1`.
     pub fn new(base: &str, partition: &str) -> Result<Self, ClientError> {
+        Self::with_tls(base, partition, &Tls::default())
+    }
+
+    /// Returns a client that also trusts these certificate authorities and shows this certificate.
+    pub fn with_tls(base: &str, partition: &str, tls: &Tls) -> Result<Self, ClientError> {
         // Fails if a provider is already installed, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let base = base.trim_end_matches('/').to_owned();
-        let http = reqwest::Client::builder()
-            .timeout(Duration::from_secs(30))
-            .build()
-            .map_err(|error| ClientError::Unreachable {
-                url: base.clone(),
-                reason: error.to_string(),
-            })?;
+        let http = http_client(tls).map_err(|error| ClientError::Unreachable {
+            url: base.clone(),
+            reason: innermost(&error),
+        })?;
         Ok(Self {
             http,
             base,
@@ -276,6 +279,17 @@ fn parsed<T: serde::de::DeserializeOwned>(body: &str, url: &str) -> Result<T, Cl
     })
 }
 
+fn http_client(tls: &Tls) -> reqwest::Result<reqwest::Client> {
+    let mut client = reqwest::Client::builder().timeout(Duration::from_secs(30));
+    if !tls.authorities_pem().is_empty() {
+        client = client.tls_certs_merge(Certificate::from_pem_bundle(tls.authorities_pem())?);
+    }
+    if !tls.identity_pem().is_empty() {
+        client = client.identity(Identity::from_pem(tls.identity_pem())?);
+    }
+    client.build()
+}
+
 fn encode(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
@@ -297,4 +311,49 @@ fn innermost(error: &dyn std::error::Error) -> String {
         innermost = source;
     }
     innermost.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use framework::tls::TlsFiles;
+    use harness::tls::{Authority, TlsServer};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn client_at_https_checks_the_certificate_and_shows_its_own() {
+        const RESPONSE: &[u8] =
+            b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 1\r\n\r\n7";
+        let authority = Authority::new().unwrap();
+        let certificate = authority.issue("localhost").unwrap();
+        let own = authority.issue("client").unwrap();
+        let server = TlsServer::start(&certificate, Some(&authority))
+            .await
+            .unwrap();
+        let url = format!("https://localhost:{}", server.address().unwrap().port());
+        let count = async |files: &TlsFiles| {
+            let tls = Tls::load(files).unwrap();
+            let client = Client::with_tls(&url, "p", &tls).unwrap();
+            tokio::select! {
+                never = server.serve(RESPONSE) => match never {},
+                count = client.count(&[]) => count.map_err(|error| error.to_string()),
+            }
+        };
+        let untrusted = count(&TlsFiles::default()).await.unwrap_err();
+        assert!(
+            untrusted.contains("invalid peer certificate: UnknownIssuer"),
+            "{untrusted}"
+        );
+        let files = TlsFiles {
+            ca: Some(authority.file()),
+            certificate: Some(own.certificate),
+            key: Some(own.key),
+        };
+        assert_eq!(count(&files).await, Ok(7));
+        let anonymous = TlsFiles {
+            ca: files.ca,
+            ..TlsFiles::default()
+        };
+        assert!(count(&anonymous).await.is_err());
+    }
 }

@@ -6,6 +6,7 @@ mod config;
 mod demo;
 #[cfg(test)]
 mod documented;
+mod tls_args;
 mod watch;
 
 use std::io::IsTerminal;

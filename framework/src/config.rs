@@ -15,6 +15,7 @@ use contract::{PipePurpose, ReservedPipes};
 
 use crate::RetryPolicy;
 use crate::clock::Clock;
+use crate::tls::{Tls, TlsError, TlsFiles};
 use caf::{Conversion, Reader};
 use env::{EnvValue, Variables};
 
@@ -60,6 +61,8 @@ pub struct Settings {
     pub retry: RetryPolicy,
     /// The address that serves health checks and metrics.
     pub listen: Option<SocketAddr>,
+    /// Whom status checks at `https://` trust, and the certificate that they show.
+    pub tls: Tls,
     /// The time limit of a status check.
     pub status_check_limit: Duration,
     /// The origins that status checks may ask.
@@ -93,6 +96,7 @@ impl Settings {
             prefetch: 1000,
             retry: RetryPolicy::default(),
             listen: None,
+            tls: Tls::default(),
             status_check_limit: Duration::from_secs(5),
             status_origins: StatusOrigins::default(),
             drain: Duration::from_secs(20),
@@ -137,6 +141,12 @@ impl Settings {
             .find("LISTEN")?
             .map(|found| parse(&found))
             .transpose()?;
+        let file = |name| Ok::<_, SettingsError>(read.find(name)?.map(|found| found.value.into()));
+        settings.tls = Tls::load(&TlsFiles {
+            ca: file("TLS_CA")?,
+            certificate: file("TLS_CERTIFICATE")?,
+            key: file("TLS_KEY")?,
+        })?;
         if let Some(found) = read.find("ATTEMPTS")? {
             settings.retry = settings.retry.attempts(parse(&found)?);
         }
@@ -224,6 +234,12 @@ impl SettingsError {
     }
 }
 
+impl From<TlsError> for SettingsError {
+    fn from(error: TlsError) -> Self {
+        Self::of(error.setting, error.problem)
+    }
+}
+
 /// A variable of a worker.
 #[derive(Debug, Clone, Copy)]
 pub struct Variable {
@@ -267,9 +283,24 @@ pub const VARIABLES: &[Variable] = &[
         ..variable(
             "BROKER",
             "amqp://guest:guest@127.0.0.1:5672/%2f",
-            "the URL of RabbitMQ",
+            "the URL of RabbitMQ; amqps:// encrypts the connection",
         )
     },
+    variable(
+        "TLS_CA",
+        "none",
+        "the file (PEM) of certificate authorities to trust besides the system's, for amqps:// and https://",
+    ),
+    variable(
+        "TLS_CERTIFICATE",
+        "none",
+        "the file (PEM) of the client certificate, followed by intermediate ones",
+    ),
+    variable(
+        "TLS_KEY",
+        "none",
+        "the file (PEM) of the key of the client certificate, not encrypted",
+    ),
     variable("NAME", "worker", "the name in messages, logs and metrics"),
     variable("INPUT_PIPE", "<name>-in", "the pipe to take tasks from"),
     variable(

@@ -42,6 +42,7 @@ pub mod runtime;
 mod steps;
 mod telemetry;
 pub mod testing;
+pub mod tls;
 mod worker;
 
 pub use config::{Settings, SettingsError};

@@ -114,6 +114,7 @@ impl Runtime {
         let options = AmqpOptions {
             queue_type,
             max_priority,
+            tls: settings.tls.clone(),
             ..AmqpOptions::new(broker.value)
         };
         Ok(Self {
@@ -169,6 +170,7 @@ impl Runtime {
             service_path,
             route,
             zero_progress,
+            tls,
             status_check_limit,
             status_origins,
             retry,
@@ -176,7 +178,7 @@ impl Runtime {
             ..
         } = self.settings.clone();
         let refused = telemetry::refused_status_checks(&name);
-        let status = StatusChecker::new(status_check_limit, clock, tasks)
+        let status = StatusChecker::new(status_check_limit, tls, clock, tasks)
             .with_origins(status_origins, refused);
         Shared {
             identity: Arc::new(WorkerIdentity {

@@ -16,6 +16,7 @@ use crate::context::Shared;
 use crate::steps::output::{WorkerIdentity, new_message};
 use crate::steps::report_buffer::ReportBuffer;
 use crate::steps::status_check::StatusChecker;
+use crate::tls::Tls;
 use crate::worker::{ReplyKind, TaskErrorKind};
 use crate::{Context, Reply, RetryPolicy, Settings, TaskError, Worker};
 
@@ -86,7 +87,12 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
         }),
         reports: ReportBuffer::start(Arc::clone(&broker), Arc::default(), &tasks),
         broker,
-        status: StatusChecker::new(Duration::from_secs(1), Clock::system(), &tasks),
+        status: StatusChecker::new(
+            Duration::from_secs(1),
+            Tls::default(),
+            Clock::system(),
+            &tasks,
+        ),
         depths: Arc::default(),
         reserved: Arc::new(Settings::new("test").all_reserved_pipes()),
         retry: RetryPolicy::default(),

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::paced_worker::{PacedOptions, Starts, WorkerProcess, now};
 use super::system::{Load, Pipes, memory_bytes, peak_memory_bytes};
+use crate::tls_args::TlsArgs;
 
 /// The time between two samples of the job, the pipes and the memory.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
@@ -26,6 +27,7 @@ pub struct CancelOptions {
     pub load: Load,
     pub database: String,
     pub broker: String,
+    pub tls: TlsArgs,
     /// The number of processes that run the items.
     pub worker_processes: u32,
     /// Items per second of all processes together; unlimited if `None`.
@@ -81,6 +83,7 @@ pub async fn run(options: &CancelOptions) -> anyhow::Result<CancelResult> {
     let stack = StackOptions {
         database: Some(options.database.clone()),
         broker: Some(options.broker.clone()),
+        tls: options.tls.load()?,
         batch: BatchOptions {
             max_depth: options.max_depth,
             ..embedded.batch
@@ -144,6 +147,7 @@ async fn measure(options: &CancelOptions, running: &Running) -> anyhow::Result<C
 fn start_workers(options: &CancelOptions) -> anyhow::Result<Vec<WorkerProcess>> {
     let worker = PacedOptions {
         broker: options.broker.clone(),
+        tls: options.tls.clone(),
         input: options.load.pipes().input,
         route: options.load.route,
         concurrency: options.load.concurrency,

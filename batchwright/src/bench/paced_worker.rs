@@ -13,12 +13,14 @@ use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::clock::Clock;
 use framework::config::Route;
 use framework::runtime::stop_signal;
+use framework::tls::{self, TlsFiles};
 use framework::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
 use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
 use super::system::{WORKER, peak_memory_bytes};
+use crate::tls_args::TlsArgs;
 
 /// The number of items that started in each millisecond since 1970.
 pub type Starts = BTreeMap<i64, u64>;
@@ -28,6 +30,8 @@ pub type Starts = BTreeMap<i64, u64>;
 pub struct PacedOptions {
     #[arg(long, env = "BATCHWRIGHT_BROKER", hide_env_values = true)]
     pub broker: String,
+    #[command(flatten)]
+    pub tls: TlsArgs,
     #[arg(long)]
     pub input: String,
     #[arg(long)]
@@ -63,6 +67,21 @@ impl WorkerProcess {
         if let Some(rate) = options.rate {
             command.args(["--rate", &rate.to_string()]);
         }
+        let TlsFiles {
+            ca,
+            certificate,
+            key,
+        } = options.tls.files();
+        let files = [
+            (tls::CA, ca),
+            (tls::CERTIFICATE, certificate),
+            (tls::KEY, key),
+        ];
+        command.envs(
+            files
+                .into_iter()
+                .filter_map(|(name, file)| Some((name, file?))),
+        );
         // Arguments are visible to other users, and the URL may contain a password.
         command.env("BATCHWRIGHT_BROKER", &options.broker);
         let child = command
@@ -100,8 +119,13 @@ impl WorkerProcess {
 
 /// Runs the worker until the process receives SIGTERM, then prints a [`Summary`] as one line of JSON.
 pub async fn run(options: &PacedOptions) -> anyhow::Result<()> {
-    let broker: Arc<dyn Broker> = Arc::new(Amqp::connect(AmqpOptions::new(&options.broker))?);
+    let tls = options.tls.load()?;
+    let broker: Arc<dyn Broker> = Arc::new(Amqp::connect(AmqpOptions {
+        tls: tls.clone(),
+        ..AmqpOptions::new(&options.broker)
+    })?);
     let settings = Settings {
+        tls,
         input: options.input.clone(),
         route: options.route,
         concurrency: usize::try_from(options.concurrency)?,

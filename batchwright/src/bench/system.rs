@@ -11,6 +11,7 @@ use clap::Args;
 use contract::rest::{JobTask, NewJob};
 use contract::{BatchTask, RangeItem, TaskData};
 use framework::config::Route;
+use framework::tls::Tls;
 use framework::{Context, Reply, Settings, TaskError, Worker};
 use job_service::ServiceOptions;
 use serde::{Deserialize, Serialize};
@@ -60,6 +61,7 @@ pub struct JobOptions {
     pub with_output: bool,
     pub database: Option<String>,
     pub broker: Option<String>,
+    pub tls: Tls,
     /// The folder of the embedded broker and store; a temporary one if `None`.
     pub data: Option<PathBuf>,
     pub show: Show,
@@ -150,6 +152,7 @@ impl JobOptions {
         let options = StackOptions {
             database: self.database.clone(),
             broker: self.broker.clone(),
+            tls: self.tls.clone(),
             ..self.load.stack(data)
         };
         let pipes = self.load.pipes();
@@ -157,6 +160,7 @@ impl JobOptions {
             input: pipes.input,
             output: Some(pipes.output),
             route: self.load.route,
+            tls: self.tls.clone(),
             concurrency,
             prefetch: self.load.prefetch,
             ..Settings::new(WORKER)

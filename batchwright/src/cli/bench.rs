@@ -83,6 +83,7 @@ pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
         return print(&result, result.is_exact(), json);
     }
     let options = JobOptions {
+        tls: args.servers.tls.load()?,
         load: args.load,
         with_output: !args.no_output,
         database: args.servers.database,
@@ -119,6 +120,7 @@ impl BenchArgs {
             bail!("--cancel-after {seconds} is not a number of seconds; expected e.g. 2.5")
         };
         Ok(CancelOptions {
+            tls: self.servers.tls,
             load: self.load,
             database,
             broker,

@@ -1,13 +1,15 @@
 //! The flags that several commands share: which servers a system uses, and which job service a client command calls.
 
-use batchwright::client::{Client, ClientError};
+use batchwright::client::Client;
 use clap::{Args, ValueEnum};
+
+use crate::tls_args::TlsArgs;
 
 /// The servers of a system that this process runs.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Servers")]
 pub struct ServerArgs {
-    /// URL of the database: `postgres://user:password@host/database` or `sqlite:FILE`.
+    /// URL of the database: `postgres://user:password@host/database` or `sqlite:FILE`; `?sslmode=verify-full` encrypts.
     #[arg(
         long,
         env = "BATCHWRIGHT_DATABASE",
@@ -15,7 +17,7 @@ pub struct ServerArgs {
         value_name = "URL"
     )]
     pub database: Option<String>,
-    /// URL of RabbitMQ: `amqp://user:password@host:5672/%2f`.
+    /// URL of RabbitMQ: `amqp://user:password@host:5672/%2f`; `amqps://` with port 5671 encrypts the connection.
     #[arg(
         long,
         env = "BATCHWRIGHT_BROKER",
@@ -23,6 +25,8 @@ pub struct ServerArgs {
         value_name = "URL"
     )]
     pub broker: Option<String>,
+    #[command(flatten)]
+    pub tls: TlsArgs,
 }
 
 /// The job service that a command calls, and how the command prints the result.
@@ -42,12 +46,15 @@ pub struct ServiceArgs {
     /// Format of standard output; `json` prints one object or array on one line.
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
     pub output: Output,
+    #[command(flatten)]
+    tls: TlsArgs,
 }
 
 impl ServiceArgs {
     /// Returns a client of the job service for the partition.
-    pub fn client(&self) -> Result<Client, ClientError> {
-        Client::new(&self.url, &self.partition)
+    pub fn client(&self) -> anyhow::Result<Client> {
+        let tls = self.tls.load()?;
+        Ok(Client::with_tls(&self.url, &self.partition, &tls)?)
     }
 }
 

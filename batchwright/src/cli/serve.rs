@@ -300,6 +300,7 @@ impl StackArgs {
         let (mut service, store) = self.jobs.options(variables)?;
         service.status_origins = self.workers.status_origins.clone();
         Ok(StackOptions {
+            tls: self.servers.tls.load()?,
             database: self.servers.database,
             broker: self.servers.broker,
             queue_type: self.queue_type,

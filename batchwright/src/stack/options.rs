@@ -13,6 +13,7 @@ use framework::Settings;
 use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::broker::embedded::EmbeddedOptions;
 use framework::config::{Route, StatusOrigins};
+use framework::tls::Tls;
 use job_service::ServiceOptions;
 use store::StoreOptions;
 
@@ -46,6 +47,8 @@ pub struct StackOptions {
     pub queue_type: QueueType,
     /// The `x-max-priority` of classic queues; 0 for none.
     pub max_priority: u8,
+    /// Whom the connections with `amqps://` and `https://` trust, and the certificate that they show.
+    pub tls: Tls,
     /// Whether the stack starts while the database is unavailable and connects later. If false, the start fails.
     pub wait_for_database: bool,
     /// The address of the REST API; in a process with a single worker role, the address of its health endpoint.
@@ -140,6 +143,7 @@ impl StackOptions {
             embedded: EmbeddedOptions::default(),
             queue_type: QueueType::Quorum,
             max_priority: 0,
+            tls: Tls::default(),
             wait_for_database: false,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             public_url: None,
@@ -177,6 +181,7 @@ impl StackOptions {
         self.broker.as_ref().map(|url| AmqpOptions {
             queue_type: self.queue_type,
             max_priority: self.max_priority,
+            tls: self.tls.clone(),
             ..AmqpOptions::new(url)
         })
     }
@@ -209,6 +214,7 @@ impl StackOptions {
             concurrency: self.workers.concurrency,
             prefetch: self.workers.prefetch,
             status_origins: self.workers.status_origins.clone(),
+            tls: self.tls.clone(),
             paused: Some(self.service.paused_pipe.clone()),
             reserved_pipes: self.service().all_reserved_pipes(),
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -29,7 +29,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
-use lapin::uri::AMQPUri;
+use lapin::uri::{AMQPScheme, AMQPUri};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -41,6 +41,7 @@ use self::queues::Queues;
 use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError,
 };
+use crate::tls::Tls;
 
 /// How long the server may take to respond to a request.
 const RESPONSE_LIMIT: Duration = Duration::from_secs(10);
@@ -56,13 +57,16 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 /// How to connect to `RabbitMQ`, and how to declare queues.
 #[derive(Clone)]
 pub struct AmqpOptions {
-    /// `amqp://user:password@host:port/vhost`, where the default vhost is `%2f`. `?heartbeat=5` sets the heartbeat
-    /// interval in seconds (default: 20); a lost network is noticed after two to three intervals.
+    /// `amqp://user:password@host:port/vhost`, where the default vhost is `%2f`. `amqps://` encrypts the connection and
+    /// checks the server's certificate. `?heartbeat=5` sets the heartbeat interval in seconds (default: 20); a lost network
+    /// is noticed after two to three intervals.
     pub url: String,
     /// The type of the queues. All programs that share a server must use the same.
     pub queue_type: QueueType,
     /// The `x-max-priority` of classic queues; 0 for none. Messages are always sent without a priority.
     pub max_priority: u8,
+    /// Whom connections with `amqps://` trust, and the client's certificate.
+    pub tls: Tls,
     /// Whether queues are declared on first use. If not, they must already exist.
     pub declare: bool,
     /// The server lists the connections as `<name> publishing` and `<name> consuming`.
@@ -99,6 +103,7 @@ impl AmqpOptions {
             url: url.into(),
             queue_type: QueueType::Quorum,
             max_priority: 0,
+            tls: Tls::default(),
             declare: true,
             name: "batchwright".into(),
         }
@@ -144,6 +149,7 @@ impl Amqp {
             url,
             queue_type,
             max_priority,
+            tls,
             declare,
             name,
         } = options;
@@ -152,6 +158,15 @@ impl Amqp {
             .map_err(|reason: String| BrokerError::unusable("the given URL", reason))?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
         let location = format!("{}:{}", uri.authority.host, uri.authority.port);
+        let tls = match uri.scheme {
+            AMQPScheme::AMQP => None,
+            AMQPScheme::AMQPS => {
+                let config = tls
+                    .client_config()
+                    .map_err(|reason| BrokerError::unusable(&*location, reason))?;
+                Some(Arc::new(config))
+            }
+        };
         let (tasks, end, closing) = (
             TaskTracker::new(),
             CancellationToken::new(),
@@ -160,6 +175,7 @@ impl Amqp {
         let connect = |purpose: &str| {
             ConnectionSupervisor::start(
                 uri.clone(),
+                tls.clone(),
                 format!("{name} {purpose}"),
                 location.clone(),
                 &tasks,

@@ -32,6 +32,7 @@ use crate::clock::Clock;
 use crate::config::StatusOrigins;
 use crate::steps::routing::JobKnowledge;
 use crate::steps::status_url::allowed_url;
+use crate::tls::Tls;
 
 /// How long a response without a `max-age` is valid.
 const DEFAULT_INTERVAL: Duration = Duration::from_mins(2);
@@ -53,6 +54,7 @@ pub(crate) struct StatusChecker {
     origins: StatusOrigins,
     /// Counts the checks that are not allowed.
     refused: Counter,
+    tls: Tls,
     clock: Clock,
     /// Made for the first check, because it reads the system's certificates.
     client: Arc<OnceCell<reqwest::Client>>,
@@ -74,11 +76,12 @@ struct Check {
 }
 
 impl StatusChecker {
-    pub fn new(time_limit: Duration, clock: Clock, tasks: &TaskTracker) -> Self {
+    pub fn new(time_limit: Duration, tls: Tls, clock: Clock, tasks: &TaskTracker) -> Self {
         Self {
             time_limit,
             origins: StatusOrigins::default(),
             refused: Counter::noop(),
+            tls,
             clock,
             client: Arc::default(),
             checks: Cache::builder()
@@ -228,12 +231,12 @@ impl StatusChecker {
     }
 
     async fn request(&self, url: Url) -> Result<(JobKnowledge, Duration), String> {
-        let make = || async { make_client(self.time_limit) };
+        let make = || async { make_client(self.time_limit, &self.tls) };
         let client = self
             .client
             .get_or_try_init(make)
             .await
-            .map_err(|error| chain(&error))?;
+            .map_err(|error| chain(&*error))?;
         let response = client
             .get(url)
             .send()
@@ -290,13 +293,16 @@ impl std::fmt::Debug for StatusChecker {
     }
 }
 
-fn make_client(time_limit: Duration) -> Result<reqwest::Client, reqwest::Error> {
-    // An error means that a provider is installed already, and any will do.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder()
+fn make_client(
+    time_limit: Duration,
+    tls: &Tls,
+) -> Result<reqwest::Client, Box<dyn std::error::Error + Send + Sync>> {
+    let client = reqwest::Client::builder()
         .timeout(time_limit)
         .redirect(reqwest::redirect::Policy::none())
-        .build()
+        .tls_backend_preconfigured(tls.client_config()?)
+        .build()?;
+    Ok(client)
 }
 
 /// Returns whether a message is due for a check. A stamp that is more than the interval in the future is from a wrong
@@ -344,13 +350,19 @@ impl Expiry<Arc<str>, Check> for WhenInvalid {
 mod tests {
     use super::*;
     use crate::broker::Event;
+    use crate::tls::TlsFiles;
+    use harness::tls::{Authority, TlsServer};
     use wiremock::matchers::{method, path};
     use wiremock::{Mock, MockServer, ResponseTemplate};
 
     const STATUS: &str = "/job-service/v1/partitions/p/jobs/j/status";
 
     fn checker() -> StatusChecker {
-        StatusChecker::new(Duration::from_secs(5), Clock::system(), &TaskTracker::new())
+        checker_with(Duration::from_secs(5), Tls::default())
+    }
+
+    fn checker_with(time_limit: Duration, tls: Tls) -> StatusChecker {
+        StatusChecker::new(time_limit, tls, Clock::system(), &TaskTracker::new())
     }
 
     fn due_at(url: String) -> Tracking {
@@ -369,11 +381,7 @@ mod tests {
             .mount(&server)
             .await;
         let mut tracking = due_at(server.uri() + STATUS);
-        let checker = StatusChecker::new(
-            Duration::from_millis(300),
-            Clock::system(),
-            &TaskTracker::new(),
-        );
+        let checker = checker_with(Duration::from_millis(300), Tls::default());
         (checker.check(Some(&mut tracking)).await, tracking)
     }
 
@@ -510,6 +518,35 @@ mod tests {
                 JobKnowledge::Presumed,
                 "{url}"
             );
+        }
+    }
+
+    #[tokio::test]
+    async fn job_service_at_https_is_asked_if_its_authority_is_trusted() {
+        const RESPONSE: &[u8] =
+            b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 8\r\n\r\n\"Active\"";
+        let authority = Authority::new().unwrap();
+        let certificate = authority.issue("localhost").unwrap();
+        let server = TlsServer::start(&certificate, None).await.unwrap();
+        let url = format!(
+            "https://localhost:{}{STATUS}",
+            server.address().unwrap().port()
+        );
+        let trusting = Tls::load(&TlsFiles {
+            ca: Some(authority.file()),
+            ..TlsFiles::default()
+        });
+        for (tls, expected) in [
+            (Tls::default(), JobKnowledge::Presumed),
+            (trusting.unwrap(), JobKnowledge::Is(JobStatus::Active)),
+        ] {
+            let checker = checker_with(Duration::from_secs(5), tls);
+            let mut tracking = due_at(url.clone());
+            let known = tokio::select! {
+                never = server.serve(RESPONSE) => match never {},
+                known = checker.check(Some(&mut tracking)) => known,
+            };
+            assert_eq!(known, expected);
         }
     }
 

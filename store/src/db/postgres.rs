@@ -2,6 +2,7 @@
 //!
 //! Due times are taken from the database's clock, because the clocks of its clients differ.
 
+mod encryption;
 mod listen;
 mod opening;
 
@@ -58,6 +59,10 @@ impl PostgresServer {
                 location: masked(url),
                 reason: Cause::from(error).with_message(message),
             }
+        })?;
+        encryption::check_files(&options).map_err(|problem| StoreError::Unusable {
+            location: masked(url),
+            reason: problem.into(),
         })?;
         let is_named = options.get_application_name().is_some();
         let options = if is_named {

@@ -1,7 +1,12 @@
 //! Opening a store by its URL.
 
 use futures_util::future::join_all;
+use harness::in_time;
+use harness::tls::{Authority, TlsServer, read_decrypted};
 use store::{Creation, EventKind, Store, StoreOptions};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::fixture::{create, event, request};
 
@@ -39,6 +44,121 @@ async fn unusable_url_is_reported_with_the_reason_and_without_the_password() {
         error("postgres://ann@db:port/jobs").await,
         store::StoreError::Unusable { .. }
     ));
+}
+
+/// Reads the question whether the server encrypts, which every version of the protocol begins with.
+async fn ssl_request(socket: &mut TcpStream) {
+    let mut request = [0; 8];
+    in_time("the question", socket.read_exact(&mut request))
+        .await
+        .unwrap();
+    assert_eq!(request, [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f]);
+}
+
+#[tokio::test]
+async fn verify_full_sends_nothing_to_a_server_that_does_not_encrypt() {
+    let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = plain.local_addr().unwrap().port();
+    let url = format!("postgres://ann:secret@localhost:{port}/jobs?sslmode=verify-full");
+    let serving = async {
+        let (mut socket, _) = plain.accept().await.unwrap();
+        ssl_request(&mut socket).await;
+        socket.write_all(b"N").await.unwrap();
+        let mut rest = Vec::new();
+        in_time("the end", socket.read_to_end(&mut rest))
+            .await
+            .unwrap();
+        rest
+    };
+    let (rest, opened) = tokio::join!(serving, Store::open(&url));
+    assert_eq!(rest, b"");
+    let refused = opened.unwrap_err().to_string();
+    assert!(
+        refused.contains("demands an encrypted connection, and the server does not encrypt"),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+async fn verify_full_logs_in_only_at_a_server_with_a_trusted_certificate_of_its_name() {
+    let (authority, other) = (Authority::new().unwrap(), Authority::new().unwrap());
+    for (name, trusted, problem) in [
+        (
+            "localhost",
+            &other,
+            Some(
+                "certificate authority is not trusted; name the file of its certificate with sslrootcert=FILE",
+            ),
+        ),
+        (
+            "elsewhere",
+            &authority,
+            Some("certificate is for another name than the host in the URL"),
+        ),
+        ("localhost", &authority, None),
+    ] {
+        let certificate = authority.issue(name).unwrap();
+        let server = TlsServer::start(&certificate, None).await.unwrap();
+        let url = format!(
+            "postgres://ann:secret@localhost:{}/jobs?sslmode=verify-full&sslrootcert={}",
+            server.address().unwrap().port(),
+            trusted.file().display()
+        );
+        let serving = async {
+            let (_, mut socket) = in_time("a client", server.greeting()).await.unwrap();
+            ssl_request(&mut socket).await;
+            socket.write_all(b"S").await.unwrap();
+            let mut stream = server.encrypt(socket).await?;
+            // The length of the first message, and the version of the protocol.
+            read_decrypted(&mut stream, 8).await
+        };
+        let (first, opened) = tokio::join!(serving, Store::open(&url));
+        let refused = opened.unwrap_err().to_string();
+        assert!(!refused.contains("secret"), "{refused}");
+        if let Some(problem) = problem {
+            assert!(refused.contains(problem), "{refused}");
+            assert!(first.is_err(), "{first:?}");
+        } else {
+            assert_eq!(first.unwrap()[4..], [0, 3, 0, 0], "{refused}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn file_of_a_certificate_that_cannot_be_used_is_refused_by_name() {
+    let authority = Authority::new().unwrap();
+    let certificate = authority.issue("client").unwrap();
+    let key = certificate.key.display();
+    for (parameter, problem) in [
+        (
+            "sslrootcert=/no/such.pem".to_owned(),
+            "sslrootcert in its URL names /no/such.pem, which cannot be read".to_owned(),
+        ),
+        (
+            format!("sslrootcert={key}"),
+            format!("names {key}, which contains no certificate in PEM format"),
+        ),
+        (
+            format!("sslcert={key}"),
+            "contains no certificate in PEM format".to_owned(),
+        ),
+        (
+            "sslkey=/no/such.pem".to_owned(),
+            "sslkey in its URL names /no/such.pem, which cannot be read".to_owned(),
+        ),
+    ] {
+        let url = format!("postgres://ann:secret@127.0.0.1:1/jobs?sslmode=verify-full&{parameter}");
+        let refused = Store::open(&url).await.unwrap_err();
+        assert!(
+            matches!(refused, store::StoreError::Unusable { .. }),
+            "{refused:?}"
+        );
+        let text = refused.to_string();
+        assert!(
+            text.contains(&problem) && !text.contains("secret"),
+            "{text}"
+        );
+    }
 }
 
 #[tokio::test]

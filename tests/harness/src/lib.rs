@@ -7,6 +7,7 @@
 //! - [`PostgresServer`] and [`RabbitServer`] are servers that one test owns, to stop and kill them. [`Proxy`] is a network
 //!   that fails on demand.
 //! - [`Process`] runs a binary in the background; [`run_command`] runs one to its end. [`HttpClient`] speaks to a service.
+//! - [`tls`] makes certificates and a server that speaks TLS.
 //! - [`wait_for`], [`in_time`] and [`block_on_in_time`] bound every wait. [`unique`] and [`free_port`] keep tests apart.
 //!
 //! The binary `servers` starts both servers ([`Servers`]) for a command, so that many test processes can share them. The
@@ -28,6 +29,7 @@ mod proxy;
 mod rabbitmq;
 mod servers;
 mod supervisor;
+pub mod tls;
 mod wait;
 
 pub use crate::database::{Backend, Database};

@@ -15,6 +15,7 @@ use backon::{BackoffBuilder as _, ExponentialBuilder};
 use futures_util::StreamExt as _;
 use lapin::uri::AMQPUri;
 use lapin::{Channel, ConnectionProperties, Event};
+use rustls::ClientConfig;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -137,6 +138,7 @@ impl ConnectionSupervisor {
     /// broker lists the connection, `location` is `host:port` for the log.
     pub fn start(
         uri: AMQPUri,
+        tls: Option<Arc<ClientConfig>>,
         name: String,
         location: String,
         tasks: &TaskTracker,
@@ -145,6 +147,7 @@ impl ConnectionSupervisor {
         let (sender, link) = watch::channel(Link::Down("not tried yet".into()));
         let reconnector = Reconnector {
             uri,
+            tls,
             name,
             location,
             link: sender,
@@ -195,6 +198,8 @@ impl Link {
 /// The task behind a [`ConnectionSupervisor`].
 struct Reconnector {
     uri: AMQPUri,
+    /// For the scheme `amqps`.
+    tls: Option<Arc<ClientConfig>>,
     name: String,
     location: String,
     link: watch::Sender<Link>,
@@ -249,7 +254,7 @@ impl Reconnector {
     async fn connect(&self, sockets: &Sockets) -> Result<Connection, ConnectionLost> {
         let properties =
             ConnectionProperties::default().with_connection_name(self.name.as_str().into());
-        let connecting = sockets.connect(self.uri.clone(), properties);
+        let connecting = sockets.connect(self.uri.clone(), self.tls.clone(), properties);
         let inner =
             timeout(RESPONSE_LIMIT, connecting)
                 .await

@@ -1,6 +1,7 @@
 //! Behaviour that only `RabbitMQ` has. The rules that hold for every broker are in the conformance suite.
 
 mod refused_outputs;
+mod tls;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -73,7 +74,7 @@ async fn abandoned_connection_attempt_closes_the_socket() {
     let sockets = socket::Sockets::default();
     let attempt = timeout(
         Duration::from_millis(300),
-        sockets.connect(uri, lapin::ConnectionProperties::default()),
+        sockets.connect(uri, None, lapin::ConnectionProperties::default()),
     );
     let (peer, attempt) = tokio::join!(silent.accept(), attempt);
     assert!(attempt.is_err(), "the peer never responds");

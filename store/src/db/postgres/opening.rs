@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::{CONNECT_LIMIT, SCHEMA};
+use super::{CONNECT_LIMIT, SCHEMA, encryption};
 use crate::db::{DbError, migrations};
 use crate::error::{Cause, StoreError};
 use crate::{Availability, masked};
@@ -208,7 +208,11 @@ impl Database {
                 reason: cause,
             },
             DbError::Contention(cause) | DbError::Unavailable(cause) => {
-                let message = format!("{location}: {cause}");
+                let text = cause.to_string();
+                let message = match encryption::remedy(&text) {
+                    Some(remedy) => format!("{location}: {remedy} ({text})"),
+                    None => format!("{location}: {text}"),
+                };
                 StoreError::Unavailable(cause.with_message(message))
             }
         }
