@@ -524,10 +524,11 @@ impl Simulation {
         let counted: i64 = job.failure_counts.values().sum();
         let exact = match self.0.scenario.on_failure {
             _ if failing == 0 => job.completed_items == items && job.failed_tasks == 0,
+            // What is reported after the failure that ended the job counts as well.
             OnFailure::Stop => {
                 job.completed_items <= items - failing
-                    && job.failed_tasks == 1
-                    && job.failures.len() == 1
+                    && (1..=failing).contains(&job.failed_tasks)
+                    && i64::try_from(job.failures.len()) == Ok(job.failed_tasks.min(100))
             }
             OnFailure::Continue => {
                 job.completed_items == items - failing
