@@ -357,11 +357,16 @@ mod tests {
 
     #[test]
     fn waiting_jobs_get_all_their_items_without_a_flood_of_sub_batches() {
-        let (jobs, numbers) = harness::sized((40, 1000), (100_000, 11));
+        // Under a paused clock all waiting jobs would come back at one moment, so the full size takes real time.
+        let (jobs, numbers, is_paused) = harness::sized((40, 1000, true), (100_000, 11, false));
         let limit = Duration::from_secs(harness::sized(60, 3600));
         let deepest = harness::block_on_in_time("all items", limit, move || {
             let mut runtime = tokio::runtime::Builder::new_current_thread();
-            let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+            let runtime = runtime
+                .enable_all()
+                .start_paused(is_paused)
+                .build()
+                .unwrap();
             runtime.block_on(deepest_input_while_split(jobs, numbers))
         });
         println!("{deepest} messages waited at the same time for {jobs} jobs");
