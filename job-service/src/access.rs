@@ -22,7 +22,6 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::error::ApiError;
-use crate::options::ServiceOptions;
 
 /// The most characters of a refused header that an error repeats.
 const QUOTED_CHARS: usize = 200;
@@ -77,23 +76,20 @@ pub async fn layer(
 }
 
 impl AccessRules {
-    /// Returns the rules of a service that listens on `address`, if that is known.
-    pub fn new(options: &ServiceOptions, address: Option<SocketAddr>) -> Self {
-        let public = Origin::of_url(&options.webservice_url);
+    /// Returns the rules of a service that listens on `address`, if that is known, and that workers reach at `public_url`.
+    pub fn new(
+        public_url: &str,
+        allowed_hosts: &[AllowedHost],
+        allowed_origins: &[AllowedOrigin],
+        address: Option<SocketAddr>,
+    ) -> Self {
+        let public = Origin::of_url(public_url);
         let on_loopback = address.is_some_and(|address| address.ip().to_canonical().is_loopback());
-        let hosts = (on_loopback || !options.allowed_hosts.is_empty()).then(|| {
+        let hosts = (on_loopback || !allowed_hosts.is_empty()).then(|| {
             let public = public.iter().map(|origin| AllowedHost(origin.host.clone()));
-            options
-                .allowed_hosts
-                .iter()
-                .cloned()
-                .chain(public)
-                .collect()
+            allowed_hosts.iter().cloned().chain(public).collect()
         });
-        let allowed = options
-            .allowed_origins
-            .iter()
-            .map(|allowed| allowed.0.clone());
+        let allowed = allowed_origins.iter().map(|allowed| allowed.0.clone());
         Self {
             hosts,
             origins: allowed.chain(public).collect(),
@@ -258,13 +254,10 @@ mod tests {
     use super::*;
 
     fn rules(address: &str, hosts: &[&str]) -> AccessRules {
-        let options = ServiceOptions {
-            webservice_url: "https://public.example/job-service/v1".to_owned(),
-            allowed_hosts: hosts.iter().map(|host| host.parse().unwrap()).collect(),
-            allowed_origins: vec!["https://Console.example:443".parse().unwrap()],
-            ..ServiceOptions::default()
-        };
-        AccessRules::new(&options, address.parse().ok())
+        let hosts: Vec<_> = hosts.iter().map(|host| host.parse().unwrap()).collect();
+        let origins = ["https://Console.example:443".parse().unwrap()];
+        let public = "https://public.example/job-service/v1";
+        AccessRules::new(public, &hosts, &origins, address.parse().ok())
     }
 
     #[test]

@@ -71,8 +71,10 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
     let (router, document) = routes().split_for_parts();
     let ui =
         SwaggerUi::new("/job-service-ui").url("/job-service-ui/api-docs/openapi.json", document);
-    let rules = Arc::new(AccessRules::new(&state.options, address));
-    let cross_origin = cross_origin(&state.options.allowed_origins);
+    let options = &state.options;
+    let (hosts, origins) = (&options.allowed_hosts, &options.allowed_origins);
+    let rules = AccessRules::new(&options.webservice_url, hosts, origins, address);
+    let cross_origin = cross_origin(origins);
     let router = router
         .with_state(state)
         .route(
@@ -84,7 +86,10 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(option_layer(cross_origin))
         .layer(middleware::from_fn(server::refuse_on_spare_connections))
-        .layer(middleware::from_fn_with_state(rules, access::layer))
+        .layer(middleware::from_fn_with_state(
+            Arc::new(rules),
+            access::layer,
+        ))
         .layer(CatchPanicLayer::custom(ApiError::panic_response))
         .layer(middleware::from_fn(correlation::layer));
     // A layer runs after routing, but the URL must change before routing.
