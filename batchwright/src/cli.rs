@@ -4,7 +4,7 @@ mod api;
 mod bench;
 mod connect;
 mod jobs;
-mod script;
+pub mod script;
 mod serve;
 mod submit;
 
@@ -93,7 +93,7 @@ impl Command {
             }
             Self::Bench(args) => bench::bench(args).await,
             Self::BenchWorker(args) => bench::bench_worker(args).await,
-            Self::RunScript(args) => script::run(&args),
+            Self::RunScript(args) => script::run(&args), // `main` runs it without threads
         }
     }
 

@@ -31,6 +31,10 @@ fn main() -> ExitCode {
         Err(refusal) => return refusal.print(),
     };
     set_up_log(&cli);
+    if let cli::Command::RunScript(args) = &cli.command {
+        // Without threads, because little memory is left for them.
+        return exit(cli::script::run(args));
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -44,6 +48,10 @@ fn main() -> ExitCode {
     let outcome = runtime.block_on(cli.command.execute(&variables, &configuration));
     // The script of a job type may run forever on a blocking thread.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    exit(outcome)
+}
+
+fn exit(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
         eprintln!("batchwright: {error:#}");
         ExitCode::FAILURE
