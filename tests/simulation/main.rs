@@ -14,6 +14,7 @@ mod checks;
 mod dependents;
 mod faults;
 mod item_worker;
+mod observer;
 mod scenario;
 mod simulation;
 

@@ -31,6 +31,7 @@ use tracking_worker::TrackingWorker;
 use crate::checks::Checks;
 use crate::faults::{Action, Faults, FaultyBroker, Op, Who};
 use crate::item_worker::ItemWorker;
+use crate::observer::Observer;
 use crate::scenario::Scenario;
 
 const BATCH_IN: &str = "worker-batch-in";
@@ -112,10 +113,7 @@ impl Simulation {
             ..StoreOptions::default()
         };
         let store = Store::memory_with_faults(options, move |point| planned.fails(point));
-        let observer = Observer {
-            store: store.clone(),
-            seen: Arc::default(),
-        };
+        let observer = Observer::new(store.clone());
         Self(Arc::new(Parts {
             scenario,
             pipes: Memory::new(),
@@ -647,52 +645,5 @@ impl BatchHandler for Watched {
         let verdicts = self.worker.handle(arrivals, courier).await;
         self.observer.look().await;
         verdicts
-    }
-}
-
-/// Reads the job and compares it with what it was before.
-#[derive(Clone)]
-struct Observer {
-    store: Store,
-    seen: Arc<tokio::sync::Mutex<Seen>>,
-}
-
-#[derive(Default)]
-struct Seen {
-    job: Option<Job>,
-    broken: Vec<String>,
-}
-
-impl Observer {
-    /// Returns the job; `None` also if the store is not available.
-    async fn look(&self) -> Option<Job> {
-        // One read at a time, so that the reads are in order.
-        let mut seen = self.seen.lock().await;
-        let job = self.store.job(partition(), job_id()).await.ok().flatten()?;
-        if let Some(before) = seen
-            .job
-            .take()
-            .filter(|before| before.incarnation == job.incarnation)
-        {
-            if job.percentage_complete < before.percentage_complete {
-                seen.broken
-                    .push(format!("the percentage fell: {before:?}, then {job:?}"));
-            }
-            if before.status.is_finished() && before != job {
-                seen.broken
-                    .push(format!("an outcome changed: {before:?}, then {job:?}"));
-            }
-        }
-        if (job.percentage_complete >= 100.0) != (job.status == JobStatus::Completed) {
-            seen.broken.push(format!(
-                "100 percent and Completed are not the same: {job:?}"
-            ));
-        }
-        seen.job = Some(job.clone());
-        Some(job)
-    }
-
-    async fn broken(&self) -> Vec<String> {
-        self.seen.lock().await.broken.clone()
     }
 }

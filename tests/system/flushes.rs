@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use contract::{
-    JobId, JobStatus, PartitionId, ReportStatus, TaskMessage, TrackingReport, TrackingReportTask,
+    JobId, JobStatus, PartitionId, ReportFailure, ReportStatus, TaskMessage, TrackingReport,
+    TrackingReportTask,
 };
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, HeaderValue, Outgoing};
@@ -17,26 +18,29 @@ use tracking_worker::TrackingWorker;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_flush_is_halved_until_the_bad_report_is_alone() {
     const ITEMS: u32 = 300;
-    let store = Store::open(&harness::postgres().await.unwrap().url)
-        .await
-        .unwrap();
-    let (partition, job) = (
-        PartitionId::parse(&unique("p")).unwrap(),
-        JobId::parse("j").unwrap(),
-    );
-    let request = JobRequest::new(partition.clone(), job.clone());
-    let created = store
-        .create_job(&request, |_| ("start".to_owned(), Vec::new()))
-        .await
-        .unwrap();
-    let Creation::Created(incarnation) = created else {
-        panic!("{created:?}")
+    let database = harness::postgres().await.unwrap().url;
+    let store = Store::open(&database).await.unwrap();
+    let refuse = "alter table batchwright.failure add check (failure not like '%unstorable%')";
+    harness::psql(&database, &[refuse]).await.unwrap();
+    let partition = PartitionId::parse(&unique("p")).unwrap();
+    let create = async |id: &str| {
+        let job = JobId::parse(id).unwrap();
+        let request = JobRequest::new(partition.clone(), job.clone());
+        let created = store
+            .create_job(&request, |_| ("start".to_owned(), Vec::new()))
+            .await
+            .unwrap();
+        let Creation::Created(incarnation) = created else {
+            panic!("{created:?}")
+        };
+        (job, incarnation.job_task_id())
     };
+    let ((job, job_task_id), (_, other)) = (create("j").await, create("other").await);
 
     let broker = Memory::new();
-    let report = |job_task_id: String, status| {
+    let message = |report: TrackingReport| {
         let task = TrackingReportTask {
-            tracking_reports: vec![TrackingReport::new(job_task_id, status)],
+            tracking_reports: vec![report],
         };
         Outgoing::new(
             "tracking-in",
@@ -45,32 +49,18 @@ async fn a_refused_flush_is_halved_until_the_bad_report_is_alone() {
                 .encode(),
         )
     };
-    for number in 1..=ITEMS {
-        broker
-            .publish(report(
-                format!("{}.{number}", incarnation.job_task_id()),
-                ReportStatus::Complete,
-            ))
-            .await
-            .unwrap();
-        if number == 100 {
-            // PostgreSQL refuses text with a zero character.
-            broker
-                .publish(report(
-                    format!("{partition}:no\0job.1"),
-                    ReportStatus::Complete,
-                ))
-                .await
-                .unwrap();
-        }
+    let complete =
+        |step: String| TrackingReport::new(format!("{job_task_id}.{step}"), ReportStatus::Complete);
+    let bad = ReportFailure {
+        failure_message: Some("unstorable".to_owned()),
+        ..ReportFailure::default()
+    };
+    let mut reports: Vec<_> = (1..=ITEMS).map(|item| complete(item.to_string())).collect();
+    reports.insert(100, TrackingReport::failed(other.clone(), bad));
+    reports.push(complete(format!("{}*", ITEMS + 1)));
+    for report in reports {
+        broker.publish(message(report)).await.unwrap();
     }
-    broker
-        .publish(report(
-            format!("{}.{}*", incarnation.job_task_id(), ITEMS + 1),
-            ReportStatus::Complete,
-        ))
-        .await
-        .unwrap();
 
     let stop = CancellationToken::new();
     let runtime = Runtime::new(Settings::new("tracking"), Arc::new(broker.clone()))
@@ -98,10 +88,7 @@ async fn a_refused_flush_is_halved_until_the_bad_report_is_alone() {
             .unwrap();
         let message = TaskMessage::decode(&delivery.body).unwrap();
         let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
-        assert!(
-            task.tracking_reports[0].job_task_id.contains("no\0job"),
-            "{task:?}"
-        );
+        assert_eq!(task.tracking_reports[0].job_task_id, other);
         let Some(HeaderValue::Text(reason)) = delivery.headers.get(REASON_HEADER) else {
             panic!("no reason: {delivery:?}")
         };

@@ -1,0 +1,76 @@
+//! Watches the job of a simulation: what may never change in it, between any two reads.
+
+use std::sync::Arc;
+
+use contract::JobStatus;
+use contract::rest::Job;
+use store::Store;
+use tokio::sync::Mutex;
+
+use crate::simulation::{job_id, partition};
+
+/// Reads the job and compares it with what it was before.
+#[derive(Clone)]
+pub struct Observer {
+    store: Store,
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    job: Option<Job>,
+    broken: Vec<String>,
+}
+
+impl Observer {
+    pub fn new(store: Store) -> Self {
+        Self {
+            store,
+            seen: Arc::default(),
+        }
+    }
+
+    /// Returns the job; `None` also if the store is not available.
+    pub async fn look(&self) -> Option<Job> {
+        // One read at a time, so that the reads are in order.
+        let mut seen = self.seen.lock().await;
+        let job = self.store.job(partition(), job_id()).await.ok().flatten()?;
+        if let Some(before) = seen
+            .job
+            .take()
+            .filter(|before| before.incarnation == job.incarnation)
+        {
+            if job.percentage_complete < before.percentage_complete {
+                seen.broken
+                    .push(format!("the percentage fell: {before:?}, then {job:?}"));
+            }
+            if before.status.is_finished() && !keeps_outcome(&before, &job) {
+                seen.broken
+                    .push(format!("an outcome changed: {before:?}, then {job:?}"));
+            }
+        }
+        if (job.percentage_complete >= 100.0) != (job.status == JobStatus::Completed) {
+            seen.broken.push(format!(
+                "100 percent and Completed are not the same: {job:?}"
+            ));
+        }
+        seen.job = Some(job.clone());
+        Some(job)
+    }
+
+    pub async fn broken(&self) -> Vec<String> {
+        self.seen.lock().await.broken.clone()
+    }
+}
+
+/// Returns whether a finished job has kept what was decided. Late reports may still add items and failures.
+fn keeps_outcome(before: &Job, job: &Job) -> bool {
+    let decided = |job: &Job| (job.status, job.percentage_complete);
+    decided(job) == decided(before)
+        && job.completed_items >= before.completed_items
+        && job.failed_tasks >= before.failed_tasks
+        && before
+            .failures
+            .iter()
+            .all(|failure| job.failures.contains(failure))
+}
