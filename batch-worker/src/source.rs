@@ -1,9 +1,9 @@
 //! Files and folders below a root, and what they looked like when a batch was made.
 //!
-//! What must stay true: nothing outside of the root is read, and nothing that is hidden below it, whatever a definition
-//! names and whoever changes the folders meanwhile. Symbolic links are followed only to places below the root; the root
-//! itself may be one. A path is first resolved to one without links, and then opened folder by folder, where any link has
-//! come since and is an error.
+//! What must stay true: no definition makes the worker read a file outside of the root, or a hidden file below it, even if
+//! another process changes the folders at the same time. Symbolic links are followed only to places below the root; the
+//! root itself may be one. A path is first resolved to one without links, and then opened folder by folder. A link found
+//! while opening is newer than the resolved path, and is an error.
 
 use std::ffi::OsStr;
 use std::fs::File;

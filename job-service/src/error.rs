@@ -128,7 +128,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         match self.status() {
             StatusCode::SERVICE_UNAVAILABLE => {
-                tracing::warn!(error = %self, "request failed for now");
+                tracing::warn!(error = %self, "a request failed because the service is unavailable");
             }
             StatusCode::INTERNAL_SERVER_ERROR => {
                 tracing::error!(error = %self, "request failed");

@@ -1,7 +1,7 @@
 //! Decides which URL a status check may ask. Pure.
 //!
-//! The URL comes from a message, and whoever can publish a message can name any. So a check asks only the status of the
-//! message's own job, and only the configured origins.
+//! The URL comes from a message, so a client that can publish messages can put any URL there. A check therefore asks only
+//! for the status of the message's own job, and only the configured origins.
 
 use contract::JobTaskId;
 use percent_encoding::percent_decode_str;

@@ -1,4 +1,4 @@
-//! What becomes of messages that can never get where they belong: they end in the invalid pipe, and their tasks fail.
+//! Messages that can never reach their pipe go to the invalid pipe, and their tasks fail.
 
 use std::sync::Arc;
 

@@ -564,7 +564,7 @@ impl Writer {
             Some(reason) => {
                 tracing::error!(
                     reason,
-                    "the embedded broker takes no messages for now; they wait until the disk has room for them"
+                    "the disk is short of space; new messages wait until there is room for them"
                 );
                 self.state
                     .send_replace(BrokerState::Blocked(reason.to_owned()));

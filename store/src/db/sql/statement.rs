@@ -156,7 +156,7 @@ impl StatementBuilder {
         self
     }
 
-    /// Adds a parameter, and its placeholder to the text.
+    /// Adds a parameter to the statement and its placeholder to the text.
     pub fn push_bind<'v>(&mut self, value: impl Parameter<'v>) -> Result<&mut Self, DbError> {
         use sqlx::Arguments as _;
         let added = match &mut self.arguments {

@@ -1,4 +1,4 @@
-//! What becomes of a batch that the disk refuses to commit.
+//! Decides what happens to a batch that the disk refuses to commit.
 
 use std::time::Duration;
 
