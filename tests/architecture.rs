@@ -62,7 +62,14 @@ const SECRETS: &[(&str, &[&str])] = &[
         &["framework/src/broker/amqp.rs", "framework/src/broker/amqp/"],
     ),
     ("sqlx", &["store/", "framework/src/broker/embedded"]),
-    ("axum", &["job-service/", "framework/src/telemetry.rs"]),
+    (
+        "axum",
+        &[
+            "job-service/",
+            "framework/src/telemetry.rs",
+            "framework/src/telemetry/",
+        ],
+    ),
 ];
 
 /// A longer file hides more than one decision.

@@ -36,6 +36,7 @@ pub mod handler;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
+mod meters;
 mod pipeline;
 mod retry;
 pub mod runtime;

@@ -46,13 +46,13 @@ use crate::handler::{
     BatchHandler, Disposition, ORIGIN_HEADER, Outputs, Publisher, REASON_HEADER, Received,
     UNDELIVERABLE,
 };
+use crate::meters::Counters;
 use crate::steps::output::{LONGEST_REASON, WorkerIdentity, tracking_pipe};
 use crate::steps::publish::{PendingPublish, await_confirms};
 use crate::steps::quarantine::{Quarantine, Standing};
 use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer, Reports};
 use crate::steps::routing::{Admission, admit, check_forward, diverted_report};
 use crate::steps::status_check::StatusChecker;
-use crate::telemetry::Counters;
 
 /// The pause before a delivery that could not be processed comes again.
 const REDELIVERY_DELAY: Duration = Duration::from_secs(1);

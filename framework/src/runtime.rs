@@ -16,6 +16,7 @@ use crate::config::env::{EnvValue, Variables};
 use crate::config::{Settings, SettingsError};
 use crate::context::Shared;
 use crate::handler::BatchHandler;
+use crate::meters::{self, Counters};
 use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
 use crate::pipeline::in_flight::InFlight;
 use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
@@ -23,7 +24,7 @@ use crate::steps::output::WorkerIdentity;
 use crate::steps::quarantine::Quarantine;
 use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer};
 use crate::steps::status_check::StatusChecker;
-use crate::telemetry::{self, Counters, Health};
+use crate::telemetry::{self, Health};
 
 /// Settings and a broker. Add a worker or a handler to get a [`WorkerService`].
 #[derive(Debug)]
@@ -177,7 +178,7 @@ impl Runtime {
             clock,
             ..
         } = self.settings.clone();
-        let refused = telemetry::refused_status_checks(&name);
+        let refused = meters::refused_status_checks(&name);
         let status = StatusChecker::new(status_check_limit, tls, clock, tasks)
             .with_origins(status_origins, refused);
         Shared {
@@ -331,7 +332,7 @@ fn serve_health<H: BatchHandler>(
         unready_reason: Arc::new(unready_reason),
         is_consuming,
     };
-    let recorder = telemetry::install_recorder();
+    let recorder = meters::install_recorder();
     tasks.spawn(telemetry::serve(listener, health, recorder, end.clone()));
 }
 
