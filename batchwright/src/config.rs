@@ -303,12 +303,12 @@ impl Refusal {
             Self::CommandLine(error, from) => {
                 let _ = error.print();
                 if let Some(from) = from {
-                    eprintln!("The value comes from the variable {from}.");
+                    crate::print::remark!("The value comes from the variable {from}.");
                 }
                 ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
             }
             Self::Variable(error) => {
-                eprintln!("batchwright: {error}");
+                crate::print::remark!("batchwright: {error}");
                 ExitCode::from(2)
             }
         }

@@ -15,6 +15,7 @@ use example_worker::{WordCount, count_words};
 use framework::broker::Broker;
 use serde_json::json;
 
+use crate::print::{Unwritten, say};
 use crate::watch::{self, Show};
 
 const JOB: &str = "demo";
@@ -69,7 +70,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
         paths.push(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".."));
     }
     let texts = tokio::task::spawn_blocking(move || read_texts(&paths)).await??;
-    println!(
+    say!(
         "{} text files, {} lines, {} bytes below {}",
         texts.files.len(),
         texts.words.lines,
@@ -77,7 +78,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
         texts.root.display()
     );
     if texts.skipped > 0 {
-        println!("{} files are not text and are skipped", texts.skipped);
+        say!("{} files are not text and are skipped", texts.skipped);
     }
     let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let running = Stack::new(StackOptions {
@@ -90,10 +91,10 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     let counted = count(&running, &texts, lines_per_item).await;
     running.stop().await;
     if counted? == texts.words {
-        println!("the totals agree with a single-pass count");
+        say!("the totals agree with a single-pass count");
         return Ok(ExitCode::SUCCESS);
     }
-    println!(
+    say!(
         "the totals DIFFER from a single-pass count: {} words in {} lines",
         texts.words.total(),
         texts.words.lines
@@ -103,7 +104,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
 
 /// Counts the words with a job of the running system.
 async fn count(running: &Running, texts: &Texts, lines_per_item: u64) -> anyhow::Result<Words> {
-    println!(
+    say!(
         "the API is at {}, Swagger UI at {}/job-service-ui/",
         running.api_url(),
         running.url()
@@ -122,7 +123,7 @@ async fn count(running: &Running, texts: &Texts, lines_per_item: u64) -> anyhow:
         bail!("the job is {}: {}", job.status, reasons.join("; "));
     }
     let words = collect(&**running.broker(), usize::try_from(job.completed_items)?).await?;
-    show(&words, job.completed_items, seconds);
+    show(&words, job.completed_items, seconds)?;
     Ok(words)
 }
 
@@ -177,22 +178,23 @@ async fn collect(broker: &dyn Broker, items: usize) -> anyhow::Result<Words> {
     Ok(words)
 }
 
-fn show(words: &Words, items: i64, seconds: f64) {
+fn show(words: &Words, items: i64, seconds: f64) -> Result<(), Unwritten> {
     let mut by_count: Vec<_> = words.counts.iter().collect();
     by_count.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-    println!("\nthe ten most frequent words:");
+    say!("\nthe ten most frequent words:");
     for (word, count) in by_count.iter().take(10) {
-        println!("{count:>10}  {word}");
+        say!("{count:>10}  {word}");
     }
     #[expect(clippy::cast_precision_loss, reason = "a rate needs no precision")]
     let rate = items as f64 / seconds;
-    println!(
+    say!(
         "\n{} words, {} of them distinct, in {} lines",
         words.total(),
         words.counts.len(),
         words.lines
     );
-    println!("{items} tracked items in {seconds:.2} s: {rate:.0} items/s");
+    say!("{items} tracked items in {seconds:.2} s: {rate:.0} items/s");
+    Ok(())
 }
 
 /// Finds all text files and counts their words in a single pass.

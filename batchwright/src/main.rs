@@ -1,11 +1,14 @@
 //! The program `batchwright`: reads the command line and the environment, sets up the log and runs one command.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod bench;
 mod cli;
 mod config;
 mod demo;
 #[cfg(test)]
 mod documented;
+mod print;
 mod tls_args;
 mod watch;
 
@@ -33,7 +36,7 @@ fn main() -> ExitCode {
     set_up_log(&cli);
     if let cli::Command::RunScript(args) = &cli.command {
         // Without threads, because little memory is left for them.
-        return exit(cli::script::run(args));
+        return print::exit_code(cli::script::run(args));
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -41,21 +44,13 @@ fn main() -> ExitCode {
     {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("batchwright: cannot start threads: {error}");
-            return ExitCode::FAILURE;
+            return print::exit_code(Err(anyhow::anyhow!("cannot start threads: {error}")));
         }
     };
     let outcome = runtime.block_on(cli.command.execute(&variables, &configuration));
     // The script of a job type may run forever on a blocking thread.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    exit(outcome)
-}
-
-fn exit(outcome: anyhow::Result<ExitCode>) -> ExitCode {
-    outcome.unwrap_or_else(|error| {
-        eprintln!("batchwright: {error:#}");
-        ExitCode::FAILURE
-    })
+    print::exit_code(outcome)
 }
 
 fn set_up_log(cli: &Cli) {
@@ -70,5 +65,7 @@ fn set_up_log(cli: &Cli) {
         .with_env_filter(EnvFilter::builder().parse_lossy(format!("{QUIET},{level}")))
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
+        // It reports them with `eprintln!`, which panics in the task that logs.
+        .log_internal_errors(false)
         .init();
 }

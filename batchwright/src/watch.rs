@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use crate::print::remark;
 use batchwright::client::{Client, ClientError};
 use contract::JobStatus;
 use contract::rest::Job;
@@ -107,7 +108,7 @@ impl Display {
             Self::Lines { last } => {
                 let now = line(job);
                 if *last != now {
-                    eprintln!("{now}");
+                    remark!("{now}");
                     *last = now;
                 }
             }

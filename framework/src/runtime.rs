@@ -95,6 +95,8 @@ impl Runtime {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
+            // It reports them with `eprintln!`, which panics in the task that logs.
+            .log_internal_errors(false)
             .try_init();
         let queue_type = value("QUEUE_TYPE", "quorum")?;
         let queue_type = queue_type.value.parse().map_err(|error: String| {

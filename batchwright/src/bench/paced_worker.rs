@@ -20,6 +20,7 @@ use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
 use super::system::{WORKER, peak_memory_bytes};
+use crate::print::say;
 use crate::tls_args::TlsArgs;
 
 /// The number of items that started in each millisecond since 1970.
@@ -158,7 +159,7 @@ pub async fn run(options: &PacedOptions) -> anyhow::Result<()> {
         starts: starts.into_iter().collect(),
         peak_memory_bytes: peak_memory_bytes(),
     };
-    println!("{}", serde_json::to_string(&summary)?);
+    say!("{}", serde_json::to_string(&summary)?);
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use crate::bench::{
     CancelOptions, JobOptions, Load, PacedOptions, ReadsOptions, positive_number,
     run_cancelled_job, run_many_jobs, run_one_job, run_paced_worker, run_reads,
 };
+use crate::print::say;
 use crate::watch::Show;
 
 #[derive(Debug, Args)]
@@ -138,7 +139,7 @@ fn print(result: &impl Serialize, exact: bool, on_one_line: bool) -> anyhow::Res
     } else {
         serde_json::to_string_pretty(result)
     };
-    println!("{}", text?);
+    say!("{}", text?);
     Ok(if exact {
         ExitCode::SUCCESS
     } else {

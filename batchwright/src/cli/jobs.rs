@@ -10,6 +10,7 @@ use clap::{ArgGroup, Args};
 use contract::rest::Job;
 
 use super::connect::{Output, ServiceArgs};
+use crate::print::{remark, say};
 use crate::watch::{self, Show, exit_code};
 
 /// The exit code for an invalid command line.
@@ -100,10 +101,10 @@ pub async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
     query.extend(sort.map(|sort| ("sort", sort)));
     let jobs = service.client()?.list(&query).await?;
     if service.output == Output::Json {
-        println!("{}", serde_json::to_string(&jobs)?);
+        say!("{}", serde_json::to_string(&jobs)?);
     } else {
         for job in &jobs {
-            println!("{}", watch::line(job));
+            say!("{}", watch::line(job));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -111,7 +112,7 @@ pub async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
 
 pub async fn count(args: CountArgs) -> anyhow::Result<ExitCode> {
     let CountArgs { selector, service } = args;
-    println!("{}", service.client()?.count(&selector.query()).await?);
+    say!("{}", service.client()?.count(&selector.query()).await?);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -131,8 +132,8 @@ pub async fn cancel(args: TargetArgs) -> anyhow::Result<ExitCode> {
     };
     let cancelled = service.client()?.cancel_all(&query).await?;
     match service.output {
-        Output::Json => println!("{}", serde_json::json!({ "jobsCanceled": cancelled })),
-        Output::Text => println!("{cancelled} jobs cancelled"),
+        Output::Json => say!("{}", serde_json::json!({ "jobsCanceled": cancelled })),
+        Output::Text => say!("{cancelled} jobs cancelled"),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -155,9 +156,9 @@ pub async fn delete(args: TargetArgs) -> anyhow::Result<ExitCode> {
         client.delete_all(&query).await?
     };
     match service.output {
-        Output::Json => println!("{}", serde_json::json!({ "jobsDeleted": deleted })),
-        Output::Text if deleted == 1 => println!("1 job deleted"),
-        Output::Text => println!("{deleted} jobs deleted"),
+        Output::Json => say!("{}", serde_json::json!({ "jobsDeleted": deleted })),
+        Output::Text if deleted == 1 => say!("1 job deleted"),
+        Output::Text => say!("{deleted} jobs deleted"),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -187,7 +188,7 @@ impl SelectorArgs {
         let query = self.query();
         let is_empty = |value: &str| value.chars().all(|c| c == ',' || c.is_whitespace());
         if let Some((name, _)) = query.iter().find(|(_, value)| is_empty(value)) {
-            eprintln!(
+            remark!(
                 "batchwright: the condition {name} is empty and would match every job; give it a value, or use --all instead"
             );
             return None;
@@ -211,16 +212,16 @@ impl SelectorArgs {
 
 fn print(job: &Job, output: Output) -> anyhow::Result<()> {
     if output == Output::Json {
-        println!("{}", serde_json::to_string(job)?);
+        say!("{}", serde_json::to_string(job)?);
         return Ok(());
     }
-    println!("{}", watch::line(job));
+    say!("{}", watch::line(job));
     for note in &job.notes {
-        println!("  {note}");
+        say!("  {note}");
     }
     for failure in &job.failures {
         let text = |field: &Option<String>| field.clone().unwrap_or_else(|| "-".to_owned());
-        println!(
+        say!(
             "  task {:?} {} in {}: {}",
             failure.task_id,
             text(&failure.failure_id),

@@ -1,7 +1,6 @@
 //! `batchwright up` and `batchwright run ROLE`: the commands that serve until they are stopped.
 
 use std::convert::Infallible;
-use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,6 +24,7 @@ use super::api::ApiArgs;
 use super::connect::ServerArgs;
 use super::script;
 use crate::config::Configuration;
+use crate::print;
 
 /// The default reserve of the disk, in megabytes.
 const DISK_RESERVE: u64 = EmbeddedOptions::DEFAULT_RESERVE >> 20;
@@ -230,13 +230,12 @@ pub async fn up(
 ) -> anyhow::Result<ExitCode> {
     configuration.log();
     let running = Stack::new(args.options(variables)?).start().await?;
-    println!("API         {}", running.api_url());
-    println!("Swagger UI  {}/job-service-ui/", running.url());
-    println!(
-        "health      {}/health-check?name=all&type=READY",
-        running.url()
-    );
-    std::io::stdout().flush()?;
+    let (api, url) = (running.api_url(), running.url());
+    tell(&[
+        format!("API         {api}"),
+        format!("Swagger UI  {url}/job-service-ui/"),
+        format!("health      {url}/health-check?name=all&type=READY"),
+    ]);
     running.until_asked_to_stop().await?;
     Ok(ExitCode::SUCCESS)
 }
@@ -256,10 +255,18 @@ pub async fn run(
     }
     configuration.log();
     let running = Stack::new(args.options(variables)?).start().await?;
-    println!("listening at {}", running.url());
-    std::io::stdout().flush()?;
+    tell(&[format!("listening at {}", running.url())]);
     running.until_asked_to_stop().await?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tells on standard output where the system is. It serves whether anybody reads that or not.
+fn tell(lines: &[String]) {
+    for line in lines {
+        if let Err(error) = print::line(format_args!("{line}")) {
+            return tracing::warn!(%error, "the addresses of the system are not told");
+        }
+    }
 }
 
 impl UpArgs {

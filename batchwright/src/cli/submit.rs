@@ -13,6 +13,7 @@ use contract::{BatchTask, OnFailure, TaskData};
 
 use super::connect::{Output, ServiceArgs};
 use super::jobs;
+use crate::print::{remark, say};
 
 #[derive(Debug, Args)]
 pub struct SubmitArgs {
@@ -65,14 +66,14 @@ pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
         return jobs::watch(&args.job, &args.service).await;
     }
     if args.service.output == Output::Json {
-        println!(
+        say!(
             "{}",
             serde_json::json!({ "id": args.job, "created": created })
         );
     } else if created {
-        println!("{} created", args.job);
+        say!("{} created", args.job);
     } else {
-        println!("{} already exists with the same definition", args.job);
+        say!("{} already exists with the same definition", args.job);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -88,7 +89,7 @@ fn read(file: &Path) -> anyhow::Result<NewJob> {
     let mut json = serde_json::Deserializer::from_str(&text);
     let job = serde_ignored::deserialize(&mut json, |path| {
         let field = path.to_string().replace(".?", "");
-        eprintln!("batchwright: the field '{field}' is unknown and was ignored");
+        remark!("batchwright: the field '{field}' is unknown and was ignored");
     });
     job.and_then(|job| json.end().map(|()| job))
         .with_context(|| format!("{} is not a valid job", file.display()))

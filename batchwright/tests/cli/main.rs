@@ -9,5 +9,6 @@
 mod binary;
 
 mod bench;
+mod closed_outputs;
 mod commands;
 mod startup;

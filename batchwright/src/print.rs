@@ -1,0 +1,52 @@
+//! Writes the results of commands to standard output, and remarks about them to standard error.
+//!
+//! What must stay true: nothing here panics, whoever has closed an output and whatever disk is full behind it. The macros
+//! of the standard library would.
+
+use std::fmt::Arguments;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+/// The exit code of a command whose reader has gone: the one of a program that the signal SIGPIPE ends.
+const READER_GONE: u8 = 128 + 13;
+
+/// Standard output cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to standard output: {0}")]
+pub struct Unwritten(#[from] io::Error);
+
+/// Writes one line to standard output, and ends the function with an error if that fails.
+macro_rules! say {
+    ($($text:tt)*) => { $crate::print::line(format_args!($($text)*))? };
+}
+
+/// Writes one line to standard error if that is possible.
+macro_rules! remark {
+    ($($text:tt)*) => { $crate::print::remark_line(format_args!($($text)*)) };
+}
+
+pub(crate) use {remark, say};
+
+/// Writes one line to standard output.
+pub fn line(text: Arguments<'_>) -> Result<(), Unwritten> {
+    Ok(writeln!(io::stdout(), "{text}")?)
+}
+
+/// Writes one line to standard error if that is possible.
+pub fn remark_line(text: Arguments<'_>) {
+    // Nowhere is left to say that it failed.
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Returns the exit code of a command, and says why it failed. A command whose reader has gone says nothing.
+pub fn exit_code(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| match error.downcast_ref::<Unwritten>() {
+        Some(Unwritten(reason)) if reason.kind() == io::ErrorKind::BrokenPipe => {
+            ExitCode::from(READER_GONE)
+        }
+        _ => {
+            remark!("batchwright: {error:#}");
+            ExitCode::FAILURE
+        }
+    })
+}
