@@ -15,6 +15,7 @@ use contract::{PipePurpose, ReservedPipes};
 
 use crate::RetryPolicy;
 use crate::clock::Clock;
+use crate::health::Health;
 use crate::tls::{Tls, TlsError, TlsFiles};
 use caf::{Conversion, Reader};
 use env::{EnvValue, Variables};
@@ -75,6 +76,8 @@ pub struct Settings {
     pub max_body: usize,
     /// The clock for time stamps. Only tests choose another one than the system's.
     pub clock: Clock,
+    /// What the process can do. Everything in a process shares one.
+    pub health: Health,
 }
 
 impl Settings {
@@ -103,6 +106,7 @@ impl Settings {
             abort: Duration::from_secs(5),
             max_body: 32 * 1024 * 1024,
             clock: Clock::system(),
+            health: Health::default(),
             name,
         }
     }

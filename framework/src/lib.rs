@@ -33,6 +33,7 @@ pub mod clock;
 pub mod config;
 mod context;
 pub mod handler;
+pub mod health;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
@@ -41,6 +42,7 @@ mod pipeline;
 mod retry;
 pub mod runtime;
 mod steps;
+pub mod supervision;
 mod telemetry;
 pub mod testing;
 pub mod tls;

@@ -1,0 +1,323 @@
+//! What this process can do at the moment. The health checks read it; everything that the process runs writes to it.
+//!
+//! There are two kinds of trouble, because their remedies differ:
+//! - An *outage*: the process cannot do a part of its work, for example because a loop begins again after a panic. It is
+//!   not ready meanwhile.
+//! - A *degradation*: the process works, but something grows or lags, and a person should look before it becomes an
+//!   outage. The process stays ready, and says so.
+//!
+//! What must stay true: trouble is removed by what has reported it, as soon as it is over.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use metrics::gauge;
+use tokio::sync::watch;
+
+/// What this process can do at the moment. Clones share their state: give the same one to everything in a process.
+#[derive(Clone, Default)]
+pub struct Health(Arc<Shared>);
+
+/// One trouble of the process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// The loop, the part or the kind of trouble, for example `outbox`.
+    pub name: String,
+    /// What is wrong, for people.
+    pub reason: String,
+}
+
+/// Ends an outage when it is dropped.
+#[must_use = "the outage ends when this is dropped"]
+pub struct Outage {
+    health: Health,
+    number: u64,
+}
+
+/// Removes a source of outages when it is dropped.
+#[must_use = "the source is removed when this is dropped"]
+pub struct Source {
+    health: Health,
+    number: u64,
+}
+
+type Ask = Arc<dyn Fn() -> Option<Trouble> + Send + Sync>;
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    given_up: watch::Sender<Option<String>>,
+    #[cfg(any(test, feature = "internals"))]
+    plan: planned::Plan,
+}
+
+#[derive(Default)]
+struct State {
+    last_number: u64,
+    outages: BTreeMap<u64, Trouble>,
+    sources: BTreeMap<u64, Ask>,
+    /// By their name and by what has reported them.
+    degradations: BTreeMap<(&'static str, String), String>,
+}
+
+impl Health {
+    /// Returns what this process cannot do. It is ready if there is nothing.
+    pub fn outages(&self) -> Vec<Trouble> {
+        let (mut outages, sources): (Vec<_>, Vec<_>) = {
+            let state = self.lock();
+            (
+                state.outages.values().cloned().collect(),
+                state.sources.values().cloned().collect(),
+            )
+        };
+        outages.extend(sources.iter().filter_map(|ask| ask()));
+        outages.extend(self.given_up_now().map(|reason| Trouble {
+            name: "process".to_owned(),
+            reason,
+        }));
+        outages
+    }
+
+    /// Returns what grows or lags while this process works.
+    pub fn degradations(&self) -> Vec<Trouble> {
+        let state = self.lock();
+        let degradations = state.degradations.iter();
+        degradations
+            .map(|((name, _), reason)| Trouble {
+                name: (*name).to_owned(),
+                reason: reason.clone(),
+            })
+            .collect()
+    }
+
+    /// Begins an outage. It lasts until the returned value is dropped.
+    pub fn outage(&self, name: impl Into<String>, reason: impl Into<String>) -> Outage {
+        let trouble = Trouble {
+            name: name.into(),
+            reason: reason.into(),
+        };
+        let mut state = self.lock();
+        let number = state.next_number();
+        state.outages.insert(number, trouble);
+        drop(state);
+        Outage {
+            health: self.clone(),
+            number,
+        }
+    }
+
+    /// Adds a source that returns its outage, if it has one, whenever the health is read.
+    pub fn ask(&self, source: impl Fn() -> Option<Trouble> + Send + Sync + 'static) -> Source {
+        let mut state = self.lock();
+        let number = state.next_number();
+        state.sources.insert(number, Arc::new(source));
+        drop(state);
+        Source {
+            health: self.clone(),
+            number,
+        }
+    }
+
+    /// Records that something grows or lags, until [`Self::recover`] is called with the same name and source. The name,
+    /// for example `outbox`, is the label of the metric `batchwright_degraded`; the source tells apart what reports it.
+    pub fn degrade(&self, name: &'static str, source: &str, reason: impl Into<String>) {
+        let mut state = self.lock();
+        state
+            .degradations
+            .insert((name, source.to_owned()), reason.into());
+        state.show(name);
+    }
+
+    /// Records that a degradation is over.
+    pub fn recover(&self, name: &'static str, source: &str) {
+        let mut state = self.lock();
+        // Most calls find nothing, and must cost next to nothing.
+        if !state.degradations.is_empty()
+            && state
+                .degradations
+                .remove(&(name, source.to_owned()))
+                .is_some()
+        {
+            state.show(name);
+        }
+    }
+
+    /// Records that this process cannot go on. It must end, so that a supervisor starts it again.
+    pub fn give_up(&self, reason: impl Into<String>) {
+        // The first reason is the cause of the others.
+        self.0.given_up.send_if_modified(|known| {
+            let is_first = known.is_none();
+            known.get_or_insert_with(|| reason.into());
+            is_first
+        });
+    }
+
+    /// Returns why this process cannot go on, if it cannot.
+    pub fn given_up_now(&self) -> Option<String> {
+        self.0.given_up.borrow().clone()
+    }
+
+    /// Returns once this process cannot go on, and why.
+    pub async fn given_up(&self) -> String {
+        let mut given_up = self.0.given_up.subscribe();
+        match given_up.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or_default(),
+            // The sender lives as long as `self`.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    /// Shows in the metric how many sources report a degradation of this name.
+    fn show(&self, name: &'static str) {
+        let sources = self.degradations.keys().filter(|(known, _)| *known == name);
+        let count = u32::try_from(sources.count()).unwrap_or(u32::MAX);
+        gauge!("batchwright_degraded", "reason" => name).set(count);
+    }
+}
+
+impl Drop for Outage {
+    fn drop(&mut self) {
+        self.health.lock().outages.remove(&self.number);
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        // What the source captures may have a destructor that needs the lock.
+        let source = self.health.lock().sources.remove(&self.number);
+        drop(source);
+    }
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Health")
+    }
+}
+
+impl fmt::Debug for Outage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Outage")
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Source")
+    }
+}
+
+/// Panics that a test plans for the supervised loops of this process.
+#[cfg(any(test, feature = "internals"))]
+mod planned {
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    use tokio::sync::Notify;
+
+    use super::Health;
+
+    #[derive(Default)]
+    pub(super) struct Plan {
+        state: Mutex<State>,
+        changed: Notify,
+    }
+
+    #[derive(Default)]
+    struct State {
+        /// How often each supervised loop has begun.
+        begun: BTreeMap<String, u32>,
+        panics: BTreeSet<String>,
+    }
+
+    impl Health {
+        /// Makes the supervised loop of this name panic once, now if it runs, otherwise when it begins.
+        pub fn plan_panic(&self, name: &str) {
+            self.plan().panics.insert(name.to_owned());
+            self.0.plan.changed.notify_waiters();
+        }
+
+        /// Returns how often each supervised loop of this process has begun.
+        pub fn loops(&self) -> BTreeMap<String, u32> {
+            self.plan().begun.clone()
+        }
+
+        pub(crate) fn begins(&self, name: &str) {
+            *self.plan().begun.entry(name.to_owned()).or_default() += 1;
+        }
+
+        /// Returns once a panic is planned for this loop.
+        pub(crate) async fn planned_panic(&self, name: &str) {
+            loop {
+                let changed = self.0.plan.changed.notified();
+                if self.plan().panics.remove(name) {
+                    return;
+                }
+                changed.await;
+            }
+        }
+
+        fn plan(&self) -> MutexGuard<'_, State> {
+            let state = self.0.plan.state.lock();
+            state.unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(troubles: &[Trouble]) -> Vec<&str> {
+        troubles
+            .iter()
+            .map(|trouble| trouble.name.as_str())
+            .collect()
+    }
+
+    #[test]
+    fn trouble_is_told_until_it_is_over_and_a_degradation_is_no_outage() {
+        let health = Health::default();
+        let (outage, source) = (
+            health.outage("relay", "it panicked"),
+            health.ask(|| {
+                Some(Trouble {
+                    name: "worker".into(),
+                    reason: "the disk is full".into(),
+                })
+            }),
+        );
+        health.degrade("outbox", "relay", "10 messages wait");
+        health.degrade("outbox", "other relay", "20 messages wait");
+        assert_eq!(names(&health.outages()), ["relay", "worker"]);
+        assert_eq!(names(&health.degradations()), ["outbox", "outbox"]);
+        drop((outage, source));
+        health.recover("outbox", "relay");
+        assert_eq!(health.outages(), []);
+        assert_eq!(health.degradations()[0].reason, "20 messages wait");
+    }
+
+    #[test]
+    fn a_process_that_gives_up_is_not_ready_and_keeps_the_first_reason() {
+        let health = Health::default();
+        health.give_up("the writer panicked");
+        health.give_up("the broker is closed");
+        assert_eq!(
+            health.given_up_now().as_deref(),
+            Some("the writer panicked")
+        );
+        assert_eq!(health.outages()[0].reason, "the writer panicked");
+    }
+}
