@@ -10,6 +10,8 @@
 //! - A delivery is settled exactly once, by value. Dropping an unsettled delivery requeues it.
 //! - A message is delivered again until it is settled. The delivery count rises when the process that held the message
 //!   died or when the message was requeued, and for no other reason.
+//! - A message that is delivered again while the consumer still has it is not given to it a second time: it is settled
+//!   like the delivery that the consumer has. Only `RabbitMQ` takes deliveries back while their process lives.
 //! - Within a pipe, messages keep their publish order, except for messages that are delivered again.
 
 use std::fmt;

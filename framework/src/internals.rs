@@ -4,6 +4,7 @@ use contract::{JobStatus, TaskMessage, TaskStatus, TrackingReport};
 use tokio::time::Instant;
 
 use crate::broker::amqp::ack_batcher::AckBatcher;
+use crate::broker::amqp::lost_deliveries::Content;
 use crate::broker::{Outgoing, Settlement};
 use crate::clock::Clock;
 use crate::config::Route;
@@ -27,7 +28,7 @@ impl Acknowledgements {
     /// commands for the broker.
     pub fn acknowledge(&mut self, order: &[u64], now: Instant) -> usize {
         for tag in 1..=order.len() as u64 {
-            self.0.delivered(tag);
+            self.0.delivered(tag, Content::default());
         }
         let mut commands = 0;
         for tags in order.chunks(SETTLED_AT_ONCE) {

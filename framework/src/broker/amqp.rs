@@ -15,6 +15,7 @@ pub(crate) mod ack_batcher;
 mod connection;
 mod consumer;
 mod control;
+pub(crate) mod lost_deliveries;
 mod publisher;
 mod queues;
 mod socket;
@@ -36,6 +37,7 @@ use tokio_util::task::TaskTracker;
 
 use self::connection::{ConnectionLost, ConnectionSupervisor};
 use self::consumer::Subscription;
+use self::lost_deliveries::LostDeliveries;
 use self::publisher::{Publication, Publisher};
 use self::queues::Queues;
 use super::{
@@ -128,6 +130,7 @@ pub struct Amqp {
     consuming: ConnectionSupervisor,
     publications: mpsc::UnboundedSender<Publication>,
     queues: Arc<Queues>,
+    lost: Arc<LostDeliveries>,
     tasks: TaskTracker,
     consumers: TaskTracker,
     /// Cancelled to make the publisher send its remaining messages and end.
@@ -205,6 +208,7 @@ impl Amqp {
             consuming,
             publications,
             queues,
+            lost: Arc::default(),
             tasks,
             consumers: TaskTracker::new(),
             closing,
@@ -275,6 +279,7 @@ impl Broker for Amqp {
             prefetch,
             supervisor: self.consuming.clone(),
             queues: Arc::clone(&self.queues),
+            lost: Arc::clone(&self.lost),
             deliveries: sender,
             closing: self.closing.clone(),
         };

@@ -63,6 +63,11 @@ pub struct Delivery {
 pub trait Settler: Send + Sync {
     /// Settles the delivery with this tag. Must not block.
     fn settle(&self, tag: u64, settlement: Settlement);
+
+    /// Returns whether the broker has taken back every delivery that it settles, because their channel is lost.
+    fn is_gone(&self) -> bool {
+        false
+    }
 }
 
 /// How a delivery is settled.
@@ -94,6 +99,14 @@ impl Delivery {
             tag,
             settler: Some(settler),
         }
+    }
+
+    /// Returns whether the broker has taken the delivery back, because its channel is lost. The message is delivered again,
+    /// here or elsewhere; whoever has not begun to handle it drops it.
+    pub fn is_gone(&self) -> bool {
+        self.settler
+            .as_ref()
+            .is_some_and(|settler| settler.is_gone())
     }
 
     /// Acknowledges the message: the broker forgets it.

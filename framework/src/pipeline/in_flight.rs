@@ -67,8 +67,16 @@ impl InFlight {
             pipeline
                 .open
                 .add(consumer.take_waiting(&mut received, max_batch));
-            let batch = received.drain(..max_batch.min(received.len())).collect();
-            self.start(pipeline, batch, slot);
+            let next = received.drain(..max_batch.min(received.len()));
+            let count = next.len();
+            // What the broker has taken back comes again. If it began now, it would run beside its redelivery.
+            let batch: Vec<_> = next.filter(|delivery| !delivery.is_gone()).collect();
+            if batch.len() < count {
+                pipeline.open.remove(count - batch.len());
+            }
+            if !batch.is_empty() {
+                self.start(pipeline, batch, slot);
+            }
         }
     }
 

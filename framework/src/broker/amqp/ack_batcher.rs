@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::lost_deliveries::{Content, Left};
 use crate::broker::Settlement;
 
 /// How long an acknowledged tag behind an open one waits before it is sent alone.
@@ -36,7 +37,7 @@ pub enum AckCommand {
 }
 
 /// The unsettled deliveries of one channel, and the settlements that are not sent yet.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct AckBatcher {
     /// The tag of the first slot. Older tags are settled and sent.
     oldest: u64,
@@ -55,11 +56,11 @@ pub struct AckBatcher {
     window: usize,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 enum Slot {
-    Open,
+    Open(Content),
     /// Acknowledged, but not sent to the broker yet.
-    Acked,
+    Acked(Content),
     /// Settled, and sent to the broker.
     Sent,
 }
@@ -80,25 +81,28 @@ impl AckBatcher {
     }
 
     /// Records a delivery. Tags arrive in ascending order; a skipped tag counts as settled.
-    pub fn delivered(&mut self, tag: u64) {
+    pub fn delivered(&mut self, tag: u64, content: Content) {
         if self.slots.is_empty() {
             self.oldest = tag;
         }
         while self.oldest + (self.slots.len() as u64) < tag {
             self.slots.push_back(Slot::Sent);
         }
-        self.slots.push_back(Slot::Open);
+        self.slots.push_back(Slot::Open(content));
         self.open += 1;
     }
 
     /// Records a settlement. Unknown and repeated tags are ignored.
     pub fn settled(&mut self, tag: u64, settlement: Settlement, now: Instant) {
-        let Some(slot) = self.slot(tag).filter(|slot| **slot == Slot::Open) else {
+        let Some(slot) = self.slot(tag) else {
+            return;
+        };
+        let Slot::Open(content) = slot else {
             return;
         };
         match settlement {
             Settlement::Ack => {
-                *slot = Slot::Acked;
+                *slot = Slot::Acked(std::mem::take(content));
                 self.acked += 1;
                 self.waiting.push_back((tag, now));
             }
@@ -120,7 +124,7 @@ impl AckBatcher {
         commands.extend(self.take_settled_prefix());
         let flush = self.acked * 2 >= self.window || self.is_stalled(now);
         while let Some(&(tag, since)) = self.waiting.front() {
-            let sent = self.slot(tag).is_none_or(|slot| *slot != Slot::Acked);
+            let sent = self.slot(tag).is_none_or(|slot| !slot.is_acked());
             if !sent && !flush && now.duration_since(since) < PATIENCE {
                 break;
             }
@@ -143,6 +147,22 @@ impl AckBatcher {
         self.open
     }
 
+    /// Returns the deliveries that the broker still has, when the channel is lost.
+    pub fn into_left(self) -> impl Iterator<Item = Left> {
+        let left = (self.oldest..).zip(self.slots);
+        left.filter_map(|(tag, slot)| {
+            let is_acked = slot.is_acked();
+            let (Slot::Open(content) | Slot::Acked(content)) = slot else {
+                return None;
+            };
+            Some(Left {
+                tag,
+                content,
+                is_acked,
+            })
+        })
+    }
+
     /// Returns whether the oldest open tag has blocked others for [`PATIENCE`] or longer.
     fn is_stalled(&mut self, now: Instant) -> bool {
         match self.blocking_tag {
@@ -157,8 +177,8 @@ impl AckBatcher {
     /// Removes the settled slots at the front. The command names the last of them that the broker still waits for.
     fn take_settled_prefix(&mut self) -> Option<AckCommand> {
         let mut last = None;
-        while let Some(slot) = self.slots.front().filter(|slot| **slot != Slot::Open) {
-            if *slot == Slot::Acked {
+        while let Some(slot) = self.slots.front().filter(|slot| !slot.is_open()) {
+            if slot.is_acked() {
                 last = Some(self.oldest);
                 self.acked -= 1;
             }
@@ -188,6 +208,16 @@ impl AckBatcher {
     }
 }
 
+impl Slot {
+    const fn is_open(&self) -> bool {
+        matches!(self, Self::Open(_))
+    }
+
+    const fn is_acked(&self) -> bool {
+        matches!(self, Self::Acked(_))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -198,7 +228,7 @@ mod tests {
 
     fn delivered(window: u32, tags: std::ops::RangeInclusive<u64>) -> AckBatcher {
         let mut acks = AckBatcher::new(window);
-        tags.for_each(|tag| acks.delivered(tag));
+        tags.for_each(|tag| acks.delivered(tag, Content::default()));
         acks
     }
 
@@ -349,7 +379,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Deliver => {
-                        acks.delivered(next);
+                        acks.delivered(next, Content::default());
                         broker.unsettled.insert(next);
                         broker.open.insert(next);
                         next += 1;
@@ -366,6 +396,8 @@ mod tests {
                 prop_assert_eq!(acks.open(), broker.open.len());
             }
             broker.receive(acks.take(now));
+            let left: BTreeSet<u64> = acks.clone().into_left().map(|left| left.tag).collect();
+            prop_assert_eq!(&broker.unsettled, &left);
             broker.receive(acks.take(now + PATIENCE));
             prop_assert_eq!(&broker.unsettled, &broker.open);
             prop_assert_eq!(acks.due(), None);

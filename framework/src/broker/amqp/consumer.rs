@@ -3,11 +3,13 @@
 //! What must stay true:
 //! - A delivery is settled on the channel that brought it, or not at all: each channel has its own settlement queue,
 //!   which ends with it, so a tag never reaches another channel.
+//! - A message that the consumer still has is not given to it a second time: when a channel is lost, the redeliveries of
+//!   its open deliveries join these ([`lost_deliveries`](super::lost_deliveries)).
 //! - Whatever ends a channel (a lost connection, an error, a deleted queue), consuming continues on the next one.
 //! - A queue that does not respond does not stop the consumers of other queues.
 //! - After the consumer is dropped, deliveries that it has handed out can still be settled.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,12 +26,14 @@ use lapin::options::{
 };
 use lapin::types::{FieldTable, ShortString};
 use tokio::sync::mpsc;
+use tokio::task::unconstrained;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::RESPONSE_LIMIT;
 use super::ack_batcher::{AckBatcher, AckCommand, PATIENCE};
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
+use super::lost_deliveries::{Content, Joined, LostDeliveries, Settlements};
 use super::queues::{QueueError, Queues, headers};
 use crate::broker::{Delivery, Settlement, Settler};
 
@@ -39,6 +43,8 @@ const SETTLEMENTS: usize = 4096;
 /// `RabbitMQ` neither cancels its consumers nor sends them anything from the new queue, although it lists them there.
 /// Without a new channel they would wait forever.
 const IDLE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
+/// How often a consumer that was dropped looks whether its channel is lost, and whether anything is still open.
+const DRAIN_CHECK: Duration = Duration::from_millis(100);
 /// How long closing a channel that is no longer needed may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// After a channel that was open for this long, the delays start with the shortest one again.
@@ -53,6 +59,8 @@ pub struct Subscription {
     pub prefetch: u16,
     pub supervisor: ConnectionSupervisor,
     pub queues: Arc<Queues>,
+    /// Shared by all consumers.
+    pub lost: Arc<LostDeliveries>,
     pub deliveries: mpsc::Sender<Delivery>,
     /// Cancelled when the broker is being closed.
     pub closing: CancellationToken,
@@ -75,19 +83,37 @@ struct Session {
     settlements: mpsc::UnboundedReceiver<(u64, Settlement)>,
     /// Deliveries for which the consumer has no room yet, because it still holds deliveries of an earlier channel.
     waiting: VecDeque<Delivery>,
+    /// Redeliveries that have joined deliveries of lost channels, by their tags, with their delivery counts.
+    joined: HashMap<u64, (Content, u32)>,
+    /// Whether the consumer was dropped before this channel was opened. The channel then only waits for redeliveries that
+    /// join.
+    only_joins: bool,
+    /// Whether this channel has received a message that the consumer does not have.
+    has_received_new: bool,
 }
 
-struct SessionSettler(mpsc::UnboundedSender<(u64, Settlement)>);
+struct SessionSettler {
+    channel: u64,
+    settlements: Settlements,
+    lost: Arc<LostDeliveries>,
+}
 
 impl Settler for SessionSettler {
     fn settle(&self, tag: u64, settlement: Settlement) {
         // Fails if the channel is closed. The broker has requeued the delivery then.
-        self.0.send((tag, settlement)).unwrap_or_default();
+        if self.settlements.send((tag, settlement)).is_err() {
+            self.lost
+                .settle((self.channel, tag), settlement, Instant::now());
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.settlements.is_closed()
     }
 }
 
 impl Subscription {
-    /// Consumes until the consumer is dropped and all its deliveries are settled, until `closing` is cancelled and all
+    /// Consumes until the consumer is dropped and all its deliveries are settled, even if their channel is lost; until `closing` is cancelled and all
     /// settlements are sent, or until `end` is cancelled.
     pub async fn run(self, end: CancellationToken) {
         end.run_until_cancelled(self.supervise()).await;
@@ -103,7 +129,7 @@ impl Subscription {
         loop {
             let connection = tokio::select! {
                 connection = self.supervisor.connected() => connection,
-                () = self.closed() => return,
+                () = self.ended() => return,
             };
             let started = Instant::now();
             match self.session(connection).await {
@@ -118,15 +144,22 @@ impl Subscription {
             }
             tokio::select! {
                 () = sleep(delay.next().unwrap_or_default()) => {}
-                () = self.closed() => return,
+                () = self.ended() => return,
             }
         }
     }
 
-    /// Waits until the consumer is dropped or the broker is being closed.
-    async fn closed(&self) {
+    /// Waits until the broker is being closed, or until the consumer is dropped and no redeliveries of what it still has are
+    /// awaited.
+    async fn ended(&self) {
+        let settled = async {
+            self.deliveries.closed().await;
+            while self.lost.awaited(&self.pipe) > 0 {
+                sleep(DRAIN_CHECK).await;
+            }
+        };
         tokio::select! {
-            () = self.deliveries.closed() => {}
+            () = settled => {}
             () = self.closing.cancelled() => {}
         }
     }
@@ -137,7 +170,13 @@ impl Subscription {
         let queue =
             ShortString::try_new(&*self.pipe).map_err(|error| QueueError::Refused(error.into()))?;
         let channel = connection.open_channel().await?;
-        let qos = channel.basic_qos(self.prefetch, BasicQosOptions::default());
+        let only_joins = self.deliveries.is_closed();
+        let prefetch = if only_joins {
+            u16::try_from(self.lost.awaited(&self.pipe)).unwrap_or(u16::MAX)
+        } else {
+            self.prefetch
+        };
+        let qos = channel.basic_qos(prefetch.max(1), BasicQosOptions::default());
         connection.request("the prefetch", qos).await?;
         let consume = channel.basic_consume(
             queue,
@@ -147,22 +186,34 @@ impl Subscription {
         );
         let stream = tokio::select! {
             stream = self.wait_for_queue(&connection, consume) => stream?.map_err(ConnectionLost::from)?,
-            () = self.closed() => {
+            () = self.ended() => {
                 // The queue may still start to deliver. Closing the channel requeues these deliveries.
                 drop(timeout(CLOSE_LIMIT, channel.close(200, "done".into())).await);
                 return Ok(End::Done);
             }
         };
         let (sender, settlements) = mpsc::unbounded_channel();
+        let settler = SessionSettler {
+            channel: self.lost.number_channel(),
+            settlements: sender,
+            lost: Arc::clone(&self.lost),
+        };
         let mut session = Session {
             connection,
             channel,
             acks: AckBatcher::new(self.prefetch.into()),
-            settler: Arc::new(SessionSettler(sender)),
+            settler: Arc::new(settler),
             settlements,
             waiting: VecDeque::new(),
+            joined: HashMap::new(),
+            only_joins,
+            has_received_new: false,
         };
-        Ok(session.consume(self, stream).await?)
+        let ended = session.consume(self, stream).await;
+        if ended.is_err() {
+            session.lose(&self.pipe);
+        }
+        Ok(ended?)
     }
 
     /// Waits for the response of one queue. A queue may be stuck although the broker is not, e.g. a quorum queue without a
@@ -199,11 +250,14 @@ impl Session {
         let mut renewal = Instant::now() + IDLE;
         while !cancelled || self.acks.open() > 0 || self.acks.due().is_some() {
             let due = self.acks.due();
+            let waits_for_joins = self.only_joins
+                && !self.has_received_new
+                && subscription.lost.awaited(&subscription.pipe) > 0;
             tokio::select! {
                 biased;
                 () = self.connection.lost.cancelled() => return Err(ConnectionLost::Closed),
                 // Before later settlements: they would make the broker send more to a consumer that was dropped.
-                () = subscription.deliveries.closed(), if !cancelled => {
+                () = subscription.deliveries.closed(), if !cancelled && !waits_for_joins => {
                     cancelled = true;
                     self.waiting.clear();
                     let cancel = self.channel.basic_cancel(stream.tag(), BasicCancelOptions::default());
@@ -211,7 +265,7 @@ impl Session {
                 }
                 _ = self.settlements.recv_many(&mut settled, SETTLEMENTS) => {
                     let now = Instant::now();
-                    self.settle(&mut settled, now);
+                    self.settle(&mut settled, now, Some(subscription));
                     self.send_acks(now).await?;
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.send_acks(Instant::now()).await?,
@@ -226,6 +280,12 @@ impl Session {
                     ended = self.receive_all(subscription, received, &mut stream)?;
                     if ended && !cancelled {
                         return Err(ConnectionLost::ConsumerCancelled);
+                    }
+                }
+                // A channel without a consumer has no other way to tell that it is lost.
+                () = sleep(DRAIN_CHECK), if cancelled || self.only_joins => {
+                    if !self.channel.status().connected() {
+                        return Err(ConnectionLost::ChannelEnded);
                     }
                 }
                 () = sleep_until(renewal), if !cancelled => {
@@ -247,16 +307,51 @@ impl Session {
         while let Ok(settlement) = self.settlements.try_recv() {
             settled.push(settlement);
         }
-        self.settle(settled, now);
+        self.settle(settled, now, None);
         self.send_acks(now + PATIENCE).await?;
         let close = self.channel.close(200, "done".into());
         self.connection.request("closing a channel", close).await
     }
 
-    fn settle(&mut self, settled: &mut Vec<(u64, Settlement)>, now: Instant) {
+    /// Records settlements. A redelivery that has joined a delivery which was returned is given to the consumer, if there is
+    /// one.
+    fn settle(
+        &mut self,
+        settled: &mut Vec<(u64, Settlement)>,
+        now: Instant,
+        subscription: Option<&Subscription>,
+    ) {
         for (tag, settlement) in settled.drain(..) {
-            self.acks.settled(tag, settlement, now);
+            // Nearly always, nothing has joined.
+            let joined = if self.joined.is_empty() {
+                None
+            } else {
+                self.joined.remove(&tag)
+            };
+            match (joined, subscription) {
+                (Some((content, delivery_count)), Some(subscription))
+                    if settlement == Settlement::Requeue =>
+                {
+                    self.give(subscription, tag, content, delivery_count);
+                }
+                _ => self.acks.settled(tag, settlement, now),
+            }
         }
+    }
+
+    /// Leaves the deliveries that the broker still has to their redeliveries, because the channel is lost.
+    fn lose(&mut self, pipe: &Arc<str>) {
+        // The consumer has not seen these.
+        self.waiting.clear();
+        let (settler, now) = (Arc::clone(&self.settler), Instant::now());
+        settler.lost.channel_lost(settler.channel, pipe, now, || {
+            let mut settled = last_settlements(&mut self.settlements);
+            self.settle(&mut settled, now, None);
+            let acks = std::mem::replace(&mut self.acks, AckBatcher::new(1));
+            acks.into_left()
+                .filter(|left| !self.joined.contains_key(&left.tag))
+                .collect()
+        });
     }
 
     /// Processes `first` and all further deliveries that are ready. Returns whether the stream has ended.
@@ -286,18 +381,62 @@ impl Session {
             data,
             ..
         } = received;
-        self.acks.delivered(delivery_tag);
         let (headers, delivery_count) = headers(&properties, redelivered);
+        let content = Content {
+            body: Bytes::from(data),
+            headers,
+        };
+        self.acks.delivered(delivery_tag, content.clone());
+        if (redelivered || delivery_count > 0)
+            && self.join(subscription, delivery_tag, &content, delivery_count)
+        {
+            return;
+        }
+        self.has_received_new = true;
+        self.give(subscription, delivery_tag, content, delivery_count);
+    }
+
+    /// Lets a redelivery join the delivery of a lost channel that the consumer has of this message. Returns whether it has
+    /// one.
+    fn join(
+        &mut self,
+        subscription: &Subscription,
+        tag: u64,
+        content: &Content,
+        delivery_count: u32,
+    ) -> bool {
+        let now = Instant::now();
+        let SessionSettler {
+            channel,
+            settlements,
+            lost,
+        } = &*self.settler;
+        match lost.join(
+            (*channel, tag),
+            &subscription.pipe,
+            content,
+            settlements,
+            now,
+        ) {
+            Joined::No => return false,
+            Joined::Open => drop(self.joined.insert(tag, (content.clone(), delivery_count))),
+            Joined::Acked => self.acks.settled(tag, Settlement::Ack, now),
+        }
+        true
+    }
+
+    /// Gives a delivery to the consumer. If the consumer is gone, this drops the delivery, which requeues it.
+    fn give(
+        &mut self,
+        subscription: &Subscription,
+        tag: u64,
+        content: Content,
+        delivery_count: u32,
+    ) {
+        let Content { body, headers } = content;
         let settler = Arc::clone(&self.settler) as Arc<dyn Settler>;
         let pipe = Arc::clone(&subscription.pipe);
-        let delivery = Delivery::new(
-            pipe,
-            Bytes::from(data),
-            headers,
-            delivery_count,
-            delivery_tag,
-            settler,
-        );
+        let delivery = Delivery::new(pipe, body, headers, delivery_count, tag, settler);
         if !self.waiting.is_empty() {
             self.waiting.push_back(delivery);
         } else if let Err(mpsc::error::TrySendError::Full(delivery)) =
@@ -305,7 +444,6 @@ impl Session {
         {
             self.waiting.push_back(delivery);
         }
-        // If the consumer is gone, the delivery was dropped above, which requeues it.
     }
 
     /// Sends the commands that are due.
@@ -343,5 +481,21 @@ impl Session {
             .await?;
         sent.into_iter().collect::<lapin::Result<()>>()?;
         Ok(())
+    }
+}
+
+/// Closes the queue and returns the settlements in it, without one that comes too late.
+fn last_settlements(
+    settlements: &mut mpsc::UnboundedReceiver<(u64, Settlement)>,
+) -> Vec<(u64, Settlement)> {
+    settlements.close();
+    let mut last = Vec::new();
+    loop {
+        match unconstrained(settlements.recv()).now_or_never() {
+            Some(Some(settlement)) => last.push(settlement),
+            Some(None) => return last,
+            // Another thread is in the middle of sending.
+            None => std::hint::spin_loop(),
+        }
     }
 }

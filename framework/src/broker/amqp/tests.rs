@@ -1,5 +1,6 @@
 //! Behaviour that only `RabbitMQ` has. The rules that hold for every broker are in the conformance suite.
 
+mod lost_channels;
 mod refused_outputs;
 mod tls;
 mod wire;
@@ -23,6 +24,26 @@ async fn connect(options: AmqpOptions) -> Amqp {
 
 async fn shared() -> Amqp {
     connect(AmqpOptions::new(harness::rabbitmq().await.unwrap().url)).await
+}
+
+/// Connects to the shared server through a proxy, with this query in the URL.
+async fn proxied(query: &str) -> (Amqp, harness::Proxy) {
+    let url = harness::rabbitmq().await.unwrap().url;
+    let target = url.parse::<AMQPUri>().unwrap();
+    let address = tokio::net::lookup_host((target.authority.host, target.authority.port))
+        .await
+        .unwrap()
+        .next()
+        .unwrap();
+    let proxy = harness::Proxy::start(address).await.unwrap();
+    let user = target.authority.userinfo;
+    let url = format!(
+        "amqp://{}:{}@{}/%2f{query}",
+        user.username,
+        user.password,
+        proxy.address()
+    );
+    (connect(AmqpOptions::new(url)).await, proxy)
 }
 
 /// Waits for the turn of this test on a server that tests stop, kill or block, one after the other. A test that fails may
@@ -91,26 +112,7 @@ async fn abandoned_connection_attempt_closes_the_socket() {
 
 #[tokio::test]
 async fn silently_dropped_connection_is_detected_by_the_heartbeat() {
-    let target = harness::rabbitmq()
-        .await
-        .unwrap()
-        .url
-        .parse::<AMQPUri>()
-        .unwrap();
-    let address = tokio::net::lookup_host((target.authority.host, target.authority.port))
-        .await
-        .unwrap()
-        .next()
-        .unwrap();
-    let proxy = harness::Proxy::start(address).await.unwrap();
-    let user = target.authority.userinfo;
-    let url = format!(
-        "amqp://{}:{}@{}/%2f?heartbeat=1",
-        user.username,
-        user.password,
-        proxy.address()
-    );
-    let amqp = connect(AmqpOptions::new(url)).await;
+    let (amqp, proxy) = proxied("?heartbeat=1").await;
     let pipe = unique("forgotten");
     let mut consumer = amqp.consume(&pipe, 10).await.unwrap();
     amqp.publish(Outgoing::new(&*pipe, "before")).await.unwrap();

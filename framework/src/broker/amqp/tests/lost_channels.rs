@@ -1,0 +1,199 @@
+//! Channels that are lost while tasks run: nothing runs beside itself, and nothing runs again that is done.
+
+use std::sync::Mutex;
+
+use contract::{RangeItem, TaskMessage};
+use harness::{in_time, unique, wait_for};
+use tokio::sync::watch;
+
+use super::super::*;
+use super::{connect, next, proxied, shared};
+use crate::broker::Delivery;
+use crate::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
+
+/// The first message of a test, which is in the hands of the consumer when its channel is lost.
+const HELD: u64 = 1;
+/// The message that is published after the loss, and so arrives after the redelivered ones.
+const AFTER: u64 = 99;
+
+/// Records which items it begins, and holds the item `HELD` until `may_go_on` is cancelled.
+#[derive(Clone)]
+struct Recording {
+    begun: Arc<Mutex<Vec<u64>>>,
+    changed: watch::Sender<()>,
+    may_go_on: CancellationToken,
+}
+
+impl Worker for Recording {
+    type Input = RangeItem;
+    type Output = NoOutput;
+
+    async fn run(&self, item: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
+        self.begun.lock().unwrap().push(item.number);
+        self.changed.send_replace(());
+        if item.number == HELD {
+            self.may_go_on.cancelled().await;
+        }
+        Ok(Reply::none())
+    }
+}
+
+impl Recording {
+    fn new() -> Self {
+        Self {
+            begun: Arc::default(),
+            changed: watch::Sender::new(()),
+            may_go_on: CancellationToken::new(),
+        }
+    }
+
+    fn begun(&self) -> Vec<u64> {
+        self.begun.lock().unwrap().clone()
+    }
+
+    async fn begins(&self, number: u64) {
+        let mut changed = self.changed.subscribe();
+        let begins = changed.wait_for(|()| self.begun().contains(&number));
+        in_time("the begin of an item", begins).await.unwrap();
+    }
+}
+
+/// Publishes an item for the worker with this input to a pipe.
+async fn publish(amqp: &Amqp, pipe: &str, input: &str, number: u64) {
+    let item = RangeItem {
+        number,
+        params: std::collections::BTreeMap::new(),
+    };
+    let message = TaskMessage::new(format!("t.{number}"), input, &item).unwrap();
+    amqp.publish(Outgoing::new(pipe, message.encode()))
+        .await
+        .unwrap();
+}
+
+/// Publishes `before` to the pipe of a worker, loses its connections while it runs the item `HELD`, and publishes
+/// `AFTER`. Returns what the worker began.
+async fn begun_by(concurrency: usize, pipe: &str, before: &[u64]) -> Vec<u64> {
+    let (amqp, proxy) = proxied("").await;
+    let (other, worker, stop) = (shared().await, Recording::new(), CancellationToken::new());
+    let input = pipe.trim_end_matches(".suspects");
+    let settings = Settings {
+        concurrency,
+        input: input.to_owned(),
+        ..Settings::new("w")
+    };
+    for number in before {
+        publish(&other, pipe, input, *number).await;
+    }
+    let amqp = Arc::new(amqp);
+    let service = Runtime::new(settings, Arc::clone(&amqp) as _).worker(worker.clone());
+    let story = async {
+        worker.begins(HELD).await;
+        proxy.cut();
+        publish(&other, pipe, input, AFTER).await;
+        if concurrency > 1 && input == pipe {
+            // The copies of the held item have arrived then.
+            worker.begins(AFTER).await;
+        }
+        worker.may_go_on.cancel();
+        worker.begins(AFTER).await;
+        stop.cancel();
+    };
+    let (ended, ()) = in_time("the story", async {
+        tokio::join!(service.run_until(stop.clone()), story)
+    })
+    .await;
+    ended.unwrap();
+    amqp.close().await;
+    assert_eq!(other.depth(pipe).await.unwrap(), 0, "something came again");
+    worker.begun()
+}
+
+#[tokio::test]
+async fn task_is_not_begun_again_while_it_runs() {
+    let pipe = unique("beside");
+    assert_eq!(begun_by(2, &pipe, &[HELD]).await, [HELD, AFTER]);
+}
+
+#[tokio::test]
+async fn waiting_deliveries_of_a_lost_channel_run_once() {
+    let pipe = unique("waiting");
+    assert_eq!(
+        begun_by(1, &pipe, &[HELD, 2, 3, 4]).await,
+        [HELD, 2, 3, 4, AFTER]
+    );
+}
+
+#[tokio::test]
+async fn quarantined_task_is_not_begun_again_after_its_channel_was_lost() {
+    let pipe = format!("{}.suspects", unique("isolated"));
+    assert_eq!(begun_by(2, &pipe, &[HELD]).await, [HELD, AFTER]);
+}
+
+/// Consumes the message `1`, loses the channel, and consumes the message `2`.
+async fn consume_around_a_loss(
+    queue_type: QueueType,
+) -> (Amqp, harness::Proxy, String, Consumer, Delivery) {
+    let (proxied, proxy) = proxied("").await;
+    let url = harness::rabbitmq().await.unwrap().url;
+    let other = connect(AmqpOptions {
+        queue_type,
+        ..AmqpOptions::new(url)
+    })
+    .await;
+    let pipe = unique("joined");
+    other.publish(Outgoing::new(&*pipe, "1")).await.unwrap();
+    let mut consumer = proxied.consume(&pipe, 10).await.unwrap();
+    let first = next(&mut consumer).await;
+    assert!(!first.is_gone());
+    proxy.cut();
+    other.publish(Outgoing::new(&*pipe, "2")).await.unwrap();
+    let second = next(&mut consumer).await;
+    assert_eq!(&second.body[..], b"2");
+    second.ack();
+    assert!(first.is_gone());
+    (proxied, proxy, pipe, consumer, first)
+}
+
+#[tokio::test]
+async fn redelivery_is_acknowledged_with_the_delivery_that_is_open() {
+    for queue_type in [QueueType::Quorum, QueueType::Classic] {
+        let (amqp, _proxy, pipe, consumer, first) = consume_around_a_loss(queue_type).await;
+        first.ack();
+        amqp.close().await;
+        drop(consumer);
+        assert_eq!(shared().await.depth(&pipe).await.unwrap(), 0);
+    }
+}
+
+#[tokio::test]
+async fn redelivery_arrives_when_the_delivery_that_is_open_is_returned() {
+    let (_amqp, _proxy, _, mut consumer, first) = consume_around_a_loss(QueueType::Quorum).await;
+    drop(first);
+    let again = next(&mut consumer).await;
+    assert_eq!((&again.body[..], again.delivery_count), (&b"1"[..], 1));
+    again.ack();
+}
+
+#[tokio::test]
+async fn redelivery_of_a_message_that_is_acknowledged_does_not_arrive() {
+    let (proxied, proxy) = proxied("").await;
+    let (other, pipe) = (shared().await, unique("finished"));
+    other.publish(Outgoing::new(&*pipe, "1")).await.unwrap();
+    let mut consumer = proxied.consume(&pipe, 10).await.unwrap();
+    let first = next(&mut consumer).await;
+    proxy.refuse();
+    wait_for("the loss to be noticed", async || {
+        if first.is_gone() {
+            Ok(())
+        } else {
+            Err("not gone".to_owned())
+        }
+    })
+    .await;
+    first.ack();
+    proxy.pass();
+    other.publish(Outgoing::new(&*pipe, "2")).await.unwrap();
+    let second = next(&mut consumer).await;
+    assert_eq!(&second.body[..], b"2");
+    second.ack();
+}
