@@ -387,7 +387,7 @@ pub struct Task {
     pub status: TaskState,
     /// The time at which the task reached this status, in milliseconds since 1970. Null if only the status is stored.
     pub since: Option<i64>,
-    /// The number of attempts. Null unless a worker reported a retry or a failure.
+    /// The number of attempts that have failed. Null unless a worker reported a retry.
     pub attempts: Option<i32>,
     /// The last reported failure.
     pub failure: Option<Failure>,
@@ -412,6 +412,10 @@ pub enum TaskState {
     /// The task has failed for good.
     Failed,
 }
+
+/// The header of a 404 of the job service that says that a job does not exist. Its value is `job`. By this header a worker
+/// knows that the answer to a status check is not a gateway's.
+pub const NOT_FOUND_HEADER: &str = "x-batchwright-not-found";
 
 /// The body of every error response.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

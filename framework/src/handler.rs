@@ -11,15 +11,24 @@ use std::time::Duration;
 
 use contract::{ReportStatus, TaskMessage, TrackingReport, patch_tracking};
 
-use crate::broker::{Broker, Confirm, Delivery, Headers, Outgoing, PublishError};
+use crate::broker::{Broker, Confirm, Delivery, HeaderValue, Headers, Outgoing, PublishError};
+use crate::steps::output::LONGEST_REASON;
 use crate::steps::publish::PendingPublish;
 use crate::steps::quarantine::Standing;
 use crate::steps::routing::{diverted_report, tracking_ends};
 
-/// The header that holds, on a message in the invalid pipe, the reason why it is there.
+/// The header that holds, on a message in the invalid pipe and on a copy in the reject pipe, the reason why it is there.
 pub const REASON_HEADER: &str = "x-batchwright-reason";
-/// The header that holds, on a message in the invalid pipe, the name of the pipe that it came from.
+/// The header that holds, on a message in the invalid pipe and on a copy in the reject pipe, the name of the pipe that it
+/// came from.
 pub const ORIGIN_HEADER: &str = "x-batchwright-origin";
+
+/// Adds the reason why a message goes to the invalid or the reject pipe, and its origin.
+pub(crate) fn explain(headers: &mut Headers, reason: &str, delivery: &Delivery) {
+    let reason = &reason[..reason.floor_char_boundary(LONGEST_REASON)];
+    headers.set(REASON_HEADER, HeaderValue::Text(reason.to_owned()));
+    headers.set(ORIGIN_HEADER, HeaderValue::Text(delivery.pipe.to_string()));
+}
 
 /// The kind of the failure (`failureId`) of a task whose message can never get where it belongs.
 pub const UNDELIVERABLE: &str = "UNDELIVERABLE";

@@ -12,7 +12,6 @@ pub(crate) struct Counters {
     pub done: Counter,
     pub forwarded: Counter,
     pub paused: Counter,
-    pub discarded: Counter,
     pub invalid: Counter,
 }
 
@@ -24,10 +23,14 @@ impl Counters {
             done: counter("batchwright_tasks_done_total"),
             forwarded: counter("batchwright_tasks_forwarded_total"),
             paused: counter("batchwright_tasks_paused_total"),
-            discarded: counter("batchwright_tasks_discarded_total"),
             invalid: counter("batchwright_tasks_rejected_total"),
         }
     }
+}
+
+/// Returns the counter of the messages that a worker discards for this reason.
+pub(crate) fn discarded(worker: &str, reason: &'static str) -> Counter {
+    counter!("batchwright_tasks_discarded_total", "worker" => worker.to_owned(), "reason" => reason)
 }
 
 /// Returns the counter of the status checks that a worker does not make, because their URL is not allowed.

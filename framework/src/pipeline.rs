@@ -41,17 +41,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, debug_span, warn};
 
 use crate::RetryPolicy;
-use crate::broker::{Broker, Delivery, HeaderValue, Headers, Outgoing, PublishError};
+use crate::broker::{Broker, Delivery, Headers, Outgoing, PublishError};
 use crate::handler::{
-    BatchHandler, Disposition, ORIGIN_HEADER, Outputs, Publisher, REASON_HEADER, Received,
-    UNDELIVERABLE,
+    BatchHandler, Disposition, Outputs, Publisher, Received, UNDELIVERABLE, explain,
 };
 use crate::meters::Counters;
-use crate::steps::output::{LONGEST_REASON, WorkerIdentity, tracking_pipe};
+use crate::steps::discards::Discards;
+use crate::steps::output::{WorkerIdentity, tracking_pipe};
 use crate::steps::publish::{PendingPublish, await_confirms};
 use crate::steps::quarantine::{Quarantine, Standing};
 use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer, Reports};
-use crate::steps::routing::{Admission, admit, check_forward, diverted_report};
+use crate::steps::routing::{Admission, JobKnowledge, admit, check_forward, diverted_report};
 use crate::steps::status_check::StatusChecker;
 
 /// The pause before a delivery that could not be processed comes again.
@@ -76,6 +76,7 @@ pub(crate) struct Pipeline<H> {
     /// Applies to outputs that the broker refuses.
     pub retry: RetryPolicy,
     pub counters: Counters,
+    pub discards: Discards,
     /// Cancelled when the runtime stops waiting for running tasks.
     pub shutdown: CancellationToken,
     /// Cancelled when the runtime drops whatever still runs.
@@ -159,7 +160,7 @@ impl<H: BatchHandler> Pipeline<H> {
                 return None;
             }
             Admission::Discard => {
-                self.discard(delivery, &message);
+                self.discard(delivery, &message, job);
                 return None;
             }
             Admission::Pause => {
@@ -259,7 +260,13 @@ impl<H: BatchHandler> Pipeline<H> {
             Disposition::Fail(reason) => self.fail(&received, &reason).await,
             Disposition::Redeliver(reason) => Err(Unsettled::Redeliver(reason)),
             Disposition::Snooze(delay) => Err(Unsettled::Snooze(delay)),
-            Disposition::Discard => return self.discard(received.delivery, &received.message),
+            Disposition::Discard => {
+                let Received {
+                    delivery, message, ..
+                } = received;
+                let job = self.status.last_known(message.tracking.as_ref()).await;
+                return self.discard(delivery, &message, job);
+            }
         };
         self.settle(received.delivery, received.standing, published)
             .await;
@@ -424,9 +431,9 @@ impl<H: BatchHandler> Pipeline<H> {
 
     /// Drops a delivery. Acknowledges it, because brokers forget whole runs of acknowledged deliveries at once, and rejected
     /// ones singly: the million messages of a cancelled job would keep other jobs waiting.
-    fn discard(&self, delivery: Delivery, message: &TaskMessage) {
-        debug!(task = %message.task_id, job = message.job_task_id(), "a message is discarded: its job has ended");
-        self.counters.discarded.increment(1);
+    fn discard(&self, delivery: Delivery, message: &TaskMessage, job: JobKnowledge) {
+        debug!(task = %message.task_id, job = message.job_task_id(), ?job, "a message is discarded");
+        self.discards.note(message, job);
         delivery.ack();
     }
 
@@ -462,9 +469,7 @@ impl<H: BatchHandler> Pipeline<H> {
         warn!(pipe = %delivery.pipe, reason, "a message cannot be handled; it goes to {}", self.pipes.invalid);
         self.counters.invalid.increment(1);
         let invalid = |mut headers: Headers| {
-            let reason = &reason[..reason.floor_char_boundary(LONGEST_REASON)];
-            headers.set(REASON_HEADER, HeaderValue::Text(reason.to_owned()));
-            headers.set(ORIGIN_HEADER, HeaderValue::Text(delivery.pipe.to_string()));
+            explain(&mut headers, reason, delivery);
             Outgoing {
                 headers,
                 ..Outgoing::new(self.pipes.invalid.as_str(), delivery.body.clone())

@@ -20,6 +20,7 @@ use crate::meters::{self, Counters};
 use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
 use crate::pipeline::in_flight::InFlight;
 use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
+use crate::steps::discards::Discards;
 use crate::steps::output::WorkerIdentity;
 use crate::steps::quarantine::Quarantine;
 use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer};
@@ -178,11 +179,13 @@ impl Runtime {
             status_origins,
             retry,
             clock,
+            health,
             ..
         } = self.settings.clone();
         let refused = meters::refused_status_checks(&name);
         let status = StatusChecker::new(status_check_limit, tls, clock, tasks)
-            .with_origins(status_origins, refused);
+            .with_origins(status_origins, refused)
+            .with_health(health, &name);
         Shared {
             identity: Arc::new(WorkerIdentity {
                 name,
@@ -311,6 +314,7 @@ fn pipeline<H>(
         quarantine: Quarantine::of(&settings.input),
         retry: shared.retry,
         counters: Counters::of(&settings.name),
+        discards: Discards::of(&settings.name),
         shutdown: shared.shutdown,
         abort,
     }

@@ -8,10 +8,10 @@ use std::fmt;
 use std::time::Duration;
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use contract::IdError;
-use contract::rest::ErrorBody;
+use contract::rest::{ErrorBody, NOT_FOUND_HEADER};
 use store::StoreError;
 
 pub type ApiResult<T> = Result<T, ApiError>;
@@ -36,7 +36,10 @@ pub enum ApiError {
          (BATCHWRIGHT_ALLOWED_HOST)."
     )]
     ForeignHost(String),
-    /// 404: the job, the task or the URL does not exist.
+    /// 404: this job does not exist. CAF's text, including the braces; clients match on it.
+    #[error("ERROR: job_id {{{0}}} not found")]
+    JobNotFound(String),
+    /// 404: the task or the URL does not exist.
     #[error("{0}")]
     NotFound(String),
     /// 405: the URL does not support the method.
@@ -71,9 +74,9 @@ impl ApiError {
         Self::BadRequest(message.into())
     }
 
-    /// Returns "not found" with CAF's text, including the braces; clients match on it.
+    /// Returns a [`JobNotFound`](Self::JobNotFound).
     pub fn job_not_found(job: impl fmt::Display) -> Self {
-        Self::NotFound(format!("ERROR: job_id {{{job}}} not found"))
+        Self::JobNotFound(job.to_string())
     }
 
     /// Returns the response for a handler that panicked.
@@ -90,7 +93,7 @@ impl ApiError {
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::Forbidden(_) | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
             Self::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
-            Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::JobNotFound(_) | Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
@@ -137,9 +140,14 @@ impl IntoResponse for ApiError {
         }
         let message = self.message();
         let mut response = (self.status(), Json(ErrorBody { message })).into_response();
-        if let Self::Busy(_) = self {
-            let seconds = HeaderValue::from_static("1");
-            response.headers_mut().insert(header::RETRY_AFTER, seconds);
+        let header = match self {
+            Self::Busy(_) => Some((header::RETRY_AFTER, "1")),
+            Self::JobNotFound(_) => Some((HeaderName::from_static(NOT_FOUND_HEADER), "job")),
+            _ => None,
+        };
+        if let Some((name, value)) = header {
+            let value = HeaderValue::from_static(value);
+            response.headers_mut().insert(name, value);
         }
         response
     }

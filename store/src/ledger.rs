@@ -114,7 +114,7 @@ pub struct KeptFailure {
     pub path: String,
     /// Milliseconds since 1970.
     pub since: i64,
-    /// The number of failed attempts before this one.
+    /// The number of attempts, all of which have failed. `None` if no retry was reported.
     pub attempts: Option<i32>,
     pub failure: ReportFailure,
 }

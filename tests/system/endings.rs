@@ -348,6 +348,7 @@ async fn a_task_that_always_fails_is_given_up_and_copied(fixture: Fixture) {
         (&task["status"], &task["failure"]["failureMessage"]),
         (&Value::from("Failed"), &Value::from(text))
     );
+    assert_eq!(task["attempts"], 4);
 
     let (copy, _) = system.take_one(&fixture.pipe("items-reject")).await;
     assert_eq!(copy.task_status, Some(TaskStatus::ResultException));

@@ -11,9 +11,9 @@ use futures_util::FutureExt;
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
-use crate::broker::{Outgoing, PublishError};
+use crate::broker::{Headers, Outgoing, PublishError};
 use crate::context::{Context, Dispatched, Shared, check_pipe, undispatched};
-use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
+use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received, explain};
 use crate::steps::attempts::Attempts;
 use crate::steps::output::{Output, OutputSpec, TaskPart};
 use crate::worker::{ReplyKind, TaskErrorKind};
@@ -84,7 +84,7 @@ impl<W: Worker> BatchHandler for TaskExecutor<W> {
             .any(|message| *message.pipe == **pipe)
         {
             // The result cannot be published either. Keep a copy of the task for people.
-            outputs.messages = vec![self.reject_copy(received)];
+            outputs.messages = vec![self.reject_copy(received, &error.to_string())];
         }
         Disposition::Done(outputs)
     }
@@ -331,11 +331,11 @@ impl<W: Worker> TaskExecutor<W> {
     /// Fails the task after its last attempt, with a copy for the reject pipe.
     fn give_up(&self, received: &Received, reason: &str, dispatched: Dispatched) -> Outputs {
         self.fail(received.message(), reason, dispatched)
-            .with_message(self.reject_copy(received))
+            .with_message(self.reject_copy(received, reason))
     }
 
-    /// Makes a copy of the task for the reject pipe.
-    fn reject_copy(&self, received: &Received) -> Outgoing {
+    /// Makes a copy of the task for the reject pipe, with the reason and its origin in headers.
+    fn reject_copy(&self, received: &Received, reason: &str) -> Outgoing {
         let copy = TaskMessage {
             task_id: uuid::Uuid::new_v4().to_string(),
             task_status: Some(TaskStatus::ResultException),
@@ -344,7 +344,12 @@ impl<W: Worker> TaskExecutor<W> {
             priority: None,
             ..received.message().clone()
         };
-        Outgoing::new(self.pipes.reject.as_str(), copy.encode())
+        let mut headers = Headers::default();
+        explain(&mut headers, reason, &received.delivery);
+        Outgoing {
+            headers,
+            ..Outgoing::new(self.pipes.reject.as_str(), copy.encode())
+        }
     }
 
     /// Fails the task: its result is `RESULT_EXCEPTION` with the reason as a JSON string.

@@ -6,16 +6,18 @@
 //!
 //! What must stay true:
 //! - A check that fails never stops work. A warning names the URL, and the job is presumed active.
-//! - Only a definite response discards messages: a finished status, or a 404 with the job service's error body.
+//! - Only a definite response discards messages: a finished status, or a 404 that is certainly a job service's ([`answer`]).
 //! - A check has a time limit, and does not block the receipt of other deliveries.
 //! - A check asks only the status of the message's own job ([`status_url`](crate::steps::status_url)), follows no
 //!   redirect, and reads a limited number of bytes. One that is not allowed counts as one that failed.
 
+mod all_gone;
+mod answer;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::rest::ErrorBody;
-use contract::{JobStatus, Tracking};
+use contract::{JobTaskId, Tracking};
 use metrics::Counter;
 use moka::Expiry;
 use moka::future::Cache;
@@ -26,10 +28,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
 
+use self::all_gone::AllGone;
+use self::answer::read_answer;
 use crate::announcement::{ChangedJobs, job_of};
 use crate::broker::Broker;
 use crate::clock::Clock;
 use crate::config::StatusOrigins;
+use crate::health::Health;
 use crate::steps::routing::JobKnowledge;
 use crate::steps::status_url::allowed_url;
 use crate::tls::Tls;
@@ -61,6 +66,7 @@ pub(crate) struct StatusChecker {
     /// The last check of each job, by its URL.
     checks: Cache<Arc<str>, Check>,
     changed: Arc<ChangedJobs>,
+    all_gone: Arc<AllGone>,
     tasks: TaskTracker,
 }
 
@@ -89,6 +95,7 @@ impl StatusChecker {
                 .expire_after(WhenInvalid)
                 .build(),
             changed: Arc::new(ChangedJobs::new(clock)),
+            all_gone: Arc::default(),
             tasks: tasks.clone(),
         }
     }
@@ -102,9 +109,20 @@ impl StatusChecker {
         }
     }
 
+    /// Reports to this health when every check of this worker says that its job does not exist.
+    pub fn with_health(self, health: Health, worker: &str) -> Self {
+        Self {
+            all_gone: Arc::new(AllGone::new(health, worker)),
+            ..self
+        }
+    }
+
     /// Remembers announcements until the broker is closed or `until` is cancelled.
     pub async fn listen(&self, broker: &dyn Broker, until: &CancellationToken) {
-        self.changed.listen(broker, until).await;
+        tokio::select! {
+            () = self.changed.listen(broker, until) => {}
+            () = self.all_gone.forget() => {}
+        }
     }
 
     /// Returns how many announcements there were.
@@ -147,6 +165,19 @@ impl StatusChecker {
         }
     }
 
+    /// Returns what the last check of the job of a message has said, while it is valid. Asks nobody.
+    pub async fn last_known(&self, tracking: Option<&Tracking>) -> JobKnowledge {
+        let url = tracking.and_then(|tracking| {
+            let (url, id) = (tracking.status_check_url.as_deref()?, &tracking.job_task_id);
+            allowed_url(url, id.as_deref(), &self.origins).ok()
+        });
+        match url {
+            Some(url) => self.checks.get(url.as_str()).await,
+            None => None,
+        }
+        .map_or(JobKnowledge::Presumed, |check| check.job)
+    }
+
     /// Runs a check beside the task that needs its result.
     pub fn in_background(&self, check: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(check);
@@ -163,7 +194,7 @@ impl StatusChecker {
         match allowed_url(url, id, &self.origins) {
             Ok(url) => {
                 let key = Arc::from(url.as_str());
-                self.valid_check(key, self.ask(url), changed_at).await
+                self.valid_check(key, self.ask(url, id), changed_at).await
             }
             Err(reason) => {
                 self.refused.increment(1);
@@ -212,15 +243,16 @@ impl StatusChecker {
         }
     }
 
-    async fn ask(&self, url: Url) -> Check {
+    async fn ask(&self, url: Url, id: Option<&str>) -> Check {
         let began = Instant::now();
-        let (job, valid_for) = match self.request(url.clone()).await {
+        let (job, valid_for) = match self.request(url.clone(), id).await {
             Ok(response) => response,
             Err(error) => {
                 warn!(%url, %error, "the status check of a job failed; the job is presumed active");
                 (JobKnowledge::Presumed, AFTER_FAILURE)
             }
         };
+        self.all_gone.note(id.map_or("", job_of), &url, job);
         Check {
             job,
             began,
@@ -230,7 +262,11 @@ impl StatusChecker {
         }
     }
 
-    async fn request(&self, url: Url) -> Result<(JobKnowledge, Duration), String> {
+    async fn request(
+        &self,
+        url: Url,
+        id: Option<&str>,
+    ) -> Result<(JobKnowledge, Duration), String> {
         let make = || async { make_client(self.time_limit, &self.tls) };
         let client = self
             .client
@@ -249,22 +285,11 @@ impl StatusChecker {
             .and_then(|value| max_age(value.to_str().ok()?))
             .unwrap_or(DEFAULT_INTERVAL)
             .min(LONGEST_INTERVAL);
+        let headers = response.headers().clone();
         let body = read_body(response).await?;
-        if code == reqwest::StatusCode::NOT_FOUND {
-            // A proxy can return 404, too. Only the job service adds its own error body.
-            return match serde_json::from_str::<ErrorBody>(&body) {
-                Ok(_) => Ok((JobKnowledge::Gone, valid_for)),
-                Err(_) => Err("the 404 does not come from the job service".to_owned()),
-            };
-        }
-        if !code.is_success() {
-            return Err(format!("the response is {code}"));
-        }
-        let word = body.lines().next().unwrap_or_default().replace('"', "");
-        match JobStatus::from_name(word.trim()) {
-            Some(status) => Ok((JobKnowledge::Is(status), valid_for)),
-            None => Err(format!("{word:?} is not a job status")),
-        }
+        let own = id.and_then(|id| JobTaskId::parse(id).ok());
+        let job = own.as_ref().map_or("", |own| own.job.as_ref());
+        Ok((read_answer(code, &headers, &body, job)?, valid_for))
     }
 }
 
@@ -347,316 +372,4 @@ impl Expiry<Arc<str>, Check> for WhenInvalid {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::broker::Event;
-    use crate::tls::TlsFiles;
-    use harness::tls::{Authority, TlsServer};
-    use wiremock::matchers::{method, path};
-    use wiremock::{Mock, MockServer, ResponseTemplate};
-
-    const STATUS: &str = "/job-service/v1/partitions/p/jobs/j/status";
-
-    fn checker() -> StatusChecker {
-        checker_with(Duration::from_secs(5), Tls::default())
-    }
-
-    fn checker_with(time_limit: Duration, tls: Tls) -> StatusChecker {
-        StatusChecker::new(time_limit, tls, Clock::system(), &TaskTracker::new())
-    }
-
-    fn due_at(url: String) -> Tracking {
-        Tracking {
-            job_task_id: Some("p:j.1".into()),
-            status_check_url: Some(url),
-            ..Tracking::default()
-        }
-    }
-
-    async fn ask(response: ResponseTemplate) -> (JobKnowledge, Tracking) {
-        let server = MockServer::start().await;
-        Mock::given(method("GET"))
-            .and(path(STATUS))
-            .respond_with(response)
-            .mount(&server)
-            .await;
-        let mut tracking = due_at(server.uri() + STATUS);
-        let checker = checker_with(Duration::from_millis(300), Tls::default());
-        (checker.check(Some(&mut tracking)).await, tracking)
-    }
-
-    #[test]
-    fn check_is_due_after_the_interval_and_for_stamps_from_the_future() {
-        let at = |last, interval| Tracking {
-            last_status_check_time: last,
-            status_check_interval_millis: interval,
-            ..Tracking::default()
-        };
-        for (last, interval, due) in [
-            (None, 1000, true),
-            (Some(9_001), 1000, false),
-            (Some(9_000), 1000, true),
-            (Some(10_500), 1000, false),
-            (Some(11_001), 1000, true),
-            (Some(10_000), 0, true),
-            (Some(i64::MAX), i64::MAX, false),
-        ] {
-            assert_eq!(
-                is_due(&at(last, interval), 10_000),
-                due,
-                "{last:?} {interval}"
-            );
-        }
-    }
-
-    #[tokio::test]
-    async fn status_is_read_with_or_without_quotes_and_valid_for_its_max_age() {
-        let quoted = ResponseTemplate::new(200)
-            .set_body_string("\"Cancelled\"")
-            .insert_header("Cache-Control", "no-transform, max-age=7");
-        let (job, tracking) = ask(quoted).await;
-        assert_eq!(job, JobKnowledge::Is(JobStatus::Cancelled));
-        assert_eq!(tracking.status_check_interval_millis, 7000);
-        assert!(tracking.last_status_check_time.is_some());
-        let (job, tracking) = ask(ResponseTemplate::new(200).set_body_string("Active\nmore")).await;
-        assert_eq!(job, JobKnowledge::Is(JobStatus::Active));
-        assert_eq!(tracking.status_check_interval_millis, 120_000);
-    }
-
-    #[tokio::test]
-    async fn only_a_404_of_the_job_service_means_that_the_job_is_gone() {
-        let own = ResponseTemplate::new(404)
-            .set_body_string(r#"{"message":"ERROR: job_id {j} not found"}"#);
-        assert_eq!(ask(own).await.0, JobKnowledge::Gone);
-        assert_eq!(
-            ask(ResponseTemplate::new(404).set_body_string("<html>no such page</html>"))
-                .await
-                .0,
-            JobKnowledge::Presumed
-        );
-    }
-
-    #[tokio::test]
-    async fn response_is_read_up_to_a_limit_and_valid_for_a_day_at_most() {
-        let cancelled = |bytes: usize| {
-            let body = format!("Cancelled\n{}", " ".repeat(bytes - "Cancelled\n".len()));
-            ResponseTemplate::new(200)
-                .set_body_string(body)
-                .insert_header("Cache-Control", "max-age=18446744073709551615")
-        };
-        let (job, tracking) = ask(cancelled(MAX_RESPONSE)).await;
-        assert_eq!(job, JobKnowledge::Is(JobStatus::Cancelled));
-        assert_eq!(tracking.status_check_interval_millis, 86_400_000);
-        let (job, _) = ask(cancelled(MAX_RESPONSE + 1)).await;
-        assert_eq!(job, JobKnowledge::Presumed);
-    }
-
-    #[tokio::test]
-    async fn redirect_is_not_followed() {
-        let server = MockServer::start().await;
-        Mock::given(path("/elsewhere"))
-            .respond_with(ResponseTemplate::new(200).set_body_string("Cancelled"))
-            .expect(0)
-            .mount(&server)
-            .await;
-        let elsewhere = format!("{}/elsewhere", server.uri());
-        let redirect = ResponseTemplate::new(302).insert_header("Location", elsewhere);
-        assert_eq!(ask(redirect).await.0, JobKnowledge::Presumed);
-    }
-
-    #[tokio::test]
-    async fn check_that_is_not_allowed_asks_nobody_and_does_not_stop_work() {
-        let server = MockServer::start().await;
-        Mock::given(method("GET"))
-            .respond_with(ResponseTemplate::new(200).set_body_string("Cancelled"))
-            .expect(1)
-            .mount(&server)
-            .await;
-        let own = due_at(server.uri() + STATUS);
-        let foreign = Tracking {
-            job_task_id: Some("p:other.1".into()),
-            ..own.clone()
-        };
-        let (allowing, limited) = (
-            checker(),
-            checker().with_origins("http://safe".parse().unwrap(), Counter::noop()),
-        );
-        // The status of the own job, which is in the cache then, says nothing about another.
-        for (checker, tracking, known) in [
-            (&allowing, &own, JobKnowledge::Is(JobStatus::Cancelled)),
-            (&allowing, &foreign, JobKnowledge::Presumed),
-            (&limited, &own, JobKnowledge::Presumed),
-        ] {
-            assert_eq!(checker.check(Some(&mut tracking.clone())).await, known);
-            let ended = known != JobKnowledge::Presumed;
-            assert_eq!(checker.has_ended(tracking).await, ended);
-        }
-    }
-
-    #[tokio::test]
-    async fn failed_check_does_not_stop_work() {
-        assert_eq!(
-            ask(ResponseTemplate::new(500)).await.0,
-            JobKnowledge::Presumed
-        );
-        assert_eq!(
-            ask(ResponseTemplate::new(200).set_body_string("Bored"))
-                .await
-                .0,
-            JobKnowledge::Presumed
-        );
-        assert_eq!(
-            ask(ResponseTemplate::new(200).set_delay(Duration::from_secs(5)))
-                .await
-                .0,
-            JobKnowledge::Presumed
-        );
-        let checker = checker();
-        for url in [&format!("http://127.0.0.1:1{STATUS}"), "no url at all"] {
-            assert_eq!(
-                checker.check(Some(&mut due_at(url.into()))).await,
-                JobKnowledge::Presumed,
-                "{url}"
-            );
-        }
-    }
-
-    #[tokio::test]
-    async fn job_service_at_https_is_asked_if_its_authority_is_trusted() {
-        const RESPONSE: &[u8] =
-            b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 8\r\n\r\n\"Active\"";
-        let authority = Authority::new().unwrap();
-        let certificate = authority.issue("localhost").unwrap();
-        let server = TlsServer::start(&certificate, None).await.unwrap();
-        let url = format!(
-            "https://localhost:{}{STATUS}",
-            server.address().unwrap().port()
-        );
-        let trusting = Tls::load(&TlsFiles {
-            ca: Some(authority.file()),
-            ..TlsFiles::default()
-        });
-        for (tls, expected) in [
-            (Tls::default(), JobKnowledge::Presumed),
-            (trusting.unwrap(), JobKnowledge::Is(JobStatus::Active)),
-        ] {
-            let checker = checker_with(Duration::from_secs(5), tls);
-            let mut tracking = due_at(url.clone());
-            let known = tokio::select! {
-                never = server.serve(RESPONSE) => match never {},
-                known = checker.check(Some(&mut tracking)) => known,
-            };
-            assert_eq!(known, expected);
-        }
-    }
-
-    #[tokio::test]
-    async fn announcement_makes_every_message_of_its_job_due_until_the_next_check() {
-        let server = MockServer::start().await;
-        let response = |word: &str| {
-            ResponseTemplate::new(200)
-                .set_body_string(word)
-                .insert_header("Cache-Control", "max-age=60")
-        };
-        Mock::given(method("GET"))
-            .respond_with(response("Active"))
-            .up_to_n_times(1)
-            .expect(1)
-            .mount(&server)
-            .await;
-        Mock::given(method("GET"))
-            .respond_with(response("Cancelled"))
-            .expect(1)
-            .mount(&server)
-            .await;
-        let checker = checker();
-        let fresh = |job: &str| Tracking {
-            job_task_id: Some(format!("{job}.1.2*")),
-            last_status_check_time: Some(Clock::system().now_millis() + 1000),
-            status_check_interval_millis: 60_000,
-            ..due_at(format!(
-                "{}/partitions/p/jobs/{}/status",
-                server.uri(),
-                &job[2..]
-            ))
-        };
-        let mut due = Tracking {
-            last_status_check_time: None,
-            ..fresh("p:j")
-        };
-        assert_eq!(
-            checker.check(Some(&mut due)).await,
-            JobKnowledge::Is(JobStatus::Active)
-        );
-        assert_eq!(
-            checker.check(Some(&mut fresh("p:j"))).await,
-            JobKnowledge::Presumed
-        );
-        let body = bytes::Bytes::from_static(br#"{"jobs":["p:j"]}"#);
-        checker.changed.note(Event::Message(body));
-        for _ in 0..3 {
-            assert_eq!(
-                checker.check(Some(&mut fresh("p:j"))).await,
-                JobKnowledge::Is(JobStatus::Cancelled)
-            );
-        }
-        assert_eq!(
-            checker.check(Some(&mut fresh("p:j2"))).await,
-            JobKnowledge::Presumed
-        );
-    }
-
-    #[tokio::test]
-    async fn missed_announcements_invalidate_every_earlier_stamp() {
-        let server = MockServer::start().await;
-        Mock::given(method("GET"))
-            .respond_with(ResponseTemplate::new(200).set_body_string("Active"))
-            .expect(1)
-            .mount(&server)
-            .await;
-        let checker = checker();
-        let stamped = |last| Tracking {
-            job_task_id: Some("p:j".into()),
-            last_status_check_time: Some(last),
-            status_check_interval_millis: 600_000,
-            ..due_at(server.uri() + STATUS)
-        };
-        checker.changed.note(Event::Missed);
-        assert_eq!(
-            checker
-                .check(Some(&mut stamped(Clock::system().now_millis() - 5000)))
-                .await,
-            JobKnowledge::Is(JobStatus::Active)
-        );
-        assert_eq!(
-            checker
-                .check(Some(&mut stamped(Clock::system().now_millis() + 5000)))
-                .await,
-            JobKnowledge::Presumed
-        );
-    }
-
-    #[tokio::test]
-    async fn one_request_serves_all_waiting_messages_of_a_job() {
-        let server = MockServer::start().await;
-        let response = ResponseTemplate::new(200)
-            .set_body_string("Active")
-            .insert_header("Cache-Control", "max-age=60");
-        Mock::given(method("GET"))
-            .respond_with(response.set_delay(Duration::from_millis(50)))
-            .expect(1)
-            .mount(&server)
-            .await;
-        let checker = checker();
-        let checks = (0..50).map(|_| async {
-            let mut tracking = due_at(format!("{}{STATUS}?n=7", server.uri()));
-            checker.check(Some(&mut tracking)).await
-        });
-        let known = futures_util::future::join_all(checks).await;
-        assert!(
-            known
-                .iter()
-                .all(|job| *job == JobKnowledge::Is(JobStatus::Active))
-        );
-    }
-}
+mod tests;

@@ -86,7 +86,8 @@ impl Broker for Recorder {
 #[tokio::test]
 async fn discarded_messages_are_acknowledged_so_that_brokers_forget_many_at_once() {
     let service = MockServer::start().await;
-    let gone = ResponseTemplate::new(404).set_body_string(r#"{"message":"no such job"}"#);
+    let gone =
+        ResponseTemplate::new(404).set_body_string(r#"{"message":"ERROR: job_id {j} not found"}"#);
     // One check serves all of them; the start of the worker may make it due once more.
     let check = Mock::given(any()).respond_with(gone).expect(1..=2);
     check.mount(&service).await;

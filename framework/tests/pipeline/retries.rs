@@ -11,8 +11,10 @@ use contract::{
 };
 use framework::broker::memory::Memory;
 use framework::broker::{
-    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError,
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, HeaderValue, Outgoing,
+    PublishError,
 };
+use framework::handler::{ORIGIN_HEADER, REASON_HEADER};
 use framework::{Context, NoOutput, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
 use futures_util::future::BoxFuture;
 use harness::{free_port, wait_for};
@@ -148,7 +150,14 @@ async fn immediate_retry_runs_in_place_before_the_next_task() {
         .as_ref()
         .and_then(|failure| failure.failure_message.as_deref());
     assert_eq!(reason, Some("never (given up after 3 attempts)"));
-    assert_eq!(pipes.depth("w-reject").await.unwrap(), 1);
+    let mut rejected = pipes.consume("w-reject", 1).await.unwrap();
+    let copy = harness::in_time("the copy", rejected.next()).await.unwrap();
+    let header = |name| copy.headers.get(name).map(|value| format!("{value:?}"));
+    assert_eq!(
+        [REASON_HEADER, ORIGIN_HEADER].map(header),
+        ["never (given up after 3 attempts)", "w-in"]
+            .map(|text| Some(format!("{:?}", HeaderValue::Text(text.to_owned()))))
+    );
 }
 
 #[tokio::test]

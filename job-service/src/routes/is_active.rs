@@ -40,7 +40,7 @@ pub async fn is_active(
     let found = match path {
         Ok(JobPath(partition, job)) => state.store.job_status(&partition, &job, None).await?,
         // The id is too long for any job.
-        Err(ApiError::NotFound(_)) => None,
+        Err(ApiError::JobNotFound(_)) => None,
         Err(error) => return Err(error),
     };
     let active = found

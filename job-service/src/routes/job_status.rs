@@ -1,7 +1,8 @@
 //! `GET …/jobs/{jobId}/status`: returns the status of a job. Workers call this often, so it reads nothing else.
 //!
 //! What must stay true:
-//! - A past incarnation of the job id is "not found"; this is how workers discard its leftover messages.
+//! - A past incarnation of the job id is "not found"; this is how workers discard its leftover messages. They believe only
+//!   a 404 with the header of [`ApiError::JobNotFound`], or with CAF's text.
 //! - CAF's clients know six statuses, so Blocked is shown as Active.
 
 use std::sync::Arc;
@@ -47,7 +48,9 @@ pub struct StatusParams {
         ), example = json!("Active")),
         (status = 400, description = "Invalid partition id, job id or parameter", body = ErrorBody,
             example = json!({"message": "The parameter 'n' must be a whole number, but is 'x'."})),
-        (status = 404, description = "The job, or this incarnation of it, does not exist", body = ErrorBody,
+        (status = 404, description = "The job, or this incarnation of it, does not exist", body = ErrorBody, headers(
+            ("X-Batchwright-Not-Found" = String, description = "Always `job`: by this, workers tell this answer from a gateway's")
+        ),
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
         StoreErrors
     )

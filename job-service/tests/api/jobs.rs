@@ -263,10 +263,10 @@ async fn unknown_job_is_not_found() {
         "/jobs/no-such/status",
         "/jobs/no-such/tasks/1",
     ] {
-        service
-            .get(path)
-            .await
-            .refuses(404, "ERROR: job_id {no-such} not found");
+        let answer = service.get(path).await;
+        answer.refuses(404, "ERROR: job_id {no-such} not found");
+        // By this, workers tell it from the 404 of a gateway.
+        assert_eq!(answer.header("x-batchwright-not-found"), "job", "{path}");
     }
     service
         .cancel("no-such")

@@ -123,7 +123,8 @@ impl Ledger {
             self.splits[root].flags |= REPORTED_FAILED;
             self.splits[root].dirty = true;
         }
-        let attempts = self.totals.own_task.take().and_then(|own| own.attempts);
+        let own = self.totals.own_task.take();
+        let attempts = own.and_then(|own| own.attempts_with_the_last());
         self.count_failure(String::new(), failure, attempts);
         self.decide(
             JobStatus::Failed,
@@ -364,7 +365,7 @@ impl Ledger {
         } else if self.splits[parent].kept > 0
             && let Some(active) = self.take_active_task(&path)
         {
-            attempts = active.attempts;
+            attempts = active.attempts_with_the_last();
             self.splits[parent].open_sum -= active.percent;
             self.splits[parent].kept -= 1;
         }

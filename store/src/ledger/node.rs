@@ -288,6 +288,11 @@ impl ActiveTask {
         }
     }
 
+    /// Returns the number of attempts once the task has failed for good, in the attempt after those that were reported.
+    pub fn attempts_with_the_last(&self) -> Option<i32> {
+        self.attempts.map(|attempts| attempts.saturating_add(1))
+    }
+
     /// Records a failed attempt. The latest attempt is kept; which one that is does not depend on the order of arrival.
     pub fn retry(&mut self, attempts: Option<i32>, failure: Option<&ReportFailure>, now: i64) {
         let rank = |attempts: Option<i32>, failure: Option<&ReportFailure>| {

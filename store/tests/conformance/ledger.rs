@@ -153,7 +153,7 @@ async fn first_failure_fails_a_job_with_on_failure_stop(store: TestStore) {
         failure("BROKEN").failure_message
     );
     let task = store.task(&incarnation, &[2]).await;
-    assert_eq!((task.status, task.attempts), (TaskState::Failed, Some(3)));
+    assert_eq!((task.status, task.attempts), (TaskState::Failed, Some(4)));
     assert_eq!(
         store.task_status(&incarnation, &[1]).await,
         Some(TaskState::Completed)
