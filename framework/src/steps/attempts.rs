@@ -32,7 +32,8 @@ impl Attempts {
             .unwrap_or(0);
         Self {
             failed,
-            first_began: number(FIRST_ATTEMPT_HEADER).unwrap_or(now),
+            // A time to come is from a clock that was set back since. The time limit then counts from now.
+            first_began: number(FIRST_ATTEMPT_HEADER).map_or(now, |began| began.min(now)),
         }
     }
 
@@ -74,5 +75,20 @@ mod tests {
         assert_eq!(second.next(&policy, 10_001), None, "the time is up");
         let (_, third) = second.next(&policy, 2_000).unwrap();
         assert_eq!(third.next(&policy, 2_000), None, "three attempts are made");
+    }
+
+    #[test]
+    fn time_is_up_as_well_when_the_clock_was_set_back_since_the_first_attempt() {
+        const DAY: i64 = 86_400_000;
+        let policy = RetryPolicy::constant(Duration::from_secs(1))
+            .attempts(100)
+            .within(Duration::from_secs(10));
+        let (_, before) = Attempts::of(&Headers::default(), DAY)
+            .next(&policy, DAY)
+            .unwrap();
+        let carried = before.with_headers(&Headers::default());
+        let (_, after) = Attempts::of(&carried, 1_000).next(&policy, 1_000).unwrap();
+        let carried = after.with_headers(&Headers::default());
+        assert_eq!(Attempts::of(&carried, 11_001).next(&policy, 11_001), None);
     }
 }
