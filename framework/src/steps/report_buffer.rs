@@ -20,9 +20,9 @@ use crate::steps::output::new_message;
 
 /// The largest number of reports in one message.
 const MAX_REPORTS: usize = 500;
-/// How many bytes of failure reasons one message takes. Escaped and encoded they may be eight times as many, which is far
-/// below what a broker takes.
-const MAX_REASON_BYTES: usize = 512 * 1024;
+/// How many bytes of ids and failure reasons one message takes. Escaped and encoded they may be eight times as many, which is
+/// far below what a broker takes.
+const MAX_TEXT_BYTES: usize = 512 * 1024;
 /// The longest time that a report waits for others.
 const MAX_DELAY: Duration = Duration::from_millis(20);
 
@@ -167,7 +167,7 @@ impl Buffer {
         }
     }
 
-    /// Publishes a batch, one message per tracking pipe, and passes the confirms on to the waiting deliveries.
+    /// Publishes a batch, and passes the confirms on to the waiting deliveries.
     fn send(&self, batch: Vec<Entry>) {
         let mut by_pipe: BTreeMap<Arc<str>, Vec<Entry>> = BTreeMap::new();
         for entry in batch {
@@ -176,38 +176,96 @@ impl Buffer {
                 .or_default()
                 .push(entry);
         }
-        for (pipe, mut entries) in by_pipe {
-            let (correlation_id, mut reports) = merge(&mut entries);
-            let mut confirms = Vec::with_capacity(1);
-            // One task may have more reports than fit into a message.
-            while !reports.is_empty() {
-                let rest = reports.split_off(fitting(&reports));
-                let message = report_message(
-                    &pipe,
-                    correlation_id.clone(),
-                    std::mem::replace(&mut reports, rest),
-                );
-                confirms.push(
-                    self.broker
-                        .publish(Outgoing::new(Arc::clone(&pipe), message.encode())),
-                );
+        for (pipe, entries) in by_pipe {
+            for entries in groups(entries) {
+                self.send_group(&pipe, entries);
             }
-            let waiting: Vec<_> = entries
-                .into_iter()
-                .filter_map(|entry| entry.waiting)
-                .collect();
-            let (in_flight, count) = (Arc::clone(&self.in_flight), waiting.len());
-            in_flight.fetch_add(count, Ordering::Relaxed);
-            self.tasks.spawn(async move {
-                let confirmed = try_join_all(confirms).await.map(drop);
-                in_flight.fetch_sub(count, Ordering::Relaxed);
-                for waiting in waiting {
-                    // A delivery that no longer waits was dropped at shutdown.
-                    let _ = waiting.send(confirmed.clone());
-                }
-            });
         }
     }
+
+    /// Publishes the reports of a group in one message. A single delivery may have more than fit into one.
+    fn send_group(&self, pipe: &Arc<str>, mut entries: Vec<Entry>) {
+        let (correlation_id, mut reports) = merge(&mut entries);
+        let mut confirms = Vec::with_capacity(1);
+        while !reports.is_empty() {
+            let rest = reports.split_off(fitting(&reports));
+            let message = report_message(
+                pipe,
+                correlation_id.clone(),
+                std::mem::replace(&mut reports, rest),
+            );
+            confirms.push(
+                self.broker
+                    .publish(Outgoing::new(Arc::clone(pipe), message.encode())),
+            );
+        }
+        let waiting: Vec<_> = entries
+            .into_iter()
+            .filter_map(|entry| entry.waiting)
+            .collect();
+        let (in_flight, count) = (Arc::clone(&self.in_flight), waiting.len());
+        in_flight.fetch_add(count, Ordering::Relaxed);
+        self.tasks.spawn(async move {
+            let confirmed = try_join_all(confirms).await.map(drop);
+            in_flight.fetch_sub(count, Ordering::Relaxed);
+            for waiting in waiting {
+                // A delivery that no longer waits was dropped at shutdown.
+                let _ = waiting.send(confirmed.clone());
+            }
+        });
+    }
+}
+
+/// How much of a message some reports take.
+#[derive(Clone, Copy, Default)]
+struct Size {
+    reports: usize,
+    /// The bytes of ids and reasons, which may be of any length.
+    text: usize,
+}
+
+impl Size {
+    fn of(reports: &[TrackingReport]) -> Self {
+        let text = |report: &TrackingReport| {
+            let failure = report.failure.as_ref();
+            let reason = failure.and_then(|failure| failure.failure_message.as_deref());
+            report.job_task_id.len() + reason.map_or(0, str::len)
+        };
+        Self {
+            reports: reports.len(),
+            text: reports.iter().map(text).sum(),
+        }
+    }
+
+    const fn plus(self, other: Self) -> Self {
+        Self {
+            reports: self.reports + other.reports,
+            text: self.text + other.text,
+        }
+    }
+
+    const fn fits(self) -> bool {
+        self.reports <= MAX_REPORTS && self.text <= MAX_TEXT_BYTES
+    }
+}
+
+/// Divides entries into groups for one message each. Deliveries that share a message share its fate, so one whose reports
+/// fill a message shares none: the broker may never take it.
+fn groups(entries: Vec<Entry>) -> Vec<Vec<Entry>> {
+    let mut groups = Vec::with_capacity(1);
+    let (mut group, mut size) = (Vec::with_capacity(entries.len()), Size::default());
+    for entry in entries {
+        let with_entry = size.plus(Size::of(&entry.reports.list));
+        if with_entry.fits() || group.is_empty() {
+            size = with_entry;
+        } else {
+            groups.push(std::mem::take(&mut group));
+            size = Size::of(&entry.reports.list);
+        }
+        group.push(entry);
+    }
+    groups.push(group);
+    groups
 }
 
 /// Takes the reports out of these entries. Returns their correlation id, if they all have the same, and the reports.
@@ -227,14 +285,12 @@ fn merge(entries: &mut [Entry]) -> (Option<String>, Vec<TrackingReport>) {
 
 /// Returns how many of these reports, at least one, go into the next message.
 fn fitting(reports: &[TrackingReport]) -> usize {
-    let mut bytes = 0;
+    let mut size = Size::default();
     let fits = |report: &&TrackingReport| {
-        let failure = report.failure.as_ref();
-        let reason = failure.and_then(|failure| failure.failure_message.as_deref());
-        bytes += reason.map_or(0, str::len);
-        bytes <= MAX_REASON_BYTES
+        size = size.plus(Size::of(std::slice::from_ref(*report)));
+        size.fits()
     };
-    let count = reports.iter().take(MAX_REPORTS).take_while(fits).count();
+    let count = reports.iter().take_while(fits).count();
     count.max(1).min(reports.len())
 }
 
@@ -269,9 +325,9 @@ mod tests {
             ..TrackingReport::new("p:j.1", ReportStatus::Failed)
         };
         let long = vec![failed(8 * 1024); 600];
-        assert_eq!(fitting(&long), 64);
+        assert_eq!(fitting(&long), 63);
         assert!(
-            report_message("tracking", None, long[..64].to_vec())
+            report_message("tracking", None, long[..63].to_vec())
                 .encode()
                 .len()
                 < 5_000_000

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use contract::{RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReportTask};
 use framework::broker::memory::Memory;
 use framework::broker::{
-    Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Outgoing,
-    PublishError,
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Delivery,
+    Outgoing, PublishError,
 };
 use framework::{Context, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
 use futures_util::future::BoxFuture;
@@ -103,9 +103,19 @@ impl HoldingBroker {
         self.pipes.depth(pipe).await.unwrap()
     }
 
+    async fn next_in(&self, pipe: &str) -> Delivery {
+        let mut consumer = self.pipes.consume(pipe, 1).await.unwrap();
+        harness::in_time("a message", consumer.next())
+            .await
+            .unwrap()
+    }
+
     async fn next_report(&self) -> (String, ReportStatus) {
-        let mut consumer = self.pipes.consume("tracking", 1).await.unwrap();
-        let delivery = harness::in_time("a report", consumer.next()).await.unwrap();
+        self.next_report_in("tracking").await
+    }
+
+    async fn next_report_in(&self, pipe: &str) -> (String, ReportStatus) {
+        let delivery = self.next_in(pipe).await;
         let message = TaskMessage::decode(&delivery.body).unwrap();
         delivery.ack();
         let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
@@ -349,4 +359,34 @@ async fn refused_subtask_is_published_again_though_every_dispatch_is_dropped() {
     let last_part = format!("p:j.{}.{}*", WINDOW + 1, WINDOW + 2);
     assert_eq!((id, status), (last_part, ReportStatus::Complete));
     assert_eq!(broker.depth_of(HELD_PIPE).await, WINDOW + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn report_that_the_broker_never_takes_takes_no_other_report_with_it() {
+    let broker = HoldingBroker::new();
+    // The id alone fills a message.
+    for job in ["x".repeat(1_000_000), "j".to_owned()] {
+        let tracking = Tracking {
+            job_task_id: Some(format!("p:{job}")),
+            tracking_pipe: Some(HELD_PIPE.to_owned()),
+            ..Tracking::default()
+        };
+        let message = TaskMessage {
+            tracking: Some(tracking),
+            ..TaskMessage::new("t", "w-in", &item(0)).unwrap()
+        };
+        let task = Outgoing::new("w-in", message.encode());
+        broker.pipes.publish(task).await.unwrap();
+    }
+    run(&broker, Splitter, async {
+        broker.wait_for_held(2).await;
+        broker.never_take_oldest();
+        broker.confirm(..).await;
+        broker.next_in("w-invalid").await.ack();
+    })
+    .await;
+    assert_eq!(broker.depth_of("w-in").await, 0);
+    assert_eq!(broker.depth_of("w-invalid").await, 0, "the other task");
+    let report = broker.next_report_in(HELD_PIPE).await;
+    assert_eq!(report, ("p:j".to_owned(), ReportStatus::Complete));
 }
