@@ -80,6 +80,16 @@ pub(crate) enum DispatchError {
     Nesting(#[from] NestingError),
 }
 
+impl DispatchError {
+    /// Returns whether no later run of the task can dispatch the subtask either.
+    pub(crate) const fn is_permanent(&self) -> bool {
+        match self {
+            Self::Unpublished(error) => error.is_permanent(),
+            Self::Reserved(_) | Self::Nesting(_) => true,
+        }
+    }
+}
+
 /// What a task has dispatched when it ends. It must be confirmed and reported before the delivery is settled.
 #[derive(Debug, Default)]
 pub(crate) struct Dispatched {
@@ -136,7 +146,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// Returns an error, and the task then fails even if the author's code ignores it, if
+    /// Returns an error, and the task then fails whatever the author's code makes of it, if
     /// - the pipe is reserved for the system ([`Self::check_pipe`]);
     /// - this task is on level 64 of its job, or the id of the subtask would become too long: nothing would count it;
     /// - the broker does not accept an earlier subtask. If the broker was closed, the task runs again.
@@ -316,6 +326,13 @@ impl Context {
             pending: pending.into(),
             reports,
         }
+    }
+
+    /// Returns whether a subtask was not dispatched, and never can be.
+    pub(crate) fn is_refused_for_ever(&self) -> bool {
+        self.refusal()
+            .as_ref()
+            .is_some_and(DispatchError::is_permanent)
     }
 
     fn check_dispatch(&self, pipe: &str) -> Result<(), DispatchError> {

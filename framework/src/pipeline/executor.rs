@@ -108,14 +108,16 @@ impl<W: Worker> TaskExecutor<W> {
         loop {
             let ctx = Context::new(
                 received.message.clone(),
-                attempts.failed + 1,
+                attempts.failed.saturating_add(1),
                 self.shared.clone(),
             );
             let result = self.run(received.message(), &ctx).await;
             let mut dispatched = ctx.finish().await;
             let result = match &dispatched.refusal {
-                Some(error) => result.and(Err(undispatched(error))),
-                None => result,
+                Some(error) if result.is_ok() || error.is_permanent() && comes_again(&result) => {
+                    Err(undispatched(error))
+                }
+                _ => result,
             };
             if let Err(error) = &result
                 && let Some(next) = self.next_in_place(error, attempts, &ctx)
@@ -172,7 +174,9 @@ impl<W: Worker> TaskExecutor<W> {
                 )))
             });
             match result {
-                Err(error) if error.kind == TaskErrorKind::Unavailable => {
+                Err(error)
+                    if error.kind == TaskErrorKind::Unavailable && !ctx.is_refused_for_ever() =>
+                {
                     self.wait_while_unavailable(&error, delays.next().unwrap_or_default())
                         .await?;
                     // The next run dispatches the same subtasks again, under the same ids.
@@ -282,7 +286,7 @@ impl<W: Worker> TaskExecutor<W> {
                 let outputs = if let Some((delay, attempts)) = next {
                     self.retry(received, &reason, delay, attempts, dispatched)
                 } else {
-                    let count = attempts.failed + 1;
+                    let count = attempts.failed.saturating_add(1);
                     let reason = format!("{reason} (given up after {count} attempts)");
                     self.give_up(received, &reason, dispatched)
                 };
@@ -393,6 +397,15 @@ impl<W: Worker> TaskExecutor<W> {
     fn now(&self) -> i64 {
         self.shared.identity.clock.now_millis()
     }
+}
+
+/// Returns whether a task with this result runs again.
+fn comes_again<T>(result: &Result<T, TaskError>) -> bool {
+    use TaskErrorKind::{Cancelled, Failed, Invalid, Retry, Snooze, Unavailable};
+    result.as_ref().is_err_and(|error| match error.kind {
+        Retry | Unavailable | Snooze(_) => true,
+        Failed | Invalid | Cancelled => false,
+    })
 }
 
 fn success<T: TaskData>(

@@ -1,6 +1,7 @@
 //! What a task may address, and how deep its subtasks may be nested: whatever is refused fails with the reason.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use contract::{JobTaskId, RangeItem, ReportStatus, TaskMessage, TaskStatus, Tracking};
 use framework::broker::memory::Memory;
@@ -25,7 +26,16 @@ impl Worker for Addressing {
             "ignore" => drop(ctx.dispatch(&pipe, &item).await),
             "expect" => ctx.expect_subtasks(0),
             "reply" => return Ok(Reply::send(item).to(pipe)),
-            _ => {}
+            "" => {}
+            // What fails for ever is not cured by running again, whatever the author's code makes of it.
+            again => {
+                let dispatched = ctx.dispatch(&pipe, &item).await;
+                dispatched.map_err(|error| match again {
+                    "retry" => TaskError::retry(error.to_string()),
+                    "wait" => TaskError::unavailable(error.to_string()),
+                    _ => TaskError::snooze(Duration::from_millis(1)),
+                })?;
+            }
         }
         Ok(Reply::none())
     }
@@ -75,7 +85,7 @@ async fn task_that_addresses_a_reserved_pipe_fails_with_the_reason() {
         "w-invalid",
         "w-reject",
     ] {
-        for what in ["dispatch", "ignore", "reply"] {
+        for what in ["dispatch", "ignore", "retry", "wait", "snooze", "reply"] {
             let pipes = Memory::new();
             let (status, reason) = outcome(&pipes, &task("p:j.1", what, pipe)).await;
             assert_eq!(status, ReportStatus::Failed, "{what} {pipe}");
