@@ -40,8 +40,8 @@ impl Attempts {
     /// Counts one more failed attempt. Returns the delay before the next attempt and the new count; `None` if the policy
     /// allows no other attempt.
     pub fn next(self, policy: &RetryPolicy, now: i64) -> Option<(Duration, Self)> {
-        let failed = self.failed + 1;
-        let elapsed = u64::try_from(now - self.first_began).unwrap_or(0);
+        let failed = self.failed.saturating_add(1);
+        let elapsed = u64::try_from(now.saturating_sub(self.first_began)).unwrap_or(0);
         let delay = policy.delay_after(failed, Duration::from_millis(elapsed))?;
         Some((delay, Self { failed, ..self }))
     }
@@ -90,5 +90,16 @@ mod tests {
         let (_, after) = Attempts::of(&carried, 1_000).next(&policy, 1_000).unwrap();
         let carried = after.with_headers(&Headers::default());
         assert_eq!(Attempts::of(&carried, 11_001).next(&policy, 11_001), None);
+    }
+
+    #[test]
+    fn whatever_the_headers_say_the_attempts_are_counted() {
+        let most = Attempts {
+            failed: u32::MAX,
+            first_began: i64::MIN,
+        };
+        let read = Attempts::of(&most.with_headers(&Headers::default()), 0);
+        assert_eq!(read, most);
+        assert_eq!(read.next(&RetryPolicy::default(), i64::MAX), None);
     }
 }
