@@ -15,6 +15,7 @@ impl BatchPlugin for List {
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
         let values: Vec<&RawValue> = serde_json::from_str(batch.definition)
             .map_err(|error| SplitError::Definition(error.to_string()))?;
+        batch.check_items("list", values.len() as u64)?;
         let size = even_size(values.len() as u64, batch.max_parts as u64);
         if size == 1 {
             let item = |value: &RawValue| {
@@ -92,5 +93,23 @@ mod tests {
             );
         }
         assert_eq!(split("[]", 10).await.unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn list_with_more_items_than_a_job_may_have_is_refused() {
+        let params = BTreeMap::new();
+        let batch = |max_items| Batch {
+            definition: "[1,2,3]",
+            item_type: None,
+            params: &params,
+            max_parts: 10,
+            max_items,
+        };
+        assert_eq!(List.split(batch(3)).await.unwrap().len(), 3);
+        let error = List.split(batch(2)).await.unwrap_err();
+        assert!(
+            matches!(&error, SplitError::Definition(text) if text == "the list has 3 items; a job has at most 2 (--max-items)"),
+            "{error:?}"
+        );
     }
 }

@@ -55,6 +55,17 @@ pub struct Batch<'a> {
 }
 
 impl Batch<'_> {
+    /// Refuses a definition, which is a `what`, of too many items.
+    pub(crate) fn check_items(&self, what: &str, items: u64) -> Result<(), SplitError> {
+        let limit = self.max_items;
+        if items > limit {
+            return Err(SplitError::Definition(format!(
+                "the {what} has {items} items; a job has at most {limit} (--max-items)"
+            )));
+        }
+        Ok(())
+    }
+
     /// Makes an item with this data. Its classifier is the item type of the batch, or else `default_type`.
     pub fn item<T: serde::Serialize + ?Sized>(
         &self,

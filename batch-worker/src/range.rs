@@ -14,12 +14,7 @@ impl BatchPlugin for Range {
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
         let (first, last) = parse(batch.definition)?;
         let count = (last - first).saturating_add(1);
-        if count > batch.max_items {
-            let limit = batch.max_items;
-            return Err(SplitError::Definition(format!(
-                "the range has {count} items; a job has at most {limit} (--max-items)"
-            )));
-        }
+        batch.check_items("range", count)?;
         let size = even_size(count, batch.max_parts as u64);
         if size == 1 {
             let item = |number| {
