@@ -30,6 +30,7 @@ pub use clock::Clock;
 pub(crate) use error::DbError;
 pub use inspect::Inspect;
 pub use signals::{Signal, Signals};
+pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
     JobSteps, LedgerSteps, OutboxSteps, ParkingSteps, PrerequisiteSteps, RetentionSteps,
     Transaction,

@@ -45,6 +45,7 @@ mod sweep;
 mod transition;
 
 pub use db::memory::FaultPoint;
+pub use db::sqlite_file;
 pub use error::{Availability, Cause, StoreError};
 pub use model::{
     Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers, Incarnation,

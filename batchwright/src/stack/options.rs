@@ -163,10 +163,7 @@ impl StackOptions {
 
     /// Returns the files and folders in which the system keeps its state.
     pub(super) fn own_files(&self) -> Vec<PathBuf> {
-        let file = self
-            .database
-            .as_deref()
-            .and_then(|url| url.strip_prefix("sqlite:"));
+        let file = self.database.as_deref().and_then(store::sqlite_file);
         let files_of_database = file
             .into_iter()
             .flat_map(|file| ["", "-wal", "-shm", "-journal"].map(|end| format!("{file}{end}")));
@@ -260,6 +257,33 @@ impl FromStr for Role {
             other => Err(format!(
                 "{other:?} is not a role; expected job-service, batch-worker, tracking-worker or example-worker"
             )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn database_file_is_hidden_however_its_url_is_written() {
+        for url in ["sqlite:jobs.db", "sqlite://jobs.db"] {
+            let options = StackOptions {
+                database: Some(url.to_owned()),
+                ..StackOptions::embedded("data")
+            };
+            assert_eq!(
+                options.own_files(),
+                [
+                    "jobs.db",
+                    "jobs.db-wal",
+                    "jobs.db-shm",
+                    "jobs.db-journal",
+                    "data"
+                ]
+                .map(PathBuf::from),
+                "{url}"
+            );
         }
     }
 }

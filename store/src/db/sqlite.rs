@@ -29,13 +29,11 @@ impl SqliteFile {
             location: url.to_owned(),
             reason,
         };
-        let path = url.strip_prefix("sqlite:").unwrap_or(url);
-        let path = path.strip_prefix("//").unwrap_or(path);
-        if path.is_empty() || path.starts_with(":memory:") {
-            return Err(unusable(
-                "its URL must name a file, as in sqlite:/path/to/file.db".into(),
-            ));
-        }
+        let path = file_of(url)
+            .filter(|path| !path.is_empty() && !path.starts_with(":memory:"))
+            .ok_or_else(|| {
+                unusable("its URL must name a file, as in sqlite:/path/to/file.db".into())
+            })?;
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
@@ -73,4 +71,10 @@ impl SqliteFile {
         self.readers.close().await;
         self.writer.close().await;
     }
+}
+
+/// Returns the file that a URL names, if it is one of SQLite: `sqlite:FILE` or `sqlite://FILE`.
+pub fn file_of(url: &str) -> Option<&str> {
+    let file = url.strip_prefix("sqlite:")?;
+    Some(file.strip_prefix("//").unwrap_or(file))
 }
