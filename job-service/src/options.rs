@@ -5,6 +5,7 @@ use std::time::Duration;
 use contract::rest::Expiry;
 use contract::{PipePurpose, ReservedPipes};
 use framework::config::StatusOrigins;
+use framework::tls::Tls;
 
 use crate::access::{AllowedHost, AllowedOrigin};
 use crate::job_types::JobTypes;
@@ -33,6 +34,8 @@ pub struct ServiceOptions {
     pub reserved_pipes: ReservedPipes,
     /// The origins that the status checks of the consumer of the paused pipe may ask.
     pub status_origins: StatusOrigins,
+    /// Whom these checks trust at `https://`, and the certificate that they show.
+    pub tls: Tls,
     /// How long a worker may cache the status of a job.
     pub status_check_interval: Duration,
     /// The number of jobs on a page of a list if the request sets no limit.
@@ -110,6 +113,7 @@ impl Default for ServiceOptions {
             paused_pipe: contract::PAUSED_PIPE.to_owned(),
             reserved_pipes: ReservedPipes::default(),
             status_origins: StatusOrigins::default(),
+            tls: Tls::default(),
             status_check_interval: Duration::from_secs(10),
             page_size: 25,
             cancel_batch: 100,

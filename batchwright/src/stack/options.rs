@@ -187,7 +187,7 @@ impl StackOptions {
         self.roles.contains(&Role::JobService)
     }
 
-    /// Returns the options of the job service, with the pipes that are reserved for the workers of a stack.
+    /// Returns the options of the job service, with what the workers of a stack share with it.
     pub(super) fn service(&self) -> ServiceOptions {
         let workers = [BATCH_WORKER, TRACKING_WORKER, EXAMPLE_WORKER].map(Settings::new);
         let reserved = self.service.reserved_pipes.clone();
@@ -198,6 +198,7 @@ impl StackOptions {
         });
         ServiceOptions {
             reserved_pipes: reserved.allow(&self.workers.allowed_pipes),
+            tls: self.tls.clone(),
             ..self.service.clone()
         }
     }

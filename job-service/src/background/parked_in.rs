@@ -46,6 +46,7 @@ pub async fn run(
         // The tasks here are already paused.
         paused: None,
         status_origins: options.status_origins.clone(),
+        tls: options.tls.clone(),
         ..Settings::new("job-service-stower")
     };
     let runtime = Runtime::new(settings, Arc::clone(broker)).handler(ParkedIn {

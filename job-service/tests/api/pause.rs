@@ -2,6 +2,8 @@
 
 use contract::{JobId, PAUSED_PIPE, PartitionId, RangeItem, ReportFailure, TaskMessage, Tracking};
 use framework::broker::{Broker, Delivery, HeaderValue, Outgoing};
+use framework::tls::{Tls, TlsFiles};
+use harness::tls::{Authority, TlsServer};
 use harness::wait_for;
 use serde_json::json;
 use store::EventKind;
@@ -125,6 +127,31 @@ async fn task_of_a_paused_job_is_parked_and_returns_unchanged_on_resume() {
     assert_eq!(back.headers.iter().count(), 2);
     back.ack();
     wait_until_parked(&service, 0).await;
+}
+
+#[tokio::test]
+async fn status_of_the_job_of_a_paused_task_is_asked_over_tls() {
+    let authority = Authority::new().unwrap();
+    let certificate = authority.issue("localhost").unwrap();
+    let server = TlsServer::start(&certificate, None).await.unwrap();
+    let port = server.address().unwrap().port();
+    let service = Service::start_configured(|options| {
+        let files = TlsFiles {
+            ca: Some(authority.file()),
+            ..TlsFiles::default()
+        };
+        options.tls = Tls::load(&files).unwrap();
+    })
+    .await;
+    let mut message = TaskMessage::decode(&task(&service, "j.3")).unwrap();
+    message.tracking.as_mut().unwrap().status_check_url = Some(format!(
+        "https://localhost:{port}/partitions/{}/jobs/j/status",
+        service.partition
+    ));
+    hand_over(&service, message.encode()).await;
+    // A client that does not trust the server breaks off.
+    let accepted = harness::in_time("a status check", server.accept()).await;
+    accepted.unwrap();
 }
 
 #[tokio::test]
