@@ -28,7 +28,7 @@ use tokio::sync::Semaphore;
 
 use self::script::{Script, ScriptError};
 
-pub use self::script_process::{ScriptProcess, limit_script_memory, run_script};
+pub use self::script_process::{ScriptProcess, limit_script, run_script};
 use crate::error::{ApiError, ApiResult};
 
 /// How long a request waits for the script of its job type, by default.

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::Args;
-use job_service::{ScriptProcess, limit_script_memory, run_script};
+use job_service::{ScriptProcess, limit_script, run_script};
 
 /// The name of the command.
 const NAME: &str = "run-script";
-/// The flag of a process whose memory is limited.
+/// The flag of a process whose resources are limited.
 const LIMITED: &str = "--limited";
 
 #[derive(Debug, Args)]
@@ -23,10 +23,10 @@ pub fn process() -> ScriptProcess {
     ScriptProcess::new(program(), [NAME.into()])
 }
 
-/// Limits the memory of this process and starts it again; then runs the script in standard input.
+/// Limits the resources of this process and starts it again; then runs the script in standard input.
 pub fn run(args: &RunScriptArgs) -> anyhow::Result<ExitCode> {
     if !args.limited {
-        limit_script_memory()?;
+        limit_script()?;
         return Err(Command::new(program()).args([NAME, LIMITED]).exec().into());
     }
     run_script()?;

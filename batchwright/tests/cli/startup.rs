@@ -265,3 +265,23 @@ async fn cafs_variables_suffice_for_a_job_service() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn script_of_a_process_that_was_killed_ends_by_itself() {
+    let mut command = batchwright(&["run-script"], &[]);
+    // The process waits for its script.
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    let file = format!("/proc/{}/limits", child.id());
+    wait_for("the limits", async || {
+        let limits = std::fs::read_to_string(&file).unwrap();
+        let of = |name| limits.lines().find_map(|line| line.strip_prefix(name));
+        let seconds = of("Max cpu time").unwrap_or_default();
+        match seconds.split_whitespace().next() {
+            Some("60") => Ok(()),
+            _ => Err(limits),
+        }
+    })
+    .await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+}

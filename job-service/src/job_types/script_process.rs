@@ -2,14 +2,14 @@
 //!
 //! What must stay true: whatever a script does, the service goes on. The library that runs scripts can limit neither their time
 //! nor their memory, so the operating system does: the process gets a limited amount of memory, and is killed once its request
-//! no longer waits.
+//! no longer waits. If the service itself is killed, the limit of processor time ends a script that never does.
 
 use std::ffi::OsString;
 use std::io::{self, Read as _};
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -19,10 +19,12 @@ use super::script::{Script, ScriptError};
 
 /// The memory that a script may use, in MiB.
 const MEMORY_MIB: u64 = 256;
+/// The processor time that a script may use, in seconds.
+const CPU_SECONDS: u64 = 60;
 /// The largest output of a script, in bytes: that of a task in a request.
 const MAX_OUTPUT: usize = 16 * 1024 * 1024;
 
-/// The command that runs one script: it calls [`limit_script_memory`], starts itself again, and calls [`run_script`].
+/// The command that runs one script: it calls [`limit_script`], starts itself again, and calls [`run_script`].
 #[derive(Debug, Clone)]
 pub struct ScriptProcess {
     program: PathBuf,
@@ -88,18 +90,26 @@ impl ScriptProcess {
     }
 }
 
-/// Limits the memory of this process. What is allocated before may escape the limit, so the process must start its program again.
+/// Limits the memory and the processor time of this process. What is allocated before may escape the limit, so the process must
+/// start its program again.
 ///
 /// # Errors
 ///
 /// Returns the error of the operating system.
-pub fn limit_script_memory() -> io::Result<()> {
-    let bytes = Some(MEMORY_MIB * 1024 * 1024);
+pub fn limit_script() -> io::Result<()> {
+    limit(Resource::Data, MEMORY_MIB * 1024 * 1024)?;
+    limit(Resource::Cpu, CPU_SECONDS)
+}
+
+/// Limits a resource of this process, which may have a lower limit already.
+fn limit(resource: Resource, most: u64) -> io::Result<()> {
+    let already = getrlimit(resource).maximum.unwrap_or(most);
+    let bound = Some(most.min(already));
     let limit = Rlimit {
-        current: bytes,
-        maximum: bytes,
+        current: bound,
+        maximum: bound,
     };
-    Ok(setrlimit(Resource::Data, limit)?)
+    Ok(setrlimit(resource, limit)?)
 }
 
 /// Runs the script in standard input and writes its result to standard output.
