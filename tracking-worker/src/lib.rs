@@ -33,6 +33,10 @@ use tracing::{info, warn};
 const MAX_BATCH: usize = 1000;
 /// The approximate number of events in one transaction.
 const EVENTS: usize = 20_000;
+/// The longest message of a failure that is kept, in bytes. A job keeps a hundred, and a list shows those of many jobs.
+const LONGEST_MESSAGE: usize = 64 * 1024;
+/// The longest kind and the longest source of a failure that are kept, in bytes.
+const LONGEST_NAME: usize = 255;
 /// The header with the reason why a CAF worker has given up on a message.
 const REJECTED_HEADER: &str = "x-caf-worker-rejected";
 /// The header with the number of retries of a CAF worker.
@@ -289,10 +293,10 @@ fn event(report: TrackingReport) -> Result<TrackingEvent, String> {
     let task = JobTaskId::parse(&report.job_task_id).map_err(|error| error.to_string())?;
     let kind = match report.status {
         ReportStatus::Complete => EventKind::Complete,
-        ReportStatus::Failed => EventKind::Failed(report.failure.unwrap_or_default()),
+        ReportStatus::Failed => failed(report.failure.unwrap_or_default()),
         ReportStatus::Retry => EventKind::Retry {
             attempts: report.retries,
-            failure: report.failure,
+            failure: report.failure.map(bounded),
         },
         ReportStatus::Progress => EventKind::Progress(
             u8::try_from(report.estimated_percentage_completed.clamp(0, 100)).unwrap_or(0),
@@ -309,7 +313,7 @@ fn diverted_event(message: &TaskMessage, status: ReportStatus) -> Option<Trackin
         .inspect_err(|error| warn!(%error, "a diverted message cannot be tracked"))
         .ok()?;
     let kind = match status {
-        ReportStatus::Failed => EventKind::Failed(ReportFailure {
+        ReportStatus::Failed => failed(ReportFailure {
             failure_id: message.task_status.map(|status| status.name().to_owned()),
             // The envelope has no time, and the message has just arrived.
             failure_time: Some(Clock::system().now_millis()),
@@ -345,8 +349,28 @@ fn rejected_event(received: &Received) -> Option<TrackingEvent> {
     };
     Some(TrackingEvent {
         task,
-        kind: EventKind::Failed(failure),
+        kind: failed(failure),
     })
+}
+
+fn failed(failure: ReportFailure) -> EventKind {
+    EventKind::Failed(bounded(failure))
+}
+
+/// Cuts the texts of a failure, which workers may make of any length.
+fn bounded(failure: ReportFailure) -> ReportFailure {
+    let cut = |text: Option<String>, longest| {
+        text.map(|text| match text.floor_char_boundary(longest) {
+            end if end < text.len() => format!("{} …", &text[..end]),
+            _ => text,
+        })
+    };
+    ReportFailure {
+        failure_id: cut(failure.failure_id, LONGEST_NAME),
+        failure_source: cut(failure.failure_source, LONGEST_NAME),
+        failure_message: cut(failure.failure_message, LONGEST_MESSAGE),
+        ..failure
+    }
 }
 
 fn source_of(message: &TaskMessage) -> String {
@@ -385,6 +409,39 @@ mod tests {
                 panic!("{event:?}")
             };
             assert_eq!(failure.failure_message.as_deref(), Some(text));
+        }
+    }
+
+    #[test]
+    fn long_failure_is_cut_whichever_way_it_came() {
+        let long = "ü".repeat(100_000);
+        let mut message = TaskMessage::new("t", "in", &contract::BatchTask::default()).unwrap();
+        message.task_data = Some(long.clone().into_bytes());
+        message.tracking = Some(Tracking {
+            job_task_id: Some("p:j.1".to_owned()),
+            ..Tracking::default()
+        });
+        let reported = TrackingReport {
+            failure: Some(ReportFailure {
+                failure_id: Some(long.clone()),
+                failure_source: Some(long.clone()),
+                failure_message: Some(long),
+                ..ReportFailure::default()
+            }),
+            ..TrackingReport::new("p:j.1", ReportStatus::Failed)
+        };
+        for event in [
+            diverted_event(&message, ReportStatus::Failed).unwrap(),
+            event(reported).unwrap(),
+        ] {
+            let EventKind::Failed(failure) = event.kind else {
+                panic!("{event:?}")
+            };
+            let message = failure.failure_message.unwrap();
+            assert_eq!(message.len(), LONGEST_MESSAGE + " …".len());
+            for name in [failure.failure_id, failure.failure_source] {
+                assert!(name.is_none_or(|name| name.len() <= LONGEST_NAME + " …".len()));
+            }
         }
     }
 
