@@ -421,6 +421,7 @@ impl Pipe {
         }
         self.mark.stored -= 1;
         self.release_memory(message.weight());
+        self.leave_memory();
         Settled::Done
     }
 

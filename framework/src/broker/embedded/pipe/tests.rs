@@ -351,6 +351,9 @@ proptest! {
             run.apply(event);
             let waiting = run.rows.len() + run.published.len() - run.settled.len();
             prop_assert_eq!(run.pipe.mark.stored, waiting as u64);
+            if !run.pipe.is_consumed() && run.held.is_empty() && run.returned.is_empty() {
+                prop_assert_eq!(memory.used.load(Ordering::Relaxed), 0);
+            }
         }
         run.apply(&Event::Join(5));
         for _ in 0..400 {
