@@ -2,8 +2,8 @@
 # Runs all checks and all tests, as continuous integration does. The last line is `N passed, N failed`.
 #
 # The tests need PostgreSQL and RabbitMQ. Both servers are started for this run and stopped after it, unless DATABASE_URL and
-# AMQP_URL name running ones. Missing servers are installed from Debian's packages if that needs no password. Nothing else
-# runs as root.
+# AMQP_URL name running ones. Missing servers, and Prometheus for one test, are installed from Debian's packages if that needs
+# no password. Nothing else runs as root.
 #
 # What each test binary prints is in target/test-output. CONTRIBUTING.md says how to run a part of this.
 set -uo pipefail
@@ -59,9 +59,15 @@ missing_packages() {
     [ -n "${AMQP_URL:-}" ] || [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmq-server >/dev/null || echo rabbitmq-server
 }
 
+# One test tries the alert rules on a real Prometheus. Without the package it says so and passes.
+wanted_packages() {
+    missing_packages
+    command -v prometheus >/dev/null || echo prometheus
+}
+
 install_servers() {
     local packages as_root=
-    packages=$(missing_packages | tr '\n' ' ')
+    packages=$(wanted_packages | tr '\n' ' ')
     [ -n "$packages" ] || return 0
 
     [ "$(id -u)" -eq 0 ] || as_root='sudo -n'

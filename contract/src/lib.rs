@@ -20,6 +20,7 @@ mod batch;
 mod decode;
 mod ids;
 mod job_task_id;
+pub mod metrics;
 mod report;
 mod reserved_pipes;
 pub mod rest;

@@ -17,7 +17,10 @@
 use std::fmt;
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, ready};
+
+use crate::meters::set_broker_state;
 
 #[cfg(feature = "amqp")]
 pub mod amqp;
@@ -81,12 +84,32 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
     /// Returns the present state, for health checks and metrics.
     fn state(&self) -> BrokerState;
 
+    /// Sets the gauges of this broker: its state, and what else it knows about itself. For
+    /// [`on_scrape`](crate::meters::on_scrape).
+    fn measure(&self) -> BoxFuture<'_, ()> {
+        set_broker_state(self.state().name());
+        ready(()).boxed()
+    }
+
     /// Sends everything that was published, then releases files and connections. Unsettled deliveries are delivered
     /// again, to this process or another.
     fn close(&self) -> BoxFuture<'_, ()>;
 
     /// Returns `rabbitmq`, `embedded` or `memory`.
     fn kind(&self) -> &'static str;
+}
+
+impl BrokerState {
+    /// Returns the name in the metrics.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Connected => "connected",
+            Self::Impaired(_) => "impaired",
+            Self::Connecting(_) => "connecting",
+            Self::Blocked(_) => "blocked",
+            Self::Closed => "closed",
+        }
+    }
 }
 
 /// The state of a broker, for health checks and metrics.

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::broker::depth_cache::DepthCache;
 use crate::broker::{Broker, PublishError};
+use crate::meters::Counters;
 use crate::steps::output::{Output, OutputSpec, TaskPart, WorkerIdentity, tracking_pipe};
 use crate::steps::publish::PendingPublish;
 use crate::steps::report_buffer::{ReportBuffer, Reports};
@@ -53,6 +54,7 @@ pub(crate) struct Shared {
     /// The pipes that no message may be addressed to.
     pub reserved: Arc<ReservedPipes>,
     pub retry: RetryPolicy,
+    pub counters: Counters,
     /// Cancelled when the runtime stops waiting for its running tasks.
     pub shutdown: CancellationToken,
 }

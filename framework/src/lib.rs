@@ -37,7 +37,7 @@ pub mod health;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
-mod meters;
+pub mod meters;
 mod pipeline;
 mod retry;
 pub mod runtime;

@@ -1,54 +1,228 @@
 //! What this process counts and measures, and the recorder that keeps it for `/metrics`.
+//!
+//! The names are in [`contract::metrics`]. A handle must not be made before the recorder is installed: it would count into
+//! nothing for ever. So every handle of this crate is made by a function of this module, which installs it first.
+//!
+//! Counters and histograms are recorded as things happen. Gauges are measured when somebody asks: whoever knows a number
+//! registers with [`on_scrape`].
+//!
+//! What must stay true: a handle is made once, not for every delivery.
 
-use std::fmt;
+mod process;
+mod worker;
 
-use metrics::{Counter, counter};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
-/// The counters of one worker. Their names follow CAF's (`core.tasksReceived`, …) in Prometheus' spelling.
-#[derive(Clone)]
-pub(crate) struct Counters {
-    pub received: Counter,
-    pub done: Counter,
-    pub forwarded: Counter,
-    pub paused: Counter,
-    pub invalid: Counter,
+use contract::metrics::{
+    BROKER_STATE, BUILD_INFO, CONFIRM_SECONDS, MESSAGES_CONFIRMED, MESSAGES_PUBLISHED, METRICS,
+    MetricKind,
+};
+use futures_util::future::{BoxFuture, join_all};
+use metrics::{
+    Counter, Histogram, counter, describe_counter, describe_gauge, describe_histogram, gauge,
+    histogram,
+};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio::time::Instant;
+
+pub(crate) use worker::{Counters, discarded, refused_status_checks};
+
+/// The content type of [`scrape`].
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// How long one measurement may take. What it did not set keeps its last value.
+const MEASUREMENT_LIMIT: Duration = Duration::from_secs(3);
+/// How often the samples of histograms are put into their buckets. They take memory until then.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+type Measure = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// What is measured at a scrape.
+static MEASURES: Mutex<BTreeMap<u64, Measure>> = Mutex::new(BTreeMap::new());
+
+/// A measurement that is made at every scrape until this is dropped.
+#[derive(Debug)]
+#[must_use = "the measurement ends when this is dropped"]
+pub struct Measurement(u64);
+
+/// Installs the recorder of this process. Later calls do nothing. A program that wants another recorder installs it before.
+pub fn install() {
+    recorder();
 }
 
-impl Counters {
-    pub fn of(worker: &str) -> Self {
-        let counter = |name: &'static str| counter!(name, "worker" => worker.to_owned());
-        Self {
-            received: counter("batchwright_tasks_received_total"),
-            done: counter("batchwright_tasks_done_total"),
-            forwarded: counter("batchwright_tasks_forwarded_total"),
-            paused: counter("batchwright_tasks_paused_total"),
-            invalid: counter("batchwright_tasks_rejected_total"),
+/// Measures now, and returns all metrics of this process as text.
+pub async fn scrape() -> String {
+    let Some(recorder) = recorder() else {
+        return "# This program has installed a metrics recorder of its own.\n".to_owned();
+    };
+    let measures: Vec<Measure> = measures().values().cloned().collect();
+    let limited = measures
+        .iter()
+        .map(|measure| tokio::time::timeout(MEASUREMENT_LIMIT, measure()));
+    join_all(limited).await;
+    in_order(&(recorder.render() + &process::render()))
+}
+
+/// Sorts metrics by name, and the values of one by their labels. The buckets of a histogram are in order already.
+fn in_order(text: &str) -> String {
+    let mut blocks: Vec<Vec<&str>> = text
+        .split("\n\n")
+        .map(|block| block.lines().filter(|line| !line.is_empty()).collect())
+        .collect();
+    for block in &mut blocks {
+        let is_histogram = |line: &&str| line.starts_with("# TYPE") && line.ends_with("histogram");
+        if !block.iter().any(is_histogram) {
+            block.sort_unstable();
+        }
+    }
+    blocks.retain(|block| !block.is_empty());
+    blocks.sort_unstable();
+    let blocks: Vec<String> = blocks.iter().map(|block| block.join("\n")).collect();
+    blocks.join("\n\n") + "\n"
+}
+
+/// Calls `measure` at every scrape. It sets gauges.
+pub fn on_scrape(
+    measure: impl Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static,
+) -> Measurement {
+    let mut measures = measures();
+    let number = measures.last_key_value().map_or(0, |(last, _)| last + 1);
+    measures.insert(number, Arc::new(measure));
+    Measurement(number)
+}
+
+impl Drop for Measurement {
+    fn drop(&mut self) {
+        measures().remove(&self.0);
+    }
+}
+
+fn measures() -> MutexGuard<'static, BTreeMap<u64, Measure>> {
+    MEASURES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the recorder, and installs it first; `None` if the program has installed another one.
+fn recorder() -> Option<&'static PrometheusHandle> {
+    static RECORDER: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
+    RECORDER
+        .get_or_init(|| {
+            let recorder = build().and_then(PrometheusBuilder::install_recorder).ok()?;
+            describe();
+            gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+            keep_up(recorder.clone());
+            Some(recorder)
+        })
+        .as_ref()
+}
+
+fn build() -> Result<PrometheusBuilder, BuildError> {
+    METRICS
+        .iter()
+        .try_fold(PrometheusBuilder::new(), |builder, metric| {
+            match metric.kind {
+                MetricKind::Histogram(bounds) => {
+                    builder.set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), bounds)
+                }
+                MetricKind::Counter | MetricKind::Gauge => Ok(builder),
+            }
+        })
+}
+
+fn describe() {
+    for metric in METRICS {
+        match metric.kind {
+            MetricKind::Counter => describe_counter!(metric.name, metric.meaning),
+            MetricKind::Gauge => describe_gauge!(metric.name, metric.meaning),
+            MetricKind::Histogram(_) => describe_histogram!(metric.name, metric.meaning),
         }
     }
 }
 
-/// Returns the counter of the messages that a worker discards for this reason.
-pub(crate) fn discarded(worker: &str, reason: &'static str) -> Counter {
-    counter!("batchwright_tasks_discarded_total", "worker" => worker.to_owned(), "reason" => reason)
-}
-
-/// Returns the counter of the status checks that a worker does not make, because their URL is not allowed.
-pub(crate) fn refused_status_checks(worker: &str) -> Counter {
-    counter!("batchwright_status_checks_refused_total", "worker" => worker.to_owned())
-}
-
-impl fmt::Debug for Counters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Counters")
+/// Puts the samples of histograms into their buckets from time to time, on a thread of its own, for as long as the process
+/// lives: no runtime of the program lives as long as the recorder.
+fn keep_up(recorder: PrometheusHandle) {
+    let upkeep = move || {
+        loop {
+            std::thread::park_timeout(UPKEEP);
+            recorder.run_upkeep();
+        }
+    };
+    let thread = std::thread::Builder::new().name("metrics".to_owned());
+    if let Err(error) = thread.spawn(upkeep) {
+        tracing::warn!(%error, "cannot start the thread of the metrics; they take more memory between two scrapes");
     }
 }
 
-/// Installs the recorder of the counters of this process. Later calls return the same one; `None` if the program has
-/// installed another one.
-pub(crate) fn install_recorder() -> Option<PrometheusHandle> {
-    static RECORDER: std::sync::OnceLock<Option<PrometheusHandle>> = std::sync::OnceLock::new();
-    RECORDER
-        .get_or_init(|| PrometheusBuilder::new().install_recorder().ok())
-        .clone()
+/// Returns a counter without labels, or with one.
+pub(crate) fn counter_of(
+    name: &'static str,
+    label: Option<(&'static str, &'static str)>,
+) -> Counter {
+    install();
+    if let Some((label, value)) = label {
+        counter!(name, label => value)
+    } else {
+        counter!(name)
+    }
+}
+
+/// Sets the gauges of the state of the broker.
+pub(crate) fn set_broker_state(present: &str) {
+    // The process shows them before it publishes.
+    Publishing::meters();
+    for state in ["connected", "impaired", "blocked", "connecting", "closed"] {
+        gauge!(BROKER_STATE, "state" => state).set(f64::from(u8::from(state == present)));
+    }
+}
+
+/// What becomes of published messages.
+pub(crate) struct Publishing {
+    published: Counter,
+    confirmed: [Counter; OUTCOMES.len()],
+    seconds: Histogram,
+}
+
+const OUTCOMES: [&str; 6] = [
+    "confirmed",
+    "refused",
+    "unroutable",
+    "impossible",
+    "unacceptable",
+    "closed",
+];
+
+/// The response to a published message.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Outcome {
+    Confirmed,
+    Refused,
+    Unroutable,
+    Impossible,
+    Unacceptable,
+    Closed,
+}
+
+impl Publishing {
+    /// Returns the handles of this process.
+    pub fn meters() -> &'static Self {
+        static PUBLISHING: LazyLock<Publishing> = LazyLock::new(|| Publishing {
+            published: counter_of(MESSAGES_PUBLISHED, None),
+            confirmed: OUTCOMES
+                .map(|outcome| counter_of(MESSAGES_CONFIRMED, Some(("outcome", outcome)))),
+            seconds: histogram!(CONFIRM_SECONDS),
+        });
+        &PUBLISHING
+    }
+
+    /// Counts a message, and returns the time.
+    pub fn published(&self) -> Instant {
+        self.published.increment(1);
+        Instant::now()
+    }
+
+    pub fn responded(&self, published: Instant, outcome: Outcome) {
+        self.confirmed[outcome as usize].increment(1);
+        self.seconds.record(published.elapsed());
+    }
 }

@@ -37,6 +37,7 @@ use contract::{
 };
 use futures_util::FutureExt;
 use futures_util::future::join_all;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, debug_span, warn};
 
@@ -109,6 +110,7 @@ impl<H: BatchHandler> Pipeline<H> {
     /// that other deliveries are handled while the outputs of these are published.
     pub async fn process<S: Send>(&self, deliveries: Vec<Delivery>, slot: S) {
         let count = deliveries.len();
+        let _open = self.counters.begun.now();
         let received: Vec<Received> = concurrently(deliveries, |delivery| self.receive(delivery))
             .await
             .into_iter()
@@ -219,6 +221,7 @@ impl<H: BatchHandler> Pipeline<H> {
             many => debug_span!("deliveries", pipe = %self.pipes.input, count = many.len()),
         };
         let publisher = Publisher(Arc::clone(&self.broker));
+        let begun = Instant::now();
         let handling = AssertUnwindSafe(self.handler.handle(received, &publisher))
             .catch_unwind()
             .instrument(span);
@@ -233,6 +236,7 @@ impl<H: BatchHandler> Pipeline<H> {
         } else {
             handling.await
         };
+        self.counters.handling.record(begun.elapsed());
         let mut dispositions = handled.unwrap_or_else(|_| Vec::new());
         dispositions.resize_with(received.len(), || {
             Disposition::Redeliver("the handler made no decision".to_owned())
@@ -404,8 +408,12 @@ impl<H: BatchHandler> Pipeline<H> {
         let delay = match published {
             Ok(()) => return delivery.ack(),
             Err(Unsettled::Unpublished(PublishError::Closed)) => return delivery.requeue(),
-            Err(Unsettled::Snooze(delay)) => delay,
+            Err(Unsettled::Snooze(delay)) => {
+                self.counters.snoozed.increment(1);
+                delay
+            }
             Err(reason) => {
+                self.counters.redelivered.increment(1);
                 warn!(pipe = %delivery.pipe, %reason, "a delivery could not be processed; it comes again");
                 REDELIVERY_DELAY
             }
@@ -443,6 +451,7 @@ impl<H: BatchHandler> Pipeline<H> {
         message: &TaskMessage,
     ) -> Result<(), Unsettled> {
         warn!(pipe = %delivery.pipe, task = %message.task_id, count = delivery.delivery_count, "several processes crashed while they held this message; it will run alone");
+        self.counters.quarantined.increment(1);
         let moved = self.move_to(&self.quarantine.pipe, delivery, message).await;
         self.quarantine.added.notify_one();
         moved

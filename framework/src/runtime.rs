@@ -183,6 +183,7 @@ impl Runtime {
             ..
         } = self.settings.clone();
         let refused = meters::refused_status_checks(&name);
+        let counters = Counters::of(&name);
         let status = StatusChecker::new(status_check_limit, tls, clock, tasks)
             .with_origins(status_origins, refused)
             .with_health(health, &name);
@@ -201,6 +202,7 @@ impl Runtime {
             depths: Arc::default(),
             reserved: Arc::new(self.settings.all_reserved_pipes()),
             retry,
+            counters,
             shutdown: CancellationToken::new(),
         }
     }
@@ -259,6 +261,14 @@ impl<H: BatchHandler> WorkerService<H> {
             "taking deliveries"
         );
         let in_flight = InFlight::new(settings.concurrency);
+        let counters = shared.counters.clone();
+        let _measured = telemetry::measure(
+            &settings,
+            counters,
+            Arc::clone(&open),
+            Arc::clone(&broker),
+            in_flight.slots(),
+        );
         let abort = in_flight.abort.clone();
         let shutdown = shared.shutdown.clone();
         let handler = make_handler(shared.clone());
@@ -313,7 +323,7 @@ fn pipeline<H>(
         open,
         quarantine: Quarantine::of(&settings.input),
         retry: shared.retry,
-        counters: Counters::of(&settings.name),
+        counters: shared.counters,
         discards: Discards::of(&settings.name),
         shutdown: shared.shutdown,
         abort,
@@ -338,8 +348,7 @@ fn serve_health<H: BatchHandler>(
         unready_reason: Arc::new(unready_reason),
         is_consuming,
     };
-    let recorder = meters::install_recorder();
-    tasks.spawn(telemetry::serve(listener, health, recorder, end.clone()));
+    tasks.spawn(telemetry::serve(listener, health, end.clone()));
 }
 
 fn listen_to_announcements<H>(

@@ -4,18 +4,22 @@
 //! No other file of the framework serves HTTP.
 
 mod health;
+mod measure;
 
 use std::net::SocketAddr;
 
 use axum::extract::{Query, State};
+use axum::http::header;
 use axum::routing::get;
 use axum::{Json, Router};
-use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use health::Health;
 use health::Selection;
+pub(crate) use measure::measure;
+
+use crate::meters;
 
 /// Binds the address. The error names it.
 pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
@@ -25,16 +29,10 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
 }
 
 /// Serves health checks and metrics until `shutdown` is cancelled.
-pub(crate) async fn serve(
-    listener: TcpListener,
-    health: Health,
-    recorder: Option<PrometheusHandle>,
-    shutdown: CancellationToken,
-) {
-    let metrics = get(move || async move {
-        recorder
-            .map(|recorder| recorder.render())
-            .unwrap_or_default()
+pub(crate) async fn serve(listener: TcpListener, health: Health, shutdown: CancellationToken) {
+    let metrics = get(|| async {
+        let kind = [(header::CONTENT_TYPE, meters::CONTENT_TYPE)];
+        (kind, meters::scrape().await)
     });
     let check = get(
         |State(health): State<Health>, Query(selection): Query<Selection>| async move {

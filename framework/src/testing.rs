@@ -13,6 +13,7 @@ use crate::broker::{Announcements, Broker, BrokerError, BrokerState, Confirm, Co
 use crate::clock::Clock;
 use crate::config::Route;
 use crate::context::Shared;
+use crate::meters::Counters;
 use crate::steps::output::{WorkerIdentity, new_message};
 use crate::steps::report_buffer::ReportBuffer;
 use crate::steps::status_check::StatusChecker;
@@ -96,6 +97,7 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
         depths: Arc::default(),
         reserved: Arc::new(Settings::new("test").all_reserved_pipes()),
         retry: RetryPolicy::default(),
+        counters: Counters::of("test"),
         shutdown: CancellationToken::new(),
     };
     let ctx = Context::new(

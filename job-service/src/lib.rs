@@ -25,6 +25,7 @@ mod error;
 mod extract;
 mod job_list;
 mod job_types;
+mod measured;
 mod new_job;
 mod notes;
 mod options;
@@ -87,6 +88,7 @@ impl JobService {
         tracker.spawn(async move { service.run_background(token).await });
         tracker.close();
 
+        let _measured = measured::measure(&self.0);
         let router = routes::router(Arc::clone(&self.0), Some(listener.local_addr()?));
         let shutting_down = &self.0.shutting_down;
         let server = server::serve(listener, router, &self.0.options.limits, shutting_down);
@@ -120,7 +122,7 @@ impl JobService {
         background::run(store, broker, options, &shutdown).await;
     }
 
-    /// Returns the router with every URL of the service: the REST API, the health check and Swagger UI.
+    /// Returns the router with every URL of the service: the REST API, the health check, the metrics and Swagger UI.
     ///
     /// The host of a request is checked only if the options allow certain hosts: the router does not know where it is served.
     pub fn router(&self) -> axum::Router {

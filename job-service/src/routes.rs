@@ -40,6 +40,7 @@ use utoipa_swagger_ui::SwaggerUi;
 use crate::access::{self, AccessRules, AllowedOrigin};
 use crate::correlation;
 use crate::error::ApiError;
+use crate::measured;
 use crate::options::BASE_PATH;
 use crate::server;
 use crate::state::AppState;
@@ -81,6 +82,7 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
             "/job-service-ui/api-docs/swagger.yaml",
             get(openapi_as_yaml),
         )
+        .route("/metrics", get(measured::metrics))
         .merge(Router::from(ui).layer(middleware::from_fn(not_found_as_json)))
         .fallback(unknown_url)
         .method_not_allowed_fallback(wrong_method)
@@ -91,6 +93,7 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
             access::layer,
         ))
         .layer(CatchPanicLayer::custom(ApiError::panic_response))
+        .layer(middleware::from_fn(measured::layer))
         .layer(middleware::from_fn(correlation::layer));
     // A layer runs after routing, but the URL must change before routing.
     Router::new().fallback_service(router.map_request(strip_trailing_slash))

@@ -5,8 +5,8 @@
 //!   for its client gives way to a new one, the longest wait first. It waits while it has sent no request or half of one, and
 //!   while it does not read its response.
 //! - A connection never gives way while the service works on its request.
-//! - The health check is answered even if every connection is at work. A few further connections exist for it; any other
-//!   request on them gets 503.
+//! - The health check and the metrics are answered even if every connection is at work. A few further connections exist
+//!   for them; any other request on these gets 503.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -44,8 +44,8 @@ const STALLED: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long a connection that gives way takes to release its socket, at the most.
 const RELEASE: Duration = Duration::from_millis(10);
-/// The path of the health check.
-const HEALTH_CHECK: &str = "/health-check";
+/// The paths of the health check and of the metrics.
+const OBSERVED: [&str; 2] = ["/health-check", "/metrics"];
 
 /// Serves requests until `stop` is cancelled, and then until the open requests are done.
 pub async fn serve(
@@ -78,10 +78,10 @@ pub async fn serve(
     tracker.wait().await;
 }
 
-/// The layer that refuses everything but the health check on a spare connection.
+/// The layer that refuses everything but the health check and the metrics on a spare connection.
 pub async fn refuse_on_spare_connections(request: Request, next: Next) -> Response {
     let spare = request.extensions().get::<Spare>().is_some();
-    if spare && request.uri().path() != HEALTH_CHECK {
+    if spare && !OBSERVED.contains(&request.uri().path()) {
         return ApiError::Busy("as many connections as it may have").into_response();
     }
     next.run(request).await

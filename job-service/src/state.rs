@@ -49,6 +49,12 @@ impl AppState {
         }
     }
 
+    /// Returns the number of clients that watch a job.
+    pub fn open_event_streams(&self) -> usize {
+        let limit = self.options.limits.connections.div_ceil(2);
+        limit.saturating_sub(self.event_streams.available_permits())
+    }
+
     /// Announces to all workers that a job has changed, so that they check its status at once.
     ///
     /// Does not wait for the broker. A worker that misses the announcement checks the status when its cached status

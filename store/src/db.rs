@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use crate::error::Availability;
 pub(crate) use crate::job_row::JobRow;
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
-use crate::model::{OutboxMessage, Transition};
+use crate::model::{Backlog, OutboxMessage, Transition};
 use crate::query::JobQuery;
 pub use clock::Clock;
 pub(crate) use error::DbError;
@@ -128,6 +128,9 @@ pub trait Reads {
         &'a self,
         incarnations: &'a [i64],
     ) -> DbFuture<'a, Vec<(i64, String, Option<JobStatus>)>>;
+
+    /// Returns what waits in the store.
+    fn backlog(&self) -> DbFuture<'_, Backlog>;
 
     /// Returns those of these jobs that have messages in the outbox.
     fn unsent_starts<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<UnsentStart>>;

@@ -6,7 +6,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use contract::metrics::{FLUSH_EVENTS, FLUSH_SECONDS};
 use contract::{JobStatus, JobTaskId, Step};
+use metrics::histogram;
+use tokio::time::Instant;
 
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, Signal};
@@ -36,9 +39,12 @@ impl Store {
             .keys()
             .map(|(partition, job)| ((*partition).to_owned(), (*job).to_owned()))
             .collect();
-        let options = &self.options;
-        self.run_tx("record", locks, |tx| Box::pin(flush(tx, groups, options)))
-            .await
+        let (options, begun) = (&self.options, Instant::now());
+        let flushed = self.run_tx("record", locks, |tx| Box::pin(flush(tx, groups, options)));
+        let recorded = flushed.await?;
+        histogram!(FLUSH_SECONDS).record(begun.elapsed());
+        histogram!(FLUSH_EVENTS).record(u32::try_from(events.len()).unwrap_or(u32::MAX));
+        Ok(recorded)
     }
 }
 

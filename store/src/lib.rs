@@ -48,9 +48,9 @@ pub use db::memory::FaultPoint;
 pub use db::sqlite_file;
 pub use error::{Availability, Cause, StoreError};
 pub use model::{
-    Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers, Incarnation,
-    JobRequest, OutboxMessage, ParkOutcome, ParkedTask, Prerequisite, Recorded, Refusal,
-    StartCondition, TaskTableSize, TrackingEvent, Transition,
+    Backlog, Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers,
+    Incarnation, JobRequest, OutboxMessage, ParkOutcome, ParkedTask, Prerequisite, Recorded,
+    Refusal, StartCondition, TaskTableSize, TrackingEvent, Transition,
 };
 pub use outbox::Claim;
 pub use query::filter::{Comparison, Filter, Pattern, TextField, TextTest};

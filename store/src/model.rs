@@ -1,10 +1,24 @@
 //! The types of the store's interface. They know nothing about SQL.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use contract::rest::Expiry;
 use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
 use serde::{Deserialize, Serialize};
+
+/// What waits in the store, for metrics.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// The number of jobs by the name of their status. A status that no job has is absent.
+    pub jobs: BTreeMap<&'static str, u64>,
+    /// The number of parked tasks of all jobs.
+    pub parked_tasks: u64,
+    /// The number of messages in the outbox that are due.
+    pub due_messages: u64,
+    /// How long the oldest of these is due; zero if there is none.
+    pub oldest_due: Duration,
+}
 
 /// The definition of a new job.
 #[derive(Debug, Clone)]

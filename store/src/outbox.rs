@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::db::Signal;
 use crate::db::run_tx::{End, JobLocks};
-use crate::model::OutboxMessage;
+use crate::model::{Backlog, OutboxMessage};
 use crate::{Store, StoreError};
 
 /// The messages that a relay has claimed.
@@ -29,6 +29,11 @@ impl Store {
     /// Returns the messages that are due, oldest first, including those that a relay has claimed. Changes nothing.
     pub async fn outbox(&self, limit: u32) -> Result<Vec<OutboxMessage>, StoreError> {
         Ok(self.backend.outbox(limit).await?)
+    }
+
+    /// Returns what waits in the store: jobs by status, parked tasks and due messages. The parts are of different moments.
+    pub async fn backlog(&self) -> Result<Backlog, StoreError> {
+        Ok(self.backend.backlog().await?)
     }
 
     /// Claims the oldest messages that are due and that no relay holds, for the time of the lease.

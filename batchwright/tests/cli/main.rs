@@ -11,4 +11,5 @@ mod binary;
 mod bench;
 mod closed_outputs;
 mod commands;
+mod metrics;
 mod startup;

@@ -175,11 +175,12 @@ impl Amqp {
             CancellationToken::new(),
             CancellationToken::new(),
         );
-        let connect = |purpose: &str| {
+        let connect = |purpose: &'static str| {
             ConnectionSupervisor::start(
                 uri.clone(),
                 tls.clone(),
                 format!("{name} {purpose}"),
+                purpose,
                 location.clone(),
                 &tasks,
                 &end,
@@ -288,7 +289,7 @@ impl Broker for Amqp {
     }
 
     fn announce(&self, body: Bytes) -> Confirm {
-        let (confirmer, confirm) = Confirm::pair();
+        let (confirmer, confirm) = Confirm::announcement();
         let (supervisor, end) = (self.publishing.clone(), self.end.clone());
         self.tasks.spawn(async move {
             let announced = end

@@ -22,8 +22,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use contract::metrics::{
+    EMBEDDED_DISK_FREE, EMBEDDED_DISK_RESERVE, EMBEDDED_FILE, EMBEDDED_MEMORY, EMBEDDED_MESSAGES,
+};
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
+use metrics::gauge;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -38,6 +42,7 @@ use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Outgoing,
     PublishError, Settlement, Settler,
 };
+use crate::meters::set_broker_state;
 
 /// The name of the file with the messages.
 const FILE: &str = "broker.db";
@@ -47,6 +52,7 @@ const LOCK: &str = "lock";
 /// A durable [`Broker`] in a folder of this machine.
 pub struct Embedded {
     folder: PathBuf,
+    reserve: u64,
     commands: mpsc::UnboundedSender<Command>,
     state: watch::Receiver<BrokerState>,
     tasks: TaskTracker,
@@ -114,6 +120,7 @@ impl Embedded {
         tasks.close();
         Ok(Self {
             folder: folder.to_owned(),
+            reserve: options.reserve,
             commands,
             state,
             tasks,
@@ -185,6 +192,26 @@ impl Broker for Embedded {
         }
     }
 
+    fn measure(&self) -> BoxFuture<'_, ()> {
+        async {
+            set_broker_state(self.state().name());
+            if let Ok(size) = self.request(|reply| Command::Measure { reply }).await {
+                gauge!(EMBEDDED_MESSAGES).set(number(size.messages));
+                gauge!(EMBEDDED_MEMORY).set(number(size.memory));
+            }
+            let bytes = |file: &str| {
+                let file = std::fs::metadata(self.folder.join(file));
+                file.map_or(0, |file| file.len())
+            };
+            let log = format!("{FILE}-wal");
+            gauge!(EMBEDDED_FILE).set(number(bytes(FILE) + bytes(&log)));
+            gauge!(EMBEDDED_DISK_RESERVE).set(number(self.reserve));
+            let free = Probe::of(&self.folder).free();
+            gauge!(EMBEDDED_DISK_FREE).set(free.map_or(f64::NAN, number));
+        }
+        .boxed()
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         async {
             // Fails in a second call; it then waits like the first.
@@ -205,6 +232,23 @@ impl fmt::Debug for Embedded {
     }
 }
 
+/// What the broker holds.
+#[derive(Debug, Clone, Copy)]
+struct Size {
+    /// The messages that wait in all pipes.
+    messages: u64,
+    /// The bytes of the messages in memory.
+    memory: u64,
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a gauge needs no more precision"
+)]
+const fn number(count: u64) -> f64 {
+    count as f64
+}
+
 /// A request to the writer. Requests are processed in order.
 enum Command {
     Publish(Outgoing, Confirmer),
@@ -217,6 +261,9 @@ enum Command {
     Depth {
         pipe: Arc<str>,
         reply: oneshot::Sender<u64>,
+    },
+    Measure {
+        reply: oneshot::Sender<Size>,
     },
     /// Returns the pipes that contain messages and have no consumer: their numbers, and how many consumers have joined
     /// them so far.

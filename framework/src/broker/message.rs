@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::error::PublishError;
+use crate::meters::{Outcome, Publishing};
 
 /// A message to publish.
 #[derive(Debug, Clone)]
@@ -44,18 +46,33 @@ pub struct Confirm(oneshot::Receiver<Result<(), PublishError>>);
 
 /// Resolves the [`Confirm`] that was made with it. If it is dropped, the confirm resolves to [`PublishError::Closed`].
 #[derive(Debug)]
-pub struct Confirmer(oneshot::Sender<Result<(), PublishError>>);
+pub struct Confirmer {
+    sender: oneshot::Sender<Result<(), PublishError>>,
+    /// When the message was published, if it counts as one.
+    published: Option<Instant>,
+}
 
 impl Confirm {
-    /// Returns an unresolved confirm and the means to resolve it. For implementations of [`Broker`](super::Broker).
+    /// Returns an unresolved confirm and the means to resolve it, and counts a published message. For implementations of
+    /// [`Broker`](super::Broker).
     pub fn pair() -> (Confirmer, Self) {
-        let (sender, receiver) = oneshot::channel();
-        (Confirmer(sender), Self(receiver))
+        Self::new_pair(Some(Publishing::meters().published()))
     }
 
-    /// Returns a confirm that is already resolved. For implementations of [`Broker`](super::Broker).
+    /// Returns a pair like [`pair`](Self::pair) for an announcement, which is not counted.
+    pub(super) fn announcement() -> (Confirmer, Self) {
+        Self::new_pair(None)
+    }
+
+    fn new_pair(published: Option<Instant>) -> (Confirmer, Self) {
+        let (sender, receiver) = oneshot::channel();
+        (Confirmer { sender, published }, Self(receiver))
+    }
+
+    /// Returns a confirm that is already resolved, of a message that no broker was asked to take. For implementations of
+    /// [`Broker`](super::Broker).
     pub fn ready(result: Result<(), PublishError>) -> Self {
-        let (confirmer, confirm) = Self::pair();
+        let (confirmer, confirm) = Self::announcement();
         confirmer.resolve(result);
         confirm
     }
@@ -64,7 +81,21 @@ impl Confirm {
 impl Confirmer {
     /// Resolves the confirm. Does nothing if the publisher has dropped it.
     pub fn resolve(self, result: Result<(), PublishError>) {
-        drop(self.0.send(result));
+        if let Some(published) = self.published {
+            Publishing::meters().responded(published, outcome(&result));
+        }
+        drop(self.sender.send(result));
+    }
+}
+
+const fn outcome(result: &Result<(), PublishError>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Confirmed,
+        Err(PublishError::Refused { .. }) => Outcome::Refused,
+        Err(PublishError::Unroutable { .. }) => Outcome::Unroutable,
+        Err(PublishError::Impossible { .. }) => Outcome::Impossible,
+        Err(PublishError::Unacceptable { .. }) => Outcome::Unacceptable,
+        Err(PublishError::Closed) => Outcome::Closed,
     }
 }
 

@@ -123,6 +123,7 @@ impl<W: Worker> TaskExecutor<W> {
                 && let Some(next) = self.next_in_place(error, attempts, &ctx)
             {
                 warn!(task = ctx.task_id(), job = ctx.job_task_id(), attempt = next.failed, reason = %error, "an attempt failed; the task runs again at once");
+                self.shared.counters.retried.increment(1);
                 ctx.send_report(self.retry_report(received, &error.chain(), next));
                 earlier.append(&mut dispatched.pending);
                 attempts = next;
@@ -310,6 +311,7 @@ impl<W: Worker> TaskExecutor<W> {
             headers: attempts.with_headers(received.headers()),
             ..Outgoing::new(self.pipes.input.as_str(), received.delivery.body.clone())
         };
+        self.shared.counters.retried.increment(1);
         let report = self.retry_report(received, reason, attempts);
         // Without the reports of `dispatched`: the next attempt dispatches the same subtasks and reports them.
         Outputs {
@@ -340,6 +342,7 @@ impl<W: Worker> TaskExecutor<W> {
 
     /// Makes a copy of the task for the reject pipe, with the reason and its origin in headers.
     fn reject_copy(&self, received: &Received, reason: &str) -> Outgoing {
+        self.shared.counters.given_up.increment(1);
         let copy = TaskMessage {
             task_id: uuid::Uuid::new_v4().to_string(),
             task_status: Some(TaskStatus::ResultException),
@@ -378,6 +381,7 @@ impl<W: Worker> TaskExecutor<W> {
         reason: &str,
         dispatched: Dispatched,
     ) -> Outputs {
+        self.shared.counters.failed.increment(1);
         let spec = OutputSpec {
             // The task's own id. Attempts may break off at different points of a split, so the number after the last
             // subtask of this attempt may belong to a subtask of another attempt, which is complete.

@@ -40,6 +40,11 @@ impl InFlight {
         }
     }
 
+    /// Returns the slots, and their number.
+    pub fn slots(&self) -> (Arc<Semaphore>, u32) {
+        (Arc::clone(&self.slots), self.concurrency)
+    }
+
     /// Receives deliveries and starts them as slots become free. Returns when the broker is closed.
     pub async fn consume<H: BatchHandler>(
         &self,

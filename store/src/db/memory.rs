@@ -11,6 +11,7 @@ mod retention;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use contract::JobStatus;
 use futures_util::future::BoxFuture;
@@ -22,7 +23,7 @@ use super::{
 };
 use crate::error::Availability;
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
-use crate::model::{CatalogueSize, OutboxMessage, ParkedTask, TaskTableSize, Transition};
+use crate::model::{Backlog, CatalogueSize, OutboxMessage, ParkedTask, TaskTableSize, Transition};
 use crate::query::{Candidate, JobQuery};
 use outbox::Unsent;
 use prerequisites::Dependencies;
@@ -297,6 +298,28 @@ impl Reads for Memory {
                 .take(limit as usize)
                 .map(|unsent| unsent.message.clone())
                 .collect())
+        })
+    }
+    fn backlog(&self) -> DbFuture<'_, Backlog> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let now = self.shared.clock.now();
+            let mut backlog = Backlog {
+                parked_tasks: state.parked.len() as u64,
+                ..Backlog::default()
+            };
+            for job in state.jobs.values() {
+                *backlog.jobs.entry(job.status.name()).or_default() += 1;
+            }
+            for unsent in state.outbox.values() {
+                let free = !unsent.suspended && !unsent.paused;
+                if let Some(due) = unsent.due_time.filter(|due| free && *due <= now) {
+                    let age = Duration::from_millis((now - due).cast_unsigned());
+                    backlog.due_messages += 1;
+                    backlog.oldest_due = backlog.oldest_due.max(age);
+                }
+            }
+            Ok(backlog)
         })
     }
     fn prerequisites<'a>(

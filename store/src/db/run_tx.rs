@@ -12,8 +12,10 @@ use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
+use contract::metrics::{TRANSACTION_ERRORS, TRANSACTION_RETRIES, TRANSACTION_SECONDS};
 use contract::{JobId, PartitionId};
 use futures_util::future::BoxFuture;
+use metrics::{counter, histogram};
 use tokio::time::Instant;
 
 use super::JobKey;
@@ -162,8 +164,13 @@ where
     }
 }
 
-/// Logs the run of one transaction. This is the place for a histogram of durations by name.
+/// Logs and counts the run of one transaction.
 fn measure(name: &'static str, attempts: u32, elapsed: Duration, error: Option<&DbError>) {
+    let retries = u64::from(attempts.saturating_sub(1));
+    histogram!(TRANSACTION_SECONDS, "transaction" => name).record(elapsed);
+    counter!(TRANSACTION_RETRIES, "transaction" => name).increment(retries);
+    let errors = u64::from(error.is_some());
+    counter!(TRANSACTION_ERRORS, "transaction" => name).increment(errors);
     tracing::debug!(transaction = name, attempts, ?elapsed, ?error, "ended");
 }
 

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::error::{Availability, StoreError};
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
-use crate::model::{OutboxMessage, Transition};
+use crate::model::{Backlog, OutboxMessage, Transition};
 use crate::query::JobQuery;
 use session::Session;
 use statement::Dialect;
@@ -164,6 +164,18 @@ impl Reads for SqlBackend {
     }
     fn outbox(&self, limit: u32) -> DbFuture<'_, Vec<OutboxMessage>> {
         Box::pin(async move { outbox::due_messages(&mut self.reader().await?, limit).await })
+    }
+    fn backlog(&self) -> DbFuture<'_, Backlog> {
+        Box::pin(async move {
+            let db = &mut self.reader().await?;
+            let (due_messages, oldest_due) = outbox::due(db).await?;
+            Ok(Backlog {
+                jobs: jobs::count_by_status(db).await?,
+                parked_tasks: parking::count_all(db).await?,
+                due_messages,
+                oldest_due,
+            })
+        })
     }
     fn prerequisites<'a>(
         &'a self,

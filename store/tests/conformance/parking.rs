@@ -5,11 +5,13 @@ use std::ops::RangeInclusive;
 
 use contract::{JobId, JobTaskId, ReportFailure};
 use futures_util::future::join_all;
+use harness::wait_for;
 use store::{
-    Change, EventKind, Header, Headers, Incarnation, OutboxMessage, ParkOutcome, ParkedTask,
+    Backlog, Change, EventKind, Header, Headers, Incarnation, OutboxMessage, ParkOutcome,
+    ParkedTask,
 };
 
-use crate::fixture::{TestStore, task_id};
+use crate::fixture::{MINUTE, TestStore, in_seconds, task_id};
 
 suite![
     only_tasks_of_the_paused_incarnation_are_parked,
@@ -19,7 +21,33 @@ suite![
     parked_tasks_of_an_ended_job_are_dropped,
     resume_wakes_unparking_and_the_relay,
     concurrent_parking_pausing_and_resuming_lose_no_task,
+    backlog_counts_jobs_by_status_parked_tasks_and_due_messages,
 ];
+
+async fn backlog_counts_jobs_by_status_parked_tasks_and_due_messages(store: TestStore) {
+    assert_eq!(store.backlog().await.unwrap(), Backlog::default());
+    let (paused, cancelled) = (
+        store.paused("paused").await,
+        store.started("cancelled").await,
+    );
+    store.cancel(&cancelled).await;
+    let tasks = [1, 2].map(|n| (task_id(&paused, "1"), task(n)));
+    store.park_tasks(&tasks).await.unwrap();
+    store.create("due").await;
+    store.create_scheduled("later", in_seconds(60)).await;
+    let backlog = wait_for("the message to be due for some time", async || {
+        let backlog = store.backlog().await.unwrap();
+        let is_old = !backlog.oldest_due.is_zero();
+        is_old
+            .then_some(backlog.clone())
+            .ok_or(format!("{backlog:?}"))
+    })
+    .await;
+    let jobs = [("Cancelled", 1), ("Paused", 1), ("Waiting", 2)];
+    assert_eq!(backlog.jobs, jobs.into());
+    assert_eq!((backlog.parked_tasks, backlog.due_messages), (2, 1));
+    assert!(backlog.oldest_due < MINUTE, "{backlog:?}");
+}
 
 async fn only_tasks_of_the_paused_incarnation_are_parked(store: TestStore) {
     use ParkOutcome::{Discard, Parked, SendBack};

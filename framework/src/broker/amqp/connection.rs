@@ -12,9 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
+use contract::metrics::BROKER_RECONNECTS;
 use futures_util::StreamExt as _;
 use lapin::uri::AMQPUri;
 use lapin::{Channel, ConnectionProperties, Event};
+use metrics::Counter;
 use rustls::ClientConfig;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -24,6 +26,7 @@ use tokio_util::task::TaskTracker;
 use super::RESPONSE_LIMIT;
 use super::socket::Sockets;
 use crate::broker::BrokerState;
+use crate::meters::counter_of;
 
 /// How often the client library's own state of the connection is checked, in case it does not report a loss.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -135,11 +138,12 @@ impl Connection {
 
 impl ConnectionSupervisor {
     /// Starts to connect. The supervisor runs in `tasks` until `end` is cancelled. `name` is the name under which the
-    /// broker lists the connection, `location` is `host:port` for the log.
+    /// broker lists the connection, `purpose` its label in the metrics, `location` is `host:port` for the log.
     pub fn start(
         uri: AMQPUri,
         tls: Option<Arc<ClientConfig>>,
         name: String,
+        purpose: &'static str,
         location: String,
         tasks: &TaskTracker,
         end: &CancellationToken,
@@ -150,6 +154,7 @@ impl ConnectionSupervisor {
             tls,
             name,
             location,
+            reconnects: counter_of(BROKER_RECONNECTS, Some(("connection", purpose))),
             link: sender,
         };
         tasks.spawn(reconnector.run(end.clone()));
@@ -202,6 +207,7 @@ struct Reconnector {
     tls: Option<Arc<ClientConfig>>,
     name: String,
     location: String,
+    reconnects: Counter,
     link: watch::Sender<Link>,
 }
 
@@ -212,7 +218,7 @@ impl Reconnector {
             .with_max_delay(LONGEST_DELAY)
             .with_jitter()
             .without_max_times();
-        let mut delay = delays.build();
+        let (mut delay, mut was_connected) = (delays.build(), false);
         loop {
             // However the connection ends, its sockets are closed at the end of this iteration.
             let sockets = Sockets::default();
@@ -223,6 +229,8 @@ impl Reconnector {
                 Ok(connection) => {
                     tracing::info!(broker = %self.location, name = %self.name, "connected to the broker");
                     delay = delays.build();
+                    self.reconnects.increment(u64::from(was_connected));
+                    was_connected = true;
                     let reason = self.watch(&connection, &end).await;
                     connection.lost.cancel();
                     // The broker may be gone and never respond to the request to close.

@@ -120,6 +120,10 @@ impl Probe {
     pub fn new(free: impl Fn() -> Option<u64> + Send + Sync + 'static) -> Self {
         Self(Box::new(free))
     }
+
+    pub fn free(&self) -> Option<u64> {
+        (self.0)()
+    }
 }
 
 impl fmt::Debug for Probe {

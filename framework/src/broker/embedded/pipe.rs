@@ -108,6 +108,11 @@ impl Memory {
             .max(self.minimum)
     }
 
+    /// Returns how many bytes are in use.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
     fn has_room(&self, own: usize) -> bool {
         own < self.minimum || self.used.load(Ordering::Relaxed) < self.bound
     }

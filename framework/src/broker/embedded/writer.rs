@@ -28,7 +28,7 @@ use super::disk::{Delayed, Disk, Recovered};
 use super::pipe::{Bounds, ConsumerKey, Id, Memory, Message, Pipe, Settled, pipe_of};
 use super::space::Space;
 use super::work::{Page, PendingBatch, Published, Read, Running, Work, finish, run};
-use super::{Command, WriterSettler};
+use super::{Command, Size, WriterSettler};
 use crate::broker::{
     BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler,
 };
@@ -231,6 +231,13 @@ impl Writer {
                         .get(&pipe)
                         .map_or(0, |index| self.pipes[*index].depth()),
                 );
+            }
+            Command::Measure { reply } => {
+                let size = Size {
+                    messages: self.pipes.iter().map(Pipe::depth).sum(),
+                    memory: self.memory.used() as u64,
+                };
+                send_reply(reply, size);
             }
             Command::Unconsumed { reply } => {
                 let unconsumed = self

@@ -24,6 +24,16 @@ pub async fn find(db: &mut Session, partition: &str, job: &str) -> Result<Option
         .await
 }
 
+/// Returns how many jobs have each status. Reads the index of the statuses, not the jobs.
+pub async fn count_by_status(db: &mut Session) -> Result<BTreeMap<&'static str, u64>, DbError> {
+    let statement = db.statement("select status, count(*) from job group by status");
+    let counts = db.fetch(statement, |row| {
+        let count = u64::try_from(row.get::<i64, _>(1)?).unwrap_or_default();
+        Ok((status(row.get("status")?)?.name(), count))
+    });
+    Ok(counts.await?.into_iter().collect())
+}
+
 /// Locks jobs in (partition, job) order. The one writer of SQLite has every lock.
 ///
 /// The ids may come from messages. PostgreSQL refuses a text with U+0000, even to compare with; no job has such an id.

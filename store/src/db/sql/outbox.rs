@@ -1,6 +1,7 @@
 //! The table `outbox`: messages for the broker.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::session::{Row, Session};
 use super::statement::{Dialect, json};
@@ -19,6 +20,24 @@ pub async fn due_messages(db: &mut Session, limit: u32) -> Result<Vec<OutboxMess
         .fetch(statement.bind(i64::from(limit)), read_message)
         .await?;
     Ok(messages.into_iter().map(|(_, message)| message).collect())
+}
+
+/// Returns how many messages are due, and how long the oldest is.
+pub async fn due(db: &mut Session) -> Result<(u64, Duration), DbError> {
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "select count(*), {now} - min(due_time) from outbox where due_time <= (select {now}) \
+         and not suspended and not paused"
+    ));
+    let due = db.fetch_first(statement, |row| {
+        Ok((row.get::<i64, _>(0)?, row.get::<Option<i64>, _>(1)?))
+    });
+    let (count, age) = due.await?.unwrap_or_default();
+    let age = u64::try_from(age.unwrap_or_default()).unwrap_or_default();
+    Ok((
+        u64::try_from(count).unwrap_or_default(),
+        Duration::from_millis(age),
+    ))
 }
 
 /// Returns those of these jobs that have messages in the outbox.

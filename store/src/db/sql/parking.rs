@@ -33,6 +33,12 @@ pub async fn count(db: &mut Session, incarnation: i64) -> Result<u64, DbError> {
     db.fetch_count(statement.bind(incarnation)).await
 }
 
+/// Returns how many tasks of all jobs are parked.
+pub async fn count_all(db: &mut Session) -> Result<u64, DbError> {
+    db.fetch_count(db.statement("select count(*) from stowed_task"))
+        .await
+}
+
 /// Marks a job that has parked tasks. Returns false if it has none, or is marked already.
 pub async fn mark(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
     let statement = db.statement(

@@ -1,0 +1,142 @@
+//! The metrics of one worker.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use contract::metrics::{
+    STATUS_CHECKS_REFUSED, TASK_SECONDS, TASKS_DISCARDED, TASKS_DONE, TASKS_FAILED,
+    TASKS_FORWARDED, TASKS_GIVEN_UP, TASKS_PAUSED, TASKS_QUARANTINED, TASKS_RECEIVED,
+    TASKS_REDELIVERED, TASKS_REJECTED, TASKS_RETRIED, TASKS_SNOOZED,
+};
+use metrics::{Counter, Histogram, counter, histogram};
+use tokio::time::Instant;
+
+use super::install;
+
+/// The counters of one worker. The names of the older ones follow CAF's (`core.tasksReceived`, …) in Prometheus' spelling.
+#[derive(Clone)]
+pub(crate) struct Counters {
+    pub received: Counter,
+    pub done: Counter,
+    pub failed: Counter,
+    pub retried: Counter,
+    pub given_up: Counter,
+    pub forwarded: Counter,
+    pub paused: Counter,
+    pub invalid: Counter,
+    pub quarantined: Counter,
+    pub snoozed: Counter,
+    pub redelivered: Counter,
+    pub handling: Histogram,
+    pub begun: Arc<Begun>,
+}
+
+impl Counters {
+    pub fn of(worker: &str) -> Self {
+        install();
+        let counter = |name: &'static str| counter!(name, "worker" => worker.to_owned());
+        Self {
+            received: counter(TASKS_RECEIVED),
+            done: counter(TASKS_DONE),
+            failed: counter(TASKS_FAILED),
+            retried: counter(TASKS_RETRIED),
+            given_up: counter(TASKS_GIVEN_UP),
+            forwarded: counter(TASKS_FORWARDED),
+            paused: counter(TASKS_PAUSED),
+            invalid: counter(TASKS_REJECTED),
+            quarantined: counter(TASKS_QUARANTINED),
+            snoozed: counter(TASKS_SNOOZED),
+            redelivered: counter(TASKS_REDELIVERED),
+            handling: histogram!(TASK_SECONDS, "worker" => worker.to_owned()),
+            begun: Arc::default(),
+        }
+    }
+}
+
+/// Returns the counter of the messages that a worker discards for this reason.
+pub(crate) fn discarded(worker: &str, reason: &'static str) -> Counter {
+    install();
+    counter!(TASKS_DISCARDED, "worker" => worker.to_owned(), "reason" => reason)
+}
+
+/// Returns the counter of the status checks that a worker does not make, because their URL is not allowed.
+pub(crate) fn refused_status_checks(worker: &str) -> Counter {
+    install();
+    counter!(STATUS_CHECKS_REFUSED, "worker" => worker.to_owned())
+}
+
+impl fmt::Debug for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Counters")
+    }
+}
+
+/// When the deliveries that are being processed began.
+#[derive(Debug, Default)]
+pub(crate) struct Begun(Mutex<Times>);
+
+#[derive(Debug, Default)]
+struct Times {
+    next: u64,
+    /// In the order of their beginning.
+    open: BTreeMap<u64, Instant>,
+}
+
+/// Deliveries that are being processed, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Open<'a> {
+    begun: &'a Begun,
+    number: u64,
+}
+
+impl Begun {
+    pub fn now(&self) -> Open<'_> {
+        let mut times = self.times();
+        let number = times.next;
+        times.next += 1;
+        times.open.insert(number, Instant::now());
+        Open {
+            begun: self,
+            number,
+        }
+    }
+
+    /// Returns how long the oldest is open; zero if none is.
+    pub fn oldest(&self) -> Duration {
+        let times = self.times();
+        let oldest = times.open.first_key_value();
+        oldest.map_or(Duration::ZERO, |(_, begun)| begun.elapsed())
+    }
+
+    fn times(&self) -> MutexGuard<'_, Times> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.begun.times().open.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_open_delivery_is_the_first_that_has_not_ended() {
+        let begun = Begun::default();
+        assert_eq!(begun.oldest(), Duration::ZERO);
+        let first = begun.now();
+        tokio::time::advance(Duration::from_secs(5)).await;
+        let second = begun.now();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(begun.oldest(), Duration::from_secs(6));
+        drop(first);
+        assert_eq!(begun.oldest(), Duration::from_secs(1));
+        drop(second);
+        assert_eq!(begun.oldest(), Duration::ZERO);
+    }
+}
