@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use framework::config::env::Variables;
+use framework::log::LogFormat;
 
 use self::bench::BenchArgs;
 use self::jobs::{CountArgs, JobArgs, ListArgs, TargetArgs};
@@ -31,6 +32,15 @@ pub struct Cli {
     /// Log filter for standard error, e.g. `info` or `framework=debug`.
     #[arg(long, global = true, env = "BATCHWRIGHT_LOG", value_name = "FILTER")]
     pub log: Option<String>,
+    /// Form of the lines of the log: `text`, or `json` with one object in a line.
+    #[arg(
+        long,
+        global = true,
+        env = "BATCHWRIGHT_LOG_FORMAT",
+        default_value_t,
+        value_name = "FORMAT"
+    )]
+    pub log_format: LogFormat,
 }
 
 #[derive(Debug, Subcommand)]

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt;
 use std::process::ExitCode;
 
 use clap::builder::Resettable;
@@ -15,13 +16,16 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, Parser};
 use framework::SettingsError;
 use framework::config::caf::{self, Reader};
-use framework::config::env::{EnvValue, UrlParts, Variables, url_encoded};
+use framework::config::env::{self, EnvValue, UrlParts, Variables, url_encoded};
 use framework::config::{DEFAULT_CONCURRENCY, PREFIX, VARIABLES};
 
 /// The commands that read CAF's variables.
 pub(crate) const SERVING: [&str; 2] = ["up", "run"];
 /// The settings whose value can come from a file; `<name>_FILE` is its path.
 pub(crate) const SECRET: [&str; 2] = ["BATCHWRIGHT_DATABASE", "BATCHWRIGHT_BROKER"];
+
+/// The origin of a setting that is not set.
+const DEFAULT: &str = "default";
 
 /// The settings in effect, each with its origin.
 #[derive(Debug, Default)]
@@ -256,10 +260,21 @@ impl Configuration {
         }
     }
 
-    /// Logs each setting with its origin, and each variable without an effect.
-    pub fn log(&self) {
-        for Setting { name, value, from } in &self.settings {
-            tracing::info!(value, from, "{name}");
+    /// Logs the settings of `command` that differ from the defaults, and each variable without an effect.
+    pub fn log(&self, command: &str) {
+        let changed: Vec<String> = self
+            .settings
+            .iter()
+            .filter(|setting| setting.from != DEFAULT)
+            .map(ToString::to_string)
+            .collect();
+        tracing::info!(
+            version = env!("CARGO_PKG_VERSION"),
+            settings = env::listed(&changed),
+            "starting {command}; these settings differ from the defaults"
+        );
+        for setting in &self.settings {
+            tracing::debug!("setting {setting}");
         }
         for name in &self.unused {
             tracing::warn!("{name} has no effect here; only a worker program of your own reads it");
@@ -281,18 +296,24 @@ impl Setting {
             _ => fallbacks
                 .get(&variable)
                 .filter(|found| found.value == value)
-                .map_or_else(|| "default".to_owned(), |found| found.from.clone()),
+                .map_or_else(|| DEFAULT.to_owned(), |found| found.from.clone()),
         };
         let value = if arg.is_hide_env_values_set() {
             store::masked(&value)
         } else {
-            value
+            env::masked(&value)
         };
         Some(Self {
             name: arg.get_long().unwrap_or(id).to_owned(),
             value,
             from,
         })
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={} ({})", self.name, self.value, self.from)
     }
 }
 

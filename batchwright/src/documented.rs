@@ -294,7 +294,7 @@ impl fmt::Display for Configuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.settings
             .iter()
-            .try_for_each(|Setting { name, value, from }| writeln!(f, "{name}={value} ({from})"))
+            .try_for_each(|setting| writeln!(f, "{setting}"))
     }
 }
 
@@ -378,7 +378,7 @@ fn precedence_is_flag_then_own_variable_then_caf_then_default() {
 }
 
 #[test]
-fn queues_are_declared_with_the_priority_and_type_of_our_settings_or_cafs() {
+fn queues_are_declared_as_our_settings_or_cafs_say_on_connections_with_the_name_of_the_role() {
     let caf = [
         ("CAF_RABBITMQ_MAX_PRIORITY", "5"),
         ("CAF_RABBITMQ_QUEUE_TYPE", "classic"),
@@ -403,6 +403,11 @@ fn queues_are_declared_with_the_priority_and_type_of_our_settings_or_cafs() {
             };
             let amqp = options.unwrap().amqp().unwrap();
             assert_eq!((amqp.queue_type, amqp.max_priority), expected, "{command}");
+            let name = match command.strip_prefix("run ") {
+                Some(role) => format!("batchwright {role}"),
+                None => "batchwright".to_owned(),
+            };
+            assert_eq!(amqp.name, name);
         }
     }
     let refusal = configuration("up", &[("CAF_RABBITMQ_MAX_PRIORITY", "256")]).unwrap_err();

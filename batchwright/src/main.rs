@@ -12,14 +12,13 @@ mod print;
 mod tls_args;
 mod watch;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use cli::Cli;
 use framework::config::env::Variables;
+use framework::log;
 use mimalloc::MiMalloc;
-use tracing_subscriber::EnvFilter;
 
 /// Each message causes many small allocations, which often are freed on another thread. `MiMalloc` is fast at this.
 #[global_allocator]
@@ -50,22 +49,15 @@ fn main() -> ExitCode {
     let outcome = runtime.block_on(cli.command.execute(&variables, &configuration));
     // The script of a job type may run forever on a blocking thread.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    log::flush();
     print::exit_code(outcome)
 }
 
 fn set_up_log(cli: &Cli) {
-    // The log lines of these targets do not help an operator.
-    const QUIET: &str = "sqlx::postgres::notice=warn,lapin=off";
-    let level = cli.log.as_deref().unwrap_or(if cli.command.serves() {
+    let level = if cli.command.serves() {
         "info"
     } else {
         "error"
-    });
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::builder().parse_lossy(format!("{QUIET},{level}")))
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        // It reports them with `eprintln!`, which panics in the task that logs.
-        .log_internal_errors(false)
-        .init();
+    };
+    log::set_up(cli.log.as_deref().unwrap_or(level), cli.log_format);
 }

@@ -176,6 +176,23 @@ impl Settings {
             .allow(&self.output)
     }
 
+    /// Lists the settings that differ from the defaults, each with its origin, on one line. Passwords are masked.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::find`].
+    pub fn changed(variables: &Variables) -> Result<String, SettingsError> {
+        let mut changed = Vec::new();
+        for variable in VARIABLES {
+            let found = Self::find(variables, variable.name)?;
+            if let Some(found) = found.filter(|found| found.value != variable.default) {
+                let value = env::masked(&found.value);
+                changed.push(format!("{}={value} ({})", variable.name, found.from));
+            }
+        }
+        Ok(env::listed(&changed))
+    }
+
     /// Finds one setting of a worker, by its name in [`VARIABLES`]: its own variable, its file, or CAF's variables.
     ///
     /// # Errors
@@ -384,6 +401,11 @@ pub const VARIABLES: &[Variable] = &[
         "the origins that status checks may ask, separated by commas, for example http://job-service:8080; with none, every origin",
     ),
     variable("LOG", "info", "what is logged to standard error"),
+    variable(
+        "LOG_FORMAT",
+        "text",
+        "the form of the lines of the log: text or json",
+    ),
 ];
 
 /// Reads settings by [`VARIABLES`].

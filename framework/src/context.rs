@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::broker::depth_cache::DepthCache;
 use crate::broker::{Broker, PublishError};
+use crate::current::CurrentMessage;
 use crate::meters::Counters;
 use crate::steps::output::{Output, OutputSpec, TaskPart, WorkerIdentity, tracking_pipe};
 use crate::steps::publish::PendingPublish;
@@ -32,7 +33,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Context(Arc<Inner>);
 
 struct Inner {
-    input: TaskMessage,
+    input: Arc<CurrentMessage>,
     shared: Shared,
     attempt: u32,
     split: tokio::sync::Mutex<Split>,
@@ -127,7 +128,7 @@ impl Payload {
 }
 
 impl Context {
-    pub(crate) fn new(input: TaskMessage, attempt: u32, shared: Shared) -> Self {
+    pub(crate) fn new(input: Arc<CurrentMessage>, attempt: u32, shared: Shared) -> Self {
         Self(Arc::new(Inner {
             input,
             shared,

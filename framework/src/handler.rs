@@ -12,6 +12,7 @@ use std::time::Duration;
 use contract::{ReportStatus, TaskMessage, TrackingReport, patch_tracking};
 
 use crate::broker::{Broker, Confirm, Delivery, HeaderValue, Headers, Outgoing, PublishError};
+use crate::current::CurrentMessage;
 use crate::steps::output::LONGEST_REASON;
 use crate::steps::publish::PendingPublish;
 use crate::steps::quarantine::Standing;
@@ -81,7 +82,7 @@ pub trait BatchHandler: Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Received {
     pub(crate) delivery: Delivery,
-    pub(crate) message: TaskMessage,
+    pub(crate) message: Arc<CurrentMessage>,
     pub(crate) is_diverted: bool,
     pub(crate) standing: Standing,
 }
@@ -89,7 +90,7 @@ pub struct Received {
 impl Received {
     pub(crate) const fn new(
         delivery: Delivery,
-        message: TaskMessage,
+        message: Arc<CurrentMessage>,
         is_diverted: bool,
         standing: Standing,
     ) -> Self {
@@ -102,7 +103,7 @@ impl Received {
     }
 
     /// Returns the decoded message.
-    pub const fn message(&self) -> &TaskMessage {
+    pub fn message(&self) -> &TaskMessage {
         &self.message
     }
 

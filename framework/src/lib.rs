@@ -32,11 +32,13 @@ pub mod broker;
 pub mod clock;
 pub mod config;
 mod context;
+mod current;
 pub mod handler;
 pub mod health;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
+pub mod log;
 pub mod meters;
 mod pipeline;
 mod retry;

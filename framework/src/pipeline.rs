@@ -39,14 +39,16 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, debug, debug_span, warn};
+use tracing::{debug, warn};
 
 use crate::RetryPolicy;
 use crate::broker::{Broker, Delivery, Headers, Outgoing, PublishError};
+use crate::current::CurrentMessage;
 use crate::handler::{
     BatchHandler, Disposition, Outputs, Publisher, Received, UNDELIVERABLE, explain,
 };
 use crate::meters::Counters;
+use crate::steps::attempts::Attempts;
 use crate::steps::discards::Discards;
 use crate::steps::output::{WorkerIdentity, tracking_pipe};
 use crate::steps::publish::{PendingPublish, await_confirms};
@@ -117,11 +119,15 @@ impl<H: BatchHandler> Pipeline<H> {
             .flatten()
             .collect();
         if !received.is_empty() {
-            let dispositions = self.handle(&received).await;
+            let dispositions = match &received[..] {
+                [one] => Arc::clone(&one.message).scope(self.handle(&received)).await,
+                // What the handler logs is about all of them.
+                _ => self.handle(&received).await,
+            };
             drop(slot);
             let decided = received.into_iter().zip(dispositions).collect();
             concurrently(decided, |(received, disposition)| {
-                self.apply(received, disposition)
+                Arc::clone(&received.message).scope(self.apply(received, disposition))
             })
             .await;
         }
@@ -141,6 +147,20 @@ impl<H: BatchHandler> Pipeline<H> {
             }
         };
         let job = self.status.check(message.tracking.as_mut()).await;
+        let attempt = Attempts::of(&delivery.headers, 0).failed.saturating_add(1);
+        let message = CurrentMessage::new(Arc::clone(&delivery.pipe), message, attempt);
+        let received = Received::new(delivery, Arc::clone(&message), false, standing);
+        message.scope(self.admit(received, job)).await
+    }
+
+    /// Returns a delivery about which the handler must decide. Settles any other.
+    async fn admit(&self, received: Received, job: JobKnowledge) -> Option<Received> {
+        let Received {
+            delivery,
+            message,
+            standing,
+            ..
+        } = received;
         let admission = admit(
             job,
             message.to.as_deref(),
@@ -214,18 +234,13 @@ impl<H: BatchHandler> Pipeline<H> {
         {
             return vec![self.handler.reject_poison(poison)];
         }
-        let span = match received {
-            [one] => {
-                debug_span!("delivery", pipe = %one.delivery.pipe, task = %one.message.task_id, job = one.message.job_task_id())
-            }
-            many => debug_span!("deliveries", pipe = %self.pipes.input, count = many.len()),
-        };
         let publisher = Publisher(Arc::clone(&self.broker));
         let begun = Instant::now();
-        let handling = AssertUnwindSafe(self.handler.handle(received, &publisher))
-            .catch_unwind()
-            .instrument(span);
-        let handled = if matches!(received, [only] if only.standing.is_isolated()) {
+        let handling = AssertUnwindSafe(self.handler.handle(received, &publisher)).catch_unwind();
+        let handled = if let [only] = received
+            && let Standing::Isolated { crash_count } = only.standing
+        {
+            warn!(crashes = crash_count, "a quarantined message runs alone");
             let Some(handled) = self.abort.run_until_cancelled(handling).await else {
                 // Other deliveries are dropped on `abort`, which requeues them. An isolated one must be published again
                 // instead, because a requeue would count against it.
@@ -391,7 +406,7 @@ impl<H: BatchHandler> Pipeline<H> {
         let reported = self.report(&received.message, report.into_iter().collect());
         match reported.await {
             Err(reason @ Unsettled::Unreportable(_)) => {
-                warn!(task = %received.message.task_id, %reason, "a task has failed unseen");
+                warn!(%reason, "a task has failed unseen");
                 Ok(())
             }
             reported => reported,
@@ -450,7 +465,10 @@ impl<H: BatchHandler> Pipeline<H> {
         delivery: &Delivery,
         message: &TaskMessage,
     ) -> Result<(), Unsettled> {
-        warn!(pipe = %delivery.pipe, task = %message.task_id, count = delivery.delivery_count, "several processes crashed while they held this message; it will run alone");
+        warn!(
+            deliveries = delivery.delivery_count,
+            "several processes crashed while they held this message; it will run alone"
+        );
         self.counters.quarantined.increment(1);
         let moved = self.move_to(&self.quarantine.pipe, delivery, message).await;
         self.quarantine.added.notify_one();

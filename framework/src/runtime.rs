@@ -16,6 +16,7 @@ use crate::config::env::{EnvValue, Variables};
 use crate::config::{Settings, SettingsError};
 use crate::context::Shared;
 use crate::handler::BatchHandler;
+use crate::log::{self, LogFormat};
 use crate::meters::{self, Counters};
 use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
 use crate::pipeline::in_flight::InFlight;
@@ -90,15 +91,12 @@ impl Runtime {
                 from: "the default".to_owned(),
             }))
         };
-        let filter =
-            tracing_subscriber::EnvFilter::builder().parse_lossy(value("LOG", "info")?.value);
-        // An error means that the program has set up logging itself.
-        let _ = tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(std::io::stderr)
-            // It reports them with `eprintln!`, which panics in the task that logs.
-            .log_internal_errors(false)
-            .try_init();
+        let format = value("LOG_FORMAT", LogFormat::default().name())?;
+        let format = format
+            .value
+            .parse()
+            .map_err(|error: String| SettingsError::of(&format.from, error))?;
+        log::set_up(&value("LOG", "info")?.value, format);
         let queue_type = value("QUEUE_TYPE", "quorum")?;
         let queue_type = queue_type.value.parse().map_err(|error: String| {
             SettingsError::of(
@@ -108,8 +106,11 @@ impl Runtime {
         })?;
         let settings = Settings::from_variables(&variables)?;
         let broker = value("BROKER", "amqp://guest:guest@127.0.0.1:5672/%2f")?;
-        // Not the URL, which contains a password. The broker logs the address that it connects to.
-        info!(?settings, broker_from = broker.from, "the configuration");
+        info!(
+            worker = settings.name,
+            settings = Settings::changed(&variables)?,
+            "starting; these settings differ from the defaults"
+        );
         let max_priority = value("MAX_PRIORITY", "0")?;
         let max_priority = max_priority
             .value
@@ -119,6 +120,7 @@ impl Runtime {
             queue_type,
             max_priority,
             tls: settings.tls.clone(),
+            name: settings.name.clone(),
             ..AmqpOptions::new(broker.value)
         };
         Ok(Self {
@@ -296,6 +298,7 @@ impl<H: BatchHandler> WorkerService<H> {
         if owns_broker {
             broker.close().await;
         }
+        log::flush();
         Ok(())
     }
 }

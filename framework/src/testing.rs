@@ -13,6 +13,7 @@ use crate::broker::{Announcements, Broker, BrokerError, BrokerState, Confirm, Co
 use crate::clock::Clock;
 use crate::config::Route;
 use crate::context::Shared;
+use crate::current::CurrentMessage;
 use crate::meters::Counters;
 use crate::steps::output::{WorkerIdentity, new_message};
 use crate::steps::report_buffer::ReportBuffer;
@@ -101,7 +102,11 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
         shutdown: CancellationToken::new(),
     };
     let ctx = Context::new(
-        new_message::<W::Input>("test".into(), "test-in", data),
+        CurrentMessage::new(
+            "test-in".into(),
+            new_message::<W::Input>("test".into(), "test-in", data),
+            1,
+        ),
         1,
         shared,
     );

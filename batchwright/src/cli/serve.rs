@@ -228,7 +228,7 @@ pub async fn up(
     variables: &Variables,
     configuration: &Configuration,
 ) -> anyhow::Result<ExitCode> {
-    configuration.log();
+    configuration.log("up");
     let running = Stack::new(args.options(variables)?).start().await?;
     let (api, url) = (running.api_url(), running.url());
     tell(&[
@@ -253,7 +253,7 @@ pub async fn run(
     if args.role.needs_store() && servers.database.is_none() {
         bail!("this role needs a database that the roles share; pass --database postgres://…");
     }
-    configuration.log();
+    configuration.log(&format!("run {}", args.role.name()));
     let running = Stack::new(args.options(variables)?).start().await?;
     tell(&[format!("listening at {}", running.url())]);
     running.until_asked_to_stop().await?;

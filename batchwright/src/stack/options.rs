@@ -126,6 +126,16 @@ impl Role {
         Self::ExampleWorker,
     ];
 
+    /// Returns the name of the role on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::JobService => "job-service",
+            Self::BatchWorker => "batch-worker",
+            Self::TrackingWorker => "tracking-worker",
+            Self::ExampleWorker => "example-worker",
+        }
+    }
+
     /// Returns whether the role reads or writes the store.
     pub const fn needs_store(self) -> bool {
         matches!(self, Self::JobService | Self::TrackingWorker)
@@ -179,6 +189,10 @@ impl StackOptions {
             queue_type: self.queue_type,
             max_priority: self.max_priority,
             tls: self.tls.clone(),
+            name: match &self.roles[..] {
+                [role] => format!("batchwright {}", role.name()),
+                _ => "batchwright".to_owned(),
+            },
             ..AmqpOptions::new(url)
         })
     }
@@ -250,15 +264,13 @@ impl FromStr for Role {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "job-service" => Ok(Self::JobService),
-            "batch-worker" => Ok(Self::BatchWorker),
-            "tracking-worker" => Ok(Self::TrackingWorker),
-            "example-worker" => Ok(Self::ExampleWorker),
-            other => Err(format!(
-                "{other:?} is not a role; expected job-service, batch-worker, tracking-worker or example-worker"
-            )),
-        }
+        Self::ALL
+            .into_iter()
+            .find(|role| role.name() == text)
+            .ok_or_else(|| {
+                let names = "job-service, batch-worker, tracking-worker or example-worker";
+                format!("{text:?} is not a role; expected {names}")
+            })
     }
 }
 

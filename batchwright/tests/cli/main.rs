@@ -11,5 +11,6 @@ mod binary;
 mod bench;
 mod closed_outputs;
 mod commands;
+mod log;
 mod metrics;
 mod startup;

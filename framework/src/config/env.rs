@@ -170,6 +170,30 @@ impl Variables {
     }
 }
 
+/// Returns a value without the passwords of the URLs in it.
+pub fn masked(value: &str) -> String {
+    let Some((scheme, rest)) = value.split_once("://") else {
+        return value.to_owned();
+    };
+    // A password may contain any character that is not escaped. Hiding too much is better than hiding too little.
+    match rest.rsplit_once('@') {
+        Some((user, host)) if user.contains(':') => {
+            let user = user.split(':').next().unwrap_or_default();
+            format!("{scheme}://{user}:***@{host}")
+        }
+        _ => value.to_owned(),
+    }
+}
+
+/// Returns settings as one text for the log.
+pub fn listed(settings: &[String]) -> String {
+    if settings.is_empty() {
+        "none".to_owned()
+    } else {
+        settings.join(", ")
+    }
+}
+
 /// Encodes text as a part of a URL.
 pub fn url_encoded(text: &str) -> String {
     const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
@@ -225,6 +249,21 @@ mod tests {
                 .starts_with("the variable A_FILE names \"/no/such/file\", which cannot be read"),
             "{missing}"
         );
+    }
+
+    #[test]
+    fn passwords_of_urls_are_masked() {
+        for (value, shown) in [
+            (
+                "amqp://ann:sec@r/et@mq:5672/%2f",
+                "amqp://ann:***@mq:5672/%2f",
+            ),
+            ("http://a:b@one, http://c:d@two", "http://a:***@two"),
+            ("amqp://mq:5672/%2f", "amqp://mq:5672/%2f"),
+            ("worker-in", "worker-in"),
+        ] {
+            assert_eq!(masked(value), shown);
+        }
     }
 
     #[test]

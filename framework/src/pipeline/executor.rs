@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 
 use contract::{ReportStatus, TaskData, TaskMessage, TaskStatus, TrackingReport};
@@ -107,7 +108,7 @@ impl<W: Worker> TaskExecutor<W> {
         let mut earlier = Vec::new();
         loop {
             let ctx = Context::new(
-                received.message.clone(),
+                Arc::clone(&received.message),
                 attempts.failed.saturating_add(1),
                 self.shared.clone(),
             );
@@ -122,11 +123,17 @@ impl<W: Worker> TaskExecutor<W> {
             if let Err(error) = &result
                 && let Some(next) = self.next_in_place(error, attempts, &ctx)
             {
-                warn!(task = ctx.task_id(), job = ctx.job_task_id(), attempt = next.failed, reason = %error, "an attempt failed; the task runs again at once");
+                warn!(
+                    reason = error.chain(),
+                    "an attempt failed; the task runs again at once"
+                );
                 self.shared.counters.retried.increment(1);
                 ctx.send_report(self.retry_report(received, &error.chain(), next));
                 earlier.append(&mut dispatched.pending);
                 attempts = next;
+                received
+                    .message
+                    .set_attempt(attempts.failed.saturating_add(1));
                 continue;
             }
             dispatched.pending.append(&mut earlier);
@@ -197,7 +204,11 @@ impl<W: Worker> TaskExecutor<W> {
         error: &TaskError,
         delay: Duration,
     ) -> Result<(), TaskError> {
-        warn!(reason = %error, ?delay, "the worker's dependencies are unavailable; the task waits");
+        warn!(
+            reason = error.chain(),
+            ?delay,
+            "the worker's dependencies are unavailable; the task waits"
+        );
         self.unavailable.send_replace(Some(error.chain()));
         let pause = tokio::time::sleep(delay);
         match self.shared.shutdown.run_until_cancelled(pause).await {
@@ -270,11 +281,14 @@ impl<W: Worker> TaskExecutor<W> {
         dispatched: Dispatched,
     ) -> Disposition {
         let input = received.message();
-        debug!(task = %input.task_id, job = input.job_task_id(), ?error, "a task ended with an error");
+        // Each kind of error is logged where it is handled.
         match error.kind {
             TaskErrorKind::Cancelled => Disposition::Discard,
             TaskErrorKind::Unavailable => Disposition::Redeliver(error.chain()),
-            TaskErrorKind::Snooze(delay) => Disposition::Snooze(delay),
+            TaskErrorKind::Snooze(delay) => {
+                debug!(?delay, "the worker snoozes a task");
+                Disposition::Snooze(delay)
+            }
             TaskErrorKind::Invalid => {
                 Disposition::Done(self.refuse(input, &error.chain(), dispatched))
             }
@@ -305,7 +319,7 @@ impl<W: Worker> TaskExecutor<W> {
         attempts: Attempts,
         dispatched: Dispatched,
     ) -> Outputs {
-        warn!(task = %received.message.task_id, job = received.message.job_task_id(), attempt = attempts.failed, ?delay, reason, "an attempt failed; the task runs again");
+        warn!(reason, ?delay, "an attempt failed; the task runs again");
         let again = Outgoing {
             delay: (!delay.is_zero()).then_some(delay),
             headers: attempts.with_headers(received.headers()),
@@ -361,14 +375,14 @@ impl<W: Worker> TaskExecutor<W> {
 
     /// Fails the task: its result is `RESULT_EXCEPTION` with the reason as a JSON string.
     fn fail(&self, input: &TaskMessage, reason: &str, dispatched: Dispatched) -> Outputs {
-        warn!(task = %input.task_id, job = input.job_task_id(), reason, "a task has failed");
+        warn!(reason, "a task has failed");
         let data = serde_json::to_vec(reason).unwrap_or_default();
         self.failure(input, TaskStatus::ResultException, data, reason, dispatched)
     }
 
     /// Fails a task that was not understood: its result is `INVALID_TASK` with the reason as plain text.
     fn refuse(&self, input: &TaskMessage, reason: &str, dispatched: Dispatched) -> Outputs {
-        warn!(task = %input.task_id, job = input.job_task_id(), reason, "a task was not understood");
+        warn!(reason, "a task was not understood");
         let data = reason.as_bytes().to_vec();
         self.failure(input, TaskStatus::InvalidTask, data, reason, dispatched)
     }

@@ -12,13 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
-use tracing::warn;
 
 use crate::RetryPolicy;
 use crate::handler::BatchHandler;
 use crate::pipeline::Pipeline;
 use crate::pipeline::in_flight::InFlight;
-use crate::steps::quarantine::crash_count;
 
 /// How often the loop looks for messages that other processes have quarantined.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
@@ -81,7 +79,6 @@ async fn run_one<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight: &InFli
     };
     // Drop the consumer before the message is settled. Otherwise the broker would deliver the next one, which may not run.
     drop(consumer);
-    warn!(pipe = %delivery.pipe, crashes = crash_count(&delivery), "a quarantined message runs alone");
     pipeline.open.add(1);
     in_flight.run_isolated(pipeline, delivery).await;
     true
@@ -101,7 +98,7 @@ mod tests {
     use super::*;
     use crate::broker::memory::Memory;
     use crate::broker::{Broker as _, Outgoing};
-    use crate::steps::quarantine::{POISON_AT, QUARANTINE_AT};
+    use crate::steps::quarantine::{POISON_AT, QUARANTINE_AT, crash_count};
     use crate::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
 
     /// Records which items it gets. Holds the item `HELD` until `may_go_on` is cancelled.

@@ -62,11 +62,6 @@ impl Quarantine {
 }
 
 impl Standing {
-    /// Returns whether the delivery must run alone, as one from the quarantine pipe.
-    pub const fn is_isolated(self) -> bool {
-        matches!(self, Self::Isolated { .. })
-    }
-
     /// Returns whether the delivery must not run again.
     pub const fn is_poison(self) -> bool {
         matches!(self, Self::Isolated { crash_count } if crash_count >= POISON_AT)
