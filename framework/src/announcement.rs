@@ -1,4 +1,4 @@
-//! Announcements: control messages that say that jobs have changed.
+//! Announcements: control messages that say that jobs have changed, or that a quarantine is in use.
 //!
 //! The job service announces a job that it has cancelled, paused or deleted, so that workers notice at once and not when
 //! their next status check is due. An announcement decides nothing. It makes every message of that job due for a check,
@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use contract::{JobTaskId, Tracking};
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -30,6 +31,9 @@ const CAPACITY: usize = 10_000;
 struct Announcement {
     /// Jobs as `partition:job`.
     jobs: Vec<String>,
+    /// Quarantine pipes that a message has been moved to. Earlier versions ignore them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    quarantines: Vec<String>,
 }
 
 /// Announces to every worker process that the status of these jobs (`partition:job`) has changed.
@@ -37,7 +41,28 @@ struct Announcement {
 /// A process that is not subscribed never receives the message, and does not need it: when it subscribes again, it assumes
 /// that it has missed announcements.
 pub fn announce(broker: &dyn Broker, jobs: Vec<String>) -> Confirm {
-    let body = serde_json::to_vec(&Announcement { jobs }).unwrap_or_default();
+    send(
+        broker,
+        &Announcement {
+            jobs,
+            quarantines: Vec::new(),
+        },
+    )
+}
+
+/// Announces to every worker process that a message has been moved to this quarantine pipe.
+pub(crate) fn announce_quarantine(broker: &dyn Broker, pipe: &str) -> Confirm {
+    send(
+        broker,
+        &Announcement {
+            jobs: Vec::new(),
+            quarantines: vec![pipe.to_owned()],
+        },
+    )
+}
+
+fn send(broker: &dyn Broker, announcement: &Announcement) -> Confirm {
+    let body = serde_json::to_vec(announcement).unwrap_or_default();
     broker.announce(body.into())
 }
 
@@ -50,6 +75,8 @@ pub(crate) struct ChangedJobs {
     missed: Mutex<Missed>,
     /// How many announcements there were.
     count: AtomicU64,
+    /// Notified when a quarantine may be in use that was not before.
+    quarantined: Notify,
 }
 
 /// The latest time before which announcements may have been missed, by both clocks.
@@ -76,7 +103,13 @@ impl ChangedJobs {
             jobs: RwLock::default(),
             missed: Mutex::new(Missed::now(clock)),
             count: AtomicU64::new(0),
+            quarantined: Notify::new(),
         }
+    }
+
+    /// Waits until a quarantine pipe is announced, or an announcement may have been missed.
+    pub async fn quarantined(&self) {
+        self.quarantined.notified().await;
     }
 
     /// Remembers announcements until the broker is closed or `until` is cancelled.
@@ -92,9 +125,14 @@ impl ChangedJobs {
     pub fn note(&self, event: Event) {
         match event {
             Event::Missed => self.miss(),
-            // A body that cannot be parsed comes from a later version and may announce any job.
+            // A body that cannot be parsed comes from a later version and may announce anything.
             Event::Message(body) => match serde_json::from_slice::<Announcement>(&body) {
-                Ok(Announcement { jobs }) => self.remember(jobs),
+                Ok(Announcement { jobs, quarantines }) => {
+                    self.remember(jobs);
+                    if !quarantines.is_empty() {
+                        self.quarantined.notify_one();
+                    }
+                }
                 Err(_) => self.miss(),
             },
         }
@@ -142,6 +180,7 @@ impl ChangedJobs {
     }
 
     fn miss(&self) {
+        self.quarantined.notify_one();
         *self.missed.lock().unwrap_or_else(PoisonError::into_inner) = Missed::now(self.clock);
     }
 

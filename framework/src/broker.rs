@@ -69,6 +69,16 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
     /// [`close`](Self::close).
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>>;
 
+    /// Returns whether a pipe exists, and does not declare it. A broker that finds nothing wrong with questions about pipes
+    /// that do not exist may return `true` for each.
+    ///
+    /// # Errors
+    /// As [`depth`](Self::depth).
+    fn exists<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<bool, BrokerError>> {
+        let _ = pipe;
+        ready(Ok(true)).boxed()
+    }
+
     /// Sends an announcement to every process that listens at this moment. It is not stored: a process that does not
     /// listen never receives it.
     fn announce(&self, body: Bytes) -> Confirm;

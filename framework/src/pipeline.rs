@@ -42,6 +42,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::RetryPolicy;
+use crate::announcement::announce_quarantine;
 use crate::broker::{Broker, Delivery, Headers, Outgoing, PublishError};
 use crate::current::CurrentMessage;
 use crate::handler::{
@@ -472,6 +473,10 @@ impl<H: BatchHandler> Pipeline<H> {
         self.counters.quarantined.increment(1);
         let moved = self.move_to(&self.quarantine.pipe, delivery, message).await;
         self.quarantine.added.notify_one();
+        if moved.is_ok() {
+            // Not awaited: a process that does not receive it looks later.
+            drop(announce_quarantine(&*self.broker, &self.quarantine.pipe));
+        }
         moved
     }
 

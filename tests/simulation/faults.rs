@@ -351,6 +351,10 @@ impl Broker for FaultyBroker {
         self.inner.announcements()
     }
 
+    fn exists<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<bool, BrokerError>> {
+        self.inner.exists(pipe)
+    }
+
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
         self.inner.depth(pipe)
     }

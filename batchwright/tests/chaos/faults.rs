@@ -79,9 +79,16 @@ async fn database_restarts_and_is_killed() {
 async fn database_stays_away_for_a_while() {
     story("the database stays away", async |system| {
         system.reached(0.3).await;
+        let questions = || system.servers.rabbitmq.questions_for_missing(".suspects");
+        let before = questions().unwrap();
         system.servers.postgres.stop().await.unwrap();
         sleep(SIZE.outage).await;
         system.servers.postgres.start_again().await.unwrap();
+        assert_eq!(
+            questions().unwrap() - before,
+            0,
+            "workers look for quarantines that were never used"
+        );
         system
             .resumes(&format!("{:?} without database", SIZE.outage))
             .await;

@@ -237,7 +237,8 @@ impl Amqp {
         })
     }
 
-    async fn queue_depth(&self, pipe: &str) -> Result<u64, BrokerError> {
+    /// Returns how many messages wait in a queue; `None` if it does not exist.
+    async fn queue_depth(&self, pipe: &str) -> Result<Option<u64>, BrokerError> {
         // Wait a little: right after the start, or after a lost connection, there will soon be one.
         let connection = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.connected())
             .await
@@ -318,7 +319,11 @@ impl Broker for Amqp {
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
-        self.queue_depth(pipe).boxed()
+        async move { Ok(self.queue_depth(pipe).await?.unwrap_or(0)) }.boxed()
+    }
+
+    fn exists<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<bool, BrokerError>> {
+        async move { Ok(self.queue_depth(pipe).await?.is_some()) }.boxed()
     }
 
     fn state(&self) -> BrokerState {

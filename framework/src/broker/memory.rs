@@ -147,6 +147,11 @@ impl Broker for Memory {
         ready(Ok(depth)).boxed()
     }
 
+    fn exists<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<bool, BrokerError>> {
+        let exists = self.shared.with(|state| state.pipes.contains_key(pipe));
+        ready(Ok(exists)).boxed()
+    }
+
     fn state(&self) -> BrokerState {
         let ended = self.shared.with(|state| state.has_ended(self.process));
         if ended {

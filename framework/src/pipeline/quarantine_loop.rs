@@ -7,6 +7,10 @@
 //! - Quarantined messages do not block other tasks for long. While other tasks run, the loop holds new ones back for a
 //!   fifth of the time at most, and longer with each try, so that the quarantined message runs in the end. If there are
 //!   many quarantined messages, half of the time belongs to ordinary tasks.
+//! - A quarantined message is found within [`LOOK_INTERVAL`], also when the process that moved it there has died. Only a
+//!   pipe that did not exist when this process looked last may take [`UNUSED_INTERVAL`]: most quarantines are never
+//!   used, and each question for a queue that does not exist closes a channel and is an error in `RabbitMQ`'s log. The
+//!   process that creates the pipe announces it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +24,10 @@ use crate::pipeline::in_flight::InFlight;
 
 /// How often the loop looks for messages that other processes have quarantined.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+/// How often the loop looks for a pipe that has not been announced.
+const UNUSED_INTERVAL: Duration = Duration::from_mins(10);
+/// How many times the loop finds the pipe empty before it asks again whether the pipe exists.
+const EMPTY_LOOKS: u32 = 12;
 /// How long new tasks are held back so that the running ones can end: longer with each try.
 static HOLD_BACK: RetryPolicy =
     RetryPolicy::exponential(Duration::from_millis(200), 2.0, Duration::from_hours(1)).forever();
@@ -33,10 +41,18 @@ const ARRIVAL_LIMIT: Duration = Duration::from_secs(1);
 /// Runs quarantined messages whenever there are some. Never returns.
 pub(crate) async fn run<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight: &InFlight) {
     let mut hold_back = HOLD_BACK.delays();
+    let mut empty_looks = 0;
+    // The subscription to announcements begins with the news that some may have been missed.
+    wait_for_news(pipeline, LOOK_INTERVAL).await;
+    wait_until_used(pipeline).await;
     loop {
         if !has_messages(pipeline).await {
             hold_back = HOLD_BACK.delays();
-            let _ = timeout(LOOK_INTERVAL, pipeline.quarantine.added.notified()).await;
+            wait_for_news(pipeline, LOOK_INTERVAL).await;
+            empty_looks += 1;
+            if empty_looks % EMPTY_LOOKS == 0 {
+                wait_until_used(pipeline).await;
+            }
             continue;
         }
         let limit = hold_back.next().unwrap_or(LOOK_INTERVAL);
@@ -57,6 +73,29 @@ pub(crate) async fn run<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, in_flight:
         drop(exclusive);
         sleep(began.elapsed()).await;
     }
+}
+
+/// Waits until the quarantine pipe exists.
+async fn wait_until_used<H: BatchHandler>(pipeline: &Pipeline<H>) {
+    loop {
+        let interval = match pipeline.broker.exists(&pipeline.quarantine.pipe).await {
+            Ok(true) => return,
+            Ok(false) => UNUSED_INTERVAL,
+            Err(_) => LOOK_INTERVAL,
+        };
+        wait_for_news(pipeline, interval).await;
+    }
+}
+
+/// Waits until this process or another one has moved a message to the quarantine, or this time is over.
+async fn wait_for_news<H: BatchHandler>(pipeline: &Pipeline<H>, limit: Duration) {
+    let news = async {
+        tokio::select! {
+            () = pipeline.quarantine.added.notified() => {}
+            () = pipeline.status.quarantined() => {}
+        }
+    };
+    let _ = timeout(limit, news).await;
 }
 
 async fn has_messages<H: BatchHandler>(pipeline: &Pipeline<H>) -> bool {
@@ -96,6 +135,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::announcement::announce_quarantine;
     use crate::broker::memory::Memory;
     use crate::broker::{Broker as _, Outgoing};
     use crate::steps::quarantine::{POISON_AT, QUARANTINE_AT, crash_count};
@@ -209,6 +249,32 @@ mod tests {
             .unwrap();
     }
 
+    /// Moves a message to the quarantine as another process does.
+    async fn quarantine(pipes: &Memory, number: u64) {
+        publish(pipes, "w-in.suspects", number).await;
+        announce_quarantine(pipes, "w-in.suspects").await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn message_in_a_new_quarantine_is_found_at_once_or_if_its_process_died_within_minutes() {
+        for (is_announced, limit) in [(true, LOOK_INTERVAL), (false, UNUSED_INTERVAL)] {
+            let (pipes, worker) = (Memory::new(), Recording::default());
+            let found = async {
+                sleep(LOOK_INTERVAL * 2).await;
+                let began = Instant::now();
+                if is_announced {
+                    quarantine(&pipes, QUARANTINED).await;
+                } else {
+                    publish(&pipes, "w-in.suspects", QUARANTINED).await;
+                }
+                worker.given_all_of(&[QUARANTINED]).await;
+                let elapsed = began.elapsed();
+                assert!(elapsed < limit, "{is_announced}: {elapsed:?}");
+            };
+            run_until(&pipes, &worker, found).await;
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn message_present_at_five_crashes_runs_alone_and_is_not_rejected() {
         let (pipes, worker) = (Memory::new(), Recording::default());
@@ -246,7 +312,7 @@ mod tests {
         publish(&pipes, "w-in", HELD).await;
         let waiting = async {
             worker.given_all_of(&[HELD]).await;
-            publish(&pipes, "w-in.suspects", QUARANTINED).await;
+            quarantine(&pipes, QUARANTINED).await;
             // Longer than the loop needs to see the message and to hold others back for it.
             sleep(LOOK_INTERVAL * 4).await;
         };
@@ -290,7 +356,7 @@ mod tests {
         let others: Vec<u64> = (100..1100).collect();
         let all = async {
             worker.given_all_of(&[HELD]).await;
-            publish(&pipes, "w-in.suspects", QUARANTINED).await;
+            quarantine(&pipes, QUARANTINED).await;
             sleep(LOOK_INTERVAL).await;
             let began = Instant::now();
             for other in &others {

@@ -125,6 +125,11 @@ impl StatusChecker {
         }
     }
 
+    /// Waits until a quarantine pipe is announced, or an announcement may have been missed.
+    pub async fn quarantined(&self) {
+        self.changed.quarantined().await;
+    }
+
     /// Returns how many announcements there were.
     pub fn announcements(&self) -> u64 {
         self.changed.count()

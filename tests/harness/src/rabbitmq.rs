@@ -155,6 +155,23 @@ impl RabbitServer {
         run(command).await
     }
 
+    /// Returns how often clients have asked for a queue that does not exist, whose name contains this text. Each time the
+    /// node closed a channel and logged an error.
+    ///
+    /// # Errors
+    /// If the log cannot be read.
+    pub fn questions_for_missing(&self, queue: &str) -> anyhow::Result<usize> {
+        let mut questions = 0;
+        for file in std::fs::read_dir(self.supervisor.folder.join("logs"))? {
+            let log = std::fs::read(file?.path())?;
+            questions += String::from_utf8_lossy(&log)
+                .lines()
+                .filter(|line| line.contains("no queue '") && line.contains(queue))
+                .count();
+        }
+        Ok(questions)
+    }
+
     /// Returns the address on which the node listens.
     pub const fn address(&self) -> SocketAddr {
         SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), self.port)

@@ -213,12 +213,16 @@ impl Queues {
         unusable.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns how many messages are ready in a queue; 0 if it does not exist. Does not declare the queue, because it may be
+    /// Returns how many messages are ready in a queue; `None` if it does not exist. Does not declare the queue, because it may be
     /// a delay queue whose arguments this method does not know: messages in it would never reach their pipe.
-    pub async fn depth(&self, connection: &Connection, pipe: &str) -> Result<u64, QueueError> {
+    pub async fn depth(
+        &self,
+        connection: &Connection,
+        pipe: &str,
+    ) -> Result<Option<u64>, QueueError> {
         match probe(connection, pipe).await {
-            Err(QueueError::NotFound(_)) => Ok(0),
-            probed => probed,
+            Err(QueueError::NotFound(_)) => Ok(None),
+            probed => probed.map(Some),
         }
     }
 
