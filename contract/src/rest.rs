@@ -172,6 +172,10 @@ pub struct Job {
     /// Whether the job waits until its partition is dispatched. Absent if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspended: bool,
+    /// The correlation id of the request that created the job. All messages of the job carry it. Absent if an earlier version of
+    /// the service created the job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub correlation_id: Option<String>,
     /// Remarks on the job, for example how a job without a target pipe completes. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,

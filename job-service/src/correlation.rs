@@ -1,7 +1,7 @@
 //! The correlation id of a request: the client's, or a new one.
 //!
-//! It appears in the log span of the request, in the response header and in the start message. Workers copy it to every message
-//! of the job.
+//! It appears in the log span of the request, in the response header, in the job that the request creates and in its start message.
+//! Workers copy it to every message of the job.
 
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};

@@ -99,6 +99,7 @@ impl RawRequest {
             expiry,
             start,
             without_target: task.target_pipe.is_none(),
+            correlation_id: None,
             content_hash,
         };
         Ok(ValidJob { request, task })

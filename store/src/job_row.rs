@@ -31,6 +31,8 @@ pub(crate) struct JobRow {
     pub expiry_time: Option<i64>,
     /// Whether the request named no target pipe.
     pub without_target: bool,
+    /// The correlation id of the request that created the job.
+    pub correlation_id: Option<String>,
 }
 
 impl JobRow {

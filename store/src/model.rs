@@ -43,6 +43,8 @@ pub struct JobRequest {
     pub start: StartCondition,
     /// Whether the job has no target pipe. It then completes only if its workers send no output.
     pub without_target: bool,
+    /// The correlation id of the request, which all messages of the job carry.
+    pub correlation_id: Option<String>,
     /// A hash of the whole request. It distinguishes a repeated request from a different one with the same id.
     pub content_hash: [u8; 32],
 }
@@ -61,6 +63,7 @@ impl JobRequest {
             expiry: Expiry::default(),
             start: StartCondition::default(),
             without_target: false,
+            correlation_id: None,
             content_hash: [0; 32],
         }
     }

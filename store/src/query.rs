@@ -84,6 +84,7 @@ impl Subject for Candidate {
         match field {
             TextField::Id => Some(self.job.job.as_str()),
             TextField::Name => self.job.name.as_deref(),
+            TextField::CorrelationId => self.job.correlation_id.as_deref(),
             TextField::Label(name) => self.labels.get(name)?.as_deref(),
         }
     }

@@ -4,7 +4,7 @@
 //! any        = all  ( ("," | " or ")  all  )*
 //! all        = one  ( (";" | " and ") one  )*
 //! one        = "(" any ")" | selector operator (value | "(" value ("," value)* ")")
-//! selector   = "id" | "name" | "status" | "percentageComplete" | "labels." key
+//! selector   = "id" | "name" | "correlationId" | "status" | "percentageComplete" | "labels." key
 //! operator   = "==" | "!=" | "=gt=" | ">" | "=ge=" | ">=" | "=lt=" | "<" | "=le=" | "<=" | "=in=" | "=out="
 //! value      = one or more characters except " ' ( ) ; , = ! ~ < > and blank, or any characters in single or double
 //!              quotes, where a backslash escapes the next character
@@ -157,6 +157,7 @@ impl<'a> Parser<'a> {
         match (selector, selector.split_once('.')) {
             ("id", _) => texts(TextField::Id, operator, values),
             ("name", _) => texts(TextField::Name, operator, values),
+            ("correlationId", _) => texts(TextField::CorrelationId, operator, values),
             ("status", _) => statuses(operator, values),
             ("percentageComplete", _) => percentages(operator, values),
             (_, Some(("labels", key))) if !key.is_empty() => {

@@ -22,7 +22,7 @@ pub struct JobSelector {
     label_exist: Option<String>,
     /// Selects jobs that satisfy this RSQL expression, at most 8192 bytes long.
     ///
-    /// - Fields: `id`, `name`, `status`, `percentageComplete` and `labels.KEY`.
+    /// - Fields: `id`, `name`, `correlationId`, `status`, `percentageComplete` and `labels.KEY`.
     /// - Operators: `==`, `!=`, `=gt=` or `>`, `=ge=` or `>=`, `=lt=` or `<`, `=le=` or `<=`, `=in=(a,b)`, `=out=(a,b)`.
     /// - Combine conditions with `;` or ` and `, and with `,` or ` or `. "And" binds more tightly than "or"; use parentheses
     ///   to group.
@@ -31,7 +31,7 @@ pub struct JobSelector {
     /// - In a value of `==` or `!=`, `*` matches any sequence of characters.
     ///
     /// Comparisons are case-sensitive. `<` and `>` compare text in dictionary order, the order in which lists are sorted. A job
-    /// without the compared text (no name, no such label, or a label without a value) never matches, not even with `!=` or
+    /// without the compared text (no name or correlation id, no such label, or a label without a value) never matches, not even with `!=` or
     /// `=out=`.
     #[param(example = "labels.team==search;status=in=(Waiting,Active);name!='*test*'")]
     filter: Option<String>,

@@ -121,6 +121,7 @@ pub async fn create_job(
         .suspended_partitions
         .as_ref()
         .is_some_and(|pattern| pattern.matches(&request.partition));
+    request.correlation_id = Some(correlation_id.clone());
     let context = RequestContext {
         task_id: Uuid::new_v4(),
         now: now(),

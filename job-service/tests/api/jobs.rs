@@ -27,11 +27,13 @@ async fn get_returns_every_field_of_a_new_job() {
         .map(|field| job[field].take().as_i64().unwrap());
     assert_eq!(created, updated);
     assert!(incarnation > 0);
+    assert!(job["correlationId"].take().is_string());
     let expected = json!({
         "id": "reindex-7", "name": "Reindex", "description": "All of them", "externalData": "ticket 7",
         "createTime": null, "lastUpdateTime": null, "status": "Waiting", "percentageComplete": 0.0, "failures": [],
         "labels": {"team": "search", "empty": null}, "onFailure": "stop",
-        "completedItems": 0, "failedTasks": 0, "failureCounts": {}, "incarnation": null
+        "completedItems": 0, "failedTasks": 0, "failureCounts": {}, "incarnation": null,
+        "correlationId": null
     });
     assert_eq!(job, expected);
 }

@@ -43,6 +43,35 @@ async fn lists_jobs_newest_first_in_pages() {
     assert_eq!(listed[0], service.get("/jobs/j26").await.json());
 }
 
+#[tokio::test]
+async fn job_keeps_the_correlation_id_of_the_request_that_created_it_and_is_found_by_it() {
+    let service = Service::start().await;
+    let put = async |job: &str, correlation_id: &str, status| {
+        let request = service
+            .request(Method::PUT, &service.path(&format!("/jobs/{job}")))
+            .header("CAF-Correlation-Id", correlation_id);
+        Answer::of(request.body(new_job().to_string()))
+            .await
+            .is(status);
+    };
+    put("a", "corr-1", 201).await;
+    put("a", "corr-2", 204).await;
+    put("b", "corr-2", 201).await;
+    service.put("c", &new_job()).await.is(201);
+    assert_eq!(
+        service.get("/jobs/a").await.json()["correlationId"],
+        "corr-1"
+    );
+    for (filter, found) in [
+        ("correlationId==corr-1", &["a"][..]),
+        ("correlationId=='corr-*';id!=a", &["b"]),
+        ("correlationId=in=(corr-2,x)", &["b"]),
+    ] {
+        let listed = ask(&service, "/jobs", &[("filter", filter)]).await;
+        assert_eq!(listed.is(200).job_ids(), found, "{filter}");
+    }
+}
+
 /// Sends a `GET` request whose query parameters are URL-encoded.
 pub async fn ask(service: &Service, path: &str, query: &[(&str, &str)]) -> Answer {
     call(service, Method::GET, path, query).await

@@ -91,6 +91,7 @@ pub fn sample(
         expiry: Expiry::default(),
         expiry_time: None,
         without_target: false,
+        correlation_id: None,
     };
     Ok((
         job,

@@ -33,6 +33,10 @@ const POSTGRES: &[File] = &[
         "0006_without_target",
         include_str!("../../../migrations/postgres/0006_without_target.sql"),
     ),
+    (
+        "20261122145000_correlation_id",
+        include_str!("../../../migrations/postgres/20261122145000_correlation_id.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -59,6 +63,10 @@ const SQLITE: &[File] = &[
     (
         "0006_without_target",
         include_str!("../../../migrations/sqlite/0006_without_target.sql"),
+    ),
+    (
+        "20261122145000_correlation_id",
+        include_str!("../../../migrations/sqlite/20261122145000_correlation_id.sql"),
     ),
 ];
 

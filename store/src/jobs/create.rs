@@ -132,5 +132,6 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         expiry: request.expiry.clone(),
         expiry_time: None,
         without_target: request.without_target,
+        correlation_id: request.correlation_id.clone(),
     }
 }

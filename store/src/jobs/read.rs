@@ -153,6 +153,7 @@ fn describe_row(row: JobRow) -> rest::Job {
         delay: row.delay,
         due_time: None,
         suspended: false,
+        correlation_id: row.correlation_id,
         notes: if row.without_target {
             vec![WITHOUT_TARGET.to_owned()]
         } else {

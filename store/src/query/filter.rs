@@ -1,10 +1,10 @@
-//! Filters: conditions on the id, name, labels, status and percentage of a job, as a tree. Pure.
+//! Filters: conditions on the id, name, correlation id, labels, status and percentage of a job, as a tree. Pure.
 //!
 //! The databases evaluate the tree as SQL with parameters (`db/sql/job_query.rs`), the store in memory with
 //! `Filter::accepts`. Both must select the same jobs; `tests/conformance/agreement.rs` compares them.
 //!
 //! What must stay true: a condition on a missing text is not met, not even a negative one. A text is missing if the job has no
-//! name, lacks the label, or has the label without a value.
+//! name or correlation id, lacks the label, or has the label without a value.
 
 use std::cmp::Ordering;
 
@@ -34,6 +34,8 @@ pub enum TextField {
     Id,
     /// The display name.
     Name,
+    /// The correlation id of the request that created the job.
+    CorrelationId,
     /// The value of the label with this name.
     Label(String),
 }

@@ -91,6 +91,7 @@ fn filters() -> impl Strategy<Value = Filter> {
     let field = prop_oneof![
         Just(TextField::Id),
         Just(TextField::Name),
+        Just(TextField::CorrelationId),
         prop::sample::select(vec!["a", "b", "c"])
             .prop_map(|name| TextField::Label(name.to_owned())),
     ];

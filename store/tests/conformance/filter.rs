@@ -63,6 +63,13 @@ async fn compares_ids_names_and_labels(store: TestStore) {
             &["Half", "done", "fail_ed"],
         ),
         (TextField::Name, Equal, "100%_\\'\"*", &["gone"]),
+        (TextField::CorrelationId, Equal, "Zürich", &["Half"]),
+        (
+            TextField::CorrelationId,
+            NotEqual,
+            "Zürich",
+            &["done", "fail_ed", "gone"],
+        ),
         // A job without the label, or with a label without a value, is neither equal nor unequal.
         (label("team"), Equal, "search", &["Half"]),
         (label("team"), NotEqual, "search", &["done", "gone"]),

@@ -30,6 +30,7 @@ impl TestStore {
         self.create_with(JobRequest {
             partition,
             name: name.map(str::to_owned),
+            correlation_id: name.map(str::to_owned),
             labels: labels.collect(),
             ..request(job)
         })

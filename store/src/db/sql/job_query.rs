@@ -181,6 +181,7 @@ fn push_text(
     match field {
         TextField::Id => select.push("job_id"),
         TextField::Name => select.push("name"),
+        TextField::CorrelationId => select.push("correlation_id"),
         TextField::Label(name) => select
             .push(HAS_LABEL)
             .push(" = ")

@@ -14,7 +14,7 @@ use crate::model::Transition;
 /// The columns that [`read_job`] reads.
 pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, name, description, external_data, content_hash, \
     on_failure, status, percentage, completed_items, failed_tasks, failure_counts, own_task, delay, task_table, create_time, \
-    last_update_time, finish_time, expiry, expiry_time, without_target";
+    last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id";
 
 pub async fn find(db: &mut Session, partition: &str, job: &str) -> Result<Option<JobRow>, DbError> {
     let statement = db.statement(format!(
@@ -77,8 +77,8 @@ pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<i64>, DbErr
         .statement(
             "insert into job (partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, \
              status, percentage, completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time, \
-             expiry, delay, without_target) \
-             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12, $13) \
+             expiry, delay, without_target, correlation_id) \
+             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12, $13, $14) \
              on conflict (partition_id, job_id) do nothing returning incarnation",
         )
         .bind(job.partition.as_str())
@@ -93,7 +93,8 @@ pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<i64>, DbErr
         .bind(job.create_time)
         .bind(expiry)
         .bind(job.delay)
-        .bind(job.without_target);
+        .bind(job.without_target)
+        .bind(job.correlation_id.as_deref());
     db.fetch_first(statement, |row| row.get(0)).await
 }
 
@@ -311,6 +312,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
             .unwrap_or_default(),
         expiry_time: row.get("expiry_time")?,
         without_target: row.get("without_target")?,
+        correlation_id: row.get("correlation_id")?,
     })
 }
 
