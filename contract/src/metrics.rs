@@ -148,6 +148,8 @@ metrics! {
         "Time until the response to a request began.";
     EVENT_STREAMS = "batchwright_event_streams", GAUGE, [],
         "Clients that watch a job by server-sent events.";
+    READY = "batchwright_ready", GAUGE, [],
+        "1 if the health check READY of the process passes, else 0.";
     DEGRADED = "batchwright_degraded", GAUGE, ["reason"],
         "What grows or lags while the process works: how many parts of it say so, by reason.";
     LOOP_PANICS = "batchwright_loop_panics_total", COUNTER, ["loop"],

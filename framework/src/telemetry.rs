@@ -12,6 +12,10 @@ use axum::extract::{Query, State};
 use axum::http::header;
 use axum::routing::get;
 use axum::{Json, Router};
+use contract::metrics::READY;
+use futures_util::FutureExt as _;
+use futures_util::future::ready;
+use metrics::gauge;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -19,7 +23,7 @@ pub(crate) use health::Health;
 use health::Selection;
 pub(crate) use measure::measure;
 
-use crate::meters;
+use crate::meters::{self, on_scrape};
 
 /// Binds the address. The error names it.
 pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
@@ -30,6 +34,13 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
 
 /// Serves health checks and metrics until `shutdown` is cancelled.
 pub(crate) async fn serve(listener: TcpListener, health: Health, shutdown: CancellationToken) {
+    let _measured = on_scrape({
+        let health = health.clone();
+        move || {
+            gauge!(READY).set(u32::from(health.is_ready()));
+            ready(()).boxed()
+        }
+    });
     let metrics = get(|| async {
         let kind = [(header::CONTENT_TYPE, meters::CONTENT_TYPE)];
         (kind, meters::scrape().await)

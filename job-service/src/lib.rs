@@ -88,7 +88,10 @@ impl JobService {
         tracker.spawn(async move { service.run_background(token).await });
         tracker.close();
 
-        let _measured = measured::measure(&self.0);
+        let _measured = (
+            measured::measure(&self.0, &tracker, &background),
+            routes::measure_readiness(&self.0),
+        );
         let router = routes::router(Arc::clone(&self.0), Some(listener.local_addr()?));
         let shutting_down = &self.0.shutting_down;
         let server = server::serve(listener, router, &self.0.options.limits, shutting_down);

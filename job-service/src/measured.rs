@@ -17,6 +17,8 @@ use metrics::{counter, gauge, histogram};
 use store::{Backlog, Store};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::state::AppState;
 
@@ -24,8 +26,10 @@ use crate::state::AppState;
 const BACKLOG_AGE: Duration = Duration::from_secs(15);
 /// A measurement that takes long is made more rarely: it takes at most this share of the time.
 const BACKLOG_SHARE: u32 = 100;
-/// How long the store may take. The scrape does not wait longer.
-const BACKLOG_LIMIT: Duration = Duration::from_secs(2);
+/// How long a scrape waits for the store. The gauges follow when the store has responded.
+const BACKLOG_WAIT: Duration = Duration::from_secs(2);
+/// How long the store may take.
+const BACKLOG_LIMIT: Duration = Duration::from_mins(1);
 
 /// `GET /metrics`: every metric of this process in Prometheus' format.
 pub async fn metrics() -> impl IntoResponse {
@@ -61,24 +65,33 @@ fn known(method: &Method) -> &'static str {
     }
 }
 
-/// Measures the service, its store and its broker at each scrape, until the result is dropped.
-pub fn measure(state: &Arc<AppState>) -> Measurement {
+/// Measures the service, its store and its broker at each scrape, until the result is dropped or `end` is cancelled.
+pub fn measure(state: &Arc<AppState>, tasks: &TaskTracker, end: &CancellationToken) -> Measurement {
     meters::install();
-    let (state, measured) = (Arc::clone(state), Arc::new(Mutex::default()));
+    let (state, again_at) = (Arc::clone(state), Arc::new(Mutex::default()));
+    let (tasks, end) = (tasks.clone(), end.clone());
     on_scrape(move || {
-        let (state, measured) = (Arc::clone(&state), Arc::clone(&measured));
+        let (state, again_at, end) = (Arc::clone(&state), Arc::clone(&again_at), end.clone());
+        let store = state.store.clone();
+        let reading = tasks.spawn(async move {
+            end.run_until_cancelled(measure_backlog(&store, &again_at))
+                .await
+        });
         async move {
             state.broker.measure().await;
             gauge!(EVENT_STREAMS).set(number(state.open_event_streams() as u64));
-            measure_backlog(&state.store, &measured).await;
+            // An error means that the store takes longer, or that the service stops.
+            let _ = timeout(BACKLOG_WAIT, reading).await;
         }
         .boxed()
     })
 }
 
-/// Reads the store, unless it was read a moment ago. `again_at` is when to read it again.
+/// Reads the store, unless it is being read, or was read a moment ago. `again_at` is when to read it again.
 async fn measure_backlog(store: &Store, again_at: &Mutex<Option<Instant>>) {
-    let mut again_at = again_at.lock().await;
+    let Ok(mut again_at) = again_at.try_lock() else {
+        return;
+    };
     let begun = Instant::now();
     if again_at.is_some_and(|at| begun < at) {
         return;

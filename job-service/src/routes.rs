@@ -20,14 +20,20 @@ mod watch_job;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::extract::Request;
+use axum::extract::{RawQuery, Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use contract::metrics::READY;
 use contract::rest::ErrorBody;
+use framework::meters::{Measurement, on_scrape};
+use futures_util::FutureExt as _;
+use metrics::gauge;
+use tokio::time::timeout;
 use tower::ServiceExt as _;
 use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -44,6 +50,9 @@ use crate::measured;
 use crate::options::BASE_PATH;
 use crate::server;
 use crate::state::AppState;
+
+/// How long a scrape waits for the health check. A service that takes longer is not ready.
+const READY_LIMIT: Duration = Duration::from_secs(2);
 
 /// The parts of the OpenAPI document that are not generated from the operations.
 #[derive(OpenApi)]
@@ -97,6 +106,22 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
         .layer(middleware::from_fn(correlation::layer));
     // A layer runs after routing, but the URL must change before routing.
     Router::new().fallback_service(router.map_request(strip_trailing_slash))
+}
+
+/// Shows at each scrape whether the service is ready, until the result is dropped.
+pub fn measure_readiness(state: &Arc<AppState>) -> Measurement {
+    let state = Arc::clone(state);
+    on_scrape(move || {
+        let health = health_check::health_check(State(Arc::clone(&state)), RawQuery(None));
+        async {
+            let ready = match timeout(READY_LIMIT, health).await {
+                Ok(Ok((code, _))) => code == StatusCode::OK,
+                _ => false,
+            };
+            gauge!(READY).set(u32::from(ready));
+        }
+        .boxed()
+    })
 }
 
 /// Returns the layer that tells browsers which origins may call the service, if any are allowed.

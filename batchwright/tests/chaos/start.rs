@@ -1,6 +1,9 @@
 //! Roles that start before their servers.
 
-use harness::wait_for;
+use std::collections::BTreeMap;
+
+use contract::metrics::{METRICS, Metric};
+use harness::{Family, wait_for};
 
 use crate::SIZE;
 use crate::system::{ROLES, System};
@@ -11,6 +14,57 @@ fn needs(role: &str) -> &'static [&'static str] {
         "job-service" | "tracking-worker" => &["the database is not available", "not connected"],
         _ => &["not connected"],
     }
+}
+
+/// Checks that the roles together show every metric but those of the embedded broker and of trouble, and what they counted.
+async fn every_role_shows_documented_metrics(system: &System) {
+    let mut shown = BTreeMap::new();
+    for role in ROLES {
+        let seen = system.scrape(role).await;
+        for (state, value) in [("connected", 1.0), ("connecting", 0.0)] {
+            let said = seen.value("batchwright_broker_state", &[("state", state)]);
+            assert!(same(said, value), "{role} {state}");
+        }
+        assert!(same(seen.value("batchwright_ready", &[]), 1.0), "{role}");
+        if role == "example-worker" {
+            let done = seen.value(
+                "batchwright_task_seconds_count",
+                &[("worker", "worker-example")],
+            );
+            assert!(same(done, items()), "{done}");
+        }
+        shown.extend(seen.families().clone());
+    }
+    let elsewhere = [
+        "batchwright_embedded_",
+        "batchwright_degraded",
+        "batchwright_loop_panics",
+    ];
+    let here = |metric: &&Metric| {
+        elsewhere
+            .iter()
+            .all(|other| !metric.name.starts_with(other))
+    };
+    let documented: BTreeMap<String, Family> = METRICS
+        .iter()
+        .filter(here)
+        .map(|metric| {
+            let family = Family::new(metric.kind.name(), metric.meaning, metric.labels);
+            (metric.name.to_owned(), family)
+        })
+        .collect();
+    shown.retain(|name, _| elsewhere.iter().all(|other| !name.starts_with(other)));
+    assert_eq!(shown, documented);
+}
+
+/// Returns whether two counts are equal.
+fn same(one: f64, other: f64) -> bool {
+    (one - other).abs() < 0.5
+}
+
+#[expect(clippy::cast_precision_loss, reason = "there are fewer items")]
+fn items() -> f64 {
+    SIZE.items as f64
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -68,5 +122,6 @@ async fn roles_wait_for_their_servers_and_say_so() {
     }
     system.submit(SIZE.items).await;
     system.follow().await;
+    every_role_shows_documented_metrics(&system).await;
     system.end("roles before their servers", SIZE.items).await;
 }

@@ -15,7 +15,8 @@ use example_worker::WordCount;
 use framework::broker::Broker;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use harness::{
-    PostgresServer, Process, ProcessOptions, Proxy, RabbitServer, free_port, in_time, wait_for,
+    HttpClient, PostgresServer, Process, ProcessOptions, Proxy, RabbitServer, Scrape, free_port,
+    in_time, wait_for,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -167,6 +168,12 @@ impl System {
             code,
             answer.text().await.map_err(|error| error.to_string())?,
         ))
+    }
+
+    /// Reads the metrics of a role.
+    pub async fn scrape(&self, role: &str) -> Scrape {
+        let http = HttpClient::new(format!("http://{}", self.processes[role].1));
+        Scrape::read(&http.get("/metrics").await.expect_status(200).body)
     }
 
     /// Returns what a role has logged so far.

@@ -63,6 +63,15 @@ impl Health {
         .into()
     }
 
+    /// Returns whether READY passes.
+    pub(super) fn is_ready(&self) -> bool {
+        let ready = Selection {
+            name: None,
+            kind: Some("READY".to_owned()),
+        };
+        self.respond(&ready).0 == StatusCode::OK
+    }
+
     pub(super) fn respond(&self, selection: &Selection) -> (StatusCode, Vec<Check>) {
         let of_kind = |check: &Check| {
             selection

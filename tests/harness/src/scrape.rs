@@ -27,6 +27,17 @@ struct Sample {
     value: f64,
 }
 
+impl Family {
+    /// Returns what a process says about a metric of this type, with this help text and these labels.
+    pub fn new(kind: &str, help: &str, labels: &[&str]) -> Self {
+        Self {
+            kind: kind.to_owned(),
+            help: help.to_owned(),
+            labels: labels.iter().map(|label| (*label).to_owned()).collect(),
+        }
+    }
+}
+
 impl Scrape {
     /// Reads the body of a response.
     ///
