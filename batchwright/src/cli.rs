@@ -15,6 +15,7 @@ use framework::config::env::Variables;
 use framework::log::LogFormat;
 
 use self::bench::BenchArgs;
+use self::connect::Output;
 use self::jobs::{CountArgs, JobArgs, ListArgs, TargetArgs};
 use self::script::RunScriptArgs;
 use self::serve::{RunArgs, UpArgs};
@@ -105,6 +106,26 @@ impl Command {
             Self::BenchWorker(args) => bench::bench_worker(args).await,
             Self::RunScript(args) => script::run(&args), // `main` runs it without threads
         }
+    }
+
+    /// Returns whether the command was asked to print JSON.
+    pub fn prints_json(&self) -> bool {
+        let service = match self {
+            Self::Submit(args) => &args.service,
+            Self::Get(args) | Self::Watch(args) | Self::Pause(args) | Self::Resume(args) => {
+                &args.service
+            }
+            Self::List(args) => &args.service,
+            Self::Count(args) => &args.service,
+            Self::Cancel(args) | Self::Delete(args) => &args.service,
+            Self::Bench(args) => return args.json,
+            Self::Demo(_)
+            | Self::Up(_)
+            | Self::Run(_)
+            | Self::BenchWorker(_)
+            | Self::RunScript(_) => return false,
+        };
+        service.output == Output::Json
     }
 
     /// Returns whether the command serves until it is stopped.

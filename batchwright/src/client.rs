@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use contract::rest::{ErrorBody, Job, NewJob};
+use contract::rest::{ErrorBody, ErrorCode, Job, MAX_BODY_BYTES, NewJob};
 use framework::tls::Tls;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{Certificate, Identity, Method, RequestBuilder, StatusCode};
@@ -32,12 +32,20 @@ pub enum ClientError {
         reason: String,
     },
     /// The job service rejected the request.
-    #[error("{message} (HTTP {status})")]
+    #[error("{} (HTTP {status}{})", body.message, suffix(body))]
     Refused {
         /// The HTTP status code.
         status: u16,
-        /// The message of the job service.
-        message: String,
+        /// The body of the response.
+        body: Box<ErrorBody>,
+    },
+    /// The request is larger than any that the job service accepts, and was not sent.
+    #[error(
+        "the job has {bytes} bytes; a request has at most {MAX_BODY_BYTES}. Name large inputs instead of including them, or use several jobs"
+    )]
+    TooLarge {
+        /// The size of the body of the request.
+        bytes: usize,
     },
     /// The body of a response is not what the API specifies.
     #[error("cannot parse the response of {url}: {reason}")]
@@ -47,6 +55,22 @@ pub enum ClientError {
         /// The error of the JSON parser.
         reason: String,
     },
+}
+
+impl ClientError {
+    /// Returns the error as the body of an error response. Errors that are not the job service's have codes of their own.
+    pub fn body(&self) -> ErrorBody {
+        let code = match self {
+            Self::Refused { body, .. } => return (**body).clone(),
+            Self::Unreachable { .. } => "SERVICE_UNREACHABLE",
+            Self::TooLarge { .. } => ErrorCode::BodyTooLarge.as_str(),
+            Self::InvalidResponse { .. } => "INVALID_RESPONSE",
+        };
+        ErrorBody {
+            code: Some(code.to_owned()),
+            ..ErrorBody::of_message(self.to_string())
+        }
+    }
 }
 
 impl Client {
@@ -74,6 +98,9 @@ impl Client {
     /// Creates a job. Returns false if the same request already created it.
     pub async fn put(&self, job: &str, new_job: &NewJob) -> Result<bool, ClientError> {
         let body = serde_json::to_vec(new_job).unwrap_or_default();
+        if body.len() > MAX_BODY_BYTES {
+            return Err(ClientError::TooLarge { bytes: body.len() });
+        }
         let (status, _) = self.send(Method::PUT, &self.job_url(job), body).await?;
         Ok(status == StatusCode::CREATED)
     }
@@ -213,6 +240,7 @@ impl Client {
             .http
             .request(method, url)
             .header("content-type", "application/json")
+            .header("accept", "application/json, application/problem+json")
             .body(body);
         self.exchange(request, url).await
     }
@@ -295,14 +323,19 @@ fn encode(text: &str) -> String {
 }
 
 fn refused(status: StatusCode, body: &str, url: &str) -> ClientError {
-    let message = serde_json::from_str::<ErrorBody>(body).map_or_else(
-        |_| format!("unexpected response of {url}"),
-        |error| error.message,
-    );
+    let body = serde_json::from_str(body)
+        .unwrap_or_else(|_| ErrorBody::of_message(format!("unexpected response of {url}")));
     ClientError::Refused {
         status: status.as_u16(),
-        message,
+        body: Box::new(body),
     }
+}
+
+/// Returns the code of an error for the end of its text.
+fn suffix(body: &ErrorBody) -> String {
+    body.code
+        .as_ref()
+        .map_or_else(String::new, |code| format!(", {code}"))
 }
 
 fn innermost(error: &dyn std::error::Error) -> String {

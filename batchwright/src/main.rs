@@ -35,22 +35,24 @@ fn main() -> ExitCode {
     set_up_log(&cli);
     if let cli::Command::RunScript(args) = &cli.command {
         // Without threads, because little memory is left for them.
-        return print::exit_code(cli::script::run(args));
+        return print::exit_code(cli::script::run(args), false);
     }
+    let as_json = cli.command.prints_json();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
     {
         Ok(runtime) => runtime,
         Err(error) => {
-            return print::exit_code(Err(anyhow::anyhow!("cannot start threads: {error}")));
+            let error = anyhow::anyhow!("cannot start threads: {error}");
+            return print::exit_code(Err(error), as_json);
         }
     };
     let outcome = runtime.block_on(cli.command.execute(&variables, &configuration));
     // The script of a job type may run forever on a blocking thread.
     runtime.shutdown_timeout(Duration::from_secs(1));
     log::flush();
-    print::exit_code(outcome)
+    print::exit_code(outcome, as_json)
 }
 
 fn set_up_log(cli: &Cli) {

@@ -7,6 +7,9 @@ use std::fmt::Arguments;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
+use batchwright::client::ClientError;
+use contract::rest::ErrorBody;
+
 /// The exit code of a command whose reader has gone: the one of a program that the signal SIGPIPE ends.
 const READER_GONE: u8 = 128 + 13;
 
@@ -38,15 +41,32 @@ pub fn remark_line(text: Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Returns the exit code of a command, and says why it failed. A command whose reader has gone says nothing.
-pub fn exit_code(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+/// Returns the exit code of a command, and says why it failed, as text or as the JSON of an error response. A command whose
+/// reader has gone says nothing.
+pub fn exit_code(outcome: anyhow::Result<ExitCode>, as_json: bool) -> ExitCode {
     outcome.unwrap_or_else(|error| match error.downcast_ref::<Unwritten>() {
         Some(Unwritten(reason)) if reason.kind() == io::ErrorKind::BrokenPipe => {
             ExitCode::from(READER_GONE)
         }
         _ => {
-            remark!("batchwright: {error:#}");
+            if as_json {
+                remark!("{}", json(&error));
+            } else {
+                remark!("batchwright: {error:#}");
+            }
             ExitCode::FAILURE
         }
     })
+}
+
+/// Returns an error as one line of JSON. One that has no code of its own is a `COMMAND_FAILED`.
+fn json(error: &anyhow::Error) -> String {
+    let body = match error.downcast_ref::<ClientError>() {
+        Some(error) => error.body(),
+        None => ErrorBody {
+            code: Some("COMMAND_FAILED".to_owned()),
+            ..ErrorBody::of_message(format!("{error:#}"))
+        },
+    };
+    serde_json::to_string(&body).unwrap_or(body.message)
 }

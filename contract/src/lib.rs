@@ -21,6 +21,7 @@ mod decode;
 mod ids;
 mod job_task_id;
 pub mod metrics;
+mod problem;
 mod report;
 mod reserved_pipes;
 pub mod rest;

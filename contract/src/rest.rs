@@ -7,6 +7,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::ReportFailure;
+pub use crate::problem::{ErrorBody, ErrorCode};
+
+/// The largest body of a request that the job service accepts, in bytes.
+pub const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
 
 /// A request to create a job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -417,14 +421,9 @@ pub enum TaskState {
     Failed,
 }
 
+/// The header of every error response of the job service. Its value is an [`ErrorCode`], e.g. `JOB_NOT_FOUND`.
+pub const ERROR_HEADER: &str = "x-batchwright-error";
+
 /// The header of a 404 of the job service that says that a job does not exist. Its value is `job`. By this header a worker
 /// knows that the answer to a status check is not a gateway's.
 pub const NOT_FOUND_HEADER: &str = "x-batchwright-not-found";
-
-/// The body of every error response.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
-pub struct ErrorBody {
-    /// The error and, where possible, how to fix it.
-    pub message: String,
-}

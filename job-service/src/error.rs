@@ -1,4 +1,5 @@
-//! The error type of the API. It becomes a status code and the body `{"message": …}`.
+//! The error type of the API. It becomes a status code and an [`ErrorBody`]: CAF's message, and for clients that accept them the
+//! details of a problem.
 //!
 //! Internal details, such as the errors of the database and the messages of panics, are not sent to the client. They are logged
 //! here, once, in the span of the request.
@@ -11,19 +12,22 @@ use axum::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use contract::IdError;
-use contract::rest::{ErrorBody, NOT_FOUND_HEADER};
+use contract::rest::{ERROR_HEADER, ErrorBody, ErrorCode, NOT_FOUND_HEADER};
+use framework::clock::Clock;
 use store::StoreError;
+
+use crate::current_request::{CurrentRequest, PLAIN, PROBLEM};
 
 pub type ApiResult<T> = Result<T, ApiError>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
     /// 400: the request is invalid.
-    #[error("{0}")]
-    BadRequest(String),
-    /// 403: the request conflicts with an existing job.
-    #[error("{0}")]
-    Forbidden(String),
+    #[error("{1}")]
+    BadRequest(ErrorCode, String),
+    /// 403: another request created a job with this id.
+    #[error("Job already exists")]
+    JobExists,
     /// 403: a web page of this foreign origin must not change jobs.
     #[error(
         "A web page of the origin '{0}' must not change jobs: the origin is not this service's. Allow it with --allowed-origin \
@@ -40,8 +44,8 @@ pub enum ApiError {
     #[error("ERROR: job_id {{{0}}} not found")]
     JobNotFound(String),
     /// 404: the task or the URL does not exist.
-    #[error("{0}")]
-    NotFound(String),
+    #[error("{1}")]
+    NotFound(ErrorCode, String),
     /// 405: the URL does not support the method.
     #[error("{0}")]
     MethodNotAllowed(String),
@@ -69,9 +73,9 @@ pub enum ApiError {
 }
 
 impl ApiError {
-    /// Returns a [`BadRequest`](Self::BadRequest).
-    pub fn bad_request(message: impl Into<String>) -> Self {
-        Self::BadRequest(message.into())
+    /// Returns a [`BadRequest`](Self::BadRequest) with a code.
+    pub fn bad_request(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self::BadRequest(code, message.into())
     }
 
     /// Returns a [`JobNotFound`](Self::JobNotFound).
@@ -90,10 +94,10 @@ impl ApiError {
 
     const fn status(&self) -> StatusCode {
         match self {
-            Self::BadRequest(_) => StatusCode::BAD_REQUEST,
-            Self::Forbidden(_) | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
+            Self::BadRequest(..) => StatusCode::BAD_REQUEST,
+            Self::JobExists | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
             Self::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
-            Self::JobNotFound(_) | Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::JobNotFound(_) | Self::NotFound(..) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
@@ -105,6 +109,42 @@ impl ApiError {
             Self::Store(StoreError::Refused(_)) | Self::JobType { .. } | Self::Bug(_) => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
+        }
+    }
+
+    const fn code(&self) -> ErrorCode {
+        match self {
+            Self::BadRequest(code, _) | Self::NotFound(code, _) => *code,
+            Self::JobNotFound(_) => ErrorCode::JobNotFound,
+            Self::JobExists => ErrorCode::JobExists,
+            Self::ForeignOrigin(_) => ErrorCode::ForeignOrigin,
+            Self::ForeignHost(_) => ErrorCode::ForeignHost,
+            Self::MethodNotAllowed(_) => ErrorCode::MethodNotAllowed,
+            Self::TooSlow(_) => ErrorCode::BodyTooSlow,
+            Self::TooLarge(_) => ErrorCode::BodyTooLarge,
+            Self::Busy(_) => ErrorCode::Busy,
+            Self::JobType { .. } => ErrorCode::JobTypeFailed,
+            Self::NoSpace(_) => ErrorCode::DiskFull,
+            Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => {
+                ErrorCode::DatabaseUnavailable
+            }
+            Self::Store(StoreError::Refused(_)) | Self::Bug(_) => ErrorCode::InternalError,
+        }
+    }
+
+    fn problem(&self, request: CurrentRequest) -> ErrorBody {
+        let (code, message) = (self.code(), self.message());
+        ErrorBody {
+            code: Some(code.as_str().to_owned()),
+            title: Some(code.title().to_owned()),
+            status: Some(self.status().as_u16()),
+            detail: Some(message.clone()),
+            message,
+            remedy: Some(code.remedy().to_owned()),
+            time: Some(Clock::system().now_millis()),
+            partition_id: request.partition,
+            job_id: request.job,
+            correlation_id: request.correlation_id,
         }
     }
 
@@ -129,23 +169,35 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        match self.status() {
+        let (status, code) = (self.status(), self.code());
+        match status {
             StatusCode::SERVICE_UNAVAILABLE => {
-                tracing::warn!(error = %self, "a request failed because the service is unavailable");
+                tracing::warn!(error = %self, code = code.as_str(), "a request failed because the service is unavailable");
             }
             StatusCode::INTERNAL_SERVER_ERROR => {
-                tracing::error!(error = %self, "request failed");
+                tracing::error!(error = %self, code = code.as_str(), "request failed");
             }
-            status => tracing::debug!(error = %self, %status, "request rejected"),
+            _ => {
+                tracing::debug!(error = %self, code = code.as_str(), %status, "request rejected");
+            }
         }
-        let message = self.message();
-        let mut response = (self.status(), Json(ErrorBody { message })).into_response();
-        let header = match self {
+        let request = CurrentRequest::get();
+        let (content_type, body) = if request.accepts_problem {
+            (PROBLEM, self.problem(request))
+        } else {
+            (PLAIN, ErrorBody::of_message(self.message()))
+        };
+        let mut response = (status, Json(body)).into_response();
+        let of_all = [
+            (header::CONTENT_TYPE, content_type),
+            (HeaderName::from_static(ERROR_HEADER), code.as_str()),
+        ];
+        let further = match self {
             Self::Busy(_) => Some((header::RETRY_AFTER, "1")),
             Self::JobNotFound(_) => Some((HeaderName::from_static(NOT_FOUND_HEADER), "job")),
             _ => None,
         };
-        if let Some((name, value)) = header {
+        for (name, value) in of_all.into_iter().chain(further) {
             let value = HeaderValue::from_static(value);
             response.headers_mut().insert(name, value);
         }
@@ -155,7 +207,7 @@ impl IntoResponse for ApiError {
 
 impl From<IdError> for ApiError {
     fn from(error: IdError) -> Self {
-        Self::BadRequest(error.to_string())
+        Self::BadRequest(ErrorCode::InvalidId, error.to_string())
     }
 }
 

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
 use crate::error::{ApiError, ApiResult};
+use contract::rest::ErrorCode;
 
 /// The path `/partitions/{partitionId}/…`.
 #[derive(Debug, IntoParams)]
@@ -82,7 +83,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParams<T>
         let query = Query::<T>::from_request_parts(parts, state).await;
         query
             .map(|Query(params)| Self(params))
-            .map_err(|rejection| ApiError::bad_request(rejection.body_text()))
+            .map_err(|rejection| {
+                ApiError::bad_request(ErrorCode::InvalidParameter, rejection.body_text())
+            })
     }
 }
 
@@ -103,7 +106,7 @@ async fn path<S: Send + Sync, T: DeserializeOwned + Send>(
     let params = Path::<T>::from_request_parts(parts, state).await;
     params
         .map(|Path(value)| value)
-        .map_err(|rejection| ApiError::bad_request(rejection.body_text()))
+        .map_err(|rejection| ApiError::bad_request(ErrorCode::InvalidId, rejection.body_text()))
 }
 
 /// Parses a whole number of the query. An empty value counts as absent, as in `?limit=`.
@@ -112,9 +115,10 @@ pub fn whole_number<N: FromStr>(name: &str, text: Option<&str>) -> ApiResult<Opt
         return Ok(None);
     };
     let number = text.parse().map_err(|_| {
-        ApiError::bad_request(format!(
-            "The parameter '{name}' must be a whole number, but is '{text}'."
-        ))
+        ApiError::bad_request(
+            ErrorCode::InvalidParameter,
+            format!("The parameter '{name}' must be a whole number, but is '{text}'."),
+        )
     })?;
     Ok(Some(number))
 }
@@ -122,9 +126,10 @@ pub fn whole_number<N: FromStr>(name: &str, text: Option<&str>) -> ApiResult<Opt
 /// Rejects a query parameter that contains U+0000. PostgreSQL refuses such a text, and no stored text contains it.
 pub fn reject_nul(name: &str, value: Option<&str>) -> ApiResult<()> {
     if value.is_some_and(|value| value.contains('\0')) {
-        return Err(ApiError::bad_request(format!(
-            "The parameter '{name}' contains the character U+0000."
-        )));
+        return Err(ApiError::bad_request(
+            ErrorCode::InvalidParameter,
+            format!("The parameter '{name}' contains the character U+0000."),
+        ));
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::rest::JobTask;
+use contract::rest::{ErrorCode, JobTask};
 use contract::{JobId, PartitionId};
 use jsonschema::{Draft, Validator};
 use serde::Deserialize;
@@ -195,10 +195,12 @@ impl JobTypes {
         job: &JobId,
         parameters: &RawValue,
     ) -> ApiResult<MadeTask> {
-        let job_type = self
-            .types
-            .get(id)
-            .ok_or_else(|| ApiError::bad_request(format!("Unknown job type ID: {id}")))?;
+        let job_type = self.types.get(id).ok_or_else(|| {
+            ApiError::bad_request(
+                ErrorCode::UnknownJobType,
+                format!("Unknown job type ID: {id}"),
+            )
+        })?;
         let failed = |reason: String| ApiError::JobType {
             id: id.to_owned(),
             reason,
@@ -215,9 +217,10 @@ impl JobTypes {
         match outcome {
             Ok(output) => made_task(&output)
                 .map_err(|reason| failed(format!("its script built no valid task: {reason}"))),
-            Err(ScriptError::Refused(reason)) => {
-                Err(ApiError::bad_request(format!("{id}: error: {reason}")))
-            }
+            Err(ScriptError::Refused(reason)) => Err(ApiError::bad_request(
+                ErrorCode::InvalidJobParameters,
+                format!("{id}: error: {reason}"),
+            )),
             Err(ScriptError::Failed(reason)) => Err(failed(format!("its script failed: {reason}"))),
         }
     }
@@ -252,8 +255,12 @@ impl JobType {
     }
 
     fn check(&self, parameters: &RawValue) -> ApiResult<()> {
-        let parameters: Value = serde_json::from_str(parameters.get())
-            .map_err(|error| ApiError::bad_request(format!("Invalid job parameters:\n{error}")))?;
+        let parameters: Value = serde_json::from_str(parameters.get()).map_err(|error| {
+            ApiError::bad_request(
+                ErrorCode::InvalidJobParameters,
+                format!("Invalid job parameters:\n{error}"),
+            )
+        })?;
         // Truncated because a violation quotes the invalid value.
         let line = |violation: jsonschema::ValidationError<'_>| {
             let text = format!(
@@ -271,10 +278,10 @@ impl JobType {
         if violations.is_empty() {
             Ok(())
         } else {
-            Err(ApiError::bad_request(format!(
-                "Invalid job parameters:\n{}",
-                violations.join("\n")
-            )))
+            Err(ApiError::bad_request(
+                ErrorCode::InvalidJobParameters,
+                format!("Invalid job parameters:\n{}", violations.join("\n")),
+            ))
         }
     }
 

@@ -21,6 +21,7 @@
 mod access;
 mod background;
 mod correlation;
+mod current_request;
 mod error;
 mod extract;
 mod job_list;

@@ -14,7 +14,7 @@ mod start_message;
 #[cfg(test)]
 mod tests;
 
-use contract::rest::{Expiry, ExpiryOperation, NewJob, Policer};
+use contract::rest::{ErrorCode, Expiry, ExpiryOperation, NewJob, Policer};
 use contract::{JobId, PartitionId, ReservedPipes};
 use store::{JobRequest, KeptUntil, StartCondition};
 
@@ -116,6 +116,7 @@ fn check_label_names(new: &NewJob) -> ApiResult<()> {
     };
     if !new.labels.iter().flatten().all(|(name, _)| allowed(name)) {
         return Err(ApiError::bad_request(
+            ErrorCode::InvalidLabel,
             "A provided label name contains an invalid character, only alphanumeric, '-' and '_' are supported",
         ));
     }
@@ -125,7 +126,10 @@ fn check_label_names(new: &NewJob) -> ApiResult<()> {
 /// Checks the lengths of names and labels, and that the database can store every text.
 fn check_texts(new: &NewJob) -> ApiResult<()> {
     let too_long = |what: &str| {
-        ApiError::bad_request(format!("{what} is longer than {MAX_CHARS} characters."))
+        ApiError::bad_request(
+            ErrorCode::InvalidRequest,
+            format!("{what} is longer than {MAX_CHARS} characters."),
+        )
     };
     let long = |text: &str| text.chars().count() > MAX_CHARS;
     if new.name.as_deref().is_some_and(long) {
@@ -153,9 +157,10 @@ fn check_texts(new: &NewJob) -> ApiResult<()> {
             .map(|(_, value)| ("labels", value)),
     ) {
         if text.as_deref().is_some_and(|text| text.contains('\0')) {
-            return Err(ApiError::bad_request(format!(
-                "The field '{field}' contains the character U+0000."
-            )));
+            return Err(ApiError::bad_request(
+                ErrorCode::InvalidRequest,
+                format!("The field '{field}' contains the character U+0000."),
+            ));
         }
     }
     Ok(())
@@ -167,15 +172,19 @@ fn check_expiry(mut expiry: Expiry) -> ApiResult<Expiry> {
         policy.policer = Some(Policer::User);
         let until: Result<KeptUntil, String> = policy.expiry_time.parse();
         until.map_err(|error| {
-            ApiError::bad_request(format!(
-                "The expiry of a {status} job is not valid: {error}."
-            ))
+            ApiError::bad_request(
+                ErrorCode::InvalidRequest,
+                format!("The expiry of a {status} job is not valid: {error}."),
+            )
         })?;
         if policy.operation == ExpiryOperation::Expire {
-            return Err(ApiError::bad_request(format!(
-                "The expiry of a {status} job is not supported: this service can delete a job, not mark it as expired. Use the \
+            return Err(ApiError::bad_request(
+                ErrorCode::InvalidRequest,
+                format!(
+                    "The expiry of a {status} job is not supported: this service can delete a job, not mark it as expired. Use the \
                  operation Delete."
-            )));
+                ),
+            ));
         }
     }
     Ok(expiry)

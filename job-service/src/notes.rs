@@ -7,6 +7,7 @@ use axum::extract::Query;
 use axum::http::Uri;
 
 use crate::error::{ApiError, ApiResult};
+use contract::rest::ErrorCode;
 
 /// The parameter that refuses unknown names.
 pub const STRICT: &str = "strict";
@@ -42,9 +43,12 @@ impl Unknown {
                     "true" => true,
                     "false" | "" => false,
                     other => {
-                        return Err(ApiError::bad_request(format!(
-                            "The parameter 'strict' must be true or false, but is '{other}'."
-                        )));
+                        return Err(ApiError::bad_request(
+                            ErrorCode::InvalidParameter,
+                            format!(
+                                "The parameter 'strict' must be true or false, but is '{other}'."
+                            ),
+                        ));
                     }
                 };
             } else if !known.contains(&&*name) {
@@ -84,9 +88,12 @@ impl Unknown {
             return Ok(Vec::new());
         };
         if self.strict {
-            return Err(ApiError::bad_request(format!(
-                "The {what} '{name}' is unknown. Correct or remove it; without 'strict=true', it is ignored."
-            )));
+            return Err(ApiError::bad_request(
+                ErrorCode::UnknownField,
+                format!(
+                    "The {what} '{name}' is unknown. Correct or remove it; without 'strict=true', it is ignored."
+                ),
+            ));
         }
         let note = |(what, name)| format!("The {what} '{name}' is unknown and was ignored.");
         let mut notes: Vec<String> = self.names.into_iter().map(note).collect();

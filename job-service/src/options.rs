@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use contract::rest::Expiry;
+use contract::rest::{Expiry, MAX_BODY_BYTES};
 use contract::{PipePurpose, ReservedPipes};
 use framework::config::StatusOrigins;
 use framework::tls::Tls;
@@ -119,7 +119,7 @@ impl Default for ServiceOptions {
             cancel_batch: 100,
             delete_batch: 100,
             suspended_partitions: None,
-            max_body_bytes: 16 * 1024 * 1024,
+            max_body_bytes: MAX_BODY_BYTES,
             limits: Limits::default(),
             job_types: JobTypes::default(),
             expiry: Expiry::default(),

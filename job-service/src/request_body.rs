@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{ApiError, ApiResult};
 use crate::state::AppState;
+use contract::rest::ErrorCode;
 
 /// The body of a request. Its bytes count as in flight until it is dropped.
 #[derive(Debug)]
@@ -44,7 +45,10 @@ async fn read(body: Body, most: usize, budget: &Arc<Semaphore>) -> ApiResult<Req
     let mut in_flight: Option<OwnedSemaphorePermit> = None;
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|error| {
-            ApiError::bad_request(format!("The body could not be read: {error}"))
+            ApiError::bad_request(
+                ErrorCode::InvalidRequest,
+                format!("The body could not be read: {error}"),
+            )
         })?;
         if bytes.len() + chunk.len() > most {
             return Err(ApiError::TooLarge(most));

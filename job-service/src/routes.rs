@@ -18,6 +18,7 @@ mod ping;
 mod resume_job;
 mod watch_job;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +30,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use contract::metrics::READY;
-use contract::rest::ErrorBody;
+use contract::rest::ErrorCode;
 use framework::meters::{Measurement, on_scrape};
 use futures_util::FutureExt as _;
 use metrics::gauge;
@@ -39,12 +40,14 @@ use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use utoipa::OpenApi;
+use utoipa::openapi::{self, Content, RefOr};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use utoipa_swagger_ui::SwaggerUi;
 
 use crate::access::{self, AccessRules, AllowedOrigin};
 use crate::correlation;
+use crate::current_request;
 use crate::error::ApiError;
 use crate::measured;
 use crate::options::BASE_PATH;
@@ -63,7 +66,8 @@ const READY_LIMIT: Duration = Duration::from_secs(2);
             Every job belongs to a partition. Partitions need not be created. Ids are case-sensitive and must not contain \
             `. , : ; * ? ! | ( )` or control characters. Times are in milliseconds since 1970, UTC.\n\n\
             Every response has the header `CAF-Correlation-Id`: the one of the request, or a new one. Every error response has the body \
-            `{\"message\": \"…\"}`. A request that a web page of another origin sends, and that is not a GET, returns 403; a request to \
+            `{\"message\": \"…\"}`, and a code for programs in the header `X-Batchwright-Error`. Clients that accept \
+            `application/problem+json` get code, time and remedy in the body, too. A request that a web page of another origin sends, and that is not a GET, returns 403; a request to \
             a host name that is not the service's returns 421. Request bodies are read as JSON, whatever their content type.",
         license(name = "MIT OR Apache-2.0")
     ),
@@ -103,6 +107,7 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
         ))
         .layer(CatchPanicLayer::custom(ApiError::panic_response))
         .layer(middleware::from_fn(measured::layer))
+        .layer(middleware::from_fn(current_request::layer))
         .layer(middleware::from_fn(correlation::layer));
     // A layer runs after routing, but the URL must change before routing.
     Router::new().fallback_service(router.map_request(strip_trailing_slash))
@@ -205,10 +210,11 @@ async fn openapi_as_yaml() -> impl IntoResponse {
 }
 
 async fn unknown_url(uri: Uri) -> ApiError {
-    ApiError::NotFound(format!(
+    let message = format!(
         "There is nothing at {}. The API is described at /job-service-ui/.",
         uri.path()
-    ))
+    );
+    ApiError::NotFound(ErrorCode::UrlNotFound, message)
 }
 
 /// Replaces the 404 of Swagger UI, which is not JSON.
@@ -226,17 +232,27 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
 }
 
 /// The error responses of every operation that uses the store.
-#[derive(utoipa::IntoResponses)]
-#[expect(dead_code, reason = "documentation only")]
-enum StoreErrors {
-    #[response(
-        status = 500,
-        description = "Internal error. The log has the details under the correlation id of the response"
-    )]
-    Failed(#[to_schema] ErrorBody),
-    #[response(
-        status = 503,
-        description = "The database is unavailable, or the service has too many requests. Try again later"
-    )]
-    Unavailable(#[to_schema] ErrorBody),
+struct StoreErrors;
+
+impl utoipa::IntoResponses for StoreErrors {
+    fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
+        let response = |status: &str, description: &str| {
+            let body = Content::new(Some(openapi::Ref::from_schema_name("ErrorBody")));
+            let response = openapi::ResponseBuilder::new()
+                .description(description)
+                .content("application/json", body)
+                .build();
+            (status.to_owned(), response.into())
+        };
+        BTreeMap::from([
+            response(
+                "500",
+                "Internal error. The log has the details under the correlation id of the response",
+            ),
+            response(
+                "503",
+                "The database is unavailable, or the service has too many requests. Try again later",
+            ),
+        ])
+    }
 }

@@ -62,7 +62,7 @@ pub struct BenchArgs {
     requests: u32,
     /// Print the results as one line of JSON and show no progress.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     #[command(flatten)]
     servers: ServerArgs,
 }

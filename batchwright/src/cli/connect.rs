@@ -43,7 +43,7 @@ pub struct ServiceArgs {
     /// Partition that contains the jobs.
     #[arg(long, short, env = "BATCHWRIGHT_PARTITION", default_value = "default")]
     pub partition: String,
-    /// Format of standard output; `json` prints one object or array on one line.
+    /// Format of standard output; `json` prints one object or array on one line, and errors as JSON to standard error.
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
     pub output: Output,
     #[command(flatten)]

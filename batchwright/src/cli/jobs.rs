@@ -54,7 +54,7 @@ pub struct TargetArgs {
     #[arg(long, conflicts_with_all = ["starts_with", "status_type", "filter", "label_exist"])]
     all: bool,
     #[command(flatten)]
-    service: ServiceArgs,
+    pub service: ServiceArgs,
 }
 
 #[derive(Debug, Args)]
@@ -71,7 +71,7 @@ pub struct ListArgs {
     #[arg(long, default_value_t = 0)]
     offset: u64,
     #[command(flatten)]
-    service: ServiceArgs,
+    pub service: ServiceArgs,
 }
 
 #[derive(Debug, Args)]
@@ -79,7 +79,7 @@ pub struct CountArgs {
     #[command(flatten)]
     selector: SelectorArgs,
     #[command(flatten)]
-    service: ServiceArgs,
+    pub service: ServiceArgs,
 }
 
 pub async fn get(args: JobArgs) -> anyhow::Result<ExitCode> {

@@ -53,7 +53,7 @@ pub struct SubmitArgs {
     #[arg(long, short)]
     watch: bool,
     #[command(flatten)]
-    service: ServiceArgs,
+    pub service: ServiceArgs,
 }
 
 pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {

@@ -276,9 +276,13 @@ async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
         (
             &["get", "unknown"][..],
             1,
-            "job_id {unknown} not found (HTTP 404)",
+            "job_id {unknown} not found (HTTP 404, JOB_NOT_FOUND)",
         ),
-        (&["get", "j"], 1, "job_id {j} not found (HTTP 404)"),
+        (
+            &["get", "j", "-o", "json"],
+            1,
+            r#"{"message":"ERROR: job_id {j} not found","code":"JOB_NOT_FOUND","#,
+        ),
         (&["watch", "unknown"], 1, "job_id {unknown} not found"),
         (
             &["cancel", "done"],
@@ -317,7 +321,7 @@ async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
                 "1-2",
             ],
             1,
-            "Job already exists (HTTP 403)",
+            "Job already exists (HTTP 403, JOB_EXISTS)",
         ),
         (&["submit", "x"], 1, "--file"),
         (

@@ -161,7 +161,10 @@ async fn script_that_takes_all_memory_or_the_stack_fails_its_request_alone() {
     assert!(put("small", "double", 10).await.unwrap());
     for (job_type, parameters) in [("double", 40), ("deep", 0)] {
         let refused = put("large", job_type, parameters).await.unwrap_err();
-        assert!(refused.to_string().contains("(HTTP 500)"), "{refused}");
+        assert!(
+            refused.to_string().contains("(HTTP 500, JOB_TYPE_FAILED)"),
+            "{refused}"
+        );
     }
     assert!(put("again", "double", 10).await.unwrap());
     assert_eq!(up.stop().await, Some(0));

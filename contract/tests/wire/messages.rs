@@ -283,6 +283,7 @@ fn rest_bodies_match_the_fixtures() {
         delay: 0,
         due_time: None,
         suspended: false,
+        correlation_id: None,
         notes: Vec::new(),
     };
     assert_body(&job, fixture!("rest_job"));
@@ -302,9 +303,7 @@ fn rest_bodies_match_the_fixtures() {
         fixture!("rest_new_job"),
     );
     assert_body(
-        &ErrorBody {
-            message: "The job identifier has not been specified.".into(),
-        },
+        &ErrorBody::of_message("The job identifier has not been specified."),
         fixture!("rest_error"),
     );
 }

@@ -1,6 +1,6 @@
 //! The parameters that sort a list and cut a page out of it.
 
-use contract::rest::Job;
+use contract::rest::{ErrorCode, Job};
 use serde::Deserialize;
 use store::{JobQuery, Sort, SortBy};
 use utoipa::IntoParams;
@@ -58,10 +58,13 @@ impl Page {
 /// would be: its client would believe that it has them all.
 pub fn check(jobs: &[Job], most: u32) -> ApiResult<()> {
     if jobs.len() > most as usize {
-        return Err(ApiError::bad_request(format!(
-            "The page has more than {most} jobs. Ask for a smaller 'limit', and for the next page with 'offset'. The setting is \
+        return Err(ApiError::bad_request(
+            ErrorCode::PageTooLarge,
+            format!(
+                "The page has more than {most} jobs. Ask for a smaller 'limit', and for the next page with 'offset'. The setting is \
              --max-page-size (BATCHWRIGHT_MAX_PAGE_SIZE)."
-        )));
+            ),
+        ));
     }
     Ok(())
 }
@@ -72,13 +75,19 @@ fn parse_sort(text: Option<&str>) -> ApiResult<Sort> {
         return Ok(Sort::default());
     };
     reject_nul("sort", Some(text))?;
-    let refused = |what: &str, value: &str| Err(ApiError::bad_request(format!("{what}: {value}")));
+    let refused = |what: &str, value: &str| {
+        Err(ApiError::bad_request(
+            ErrorCode::InvalidParameter,
+            format!("{what}: {value}"),
+        ))
+    };
     let Some((field, direction)) = text.rsplit_once(':') else {
         return refused("Invalid format for sort", text);
     };
     let by = match (field, field.strip_prefix("labels.")) {
         (_, Some("")) => {
             return Err(ApiError::bad_request(
+                ErrorCode::InvalidParameter,
                 "Invalid format for label sort specified",
             ));
         }

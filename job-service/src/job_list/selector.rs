@@ -8,6 +8,7 @@ use utoipa::IntoParams;
 use super::filter;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::reject_nul;
+use contract::rest::ErrorCode;
 
 /// The parameters that select jobs. A job must match all of them; without any, every job in the partition matches.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -73,7 +74,7 @@ impl JobSelector {
             .filter(|text| !text.trim().is_empty())
             .map(filter::parse)
             .transpose()
-            .map_err(|error| ApiError::bad_request(error.to_string()))?;
+            .map_err(|error| ApiError::bad_request(ErrorCode::InvalidFilter, error.to_string()))?;
         Ok(JobQuery {
             id_prefix,
             labels,
@@ -88,9 +89,12 @@ impl JobSelector {
     pub fn strict_query(&self) -> ApiResult<JobQuery> {
         match self.status_type.as_deref() {
             Some(unknown) if !unknown.is_empty() && self.statuses().is_empty() => {
-                Err(ApiError::bad_request(format!(
-                    "The parameter 'statusType' must be NotFinished, NotCompleted, Completed or Inactive, but is '{unknown}'."
-                )))
+                Err(ApiError::bad_request(
+                    ErrorCode::InvalidParameter,
+                    format!(
+                        "The parameter 'statusType' must be NotFinished, NotCompleted, Completed or Inactive, but is '{unknown}'."
+                    ),
+                ))
             }
             _ => self.lenient_query(),
         }

@@ -3,7 +3,7 @@
 use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use contract::rest::{JobTask, NewJob, TaskDataEncoding};
+use contract::rest::{ErrorCode, JobTask, NewJob, TaskDataEncoding};
 use contract::{MAX_PIPE_BYTES, ReservedPipes, same_pipe};
 use serde_json::Value;
 
@@ -34,30 +34,40 @@ pub struct RequiredFields<'a> {
 
 /// Checks the required fields of the task in CAF's order.
 pub fn required_fields(job: &NewJob) -> ApiResult<RequiredFields<'_>> {
-    let task = job
-        .task
-        .as_ref()
-        .ok_or_else(|| ApiError::bad_request("The task has not been specified."))?;
-    let classifier = non_empty(task.task_classifier.as_deref())
-        .ok_or_else(|| ApiError::bad_request("The task classifier has not been specified."))?;
+    let task = job.task.as_ref().ok_or_else(|| {
+        ApiError::bad_request(ErrorCode::InvalidTask, "The task has not been specified.")
+    })?;
+    let classifier = non_empty(task.task_classifier.as_deref()).ok_or_else(|| {
+        ApiError::bad_request(
+            ErrorCode::InvalidTask,
+            "The task classifier has not been specified.",
+        )
+    })?;
     let api_version = task.task_api_version.unwrap_or(0);
     if api_version == 0 {
         return Err(ApiError::bad_request(
+            ErrorCode::InvalidTask,
             "The task api version has not been specified.",
         ));
     }
     if api_version < 0 {
-        return Err(ApiError::bad_request(format!(
-            "The task api version must be 1 or more, but is {api_version}."
-        )));
+        return Err(ApiError::bad_request(
+            ErrorCode::InvalidTask,
+            format!("The task api version must be 1 or more, but is {api_version}."),
+        ));
     }
     if task.target_pipe.as_deref() == Some("") {
         return Err(ApiError::bad_request(
+            ErrorCode::InvalidTask,
             "The target queue name has not been specified.",
         ));
     }
-    let pipe = non_empty(task.task_pipe.as_deref())
-        .ok_or_else(|| ApiError::bad_request("The task queue name has not been specified."))?;
+    let pipe = non_empty(task.task_pipe.as_deref()).ok_or_else(|| {
+        ApiError::bad_request(
+            ErrorCode::InvalidTask,
+            "The task queue name has not been specified.",
+        )
+    })?;
     Ok(RequiredFields {
         task,
         classifier,
@@ -72,7 +82,12 @@ fn non_empty(text: Option<&str>) -> Option<&str> {
 
 /// Returns the bytes of the task data. `object_json` is the text of the task data if it is an object.
 pub fn task_data(fields: &RequiredFields<'_>, object_json: Option<Vec<u8>>) -> ApiResult<Vec<u8>> {
-    let missing = || ApiError::bad_request("The task data has not been specified.");
+    let missing = || {
+        ApiError::bad_request(
+            ErrorCode::InvalidTask,
+            "The task data has not been specified.",
+        )
+    };
     match fields.task.task_data.as_ref().ok_or_else(missing)? {
         Value::Null => Err(missing()),
         Value::String(text) if text.is_empty() => Err(missing()),
@@ -81,12 +96,14 @@ pub fn task_data(fields: &RequiredFields<'_>, object_json: Option<Vec<u8>>) -> A
             None | Some(TaskDataEncoding::Utf8) => Ok(text.clone().into_bytes()),
         },
         Value::Object(_) if fields.task.task_data_encoding.is_some() => Err(ApiError::bad_request(
+            ErrorCode::InvalidTask,
             "An encoding type has been found in the task along with taskDataObject. Remove taskDataEncoding and try again",
         )),
         object @ Value::Object(_) => {
             Ok(object_json.unwrap_or_else(|| object.to_string().into_bytes()))
         }
         Value::Bool(_) | Value::Number(_) | Value::Array(_) => Err(ApiError::bad_request(
+            ErrorCode::InvalidTask,
             "The taskData is null or empty, please ensure taskData is populated and of a suitable datatype",
         )),
     }
@@ -110,9 +127,12 @@ fn decode_base64(text: &str) -> ApiResult<Vec<u8>> {
         .filter(|c| !c.is_ascii_whitespace())
         .map(standard)
         .collect();
-    LENIENT
-        .decode(plain)
-        .map_err(|error| ApiError::bad_request(format!("The taskData is not base64: {error}")))
+    LENIENT.decode(plain).map_err(|error| {
+        ApiError::bad_request(
+            ErrorCode::InvalidTask,
+            format!("The taskData is not base64: {error}"),
+        )
+    })
 }
 
 /// Checks the pipes and returns the complete task.
@@ -131,25 +151,33 @@ pub fn check_pipes(
     for (field, name) in [("taskPipe", Some(pipe)), ("targetPipe", target_pipe)] {
         let name = name.unwrap_or_default();
         if name.len() > MAX_PIPE_BYTES {
-            return Err(ApiError::bad_request(format!(
-                "The {field} is longer than {MAX_PIPE_BYTES} bytes."
-            )));
+            return Err(ApiError::bad_request(
+                ErrorCode::InvalidTask,
+                format!("The {field} is longer than {MAX_PIPE_BYTES} bytes."),
+            ));
         }
         if name.contains(char::is_control) {
-            return Err(ApiError::bad_request(format!(
-                "The {field} contains a control character."
-            )));
+            return Err(ApiError::bad_request(
+                ErrorCode::InvalidTask,
+                format!("The {field} contains a control character."),
+            ));
         }
         reserved.check(name, None).map_err(|refusal| {
-            ApiError::bad_request(format!("The {field} is reserved: {refusal}."))
+            ApiError::bad_request(
+                ErrorCode::ReservedPipe,
+                format!("The {field} is reserved: {refusal}."),
+            )
         })?;
     }
     // CAF sends such a task without tracking, so its job never completes.
     if target_pipe.is_some_and(|target| same_pipe(pipe, target)) {
-        return Err(ApiError::bad_request(format!(
-            "The taskPipe and the targetPipe are both '{pipe}': tracking would end before the first task begins, and the job would never \
+        return Err(ApiError::bad_request(
+            ErrorCode::InvalidTask,
+            format!(
+                "The taskPipe and the targetPipe are both '{pipe}': tracking would end before the first task begins, and the job would never \
              complete. Name another targetPipe, or none."
-        )));
+            ),
+        ));
     }
     Ok(FirstTask {
         classifier: classifier.to_owned(),

@@ -9,6 +9,7 @@ use contract::JobId;
 use store::{Prerequisite, Refusal};
 
 use crate::error::{ApiError, ApiResult};
+use contract::rest::ErrorCode;
 
 /// The longest entry, in characters. CAF's limit.
 const MAX_CHARS: usize = 128;
@@ -25,24 +26,29 @@ pub fn parse(entries: &[Option<String>]) -> ApiResult<Vec<Prerequisite>> {
         .filter(|entry| !entry.trim().is_empty())
     {
         if entry.chars().count() > MAX_CHARS {
-            return Err(ApiError::bad_request(format!(
-                "The prerequisite job id '{entry}' is longer than {MAX_CHARS} characters."
-            )));
+            return Err(ApiError::bad_request(
+                ErrorCode::InvalidPrerequisite,
+                format!("The prerequisite job id '{entry}' is longer than {MAX_CHARS} characters."),
+            ));
         }
         let mut parts = entry.split(',');
         let id = parts.next().unwrap_or_default();
         let job = JobId::parse(id).map_err(|error| {
-            ApiError::bad_request(format!(
-                "The prerequisite job id '{id}' is no job id: {error}"
-            ))
+            ApiError::bad_request(
+                ErrorCode::InvalidPrerequisite,
+                format!("The prerequisite job id '{id}' is no job id: {error}"),
+            )
         })?;
         *found.entry(job).or_default() |= parts.any(|option| option.trim() == "pc");
     }
     if found.len() > MAX_ENTRIES {
-        return Err(ApiError::bad_request(format!(
-            "The job has {} prerequisites; at most {MAX_ENTRIES} are possible.",
-            found.len()
-        )));
+        return Err(ApiError::bad_request(
+            ErrorCode::InvalidPrerequisite,
+            format!(
+                "The job has {} prerequisites; at most {MAX_ENTRIES} are possible.",
+                found.len()
+            ),
+        ));
     }
     Ok(found
         .into_iter()

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use contract::rest::NewJob;
+use contract::rest::{ErrorCode, NewJob};
 use serde_json::value::RawValue;
 
 use crate::error::{ApiError, ApiResult};
@@ -29,20 +29,28 @@ impl RawRequest {
         type Fields<'a> = HashMap<String, &'a RawValue>;
         if body.iter().all(u8::is_ascii_whitespace) {
             return Err(ApiError::bad_request(
+                ErrorCode::InvalidJson,
                 "The body has not been specified. Send the job as a JSON object.",
             ));
         }
         let not_json = |error: serde_json::Error| match error.classify() {
-            serde_json::error::Category::Data => {
-                ApiError::bad_request(format!("The body is not a job: {error}"))
-            }
-            _ => ApiError::bad_request(format!("The body is not valid JSON: {error}")),
+            serde_json::error::Category::Data => ApiError::bad_request(
+                ErrorCode::InvalidJson,
+                format!("The body is not a job: {error}"),
+            ),
+            _ => ApiError::bad_request(
+                ErrorCode::InvalidJson,
+                format!("The body is not valid JSON: {error}"),
+            ),
         };
         // Parse the objects as maps first: serde's derived types would accept an array instead of an object.
         let fields: Fields<'_> = serde_json::from_slice(body).map_err(not_json)?;
         let task: Option<Fields<'_>> = match fields.get("task") {
             Some(task) => serde_json::from_str(task.get()).map_err(|error| {
-                ApiError::bad_request(format!("The task is not an object: {error}"))
+                ApiError::bad_request(
+                    ErrorCode::InvalidTask,
+                    format!("The task is not an object: {error}"),
+                )
             })?,
             None => None,
         };
@@ -84,9 +92,12 @@ impl RawRequest {
     pub fn check_label_count(&self, most: usize) -> ApiResult<()> {
         let number = self.job.labels.as_ref().map_or(0, BTreeMap::len);
         if number > most {
-            return Err(ApiError::bad_request(format!(
-                "The job has {number} labels; at most {most} are allowed. The setting is --max-labels (BATCHWRIGHT_MAX_LABELS)."
-            )));
+            return Err(ApiError::bad_request(
+                ErrorCode::InvalidLabel,
+                format!(
+                    "The job has {number} labels; at most {most} are allowed. The setting is --max-labels (BATCHWRIGHT_MAX_LABELS)."
+                ),
+            ));
         }
         Ok(())
     }
@@ -99,6 +110,7 @@ impl RawRequest {
     pub fn job_type(&self) -> ApiResult<Option<(&str, &RawValue)>> {
         match (&self.job.job_type, &self.job.task) {
             (Some(_), Some(_)) => Err(ApiError::bad_request(
+                ErrorCode::InvalidTask,
                 "Specifying both typeId and task properties is not allowed.",
             )),
             (Some(id), None) => Ok(Some((id, &self.parameters))),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use contract::rest::ErrorBody;
+use contract::rest::{ErrorBody, ErrorCode};
 use store::Cancellation;
 
 use super::StoreErrors;
@@ -42,8 +42,9 @@ pub async fn cancel_job(
         }
         Cancellation::AlreadyCancelled => Ok(StatusCode::NO_CONTENT),
         Cancellation::NotFound => Err(ApiError::job_not_found(&job)),
-        Cancellation::Finished(status) => Err(ApiError::bad_request(format!(
-            "ERROR: job_id {{{job}}} cannot be cancelled as it has a status of {status}."
-        ))),
+        Cancellation::Finished(status) => Err(ApiError::bad_request(
+            ErrorCode::WrongJobStatus,
+            format!("ERROR: job_id {{{job}}} cannot be cancelled as it has a status of {status}."),
+        )),
     }
 }

@@ -7,7 +7,7 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use contract::rest::{ErrorBody, NewJob};
+use contract::rest::{ErrorBody, ErrorCode, NewJob};
 use framework::clock::Clock;
 use serde::Serialize;
 use store::{Creation, Incarnation};
@@ -147,8 +147,11 @@ pub async fn create_job(
             })
         }
         Creation::AlreadyThere => Ok(StatusCode::NO_CONTENT.into_response()),
-        Creation::Refused(refusal) => Err(ApiError::bad_request(refusal_message(&refusal))),
-        Creation::Conflict => Err(ApiError::Forbidden("Job already exists".to_owned())),
+        Creation::Refused(refusal) => Err(ApiError::bad_request(
+            ErrorCode::InvalidPrerequisite,
+            refusal_message(&refusal),
+        )),
+        Creation::Conflict => Err(ApiError::JobExists),
     }
 }
 

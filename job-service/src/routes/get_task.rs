@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use contract::rest::{ErrorBody, Task};
+use contract::rest::{ErrorBody, ErrorCode, Task};
 use contract::{JobTaskId, Step};
 
 use super::StoreErrors;
@@ -62,10 +62,13 @@ pub async fn get_task(
         {
             Err(ApiError::job_not_found(&job))
         }
-        None => Err(ApiError::NotFound(format!(
-            "ERROR: task_id {{{}}} of job_id {{{job}}} not found",
-            format_id(&path)
-        ))),
+        None => Err(ApiError::NotFound(
+            ErrorCode::TaskNotFound,
+            format!(
+                "ERROR: task_id {{{}}} of job_id {{{job}}} not found",
+                format_id(&path)
+            ),
+        )),
     }
 }
 
@@ -76,7 +79,7 @@ fn parse_id(text: &str) -> ApiResult<Vec<u32>> {
     }
     // A job task id has the same grammar after the job id.
     let id = JobTaskId::parse(&format!("p:j.{text}")).map_err(|_| {
-        ApiError::bad_request(format!(
+        ApiError::bad_request(ErrorCode::InvalidId, format!(
             "The task id '{text}' is not of the form 3.17 or 3.17*, nor 0 for the job's own task."
         ))
     })?;

@@ -14,6 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::error::{ApiError, ApiResult};
 use crate::state::AppState;
+use contract::rest::ErrorCode;
 
 /// How long the database may take to respond. A slower database counts as unhealthy.
 const PING_LIMIT: Duration = Duration::from_secs(5);
@@ -145,9 +146,10 @@ impl Requested {
                 "type" if value.eq_ignore_ascii_case("ALIVE") => requested.kind = HealthType::Alive,
                 "type" if value.eq_ignore_ascii_case("READY") => requested.kind = HealthType::Ready,
                 "type" => {
-                    return Err(ApiError::bad_request(format!(
-                        "The parameter 'type' must be ALIVE or READY, but is '{value}'."
-                    )));
+                    return Err(ApiError::bad_request(
+                        ErrorCode::InvalidParameter,
+                        format!("The parameter 'type' must be ALIVE or READY, but is '{value}'."),
+                    ));
                 }
                 _ => {}
             }

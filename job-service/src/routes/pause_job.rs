@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use contract::rest::ErrorBody;
+use contract::rest::{ErrorBody, ErrorCode};
 use store::Change;
 
 use super::StoreErrors;
@@ -47,9 +47,12 @@ pub async fn pause_job(
         }
         Change::NotNeeded => Ok(StatusCode::NO_CONTENT),
         Change::NotFound => Err(ApiError::job_not_found(&job)),
-        Change::Impossible(status) => Err(ApiError::bad_request(format!(
-            "ERROR: job_id {{{job}}} cannot be paused as it has a status of {{{status}}}. \
+        Change::Impossible(status) => Err(ApiError::bad_request(
+            ErrorCode::WrongJobStatus,
+            format!(
+                "ERROR: job_id {{{job}}} cannot be paused as it has a status of {{{status}}}. \
              Only jobs with a status of Active or Waiting can be paused."
-        ))),
+            ),
+        )),
     }
 }

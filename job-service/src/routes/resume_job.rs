@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use contract::rest::ErrorBody;
+use contract::rest::{ErrorBody, ErrorCode};
 use store::Change;
 
 use super::StoreErrors;
@@ -46,8 +46,11 @@ pub async fn resume_job(
         Change::NotNeeded => Ok(StatusCode::NO_CONTENT),
         Change::NotFound => Err(ApiError::job_not_found(&job)),
         // CAF's text. Unlike CAF's other texts, it has no prefix.
-        Change::Impossible(status) => Err(ApiError::bad_request(format!(
-            "job_id {{{job}}} cannot be resumed as it has a status of {{{status}}}. Only jobs with a status of Paused can be resumed."
-        ))),
+        Change::Impossible(status) => Err(ApiError::bad_request(
+            ErrorCode::WrongJobStatus,
+            format!(
+                "job_id {{{job}}} cannot be resumed as it has a status of {{{status}}}. Only jobs with a status of Paused can be resumed."
+            ),
+        )),
     }
 }

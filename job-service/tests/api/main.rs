@@ -27,6 +27,7 @@ mod service;
 mod access;
 mod bulk;
 mod description;
+mod errors;
 mod expiry;
 mod job_types;
 mod jobs;

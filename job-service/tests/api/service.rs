@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 
 use contract::JobTaskId;
+use contract::rest::ERROR_HEADER;
 use framework::broker::Broker;
 use framework::broker::memory::Memory;
 use job_service::{BASE_PATH, JobService, ServiceOptions};
@@ -252,6 +253,7 @@ impl Answer {
     pub fn error(&self) -> String {
         assert!(!self.status.is_success(), "{self:?}");
         assert_eq!(self.header("content-type"), "application/json", "{self:?}");
+        assert!(!self.header(ERROR_HEADER).is_empty());
         let body = self.json();
         assert_eq!(body.as_object().unwrap().len(), 1, "{body}");
         body["message"].as_str().unwrap().to_owned()

@@ -45,7 +45,7 @@ pub(super) fn read_answer(
 /// lines after it. Services without the header send it: CAF's, and our older ones. The first word is the database's, which
 /// may speak another language.
 fn names_missing_job(body: &str, job: &str) -> bool {
-    let Ok(ErrorBody { message }) = serde_json::from_str(body) else {
+    let Ok(ErrorBody { message, .. }) = serde_json::from_str(body) else {
         return false;
     };
     let sentence = message.lines().next().unwrap_or_default().trim_end();

@@ -1,0 +1,349 @@
+//! The body of every error response, and the codes that programs decide by.
+
+use serde::{Deserialize, Serialize};
+
+/// The body of every error response: CAF's `message`; for clients that accept `application/problem+json`, also the details of a
+/// problem as RFC 9457 has them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+pub struct ErrorBody {
+    /// The error and, where possible, how to fix it.
+    pub message: String,
+    /// What kind of error it is. Codes stay the same from version to version; new ones are added.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "utoipa", schema(value_type = Option<ErrorCode>))]
+    pub code: Option<String>,
+    /// The code in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    /// The HTTP status code of the response.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+    /// The text of `message`, under the name that RFC 9457 gives it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+    /// What to do about errors with this code.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+    /// When the error occurred, in milliseconds since 1970, UTC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<i64>,
+    /// The partition that the URL of the request names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partition_id: Option<String>,
+    /// The job that the URL of the request names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job_id: Option<String>,
+    /// The correlation id of the request, under which the log of the service has the details.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub correlation_id: Option<String>,
+}
+
+impl ErrorBody {
+    /// Returns a body with a message alone, as CAF's job service sends it.
+    pub fn of_message(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            ..Self::default()
+        }
+    }
+}
+
+/// What kind of error a response is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+pub enum ErrorCode {
+    /// The request is not valid, for a reason that has no code of its own.
+    InvalidRequest,
+    /// The body is not JSON, or has not the shape of the request.
+    InvalidJson,
+    /// A partition id, job id or task id in the URL cannot exist.
+    InvalidId,
+    /// A parameter of the query has an impossible value.
+    InvalidParameter,
+    /// The filter of a list or a bulk operation cannot be understood.
+    InvalidFilter,
+    /// A field or parameter is unknown, and the request is strict.
+    UnknownField,
+    /// The task of a new job lacks something, or cannot be run.
+    InvalidTask,
+    /// A new job names a pipe that no task may be addressed to.
+    ReservedPipe,
+    /// The labels of a new job are too many, too long or have characters that are not allowed.
+    InvalidLabel,
+    /// The prerequisites of a new job cannot be met.
+    InvalidPrerequisite,
+    /// A new job names a job type that the service does not have.
+    UnknownJobType,
+    /// The parameters of a job type are not valid.
+    InvalidJobParameters,
+    /// The definition of a job type built no valid task.
+    JobTypeFailed,
+    /// The page has more jobs than a response may have.
+    PageTooLarge,
+    /// The partition has no job with this id.
+    JobNotFound,
+    /// The job has no task with this id.
+    TaskNotFound,
+    /// The service has nothing at this URL.
+    UrlNotFound,
+    /// The URL does not support the method.
+    MethodNotAllowed,
+    /// The id belongs to a job that another request created.
+    JobExists,
+    /// The status of the job does not allow the operation.
+    WrongJobStatus,
+    /// A web page of another origin must not change jobs.
+    ForeignOrigin,
+    /// The host of the request is not a name of the service.
+    ForeignHost,
+    /// The body of the request is too large.
+    BodyTooLarge,
+    /// The body of the request did not arrive in time.
+    BodyTooSlow,
+    /// The service handles as much as it may.
+    Busy,
+    /// The disk of the service is short of space.
+    DiskFull,
+    /// The database does not respond.
+    DatabaseUnavailable,
+    /// The service has a fault.
+    InternalError,
+}
+
+impl ErrorCode {
+    /// All codes, in the order of the documentation.
+    pub const ALL: [Self; 28] = [
+        Self::InvalidRequest,
+        Self::InvalidJson,
+        Self::InvalidId,
+        Self::InvalidParameter,
+        Self::InvalidFilter,
+        Self::UnknownField,
+        Self::InvalidTask,
+        Self::ReservedPipe,
+        Self::InvalidLabel,
+        Self::InvalidPrerequisite,
+        Self::UnknownJobType,
+        Self::InvalidJobParameters,
+        Self::JobTypeFailed,
+        Self::PageTooLarge,
+        Self::JobNotFound,
+        Self::TaskNotFound,
+        Self::UrlNotFound,
+        Self::MethodNotAllowed,
+        Self::JobExists,
+        Self::WrongJobStatus,
+        Self::ForeignOrigin,
+        Self::ForeignHost,
+        Self::BodyTooLarge,
+        Self::BodyTooSlow,
+        Self::Busy,
+        Self::DiskFull,
+        Self::DatabaseUnavailable,
+        Self::InternalError,
+    ];
+
+    /// Returns the code as it is in JSON, such as `JOB_NOT_FOUND`.
+    pub const fn as_str(self) -> &'static str {
+        self.facts().0
+    }
+
+    /// Returns the code in words.
+    pub const fn title(self) -> &'static str {
+        self.facts().1
+    }
+
+    /// Returns what to do about it.
+    pub const fn remedy(self) -> &'static str {
+        self.facts().2
+    }
+
+    /// Returns the code, its title and its remedy.
+    const fn facts(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::InvalidRequest => (
+                "INVALID_REQUEST",
+                "The request is not valid",
+                "Correct what the message names and send the request again.",
+            ),
+            Self::InvalidJson => (
+                "INVALID_JSON",
+                "The body is not what the operation reads",
+                "Send a JSON object as the description of the API shows it.",
+            ),
+            Self::InvalidId => (
+                "INVALID_ID",
+                "The id is not possible",
+                "Use an id without the characters that the message names.",
+            ),
+            Self::InvalidParameter => (
+                "INVALID_PARAMETER",
+                "A parameter of the query is not valid",
+                "Correct the parameter that the message names.",
+            ),
+            Self::InvalidFilter => (
+                "INVALID_FILTER",
+                "The filter cannot be understood",
+                "Correct the filter at the place that the message names.",
+            ),
+            Self::UnknownField => (
+                "UNKNOWN_FIELD",
+                "A field or parameter is unknown",
+                "Correct or remove it, or send the request without 'strict=true'.",
+            ),
+            Self::InvalidTask => (
+                "INVALID_TASK",
+                "The task of the job is not valid",
+                "Complete or correct the field of the task that the message names.",
+            ),
+            Self::ReservedPipe => (
+                "RESERVED_PIPE",
+                "The pipe is reserved",
+                "Name the input pipe of a worker; if this pipe is one, its operator can allow it.",
+            ),
+            Self::InvalidLabel => (
+                "INVALID_LABEL",
+                "A label is not valid",
+                "Use fewer or shorter labels, with letters, digits, '-', '_' and ':' in their names.",
+            ),
+            Self::InvalidPrerequisite => (
+                "INVALID_PREREQUISITE",
+                "A prerequisite is not valid",
+                "Name jobs that exist in this partition, or add ',pc' to those that are created later.",
+            ),
+            Self::UnknownJobType => (
+                "UNKNOWN_JOB_TYPE",
+                "The job type is unknown",
+                "Name a job type that the operator has installed, or send a task.",
+            ),
+            Self::InvalidJobParameters => (
+                "INVALID_JOB_PARAMETERS",
+                "The parameters of the job type are not valid",
+                "Correct the parameters that the message names.",
+            ),
+            Self::JobTypeFailed => (
+                "JOB_TYPE_FAILED",
+                "The definition of the job type is at fault",
+                "Tell the operator the correlation id; the log of the service has the reason.",
+            ),
+            Self::PageTooLarge => (
+                "PAGE_TOO_LARGE",
+                "The page is too large",
+                "Ask for a smaller 'limit', and for the next page with 'offset'.",
+            ),
+            Self::JobNotFound => (
+                "JOB_NOT_FOUND",
+                "The job does not exist",
+                "Check the partition and the id, which is case-sensitive. The job may have been deleted.",
+            ),
+            Self::TaskNotFound => (
+                "TASK_NOT_FOUND",
+                "The task does not exist",
+                "Check the id of the task; subtasks exist from the moment on in which a worker makes them.",
+            ),
+            Self::UrlNotFound => (
+                "URL_NOT_FOUND",
+                "There is nothing at this URL",
+                "Check the URL; the API is described at /job-service-ui/.",
+            ),
+            Self::MethodNotAllowed => (
+                "METHOD_NOT_ALLOWED",
+                "The URL does not support the method",
+                "Check the method; the API is described at /job-service-ui/.",
+            ),
+            Self::JobExists => (
+                "JOB_EXISTS",
+                "Another job has this id",
+                "Choose another id, or delete the job first. The same request for the same job is accepted again.",
+            ),
+            Self::WrongJobStatus => (
+                "WRONG_JOB_STATUS",
+                "The status of the job does not allow this",
+                "Read the job to see its status.",
+            ),
+            Self::ForeignOrigin => (
+                "FOREIGN_ORIGIN",
+                "The web page is of another origin",
+                "Let the operator allow the origin, if it is trusted.",
+            ),
+            Self::ForeignHost => (
+                "FOREIGN_HOST",
+                "The host is not a name of this service",
+                "Call the service by its address, or let the operator allow the name.",
+            ),
+            Self::BodyTooLarge => (
+                "BODY_TOO_LARGE",
+                "The body is too large",
+                "Send less in one request: name large inputs instead of including them, or use several jobs.",
+            ),
+            Self::BodyTooSlow => (
+                "BODY_TOO_SLOW",
+                "The body did not arrive in time",
+                "Send the request again over a faster connection.",
+            ),
+            Self::Busy => (
+                "BUSY",
+                "The service handles as much as it may",
+                "Send the request again after the time in Retry-After.",
+            ),
+            Self::DiskFull => (
+                "DISK_FULL",
+                "The disk is short of space",
+                "Send the request again when the operator has made room.",
+            ),
+            Self::DatabaseUnavailable => (
+                "DATABASE_UNAVAILABLE",
+                "The database does not respond",
+                "Send the request again later.",
+            ),
+            Self::InternalError => (
+                "INTERNAL_ERROR",
+                "The service has a fault",
+                "Tell the operator the correlation id; the log of the service has the details.",
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_reads_the_same_in_json_and_is_listed() {
+        for code in ErrorCode::ALL {
+            let json = serde_json::to_value(code).unwrap();
+            assert_eq!(json, code.as_str());
+            assert_eq!(serde_json::from_value::<ErrorCode>(json).unwrap(), code);
+        }
+        let unlisted = ErrorCode::ALL.len();
+        let distinct: std::collections::HashSet<_> = ErrorCode::ALL.into_iter().collect();
+        assert_eq!(distinct.len(), unlisted);
+    }
+
+    #[test]
+    fn documentation_lists_every_code() {
+        let page = include_str!("../../docs/errors.md");
+        let documented: Vec<_> = page
+            .lines()
+            .filter(|line| line.starts_with("| `"))
+            .collect();
+        let rows = ErrorCode::ALL.map(|code| {
+            let (code, title, remedy) = code.facts();
+            format!("| `{code}` | {title} | {remedy} |")
+        });
+        assert_eq!(documented, rows);
+    }
+
+    #[test]
+    fn body_of_another_job_service_is_read_whatever_it_lacks_or_adds() {
+        let body: ErrorBody = serde_json::from_str(r#"{"message": "no", "extra": 1}"#).unwrap();
+        assert_eq!(body, ErrorBody::of_message("no"));
+        let body: ErrorBody =
+            serde_json::from_str(r#"{"message": "no", "code": "OF_A_LATER_VERSION"}"#).unwrap();
+        assert_eq!(body.code.as_deref(), Some("OF_A_LATER_VERSION"));
+    }
+}
