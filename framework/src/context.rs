@@ -269,7 +269,7 @@ impl Context {
         }
     }
 
-    /// Returns how many messages wait in a pipe, as read up to 250 ms ago, plus what this process has dispatched there
+    /// Returns how many messages wait in a pipe, as read up to 50 ms ago, plus what this process has dispatched there
     /// since.
     ///
     /// A task that dispatches faster than the subtasks run can check the depth first and return [`TaskError::snooze`].

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{Broker, BrokerError};
 
 /// How long a reading is used before the broker is asked again.
-const MAX_AGE: Duration = Duration::from_millis(250);
+const MAX_AGE: Duration = Duration::from_millis(50);
 
 /// Caches the depth of each pipe that was asked for.
 #[derive(Debug, Default)]
