@@ -1,4 +1,4 @@
-//! Measurements of the whole system: jobs whose items do nothing, and reads while many jobs are stored.
+//! Measurements of the whole system: jobs whose items do nothing, reads while many jobs are stored, and many watchers of one job.
 //!
 //! Each file contains one measurement; `system` contains the code that they share. A measurement reports times, and whether the
 //! counts were exact. It does not judge the times.
@@ -9,6 +9,7 @@ mod one_job;
 mod paced_worker;
 mod reads;
 mod system;
+mod watchers;
 
 pub use self::cancelled_job::{CancelOptions, run as run_cancelled_job};
 pub use self::many_jobs::run as run_many_jobs;
@@ -16,3 +17,4 @@ pub use self::one_job::run as run_one_job;
 pub use self::paced_worker::{PacedOptions, positive_number, run as run_paced_worker};
 pub use self::reads::{ReadsOptions, run as run_reads};
 pub use self::system::{JobOptions, Load};
+pub use self::watchers::{WatchersOptions, run as run_watchers};

@@ -93,7 +93,7 @@ impl Command {
             Self::Get(args) => jobs::get(args).await,
             Self::List(args) => jobs::list(args).await,
             Self::Count(args) => jobs::count(args).await,
-            Self::Watch(args) => jobs::watch(&args.job, &args.service).await,
+            Self::Watch(args) => jobs::watch(args).await,
             Self::Cancel(args) => jobs::cancel(args).await,
             Self::Delete(args) => jobs::delete(args).await,
             Self::Pause(args) => {

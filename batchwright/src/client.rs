@@ -6,9 +6,16 @@ use contract::rest::{ErrorBody, ErrorCode, Job, MAX_BODY_BYTES, NewJob};
 use framework::tls::Tls;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{Certificate, Identity, Method, RequestBuilder, StatusCode};
+use tokio::time::timeout;
 
 /// How long a request may take that changes many jobs. The service makes the change in batches while the client waits.
 const BULK_LIMIT: Duration = Duration::from_hours(1);
+/// How long a connection may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// How long an event stream may take to begin.
+const BEGIN_LIMIT: Duration = Duration::from_secs(30);
+/// How long an event stream may be silent. The job service sends a comment every 15 s.
+const SILENCE_LIMIT: Duration = Duration::from_mins(1);
 
 /// A client for the jobs of one partition. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -71,6 +78,20 @@ impl ClientError {
             ..ErrorBody::of_message(self.to_string())
         }
     }
+
+    /// Returns whether the same request may succeed later: the job service is away or overloaded, or what answers instead of it
+    /// does not know it. That a job does not exist is certain only if the job service itself says so.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } => true,
+            Self::Refused { status, body } => match status {
+                404 => !body.message.starts_with("ERROR: job_id {"),
+                408 | 429 | 500.. => true,
+                _ => false,
+            },
+            Self::TooLarge { .. } | Self::InvalidResponse { .. } => false,
+        }
+    }
 }
 
 impl Client {
@@ -128,9 +149,12 @@ impl Client {
             .get(&url)
             // The stream lasts as long as the job; the default timeout would end it.
             .timeout(Duration::from_secs(u64::from(u32::MAX)));
-        let response = request
-            .send()
+        let response = timeout(BEGIN_LIMIT, request.send())
             .await
+            .map_err(|_| ClientError::Unreachable {
+                url: self.base.clone(),
+                reason: format!("no response within {BEGIN_LIMIT:?}"),
+            })?
             .map_err(|error| self.unreachable(&error))?;
         let status = response.status();
         if status.is_success() {
@@ -281,7 +305,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Returns the next state of the job, or `None` if the stream ended for any reason.
+    /// Returns the next state of the job, or `None` if the stream ended for any reason, or is silent.
     pub async fn next(&mut self) -> Option<Job> {
         loop {
             while let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
@@ -294,8 +318,8 @@ impl Watch {
                     return job;
                 }
             }
-            self.read
-                .extend_from_slice(&self.response.chunk().await.ok()??);
+            let chunk = timeout(SILENCE_LIMIT, self.response.chunk()).await;
+            self.read.extend_from_slice(&chunk.ok()?.ok()??);
         }
     }
 }
@@ -308,7 +332,9 @@ fn parsed<T: serde::de::DeserializeOwned>(body: &str, url: &str) -> Result<T, Cl
 }
 
 fn http_client(tls: &Tls) -> reqwest::Result<reqwest::Client> {
-    let mut client = reqwest::Client::builder().timeout(Duration::from_secs(30));
+    let mut client = reqwest::Client::builder()
+        .connect_timeout(CONNECT_LIMIT)
+        .timeout(Duration::from_secs(30));
     if !tls.authorities_pem().is_empty() {
         client = client.tls_certs_merge(Certificate::from_pem_bundle(tls.authorities_pem())?);
     }

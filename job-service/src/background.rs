@@ -19,6 +19,7 @@ use store::Store;
 use tokio_util::sync::CancellationToken;
 
 use crate::options::ServiceOptions;
+pub use wakeup::backoff;
 
 /// Runs all background tasks until `shutdown` is cancelled.
 pub async fn run(

@@ -35,6 +35,7 @@ mod request_body;
 mod routes;
 mod server;
 mod state;
+mod watched_jobs;
 
 use std::io;
 use std::sync::Arc;
@@ -108,6 +109,7 @@ impl JobService {
             }
         }
         background.cancel();
+        self.0.watched_jobs.stop().await;
         tracker.wait().await;
         Ok(())
     }

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::options::ServiceOptions;
+use crate::watched_jobs::WatchedJobs;
 
 /// The shared state of the request handlers and of the background tasks.
 #[derive(Debug)]
@@ -24,12 +25,14 @@ pub struct AppState {
     pub body_bytes: Arc<Semaphore>,
     /// The number of further event streams. They take at most half of the connections.
     pub event_streams: Arc<Semaphore>,
+    pub watched_jobs: WatchedJobs,
 }
 
 impl AppState {
     pub fn new(store: Store, broker: Arc<dyn Broker>, options: ServiceOptions) -> Self {
         let event_streams = options.limits.connections.div_ceil(2);
         Self {
+            watched_jobs: WatchedJobs::new(store.clone()),
             store,
             broker,
             reserved_pipes: options.all_reserved_pipes(),

@@ -29,7 +29,7 @@ use crate::query::JobQuery;
 pub use clock::Clock;
 pub(crate) use error::DbError;
 pub use inspect::Inspect;
-pub use signals::{Signal, Signals};
+pub use signals::{JobSignal, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
     JobSteps, LedgerSteps, OutboxSteps, ParkingSteps, PrerequisiteSteps, RetentionSteps,

@@ -11,8 +11,8 @@ use contract::{JobStatus, JobTaskId, Step};
 use metrics::histogram;
 use tokio::time::Instant;
 
+use crate::db::DbError;
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, Signal};
 use crate::dependents::EndedJob;
 use crate::job_row::JobRow;
 use crate::ledger::{Ledger, Outcome, keys_of};
@@ -166,7 +166,7 @@ async fn save(
     } else if changed {
         job.last_update_time = now;
         tx.save_job(job).await?;
-        tx.notify(Signal::Jobs);
+        tx.notify_job(job.partition.as_str(), job.job.as_str());
     }
     Ok(None)
 }

@@ -44,6 +44,7 @@ mod store;
 mod sweep;
 mod transition;
 
+pub use db::JobSignal;
 pub use db::memory::FaultPoint;
 pub use db::sqlite_file;
 pub use error::{Availability, Cause, StoreError};

@@ -98,7 +98,7 @@ impl Store {
             Box::pin(async move {
                 let jobs = tx.dispatch_partition(partition.as_str()).await?;
                 tx.notify(Signal::Outbox);
-                tx.notify(Signal::Jobs);
+                tx.notify_any_job();
                 Ok(End::Commit(jobs))
             })
         })

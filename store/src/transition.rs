@@ -101,7 +101,7 @@ pub(crate) async fn change_status(
     }
     tx.append_history(job.incarnation, &step).await?;
     tx.save_job(job).await?;
-    tx.notify(Signal::Jobs);
+    tx.notify_job(job.partition.as_str(), job.job.as_str());
     Ok(())
 }
 
@@ -119,7 +119,7 @@ pub(crate) async fn finish_job(
     retire_table(tx, job, keep_table).await?;
     tx.append_history(job.incarnation, &step).await?;
     tx.save_job(job).await?;
-    tx.notify(Signal::Jobs);
+    tx.notify_job(job.partition.as_str(), job.job.as_str());
     Ok(EndedJob::of(job))
 }
 
@@ -156,8 +156,11 @@ pub(crate) async fn resolve_dependents(
         tx.release(&dependents.completed, &released).await?;
         tx.notify(Signal::Outbox);
     }
-    if !released.is_empty() || !finished.is_empty() {
-        tx.notify(Signal::Jobs);
+    for wait in &dependents.released {
+        tx.notify_job(&wait.partition, &wait.job);
+    }
+    for (job, _) in &finished {
+        tx.notify_job(job.partition.as_str(), job.job.as_str());
     }
     Ok(Some(finished))
 }

@@ -504,14 +504,14 @@ mod tests {
                 panic!("{:?}", delivery.headers)
             };
             delivery.ack();
-            let mut jobs = store.job_signal();
+            let changes = store.job_signal(&partition, &job);
             let failure = loop {
                 let job = store.job(&partition, &job).await.unwrap().unwrap();
                 if job.status.is_finished() {
                     assert_eq!(job.status, JobStatus::Failed);
                     break job.failures[0].failure_message.clone().unwrap();
                 }
-                jobs.changed().await.unwrap();
+                changes.changed().await;
             };
             stop.cancel();
             (reason, failure)

@@ -186,7 +186,7 @@ async fn page(client: &Client, what: &str, requests: usize) -> anyhow::Result<Re
     ))
 }
 
-fn percentiles(what: &str, mut times: Vec<Duration>) -> ReadTimes {
+pub fn percentiles(what: &str, mut times: Vec<Duration>) -> ReadTimes {
     times.sort_unstable();
     let at = |hundredths: usize| {
         times[(times.len() * hundredths / 100).min(times.len() - 1)].as_secs_f64() * 1000.0

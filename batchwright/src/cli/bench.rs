@@ -1,4 +1,4 @@
-//! `batchwright bench`: measures one job, many jobs, a cancelled job, or reads while many jobs are stored.
+//! `batchwright bench`: measures one job, many jobs, a cancelled job, reads while many jobs are stored, or many watchers.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use super::connect::ServerArgs;
 use crate::bench::{
-    CancelOptions, JobOptions, Load, PacedOptions, ReadsOptions, positive_number,
-    run_cancelled_job, run_many_jobs, run_one_job, run_paced_worker, run_reads,
+    CancelOptions, JobOptions, Load, PacedOptions, ReadsOptions, WatchersOptions, positive_number,
+    run_cancelled_job, run_many_jobs, run_one_job, run_paced_worker, run_reads, run_watchers,
 };
 use crate::print::say;
 use crate::watch::Show;
@@ -60,6 +60,12 @@ pub struct BenchArgs {
     /// Number of requests of each kind of read.
     #[arg(long, default_value_t = 500, requires = "reads")]
     requests: u32,
+    /// Measure this number of watchers of one job, while another job and then their own changes ten times a second.
+    #[arg(long, conflicts_with_all = ["jobs", "cancel_after", "reads", "data"], value_parser = clap::value_parser!(u32).range(1..))]
+    watchers: Option<u32>,
+    /// Number of seconds for which each job changes while watchers are measured.
+    #[arg(long, default_value_t = 10, requires = "watchers", value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
     /// Print the results as one line of JSON and show no progress.
     #[arg(long)]
     pub json: bool,
@@ -77,6 +83,14 @@ pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
             data: args.data,
         };
         return print(&run_reads(&options).await?, true, args.json);
+    }
+    if let Some(watchers) = args.watchers {
+        let options = WatchersOptions {
+            watchers: usize::try_from(watchers)?,
+            seconds: args.seconds,
+            database: args.servers.database,
+        };
+        return print(&run_watchers(&options).await?, true, args.json);
     }
     if let Some(seconds) = args.cancel_after {
         let json = args.json;

@@ -163,8 +163,14 @@ pub async fn delete(args: TargetArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Follows a job that exists, as [`follow`] does. A wrong URL or id is an error at once.
+pub async fn watch(args: JobArgs) -> anyhow::Result<ExitCode> {
+    args.service.client()?.get(&args.job).await?;
+    follow(&args.job, &args.service).await
+}
+
 /// Follows a job until it finishes, then prints it. The exit code depends on its final status.
-pub async fn watch(job: &str, service: &ServiceArgs) -> anyhow::Result<ExitCode> {
+pub async fn follow(job: &str, service: &ServiceArgs) -> anyhow::Result<ExitCode> {
     let job = watch::follow(&service.client()?, job, Show::Progress, |_| {}).await?;
     print(&job, service.output)?;
     Ok(exit_code(job.status).into())

@@ -63,7 +63,7 @@ pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
     };
     let created = args.service.client()?.put(&args.job, &new_job).await?;
     if args.watch {
-        return jobs::watch(&args.job, &args.service).await;
+        return jobs::follow(&args.job, &args.service).await;
     }
     if args.service.output == Output::Json {
         say!(

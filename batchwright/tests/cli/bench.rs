@@ -81,6 +81,15 @@ async fn read_benchmark_prints_times_without_and_under_load() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watcher_benchmark_prints_the_events_of_each_phase() {
+    let watchers = ["bench", "--json", "--watchers", "3", "--seconds", "1"];
+    let result = run(&watchers).await.with(0).json();
+    assert_eq!(result["other_job_changes"]["events"], 0, "{result}");
+    let seen = &result["watched_job_changes"]["events"];
+    assert!(seen.as_u64().unwrap() > 3, "{result}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn job_benchmark_leaves_no_tables_and_no_larger_catalogue() {
     let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
     let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];

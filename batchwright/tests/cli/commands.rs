@@ -44,19 +44,27 @@ async fn killed_process_continues_where_it_was_and_counts_exactly() {
         })
         .await
     };
-    for items in [1, 6_000] {
-        let before = reached(items).await;
-        up.kill();
-        assert!(
-            before < LINES,
-            "the job ended before the process was killed"
-        );
-        up = home.up().await;
-        assert!(client.get("j").await.unwrap().completed_items >= before);
-    }
-    let watched = run(&["watch", "j", "--url", &home.url(), "-o", "json"])
-        .await
-        .with(0);
+    let kill_twice = async {
+        for items in [1, 6_000] {
+            let before = reached(items).await;
+            up.kill();
+            assert!(
+                before < LINES,
+                "the job ended before the process was killed"
+            );
+            up = home.up().await;
+            assert!(client.get("j").await.unwrap().completed_items >= before);
+        }
+    };
+    let url = home.url();
+    let watch = ["watch", "j", "--url", &url, "-o", "json"];
+    let (watched, ()) = tokio::join!(run(&watch), kill_twice);
+    let watched = watched.with(0);
+    assert!(
+        watched.err.contains("again in ") && watched.err.contains("connected"),
+        "{}",
+        watched.err
+    );
     let job: Job = serde_json::from_value(watched.json()).unwrap();
     assert_eq!(
         (job.status, job.failed_tasks, job.percentage_complete),

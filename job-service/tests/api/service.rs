@@ -90,22 +90,32 @@ impl Service {
 
     async fn start_with(backend: Backend, change: impl FnOnce(&mut ServiceOptions)) -> Self {
         let broker = Memory::new();
-        Self::start_all(backend, broker.clone(), Arc::new(broker), change).await
+        let database = Database::new(backend).await;
+        let store = Store::open(&database.url).await.unwrap();
+        Self::start_all(database, store, broker.clone(), Arc::new(broker), change).await
+    }
+
+    /// Serves on this store.
+    pub async fn start_over(store: Store) -> Self {
+        let broker = Memory::new();
+        let database = Database::new(Backend::Memory).await;
+        Self::start_all(database, store, broker.clone(), Arc::new(broker), |_| {}).await
     }
 
     /// Serves on the store in memory, with a broker of another kind.
     pub async fn start_beside(broker: Arc<dyn Broker>) -> Self {
-        Self::start_all(Backend::Memory, Memory::new(), broker, |_| {}).await
+        let database = Database::new(Backend::Memory).await;
+        let store = Store::open(&database.url).await.unwrap();
+        Self::start_all(database, store, Memory::new(), broker, |_| {}).await
     }
 
     async fn start_all(
-        backend: Backend,
+        database: Database,
+        store: Store,
         memory: Memory,
         broker: Arc<dyn Broker>,
         change: impl FnOnce(&mut ServiceOptions),
     ) -> Self {
-        let database = Database::new(backend).await;
-        let store = Store::open(&database.url).await.unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let root = format!("http://{}", listener.local_addr().unwrap());
         let mut options = options(&root);

@@ -19,7 +19,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
 use super::{
     Backend, Clock, DbError, DbFuture, Dependency, Inspect, JobKey, JobRow, Label, Reads, Signal,
-    Signals, Transaction, UnsentStart,
+    Signals, Transaction, UnsentStart, Wakes,
 };
 use crate::error::Availability;
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
@@ -183,7 +183,7 @@ impl Backend for Memory {
                 state,
                 shared: self.shared.clone(),
                 undo,
-                wake: Vec::new(),
+                wakes: Wakes::default(),
             };
             Ok(Box::new(transaction) as Box<dyn Transaction>)
         })
@@ -415,7 +415,7 @@ struct MemoryTransaction {
     state: OwnedMutexGuard<State>,
     shared: Arc<Shared>,
     undo: Vec<Undo>,
-    wake: Vec<Signal>,
+    wakes: Wakes,
 }
 
 impl Drop for MemoryTransaction {
@@ -478,21 +478,23 @@ fn done<'a, T: Send + 'a>(value: T) -> DbFuture<'a, T> {
 
 impl Transaction for MemoryTransaction {
     fn notify(&mut self, signal: Signal) {
-        if !self.wake.contains(&signal) {
-            self.wake.push(signal);
-        }
+        self.wakes.add(signal);
+    }
+    fn notify_job(&mut self, partition: &str, job: &str) {
+        self.wakes.add_job(partition, job);
+    }
+    fn notify_any_job(&mut self) {
+        self.wakes.add_any_job();
     }
     fn commit(mut self: Box<Self>) -> DbFuture<'static, ()> {
         if let Err(fault) = self.shared.pass(FaultPoint::Commit) {
             return Box::pin(std::future::ready(Err(fault)));
         }
         self.undo.clear();
-        let (shared, wake) = (self.shared.clone(), std::mem::take(&mut self.wake));
+        let (shared, wakes) = (self.shared.clone(), std::mem::take(&mut self.wakes));
         // The lock first: a woken receiver can read what was committed.
         drop(self);
-        for signal in wake {
-            shared.signals.wake(signal);
-        }
+        shared.signals.wake(&wakes);
         Box::pin(std::future::ready(shared.pass(FaultPoint::Committed)))
     }
     fn rollback(self: Box<Self>) -> DbFuture<'static, ()> {

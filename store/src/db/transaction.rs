@@ -21,6 +21,12 @@ pub trait Transaction:
     /// Wakes the receivers of this signal once the transaction is committed.
     fn notify(&mut self, signal: Signal);
 
+    /// Wakes those who watch this job once the transaction is committed.
+    fn notify_job(&mut self, partition: &str, job: &str);
+
+    /// Wakes those who watch any job once the transaction is committed.
+    fn notify_any_job(&mut self);
+
     /// Commits, then wakes.
     fn commit(self: Box<Self>) -> DbFuture<'static, ()>;
 

@@ -50,6 +50,6 @@ pub(crate) async fn delete_locked(tx: &mut Tx<'_>, job: &JobRow) -> Result<(), D
         tx.retire_table(job.incarnation, 0).await?;
     }
     tx.notify(Signal::Sweep);
-    tx.notify(Signal::Jobs);
+    tx.notify_job(job.partition.as_str(), job.job.as_str());
     Ok(())
 }

@@ -3,10 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use contract::{JobId, JobStatus, PartitionId, rest};
-use tokio::sync::watch;
 
-use crate::db::UnsentStart;
-use crate::db::{DbError, Signal};
+use crate::db::{DbError, JobSignal, UnsentStart};
 use crate::job_row::JobRow;
 use crate::model::Transition;
 use crate::query::JobQuery;
@@ -75,9 +73,9 @@ impl Store {
         }
     }
 
-    /// Returns a receiver that changes whenever a job changes, in this process or another. A new receiver counts as changed.
-    pub fn job_signal(&self) -> watch::Receiver<u64> {
-        self.backend.signals().receiver(Signal::Jobs)
+    /// Returns the signal that tells of changes of this job.
+    pub fn job_signal(&self, partition: &PartitionId, job: &JobId) -> JobSignal {
+        self.backend.signals().of_job(partition, job)
     }
 
     /// Returns these jobs as the API shows them, in the same order, with labels, failures, prerequisites and due times.

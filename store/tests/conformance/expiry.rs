@@ -7,7 +7,7 @@ use contract::{JobStatus, ReportFailure};
 use futures_util::future::join_all;
 use store::{EventKind, Incarnation, JobRequest, Swept};
 
-use crate::fixture::{TestStore, request};
+use crate::fixture::{TestStore, acme, id, request};
 
 suite![
     job_expires_by_the_policy_of_its_outcome,
@@ -105,15 +105,12 @@ async fn expiry_deletes_a_job_as_a_client_does(store: TestStore) {
         )
         .await;
     assert_eq!(store.task_table_size().await.unwrap().tables, 1);
-    let mut watching = store.job_signal();
-    watching.mark_unchanged();
+    let watching = store.job_signal(&acme(), &id("phoenix"));
     // The task table of a failed job is kept for a day, but not longer than the job.
     let swept = store.sweep().await.unwrap();
     assert_eq!((swept.jobs, swept.tables), (1, 1));
     assert_eq!(store.task_table_size().await.unwrap().tables, 0);
-    harness::in_time("the job watchers to be woken", watching.changed())
-        .await
-        .unwrap();
+    harness::in_time("the job watchers to be woken", watching.changed()).await;
     assert_eq!(store.history(&incarnation).await, []);
     // The store remembers the past incarnation, so its late reports do not count for a new one.
     let next = create(&store, "phoenix", Expiry::default()).await;

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use contract::{JobId, JobStatus, OnFailure};
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use store::{Cancellation, Creation, EventKind, Incarnation, JobRequest};
+use store::{Cancellation, Creation, EventKind, Incarnation, JobRequest, JobSignal};
 
-use crate::fixture::{TestStore, create, event, request};
+use crate::fixture::{TestStore, acme, after, create, event, id, request};
 
 suite![
     new_job_waits_and_its_start_message_is_in_the_outbox,
@@ -17,7 +18,8 @@ suite![
     only_reports_of_the_current_incarnation_count,
     history_has_one_row_per_transition,
     commits_wake_the_relay_and_the_sweeper,
-    deletion_wakes_job_watchers,
+    changes_of_a_job_wake_those_who_watch_it_and_no_others,
+    release_and_cascade_wake_the_watchers_of_the_dependents,
 ];
 
 async fn new_job_waits_and_its_start_message_is_in_the_outbox(store: TestStore) {
@@ -272,10 +274,41 @@ async fn commits_wake_the_relay_and_the_sweeper(store: TestStore) {
         .unwrap();
 }
 
-async fn deletion_wakes_job_watchers(store: TestStore) {
-    let incarnation = store.create("gone").await;
-    let mut jobs = store.job_signal();
-    jobs.mark_unchanged();
-    store.delete(&incarnation).await;
-    harness::in_time("a wake-up", jobs.changed()).await.unwrap();
+async fn changes_of_a_job_wake_those_who_watch_it_and_no_others(store: TestStore) {
+    let watching = store.in_another_process().await;
+    let signal = |job: &str| watching.job_signal(&acme(), &id(job));
+    for job in ["a", "b", "c"] {
+        store.create(job).await;
+    }
+    let (a, b, c) = (signal("a"), signal("b"), signal("c"));
+    let woken = async |signal: &JobSignal| harness::in_time("a wake-up", signal.changed()).await;
+    store.complete_jobs(&["a", "b"]).await;
+    woken(&a).await;
+    woken(&b).await;
+    store.delete("a").await;
+    woken(&a).await;
+    store.cancel("c").await;
+    woken(&c).await;
+    // Wake-ups arrive in the order of the commits, so those of the other jobs would be here.
+    assert!([&a, &b, &c].map(|signal| signal.changed().now_or_never()) == [None; 3]);
+    store.dispatch_partition(&acme()).await.unwrap();
+    for signal in [&a, &b, &c] {
+        woken(signal).await;
+    }
+}
+
+async fn release_and_cascade_wake_the_watchers_of_the_dependents(store: TestStore) {
+    for job in ["first", "other"] {
+        store.create(job).await;
+    }
+    store.create_scheduled("released", after(&["first"])).await;
+    store.create_scheduled("ended", after(&["other"])).await;
+    let signal = |job: &str| store.job_signal(&acme(), &id(job));
+    let (released, ended) = (signal("released"), signal("ended"));
+    let woken = async |signal: &JobSignal| harness::in_time("a wake-up", signal.changed()).await;
+    store.complete_jobs(&["first"]).await;
+    woken(&released).await;
+    store.cancel("other").await;
+    woken(&ended).await;
+    assert_eq!(released.changed().now_or_never(), None);
 }

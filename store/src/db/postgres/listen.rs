@@ -13,9 +13,9 @@ use tokio_util::task::TaskTracker;
 
 use super::opening::Database;
 use crate::StoreError;
-use crate::db::{Signal, Signals};
+use crate::db::{Signals, Wakes};
 
-/// The channel of the notifications. The payload has the names of signals.
+/// The channel of the notifications. What a payload says is known to [`Wakes`].
 pub const CHANNEL: &str = "batchwright";
 
 const HEARTBEAT: &str = "heartbeat";
@@ -93,9 +93,7 @@ async fn listen_forever(
                 database.available();
                 if missed {
                     // Commits whose notifications were lost may have been about any signal.
-                    for signal in Signal::ALL {
-                        signals.wake(signal);
-                    }
+                    signals.wake(&Wakes::all());
                 }
                 missed = true;
                 let reason = listen(listener, database, signals).await;
@@ -141,10 +139,7 @@ async fn listen(mut listener: PgListener, database: &Database, signals: &Signals
                 Ok(Some(notification)) => {
                     // Any notification shows that the connection works.
                     misses = 0;
-                    let names = notification.payload().split(' ');
-                    for signal in names.filter_map(|name| Signal::ALL.into_iter().find(|signal| signal.name() == name)) {
-                        signals.wake(signal);
-                    }
+                    signals.wake(&Wakes::parse(notification.payload()));
                 }
                 Ok(None) => return "it was closed".to_owned(),
                 Err(error) => return error.to_string(),

@@ -11,7 +11,7 @@ use super::{jobs, ledger, outbox, parking, prerequisites, retention};
 use crate::db::postgres::CHANNEL;
 use crate::db::{
     DbError, DbFuture, Dependency, DueTime, JobKey, JobRow, JobSteps, LedgerSteps, OutboxSteps,
-    ParkingSteps, PrerequisiteSteps, RetentionSteps, Signal, Signals, Transaction,
+    ParkingSteps, PrerequisiteSteps, RetentionSteps, Signal, Signals, Transaction, Wakes,
 };
 use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
 use crate::model::{OutboxMessage, ParkedTask, Transition};
@@ -19,7 +19,7 @@ use crate::model::{OutboxMessage, ParkedTask, Transition};
 pub struct SqlTransaction {
     session: Session,
     signals: Arc<Signals>,
-    wake: Vec<Signal>,
+    wakes: Wakes,
 }
 
 impl SqlTransaction {
@@ -28,32 +28,29 @@ impl SqlTransaction {
         Self {
             session,
             signals,
-            wake: Vec::new(),
+            wakes: Wakes::default(),
         }
     }
 
     /// PostgreSQL notifies every process as part of the commit. A SQLite file has one process, which is woken afterwards.
     async fn end(mut self) -> Result<(), DbError> {
         let dialect = self.session.dialect();
-        if dialect == Dialect::Postgres && !self.wake.is_empty() {
-            let names: Vec<&str> = self.wake.iter().map(|signal| signal.name()).collect();
+        if dialect == Dialect::Postgres && !self.wakes.is_empty() {
             let notify = self.session.statement("select pg_notify($1, $2)");
             self.session
-                .execute(notify.bind(CHANNEL).bind(names.join(" ")))
+                .execute(notify.bind(CHANNEL).bind(self.wakes.payload()))
                 .await?;
         }
         self.session.commit().await?;
         let Self {
             session,
             signals,
-            wake,
+            wakes,
         } = self;
         // The connection first: a woken task may need it.
         drop(session);
         if dialect == Dialect::Sqlite {
-            for signal in wake {
-                signals.wake(signal);
-            }
+            signals.wake(&wakes);
         }
         Ok(())
     }
@@ -61,9 +58,13 @@ impl SqlTransaction {
 
 impl Transaction for SqlTransaction {
     fn notify(&mut self, signal: Signal) {
-        if !self.wake.contains(&signal) {
-            self.wake.push(signal);
-        }
+        self.wakes.add(signal);
+    }
+    fn notify_job(&mut self, partition: &str, job: &str) {
+        self.wakes.add_job(partition, job);
+    }
+    fn notify_any_job(&mut self) {
+        self.wakes.add_any_job();
     }
     fn commit(self: Box<Self>) -> DbFuture<'static, ()> {
         Box::pin(self.end())
