@@ -94,6 +94,11 @@ async fn on_a_loopback_address_a_request_to_a_foreign_host_is_refused() {
             "{message}"
         );
     }
+    for path in ["/metrics", "/health-check"] {
+        let foreign = service.request(Method::GET, path);
+        let foreign = foreign.header("Host", "evil.example:8080");
+        Answer::of(foreign).await.is(421);
+    }
     for host in [
         "localhost",
         "LocalHost:8080",

@@ -54,7 +54,7 @@ async fn connections_that_wait_for_their_clients_give_way_to_new_ones() {
 }
 
 #[tokio::test]
-async fn connection_at_work_does_not_give_way_and_the_health_check_is_answered() {
+async fn connection_at_work_does_not_give_way_and_health_and_metrics_are_answered() {
     let service = Service::start_configured(|options| options.limits.connections = 1).await;
     service.put("j", &new_job()).await.is(201);
     let mut watched = service
@@ -70,10 +70,9 @@ async fn connection_at_work_does_not_give_way_and_the_health_check_is_answered()
             "The service has as many connections as it may have. Try again later.",
         );
         assert_eq!(busy.header("retry-after"), "1");
-        service
-            .call(Method::GET, "/health-check", None)
-            .await
-            .is(200);
+        for path in ["/health-check", "/metrics"] {
+            service.call(Method::GET, path, None).await.is(200);
+        }
     }
     service.report("j", "", store::EventKind::Complete).await;
     while watched.chunk().await.unwrap().is_some() {}
