@@ -77,7 +77,7 @@ metrics! {
     TASKS_GIVEN_UP = "batchwright_tasks_given_up_total", COUNTER, ["worker"],
         "Tasks of which a copy went to the reject pipe, because every attempt failed or processes crashed on them.";
     TASKS_FORWARDED = "batchwright_tasks_forwarded_total", COUNTER, ["worker"],
-        "Deliveries addressed to another pipe that the worker sent on.";
+        "Deliveries addressed to another pipe, or to none, that the worker sent on.";
     TASKS_PAUSED = "batchwright_tasks_paused_total", COUNTER, ["worker"],
         "Deliveries of paused jobs that went to the paused pipe.";
     TASKS_DISCARDED = "batchwright_tasks_discarded_total", COUNTER, ["worker", "reason"],

@@ -196,7 +196,10 @@ impl<H: BatchHandler> Pipeline<H> {
                     Err(Unsettled::Unpublished(error)) if error.is_permanent() => {
                         self.move_to_invalid(&delivery, &error.to_string()).await
                     }
-                    moved => moved,
+                    moved => {
+                        self.counters.forwarded.increment(u64::from(moved.is_ok()));
+                        moved
+                    }
                 },
                 // It has reached the tracking worker, which counts it, and goes no further.
                 None if diverted_report(&message).is_some() => {
