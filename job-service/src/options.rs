@@ -86,6 +86,8 @@ pub struct Limits {
     pub body_bytes: usize,
     /// The number of labels of a job.
     pub labels: usize,
+    /// The bytes of the description of a job, and of its external data.
+    pub text: usize,
     /// The largest `limit` of a page. A larger page size counts as well.
     pub page: u32,
 }
@@ -98,6 +100,7 @@ impl Default for Limits {
             body_time: Duration::from_mins(1),
             body_bytes: 128 * 1024 * 1024,
             labels: 100,
+            text: 64 * 1024,
             page: 10_000,
         }
     }

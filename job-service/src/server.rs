@@ -40,6 +40,8 @@ use crate::options::Limits;
 const SPARE: usize = 32;
 /// A response that has not moved for so long waits for its client. An event stream moves every 15 s.
 const STALLED: Duration = Duration::from_secs(30);
+/// The size from which on the head of a request is refused, in bytes. One that arrives in one piece may be up to twice as large.
+const MAX_HEAD: usize = 64 * 1024;
 /// How long to wait after an error of the listener that will not go away by itself.
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long a connection that gives way takes to release its socket, at the most.
@@ -98,6 +100,7 @@ async fn serve_connection(
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(head_time)
+        .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(socket), service);
     let mut serving = pin!(serving);
     let served = tokio::select! {

@@ -34,6 +34,9 @@ pub struct ApiArgs {
     /// Number of labels that a job may have.
     #[arg(long, env = "BATCHWRIGHT_MAX_LABELS", default_value_t = 100, value_parser = clap::value_parser!(u32), value_name = "LABELS")]
     max_labels: u32,
+    /// KiB of the description of a job, and of its external data.
+    #[arg(long, env = "BATCHWRIGHT_MAX_TEXT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=16_384), value_name = "KIB")]
+    max_text: u32,
     /// Largest number of jobs on a page of a list; a request for a larger page gets 400.
     #[arg(long, env = "BATCHWRIGHT_MAX_PAGE_SIZE", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
     max_page_size: u32,
@@ -47,6 +50,7 @@ impl ApiArgs {
             connections: connections.min(raise_open_files(connections)),
             body_bytes: usize::try_from(self.max_body_memory)? * 1024 * 1024,
             labels: usize::try_from(self.max_labels)?,
+            text: usize::try_from(self.max_text)? * 1024,
             page: self.max_page_size,
             ..service.limits
         };

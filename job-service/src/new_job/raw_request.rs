@@ -7,6 +7,7 @@ use serde_json::value::RawValue;
 
 use crate::error::{ApiError, ApiResult};
 use crate::notes::Unknown;
+use crate::options::Limits;
 
 /// A parsed but unchecked request.
 #[derive(Debug)]
@@ -84,13 +85,16 @@ impl RawRequest {
         std::mem::take(&mut self.unknown_fields)
     }
 
-    /// Checks the number of labels.
+    /// Checks how much the job asks to be kept.
     ///
     /// # Errors
     ///
-    /// Returns 400 if there are more than `most`.
-    pub fn check_label_count(&self, most: usize) -> ApiResult<()> {
-        let number = self.job.labels.as_ref().map_or(0, BTreeMap::len);
+    /// Returns 400 if there are more labels than allowed, or if a text is longer.
+    pub fn check_limits(&self, limits: &Limits) -> ApiResult<()> {
+        let (number, most) = (
+            self.job.labels.as_ref().map_or(0, BTreeMap::len),
+            limits.labels,
+        );
         if number > most {
             return Err(ApiError::bad_request(
                 ErrorCode::InvalidLabel,
@@ -98,6 +102,17 @@ impl RawRequest {
                     "The job has {number} labels; at most {most} are allowed. The setting is --max-labels (BATCHWRIGHT_MAX_LABELS)."
                 ),
             ));
+        }
+        for (field, text) in [
+            ("description", &self.job.description),
+            ("externalData", &self.job.external_data),
+        ] {
+            let (bytes, most) = (text.as_deref().map_or(0, str::len), limits.text);
+            if bytes > most {
+                return Err(ApiError::bad_request(format!(
+                    "The field '{field}' has {bytes} bytes; at most {most} are allowed. The setting is --max-text (BATCHWRIGHT_MAX_TEXT)."
+                )));
+            }
         }
         Ok(())
     }

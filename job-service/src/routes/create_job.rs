@@ -104,7 +104,7 @@ pub async fn create_job(
     let unknown = Unknown::of_query(&uri, &[])?;
     let mut raw = RawRequest::parse(&body.bytes)?;
     let notes = unknown.and(raw.take_unknown_fields()).into_notes()?;
-    raw.check_label_count(options.limits.labels)?;
+    raw.check_limits(&options.limits)?;
     let made_task = match raw.job_type()? {
         Some((id, parameters)) => Some(
             options

@@ -122,6 +122,26 @@ async fn half_sent_request_is_given_up_after_a_time() {
 }
 
 #[tokio::test]
+async fn head_of_a_request_is_bounded() {
+    let service = Service::start().await;
+    for (bytes, is_read) in [(60_000, true), (200_000, false)] {
+        let long = "x".repeat(bytes);
+        let request = format!(
+            "GET /job-service/v1/ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: {long}\r\n\r\n"
+        );
+        let mut socket = send_part(&service, "").await;
+        // The connection may be closed before the client has sent everything, or has read the 431.
+        let _ = socket.write_all(request.as_bytes()).await;
+        let answer = read_to_end(socket).await;
+        assert_eq!(
+            answer.starts_with("HTTP/1.1 200"),
+            is_read,
+            "{bytes}: {answer}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn bodies_in_flight_are_bounded_in_sum() {
     let body = new_job().to_string();
     let service =
@@ -170,6 +190,23 @@ async fn more_labels_than_the_limit_are_refused() {
                 "The job has {number} labels; at most 100 are allowed. The setting is --max-labels (BATCHWRIGHT_MAX_LABELS)."
             ),
         );
+    }
+}
+
+#[tokio::test]
+async fn longer_texts_than_the_limit_are_refused() {
+    let service = Service::start_configured(|options| options.limits.text = 100).await;
+    for field in ["description", "externalData"] {
+        let mut job = new_job();
+        job[field] = json!("x".repeat(101));
+        service.put("j", &job).await.refuses(
+            400,
+            &format!(
+                "The field '{field}' has 101 bytes; at most 100 are allowed. The setting is --max-text (BATCHWRIGHT_MAX_TEXT)."
+            ),
+        );
+        job[field] = json!("x".repeat(100));
+        service.put(field, &job).await.is(201);
     }
 }
 
