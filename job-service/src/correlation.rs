@@ -13,18 +13,22 @@ use uuid::Uuid;
 /// CAF's header for the correlation id, in requests and responses.
 pub const HEADER: HeaderName = HeaderName::from_static("caf-correlation-id");
 
+/// The longest correlation id, in bytes.
+const LONGEST: usize = 255;
+
 /// The correlation id of the current request. [`layer`] adds it to the request's extensions.
 #[derive(Debug, Clone)]
 pub struct CorrelationId(pub String);
 
 /// The outermost layer: determines the correlation id, runs the request in its span and sets the response header.
 pub async fn layer(mut request: Request, next: Next) -> Response {
-    // An id that is not visible ASCII cannot be logged and forwarded safely, so it is ignored.
+    // An id that is not visible ASCII cannot be logged and forwarded safely, and a long one would be in every message of a
+    // job. So it is ignored.
     let client_id = request
         .headers()
         .get(HEADER)
         .and_then(|value| value.to_str().ok())
-        .filter(|text| !text.is_empty());
+        .filter(|text| (1..=LONGEST).contains(&text.len()));
     let id = client_id.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned);
     let span = tracing::info_span!("request", method = %request.method(), path = request.uri().path(), correlation_id = %id);
     let echo = HeaderValue::from_str(&id);
