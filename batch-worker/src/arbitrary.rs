@@ -50,6 +50,15 @@ static FILES: LazyLock<TempDir> = LazyLock::new(|| {
     root
 });
 
+static PLUGINS: LazyLock<[Box<dyn AnyPlugin>; 4]> = LazyLock::new(|| {
+    [
+        Box::new(Range),
+        Box::new(List),
+        Box::new(Lines::new(FILES.path())),
+        Box::new(Glob::new(FILES.path())),
+    ]
+});
+
 const PATHS: &[&str] = &[
     "a",
     "./a",
@@ -165,7 +174,7 @@ fn definition() -> impl Strategy<Value = (usize, String)> {
 
 /// Splits a batch and some of its sub-batches. Returns how often, and the longest time of one split.
 fn follow(
-    plugin: &dyn AnyPlugin,
+    plugin: &'static dyn AnyPlugin,
     definition: String,
     max_parts: usize,
 ) -> Result<(usize, Duration), TestCaseError> {
@@ -177,23 +186,29 @@ fn follow(
         }
         splits += 1;
         let began = Instant::now();
-        let params = BTreeMap::new();
-        let batch = Batch {
-            definition: &definition,
-            item_type: None,
-            params: &params,
-            max_parts,
-            max_items: u64::MAX,
-        };
-        let split =
-            RUNTIME.block_on(async { tokio::time::timeout(TIME, plugin.split(batch)).await });
+        let text = definition.clone();
+        // A task of its own, because a plugin that loops without a pause would never let the time run out.
+        let splitting = RUNTIME.spawn(async move {
+            let batch = Batch {
+                definition: &text,
+                item_type: None,
+                params: &BTreeMap::new(),
+                max_parts,
+                max_items: u64::MAX,
+            };
+            plugin.split(batch).await
+        });
+        let split = RUNTIME.block_on(async { tokio::time::timeout(TIME, splitting).await });
         longest = longest.max(began.elapsed());
         let Ok(split) = split else {
             return Err(TestCaseError::fail(format!(
                 "{definition} takes longer than {TIME:?}"
             )));
         };
-        let parts = match split {
+        let split = split.map_err(|panic| {
+            TestCaseError::fail(format!("{definition} makes the plugin panic: {panic}"))
+        });
+        let parts = match split? {
             Ok(parts) => parts,
             Err(SplitError::Definition(reason)) => {
                 prop_assert!(!reason.is_empty());
@@ -237,12 +252,6 @@ fn follow(
 
 #[test]
 fn arbitrary_definitions_need_little_memory_and_time() {
-    let plugins: [Box<dyn AnyPlugin>; 4] = [
-        Box::new(Range),
-        Box::new(List),
-        Box::new(Lines::new(FILES.path())),
-        Box::new(Glob::new(FILES.path())),
-    ];
     let config = ProptestConfig {
         // Twice its number, for four plugins.
         cases: ProptestConfig::default().cases * 2,
@@ -257,7 +266,7 @@ fn arbitrary_definitions_need_little_memory_and_time() {
     let mut runner = proptest::test_runner::TestRunner::new(config);
     let totals = RefCell::new((0, 0, Duration::ZERO));
     let result = runner.run(&strategy, |((plugin, definition), max_parts)| {
-        let (count, time) = follow(&*plugins[plugin], definition, max_parts)?;
+        let (count, time) = follow(&*PLUGINS[plugin], definition, max_parts)?;
         let mut totals = totals.borrow_mut();
         *totals = (totals.0 + 1, totals.1 + count, totals.2.max(time));
         Ok(())
