@@ -251,7 +251,8 @@ impl utoipa::IntoResponses for StoreErrors {
             ),
             response(
                 "503",
-                "The database is unavailable, or the service has too many requests. Try again later",
+                "The service cannot do this now, and the message says why: its database is unavailable, its disk is short of space for \
+                 new jobs, or it has as many connections, request bodies or event streams as it may have. Try again later",
             ),
         ])
     }
