@@ -393,7 +393,7 @@ mod tests {
         };
         let settings = Settings {
             concurrency: 2,
-            prefetch: 8,
+            prefetch: Some(8),
             ..Settings::new("w")
         };
         let worker = BatchWorker::new(10).with(range);

@@ -35,6 +35,7 @@ pub mod memory;
 mod message;
 
 pub use self::announcements::{Announcements, Event};
+pub(crate) use self::delivery::RESIZABLE_TO;
 pub use self::delivery::{Consumer, Delivery, Settlement, Settler};
 pub use self::error::{BrokerError, PublishError};
 pub use self::message::{Confirm, Confirmer, HeaderValue, Headers, Outgoing};

@@ -56,8 +56,9 @@ pub struct Settings {
     pub zero_progress: bool,
     /// The number of tasks that run at the same time.
     pub concurrency: usize,
-    /// The largest number of deliveries that are received and not settled.
-    pub prefetch: u32,
+    /// The largest number of deliveries that are received and not settled. `None` adapts it to the time that tasks take:
+    /// from one more than the concurrency, for long tasks, to 1000, for short ones.
+    pub prefetch: Option<u32>,
     /// When failed tasks run again, and refused outputs are published again.
     pub retry: RetryPolicy,
     /// The address that serves health checks and metrics.
@@ -96,7 +97,7 @@ impl Settings {
             route: Route::Direct,
             zero_progress: false,
             concurrency: DEFAULT_CONCURRENCY as usize,
-            prefetch: 1000,
+            prefetch: None,
             retry: RetryPolicy::default(),
             listen: None,
             tls: Tls::default(),
@@ -129,7 +130,10 @@ impl Settings {
         read.set("REJECT_PIPE", &mut settings.reject)?;
         read.set("ROUTE", &mut settings.route)?;
         read.set("CONCURRENCY", &mut settings.concurrency)?;
-        read.set("PREFETCH", &mut settings.prefetch)?;
+        settings.prefetch = read
+            .find("PREFETCH")?
+            .map(|found| parse(&found))
+            .transpose()?;
         read.set("SERVICE_PATH", &mut settings.service_path)?;
         read.set("STATUS_ORIGINS", &mut settings.status_origins)?;
         settings.output = read.find("OUTPUT_PIPE")?.map(|found| found.value);
@@ -154,7 +158,7 @@ impl Settings {
         if let Some(found) = read.find("ATTEMPTS")? {
             settings.retry = settings.retry.attempts(parse(&found)?);
         }
-        if settings.concurrency == 0 || settings.prefetch == 0 {
+        if settings.concurrency == 0 || settings.prefetch == Some(0) {
             return Err(SettingsError {
                 name: format!("{PREFIX}CONCURRENCY and {PREFIX}PREFETCH"),
                 problem: "must be at least 1".to_owned(),
@@ -361,8 +365,8 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "PREFETCH",
-        "1000",
-        "the largest number of deliveries received and not settled",
+        "none",
+        "the largest number of deliveries received and not settled; with none, it follows the time that tasks take",
     ),
     variable("ATTEMPTS", "10", "the largest number of attempts of a task"),
     variable(
@@ -633,7 +637,7 @@ mod tests {
                 settings.prefetch,
                 settings.service_path.as_str()
             ),
-            (3, 10, "caf/worker")
+            (3, Some(10), "caf/worker")
         );
         assert!(
             settings.retry.delay_after(2, Duration::ZERO).is_some()
@@ -649,6 +653,6 @@ mod tests {
             (settings.name.as_str(), settings.input.as_str()),
             ("mine", "mine-in")
         );
-        assert_eq!((settings.concurrency, settings.prefetch), (5, 12));
+        assert_eq!((settings.concurrency, settings.prefetch), (5, Some(12)));
     }
 }

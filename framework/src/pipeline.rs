@@ -27,6 +27,7 @@
 pub(crate) mod executor;
 pub(crate) mod in_flight;
 pub(crate) mod quarantine_loop;
+pub(crate) mod window;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;

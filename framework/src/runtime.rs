@@ -20,6 +20,7 @@ use crate::log::{self, LogFormat};
 use crate::meters::{self, Counters};
 use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
 use crate::pipeline::in_flight::InFlight;
+use crate::pipeline::window::{self, Window};
 use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
 use crate::steps::discards::Discards;
 use crate::steps::output::WorkerIdentity;
@@ -254,7 +255,15 @@ impl<H: BatchHandler> WorkerService<H> {
             ),
             None => None,
         };
-        let consumer = broker.consume(&settings.input, settings.prefetch).await?;
+        let handler = make_handler(shared.clone());
+        // A handler of batches takes what there is.
+        let window = (settings.prefetch.is_none() && handler.max_batch() == 1)
+            .then(|| Window::new(u32::try_from(settings.concurrency).unwrap_or(u32::MAX)));
+        let prefetch = match &window {
+            Some(window) => window.size(),
+            None => settings.prefetch.unwrap_or(window::LARGEST),
+        };
+        let consumer = broker.consume(&settings.input, prefetch).await?;
         info!(
             worker = settings.name,
             input = settings.input,
@@ -273,7 +282,6 @@ impl<H: BatchHandler> WorkerService<H> {
         );
         let abort = in_flight.abort.clone();
         let shutdown = shared.shutdown.clone();
-        let handler = make_handler(shared.clone());
         let pipeline = Arc::new(pipeline(handler, &settings, shared, open, abort));
         let (consuming, is_consuming) = watch::channel(true);
         // Ends the side tasks, which work until the last delivery is settled.
@@ -284,7 +292,7 @@ impl<H: BatchHandler> WorkerService<H> {
         listen_to_announcements(&pipeline, &end, &tasks);
         let taking = async {
             tokio::select! {
-                () = in_flight.consume(&pipeline, consumer, unavailable) => {}
+                () = in_flight.consume(&pipeline, consumer, window, unavailable) => {}
                 () = quarantine_loop::run(&pipeline, &in_flight) => {}
             }
         };

@@ -165,10 +165,11 @@ async fn next_numbers(consumer: &mut Consumer, count: usize) -> Vec<u32> {
 }
 
 /// Returns whether no delivery arrives for a while. Tests use it only to check a bound, never to wait for progress.
+/// How long nothing arrives at a consumer that gets nothing more.
+const QUIET: Duration = Duration::from_millis(200);
+
 async fn is_quiet(consumer: &mut Consumer) -> bool {
-    timeout(Duration::from_millis(200), consumer.next())
-        .await
-        .is_err()
+    timeout(QUIET, consumer.next()).await.is_err()
 }
 
 async fn confirmed_messages_arrive_once_and_in_order(fixture: TestBroker) {
@@ -197,6 +198,34 @@ async fn prefetch_limits_unsettled_deliveries(fixture: TestBroker) {
     fixture.wait_for_depth(&pipe, 7).await;
     held.remove(0).ack();
     assert_eq!(number(&next(&mut consumer).await), 3);
+}
+
+async fn resized_consumer_keeps_its_deliveries_and_receives_others(fixture: TestBroker) {
+    let pipe = pipe();
+    fixture.publish(&pipe, 0..20).await;
+    let mut consumer = fixture.consume(&pipe, 2).await;
+    let mut held = vec![next(&mut consumer).await, next(&mut consumer).await];
+    consumer.resize(5);
+    for _ in 2..5 {
+        held.push(next(&mut consumer).await);
+    }
+    consumer.resize(1);
+    // Some may be on their way.
+    while let Ok(delivery) = timeout(QUIET, consumer.next()).await {
+        held.extend(delivery);
+    }
+    let mut seen: Vec<u32> = held.iter().map(number).collect();
+    assert!(held.iter().all(|delivery| delivery.delivery_count == 0));
+    held.into_iter().for_each(Delivery::ack);
+    while seen.len() < 20 {
+        let delivery = next(&mut consumer).await;
+        assert!(seen.len() < 15 || seen.len() == 19 || is_quiet(&mut consumer).await);
+        assert_eq!(delivery.delivery_count, 0);
+        seen.push(number(&delivery));
+        delivery.ack();
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, (0..20).collect::<Vec<_>>());
 }
 
 async fn only_a_requeued_delivery_is_counted_as_redelivered(fixture: TestBroker) {
@@ -561,6 +590,7 @@ macro_rules! suite {
 suite!(
     confirmed_messages_arrive_once_and_in_order,
     prefetch_limits_unsettled_deliveries,
+    resized_consumer_keeps_its_deliveries_and_receives_others,
     only_a_requeued_delivery_is_counted_as_redelivered,
     delivery_count_never_falls,
     dropped_delivery_is_redelivered,

@@ -50,7 +50,7 @@ async fn main() {
         output: Some(pipe("output")),
         invalid: pipe("items-invalid"),
         reject: pipe("items-reject"),
-        prefetch: prefetch.parse().unwrap(),
+        prefetch: Some(prefetch.parse().unwrap()),
         ..Settings::new("items")
     };
     let worker = CrashingWorker {

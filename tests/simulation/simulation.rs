@@ -267,7 +267,7 @@ impl Simulation {
             let crashed = broker.crashed().clone();
             // A process whose broker is gone ends by itself, and is started again.
             let _ = crashed
-                .run_until_cancelled(self.run_process(role, broker.clone(), stop))
+                .run_until_cancelled(Box::pin(self.run_process(role, broker.clone(), stop)))
                 .await;
             broker.crash();
             sleep(Duration::from_millis(50)).await;
@@ -306,7 +306,7 @@ impl Simulation {
         let settings = |name: &str| Settings {
             route: scenario.route,
             concurrency: scenario.concurrency,
-            prefetch: scenario.prefetch,
+            prefetch: Some(scenario.prefetch),
             retry: RetryPolicy::constant(Duration::from_secs(1)).attempts(4),
             ..Settings::new(name)
         };

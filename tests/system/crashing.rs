@@ -170,7 +170,7 @@ async fn a_long_item_does_not_stall_the_others(fixture: Fixture) {
         },
     );
     let settings = Settings {
-        prefetch: 100,
+        prefetch: Some(100),
         ..fixture.settings("items")
     };
     let system = fixture

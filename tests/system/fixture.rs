@@ -120,7 +120,7 @@ impl Fixture {
             reject: self.pipe(&format!("{name}-reject")),
             paused: Some(self.pipe("paused")),
             route: self.route,
-            prefetch: 500,
+            prefetch: Some(500),
             drain: Duration::from_secs(1),
             abort: Duration::from_secs(2),
             ..Settings::new(name)

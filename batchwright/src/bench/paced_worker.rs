@@ -40,7 +40,7 @@ pub struct PacedOptions {
     #[arg(long)]
     pub concurrency: u32,
     #[arg(long)]
-    pub prefetch: u32,
+    pub prefetch: Option<u32>,
     /// Items per second; unlimited if `None`.
     #[arg(long, value_parser = positive_number)]
     pub rate: Option<f64>,
@@ -64,7 +64,9 @@ impl WorkerProcess {
         command.args(["bench-worker", "--input", &options.input]);
         command.args(["--route", options.route.name()]);
         command.args(["--concurrency", &options.concurrency.to_string()]);
-        command.args(["--prefetch", &options.prefetch.to_string()]);
+        if let Some(prefetch) = options.prefetch {
+            command.args(["--prefetch", &prefetch.to_string()]);
+        }
         if let Some(rate) = options.rate {
             command.args(["--rate", &rate.to_string()]);
         }

@@ -118,9 +118,10 @@ struct WorkerArgs {
     /// Number of tasks that a worker runs at the same time; the batch and tracking workers ignore it.
     #[arg(long, env = "BATCHWRIGHT_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..), value_name = "TASKS")]
     concurrency: u32,
-    /// Maximum number of unacknowledged deliveries of a worker; the batch and tracking workers ignore it.
-    #[arg(long, env = "BATCHWRIGHT_PREFETCH", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
-    prefetch: u32,
+    /// Maximum number of unacknowledged deliveries of a worker; by default it follows the time that tasks take. The batch and tracking
+    /// workers ignore it.
+    #[arg(long, env = "BATCHWRIGHT_PREFETCH", value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
+    prefetch: Option<u32>,
     /// Origins that status checks may ask, separated by commas, e.g. `http://job-service:8080`; `none` allows every origin.
     #[arg(
         long,

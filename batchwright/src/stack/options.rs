@@ -81,8 +81,9 @@ pub struct WorkerOptions {
     pub route: Route,
     /// The number of tasks that a worker runs at the same time. The batch and the tracking worker have fixed values.
     pub concurrency: usize,
-    /// The maximum number of unsettled deliveries of a worker. The batch and the tracking worker have fixed values.
-    pub prefetch: u32,
+    /// The maximum number of unsettled deliveries of a worker; `None` adapts it to the time that tasks take. The batch and
+    /// the tracking worker have fixed values.
+    pub prefetch: Option<u32>,
     /// The origins that the status checks of workers may ask.
     pub status_origins: StatusOrigins,
 }
@@ -241,7 +242,7 @@ impl Default for WorkerOptions {
             allowed_pipes: Vec::new(),
             route: Route::Direct,
             concurrency: 8,
-            prefetch: 1000,
+            prefetch: None,
             status_origins: StatusOrigins::default(),
         }
     }

@@ -73,7 +73,7 @@ pub fn batch_worker(
         input: options.batch.input.clone(),
         output: options.batch.output.clone(),
         concurrency: 2,
-        prefetch: 8,
+        prefetch: Some(8),
         ..options.settings(BATCH_WORKER)
     };
     (
@@ -95,7 +95,7 @@ pub fn tracking_worker(
         input: options.service.tracking_pipe.clone(),
         // The worker handles all waiting deliveries at once, and a single writer per job is fastest.
         concurrency: 1,
-        prefetch: 4000,
+        prefetch: Some(4000),
         // Reports of a paused job are recorded, and its diverted messages are forwarded.
         paused: None,
         ..options.settings(TRACKING_WORKER)

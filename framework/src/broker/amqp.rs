@@ -31,7 +31,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
 use lapin::uri::{AMQPScheme, AMQPUri};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -42,6 +42,7 @@ use self::publisher::{Publication, Publisher};
 use self::queues::Queues;
 use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError,
+    RESIZABLE_TO,
 };
 use crate::tls::Tls;
 
@@ -275,7 +276,8 @@ impl Broker for Amqp {
         }
         // In the protocol the number has 16 bits, and 0 means no limit.
         let prefetch = u16::try_from(prefetch).unwrap_or(u16::MAX).max(1);
-        let (sender, receiver) = mpsc::channel(prefetch.into());
+        let (sender, receiver) = mpsc::channel(usize::from(prefetch).max(RESIZABLE_TO as usize));
+        let (resize, prefetch) = watch::channel(prefetch);
         let subscription = Subscription {
             pipe: pipe.into(),
             prefetch,
@@ -283,10 +285,14 @@ impl Broker for Amqp {
             queues: Arc::clone(&self.queues),
             lost: Arc::clone(&self.lost),
             deliveries: sender,
+            tasks: self.consumers.clone(),
             closing: self.closing.clone(),
         };
         self.consumers.spawn(subscription.run(self.end.clone()));
-        ready(Ok(Consumer::new(receiver))).boxed()
+        let resize = move |prefetch| {
+            resize.send_replace(u16::try_from(prefetch).unwrap_or(u16::MAX));
+        };
+        ready(Ok(Consumer::resizable(receiver, resize))).boxed()
     }
 
     fn announce(&self, body: Bytes) -> Confirm {

@@ -9,16 +9,45 @@ use tokio::sync::mpsc;
 use super::message::Headers;
 
 /// Receives the deliveries of one pipe, in order.
-#[derive(Debug)]
 pub struct Consumer {
     deliveries: mpsc::Receiver<Delivery>,
+    resize: Option<Resize>,
 }
+
+/// The prefetch to which every consumer can be resized.
+pub(crate) const RESIZABLE_TO: u32 = 1000;
+
+/// Changes how many deliveries of a consumer may be unsettled.
+type Resize = Box<dyn Fn(u32) + Send + Sync>;
 
 impl Consumer {
     /// Wraps the receiving end of a channel. For implementations of [`Broker`](super::Broker): dropping the consumer
     /// closes the channel, whereupon the implementation stops consuming.
     pub fn new(deliveries: mpsc::Receiver<Delivery>) -> Self {
-        Self { deliveries }
+        Self {
+            deliveries,
+            resize: None,
+        }
+    }
+
+    /// Wraps the receiving end of a channel, like [`Self::new`]; `resize` changes the prefetch of the consumer.
+    #[must_use]
+    pub fn resizable(
+        deliveries: mpsc::Receiver<Delivery>,
+        resize: impl Fn(u32) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            deliveries,
+            resize: Some(Box::new(resize)),
+        }
+    }
+
+    /// Changes how many further deliveries may be unsettled; 0 counts as 1. The consumer keeps what it has. Soon after the
+    /// call, at most `prefetch` deliveries arrive in addition to these. Does nothing if the broker cannot do it.
+    pub fn resize(&self, prefetch: u32) {
+        if let Some(resize) = &self.resize {
+            resize(prefetch.max(1));
+        }
     }
 
     /// Returns the next delivery, or `None` once the broker is closed.
@@ -136,6 +165,14 @@ impl Drop for Delivery {
         if let Some(settler) = self.settler.take() {
             settler.settle(self.tag, Settlement::Requeue);
         }
+    }
+}
+
+impl fmt::Debug for Consumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Consumer")
+            .field("deliveries", &self.deliveries)
+            .finish_non_exhaustive()
     }
 }
 

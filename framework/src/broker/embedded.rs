@@ -33,7 +33,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use self::disk::{Disk, Probe};
-use self::pipe::{Bounds, Id, Message};
+use self::pipe::{Bounds, ConsumerKey, Id, Message};
 pub use self::sweep::{Fate, MessageJob};
 use self::work::Page;
 use self::writer::Writer;
@@ -257,6 +257,12 @@ enum Command {
         pipe: Arc<str>,
         prefetch: usize,
         reply: oneshot::Sender<Consumer>,
+    },
+    /// Changes the prefetch of a consumer.
+    Resize {
+        pipe: Arc<str>,
+        consumer: ConsumerKey,
+        prefetch: usize,
     },
     Depth {
         pipe: Arc<str>,

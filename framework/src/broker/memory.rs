@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use super::local_fanout::LocalFanout;
 use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Headers,
-    Outgoing, PublishError, Settlement, Settler,
+    Outgoing, PublishError, RESIZABLE_TO, Settlement, Settler,
 };
 
 /// A [`Broker`] in memory, as one process sees it.
@@ -113,10 +113,12 @@ impl Broker for Memory {
             if state.has_ended(self.process) {
                 return Err(BrokerError::Closed);
             }
-            let (sender, receiver) = mpsc::channel(prefetch);
+            let (sender, receiver) = mpsc::channel(prefetch.max(RESIZABLE_TO as usize));
             let settler = Arc::new(MemorySettler {
                 shared: Arc::downgrade(&self.shared),
             });
+            let resized = Arc::clone(&settler);
+            let resize = move |prefetch: u32| resized.resize(prefetch);
             state.pipe(pipe).consumers.push_back(Registration {
                 process: self.process,
                 sender,
@@ -124,7 +126,7 @@ impl Broker for Memory {
                 prefetch,
                 unsettled: 0,
             });
-            Ok(Consumer::new(receiver))
+            Ok(Consumer::resizable(receiver, resize))
         });
         ready(consumer).boxed()
     }
@@ -446,6 +448,25 @@ impl Pipe {
 
 struct MemorySettler {
     shared: Weak<Shared>,
+}
+
+impl MemorySettler {
+    /// Changes the prefetch of the consumer that has this settler.
+    fn resize(self: &Arc<Self>, prefetch: u32) {
+        let Some(shared) = self.shared.upgrade() else {
+            return;
+        };
+        shared.with(|state| {
+            let registrations = state
+                .pipes
+                .values_mut()
+                .flat_map(|pipe| &mut pipe.consumers);
+            for registration in registrations.filter(|one| Arc::ptr_eq(&one.settler, self)) {
+                let prefetch = usize::try_from(prefetch).unwrap_or(usize::MAX);
+                registration.prefetch = prefetch.min(registration.sender.max_capacity());
+            }
+        });
+    }
 }
 
 impl Settler for MemorySettler {

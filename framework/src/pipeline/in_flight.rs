@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
@@ -12,6 +13,7 @@ use crate::broker::{Consumer, Delivery};
 use crate::config::Settings;
 use crate::handler::BatchHandler;
 use crate::pipeline::Pipeline;
+use crate::pipeline::window::{SHRINKS_EVERY, Window};
 
 /// The smallest number of deliveries that the consumer is asked for at a time, even if a batch is smaller.
 const BURST: usize = 128;
@@ -45,20 +47,21 @@ impl InFlight {
         (Arc::clone(&self.slots), self.concurrency)
     }
 
-    /// Receives deliveries and starts them as slots become free. Returns when the broker is closed.
+    /// Receives deliveries and starts them as slots become free. Returns when the broker is closed. If there is a `window`,
+    /// it adapts the number of deliveries that the consumer holds.
     pub async fn consume<H: BatchHandler>(
         &self,
         pipeline: &Arc<Pipeline<H>>,
         mut consumer: Consumer,
+        mut window: Option<Window>,
         mut unavailable: watch::Receiver<Option<String>>,
     ) {
         let max_batch = pipeline.handler.max_batch();
         let mut received = Vec::with_capacity(max_batch.max(BURST));
         loop {
             if received.is_empty() {
-                let count = consumer
-                    .next_many(&mut received, max_batch.max(BURST))
-                    .await;
+                let limit = max_batch.max(BURST);
+                let count = receive(&mut consumer, &mut received, limit, window.as_mut()).await;
                 if count == 0 {
                     return;
                 }
@@ -79,8 +82,17 @@ impl InFlight {
             if batch.len() < count {
                 pipeline.open.remove(count - batch.len());
             }
-            if !batch.is_empty() {
+            if batch.is_empty() {
+                continue;
+            }
+            let Some(window) = &mut window else {
                 self.start(pipeline, batch, slot);
+                continue;
+            };
+            let now = Instant::now();
+            self.start(pipeline, batch, window.measure(slot, now));
+            if let Some(size) = window.adapt(now) {
+                consumer.resize(size);
             }
         }
     }
@@ -104,7 +116,7 @@ impl InFlight {
         &self,
         pipeline: &Arc<Pipeline<H>>,
         deliveries: Vec<Delivery>,
-        slot: OwnedSemaphorePermit,
+        slot: impl Send + 'static,
     ) {
         let (pipeline, abort) = (Arc::clone(pipeline), self.abort.clone());
         self.tasks.spawn(async move {
@@ -174,4 +186,25 @@ impl InFlight {
     fn warn(&self, settings: &Settings, text: &str) {
         warn!(worker = settings.name, tasks = self.tasks.len(), "{text}");
     }
+}
+
+/// Waits for deliveries and appends them to `into`, at most `limit`. Returns how many; 0 once the broker is closed. Makes
+/// the window small while none arrive.
+async fn receive(
+    consumer: &mut Consumer,
+    into: &mut Vec<Delivery>,
+    limit: usize,
+    window: Option<&mut Window>,
+) -> usize {
+    if let Some(window) = window {
+        match timeout(SHRINKS_EVERY, consumer.next_many(into, limit)).await {
+            Ok(count) => return count,
+            Err(_) => {
+                if let Some(size) = window.rest(Instant::now()) {
+                    consumer.resize(size);
+                }
+            }
+        }
+    }
+    consumer.next_many(into, limit).await
 }

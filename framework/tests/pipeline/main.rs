@@ -8,4 +8,5 @@ mod discards;
 mod pausing;
 mod retries;
 mod undeliverable;
+mod window;
 mod wire;

@@ -41,7 +41,7 @@ pub async fn run(
         reserved_pipes: options.all_reserved_pipes(),
         // One batch at a time; a batch takes every waiting task.
         concurrency: 1,
-        prefetch: 1000,
+        prefetch: Some(1000),
         drain: Duration::from_secs(5),
         // The tasks here are already paused.
         paused: None,

@@ -7,6 +7,10 @@
 //!   its open deliveries join these ([`lost_deliveries`](super::lost_deliveries)).
 //! - Whatever ends a channel (a lost connection, an error, a deleted queue), consuming continues on the next one.
 //! - A queue that does not respond does not stop the consumers of other queues.
+//! - The broker limits the deliveries of a consumer, and never changes the limit. A consumer that is resized continues on
+//!   a new channel. The earlier one receives nothing more, gives nothing back, and ends when its deliveries are settled.
+//!   It does not become a second consumer of the same channel: a delivery that the client library drops because its
+//!   consumer is cancelled would be acknowledged together with a later one.
 //! - After the consumer is dropped, deliveries that it has handed out can still be settled.
 
 use std::collections::{HashMap, VecDeque};
@@ -25,10 +29,11 @@ use lapin::options::{
     BasicRejectOptions,
 };
 use lapin::types::{FieldTable, ShortString};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::unconstrained;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::RESPONSE_LIMIT;
 use super::ack_batcher::{AckBatcher, AckCommand, PATIENCE};
@@ -56,28 +61,35 @@ const LONGEST_DELAY: Duration = Duration::from_secs(5);
 /// What a consumer asks for.
 pub struct Subscription {
     pub pipe: Arc<str>,
-    pub prefetch: u16,
+    pub prefetch: watch::Receiver<u16>,
     pub supervisor: ConnectionSupervisor,
     pub queues: Arc<Queues>,
     /// Shared by all consumers.
     pub lost: Arc<LostDeliveries>,
     pub deliveries: mpsc::Sender<Delivery>,
+    /// Where the channels run that the consumer has left.
+    pub tasks: TaskTracker,
     /// Cancelled when the broker is being closed.
     pub closing: CancellationToken,
 }
 
-/// How a channel ended in order.
+/// How a channel ended in order, or was left.
 enum End {
     /// The consumer was dropped, or the broker is being closed.
     Done,
     /// Nothing was received for [`IDLE`], and nothing is unsettled.
     Idle,
+    /// The consumer was resized. Deliveries of this channel are still unsettled.
+    Resized,
 }
 
 /// A consuming channel.
 struct Session {
     connection: Connection,
     channel: Channel,
+    stream: lapin::Consumer,
+    /// Whether the consumer no longer wants more from this channel.
+    is_cancelled: bool,
     acks: AckBatcher,
     settler: Arc<SessionSettler>,
     settlements: mpsc::UnboundedReceiver<(u64, Settlement)>,
@@ -116,10 +128,11 @@ impl Subscription {
     /// Consumes until the consumer is dropped and all its deliveries are settled, even if their channel is lost; until `closing` is cancelled and all
     /// settlements are sent, or until `end` is cancelled.
     pub async fn run(self, end: CancellationToken) {
-        end.run_until_cancelled(self.supervise()).await;
+        end.run_until_cancelled(Arc::new(self).supervise(&end))
+            .await;
     }
 
-    async fn supervise(&self) {
+    async fn supervise(self: Arc<Self>, end: &CancellationToken) {
         let delays = ExponentialBuilder::new()
             .with_min_delay(SHORTEST_DELAY)
             .with_max_delay(LONGEST_DELAY)
@@ -133,11 +146,15 @@ impl Subscription {
             };
             let started = Instant::now();
             match self.session(connection).await {
-                Ok(End::Done) => return,
-                Ok(End::Idle) => continue,
-                Err(reason) => {
-                    tracing::warn!(pipe = %self.pipe, %reason, "consuming was interrupted; continuing on a new channel");
+                Ok((End::Done, _)) => return,
+                Ok((End::Resized, Some(session))) => {
+                    let (left, end) = (Arc::clone(&self).leave(session), end.clone());
+                    self.tasks
+                        .spawn(async move { end.run_until_cancelled(left).await });
+                    continue;
                 }
+                Ok((End::Idle | End::Resized, _)) => continue,
+                Err(reason) => self.warn(&reason),
             }
             if started.elapsed() > STABLE_AFTER {
                 delay = delays.build();
@@ -164,17 +181,30 @@ impl Subscription {
         }
     }
 
-    /// Consumes on one channel until it ends.
-    async fn session(&self, connection: Connection) -> Result<End, QueueError> {
+    fn warn(&self, reason: &dyn std::fmt::Display) {
+        tracing::warn!(pipe = %self.pipe, %reason, "consuming was interrupted; continuing on a new channel");
+    }
+
+    /// Settles the deliveries of a channel that the consumer has left.
+    async fn leave(self: Arc<Self>, mut session: Session) {
+        if let Err(reason) = session.drain(&self).await {
+            session.lose(&self.pipe);
+            self.warn(&reason);
+        }
+    }
+
+    /// Consumes on one channel until it ends or the consumer is resized.
+    async fn session(&self, connection: Connection) -> Result<(End, Option<Session>), QueueError> {
         self.queues.declare(&connection, &self.pipe, None).await?;
         let queue =
             ShortString::try_new(&*self.pipe).map_err(|error| QueueError::Refused(error.into()))?;
         let channel = connection.open_channel().await?;
         let only_joins = self.deliveries.is_closed();
+        let mut resized = self.prefetch.clone();
         let prefetch = if only_joins {
             u16::try_from(self.lost.awaited(&self.pipe)).unwrap_or(u16::MAX)
         } else {
-            self.prefetch
+            *resized.borrow_and_update()
         };
         let qos = channel.basic_qos(prefetch.max(1), BasicQosOptions::default());
         connection.request("the prefetch", qos).await?;
@@ -189,7 +219,7 @@ impl Subscription {
             () = self.ended() => {
                 // The queue may still start to deliver. Closing the channel requeues these deliveries.
                 drop(timeout(CLOSE_LIMIT, channel.close(200, "done".into())).await);
-                return Ok(End::Done);
+                return Ok((End::Done, None));
             }
         };
         let (sender, settlements) = mpsc::unbounded_channel();
@@ -201,7 +231,9 @@ impl Subscription {
         let mut session = Session {
             connection,
             channel,
-            acks: AckBatcher::new(self.prefetch.into()),
+            stream,
+            is_cancelled: false,
+            acks: AckBatcher::new(prefetch.into()),
             settler: Arc::new(settler),
             settlements,
             waiting: VecDeque::new(),
@@ -209,11 +241,13 @@ impl Subscription {
             only_joins,
             has_received_new: false,
         };
-        let ended = session.consume(self, stream).await;
-        if ended.is_err() {
-            session.lose(&self.pipe);
+        match session.consume(self, Some(resized)).await {
+            Ok(end) => Ok((end, Some(session))),
+            Err(reason) => {
+                session.lose(&self.pipe);
+                Err(reason.into())
+            }
         }
-        Ok(ended?)
     }
 
     /// Waits for the response of one queue. A queue may be stuck although the broker is not, e.g. a quorum queue without a
@@ -238,17 +272,31 @@ impl Subscription {
 }
 
 impl Session {
-    /// Passes deliveries to the consumer and settlements to the broker, until the broker is being closed, or until the
-    /// consumer is dropped and everything is settled. Returns an error when the channel is lost.
+    /// Takes no more from the channel, and settles the deliveries that are left.
+    async fn drain(&mut self, subscription: &Subscription) -> Result<(), ConnectionLost> {
+        self.cancel().await?;
+        self.consume(subscription, None).await.map(drop)
+    }
+
+    async fn cancel(&mut self) -> Result<(), ConnectionLost> {
+        self.is_cancelled = true;
+        let cancel = self
+            .channel
+            .basic_cancel(self.stream.tag(), BasicCancelOptions::default());
+        self.connection.request("a cancellation", cancel).await
+    }
+
+    /// Passes deliveries to the consumer and settlements to the broker, until the broker is being closed, the prefetch
+    /// changes, or the consumer is dropped and everything is settled. Returns an error when the channel is lost.
     async fn consume(
         &mut self,
         subscription: &Subscription,
-        mut stream: lapin::Consumer,
+        mut prefetch: Option<watch::Receiver<u16>>,
     ) -> Result<End, ConnectionLost> {
         let mut settled = Vec::new();
-        let (mut cancelled, mut ended) = (false, false);
+        let (mut is_dropped, mut ended) = (false, false);
         let mut renewal = Instant::now() + IDLE;
-        while !cancelled || self.acks.open() > 0 || self.acks.due().is_some() {
+        while !self.is_cancelled || self.acks.open() > 0 || self.acks.due().is_some() {
             let due = self.acks.due();
             let waits_for_joins = self.only_joins
                 && !self.has_received_new
@@ -257,12 +305,14 @@ impl Session {
                 biased;
                 () = self.connection.lost.cancelled() => return Err(ConnectionLost::Closed),
                 // Before later settlements: they would make the broker send more to a consumer that was dropped.
-                () = subscription.deliveries.closed(), if !cancelled && !waits_for_joins => {
-                    cancelled = true;
+                () = subscription.deliveries.closed(), if !is_dropped && !waits_for_joins => {
+                    is_dropped = true;
                     self.waiting.clear();
-                    let cancel = self.channel.basic_cancel(stream.tag(), BasicCancelOptions::default());
-                    self.connection.request("a cancellation", cancel).await?;
+                    if !self.is_cancelled {
+                        self.cancel().await?;
+                    }
                 }
+                () = changed(prefetch.as_mut()), if !self.is_cancelled && !self.only_joins => return Ok(End::Resized),
                 _ = self.settlements.recv_many(&mut settled, SETTLEMENTS) => {
                     let now = Instant::now();
                     self.settle(&mut settled, now, Some(subscription));
@@ -275,20 +325,20 @@ impl Session {
                         permit.send(delivery);
                     }
                 }
-                received = stream.next(), if !ended => {
+                received = self.stream.next(), if !ended => {
                     renewal = Instant::now() + IDLE;
-                    ended = self.receive_all(subscription, received, &mut stream)?;
-                    if ended && !cancelled {
+                    ended = self.receive_all(subscription, received)?;
+                    if ended && !self.is_cancelled {
                         return Err(ConnectionLost::ConsumerCancelled);
                     }
                 }
                 // A channel without a consumer has no other way to tell that it is lost.
-                () = sleep(DRAIN_CHECK), if cancelled || self.only_joins => {
+                () = sleep(DRAIN_CHECK), if self.is_cancelled || self.only_joins => {
                     if !self.channel.status().connected() {
                         return Err(ConnectionLost::ChannelEnded);
                     }
                 }
-                () = sleep_until(renewal), if !cancelled => {
+                () = sleep_until(renewal), if !self.is_cancelled => {
                     if self.acks.open() == 0 && self.acks.due().is_none() {
                         self.finish(&mut settled).await?;
                         return Ok(End::Idle);
@@ -359,7 +409,6 @@ impl Session {
         &mut self,
         subscription: &Subscription,
         first: Option<lapin::Result<Received>>,
-        stream: &mut lapin::Consumer,
     ) -> Result<bool, ConnectionLost> {
         let mut next = Some(first);
         while let Some(received) = next {
@@ -368,7 +417,7 @@ impl Session {
                 Some(Err(error)) => return Err(error.into()),
                 None => return Ok(true),
             }
-            next = stream.next().now_or_never();
+            next = self.stream.next().now_or_never();
         }
         Ok(false)
     }
@@ -482,6 +531,16 @@ impl Session {
         sent.into_iter().collect::<lapin::Result<()>>()?;
         Ok(())
     }
+}
+
+/// Waits until the consumer is resized.
+async fn changed(prefetch: Option<&mut watch::Receiver<u16>>) {
+    if let Some(prefetch) = prefetch
+        && prefetch.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending::<()>().await;
 }
 
 /// Closes the queue and returns the settlements in it, without one that comes too late.

@@ -277,6 +277,15 @@ impl Pipe {
         });
     }
 
+    /// Changes the prefetch of a consumer.
+    pub fn resize(&mut self, key: ConsumerKey, prefetch: usize) {
+        for consumer in &mut self.consumers {
+            if consumer.key == key {
+                consumer.prefetch = prefetch;
+            }
+        }
+    }
+
     /// Removes the consumers for which `keep` returns false. Their deliveries stay unsettled.
     pub fn retain_consumers(&mut self, mut keep: impl FnMut(ConsumerKey) -> bool) {
         let before = self.consumers.len();

@@ -30,7 +30,8 @@ use super::space::Space;
 use super::work::{Page, PendingBatch, Published, Read, Running, Work, finish, run};
 use super::{Command, Size, WriterSettler};
 use crate::broker::{
-    BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, Settlement, Settler,
+    BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, RESIZABLE_TO, Settlement,
+    Settler,
 };
 use crate::clock::Clock;
 
@@ -57,6 +58,7 @@ const LONGEST_SLEEP: Duration = Duration::from_mins(1);
 pub struct Writer {
     state: watch::Sender<BrokerState>,
     settler: Arc<dyn Settler>,
+    commands: mpsc::WeakUnboundedSender<Command>,
     bounds: Bounds,
     memory: Arc<Memory>,
     /// All pipes. The index is the number of the pipe less one.
@@ -117,7 +119,8 @@ impl Writer {
             .collect();
         Self {
             state,
-            settler: Arc::new(WriterSettler(commands)),
+            settler: Arc::new(WriterSettler(commands.clone())),
+            commands,
             bounds,
             memory,
             pipes,
@@ -217,12 +220,24 @@ impl Writer {
                 reply,
             } => {
                 let index = self.index(pipe);
-                let (sender, receiver) = mpsc::channel(prefetch);
+                let (sender, receiver) = mpsc::channel(prefetch.max(RESIZABLE_TO as usize));
                 self.last_consumer += 1;
                 self.consumers.insert(self.last_consumer, sender);
                 self.pipes[index].join(self.last_consumer, prefetch);
                 self.touched.insert(index);
-                send_reply(reply, Consumer::new(receiver));
+                let resize = self.resizer(&self.pipes[index].name, self.last_consumer);
+                send_reply(reply, Consumer::resizable(receiver, resize));
+            }
+            Command::Resize {
+                pipe,
+                consumer,
+                prefetch,
+            } => {
+                let index = self.index(pipe);
+                if let Some(sender) = self.consumers.get(&consumer) {
+                    self.pipes[index].resize(consumer, prefetch.min(sender.max_capacity()));
+                    self.touched.insert(index);
+                }
             }
             Command::Depth { pipe, reply } => {
                 send_reply(
@@ -256,6 +271,27 @@ impl Writer {
                 send_reply(reply, self.discard(&ids, joined));
             }
             Command::Close => self.close(),
+        }
+    }
+
+    /// Returns what changes the prefetch of a consumer.
+    fn resizer(
+        &self,
+        pipe: &Arc<str>,
+        consumer: ConsumerKey,
+    ) -> impl Fn(u32) + Send + Sync + 'static {
+        let (commands, pipe) = (self.commands.clone(), Arc::clone(pipe));
+        move |prefetch| {
+            if let Some(commands) = commands.upgrade() {
+                let pipe = Arc::clone(&pipe);
+                let prefetch = usize::try_from(prefetch).unwrap_or(usize::MAX);
+                // Fails if the writer has ended.
+                drop(commands.send(Command::Resize {
+                    pipe,
+                    consumer,
+                    prefetch,
+                }));
+            }
         }
     }
 

@@ -1,0 +1,242 @@
+//! How many deliveries a worker holds: enough that its slots never wait for the broker, and not so many that other
+//! processes have nothing to do.
+//!
+//! While a delivery is settled and the next one is on its way, its place in the window is not at work. Short tasks need
+//! many such places, long tasks hardly any. So the window holds one delivery for each slot, and in addition what the slots
+//! handle within [`COVER`]. It follows the measured times of the tasks.
+//!
+//! Pure: it does no I/O and reads no clock.
+//!
+//! What must stay true:
+//! - A window grows fourfold at most, and only when a whole window of tasks was measured: a few short tasks among long ones
+//!   must not make a process take hundreds of long ones.
+//! - A window shrinks at most once in [`SHRINKS_EVERY`]. The deliveries that the worker holds then are not given back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+/// How much work waits in the process in addition to what runs: about as much as is done until a delivery is settled and
+/// the next one arrives, which takes some confirms and the patience of the acknowledgements.
+const COVER: Duration = Duration::from_millis(250);
+/// How long tasks take as long as none has been measured.
+const ASSUMED: Duration = Duration::from_secs(1);
+/// The largest window, unless there are more slots.
+pub(crate) const LARGEST: u32 = crate::broker::RESIZABLE_TO;
+const GROWTH: u32 = 4;
+pub(crate) const SHRINKS_EVERY: Duration = Duration::from_mins(1);
+
+/// The window of one worker.
+#[derive(Debug)]
+pub(crate) struct Window {
+    slots: u32,
+    size: u32,
+    changed: Option<Instant>,
+    times: Arc<TaskTimes>,
+    /// What was measured until the last look at it.
+    seen: Measured,
+}
+
+/// How long the tasks of a worker take, all together.
+#[derive(Debug, Default)]
+pub(crate) struct TaskTimes {
+    tasks: AtomicU64,
+    nanos: AtomicU64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Measured {
+    tasks: u64,
+    nanos: u64,
+}
+
+impl Window {
+    /// Returns the window of a worker with this number of slots before its first task.
+    pub fn new(slots: u32) -> Self {
+        let slots = slots.max(1);
+        Self {
+            slots,
+            size: size_for(slots, ASSUMED),
+            changed: None,
+            times: Arc::default(),
+            seen: Measured::default(),
+        }
+    }
+
+    /// Returns how many deliveries the worker may hold.
+    pub const fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Returns a slot that measures how long it is held.
+    pub fn measure(&self, permit: OwnedSemaphorePermit, now: Instant) -> MeasuredSlot {
+        MeasuredSlot {
+            times: Arc::clone(&self.times),
+            taken: now,
+            _permit: permit,
+        }
+    }
+
+    /// Returns the new size if the measured tasks demand another one.
+    pub fn adapt(&mut self, now: Instant) -> Option<u32> {
+        let tasks = self.times.tasks.load(Ordering::Relaxed) - self.seen.tasks;
+        if tasks < u64::from(self.slots) {
+            return None;
+        }
+        let measured = self.times.measured();
+        let mean = Duration::from_nanos((measured.nanos - self.seen.nanos) / tasks);
+        let wanted = size_for(self.slots, mean);
+        if wanted >= self.size.saturating_add(self.size / 2) {
+            // Measures until a whole window has been handled.
+            let size = (tasks >= u64::from(self.size))
+                .then(|| wanted.min(self.size.saturating_mul(GROWTH)))?;
+            self.seen = measured;
+            return self.resize(size, now);
+        }
+        self.seen = measured;
+        let rests = self
+            .changed
+            .is_some_and(|changed| now.duration_since(changed) < SHRINKS_EVERY);
+        if wanted <= self.size / 2 && !rests {
+            return self.resize(wanted, now);
+        }
+        None
+    }
+
+    /// Returns the new size after a time without tasks. Nothing is known about the next ones.
+    pub fn rest(&mut self, now: Instant) -> Option<u32> {
+        self.seen = self.times.measured();
+        self.resize(size_for(self.slots, ASSUMED), now)
+    }
+
+    fn resize(&mut self, size: u32, now: Instant) -> Option<u32> {
+        let is_new = size != self.size;
+        self.size = size;
+        self.changed = Some(now);
+        is_new.then_some(size)
+    }
+}
+
+/// Returns the size of the window for tasks that take this long.
+fn size_for(slots: u32, mean: Duration) -> u32 {
+    let extra = u128::from(slots) * COVER.as_nanos() / mean.as_nanos().max(1);
+    let extra = u32::try_from(extra).unwrap_or(u32::MAX).max(1);
+    let largest = LARGEST.max(slots.saturating_add(1));
+    slots.saturating_add(extra).min(largest)
+}
+
+impl TaskTimes {
+    fn measured(&self) -> Measured {
+        Measured {
+            tasks: self.tasks.load(Ordering::Relaxed),
+            nanos: self.nanos.load(Ordering::Relaxed),
+        }
+    }
+
+    fn add(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.nanos.fetch_add(nanos, Ordering::Relaxed);
+        self.tasks.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A slot. Dropping it frees the slot and records for how long it was held.
+pub(crate) struct MeasuredSlot {
+    times: Arc<TaskTimes>,
+    taken: Instant,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for MeasuredSlot {
+    fn drop(&mut self) {
+        self.times.add(self.taken.elapsed());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MILLI: Duration = Duration::from_millis(1);
+
+    /// Measures this many tasks and returns the size after them.
+    fn after(window: &mut Window, tasks: u32, time: Duration, now: Instant) -> u32 {
+        for _ in 0..tasks {
+            window.times.add(time);
+            window.adapt(now);
+        }
+        window.size()
+    }
+
+    #[test]
+    fn size_is_one_per_slot_and_what_the_slots_do_in_a_quarter_of_a_second() {
+        let sizes =
+            |slots| [10_000_000, 1000, 100, 10, 1, 0].map(|millis| size_for(slots, MILLI * millis));
+        assert_eq!(sizes(8), [9, 10, 28, 208, 1000, 1000]);
+        assert_eq!(sizes(1), [2, 2, 3, 26, 251, 1000]);
+        assert_eq!(sizes(2000), [2001, 2001, 2001, 2001, 2001, 2001]);
+        assert_eq!(size_for(u32::MAX, MILLI), u32::MAX);
+    }
+
+    #[test]
+    fn window_is_small_until_whole_windows_of_tasks_were_short() {
+        let (mut window, now) = (Window::new(8), Instant::now());
+        assert_eq!(window.size(), 10);
+        assert_eq!(after(&mut window, 9, Duration::ZERO, now), 10);
+        assert_eq!(after(&mut window, 1, Duration::ZERO, now), 40);
+        assert_eq!(after(&mut window, 39, Duration::ZERO, now), 40);
+        assert_eq!(after(&mut window, 1, Duration::ZERO, now), 160);
+        assert_eq!(after(&mut window, 800, Duration::ZERO, now), 1000);
+    }
+
+    #[test]
+    fn one_long_task_among_short_ones_keeps_the_window_small() {
+        let (mut window, now) = (Window::new(8), Instant::now());
+        window.times.add(SHRINKS_EVERY);
+        assert_eq!(after(&mut window, 9, Duration::ZERO, now), 10);
+    }
+
+    #[test]
+    fn window_shrinks_when_tasks_become_long_at_most_once_a_minute() {
+        let (mut window, now) = (Window::new(8), Instant::now());
+        assert_eq!(after(&mut window, 850, Duration::ZERO, now), 1000);
+        let long = Duration::from_secs(1);
+        let early = now + SHRINKS_EVERY - MILLI;
+        assert_eq!(after(&mut window, 16, long, early), 1000);
+        assert_eq!(after(&mut window, 8, long, now + SHRINKS_EVERY), 10);
+    }
+
+    #[test]
+    fn window_is_small_again_after_a_rest() {
+        let (mut window, now) = (Window::new(8), Instant::now());
+        assert_eq!(window.rest(now), None);
+        after(&mut window, 850, Duration::ZERO, now);
+        assert_eq!((window.rest(now), window.size()), (Some(10), 10));
+    }
+
+    proptest! {
+        #[test]
+        fn window_never_starves_a_slot_and_never_exceeds_its_limit(
+            slots in 0..3000_u32,
+            tasks in prop::collection::vec((0..u64::MAX / 4, 0..200_u64), 0..300),
+        ) {
+            let (mut window, mut now) = (Window::new(slots), Instant::now());
+            for (nanos, seconds) in tasks {
+                now += Duration::from_secs(seconds);
+                let before = window.size();
+                window.times.nanos.store(0, Ordering::Relaxed);
+                window.seen.nanos = 0;
+                window.times.add(Duration::from_nanos(nanos));
+                let adapted = window.adapt(now);
+                prop_assert_eq!(adapted.is_some(), window.size() != before);
+                prop_assert!(window.size() > slots && window.size() <= LARGEST.max(slots.max(1) + 1));
+                prop_assert!(window.size() <= before.saturating_mul(GROWTH));
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! How many deliveries a worker takes: few long ones, so that other processes have work, and many short ones.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use contract::{RangeItem, TaskMessage};
+use framework::broker::memory::Memory;
+use framework::broker::{Broker, Outgoing};
+use framework::{Context, NoOutput, Reply, Runtime, Settings, TaskError, Worker};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+/// Takes its time for each item, and records the largest number of items that its process held.
+#[derive(Clone)]
+struct Timed {
+    time: Duration,
+    published: u64,
+    done: Arc<AtomicUsize>,
+    own: Arc<AtomicUsize>,
+    pipes: Memory,
+    depths: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Worker for Timed {
+    type Input = RangeItem;
+    type Output = NoOutput;
+
+    async fn run(&self, _: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
+        let depth = self.pipes.depth("w-in").await?;
+        self.depths.lock().unwrap().push(depth);
+        sleep(self.time).await;
+        self.own.fetch_add(1, Ordering::Relaxed);
+        self.done.fetch_add(1, Ordering::Relaxed);
+        Ok(Reply::none())
+    }
+}
+
+/// Lets processes of a worker with default settings handle `count` items that take this long. Each joins after its delay.
+/// Returns how many items each did, how long it took, and how many items waited in the pipe at each begin.
+async fn work(count: u64, time: Duration, joins: &[Duration]) -> (Vec<usize>, Duration, Vec<u64>) {
+    let pipes = Memory::new();
+    for number in 0..count {
+        let item = RangeItem {
+            number,
+            params: BTreeMap::new(),
+        };
+        let message = TaskMessage::new(format!("t.{number}"), "w-in", &item).unwrap();
+        pipes
+            .publish(Outgoing::new("w-in", message.encode()))
+            .await
+            .unwrap();
+    }
+    let (stop, began) = (CancellationToken::new(), Instant::now());
+    let first = Timed {
+        time,
+        published: count,
+        done: Arc::default(),
+        own: Arc::default(),
+        pipes: pipes.clone(),
+        depths: Arc::default(),
+    };
+    let workers: Vec<Timed> = joins
+        .iter()
+        .map(|_| Timed {
+            own: Arc::default(),
+            ..first.clone()
+        })
+        .collect();
+    let processes = workers.iter().zip(joins).map(|(worker, delay)| {
+        let process = Arc::new(pipes.process());
+        let service = Runtime::new(Settings::new("w"), process).worker(worker.clone());
+        let stop = stop.clone();
+        async move {
+            sleep(*delay).await;
+            service.run_until(stop).await.unwrap();
+        }
+    });
+    let until_done = async {
+        while first.done.load(Ordering::Relaxed) < usize::try_from(first.published).unwrap() {
+            sleep(Duration::from_millis(10)).await;
+        }
+        let took = began.elapsed();
+        stop.cancel();
+        took
+    };
+    let (_, took) = tokio::join!(futures_util::future::join_all(processes), until_done);
+    let own = workers
+        .iter()
+        .map(|worker| worker.own.load(Ordering::Relaxed));
+    let depths = first.depths.lock().unwrap().clone();
+    (own.collect(), took, depths)
+}
+
+#[tokio::test(start_paused = true)]
+async fn second_process_gets_some_of_few_long_tasks() {
+    let second = Duration::from_secs(1);
+    let (done, ..) = work(12, second * 60, &[Duration::ZERO, second]).await;
+    assert_eq!(done, [10, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn process_that_joins_later_gets_its_share_of_long_tasks() {
+    let second = Duration::from_secs(1);
+    let (done, took, _) = work(400, second, &[Duration::ZERO, second * 6]).await;
+    // Alone, the first does 48 in the first six seconds; the rest is shared.
+    assert!(done[1] >= 170, "{done:?} in {took:?}");
+    assert!(took < second * 30, "{done:?} in {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn process_takes_many_short_tasks() {
+    let (_, _, depths) = work(5_000, Duration::from_millis(1), &[Duration::ZERO]).await;
+    let taken = depths
+        .iter()
+        .zip(0_u64..)
+        .map(|(depth, begun)| 5_000 - depth - begun);
+    assert!(taken.max() > Some(500));
+}
