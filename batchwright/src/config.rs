@@ -241,11 +241,16 @@ impl Configuration {
         let mut settings = Vec::new();
         let (mut command, mut matches) = (command, matches);
         loop {
-            settings.extend(
-                command
-                    .get_arguments()
-                    .filter_map(|arg| Setting::of(arg, matches, fallbacks)),
-            );
+            for arg in command.get_arguments() {
+                // A flag of all commands is one of each, too.
+                if let Some(setting) = Setting::of(arg, matches, fallbacks)
+                    && settings
+                        .iter()
+                        .all(|known: &Setting| known.name != setting.name)
+                {
+                    settings.push(setting);
+                }
+            }
             let Some((name, below)) = matches.subcommand() else {
                 break;
             };

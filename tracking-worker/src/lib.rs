@@ -210,7 +210,7 @@ impl TrackingWorker {
         self.reports
             .fetch_add(events.len() as u64, Ordering::Relaxed);
         for (incarnation, status) in recorded.finished {
-            info!(partition = %incarnation.partition, job = %incarnation.job, incarnation = incarnation.number, %status, "a job has ended");
+            info!(job = %format_args!("{}:{}", incarnation.partition, incarnation.job), incarnation = incarnation.number, %status, "a job has ended");
         }
         Ok(())
     }

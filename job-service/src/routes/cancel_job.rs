@@ -36,7 +36,7 @@ pub async fn cancel_job(
 ) -> ApiResult<StatusCode> {
     match state.store.cancel_job(&partition, &job).await? {
         Cancellation::Cancelled(cancelled) => {
-            tracing::info!(%partition, %job, dependents = cancelled.len() - 1, "cancelled a job");
+            tracing::info!(job = %format_args!("{partition}:{job}"), dependents = cancelled.len() - 1, "cancelled a job");
             state.announce_all(&cancelled);
             Ok(StatusCode::NO_CONTENT)
         }

@@ -37,7 +37,7 @@ pub async fn delete_job(
     if !state.store.delete_job(&partition, &job).await? {
         return Err(ApiError::job_not_found(&job));
     }
-    tracing::info!(%partition, %job, "deleted a job");
+    tracing::info!(job = %format_args!("{partition}:{job}"), "deleted a job");
     state.announce(&partition, &job);
     Ok(StatusCode::NO_CONTENT)
 }

@@ -41,7 +41,7 @@ pub async fn pause_job(
 ) -> ApiResult<StatusCode> {
     match state.store.pause_job(&partition, &job).await? {
         Change::Made => {
-            tracing::info!(%partition, %job, "paused a job");
+            tracing::info!(job = %format_args!("{partition}:{job}"), "paused a job");
             state.announce(&partition, &job);
             Ok(StatusCode::NO_CONTENT)
         }

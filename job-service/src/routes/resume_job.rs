@@ -39,7 +39,7 @@ pub async fn resume_job(
 ) -> ApiResult<StatusCode> {
     match state.store.resume_job(&partition, &job).await? {
         Change::Made => {
-            tracing::info!(%partition, %job, "resumed a job");
+            tracing::info!(job = %format_args!("{partition}:{job}"), "resumed a job");
             state.announce(&partition, &job);
             Ok(StatusCode::NO_CONTENT)
         }
