@@ -62,6 +62,7 @@ const SECRETS: &[(&str, &[&str])] = &[
         &["framework/src/broker/amqp.rs", "framework/src/broker/amqp/"],
     ),
     ("sqlx", &["store/", "framework/src/broker/embedded"]),
+    ("opentelemetry", &["framework/src/trace/otlp.rs"]),
     (
         "axum",
         &[

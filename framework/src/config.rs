@@ -410,6 +410,11 @@ pub const VARIABLES: &[Variable] = &[
         "text",
         "the form of the lines of the log: text or json",
     ),
+    variable(
+        "OTLP_ENDPOINT",
+        "none",
+        "the collector that receives traces by OTLP over HTTP, for example http://localhost:4318",
+    ),
 ];
 
 /// Reads settings by [`VARIABLES`].

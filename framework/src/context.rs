@@ -201,7 +201,13 @@ impl Context {
             failure: None,
             ends_tracking: false,
         };
-        let Output { message, report } = shared.identity.output(input, spec);
+        let Output {
+            mut message,
+            report,
+        } = shared.identity.output(input, spec);
+        if let (Some(message), Some(context)) = (&mut message, input.span.context()) {
+            context.set_on(&mut message.headers);
+        }
         split
             .pending
             .extend(message.map(|message| PendingPublish::new(&*shared.broker, message)));
@@ -367,6 +373,7 @@ impl Context {
             shared.reports.send_later(Reports {
                 pipe,
                 correlation_id: input.correlation_id.clone(),
+                trace: input.span.context().cloned(),
                 list: vec![report],
             });
         }

@@ -1,4 +1,4 @@
-//! The message that the current code handles. The log takes the ids of each line from here.
+//! The message that the current code handles: its ids, which the log takes from here for each line, and its span.
 //!
 //! The ids are formatted only when a line is written: a delivery that logs nothing costs no more than setting a
 //! thread-local variable.
@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use contract::{JobTaskId, TaskMessage};
+
+use crate::trace::{Attributes, Span, SpanKind, TraceContext};
 
 tokio::task_local! {
     static CURRENT: Arc<CurrentMessage>;
@@ -20,15 +22,32 @@ pub(crate) struct CurrentMessage {
     pub message: TaskMessage,
     /// The number of the attempt at the task, from 1.
     attempt: AtomicU32,
+    /// The span of the delivery, whose context the outputs carry. It ends with this value.
+    pub span: Span,
 }
 
 impl CurrentMessage {
-    pub fn new(pipe: Arc<str>, message: TaskMessage, attempt: u32) -> Arc<Self> {
-        Arc::new(Self {
+    /// Returns a message that has a span of its own if it is `traced`. Otherwise its outputs carry the context that it
+    /// came with.
+    pub fn new(
+        pipe: Arc<str>,
+        message: TaskMessage,
+        attempt: u32,
+        parent: Option<TraceContext>,
+        traced: bool,
+    ) -> Arc<Self> {
+        let mut current = Self {
             pipe,
             message,
             attempt: AtomicU32::new(attempt),
-        })
+            span: Span::carry(None),
+        };
+        current.span = if traced {
+            Span::begin(SpanKind::Message, parent, || describe(&current))
+        } else {
+            Span::carry(parent)
+        };
+        Arc::new(current)
     }
 
     /// Begins another attempt without another delivery.
@@ -40,6 +59,30 @@ impl CurrentMessage {
     pub async fn scope<F: Future>(self: Arc<Self>, work: F) -> F::Output {
         CURRENT.scope(self, work).await
     }
+}
+
+fn describe(current: &CurrentMessage) -> (String, Attributes) {
+    let attributes = ids_of(current).into_iter().map(|(name, id)| {
+        let name = match name {
+            "pipe" => "messaging.destination.name",
+            "job" => "batchwright.job",
+            "task" => "batchwright.task",
+            "attempt" => "batchwright.attempt",
+            _ => "batchwright.correlation_id",
+        };
+        let value = match id {
+            Id::Text(text) => text,
+            Id::Number(number) => number.to_string(),
+        };
+        (name, value)
+    });
+    (format!("process {}", current.pipe), attributes.collect())
+}
+
+/// Marks the span of the message that the current code handles as failed.
+pub(crate) fn fail(reason: &str) {
+    // Outside a delivery there is no span.
+    let _ = CURRENT.try_with(|current| current.span.fail(reason));
 }
 
 impl Deref for CurrentMessage {

@@ -48,6 +48,7 @@ pub mod supervision;
 mod telemetry;
 pub mod testing;
 pub mod tls;
+pub mod trace;
 mod worker;
 
 pub use config::{Settings, SettingsError};

@@ -58,6 +58,7 @@ use crate::steps::quarantine::{Quarantine, Standing};
 use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer, Reports};
 use crate::steps::routing::{Admission, JobKnowledge, admit, check_forward, diverted_report};
 use crate::steps::status_check::StatusChecker;
+use crate::trace::{Span, TraceContext};
 
 /// The pause before a delivery that could not be processed comes again.
 const REDELIVERY_DELAY: Duration = Duration::from_secs(1);
@@ -150,7 +151,13 @@ impl<H: BatchHandler> Pipeline<H> {
         };
         let job = self.status.check(message.tracking.as_mut()).await;
         let attempt = Attempts::of(&delivery.headers, 0).failed.saturating_add(1);
-        let message = CurrentMessage::new(Arc::clone(&delivery.pipe), message, attempt);
+        let message = CurrentMessage::new(
+            Arc::clone(&delivery.pipe),
+            message,
+            attempt,
+            TraceContext::of(&delivery.headers),
+            self.handler.max_batch() == 1,
+        );
         let received = Received::new(delivery, Arc::clone(&message), false, standing);
         message.scope(self.admit(received, job)).await
     }
@@ -239,6 +246,19 @@ impl<H: BatchHandler> Pipeline<H> {
         {
             return vec![self.handler.reject_poison(poison)];
         }
+        // Deliveries that are handled one by one have spans of their own.
+        let _span = (self.handler.max_batch() > 1).then(|| {
+            let contexts = received.iter().filter_map(|one| one.message.span.context());
+            Span::begin_batch(contexts, || {
+                let pipe = self.pipes.input.clone();
+                let count = received.len().to_string();
+                let attributes = vec![
+                    ("messaging.destination.name", pipe),
+                    ("messaging.batch.message_count", count),
+                ];
+                (format!("process {}", self.pipes.input), attributes)
+            })
+        });
         let publisher = Publisher(Arc::clone(&self.broker));
         let begun = Instant::now();
         let handling = AssertUnwindSafe(self.handler.handle(received, &publisher)).catch_unwind();
@@ -332,14 +352,19 @@ impl<H: BatchHandler> Pipeline<H> {
 
     async fn publish_and_report(
         &self,
-        message: &TaskMessage,
+        message: &CurrentMessage,
         outputs: Outputs,
     ) -> Result<(), Unsettled> {
         let Outputs {
             pending,
-            messages,
+            mut messages,
             reports,
         } = outputs;
+        if let Some(context) = message.span.context() {
+            for message in &mut messages {
+                context.set_on(&mut message.headers);
+            }
+        }
         self.publish_outputs(pending, messages).await?;
         self.report(message, reports).await
     }
@@ -370,7 +395,7 @@ impl<H: BatchHandler> Pipeline<H> {
     /// refuses them, because the tracking pipe will have room again and the task must not run again meanwhile.
     async fn report(
         &self,
-        message: &TaskMessage,
+        message: &CurrentMessage,
         list: Vec<TrackingReport>,
     ) -> Result<(), Unsettled> {
         let Some(pipe) = tracking_pipe(message).filter(|_| !list.is_empty()) else {
@@ -379,6 +404,7 @@ impl<H: BatchHandler> Pipeline<H> {
         let reports = Reports {
             pipe,
             correlation_id: message.correlation_id.clone(),
+            trace: message.span.context().cloned(),
             list,
         };
         loop {

@@ -28,6 +28,7 @@ use crate::steps::quarantine::Quarantine;
 use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer};
 use crate::steps::status_check::StatusChecker;
 use crate::telemetry::{self, Health};
+use crate::trace;
 
 /// Settings and a broker. Add a worker or a handler to get a [`WorkerService`].
 #[derive(Debug)]
@@ -112,6 +113,10 @@ impl Runtime {
             settings = Settings::changed(&variables)?,
             "starting; these settings differ from the defaults"
         );
+        if let Some(found) = Settings::find(&variables, "OTLP_ENDPOINT")? {
+            trace::set_up(&found.value, &settings.name, &settings.tls)
+                .map_err(|error| SettingsError::of(&found.from, format!("is refused: {error}")))?;
+        }
         let max_priority = value("MAX_PRIORITY", "0")?;
         let max_priority = max_priority
             .value
@@ -305,6 +310,7 @@ impl<H: BatchHandler> WorkerService<H> {
         let _ = tokio::time::timeout(settings.abort, tasks.wait()).await;
         if owns_broker {
             broker.close().await;
+            trace::flush().await;
         }
         log::flush();
         Ok(())

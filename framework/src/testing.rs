@@ -106,6 +106,8 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
             "test-in".into(),
             new_message::<W::Input>("test".into(), "test-in", data),
             1,
+            None,
+            false,
         ),
         1,
         shared,

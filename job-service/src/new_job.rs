@@ -16,7 +16,7 @@ mod tests;
 
 use contract::rest::{ErrorCode, Expiry, ExpiryOperation, NewJob, Policer};
 use contract::{JobId, PartitionId, ReservedPipes};
-use store::{JobRequest, KeptUntil, StartCondition};
+use store::{Headers, JobRequest, KeptUntil, StartCondition};
 
 use self::content_hash::content_hash;
 use self::first_task::{FirstTask, check_pipes, required_fields, task_data};
@@ -100,6 +100,7 @@ impl RawRequest {
             start,
             without_target: task.target_pipe.is_none(),
             correlation_id: None,
+            headers: Headers::new(),
             content_hash,
         };
         Ok(ValidJob { request, task })

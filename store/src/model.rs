@@ -45,6 +45,8 @@ pub struct JobRequest {
     pub without_target: bool,
     /// The correlation id of the request, which all messages of the job carry.
     pub correlation_id: Option<String>,
+    /// The headers of the start message.
+    pub headers: Headers,
     /// A hash of the whole request. It distinguishes a repeated request from a different one with the same id.
     pub content_hash: [u8; 32],
 }
@@ -64,6 +66,7 @@ impl JobRequest {
             start: StartCondition::default(),
             without_target: false,
             correlation_id: None,
+            headers: Headers::new(),
             content_hash: [0; 32],
         }
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use batchwright::{
     BatchOptions, BatchResults, Role, Stack, StackOptions, TRACKING_PIPE, WorkerOptions,
 };
@@ -17,6 +17,7 @@ use framework::broker::amqp::QueueType;
 use framework::broker::embedded::EmbeddedOptions;
 use framework::config::env::Variables;
 use framework::config::{Route, StatusOrigins};
+use framework::trace;
 use job_service::{JobTypes, PartitionPattern, ServiceOptions};
 use store::{KeptUntil, StoreOptions};
 
@@ -89,6 +90,14 @@ struct StackArgs {
         value_name = "PRIORITY"
     )]
     max_priority: u8,
+    /// Collector that receives traces by OTLP over HTTP, e.g. `http://localhost:4318`; without one, no spans are exported.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_OTLP_ENDPOINT",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
+    otlp_endpoint: Option<String>,
     #[command(flatten)]
     workers: WorkerArgs,
     #[command(flatten)]
@@ -230,6 +239,7 @@ pub async fn up(
     configuration: &Configuration,
 ) -> anyhow::Result<ExitCode> {
     configuration.log("up");
+    args.stack.export_spans("batchwright")?;
     let running = Stack::new(args.options(variables)?).start().await?;
     let (api, url) = (running.api_url(), running.url());
     tell(&[
@@ -237,7 +247,9 @@ pub async fn up(
         format!("Swagger UI  {url}/job-service-ui/"),
         format!("health      {url}/health-check?name=all&type=READY"),
     ]);
-    running.until_asked_to_stop().await?;
+    let ended = running.until_asked_to_stop().await;
+    trace::flush().await;
+    ended?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -255,9 +267,13 @@ pub async fn run(
         bail!("this role needs a database that the roles share; pass --database postgres://…");
     }
     configuration.log(&format!("run {}", args.role.name()));
+    args.stack
+        .export_spans(&format!("batchwright {}", args.role.name()))?;
     let running = Stack::new(args.options(variables)?).start().await?;
     tell(&[format!("listening at {}", running.url())]);
-    running.until_asked_to_stop().await?;
+    let ended = running.until_asked_to_stop().await;
+    trace::flush().await;
+    ended?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -304,6 +320,15 @@ impl RunArgs {
 }
 
 impl StackArgs {
+    /// Begins to export spans, if there is a collector.
+    fn export_spans(&self, service: &str) -> anyhow::Result<()> {
+        if let Some(endpoint) = &self.otlp_endpoint {
+            trace::set_up(endpoint, service, &self.servers.tls.load()?)
+                .map_err(|error| anyhow!("--otlp-endpoint is refused: {error}"))?;
+        }
+        Ok(())
+    }
+
     fn options(self, data: PathBuf, variables: &Variables) -> anyhow::Result<StackOptions> {
         let (mut service, store) = self.jobs.options(variables)?;
         service.status_origins = self.workers.status_origins.clone();

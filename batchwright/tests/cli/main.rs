@@ -14,3 +14,4 @@ mod commands;
 mod log;
 mod metrics;
 mod startup;
+mod trace;

@@ -64,7 +64,7 @@ fn message() -> Arc<CurrentMessage> {
         correlation_id: Some("corr-1".to_owned()),
         ..TaskMessage::new("t.3.7*", "in", &BatchTask::default()).unwrap()
     };
-    CurrentMessage::new("in".into(), message, 2)
+    CurrentMessage::new("in".into(), message, 2, None, false)
 }
 
 fn handled(work: impl FnOnce()) {

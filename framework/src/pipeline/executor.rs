@@ -14,6 +14,7 @@ use tracing::{debug, warn};
 
 use crate::broker::{Headers, Outgoing, PublishError};
 use crate::context::{Context, Dispatched, Shared, check_pipe, undispatched};
+use crate::current;
 use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received, explain};
 use crate::steps::attempts::Attempts;
 use crate::steps::output::{Output, OutputSpec, TaskPart};
@@ -319,6 +320,7 @@ impl<W: Worker> TaskExecutor<W> {
         attempts: Attempts,
         dispatched: Dispatched,
     ) -> Outputs {
+        current::fail(reason);
         warn!(reason, ?delay, "an attempt failed; the task runs again");
         let again = Outgoing {
             delay: (!delay.is_zero()).then_some(delay),
@@ -375,6 +377,7 @@ impl<W: Worker> TaskExecutor<W> {
 
     /// Fails the task: its result is `RESULT_EXCEPTION` with the reason as a JSON string.
     fn fail(&self, input: &TaskMessage, reason: &str, dispatched: Dispatched) -> Outputs {
+        current::fail(reason);
         warn!(reason, "a task has failed");
         let data = serde_json::to_vec(reason).unwrap_or_default();
         self.failure(input, TaskStatus::ResultException, data, reason, dispatched)
@@ -382,6 +385,7 @@ impl<W: Worker> TaskExecutor<W> {
 
     /// Fails a task that was not understood: its result is `INVALID_TASK` with the reason as plain text.
     fn refuse(&self, input: &TaskMessage, reason: &str, dispatched: Dispatched) -> Outputs {
+        current::fail(reason);
         warn!(reason, "a task was not understood");
         let data = reason.as_bytes().to_vec();
         self.failure(input, TaskStatus::InvalidTask, data, reason, dispatched)

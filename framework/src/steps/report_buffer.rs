@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::broker::{Broker, Outgoing, PublishError};
 use crate::steps::output::new_message;
+use crate::trace::TraceContext;
 
 /// The largest number of reports in one message.
 const MAX_REPORTS: usize = 500;
@@ -53,6 +54,8 @@ impl OpenDeliveries {
 pub(crate) struct Reports {
     pub pipe: Arc<str>,
     pub correlation_id: Option<String>,
+    /// The span that they are about.
+    pub trace: Option<TraceContext>,
     pub list: Vec<TrackingReport>,
 }
 
@@ -185,6 +188,8 @@ impl Buffer {
 
     /// Publishes the reports of a group in one message. A single delivery may have more than fit into one.
     fn send_group(&self, pipe: &Arc<str>, mut entries: Vec<Entry>) {
+        // A message has one context: that of the first span that it reports about.
+        let trace = entries.iter().find_map(|entry| entry.reports.trace.clone());
         let (correlation_id, mut reports) = merge(&mut entries);
         let mut confirms = Vec::with_capacity(1);
         while !reports.is_empty() {
@@ -194,10 +199,11 @@ impl Buffer {
                 correlation_id.clone(),
                 std::mem::replace(&mut reports, rest),
             );
-            confirms.push(
-                self.broker
-                    .publish(Outgoing::new(Arc::clone(pipe), message.encode())),
-            );
+            let mut message = Outgoing::new(Arc::clone(pipe), message.encode());
+            if let Some(trace) = &trace {
+                trace.set_on(&mut message.headers);
+            }
+            confirms.push(self.broker.publish(message));
         }
         let waiting: Vec<_> = entries
             .into_iter()

@@ -9,8 +9,9 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use contract::rest::{ErrorBody, ErrorCode, NewJob};
 use framework::clock::Clock;
+use framework::trace::{Span, SpanKind, TRACEPARENT, TRACESTATE, TraceContext};
 use serde::Serialize;
-use store::{Creation, Incarnation};
+use store::{Creation, Header, Incarnation};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -48,7 +49,8 @@ pub struct Created {
     params(
         JobPath,
         ("strict" = Option<bool>, Query, description = "Whether unknown fields and parameters are refused. By default they are ignored and named in the notes of the response"),
-        ("CAF-Correlation-Id" = Option<String>, Header, description = "A correlation id. It is copied to every message of the job")
+        ("CAF-Correlation-Id" = Option<String>, Header, description = "A correlation id. It is copied to every message of the job"),
+        ("traceparent" = Option<String>, Header, description = "The span of the client (W3C Trace Context), with `tracestate`. The trace continues in every message of the job")
     ),
     request_body(content = NewJob, description = "The job", content_type = "application/json", example = json!({
         "name": "Reindex",
@@ -121,6 +123,19 @@ pub async fn create_job(
         .suspended_partitions
         .as_ref()
         .is_some_and(|pattern| pattern.matches(&request.partition));
+    let span = Span::begin(SpanKind::Request, trace_context(&headers), || {
+        let job = format!("{}:{}", request.partition, request.job);
+        let attributes = vec![
+            ("batchwright.job", job),
+            ("batchwright.correlation_id", correlation_id.clone()),
+        ];
+        ("create job".to_owned(), attributes)
+    });
+    if let Some(context) = span.context() {
+        let header =
+            |(name, value): (&str, &str)| (name.to_owned(), Header::Text(value.to_owned()));
+        request.headers = context.headers().map(header).collect();
+    }
     request.correlation_id = Some(correlation_id.clone());
     let context = RequestContext {
         task_id: Uuid::new_v4(),
@@ -153,6 +168,19 @@ pub async fn create_job(
         )),
         Creation::Conflict => Err(ApiError::JobExists),
     }
+}
+
+/// Returns the trace that the request belongs to. A client may spread the state over several headers.
+fn trace_context(headers: &HeaderMap) -> Option<TraceContext> {
+    let text = |name| headers.get_all(name).iter().map(|value| value.to_str());
+    let mut parents = text(TRACEPARENT);
+    let (Some(Ok(parent)), None) = (parents.next(), parents.next()) else {
+        return None;
+    };
+    let state: Vec<&str> = text(TRACESTATE)
+        .collect::<Result<_, _>>()
+        .unwrap_or_default();
+    TraceContext::parse(parent, Some(&state.join(",")))
 }
 
 /// Returns the URL of the request as the client sees it, also behind a proxy that sets `X-Forwarded-Host` and

@@ -12,7 +12,7 @@ use contract::ReportFailure;
 
 use super::{DbFuture, Dependency, DueTime, JobKey, JobRow, Signal};
 use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
-use crate::model::{OutboxMessage, ParkedTask, Transition};
+use crate::model::{Headers, OutboxMessage, ParkedTask, Transition};
 
 /// A transaction that has begun.
 pub trait Transaction:
@@ -136,6 +136,7 @@ pub trait OutboxSteps {
         incarnation: i64,
         pipe: &'a str,
         body: &'a [u8],
+        headers: &'a Headers,
         due: DueTime,
     ) -> DbFuture<'a, ()>;
 

@@ -107,7 +107,8 @@ async fn create(
         suspended: request.start.suspended,
     };
     let (pipe, body) = start(&created);
-    tx.push_outbox(incarnation, &pipe, &body, due).await?;
+    tx.push_outbox(incarnation, &pipe, &body, &request.headers, due)
+        .await?;
     tx.notify(Signal::Outbox);
     Ok(End::Commit(Attempt::Done(Creation::Created(created))))
 }

@@ -48,6 +48,7 @@ impl OutboxSteps for MemoryTransaction {
         incarnation: i64,
         pipe: &'a str,
         body: &'a [u8],
+        headers: &'a Headers,
         due: DueTime,
     ) -> DbFuture<'a, ()> {
         let id = self.state.number();
@@ -55,7 +56,7 @@ impl OutboxSteps for MemoryTransaction {
             id,
             pipe: pipe.to_owned(),
             body: body.to_vec(),
-            headers: Headers::new(),
+            headers: headers.clone(),
         };
         let now = self.shared.clock.now();
         let due_time = due.after.map(|after| now.saturating_add_unsigned(after));

@@ -7,7 +7,7 @@ use super::session::{Row, Session};
 use super::statement::{Dialect, json};
 use super::{millis, parking};
 use crate::db::{DbError, DueTime, UnsentStart};
-use crate::model::OutboxMessage;
+use crate::model::{Headers, OutboxMessage};
 
 /// Returns the messages that are due, oldest first, whether a relay has them or not.
 pub async fn due_messages(db: &mut Session, limit: u32) -> Result<Vec<OutboxMessage>, DbError> {
@@ -65,18 +65,20 @@ pub async fn push(
     incarnation: i64,
     pipe: &str,
     body: &[u8],
+    headers: &Headers,
     due: DueTime,
 ) -> Result<(), DbError> {
     let now = db.dialect().now();
     let statement = db
         .statement(format!(
-            "insert into outbox (incarnation, pipe, body, suspended, due_time) values ($1, $2, $3, $4, {now} + $5)"
+            "insert into outbox (incarnation, pipe, body, suspended, due_time, headers) values ($1, $2, $3, $4, {now} + $5, $6)"
         ))
         .bind(incarnation)
         .bind(pipe)
         .bind(body)
         .bind(due.suspended)
-        .bind(due.after.map(millis));
+        .bind(due.after.map(millis))
+        .bind(parking::write_headers(headers)?);
     db.execute(statement).await.map(drop)
 }
 

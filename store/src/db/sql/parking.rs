@@ -85,7 +85,7 @@ pub async fn delete_oldest(db: &mut Session, incarnation: i64, limit: u32) -> Re
 }
 
 /// Returns headers as they are stored: JSON, or null if there are none.
-fn write_headers(headers: &Headers) -> Result<Option<String>, DbError> {
+pub fn write_headers(headers: &Headers) -> Result<Option<String>, DbError> {
     if headers.is_empty() {
         Ok(None)
     } else {

@@ -14,7 +14,7 @@ use crate::db::{
     ParkingSteps, PrerequisiteSteps, RetentionSteps, Signal, Signals, Transaction, Wakes,
 };
 use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
-use crate::model::{OutboxMessage, ParkedTask, Transition};
+use crate::model::{Headers, OutboxMessage, ParkedTask, Transition};
 
 pub struct SqlTransaction {
     session: Session,
@@ -199,6 +199,7 @@ impl OutboxSteps for SqlTransaction {
         incarnation: i64,
         pipe: &'a str,
         body: &'a [u8],
+        headers: &'a Headers,
         due: DueTime,
     ) -> DbFuture<'a, ()> {
         Box::pin(outbox::push(
@@ -206,6 +207,7 @@ impl OutboxSteps for SqlTransaction {
             incarnation,
             pipe,
             body,
+            headers,
             due,
         ))
     }
