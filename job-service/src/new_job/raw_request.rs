@@ -109,9 +109,12 @@ impl RawRequest {
         ] {
             let (bytes, most) = (text.as_deref().map_or(0, str::len), limits.text);
             if bytes > most {
-                return Err(ApiError::bad_request(format!(
-                    "The field '{field}' has {bytes} bytes; at most {most} are allowed. The setting is --max-text (BATCHWRIGHT_MAX_TEXT)."
-                )));
+                return Err(ApiError::bad_request(
+                    ErrorCode::InvalidRequest,
+                    format!(
+                        "The field '{field}' has {bytes} bytes; at most {most} are allowed. The setting is --max-text (BATCHWRIGHT_MAX_TEXT)."
+                    ),
+                ));
             }
         }
         Ok(())
