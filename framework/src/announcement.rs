@@ -155,13 +155,13 @@ impl ChangedJobs {
         if self.count() == 0 {
             return missed;
         }
-        match tracking.job_task_id.as_deref() {
-            Some(id) if id.contains(':') => self.announced_at(job_of(id)).max(missed),
-            Some(id) => self
-                .announced_at(&format!("{}:{}", JobTaskId::DEFAULT_PARTITION, job_of(id)))
-                .max(missed),
-            None => missed,
-        }
+        let id = tracking.job_task_id.as_deref();
+        id.and_then(|id| self.announced_at(id)).max(missed)
+    }
+
+    /// Returns whether a change of the job of this job task id was announced lately.
+    pub fn was_announced(&self, job_task_id: &str) -> bool {
+        self.announced_at(job_task_id).is_some()
     }
 
     /// If there are more jobs than fit, forgets them all and assumes that announcements were missed.
@@ -184,12 +184,15 @@ impl ChangedJobs {
         *self.missed.lock().unwrap_or_else(PoisonError::into_inner) = Missed::now(self.clock);
     }
 
-    fn announced_at(&self, job: &str) -> Option<Instant> {
-        self.jobs
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(job)
-            .copied()
+    fn announced_at(&self, job_task_id: &str) -> Option<Instant> {
+        let job = job_of(job_task_id);
+        let jobs = self.jobs.read().unwrap_or_else(PoisonError::into_inner);
+        if job_task_id.contains(':') {
+            jobs.get(job).copied()
+        } else {
+            let job = format!("{}:{job}", JobTaskId::DEFAULT_PARTITION);
+            jobs.get(&job).copied()
+        }
     }
 }
 

@@ -257,7 +257,11 @@ impl StatusChecker {
                 (JobKnowledge::Presumed, AFTER_FAILURE)
             }
         };
-        self.all_gone.note(id.map_or("", job_of), &url, job);
+        // A job whose change was announced is of this system: if it is gone, it was deleted.
+        let is_announced = id.is_some_and(|id| self.changed.was_announced(id));
+        if !is_announced {
+            self.all_gone.note(id.map_or("", job_of), &url, job);
+        }
         Check {
             job,
             began,

@@ -348,3 +348,35 @@ async fn one_request_serves_all_waiting_messages_of_a_job() {
             .all(|job| *job == JobKnowledge::Is(JobStatus::Active))
     );
 }
+
+#[tokio::test]
+async fn jobs_that_are_gone_degrade_the_worker_unless_their_deletion_was_announced() {
+    let server = MockServer::start().await;
+    let gone = ResponseTemplate::new(404).insert_header("x-batchwright-not-found", "job");
+    Mock::given(method("GET"))
+        .respond_with(gone)
+        .mount(&server)
+        .await;
+    let health = Health::default();
+    let checker = checker().with_health(health.clone(), "w");
+    let check = async |job: &str| {
+        let url = format!("{}/partitions/p/jobs/{job}/status", server.uri());
+        let mut tracking = Tracking {
+            job_task_id: Some(format!("p:{job}.1")),
+            ..due_at(url)
+        };
+        assert_eq!(checker.check(Some(&mut tracking)).await, JobKnowledge::Gone);
+    };
+    let deleted = br#"{"jobs":["p:a","p:b","p:c","p:d","p:e","p:f"]}"#;
+    checker
+        .changed
+        .note(Event::Message(bytes::Bytes::from_static(deleted)));
+    for job in ["a", "b", "c", "d", "e", "f"] {
+        check(job).await;
+    }
+    assert_eq!(health.degradations(), []);
+    for job in ["1", "2", "3", "4", "5"] {
+        check(job).await;
+    }
+    assert_eq!(health.degradations().len(), 1);
+}
