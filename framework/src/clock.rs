@@ -5,10 +5,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 /// A clock for the time of day. A runtime takes its clock from [`Settings`](crate::Settings), so that tests can choose it.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Clock(Source);
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Source {
     #[default]
     System,

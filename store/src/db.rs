@@ -32,8 +32,8 @@ pub use inspect::Inspect;
 pub use signals::{JobSignal, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
-    JobSteps, LedgerSteps, OutboxSteps, ParkingSteps, PrerequisiteSteps, RetentionSteps,
-    Transaction,
+    JobSteps, LONGEST_LEASE, LedgerSteps, OutboxSteps, ParkingSteps, PrerequisiteSteps,
+    RetentionSteps, Transaction,
 };
 
 /// The result of a step or a read. The seam is used as trait objects, so its futures are boxed.

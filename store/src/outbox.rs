@@ -10,8 +10,8 @@ use std::time::Duration;
 use contract::PartitionId;
 use tokio::sync::watch;
 
-use crate::db::Signal;
 use crate::db::run_tx::{End, JobLocks};
+use crate::db::{LONGEST_LEASE, Signal};
 use crate::model::{Backlog, OutboxMessage};
 use crate::{Store, StoreError};
 
@@ -36,22 +36,41 @@ impl Store {
         Ok(self.backend.backlog().await?)
     }
 
-    /// Claims the oldest messages that are due and that no relay holds, for the time of the lease.
+    /// Claims the oldest messages that are due and that no relay holds, for the time of the lease, at most a minute.
     pub async fn claim_outbox(&self, limit: u32, lease: Duration) -> Result<Claim, StoreError> {
-        self.run_tx("claim_outbox", JobLocks::new(), |tx| {
-            Box::pin(async move {
-                let messages = tx.claim_outbox(limit, millis(lease)).await?;
-                let next_due = tx.outbox_due().await?.map(Duration::from_millis);
-                let nothing = messages.is_empty();
-                let claim = Claim { messages, next_due };
-                Ok(if nothing {
-                    End::Rollback(claim)
-                } else {
-                    End::Commit(claim)
+        let is_set_back = self.backend.clock().was_set_back();
+        let claim = self
+            .run_tx("claim_outbox", JobLocks::new(), |tx| {
+                Box::pin(async move {
+                    let brought_back = if is_set_back {
+                        tx.bring_outbox_back().await?
+                    } else {
+                        0
+                    };
+                    if brought_back > 0 {
+                        tracing::warn!(
+                            messages = brought_back,
+                            "the clock was set back; delayed starts wait for their delay from now"
+                        );
+                    }
+                    let messages = tx
+                        .claim_outbox(limit, millis(lease.min(LONGEST_LEASE)))
+                        .await?;
+                    let next_due = tx.outbox_due().await?.map(Duration::from_millis);
+                    let nothing = messages.is_empty() && brought_back == 0;
+                    let claim = Claim { messages, next_due };
+                    Ok(if nothing {
+                        End::Rollback(claim)
+                    } else {
+                        End::Commit(claim)
+                    })
                 })
             })
-        })
-        .await
+            .await?;
+        if is_set_back {
+            self.backend.clock().accept();
+        }
+        Ok(claim)
     }
 
     /// Removes messages that the broker has confirmed.
@@ -68,15 +87,15 @@ impl Store {
         .await
     }
 
-    /// Replaces the leases of these claimed messages: each now ends after this time. A lease of zero gives the message back
-    /// and wakes the relays.
+    /// Replaces the leases of these claimed messages: each now ends after this time, at most a minute. A lease of zero gives the
+    /// message back and wakes the relays.
     pub async fn lease_outbox(&self, leases: &[(i64, Duration)]) -> Result<(), StoreError> {
         if leases.is_empty() {
             return Ok(());
         }
         let leases: Vec<(i64, u64)> = leases
             .iter()
-            .map(|(id, lease)| (*id, millis(*lease)))
+            .map(|(id, lease)| (*id, millis(*lease.min(&LONGEST_LEASE))))
             .collect();
         let leases = leases.as_slice();
         self.run_tx("lease_outbox", JobLocks::new(), |tx| {

@@ -293,6 +293,7 @@ impl UpArgs {
             roles: Role::ALL.to_vec(),
             embedded: EmbeddedOptions {
                 reserve: self.disk_reserve << 20,
+                ..EmbeddedOptions::default()
             },
             ..self.stack.options(self.data, variables)?
         })

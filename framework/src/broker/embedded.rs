@@ -12,6 +12,7 @@ mod disk;
 mod pipe;
 mod space;
 mod sweep;
+mod wall_clock;
 mod work;
 mod writer;
 
@@ -35,6 +36,7 @@ use tokio_util::task::TaskTracker;
 use self::disk::{Disk, Probe};
 use self::pipe::{Bounds, ConsumerKey, Id, Message};
 pub use self::sweep::{Fate, MessageJob};
+use self::wall_clock::WallClock;
 use self::work::Page;
 use self::writer::Writer;
 use super::local_fanout::LocalFanout;
@@ -42,6 +44,7 @@ use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Outgoing,
     PublishError, Settlement, Settler,
 };
+use crate::clock::Clock;
 use crate::meters::set_broker_state;
 
 /// The name of the file with the messages.
@@ -68,6 +71,8 @@ pub struct EmbeddedOptions {
     /// The number of bytes of the file system that stay free: with less, published messages wait unconfirmed, and the
     /// state is [`BrokerState::Blocked`]. Half of them are for messages that consumers take soon, so that work can go on.
     pub reserve: u64,
+    /// The clock that delays are measured by. If it is set back, a message becomes visible within its delay all the same.
+    pub clock: Clock,
 }
 
 impl EmbeddedOptions {
@@ -79,6 +84,7 @@ impl Default for EmbeddedOptions {
     fn default() -> Self {
         Self {
             reserve: Self::DEFAULT_RESERVE,
+            clock: Clock::system(),
         }
     }
 }
@@ -103,7 +109,9 @@ impl Embedded {
         std::fs::create_dir_all(folder)
             .map_err(|error| BrokerError::unusable(location(), error))?;
         let lock = lock(folder)?;
-        let (disk, recovered) = Disk::open(&folder.join(FILE), Probe::of(folder), options.reserve)
+        let clock = WallClock::new(options.clock);
+        let (file, probe) = (folder.join(FILE), Probe::of(folder));
+        let (disk, recovered) = Disk::open(&file, probe, options.reserve, clock.now())
             .await
             .map_err(|error| BrokerError::unusable(location(), error))?;
         let (commands, received) = mpsc::unbounded_channel();
@@ -115,6 +123,7 @@ impl Embedded {
             recovered,
             Bounds::default(),
             options.reserve,
+            clock,
         );
         tasks.spawn(writer.run(disk, received, end.clone(), lock));
         tasks.close();

@@ -26,8 +26,11 @@ on_both_databases![starting_service_sends_what_is_left_in_the_outbox,];
 #[tokio::test]
 async fn new_job_is_refused_while_the_embedded_broker_is_short_of_space() {
     let folder = tempfile::tempdir().unwrap();
-    let reserve = u64::MAX;
-    let broker = Embedded::open_with(folder.path(), EmbeddedOptions { reserve }).await;
+    let options = EmbeddedOptions {
+        reserve: u64::MAX,
+        ..EmbeddedOptions::default()
+    };
+    let broker = Embedded::open_with(folder.path(), options).await;
     let broker = Arc::new(broker.unwrap());
     wait_for("the broker to block", async || match broker.state() {
         BrokerState::Blocked(_) => Ok(()),

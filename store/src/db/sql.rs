@@ -57,16 +57,18 @@ impl SqlBackend {
         Ok(Self {
             database: Database::Postgres(server),
             signals,
-            clock: Clock::System,
+            clock: Clock::system(),
         })
     }
 
-    /// Opens a SQLite file.
+    /// Opens a SQLite file. Its clock may have been set back since it was closed.
     pub async fn sqlite(url: &str) -> Result<Self, StoreError> {
+        let file = SqliteFile::open(url).await?;
+        outbox::bring_back(&mut file.writer().await?).await?;
         Ok(Self {
-            database: Database::Sqlite(SqliteFile::open(url).await?),
+            database: Database::Sqlite(file),
             signals: Arc::default(),
-            clock: Clock::System,
+            clock: Clock::system(),
         })
     }
 

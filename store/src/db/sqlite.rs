@@ -78,3 +78,83 @@ pub fn file_of(url: &str) -> Option<&str> {
     let file = url.strip_prefix("sqlite:")?;
     Some(file.strip_prefix("//").unwrap_or(file))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use contract::{JobId, PartitionId};
+
+    use super::*;
+    use crate::db::sql::SqlBackend;
+    use crate::{JobRequest, StartCondition, Store, StoreOptions};
+
+    /// Makes all times of the outbox a day later, which is the same as a clock that is set back by a day.
+    async fn set_clock_back(url: &str) {
+        let day = "due_time = due_time + 86400000, leased_until = leased_until + 86400000";
+        let mut session = SqliteFile::open(url).await.unwrap().writer().await.unwrap();
+        session
+            .run_script(format!("update outbox set {day}"))
+            .await
+            .unwrap();
+    }
+
+    async fn open(url: &str) -> Store {
+        Store {
+            backend: Arc::new(SqlBackend::sqlite(url).await.unwrap()),
+            options: StoreOptions::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn delays_and_leases_end_in_time_although_the_clock_is_set_back_by_a_day() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", folder.path().join("jobs.db").display());
+        let store = open(&url).await;
+        for (job, delay) in [("now", 0), ("later", 3600)] {
+            let start = StartCondition {
+                delay,
+                ..StartCondition::default()
+            };
+            let (partition, id) = (PartitionId::parse("p"), JobId::parse(job));
+            let request = JobRequest {
+                start,
+                ..JobRequest::new(partition.unwrap(), id.unwrap())
+            };
+            store
+                .create_job(&request, |_| ("pipe".to_owned(), job.into()))
+                .await
+                .unwrap();
+        }
+        let minute = Duration::from_mins(1);
+        let claimed = async |store: &Store| {
+            let claim = store.claim_outbox(10, minute).await.unwrap();
+            let bodies = claim.messages.into_iter().map(|message| message.body);
+            (bodies.collect::<Vec<_>>(), claim.next_due.unwrap())
+        };
+        assert_eq!(claimed(&store).await.0, [b"now"]);
+
+        // While nothing runs.
+        store.close().await;
+        set_clock_back(&url).await;
+        let store = open(&url).await;
+        assert_eq!(claimed(&store).await.0, [b"now"]);
+        assert!(claimed(&store).await.1 <= minute);
+        assert_eq!(due_within(&store, "later").await, 3600);
+
+        // While the store is open.
+        set_clock_back(&url).await;
+        assert!(claimed(&store).await.1 > minute, "it looks at the clock");
+        store.backend.clock().pretend_set_back();
+        assert_eq!(claimed(&store).await.0, [b"now"]);
+        assert_eq!(due_within(&store, "later").await, 3600);
+    }
+
+    /// Returns in how many seconds a job starts at the latest.
+    async fn due_within(store: &Store, job: &str) -> i64 {
+        let (partition, id) = (PartitionId::parse("p"), JobId::parse(job));
+        let job = store.job(&partition.unwrap(), &id.unwrap()).await.unwrap();
+        let left = job.unwrap().due_time.unwrap() - store.backend.clock().now();
+        (left + 999) / 1000
+    }
+}

@@ -7,6 +7,7 @@
 //! - Due times are counted by the database's clock, so that it does not matter which process asks.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use contract::ReportFailure;
 
@@ -128,6 +129,9 @@ pub trait LedgerSteps {
     fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> DbFuture<'a, ()>;
 }
 
+/// The longest lease. A relay that needs a message longer renews its lease.
+pub const LONGEST_LEASE: Duration = Duration::from_mins(1);
+
 /// Steps on the messages for the broker. A message belongs to one relay at a time, until its lease ends.
 pub trait OutboxSteps {
     /// Adds a message.
@@ -148,6 +152,10 @@ pub trait OutboxSteps {
 
     /// Sets the leases of messages: pairs of an id and the milliseconds from now.
     fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> DbFuture<'a, ()>;
+
+    /// Brings back the due times and leases that are further away than they can be, because the clock was set back. Returns
+    /// how many messages it concerns.
+    fn bring_outbox_back(&mut self) -> DbFuture<'_, u64>;
 
     /// Deletes messages that the broker has.
     fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> DbFuture<'a, ()>;

@@ -20,6 +20,7 @@ use sqlx::sqlite::{
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, Row as _, Sqlite};
 
 use super::pipe::{Id, Mark, Message, StoredPipe, rows_of};
+use super::wall_clock::Due;
 use crate::broker::{HeaderValue, Headers};
 
 /// The changes of one commit.
@@ -60,8 +61,7 @@ impl Batch {
 #[derive(Debug, Clone)]
 pub struct Delayed {
     pub id: i64,
-    /// Milliseconds since 1970.
-    pub due: i64,
+    pub due: Due,
     pub pipe: i64,
     pub headers: Headers,
     pub body: Bytes,
@@ -133,8 +133,14 @@ impl fmt::Debug for Probe {
 }
 
 impl Disk {
-    /// Opens or creates the file. `reserve` is the number of free bytes below which the free space must be known exactly.
-    pub async fn open(file: &Path, probe: Probe, reserve: u64) -> Result<(Self, Recovered), Error> {
+    /// Opens or creates the file. `reserve` is the number of free bytes below which the free space must be known exactly,
+    /// `now` the time in milliseconds since 1970.
+    pub async fn open(
+        file: &Path,
+        probe: Probe,
+        reserve: u64,
+        now: i64,
+    ) -> Result<(Self, Recovered), Error> {
         let mut connection = SqliteConnectOptions::new()
             .filename(file)
             .create_if_missing(true)
@@ -153,6 +159,7 @@ impl Disk {
             .connect()
             .await?;
         connection.execute(SCHEMA).await?;
+        add_delays(&mut connection, now).await?;
         let mut disk = Self {
             connection,
             statements: Statements::new(),
@@ -163,6 +170,7 @@ impl Disk {
             page_limits: [].into(),
         };
         disk.can_shrink = disk.number("PRAGMA auto_vacuum").await? != 0;
+        disk.bring_back(now).await?;
         let recovered = disk.recover().await?;
         Ok((disk, recovered))
     }
@@ -207,11 +215,12 @@ impl Disk {
         } in &batch.delayed
         {
             let insert = sqlx::query(
-                "INSERT INTO delayed (id, due, pipe, headers, body) VALUES (?, ?, ?, ?, ?)",
+                "INSERT INTO delayed (id, due, delay, pipe, headers, body) VALUES (?, ?, ?, ?, ?, ?)",
             );
             let insert = insert
                 .bind(id)
-                .bind(due)
+                .bind(due.at)
+                .bind(due.delay)
                 .bind(pipe)
                 .bind(encode(headers))
                 .bind(&**body);
@@ -330,7 +339,7 @@ impl Disk {
 
     /// Returns the delayed messages that are due at `now` (milliseconds since 1970), the earliest first, at most `limit`.
     pub async fn due(&mut self, now: i64, limit: i64) -> Result<Vec<Delayed>, Error> {
-        let select = "SELECT id, due, pipe, headers, body FROM delayed WHERE due <= ? ORDER BY due, id LIMIT ?";
+        let select = "SELECT id, due, delay, pipe, headers, body FROM delayed WHERE due <= ? ORDER BY due, id LIMIT ?";
         let rows = sqlx::query(select)
             .bind(now)
             .bind(limit)
@@ -338,16 +347,36 @@ impl Disk {
             .await?;
         rows.iter()
             .map(|row| {
-                let (id, due, pipe) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+                let due = Due {
+                    at: row.try_get(1)?,
+                    delay: row.try_get(2)?,
+                };
                 Ok(Delayed {
-                    id,
+                    id: row.try_get(0)?,
                     due,
-                    pipe,
-                    headers: decode(row, 3)?,
-                    body: body(row, 4)?,
+                    pipe: row.try_get(3)?,
+                    headers: decode(row, 4)?,
+                    body: body(row, 5)?,
                 })
             })
             .collect()
+    }
+
+    /// Brings back the due times that are further away than their delay, because the clock was set back.
+    pub async fn bring_back(&mut self, now: i64) -> Result<(), Error> {
+        let update = "UPDATE delayed SET due = ?1 + delay WHERE due - delay > ?1";
+        let done = sqlx::query(update)
+            .bind(now)
+            .execute(&mut self.connection)
+            .await?;
+        let messages = done.rows_affected();
+        if messages > 0 {
+            tracing::warn!(
+                messages,
+                "the clock was set back; delayed messages wait for their delay from now on, not for the time it showed"
+            );
+        }
+        Ok(())
     }
 
     /// Returns when the first delayed message is due, in milliseconds since 1970.
@@ -488,6 +517,26 @@ impl Disk {
     }
 }
 
+/// Adds the delays to a file of an older build. Messages that such a build has delayed wait no longer than they would now.
+async fn add_delays(connection: &mut SqliteConnection, now: i64) -> Result<(), Error> {
+    let column = "SELECT count(*) FROM pragma_table_info('delayed') WHERE name = 'delay'";
+    let columns: i64 = sqlx::query_scalar(column)
+        .fetch_one(&mut *connection)
+        .await?;
+    if columns == 0 {
+        // It may be null, so that older builds can write to the table.
+        connection
+            .execute("ALTER TABLE delayed ADD COLUMN delay INTEGER")
+            .await?;
+    }
+    sqlx::query("UPDATE delayed SET delay = max(due - ?, 0) WHERE delay IS NULL")
+        .bind(now)
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+/// The schema of the first build; [`add_delays`] adds to it.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS pipe (
         number INTEGER PRIMARY KEY,

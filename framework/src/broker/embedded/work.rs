@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use super::disk::{Batch, Delayed, Disk};
 use super::pipe::{Id, Message, pipe_of};
+use super::wall_clock::Due;
 use crate::broker::{Confirmer, Headers};
 
 /// The most that is read from a pipe at a time.
@@ -33,8 +34,8 @@ pub struct Published {
     pub pipe: i64,
     pub headers: Headers,
     pub body: Bytes,
-    /// When it is due, in milliseconds since 1970, if it is delayed.
-    pub due: Option<i64>,
+    /// When it is due, if it is delayed.
+    pub due: Option<Due>,
     pub confirmer: Confirmer,
 }
 
@@ -49,6 +50,8 @@ pub struct Work {
     pub peeks: Vec<(Page, oneshot::Sender<Vec<Message>>)>,
     /// Read the delayed messages that are due at this time, in milliseconds since 1970.
     pub due: Option<i64>,
+    /// Bring back first the due times that are too far away at that time.
+    pub bring_back: bool,
     /// Give unused space back to the file system, except for this number of pages.
     pub give_back: Option<i64>,
     /// Whether the batch is committed. If a later read fails, only the reads are repeated.
@@ -150,6 +153,9 @@ async fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, sqlx::Error> 
         drop(reply.send(messages.await?));
     }
     if let Some(now) = work.due {
+        if work.bring_back {
+            disk.bring_back(now).await?;
+        }
         read.due = disk.due(now, DUE_MESSAGES).await?;
     }
     // Due messages that were just read are still in the table. After the commit that moves them, this is read again.

@@ -27,13 +27,13 @@ use tokio_util::sync::CancellationToken;
 use super::disk::{Delayed, Disk, Recovered};
 use super::pipe::{Bounds, ConsumerKey, Id, Memory, Message, Pipe, Settled, pipe_of};
 use super::space::Space;
+use super::wall_clock::{Due, WallClock};
 use super::work::{Page, PendingBatch, Published, Read, Running, Work, finish, run};
 use super::{Command, Size, WriterSettler};
 use crate::broker::{
     BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, RESIZABLE_TO, Settlement,
     Settler,
 };
-use crate::clock::Clock;
 
 /// The largest batch.
 const BATCH_MESSAGES: usize = 4096;
@@ -51,7 +51,8 @@ const RETRY_DELAY: Duration = Duration::from_millis(500);
 const GIVE_BACK_DELAY: Duration = Duration::from_secs(5);
 /// The number of unused pages that the file keeps for new messages. The size of a page is 4096 bytes.
 const KEPT_PAGES: i64 = 4096;
-/// The longest sleep. Delays are measured by the wall clock, which may jump, so it is read again after this time.
+/// The longest sleep. Delays are measured by the wall clock, which may jump, so it is read again after this time. If it was
+/// set back, due times that are further away than their delay are brought back.
 const LONGEST_SLEEP: Duration = Duration::from_mins(1);
 
 /// The state of the task.
@@ -80,6 +81,7 @@ pub struct Writer {
     last_delayed: i64,
     /// When the next delayed message is due, in milliseconds since 1970.
     next_due: Option<i64>,
+    clock: WallClock,
     space: Space,
     /// Messages that wait for space, in the order in which they were published.
     waiting: VecDeque<Published>,
@@ -99,6 +101,7 @@ impl Writer {
         recovered: Recovered,
         bounds: Bounds,
         reserve: u64,
+        clock: WallClock,
     ) -> Self {
         let Recovered {
             pipes,
@@ -134,6 +137,7 @@ impl Writer {
             settled_since: None,
             last_delayed,
             next_due,
+            clock,
             space: Space::new(reserve, free),
             waiting: VecDeque::new(),
             waiting_for: HashSet::new(),
@@ -320,12 +324,7 @@ impl Writer {
             delay,
         } = message;
         let index = self.index(pipe);
-        // The clock has a resolution of milliseconds. Without one more, the message could be delivered too early.
-        let due = delay.map(|delay| {
-            now_millis()
-                .saturating_add(i64::try_from(delay.as_millis()).unwrap_or(i64::MAX))
-                .saturating_add(1)
-        });
+        let due = delay.map(|delay| Due::after(delay, self.clock.now()));
         self.store_or_wait(Published {
             pipe: number_of(index),
             headers,
@@ -362,8 +361,10 @@ impl Writer {
             self.next.confirmers.push(Some(confirmer));
             return self.append(index, headers, body);
         };
+        // It may have waited for room while the clock was set back.
+        let due = due.brought_back(self.clock.now());
         self.last_delayed += 1;
-        self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
+        self.next_due = Some(self.next_due.map_or(due.at, |next| next.min(due.at)));
         self.next.delayed_confirmers.push(confirmer);
         self.next.batch.delayed.push(Delayed {
             id: self.last_delayed,
@@ -477,9 +478,10 @@ impl Writer {
         let now = Instant::now();
         let due = self
             .next_due
-            .map(|_| now_millis())
-            .filter(|now_millis| self.next_due <= Some(*now_millis))
-            .filter(|_| !self.closing && !self.space.is_refusing(now));
+            .map(|next| (next, self.clock.look()))
+            .filter(|(next, now)| next <= now || self.clock.was_set_back())
+            .filter(|_| !self.closing && !self.space.is_refusing(now))
+            .map(|(_, now)| now);
         let looks = self.look_at.is_some_and(|at| at <= now) && !self.closing;
         let may_give_back = self.give_back_at.is_some_and(|at| at <= now) && !self.closing;
         let reads = !pages.is_empty() || !self.peeks.is_empty() || due.is_some();
@@ -519,6 +521,7 @@ impl Writer {
             pages,
             peeks: std::mem::take(&mut self.peeks),
             due,
+            bring_back: due.is_some() && self.clock.take_set_back(),
             give_back,
             committed: false,
         })
@@ -528,7 +531,7 @@ impl Writer {
     fn wake(&self) -> Option<Instant> {
         let now = Instant::now();
         let due = self.next_due.map(|due| {
-            let wait = Duration::from_millis((due - now_millis()).max(0).unsigned_abs());
+            let wait = Duration::from_millis((due - self.clock.now()).max(0).unsigned_abs());
             let due = now + wait.min(LONGEST_SLEEP);
             due.max(self.space.refuses_until().unwrap_or(due))
         });
@@ -689,10 +692,6 @@ fn number_of(index: usize) -> i64 {
 /// Returns about how many bytes of the disk a message needs.
 fn size(body: &Bytes) -> usize {
     body.len() + body.len() / 8 + 128
-}
-
-fn now_millis() -> i64 {
-    Clock::system().now_millis()
 }
 
 #[cfg(test)]

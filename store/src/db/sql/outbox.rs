@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::session::{Row, Session};
 use super::statement::{Dialect, json};
 use super::{millis, parking};
-use crate::db::{DbError, DueTime, UnsentStart};
+use crate::db::{DbError, DueTime, LONGEST_LEASE, UnsentStart};
 use crate::model::{Headers, OutboxMessage};
 
 /// Returns the messages that are due, oldest first, whether a relay has them or not.
@@ -138,6 +138,23 @@ pub async fn lease(db: &mut Session, leases: &[(i64, u64)]) -> Result<(), DbErro
          where outbox.id = cast(k.value ->> 0 as bigint)"
     ));
     db.execute(statement.bind(json(&rows)?)).await.map(drop)
+}
+
+/// Brings back the due times and leases that are further away than they can be: the clock was set back. Returns how many
+/// messages it concerns.
+pub async fn bring_back(db: &mut Session) -> Result<u64, DbError> {
+    let now = db.dialect().now();
+    let longest = LONGEST_LEASE.as_millis();
+    let ended = db.statement(format!(
+        "update outbox set leased_until = null where leased_until > {now} + {longest}"
+    ));
+    let leases = db.execute(ended).await?;
+    let delay =
+        "1000 * (select cast(delay as bigint) from job where job.incarnation = outbox.incarnation)";
+    let due = db.statement(format!(
+        "update outbox set due_time = {now} + {delay} where due_time > {now} + {delay}"
+    ));
+    Ok(leases + db.execute(due).await?)
 }
 
 /// Deletes messages that the broker has.

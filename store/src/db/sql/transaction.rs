@@ -220,6 +220,9 @@ impl OutboxSteps for SqlTransaction {
     fn lease_outbox<'a>(&'a mut self, leases: &'a [(i64, u64)]) -> DbFuture<'a, ()> {
         Box::pin(outbox::lease(&mut self.session, leases))
     }
+    fn bring_outbox_back(&mut self) -> DbFuture<'_, u64> {
+        Box::pin(outbox::bring_back(&mut self.session))
+    }
     fn outbox_sent<'a>(&'a mut self, ids: &'a [i64]) -> DbFuture<'a, ()> {
         Box::pin(outbox::delete_sent(&mut self.session, ids))
     }

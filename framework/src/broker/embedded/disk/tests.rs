@@ -2,11 +2,13 @@
 
 use super::*;
 
+const DAY: i64 = 86_400_000;
+
 #[tokio::test]
 async fn batch_refused_by_a_full_disk_is_committed_whole_later() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
-    let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0).await.unwrap();
+    let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).await.unwrap();
     assert!(recovered.pipes.is_empty());
     disk.limit_pages(20).await;
     let first = rows_of(1).0;
@@ -42,7 +44,7 @@ async fn batch_refused_by_a_full_disk_is_committed_whole_later() {
     disk.commit(&mut batch).await.unwrap();
     disk.close().await;
 
-    let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0).await.unwrap();
+    let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).await.unwrap();
     let [
         StoredPipe {
             stored: 100, last, ..
@@ -95,7 +97,7 @@ fn size(file: &Path) -> u64 {
 async fn space_of_deleted_messages_is_given_back_to_the_file_system() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("broker.db");
-    let (mut disk, _) = Disk::open(&file, Probe::of(&file), 0).await.unwrap();
+    let (mut disk, _) = Disk::open(&file, Probe::of(&file), 0, 0).await.unwrap();
     store_and_delete(&mut disk).await;
     assert!(size(&file) < 100_000, "{}", size(&file));
 }
@@ -113,9 +115,45 @@ async fn file_of_an_older_build_shrinks_once_it_contains_little() {
     older.execute(SCHEMA).await.unwrap();
     older.close().await.unwrap();
     for _ in 0..2 {
-        let (mut disk, _) = Disk::open(&file, Probe::of(&file), 0).await.unwrap();
+        let (mut disk, _) = Disk::open(&file, Probe::of(&file), 0, 0).await.unwrap();
         store_and_delete(&mut disk).await;
         assert!(size(&file) < 100_000, "{}", size(&file));
         disk.close().await;
     }
+}
+
+#[tokio::test]
+async fn delayed_messages_of_an_older_build_wait_no_longer_than_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("broker.db");
+    let options = SqliteConnectOptions::new()
+        .filename(&file)
+        .create_if_missing(true);
+    let older_build = async |row: &'static str| {
+        let mut older = options.connect().await.unwrap();
+        older.execute(SCHEMA).await.unwrap();
+        older.execute(row).await.unwrap();
+        older.close().await.unwrap();
+    };
+    let open_at = async |now| {
+        let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0, now).await.unwrap();
+        let due = disk.due(i64::MAX, 10).await.unwrap();
+        disk.close().await;
+        let due: Vec<_> = due.iter().map(|Delayed { due, .. }| *due).collect();
+        (due, recovered.next_due)
+    };
+    let due = |at, delay| Due { at, delay };
+
+    older_build("INSERT INTO delayed (id, due, pipe, body) VALUES (1, 86405000, 1, x'')").await;
+    let first = due(DAY + 5000, 5000);
+    assert_eq!(open_at(DAY).await, (vec![first], Some(DAY + 5000)));
+    // It can write to the file again, and the clock is set back twice.
+    older_build("INSERT INTO delayed (id, due, pipe, body) VALUES (2, 86407000, 1, x'')").await;
+    let (first, second) = (due(DAY + 4000, 5000), due(DAY + 7000, 8000));
+    assert_eq!(
+        open_at(DAY - 1000).await,
+        (vec![first, second], Some(DAY + 4000))
+    );
+    let (first, second) = (due(5000, 5000), due(8000, 8000));
+    assert_eq!(open_at(0).await, (vec![first, second], Some(5000)));
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{RETRY_DELAY, Work, Writer, now_millis, pipe_of};
+use super::{RETRY_DELAY, Work, Writer, pipe_of};
 
 impl Writer {
     /// Decides how refused work goes on: the messages of its batch wait for space, and the rest is tried again, at once
@@ -44,7 +44,7 @@ impl Writer {
             mark.stored -= of_pipe.count() as u64;
         }
         if !work.pending.batch.released.is_empty() || !self.next.batch.released.is_empty() {
-            self.next_due = Some(now_millis());
+            self.next_due = Some(self.clock.now());
         }
         let mut withdrawn = work.pending.withdraw();
         withdrawn.extend(self.next.withdraw());

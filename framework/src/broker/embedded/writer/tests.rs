@@ -1,4 +1,4 @@
-//! The writer on a disk that is full or short of space.
+//! The writer on a disk that is full or short of space, and under a clock that is set back.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,6 +9,7 @@ use tokio_util::task::TaskTracker;
 use super::*;
 use crate::broker::embedded::disk::Probe;
 use crate::broker::{Confirm, Consumer};
+use crate::clock::Clock;
 
 /// Longer than a few retries of a commit.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -33,12 +34,14 @@ impl TestWriter {
         let probed = Arc::clone(&free);
         let probe = Probe::new(move || Some(probed.load(Ordering::SeqCst)));
         let file = folder.path().join("broker.db");
-        let (mut disk, recovered) = Disk::open(&file, probe, RESERVE).await.unwrap();
+        let (mut disk, recovered) = Disk::open(&file, probe, RESERVE, 0).await.unwrap();
         disk.page_limits = page_limits.to_vec().into();
         let (commands, received) = mpsc::unbounded_channel();
         let (sender, state) = watch::channel(BrokerState::Connected);
         let bounds = Bounds::default();
-        let writer = Writer::new(commands.downgrade(), sender, recovered, bounds, RESERVE);
+        let clock = WallClock::new(Clock::system());
+        let commands_of = commands.downgrade();
+        let writer = Writer::new(commands_of, sender, recovered, bounds, RESERVE, clock);
         let tasks = TaskTracker::new();
         tasks.spawn(writer.run(disk, received, CancellationToken::new(), lock));
         Self {
@@ -95,7 +98,7 @@ impl TestWriter {
         self.tasks.close();
         timeout(LIMIT, self.tasks.wait()).await.expect("no end");
         let file = self.folder.path().join("broker.db");
-        let (_, recovered) = Disk::open(&file, Probe::of(&file), 0).await.unwrap();
+        let (_, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).await.unwrap();
         recovered.pipes.iter().map(|pipe| pipe.stored).sum()
     }
 }
@@ -171,4 +174,57 @@ async fn publishing_waits_for_the_reserve_except_where_consumers_keep_up() {
     stored(also_waits).await;
     writer.connected().await;
     assert_eq!(writer.close().await, 2);
+}
+
+#[tokio::test]
+async fn delay_ends_in_time_although_the_clock_is_set_back_by_a_day() {
+    const DAY: i64 = 86_400_000;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("broker.db");
+    let (mut disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 2 * DAY)
+        .await
+        .unwrap();
+    let (commands, _received) = mpsc::unbounded_channel();
+    let (state, _) = watch::channel(BrokerState::Connected);
+    let clock = WallClock::new(Clock::simulated(2 * DAY));
+    let bounds = Bounds::default();
+    let mut writer = Writer::new(commands.downgrade(), state, recovered, bounds, 0, clock);
+    let publish = |writer: &mut Writer, seconds| {
+        let (confirmer, confirm) = Confirm::pair();
+        let message = Outgoing {
+            delay: Some(Duration::from_secs(seconds)),
+            ..Outgoing::new("pipe", vec![0])
+        };
+        writer.take(Command::Publish(message, confirmer));
+        confirm
+    };
+    let confirm = publish(&mut writer, 30);
+    disk = settle(&mut writer, disk).await;
+    stored(confirm).await;
+    // Another message is due earlier and must not hide the first.
+    writer.clock.set(Clock::simulated(DAY));
+    let confirm = publish(&mut writer, 20);
+    disk = settle(&mut writer, disk).await;
+    stored(confirm).await;
+    let due: Vec<_> = disk.due(i64::MAX, 10).await.unwrap();
+    assert_eq!(due.len(), 2);
+    for Delayed { due, .. } in due {
+        assert!((DAY..DAY + 31_000).contains(&due.at), "{due:?}");
+    }
+    assert!(
+        writer.next_due < Some(DAY + 21_000),
+        "{:?}",
+        writer.next_due
+    );
+    disk.close().await;
+}
+
+/// Does all work that there is.
+async fn settle(writer: &mut Writer, mut disk: Disk) -> Disk {
+    while let Some(work) = writer.work() {
+        let (idle, work, read) = run(disk, work, Duration::ZERO).await;
+        writer.finished(work, read.unwrap());
+        disk = idle;
+    }
+    disk
 }
