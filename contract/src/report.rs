@@ -31,6 +31,9 @@ pub struct TrackingReport {
     #[serde(default)]
     pub estimated_percentage_completed: i32,
     /// In a `Retry` report: how often the task was attempted.
+    ///
+    /// In a `Progress` report of 0 %, as an addition of ours: how often the task was attempted before the attempt that has
+    /// been running for a while. CAF's tracking worker ignores such a report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retries: Option<i32>,
     /// In a `Failed` or `Retry` report: why the attempt failed.

@@ -403,6 +403,9 @@ pub struct Task {
     pub subtasks: Option<i64>,
     /// The number of completed subtasks. Null unless the task has split and is not done.
     pub completed_subtasks: Option<i64>,
+    /// What is not known about the task: whether it existed, if all that is stored is that a task above it is completed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remark: Option<String>,
 }
 
 /// The status of a task.

@@ -366,6 +366,14 @@ impl Context {
         refusal.unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Reports that this attempt of the task has been running for a while.
+    pub(crate) fn report_running(&self) {
+        self.send_report(self.0.input.job_task_id().map(|id| TrackingReport {
+            retries: i32::try_from(self.0.attempt.saturating_sub(1)).ok(),
+            ..TrackingReport::new(id, ReportStatus::Progress)
+        }));
+    }
+
     /// Sends a report for this task without waiting for its confirm.
     pub(crate) fn send_report(&self, report: Option<TrackingReport>) {
         let Inner { input, shared, .. } = &*self.0;

@@ -12,3 +12,4 @@ mod read;
 mod task;
 
 pub(crate) use delete::delete_locked;
+pub use task::TaskAnswer;

@@ -8,7 +8,7 @@
 //! What must stay true:
 //! - **Identity, not counting.** An event counts by setting a bit; when the event is repeated, the bit is set already.
 //! - **Independent of order.** Of one task, done beats failed, failed beats retrying, and retrying beats progress, whichever
-//!   is reported first. A task that is done is closed: events of it or below it change nothing. The same holds for the size of
+//!   is reported first. An attempt that runs beats the failed ones before it, by their numbers. A task that is done is closed: events of it or below it change nothing. The same holds for the size of
 //!   a split, which any event with a `*` may report.
 //! - **Small.** The rows of a split are deleted once it is done; the only trace is its bit in its parent.
 //! - **Monotone.** The percentage never falls, and is 100 exactly when the job is Completed. The first outcome is final: of a
@@ -76,7 +76,7 @@ pub struct JobTotals {
     pub failed_tasks: i64,
     /// The number of failed tasks, by kind of failure.
     pub failure_counts: BTreeMap<String, i64>,
-    /// The job's own task, while it waits for another attempt.
+    /// The job's own task, while it is known to run or waits for another attempt, and once the number of its subtasks is known.
     pub own_task: Option<ActiveTask>,
 }
 
@@ -301,6 +301,8 @@ impl Ledger {
     /// Returns the changes to save.
     pub fn finish(mut self) -> Outcome {
         self.roll_percentages_up();
+        let root = self.by_path.get("");
+        self.know_subtasks(root.and_then(|root| self.splits[*root].size));
         let mut nodes = NodeChanges {
             pruned: std::mem::take(&mut self.pruned),
             ..NodeChanges::default()
@@ -334,6 +336,19 @@ impl Ledger {
             nodes,
             new_failures: self.new_failures.into_values().collect(),
             gone_failures: self.gone_failures,
+        }
+    }
+
+    /// Keeps the number of subtasks of the job's own task, by which it is known which of them existed once the task table is
+    /// gone.
+    fn know_subtasks(&mut self, subtasks: Option<u32>) {
+        let known = self.totals.own_task.as_ref().and_then(|own| own.subtasks);
+        if subtasks.is_some() && subtasks != known {
+            let own = self.totals.own_task.get_or_insert_with(|| ActiveTask {
+                since: self.now,
+                ..ActiveTask::default()
+            });
+            own.subtasks = subtasks;
         }
     }
 

@@ -48,6 +48,7 @@ pub use db::JobSignal;
 pub use db::memory::FaultPoint;
 pub use db::sqlite_file;
 pub use error::{Availability, Cause, StoreError};
+pub use jobs::TaskAnswer;
 pub use model::{
     Backlog, Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers,
     Incarnation, JobRequest, OutboxMessage, ParkOutcome, ParkedTask, Prerequisite, Recorded,

@@ -234,6 +234,11 @@ pub enum EventKind {
     /// The task is active, and done to this percentage (0 to 100). For a final task, 0 reports the size of its split and
     /// nothing else.
     Progress(u8),
+    /// The task has been running for a while.
+    Started {
+        /// The number of attempts that have failed before.
+        attempts: i32,
+    },
     /// The task is done.
     Complete,
     /// The task has failed for good.

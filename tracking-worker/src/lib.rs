@@ -298,6 +298,13 @@ fn event(report: TrackingReport) -> Result<TrackingEvent, String> {
             attempts: report.retries,
             failure: report.failure.map(bounded),
         },
+        // CAF's workers send no retries with progress.
+        ReportStatus::Progress
+            if report.estimated_percentage_completed <= 0
+                && let Some(attempts) = report.retries =>
+        {
+            EventKind::Started { attempts }
+        }
         ReportStatus::Progress => EventKind::Progress(
             u8::try_from(report.estimated_percentage_completed.clamp(0, 100)).unwrap_or(0),
         ),

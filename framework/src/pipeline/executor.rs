@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,9 @@ use crate::steps::attempts::Attempts;
 use crate::steps::output::{Output, OutputSpec, TaskPart};
 use crate::worker::{ReplyKind, TaskErrorKind};
 use crate::{Reply, RetryPolicy, TaskError, Worker};
+
+/// How long a task runs before that is reported. Shorter tasks cost no report.
+const LONG_RUN: Duration = Duration::from_secs(1);
 
 /// The delays between runs of a task whose dependencies are unavailable.
 static UNAVAILABLE_DELAYS: RetryPolicy =
@@ -170,12 +174,11 @@ impl<W: Worker> TaskExecutor<W> {
         message: &TaskMessage,
         ctx: &Context,
     ) -> Result<Reply<W::Output>, TaskError> {
-        let mut delays = UNAVAILABLE_DELAYS.delays();
+        let (mut delays, mut is_reported) = (UNAVAILABLE_DELAYS.delays(), false);
         loop {
             let task = decode::<W::Input>(message)?;
-            let run = AssertUnwindSafe(self.worker.run(task, ctx.clone()))
-                .catch_unwind()
-                .await;
+            let run = AssertUnwindSafe(self.worker.run(task, ctx.clone())).catch_unwind();
+            let run = reported_when_long(run, ctx, &mut is_reported).await;
             let result = run.unwrap_or_else(|panic| {
                 Err(TaskError::retry(format!(
                     "the worker panicked: {}",
@@ -428,6 +431,25 @@ fn comes_again<T>(result: &Result<T, TaskError>) -> bool {
         Retry | Unavailable | Snooze(_) => true,
         Failed | Invalid | Cancelled => false,
     })
+}
+
+/// Awaits a run. Once it has lasted [`LONG_RUN`], reports that the task runs, unless that `is_reported`. A run that keeps its
+/// thread busy is not reported before it waits for something.
+async fn reported_when_long<T>(
+    run: impl Future<Output = T>,
+    ctx: &Context,
+    is_reported: &mut bool,
+) -> T {
+    let mut run = pin!(run);
+    // In this order, a run that ends without waiting registers no timer.
+    tokio::select! {
+        biased;
+        result = &mut run => return result,
+        () = tokio::time::sleep(LONG_RUN), if !*is_reported => {}
+    }
+    ctx.report_running();
+    *is_reported = true;
+    run.await
 }
 
 fn success<T: TaskData>(

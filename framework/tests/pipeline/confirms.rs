@@ -114,13 +114,19 @@ impl HoldingBroker {
         self.next_report_in("tracking").await
     }
 
+    /// Returns the next report, except for those that a task runs.
     async fn next_report_in(&self, pipe: &str) -> (String, ReportStatus) {
-        let delivery = self.next_in(pipe).await;
-        let message = TaskMessage::decode(&delivery.body).unwrap();
-        delivery.ack();
-        let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
-        let report = task.tracking_reports.last().unwrap();
-        (report.job_task_id.clone(), report.status)
+        loop {
+            let delivery = self.next_in(pipe).await;
+            let message = TaskMessage::decode(&delivery.body).unwrap();
+            delivery.ack();
+            let task: TrackingReportTask =
+                serde_json::from_slice(&message.task_data.unwrap()).unwrap();
+            let report = task.tracking_reports.last().unwrap();
+            if report.status != ReportStatus::Progress {
+                return (report.job_task_id.clone(), report.status);
+            }
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use framework::broker::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, HeaderValue, Outgoing,
     PublishError,
 };
+use framework::config::Route;
 use framework::handler::{ORIGIN_HEADER, REASON_HEADER};
 use framework::{Context, NoOutput, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
 use futures_util::future::BoxFuture;
@@ -329,4 +330,51 @@ async fn delivery_that_cannot_be_delayed_runs_again_without_counting_as_a_crash(
     );
     assert_eq!(worker.attempts.lock().unwrap().len(), 21);
     assert_eq!(memory.depth("w-in.suspects").await.unwrap(), 0);
+}
+
+/// Takes this many milliseconds, and fails in its first attempt.
+struct Slow;
+
+impl Worker for Slow {
+    type Input = RangeItem;
+    type Output = NoOutput;
+
+    async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+        tokio::time::sleep(Duration::from_millis(item.number)).await;
+        if ctx.attempt() == 1 {
+            return Err(TaskError::retry("not yet"));
+        }
+        Ok(Reply::none())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_attempt_that_lasts_longer_than_a_second_is_reported_as_running_once() {
+    use ReportStatus::{Complete, Progress, Retry};
+    for route in [Route::Direct, Route::Reroute] {
+        let pipes = Memory::new();
+        for number in [900, 5000] {
+            pipes.publish(message(number, "tracking")).await.unwrap();
+        }
+        let settings = Settings {
+            route,
+            ..Settings::new("w")
+        };
+        let reports = run_until(&pipes, settings, Slow, reports(&pipes, 2)).await;
+        let of = |id: &str| {
+            let own = reports.iter().filter(|report| report.job_task_id == id);
+            own.map(|r| (r.status, r.estimated_percentage_completed, r.retries))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(of("p:j.900"), [(Retry, 0, Some(1)), (Complete, 0, None)]);
+        assert_eq!(
+            of("p:j.5000"),
+            [
+                (Progress, 0, Some(0)),
+                (Retry, 0, Some(1)),
+                (Progress, 0, Some(1)),
+                (Complete, 0, None)
+            ]
+        );
+    }
 }

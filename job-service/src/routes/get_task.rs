@@ -9,6 +9,7 @@ use axum::Json;
 use axum::extract::State;
 use contract::rest::{ErrorBody, ErrorCode, Task};
 use contract::{JobTaskId, Step};
+use store::TaskAnswer;
 
 use super::StoreErrors;
 use crate::error::{ApiError, ApiResult};
@@ -17,7 +18,8 @@ use crate::state::AppState;
 
 /// Get a task of a job
 ///
-/// Returns a task of any status, including tasks that are done and tasks that no worker has reported yet.
+/// Returns a task of any status, including tasks that are done and tasks that no worker has reported yet. Below a completed task
+/// it is not known which tasks existed; the `remark` says so.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/tasks/{taskId}",
@@ -39,7 +41,7 @@ use crate::state::AppState;
         })),
         (status = 400, description = "Invalid partition id, job id or task id", body = ErrorBody,
             example = json!({"message": "The task id 'x' is not of the form 3.17 or 3.17*, nor 0 for the job's own task."})),
-        (status = 404, description = "The job or the task does not exist", body = ErrorBody,
+        (status = 404, description = "The job or the task does not exist, or the job has ended and its tasks are no longer stored", body = ErrorBody,
             example = json!({"message": "ERROR: task_id {3.17} of job_id {reindex-7} not found"})),
         StoreErrors
     )
@@ -49,25 +51,20 @@ pub async fn get_task(
     TaskPath(partition, job, task): TaskPath,
 ) -> ApiResult<Json<Task>> {
     let path = parse_id(&task)?;
+    let not_found = |why: &str| {
+        let id = format_id(&path);
+        let message = format!("ERROR: task_id {{{id}}} of job_id {{{job}}} not found{why}");
+        ApiError::NotFound(ErrorCode::TaskNotFound, message)
+    };
     match state.store.task(&partition, &job, &path).await? {
-        Some(found) => Ok(Json(Task {
+        TaskAnswer::Task(found) => Ok(Json(Task {
             id: format_id(&path),
-            ..found
+            ..*found
         })),
-        None if state
-            .store
-            .job_status(&partition, &job, None)
-            .await?
-            .is_none() =>
-        {
-            Err(ApiError::job_not_found(&job))
-        }
-        None => Err(ApiError::NotFound(
-            ErrorCode::TaskNotFound,
-            format!(
-                "ERROR: task_id {{{}}} of job_id {{{job}}} not found",
-                format_id(&path)
-            ),
+        TaskAnswer::NoJob => Err(ApiError::job_not_found(&job)),
+        TaskAnswer::NoTask => Err(not_found("")),
+        TaskAnswer::NotKnown => Err(not_found(
+            ". The job has ended and its tasks are no longer stored, so it is not known whether it had this one.",
         )),
     }
 }

@@ -2,6 +2,7 @@
 
 use contract::ReportFailure;
 use futures_util::future::join_all;
+use harness::wait_for;
 use reqwest::Method;
 use serde_json::{Value, json};
 use store::EventKind;
@@ -400,6 +401,30 @@ async fn get_task_returns_its_state() {
         .get("/jobs/j/tasks/5")
         .await
         .refuses(404, "ERROR: task_id {5} of job_id {j} not found");
+    // Below a completed task it is not stored which tasks existed.
+    let below = service.get("/jobs/j/tasks/1.9").await.is(200).json();
+    assert_eq!(
+        (&below["status"], &below["remark"]),
+        (
+            &json!("Completed"),
+            &json!(
+                "All that is stored is that task 1 is completed. It is not known whether this task existed."
+            )
+        )
+    );
+    service.cancel("j").await.is(204);
+    let gone = "ERROR: task_id {2} of job_id {j} not found. The job has ended and its tasks are no longer stored, so it is not \
+                known whether it had this one.";
+    wait_for("the task table to be dropped", async || {
+        let answer = service.get("/jobs/j/tasks/2").await;
+        if answer.status == 404 {
+            answer.refuses(404, gone);
+            Ok(())
+        } else {
+            Err(answer.body)
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -6,17 +6,30 @@ use crate::job_row::JobRow;
 use crate::ledger::{ACTIVE_TASK, ActiveTask, KeptFailure, NodeRow, extend, path_of, position};
 use crate::{Store, StoreError};
 
+/// What is known about a task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TaskAnswer {
+    /// The task, with a remark if it is not certain that it existed.
+    Task(Box<rest::Task>),
+    /// There is no such job.
+    NoJob,
+    /// The job has no such task, or did not have it when it ended.
+    NoTask,
+    /// The job has ended, and its tasks are no longer stored. Whether it had this one is not known.
+    NotKnown,
+}
+
 impl Store {
-    /// Returns one task, named by the numbers of the subtasks on the path from the job to it. An empty path names the job's
-    /// own task. Returns `None` if there is no such job, or if its ledger shows that there is no such task.
+    /// Returns what is known about one task, named by the numbers of the subtasks on the path from the job to it. An empty
+    /// path names the job's own task.
     pub async fn task(
         &self,
         partition: &PartitionId,
         job: &JobId,
         path: &[u32],
-    ) -> Result<Option<rest::Task>, StoreError> {
+    ) -> Result<TaskAnswer, StoreError> {
         let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else {
-            return Ok(None);
+            return Ok(TaskAnswer::NoJob);
         };
         let mut keys = vec![];
         let mut id = String::new();
@@ -40,8 +53,25 @@ impl Store {
             .into_iter()
             .map(|(_, failure)| failure)
             .find(|failure| failure.path == id);
-        Ok(describe(&row, path, id, &nodes, failure))
+        Ok(match describe(&row, path, id, &nodes, failure) {
+            Some(task) => TaskAnswer::Task(Box::new(task)),
+            None if is_forgotten(&row, path, &nodes) => TaskAnswer::NotKnown,
+            None => TaskAnswer::NoTask,
+        })
     }
+}
+
+/// Returns whether a task that is not found may have existed, because its job has ended and its nodes are gone.
+fn is_forgotten(job: &JobRow, path: &[u32], nodes: &[NodeRow]) -> bool {
+    job.status.is_finished() && job.task_table && nodes.is_empty() && !is_beyond(job, path)
+}
+
+/// Returns whether the job's own task is known to have fewer subtasks than this path needs.
+fn is_beyond(job: &JobRow, path: &[u32]) -> bool {
+    let subtasks = job.totals.own_task.as_ref().and_then(|own| own.subtasks);
+    path.first()
+        .zip(subtasks)
+        .is_some_and(|(first, subtasks)| *first > subtasks)
 }
 
 fn describe(
@@ -64,13 +94,21 @@ fn describe(
         failure: None,
         subtasks: None,
         completed_subtasks: None,
+        remark: None,
     };
     if path.is_empty() {
         return Some(describe_job_task(job, task, find("", 0), failure));
     }
+    if is_beyond(job, path) {
+        return None;
+    }
     if job.status == JobStatus::Completed {
-        task.status = rest::TaskState::Completed;
-        return Some(task);
+        let own = job.totals.own_task.as_ref();
+        let is_split = own.is_some_and(|own| own.subtasks.is_some());
+        // A job that an older build has ended may lack both the number and the table.
+        let may_be_split = is_split || job.task_table || job.totals.completed_items > 1;
+        let remark = (!is_split || path.len() > 1).then(|| remark("the job"));
+        return may_be_split.then(|| completed(task, remark));
     }
     let mut has_failed = false;
     for (depth, number) in path.iter().enumerate() {
@@ -88,8 +126,9 @@ fn describe(
         }
         let bits = find(&above, chunk);
         if bits.is_some_and(|row| row.bits().get(bit)) {
-            task.status = rest::TaskState::Completed;
-            return Some(task);
+            let above = path_of(path[..=depth].iter().copied());
+            let remark = (depth + 1 < path.len()).then(|| remark(&format!("task {above}")));
+            return Some(completed(task, remark));
         }
         has_failed = bits.is_some_and(|row| row.failed_bits().get(bit));
     }
@@ -128,11 +167,26 @@ fn describe_job_task(
         task.attempts = kept.attempts;
         task.failure = Some(rest::Failure::of_task(kept.path, kept.failure));
     } else if let Some(active) = &job.totals.own_task
+        && active.is_reported()
         && !job.status.is_finished()
     {
         describe_active(&mut task, active.clone());
     }
     task
+}
+
+fn completed(task: rest::Task, remark: Option<String>) -> rest::Task {
+    rest::Task {
+        status: rest::TaskState::Completed,
+        remark,
+        ..task
+    }
+}
+
+fn remark(above: &str) -> String {
+    format!(
+        "All that is stored is that {above} is completed. It is not known whether this task existed."
+    )
 }
 
 fn describe_split(task: &mut rest::Task, split: &NodeRow) {
@@ -152,7 +206,7 @@ fn describe_failed(mut task: rest::Task, failure: Option<KeptFailure>) -> rest::
 }
 
 fn describe_active(task: &mut rest::Task, active: ActiveTask) {
-    task.status = if active.retrying {
+    task.status = if active.waits() {
         rest::TaskState::Retrying
     } else {
         rest::TaskState::Active

@@ -48,6 +48,11 @@ impl Ledger {
                     active.percent = active.percent.max(percent);
                 });
             }
+            EventKind::Started { attempts } => {
+                self.change_active_task(parent, own.number, |active, now| {
+                    active.start(*attempts, now);
+                });
+            }
             EventKind::Retry { attempts, failure } => {
                 self.change_active_task(parent, own.number, |active, now| {
                     active.retry(*attempts, failure.as_ref(), now);
@@ -99,9 +104,19 @@ impl Ledger {
                 );
             }
             // Once the task is split, its subtasks determine the percentage.
-            EventKind::Progress(_) | EventKind::Retry { .. } if root.is_some() => {}
+            EventKind::Progress(_) | EventKind::Started { .. } | EventKind::Retry { .. }
+                if root.is_some() => {}
             EventKind::Progress(percent) => {
                 self.publish((i64::from(*percent) * PERCENT).min(PROGRESS_CAP));
+            }
+            EventKind::Started { attempts } => {
+                let now = self.now;
+                let begun = || ActiveTask {
+                    since: now,
+                    ..ActiveTask::default()
+                };
+                let own = self.totals.own_task.get_or_insert_with(begun);
+                own.start(*attempts, now);
             }
             EventKind::Retry { attempts, failure } => {
                 self.totals.own_task.get_or_insert_default().retry(
@@ -124,7 +139,8 @@ impl Ledger {
             self.splits[root].dirty = true;
         }
         let own = self.totals.own_task.take();
-        let attempts = own.and_then(|own| own.attempts_with_the_last());
+        let attempts = own.as_ref().and_then(ActiveTask::attempts_with_the_last);
+        self.know_subtasks(own.and_then(|own| own.subtasks));
         self.count_failure(String::new(), failure, attempts);
         self.decide(
             JobStatus::Failed,

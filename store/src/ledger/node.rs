@@ -15,7 +15,7 @@ pub const PERCENT: i64 = 1_000_000;
 pub const CONFLICT: i32 = 1;
 /// Flag of a split: the split itself was reported failed or found contradictory, not only its subtasks.
 pub const REPORTED_FAILED: i32 = 2;
-/// Flag of an active task: it waits for another attempt.
+/// Flag of an active task: an attempt has failed.
 pub const RETRYING: i32 = 4;
 
 /// The key of a row of a task table: a path (`3.17`, empty for the job's own split) and a chunk.
@@ -24,7 +24,7 @@ pub type NodeKey = (String, i32);
 /// A row of a task table, as the databases store it.
 ///
 /// Chunk 0 of a path is a split, with the bits of its first subtasks. A higher chunk has further bits only. Chunk -1 is an
-/// active task; it uses `percent`, `flags`, `attempts`, `since` and `detail`. The fields of a split are those of [`Split`].
+/// active task; it uses `percent`, `flags`, `attempts`, `since` and `detail`, and `counted` for one more than `started`. The fields of a split are those of [`Split`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeRow {
     pub path: String,
@@ -43,7 +43,7 @@ pub struct NodeRow {
     pub failed: Option<Vec<u8>>,
     pub attempts: Option<i32>,
     pub since: Option<i64>,
-    /// The last failure of a task that waits for another attempt, as JSON.
+    /// The last failure of an active task, as JSON.
     pub detail: Option<String>,
 }
 
@@ -243,15 +243,21 @@ impl Split {
     }
 }
 
-/// A task that is neither done nor failed nor split, and that has reported progress or a failed attempt.
+/// A task that is neither done nor failed nor split, and that has reported progress, a failed attempt, or that it runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActiveTask {
-    /// Whether the task waits for another attempt.
+    /// Whether an attempt has failed.
     pub retrying: bool,
     /// Millionths of a percent.
     pub percent: i64,
     /// The number of attempts that have failed.
     pub attempts: Option<i32>,
+    /// The number of attempts that had failed before the latest one that is known to run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<i32>,
+    /// Of the job's own task: the number of its subtasks. It outlives the task table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subtasks: Option<u32>,
     /// Milliseconds since 1970.
     pub since: i64,
     /// The failure of the last attempt.
@@ -264,6 +270,8 @@ impl ActiveTask {
             retrying: row.flags & RETRYING != 0,
             percent: i64::from(row.percent),
             attempts: row.attempts,
+            started: (row.counted > 0).then_some(row.counted - 1),
+            subtasks: None,
             since: row.since.unwrap_or_default(),
             failure: row
                 .detail
@@ -279,6 +287,7 @@ impl ActiveTask {
             percent: i32::try_from(self.percent).unwrap_or(i32::MAX),
             flags: if self.retrying { RETRYING } else { 0 },
             attempts: self.attempts,
+            counted: self.started.map_or(0, |started| started.saturating_add(1)),
             since: Some(self.since),
             detail: self
                 .failure
@@ -291,6 +300,26 @@ impl ActiveTask {
     /// Returns the number of attempts once the task has failed for good, in the attempt after those that were reported.
     pub fn attempts_with_the_last(&self) -> Option<i32> {
         self.attempts.map(|attempts| attempts.saturating_add(1))
+    }
+
+    /// Returns whether the task itself has reported that it runs, or a failed attempt.
+    pub fn is_reported(&self) -> bool {
+        self.retrying || self.started.is_some()
+    }
+
+    /// Returns whether the task waits for another attempt, as far as is known.
+    pub fn waits(&self) -> bool {
+        // A retry without a number is the first.
+        self.retrying && self.started < Some(self.attempts.unwrap_or(1))
+    }
+
+    /// Records that the attempt after this many failed ones runs.
+    pub fn start(&mut self, attempts: i32, now: i64) {
+        let waited = self.waits();
+        self.started = self.started.max(Some(attempts.max(0)));
+        if waited && !self.waits() {
+            self.since = now;
+        }
     }
 
     /// Records a failed attempt. The latest attempt is kept; which one that is does not depend on the order of arrival.

@@ -75,6 +75,10 @@ fn report(task: &Task, way: &mut Vec<Step>, chance: &mut Chance, events: &mut Ve
         ));
     }
     if chance.one_in(5) {
+        let attempts = i32::try_from(chance.below(4)).unwrap();
+        events.push((way.clone(), EventKind::Started { attempts }));
+    }
+    if chance.one_in(5) {
         let attempts = Some(i32::try_from(chance.below(4)).unwrap());
         events.push((
             way.clone(),
@@ -268,7 +272,9 @@ impl Model {
             match kind {
                 EventKind::Complete => model.done.insert(path),
                 EventKind::Failed(_) => model.failed.insert(path),
-                EventKind::Progress(_) | EventKind::Retry { .. } => model.under_way.insert(path),
+                EventKind::Progress(_) | EventKind::Started { .. } | EventKind::Retry { .. } => {
+                    model.under_way.insert(path)
+                }
             };
         }
         model

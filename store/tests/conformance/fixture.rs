@@ -7,7 +7,8 @@ use contract::rest::{Job, Task, TaskState};
 use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
 use store::{
     Cancellation, Change, Creation, EventKind, Incarnation, JobRequest, OutboxMessage,
-    Prerequisite, Recorded, StartCondition, Store, StoreOptions, TrackingEvent, Transition,
+    Prerequisite, Recorded, StartCondition, Store, StoreOptions, TaskAnswer, TrackingEvent,
+    Transition,
 };
 
 pub const MINUTE: Duration = Duration::from_mins(1);
@@ -142,14 +143,24 @@ impl TestStore {
     }
 
     pub async fn task(&self, job: impl JobRef, path: &[u32]) -> Task {
-        let task = self.store.task(&job.partition(), &job.job(), path).await;
-        task.unwrap().unwrap()
+        match self.task_answer(job, path).await {
+            TaskAnswer::Task(task) => *task,
+            other => panic!("{path:?}: {other:?}"),
+        }
     }
 
-    /// Returns the status of the task, `None` if nothing is known about it.
+    /// Returns the status of the task, `None` if there is no such task or job.
     pub async fn task_status(&self, job: impl JobRef, path: &[u32]) -> Option<TaskState> {
-        let task = self.store.task(&job.partition(), &job.job(), path).await;
-        task.unwrap().map(|task| task.status)
+        match self.task_answer(job, path).await {
+            TaskAnswer::Task(task) => Some(task.status),
+            TaskAnswer::NoTask | TaskAnswer::NoJob => None,
+            TaskAnswer::NotKnown => panic!("{path:?} is not known"),
+        }
+    }
+
+    pub async fn task_answer(&self, job: impl JobRef, path: &[u32]) -> TaskAnswer {
+        let answer = self.store.task(&job.partition(), &job.job(), path).await;
+        answer.unwrap()
     }
 
     /// Records one event of a task, or of the job itself where the path is empty.

@@ -1,11 +1,14 @@
 //! The ledger: how reports about tasks determine the state of their job.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use contract::rest::TaskState;
 use contract::{JobStatus, JobTaskId, OnFailure};
 use futures_util::future::join_all;
-use store::{EventKind, Incarnation, JobQuery, JobRequest, StoreOptions, TrackingEvent};
+use store::{
+    EventKind, Incarnation, JobQuery, JobRequest, StoreOptions, TaskAnswer, TrackingEvent,
+};
 
 use crate::fixture::{TestStore, event, failed, failure, request};
 
@@ -22,6 +25,8 @@ suite![
     split_of_ten_thousand_tasks_takes_at_most_three_rows,
     tasks_on_the_deepest_level_are_counted,
     reports_of_unknown_jobs_are_ignored,
+    task_that_runs_is_active_and_so_is_its_job,
+    task_that_never_existed_is_not_found_in_an_ended_job,
 ];
 
 async fn job_completes_when_all_tasks_are_reported_in_any_order_and_repeatedly(
@@ -515,4 +520,95 @@ async fn create_continuing(store: &TestStore, job: &str) -> Incarnation {
             ..request(job)
         })
         .await
+}
+
+async fn task_that_runs_is_active_and_so_is_its_job(store: TestStore) {
+    let started = |attempts| EventKind::Started { attempts };
+    let failed_once = || EventKind::Retry {
+        attempts: Some(1),
+        failure: Some(failure("SLOW")),
+    };
+    // The job's own task, and a subtask.
+    for (job, path, numbers) in [("own", "", &[][..]), ("sub", "2", &[2])] {
+        let incarnation = store.started(job).await;
+        let state = async || {
+            let task = store.task(&incarnation, numbers).await;
+            (task.status, task.attempts, task.failure.is_some())
+        };
+        store.report(&incarnation, path, started(0)).await;
+        let now = store.job(&incarnation).await;
+        assert_eq!(
+            (now.status, now.percentage_complete),
+            (JobStatus::Active, 0.0)
+        );
+        assert_eq!(state().await, (TaskState::Active, None, false));
+        assert!(store.task(&incarnation, numbers).await.since > Some(0));
+        store.report(&incarnation, path, failed_once()).await;
+        // Repeated and late.
+        store.report(&incarnation, path, started(0)).await;
+        assert_eq!(state().await, (TaskState::Retrying, Some(1), true));
+        store.report(&incarnation, path, started(1)).await;
+        store.report(&incarnation, path, failed_once()).await;
+        assert_eq!(state().await, (TaskState::Active, Some(1), true));
+        store.report(&incarnation, path, failed("BROKEN")).await;
+        store.report(&incarnation, path, started(2)).await;
+        assert_eq!(state().await, (TaskState::Failed, Some(2), true));
+    }
+    let incarnation = store.started("done").await;
+    store.complete(&incarnation, &["2"]).await;
+    let before = store.job(&incarnation).await;
+    store.report(&incarnation, "2", started(0)).await;
+    assert_eq!(store.job(&incarnation).await, before);
+    let state = store.task_status(&incarnation, &[2]).await;
+    assert_eq!(state, Some(TaskState::Completed));
+}
+
+async fn task_that_never_existed_is_not_found_in_an_ended_job(mut store: TestStore) {
+    store
+        .reopen_with(StoreOptions {
+            failed_tables_kept: Duration::ZERO,
+            ..StoreOptions::default()
+        })
+        .await;
+    let whole = store.create("whole").await;
+    store.complete(&whole, &[""]).await;
+    let at_once = store.create("at-once").await;
+    store.complete(&at_once, &["1", "2", "3*"]).await;
+    let split = store.create("split").await;
+    store.complete(&split, &["1"]).await;
+    store.complete(&split, &["2", "3*"]).await;
+    let broken = store.create("broken").await;
+    store.complete(&broken, &["1", "3*"]).await;
+    store.report(&broken, "2", failed("BROKEN")).await;
+    let cancelled = store.create("cancelled").await;
+    store.complete(&cancelled, &["1"]).await;
+    store.cancel(&cancelled).await;
+    while store.sweep().await.unwrap().tables > 0 {}
+
+    let told = async |incarnation: &Incarnation, path: &[u32]| match store
+        .task_answer(incarnation, path)
+        .await
+    {
+        TaskAnswer::Task(task) if task.remark.is_some() => format!("{:?}?", task.status),
+        TaskAnswer::Task(task) => format!("{:?}", task.status),
+        other => format!("{other:?}"),
+    };
+    for (incarnation, path, expected) in [
+        (&whole, &[1][..], "NoTask"),
+        (&at_once, &[3], "Completed"),
+        (&at_once, &[4], "NoTask"),
+        (&split, &[], "Completed"),
+        (&split, &[3], "Completed"),
+        (&split, &[4], "NoTask"),
+        (&split, &[4, 1], "NoTask"),
+        (&split, &[1, 7], "Completed?"),
+        (&broken, &[], "Failed"),
+        (&broken, &[2], "Failed"),
+        (&broken, &[1], "NotKnown"),
+        (&broken, &[4], "NoTask"),
+        (&cancelled, &[1], "NotKnown"),
+    ] {
+        let (job, told) = (&incarnation.job, told(incarnation, path).await);
+        assert_eq!(told, expected, "{job} {path:?}");
+    }
 }

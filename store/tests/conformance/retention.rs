@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use contract::JobStatus;
 use contract::rest::TaskState;
-use store::{StoreOptions, Swept};
+use store::{StoreOptions, Swept, TaskAnswer};
 
 use crate::fixture::{TestStore, event, failed};
 
@@ -88,7 +88,8 @@ async fn sweep_removes_failed_tables_and_past_incarnations_after_their_retention
         store.task_status(&incarnation, &[2]).await,
         Some(TaskState::Failed)
     );
-    assert_eq!(store.task_status(&incarnation, &[1]).await, None);
+    let answer = store.task_answer(&incarnation, &[1]).await;
+    assert_eq!(answer, TaskAnswer::NotKnown);
     let late = [event(&incarnation, "3", failed("LATE"))];
     assert_eq!(store.record(&late).await.unwrap().ignored, 1);
     assert_eq!(store.job(&incarnation).await, job);
