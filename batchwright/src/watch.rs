@@ -214,7 +214,9 @@ mod tests {
     fn error(status: u16, message: &str) -> String {
         let body = serde_json::json!({ "message": message }).to_string();
         let length = body.len();
-        format!("HTTP/1.1 {status} No\r\ncontent-length: {length}\r\n\r\n{body}")
+        format!(
+            "HTTP/1.1 {status} No\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        )
     }
 
     /// Follows a job at a server that sends these responses, one per connection, and closes each connection after it.
