@@ -15,7 +15,7 @@ const READER_GONE: u8 = 128 + 13;
 
 /// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write to standard output: {0}")]
+#[error("cannot write to standard output")]
 pub struct Unwritten(#[from] io::Error);
 
 /// Writes one line to standard output, and ends the function with an error if that fails.

@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use framework::broker::amqp::Amqp;
-use framework::broker::embedded::Embedded;
+use framework::broker::embedded::{Embedded, EmbeddedOptions};
 use framework::broker::{Broker, BrokerError};
+use framework::health::Health;
 use framework::{Runtime, Settings, Worker};
 use job_service::{BASE_PATH, ServiceOptions};
 use store::{Store, StoreError};
@@ -66,6 +67,9 @@ pub enum StackError {
     /// The store cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The process cannot go on, for example because one of its loops panics again and again.
+    #[error("the process cannot go on: {0}")]
+    GaveUp(String),
     /// A role ended although the stack was not asked to stop.
     #[error("{role} ended unexpectedly: {reason}")]
     Ended {
@@ -89,6 +93,8 @@ impl Stack {
     #[must_use]
     pub fn worker<W: Worker>(mut self, settings: Settings, worker: W) -> Self {
         let name = settings.name.clone();
+        let health = self.options.health.clone();
+        let settings = Settings { health, ..settings };
         let start =
             |broker, stop| roles::worker_role(Runtime::new(settings, broker).worker(worker), stop);
         self.workers.push(AddedWorker {
@@ -125,10 +131,11 @@ impl Stack {
             store,
             splits: Arc::default(),
             reports: Arc::default(),
-            workers: Group::new(ended.clone()),
-            tracking: Group::new(ended.clone()),
-            service: Group::new(ended),
+            workers: Group::new(ended.clone(), options.health.clone()),
+            tracking: Group::new(ended.clone(), options.health.clone()),
+            service: Group::new(ended, options.health.clone()),
             ends,
+            health: options.health.clone(),
         };
         running.start_roles(&options, workers, listener);
         running.start_sweep(embedded);
@@ -151,7 +158,11 @@ async fn open_broker(
     if let Some(amqp) = options.amqp() {
         return Ok((Arc::new(Amqp::connect(amqp)?), None));
     }
-    let embedded = Arc::new(Embedded::open_with(&options.data, options.embedded).await?);
+    let embedded_options = EmbeddedOptions {
+        health: options.health.clone(),
+        ..options.embedded.clone()
+    };
+    let embedded = Arc::new(Embedded::open_with(&options.data, embedded_options).await?);
     Ok((Arc::clone(&embedded) as Arc<dyn Broker>, Some(embedded)))
 }
 
@@ -186,6 +197,7 @@ pub struct Running {
     tracking: Group,
     service: Group,
     ends: mpsc::Receiver<(String, String)>,
+    health: Health,
 }
 
 impl Running {
@@ -215,7 +227,8 @@ impl Running {
 
     fn start_sweep(&self, embedded: Option<Arc<Embedded>>) {
         if let (Some(embedded), Some(store)) = (embedded, self.store.clone()) {
-            let role = sweep::sweep(embedded, store, self.service.token());
+            let health = self.health.clone();
+            let role = sweep::sweep(embedded, store, health, self.service.token());
             self.service.run("sweep", role);
         }
     }
@@ -296,17 +309,26 @@ impl Running {
         &self.reports
     }
 
-    /// Runs until the process receives SIGINT or SIGTERM, or until a role ends unexpectedly, which is an error.
+    /// Returns what this process can do: its outages and degradations.
+    pub const fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// Runs until the process receives SIGINT or SIGTERM, until a role ends unexpectedly, which is an error, or until the
+    /// process gives up, which is one, too.
     pub async fn until_asked_to_stop(mut self) -> Result<(), StackError> {
         let ended = tokio::select! {
-            () = framework::runtime::stop_signal() => None,
-            ended = self.ends.recv() => ended,
+            // First, because it is what makes the roles end.
+            biased;
+            reason = self.health.given_up() => Err(StackError::GaveUp(reason)),
+            () = framework::runtime::stop_signal() => Ok(()),
+            Some((role, reason)) = self.ends.recv() => Err(match self.health.given_up_now() {
+                Some(reason) => StackError::GaveUp(reason),
+                None => StackError::Ended { role, reason },
+            }),
         };
         self.stop().await;
-        match ended {
-            Some((role, reason)) => Err(StackError::Ended { role, reason }),
-            None => Ok(()),
-        }
+        ended
     }
 
     /// Stops workers, tracking worker, job service, broker and store, in this order.

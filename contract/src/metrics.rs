@@ -111,7 +111,7 @@ metrics! {
     CONFIRM_SECONDS = "batchwright_confirm_seconds", TIMES, [],
         "Time until the broker responded.";
     BROKER_STATE = "batchwright_broker_state", GAUGE, ["state"],
-        "1 for the present state of the broker: `connected`, `impaired`, `blocked`, `connecting` or `closed`; 0 for the others.";
+        "1 for the present state of the broker: `connected`, `impaired`, `blocked`, `refusing`, `connecting` or `closed`; 0 for the others.";
     BROKER_RECONNECTS = "batchwright_broker_reconnects_total", COUNTER, ["connection"],
         "Connections to RabbitMQ that replaced a lost one.";
     EMBEDDED_MESSAGES = "batchwright_embedded_broker_messages", GAUGE, [],

@@ -118,6 +118,7 @@ impl BrokerState {
             Self::Impaired(_) => "impaired",
             Self::Connecting(_) => "connecting",
             Self::Blocked(_) => "blocked",
+            Self::Refusing(_) => "refusing",
             Self::Closed => "closed",
         }
     }
@@ -132,8 +133,11 @@ pub enum BrokerState {
     Impaired(String),
     /// Not connected, for this reason. The broker keeps trying to connect.
     Connecting(String),
-    /// Connected, but the broker accepts no messages for this reason, e.g. because it lacks memory or disk space.
+    /// Connected, but the broker accepts no messages for this reason, e.g. because it lacks memory or disk space. It does
+    /// again when consumers have made room.
     Blocked(String),
+    /// The broker can store nothing at all for this reason: its disk refuses every change.
+    Refusing(String),
     /// The broker was closed.
     Closed,
 }

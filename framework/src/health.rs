@@ -12,8 +12,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use contract::metrics::DEGRADED;
 use metrics::gauge;
 use tokio::sync::watch;
+
+use crate::meters;
 
 /// What this process can do at the moment. Clones share their state: give the same one to everything in a process.
 #[derive(Clone, Default)]
@@ -161,10 +164,12 @@ impl Health {
     /// Returns once this process cannot go on, and why.
     pub async fn given_up(&self) -> String {
         let mut given_up = self.0.given_up.subscribe();
-        match given_up.wait_for(Option::is_some).await {
-            Ok(reason) => reason.clone().unwrap_or_default(),
+        let reason = given_up.wait_for(Option::is_some).await;
+        let reason = reason.ok().and_then(|reason| reason.clone());
+        match reason {
+            Some(reason) => reason,
             // The sender lives as long as `self`.
-            Err(_) => std::future::pending().await,
+            None => std::future::pending().await,
         }
     }
 
@@ -183,7 +188,8 @@ impl State {
     fn show(&self, name: &'static str) {
         let sources = self.degradations.keys().filter(|(known, _)| *known == name);
         let count = u32::try_from(sources.count()).unwrap_or(u32::MAX);
-        gauge!("batchwright_degraded", "reason" => name).set(count);
+        meters::install();
+        gauge!(DEGRADED, "reason" => name).set(count);
     }
 }
 

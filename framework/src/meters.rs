@@ -171,7 +171,14 @@ pub(crate) fn counter_of(
 pub(crate) fn set_broker_state(present: &str) {
     // The process shows them before it publishes.
     Publishing::meters();
-    for state in ["connected", "impaired", "blocked", "connecting", "closed"] {
+    for state in [
+        "connected",
+        "impaired",
+        "blocked",
+        "refusing",
+        "connecting",
+        "closed",
+    ] {
         gauge!(BROKER_STATE, "state" => state).set(f64::from(u8::from(state == present)));
     }
 }

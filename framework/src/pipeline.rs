@@ -29,10 +29,11 @@ pub(crate) mod in_flight;
 pub(crate) mod quarantine_loop;
 pub(crate) mod window;
 
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use contract::{
     ReportStatus, ReservedPipes, TaskMessage, TrackingReport, patch_tracking, same_pipe,
 };
@@ -40,7 +41,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 
 use crate::RetryPolicy;
 use crate::announcement::announce_quarantine;
@@ -58,6 +59,7 @@ use crate::steps::quarantine::{Quarantine, Standing};
 use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer, Reports};
 use crate::steps::routing::{Admission, JobKnowledge, admit, check_forward, diverted_report};
 use crate::steps::status_check::StatusChecker;
+use crate::supervision::panic_text;
 use crate::trace::{Span, TraceContext};
 
 /// The pause before a delivery that could not be processed comes again.
@@ -114,13 +116,16 @@ impl<H: BatchHandler> Pipeline<H> {
     /// Processes deliveries from their arrival until they are settled. Drops the slot once the handler has decided, so
     /// that other deliveries are handled while the outputs of these are published.
     pub async fn process<S: Send>(&self, deliveries: Vec<Delivery>, slot: S) {
-        let count = deliveries.len();
-        let _open = self.counters.begun.now();
-        let received: Vec<Received> = concurrently(deliveries, |delivery| self.receive(delivery))
-            .await
-            .into_iter()
-            .flatten()
-            .collect();
+        let _open = self.open.until_done(deliveries.len());
+        let _begun = self.counters.begun.now();
+        let received: Vec<Received> = concurrently(deliveries, |delivery| {
+            unless_it_panics(delivery.body.clone(), self.receive(delivery))
+        })
+        .await
+        .into_iter()
+        .flatten()
+        .flatten()
+        .collect();
         if !received.is_empty() {
             let dispositions = match &received[..] {
                 [one] => Arc::clone(&one.message).scope(self.handle(&received)).await,
@@ -129,12 +134,15 @@ impl<H: BatchHandler> Pipeline<H> {
             };
             drop(slot);
             let decided = received.into_iter().zip(dispositions).collect();
-            concurrently(decided, |(received, disposition)| {
-                Arc::clone(&received.message).scope(self.apply(received, disposition))
+            concurrently(decided, |(received, disposition): (Received, _)| {
+                let (body, message) = (
+                    received.delivery.body.clone(),
+                    Arc::clone(&received.message),
+                );
+                unless_it_panics(body, message.scope(self.apply(received, disposition)))
             })
             .await;
         }
-        self.open.remove(count);
     }
 
     /// Decodes, checks and admits a delivery. Returns it if the handler must decide about it; settles it otherwise.
@@ -241,11 +249,6 @@ impl<H: BatchHandler> Pipeline<H> {
 
     /// Lets the handler decide. Deliveries without a decision, for example after a panic, are redelivered.
     async fn handle(&self, received: &[Received]) -> Vec<Disposition> {
-        if let [poison] = received
-            && poison.standing.is_poison()
-        {
-            return vec![self.handler.reject_poison(poison)];
-        }
         // Deliveries that are handled one by one have spans of their own.
         let _span = (self.handler.max_batch() > 1).then(|| {
             let contexts = received.iter().filter_map(|one| one.message.span.context());
@@ -261,9 +264,16 @@ impl<H: BatchHandler> Pipeline<H> {
         });
         let publisher = Publisher(Arc::clone(&self.broker));
         let begun = Instant::now();
-        let handling = AssertUnwindSafe(self.handler.handle(received, &publisher)).catch_unwind();
+        let decide = async {
+            match received {
+                [poison] if poison.standing.is_poison() => vec![self.handler.reject_poison(poison)],
+                _ => self.handler.handle(received, &publisher).await,
+            }
+        };
+        let handling = AssertUnwindSafe(decide).catch_unwind();
         let handled = if let [only] = received
             && let Standing::Isolated { crash_count } = only.standing
+            && !only.standing.is_poison()
         {
             warn!(crashes = crash_count, "a quarantined message runs alone");
             let Some(handled) = self.abort.run_until_cancelled(handling).await else {
@@ -277,7 +287,19 @@ impl<H: BatchHandler> Pipeline<H> {
             handling.await
         };
         self.counters.handling.record(begun.elapsed());
-        let mut dispositions = handled.unwrap_or_else(|_| Vec::new());
+        let mut dispositions = handled.unwrap_or_else(|panic| {
+            let panic = panic_text(&*panic);
+            match received {
+                // The lines about a single message have its ids.
+                [_] => error!(panic, "handling a delivery has panicked; it comes again"),
+                many => {
+                    for Received { message, .. } in many {
+                        error!(task = %message.task_id, job = message.job_task_id(), panic, "handling a delivery has panicked; it comes again");
+                    }
+                }
+            }
+            Vec::new()
+        });
         dispositions.resize_with(received.len(), || {
             Disposition::Redeliver("the handler made no decision".to_owned())
         });
@@ -548,6 +570,28 @@ impl<H: BatchHandler> Pipeline<H> {
 
     async fn publish(&self, message: Outgoing) -> Result<(), Unsettled> {
         Ok(self.broker.publish(message).await?)
+    }
+}
+
+/// Takes a step with a delivery that has this body. If the step panics, this logs the task and returns `None`. The delivery
+/// was dropped then, which lets it come again.
+async fn unless_it_panics<T>(body: Bytes, step: impl Future<Output = T>) -> Option<T> {
+    match AssertUnwindSafe(step).catch_unwind().await {
+        Ok(result) => Some(result),
+        Err(panic) => {
+            // Decoding it may be what has panicked.
+            let message = catch_unwind(|| TaskMessage::decode(&body)).ok();
+            let message = message.and_then(Result::ok);
+            let task = message.as_ref().map(|message| message.task_id.as_str());
+            let job = message.as_ref().and_then(TaskMessage::job_task_id);
+            error!(
+                task,
+                job,
+                panic = panic_text(&*panic),
+                "processing a delivery has panicked; it comes again"
+            );
+            None
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::info;
@@ -16,10 +16,11 @@ use crate::config::env::{EnvValue, Variables};
 use crate::config::{Settings, SettingsError};
 use crate::context::Shared;
 use crate::handler::BatchHandler;
+use crate::health::{Source, Trouble};
 use crate::log::{self, LogFormat};
 use crate::meters::{self, Counters};
 use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
-use crate::pipeline::in_flight::InFlight;
+use crate::pipeline::in_flight::{InFlight, Taken};
 use crate::pipeline::window::{self, Window};
 use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
 use crate::steps::discards::Discards;
@@ -27,7 +28,8 @@ use crate::steps::output::WorkerIdentity;
 use crate::steps::quarantine::Quarantine;
 use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer};
 use crate::steps::status_check::StatusChecker;
-use crate::telemetry::{self, Health};
+use crate::supervision::supervise;
+use crate::telemetry::{self, Checks, Endpoint};
 use crate::trace;
 
 /// Settings and a broker. Add a worker or a handler to get a [`WorkerService`].
@@ -60,6 +62,9 @@ pub enum RuntimeError {
     /// The address for health checks and metrics cannot be bound.
     #[error("{0}")]
     Listen(String),
+    /// The process cannot go on, for example because one of its loops panics again and again.
+    #[error("{0}")]
+    GaveUp(String),
 }
 
 impl Runtime {
@@ -127,6 +132,7 @@ impl Runtime {
             max_priority,
             tls: settings.tls.clone(),
             name: settings.name.clone(),
+            health: settings.health.clone(),
             ..AmqpOptions::new(broker.value)
         };
         Ok(Self {
@@ -194,7 +200,14 @@ impl Runtime {
         let counters = Counters::of(&name);
         let status = StatusChecker::new(status_check_limit, tls, clock, tasks)
             .with_origins(status_origins, refused)
-            .with_health(health, &name);
+            .with_health(health.clone(), &name);
+        let reports = ReportBuffer::start(
+            Arc::clone(&self.broker),
+            Arc::clone(open),
+            tasks,
+            health,
+            format!("{name}: reports"),
+        );
         Shared {
             identity: Arc::new(WorkerIdentity {
                 name,
@@ -205,7 +218,7 @@ impl Runtime {
                 clock,
             }),
             broker: Arc::clone(&self.broker),
-            reports: ReportBuffer::start(Arc::clone(&self.broker), Arc::clone(open), tasks),
+            reports,
             status,
             depths: Arc::default(),
             reserved: Arc::new(self.settings.all_reserved_pipes()),
@@ -238,7 +251,8 @@ impl<H: BatchHandler> WorkerService<H> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the runtime cannot start: the broker or the address to listen on cannot be used.
+    /// Returns an error if the runtime cannot start, because the broker or the address to listen on cannot be used, and
+    /// if the process gives up ([`Settings::health`]).
     pub async fn run_until(self, stop: CancellationToken) -> Result<(), RuntimeError> {
         let Self {
             runtime,
@@ -291,19 +305,21 @@ impl<H: BatchHandler> WorkerService<H> {
         let (consuming, is_consuming) = watch::channel(true);
         // Ends the side tasks, which work until the last delivery is settled.
         let end = CancellationToken::new();
+        let unready = tell_unready(&pipeline, &settings);
         if let Some(listener) = listener {
-            serve_health(&pipeline, listener, is_consuming, &end, &tasks);
+            serve_health(&pipeline, &settings, listener, is_consuming, &end, &tasks);
         }
-        listen_to_announcements(&pipeline, &end, &tasks);
-        let taking = async {
-            tokio::select! {
-                () = in_flight.consume(&pipeline, consumer, window, unavailable) => {}
-                () = quarantine_loop::run(&pipeline, &in_flight) => {}
-            }
+        listen_to_announcements(&pipeline, &settings, &end, &tasks);
+        let taken = Taken::by(consumer, window);
+        let taking = take_deliveries(&pipeline, &in_flight, taken, unavailable, &settings, &stop);
+        let given_up = tokio::select! {
+            // First, because a broker that gives up also ends the taking of deliveries.
+            biased;
+            reason = settings.health.given_up() => Some(reason),
+            _ = stop.run_until_cancelled(taking) => settings.health.given_up_now(),
         };
-        stop.run_until_cancelled(taking).await;
         consuming.send_replace(false);
-        drop(pipeline);
+        drop((pipeline, unready));
         in_flight.drain(&settings, &shutdown).await;
         end.cancel();
         tasks.close();
@@ -313,8 +329,46 @@ impl<H: BatchHandler> WorkerService<H> {
             trace::flush().await;
         }
         log::flush();
-        Ok(())
+        given_up
+            .or_else(|| settings.health.given_up_now())
+            .map_or(Ok(()), |reason| Err(RuntimeError::GaveUp(reason)))
     }
+}
+
+/// Takes deliveries, and quarantined messages beside them, until the broker is closed.
+async fn take_deliveries<H: BatchHandler>(
+    pipeline: &Arc<Pipeline<H>>,
+    in_flight: &InFlight,
+    taken: Taken,
+    unavailable: watch::Receiver<Option<String>>,
+    settings: &Settings,
+    stop: &CancellationToken,
+) {
+    let (health, name) = (&settings.health, &settings.name);
+    let (deliveries, quarantine) = (format!("{name}: deliveries"), format!("{name}: quarantine"));
+    let taken = Mutex::new(taken);
+    let take = || async {
+        let mut taken = taken.lock().await;
+        in_flight
+            .consume(pipeline, &mut taken, unavailable.clone())
+            .await;
+    };
+    let isolate = || quarantine_loop::run(pipeline, in_flight);
+    tokio::select! {
+        _ = supervise(health, &deliveries, stop, take) => {}
+        _ = supervise(health, &quarantine, stop, isolate) => {}
+    }
+}
+
+/// Tells the health checks of the whole process why the handler cannot work, while it cannot.
+fn tell_unready<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, settings: &Settings) -> Source {
+    // Weak: the end of the pipeline is the end of the report buffer.
+    let (weak, name) = (Arc::downgrade(pipeline), settings.name.clone());
+    settings.health.ask(move || {
+        let reason = weak.upgrade()?.handler.unready_reason()?;
+        let name = name.clone();
+        Some(Trouble { name, reason })
+    })
 }
 
 fn pipeline<H>(
@@ -347,35 +401,42 @@ fn pipeline<H>(
     }
 }
 
-fn serve_health<H: BatchHandler>(
-    pipeline: &Arc<Pipeline<H>>,
+fn serve_health<H>(
+    pipeline: &Pipeline<H>,
+    settings: &Settings,
     listener: TcpListener,
     is_consuming: watch::Receiver<bool>,
     end: &CancellationToken,
     tasks: &TaskTracker,
 ) {
-    // Weak: the endpoint outlives the pipeline, whose end is the end of the report buffer.
-    let weak = Arc::downgrade(pipeline);
-    let unready_reason = move || {
-        weak.upgrade()
-            .and_then(|pipeline| pipeline.handler.unready_reason())
+    let health = settings.health.clone();
+    let endpoint = Endpoint {
+        listener: Arc::new(listener),
+        checks: Checks {
+            worker: settings.name.clone(),
+            broker: Arc::clone(&pipeline.broker),
+            health: health.clone(),
+            is_consuming,
+        },
     };
-    let health = Health {
-        broker: Arc::clone(&pipeline.broker),
-        unready_reason: Arc::new(unready_reason),
-        is_consuming,
-    };
-    tasks.spawn(telemetry::serve(listener, health, end.clone()));
+    let (name, end) = (format!("{}: health endpoint", settings.name), end.clone());
+    tasks.spawn(
+        async move { supervise(&health, &name, &end, || endpoint.serve(end.clone())).await },
+    );
 }
 
 fn listen_to_announcements<H>(
     pipeline: &Pipeline<H>,
+    settings: &Settings,
     end: &CancellationToken,
     tasks: &TaskTracker,
 ) {
     let (status, broker) = (pipeline.status.clone(), Arc::clone(&pipeline.broker));
-    let end = end.clone();
-    tasks.spawn(async move { status.listen(&*broker, &end).await });
+    let (health, end) = (settings.health.clone(), end.clone());
+    let name = format!("{}: announcements", settings.name);
+    tasks.spawn(
+        async move { supervise(&health, &name, &end, || status.listen(&*broker, &end)).await },
+    );
 }
 
 /// Waits until the process is asked to stop: `SIGTERM` or Ctrl-C.

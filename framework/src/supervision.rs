@@ -42,7 +42,11 @@ pub async fn supervise<F: Future>(
     let mut delays = DELAYS.delays();
     loop {
         // The call itself may panic, too.
-        let run = AssertUnwindSafe(async { run(health, name, begin()).await });
+        let run = AssertUnwindSafe(async {
+            #[cfg(any(test, feature = "internals"))]
+            health.begins(name);
+            run(health, name, Box::pin(begin())).await
+        });
         let panic = match run.catch_unwind().await {
             Ok(result) => return Some(result),
             Err(panic) => panic,
@@ -71,12 +75,56 @@ pub async fn supervise<F: Future>(
     }
 }
 
+/// Runs what cannot begin again, because nobody knows what its state is worth after a panic. If it panics, the process
+/// gives up, and this returns `None`.
+pub async fn run_or_give_up<F: Future>(
+    health: &Health,
+    name: &str,
+    future: F,
+) -> Option<F::Output> {
+    match AssertUnwindSafe(run(health, name, Box::pin(future)))
+        .catch_unwind()
+        .await
+    {
+        Ok(result) => Some(result),
+        Err(panic) => {
+            let panic = panic_text(&*panic);
+            error!(
+                name,
+                panic, "a panic that only a new process can mend; the process ends"
+            );
+            health.give_up(format!("{name} has panicked: {panic}"));
+            None
+        }
+    }
+}
+
+/// Makes the process give up if it is dropped by a panic. As a local value it is dropped before what the function was given,
+/// so nobody who notices that this is gone takes it for an end in order.
+#[derive(Debug)]
+pub(crate) struct LastWill<'a> {
+    pub health: &'a Health,
+    pub name: &'static str,
+}
+
+impl Drop for LastWill<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.health.give_up(format!("{} has panicked", self.name));
+        }
+    }
+}
+
 #[cfg(any(test, feature = "internals"))]
 async fn run<F: Future>(health: &Health, name: &str, future: F) -> F::Output {
-    health.begins(name);
+    // It panics while the future is alive, as a panic of its own would.
+    let panicking = async {
+        health.planned_panic(name).await;
+        std::panic::resume_unwind(Box::new("a planned panic"))
+    };
     tokio::select! {
         biased;
-        () = health.planned_panic(name) => panic!("a planned panic"),
+        never = panicking => never,
         result = future => result,
     }
 }

@@ -14,6 +14,7 @@ use crate::clock::Clock;
 use crate::config::Route;
 use crate::context::Shared;
 use crate::current::CurrentMessage;
+use crate::health::Health;
 use crate::meters::Counters;
 use crate::steps::output::{WorkerIdentity, new_message};
 use crate::steps::report_buffer::ReportBuffer;
@@ -87,7 +88,13 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
             route: Route::Direct,
             clock: Clock::system(),
         }),
-        reports: ReportBuffer::start(Arc::clone(&broker), Arc::default(), &tasks),
+        reports: ReportBuffer::start(
+            Arc::clone(&broker),
+            Arc::default(),
+            &tasks,
+            Health::default(),
+            "reports".into(),
+        ),
         broker,
         status: StatusChecker::new(
             Duration::from_secs(1),

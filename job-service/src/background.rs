@@ -15,24 +15,35 @@ mod wakeup;
 use std::sync::Arc;
 
 use framework::broker::Broker;
+use framework::supervision::supervise;
 use store::Store;
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use self::relay::Relay;
 use crate::options::ServiceOptions;
 pub use wakeup::backoff;
 
-/// Runs all background tasks until `shutdown` is cancelled.
+/// Runs all background tasks until `shutdown` is cancelled. Each begins again after a panic ([`supervise`]).
 pub async fn run(
     store: &Store,
     broker: &Arc<dyn Broker>,
     options: &ServiceOptions,
     shutdown: &CancellationToken,
 ) {
-    let reserved = options.all_reserved_pipes();
+    let (health, reserved) = (&options.health, options.all_reserved_pipes());
+    // It knows what it has leased and what is confirmed, also after a panic.
+    let relay = Mutex::new(Relay::new(store, broker.as_ref(), &reserved, health));
+    let send = || async { relay.lock().await.run(shutdown).await };
+    let park = || parked_in::run(store, broker, options, shutdown);
+    let (unpark, sweep) = (
+        || parked_out::run(store, shutdown),
+        || sweeper::run(store, shutdown),
+    );
     tokio::join!(
-        relay::run(store, broker.as_ref(), &reserved, shutdown),
-        parked_in::run(store, broker, options, shutdown),
-        parked_out::run(store, shutdown),
-        sweeper::run(store, shutdown)
+        supervise(health, "job-service: relay", shutdown, send),
+        supervise(health, "job-service: parked tasks", shutdown, park),
+        supervise(health, "job-service: resumed tasks", shutdown, unpark),
+        supervise(health, "job-service: sweeper", shutdown, sweep),
     );
 }

@@ -74,7 +74,7 @@ impl JobService {
     ///
     /// # Errors
     ///
-    /// Returns the error of the listener.
+    /// Returns the error of the listener, and why the process gives up if it does ([`ServiceOptions::health`]).
     pub async fn serve(
         &self,
         listener: TcpListener,
@@ -96,9 +96,13 @@ impl JobService {
         );
         let router = routes::router(Arc::clone(&self.0), Some(listener.local_addr()?));
         let shutting_down = &self.0.shutting_down;
-        let server = server::serve(listener, router, &self.0.options.limits, shutting_down);
+        let (health, limits) = (&self.0.options.health, &self.0.options.limits);
+        let server = server::serve(listener, router, limits, health, shutting_down);
         let drained = async {
-            shutdown.cancelled().await;
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                _ = health.given_up() => {}
+            }
             shutting_down.cancel();
             tokio::time::sleep(DRAIN_LIMIT).await;
         };
@@ -111,7 +115,9 @@ impl JobService {
         background.cancel();
         self.0.watched_jobs.stop().await;
         tracker.wait().await;
-        Ok(())
+        health
+            .given_up_now()
+            .map_or(Ok(()), |reason| Err(io::Error::other(reason)))
     }
 
     /// Runs the background tasks until `shutdown` is cancelled: relays the outbox, parks and returns the tasks of paused jobs,

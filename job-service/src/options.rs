@@ -5,6 +5,7 @@ use std::time::Duration;
 use contract::rest::{Expiry, MAX_BODY_BYTES};
 use contract::{PipePurpose, ReservedPipes};
 use framework::config::StatusOrigins;
+use framework::health::Health;
 use framework::tls::Tls;
 
 use crate::access::{AllowedHost, AllowedOrigin};
@@ -55,6 +56,8 @@ pub struct ServiceOptions {
     pub job_types: JobTypes,
     /// The retention of finished jobs, where a job does not set its own.
     pub expiry: Expiry,
+    /// What the process can do. Everything in a process shares one.
+    pub health: Health,
 }
 
 impl ServiceOptions {
@@ -126,6 +129,7 @@ impl Default for ServiceOptions {
             limits: Limits::default(),
             job_types: JobTypes::default(),
             expiry: Expiry::default(),
+            health: Health::default(),
         }
     }
 }

@@ -22,6 +22,8 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use framework::health::Health;
+use framework::supervision::supervise;
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -54,30 +56,50 @@ pub async fn serve(
     listener: TcpListener,
     router: Router,
     limits: &Limits,
+    health: &Health,
     stop: &CancellationToken,
 ) {
-    let connections = Connections::new(limits.connections);
-    let tracker = TaskTracker::new();
-    while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
-        let socket = match accepted {
-            Ok((socket, _)) => socket,
-            Err(error) => {
-                connections.recover_from(&error).await;
-                continue;
+    let server = Server {
+        connections: Connections::new(limits.connections),
+        tracker: TaskTracker::new(),
+        router,
+        head_time: limits.head_time,
+    };
+    let accept = || server.accept(&listener, stop);
+    supervise(health, "job-service: connections", stop, accept).await;
+    drop(listener);
+    server.tracker.close();
+    server.tracker.wait().await;
+}
+
+struct Server {
+    connections: Connections,
+    tracker: TaskTracker,
+    router: Router,
+    head_time: Duration,
+}
+
+impl Server {
+    /// Accepts connections until `stop` is cancelled.
+    async fn accept(&self, listener: &TcpListener, stop: &CancellationToken) {
+        while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
+            let socket = match accepted {
+                Ok((socket, _)) => socket,
+                Err(error) => {
+                    self.connections.recover_from(&error).await;
+                    continue;
+                }
+            };
+            // Without a free place the socket is closed.
+            if let Some(connection) = self.connections.admit() {
+                let (router, head_time) = (self.router.clone(), self.head_time);
+                let stop = stop.clone();
+                self.tracker.spawn(async move {
+                    serve_connection(socket, &connection, router, head_time, &stop).await;
+                });
             }
-        };
-        // Without a free place the socket is closed.
-        if let Some(connection) = connections.admit() {
-            let (router, head_time) = (router.clone(), limits.head_time);
-            let stop = stop.clone();
-            tracker.spawn(async move {
-                serve_connection(socket, &connection, router, head_time, &stop).await;
-            });
         }
     }
-    drop(listener);
-    tracker.close();
-    tracker.wait().await;
 }
 
 /// The layer that refuses everything but the health check and the metrics on a spare connection.

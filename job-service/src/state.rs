@@ -47,7 +47,11 @@ impl AppState {
     /// must be able to cancel and delete jobs, which makes room.
     pub fn no_space_for_jobs(&self) -> Option<String> {
         match self.broker.state() {
-            BrokerState::Blocked(reason) if self.broker.kind() == "embedded" => Some(reason),
+            BrokerState::Blocked(reason) | BrokerState::Refusing(reason)
+                if self.broker.kind() == "embedded" =>
+            {
+                Some(reason)
+            }
             _ => None,
         }
     }

@@ -58,6 +58,7 @@ mod fixture;
 mod flushes;
 mod input;
 mod nesting;
+mod panics;
 mod pausing;
 mod restarts;
 mod workers;

@@ -12,8 +12,8 @@
 //! - A diverted message that can never reach its pipe, or that the store rejects, fails its task.
 #![warn(missing_docs)]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_recursion::async_recursion;
@@ -25,8 +25,10 @@ use contract::{
 use framework::broker::{HeaderValue, PublishError};
 use framework::clock::Clock;
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
+use framework::health::Health;
 use futures_util::future::{OptionFuture, join_all};
 use store::{Availability, EventKind, Store, StoreError, TrackingEvent};
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 /// The largest number of messages in a batch.
@@ -45,12 +47,20 @@ const RETRY_HEADER: &str = "x-caf-worker-retry";
 const MIN_DELAY: Duration = Duration::from_millis(50);
 /// The longest of these delays.
 const MAX_DELAY: Duration = Duration::from_secs(5);
+/// How long the ledger cannot be written before the worker is not ready.
+const OUTAGE_AFTER: Duration = Duration::from_secs(10);
+/// The degradation of a ledger that is written later, and what reports it.
+const LEDGER: &str = "ledger";
+const SOURCE: &str = "tracking worker";
 
 /// Counts tracking reports into the ledger.
 #[derive(Debug, Clone)]
 pub struct TrackingWorker {
     store: Store,
     reports: Arc<AtomicU64>,
+    health: Health,
+    /// Since when the ledger cannot be written, and why, while it cannot.
+    unwritten: Arc<Mutex<Option<(Instant, String)>>>,
 }
 
 /// What one message reports.
@@ -82,7 +92,16 @@ impl TrackingWorker {
         Self {
             store,
             reports: Arc::default(),
+            health: Health::default(),
+            unwritten: Arc::default(),
         }
+    }
+
+    /// Sets what the process can do, to which the worker adds a ledger that cannot be written.
+    #[must_use]
+    pub fn health(mut self, health: Health) -> Self {
+        self.health = health;
+        self
     }
 
     /// Returns the counter of the reports that this worker has written to the ledger, repeated ones included.
@@ -148,7 +167,7 @@ impl BatchHandler for TrackingWorker {
 
     fn unready_reason(&self) -> Option<String> {
         match &*self.store.availability().borrow() {
-            Availability::Available => None,
+            Availability::Available => self.unwritten_for_long(),
             Availability::Unavailable(reason) => {
                 Some(format!("the database is not available: {reason}"))
             }
@@ -205,14 +224,51 @@ impl TrackingWorker {
                 if delay == MIN_DELAY {
                     warn!(%error, "the ledger cannot be written; the reports are kept and written later");
                 }
+                self.tell_unwritten(Some(error));
             })
-            .await?;
+            .await;
+        self.tell_unwritten(None);
+        let recorded = recorded?;
         self.reports
             .fetch_add(events.len() as u64, Ordering::Relaxed);
         for (incarnation, status) in recorded.finished {
             info!(job = %format_args!("{}:{}", incarnation.partition, incarnation.job), incarnation = incarnation.number, %status, "a job has ended");
         }
         Ok(())
+    }
+}
+
+impl TrackingWorker {
+    /// Tells the health checks whether the ledger cannot be written, and why.
+    fn tell_unwritten(&self, error: Option<&StoreError>) {
+        let mut unwritten = self
+            .unwritten
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match error {
+            Some(error) => {
+                let since = unwritten
+                    .as_ref()
+                    .map_or_else(Instant::now, |(since, _)| *since);
+                let reason = format!("the ledger cannot be written: {error}");
+                self.health.degrade(LEDGER, SOURCE, &reason);
+                *unwritten = Some((since, reason));
+            }
+            None if unwritten.take().is_some() => self.health.recover(LEDGER, SOURCE),
+            None => {}
+        }
+    }
+
+    /// Returns why the ledger cannot be written, if that has been so for [`OUTAGE_AFTER`].
+    fn unwritten_for_long(&self) -> Option<String> {
+        let unwritten = self
+            .unwritten
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let long = unwritten
+            .as_ref()
+            .filter(|(since, _)| since.elapsed() >= OUTAGE_AFTER);
+        long.map(|(_, reason)| reason.clone())
     }
 }
 

@@ -13,6 +13,7 @@ use framework::Settings;
 use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::broker::embedded::EmbeddedOptions;
 use framework::config::{Route, StatusOrigins};
+use framework::health::Health;
 use framework::tls::Tls;
 use job_service::ServiceOptions;
 use store::StoreOptions;
@@ -70,6 +71,8 @@ pub struct StackOptions {
     pub service: ServiceOptions,
     /// The store.
     pub store: StoreOptions,
+    /// What the process can do.
+    pub health: Health,
 }
 
 /// Settings that the workers of a stack share.
@@ -169,6 +172,7 @@ impl StackOptions {
                 ..ServiceOptions::default()
             },
             store: StoreOptions::default(),
+            health: Health::default(),
         }
     }
 
@@ -194,6 +198,7 @@ impl StackOptions {
                 [role] => format!("batchwright {}", role.name()),
                 _ => "batchwright".to_owned(),
             },
+            health: self.health.clone(),
             ..AmqpOptions::new(url)
         })
     }
@@ -214,6 +219,7 @@ impl StackOptions {
         ServiceOptions {
             reserved_pipes: reserved.allow(&self.workers.allowed_pipes),
             tls: self.tls.clone(),
+            health: self.health.clone(),
             ..self.service.clone()
         }
     }
@@ -231,6 +237,7 @@ impl StackOptions {
             paused: Some(self.service.paused_pipe.clone()),
             reserved_pipes: self.service().all_reserved_pipes(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            health: self.health.clone(),
             ..Settings::new(name)
         }
     }

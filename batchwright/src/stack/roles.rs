@@ -8,7 +8,9 @@ use batch_worker::{BatchWorker, Glob, Lines, List, Range};
 use example_worker::WordCounter;
 use framework::broker::Broker;
 use framework::handler::BatchHandler;
+use framework::health::Health;
 use framework::runtime::WorkerService;
+use framework::supervision::run_or_give_up;
 use framework::{Runtime, Settings};
 use job_service::{JobService, ServiceOptions};
 use store::Store;
@@ -89,7 +91,7 @@ pub fn tracking_worker(
     broker: Arc<dyn Broker>,
     stop: CancellationToken,
 ) -> (RunningRole, Arc<AtomicU64>) {
-    let worker = TrackingWorker::new(store);
+    let worker = TrackingWorker::new(store).health(options.health.clone());
     let reports = worker.reports();
     let settings = Settings {
         input: options.service.tracking_pipe.clone(),
@@ -142,15 +144,17 @@ pub struct Group {
     stop: CancellationToken,
     tasks: TaskTracker,
     ended: mpsc::Sender<(String, String)>,
+    health: Health,
 }
 
 impl Group {
     /// Returns an empty group. When a role ends early, the group sends its name and the reason to `ended`.
-    pub fn new(ended: mpsc::Sender<(String, String)>) -> Self {
+    pub fn new(ended: mpsc::Sender<(String, String)>, health: Health) -> Self {
         Self {
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
             ended,
+            health,
         }
     }
 
@@ -159,16 +163,19 @@ impl Group {
         self.stop.clone()
     }
 
-    /// Spawns a role.
+    /// Spawns a role. Its loops begin again after a panic; if the role itself panics, the process gives up.
     pub fn run(&self, name: impl Into<String>, role: RunningRole) {
         let (name, ended, stop) = (name.into(), self.ended.clone(), self.stop.clone());
+        let health = self.health.clone();
         self.tasks.spawn(async move {
-            let outcome = role.await;
+            let outcome = run_or_give_up(&health, &name, role).await;
             if !stop.is_cancelled() {
                 let reason = outcome
-                    .err()
+                    .and_then(Result::err)
                     .unwrap_or_else(|| "it stopped without a request".to_owned());
-                error!(role = name, reason, "a role ended unexpectedly");
+                if health.given_up_now().is_none() {
+                    error!(role = name, reason, "a role ended unexpectedly");
+                }
                 // The receiver is gone while the system stops.
                 let _ = ended.send((name, reason)).await;
             }

@@ -7,6 +7,8 @@ use std::time::Duration;
 use contract::{JobId, JobStatus, PartitionId};
 use framework::broker::Broker as _;
 use framework::broker::embedded::{Embedded, Fate, MessageJob};
+use framework::health::Health;
+use framework::supervision::supervise;
 use futures_util::FutureExt as _;
 use store::Store;
 use tokio::time::{Instant, sleep, timeout};
@@ -25,9 +27,15 @@ const INTERVAL: Duration = Duration::from_mins(10);
 const PAUSE: u32 = 20;
 
 /// Returns a role that sweeps at the start, after cancellations and deletions, and now and then.
-pub fn sweep(broker: Arc<Embedded>, store: Store, stop: CancellationToken) -> RunningRole {
+pub fn sweep(
+    broker: Arc<Embedded>,
+    store: Store,
+    health: Health,
+    stop: CancellationToken,
+) -> RunningRole {
     Box::pin(async move {
-        stop.run_until_cancelled(sweep_repeatedly(&broker, &store))
+        let sweep = || sweep_repeatedly(&broker, &store);
+        stop.run_until_cancelled(supervise(&health, "sweep of pipes", &stop, sweep))
             .await;
         Ok(())
     })

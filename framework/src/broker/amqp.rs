@@ -31,7 +31,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
 use lapin::uri::{AMQPScheme, AMQPUri};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -44,6 +44,8 @@ use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError,
     RESIZABLE_TO,
 };
+use crate::health::Health;
+use crate::supervision::supervise;
 use crate::tls::Tls;
 
 /// How long the server may take to respond to a request.
@@ -74,6 +76,8 @@ pub struct AmqpOptions {
     pub declare: bool,
     /// The server lists the connections as `<name> publishing` and `<name> consuming`.
     pub name: String,
+    /// What the process can do. Everything in a process shares one.
+    pub health: Health,
 }
 
 /// How `RabbitMQ` stores a queue.
@@ -109,6 +113,7 @@ impl AmqpOptions {
             tls: Tls::default(),
             declare: true,
             name: "batchwright".into(),
+            health: Health::default(),
         }
     }
 }
@@ -138,6 +143,7 @@ pub struct Amqp {
     closing: CancellationToken,
     /// Cancelled when the publisher has ended.
     flushed: CancellationToken,
+    health: Health,
     end: CancellationToken,
     _end: DropGuard,
 }
@@ -156,6 +162,7 @@ impl Amqp {
             tls,
             declare,
             name,
+            health,
         } = options;
         let mut uri: AMQPUri = url
             .parse()
@@ -183,6 +190,7 @@ impl Amqp {
                 format!("{name} {purpose}"),
                 purpose,
                 location.clone(),
+                &health,
                 &tasks,
                 &end,
             )
@@ -191,7 +199,12 @@ impl Amqp {
         let queues = Arc::new(Queues::new(queue_type, max_priority, declare));
         tasks.spawn({
             let (queues, publishing, end) = (Arc::clone(&queues), publishing.clone(), end.clone());
-            async move { end.run_until_cancelled(queues.recheck(publishing)).await }
+            let health = health.clone();
+            async move {
+                let recheck = || queues.recheck(publishing.clone());
+                let supervised = supervise(&health, "rabbitmq: unusable queues", &end, recheck);
+                end.run_until_cancelled(supervised).await
+            }
         });
         let (publications, received) = mpsc::unbounded_channel();
         let publisher = Publisher::new(publishing.clone(), Arc::clone(&queues), received);
@@ -199,8 +212,13 @@ impl Amqp {
         tasks.spawn({
             let (closing, end, flushed) =
                 (closing.clone(), end.clone(), flushed.clone().drop_guard());
+            let (health, publishing) = (health.clone(), Mutex::new((publisher, None)));
             async move {
-                publisher.run(closing, end).await;
+                let publish = || async {
+                    let (publisher, open) = &mut *publishing.lock().await;
+                    publisher.run(open, &closing, &end).await;
+                };
+                supervise(&health, "rabbitmq: publisher", &end, publish).await;
                 drop(flushed);
             }
         });
@@ -215,6 +233,7 @@ impl Amqp {
             consumers: TaskTracker::new(),
             closing,
             flushed,
+            health,
             _end: end.clone().drop_guard(),
             end,
         })
@@ -288,7 +307,13 @@ impl Broker for Amqp {
             tasks: self.consumers.clone(),
             closing: self.closing.clone(),
         };
-        self.consumers.spawn(subscription.run(self.end.clone()));
+        let (health, end) = (self.health.clone(), self.end.clone());
+        let subscription = Arc::new(subscription);
+        self.consumers.spawn(async move {
+            let name = format!("rabbitmq: consumer of {}", subscription.pipe);
+            let consume = || Arc::clone(&subscription).run(end.clone());
+            supervise(&health, &name, &end, consume).await
+        });
         let resize = move |prefetch| {
             resize.send_replace(u16::try_from(prefetch).unwrap_or(u16::MAX));
         };
@@ -317,9 +342,11 @@ impl Broker for Amqp {
         }
         let (sender, receiver) = mpsc::channel(64);
         let (supervisor, end) = (self.consuming.clone(), self.end.clone());
+        let health = self.health.clone();
         self.tasks.spawn(async move {
-            end.run_until_cancelled(control::subscribe(supervisor, sender))
-                .await
+            let subscribe = || control::subscribe(&supervisor, &sender);
+            let supervised = supervise(&health, "rabbitmq: announcements", &end, subscribe);
+            end.run_until_cancelled(supervised).await
         });
         ready(Ok(Announcements::new(receiver))).boxed()
     }
@@ -371,8 +398,9 @@ impl BrokerState {
             Self::Connected => 0,
             Self::Impaired(_) => 1,
             Self::Blocked(_) => 2,
-            Self::Connecting(_) => 3,
-            Self::Closed => 4,
+            Self::Refusing(_) => 3,
+            Self::Connecting(_) => 4,
+            Self::Closed => 5,
         };
         if severity(&other) > severity(&self) {
             other

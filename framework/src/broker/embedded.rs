@@ -7,6 +7,8 @@
 //! - A message is confirmed and delivered only after the commit that contains it.
 //! - A folder belongs to one process at a time. Its lock also protects other files that callers keep in the folder.
 //! - No caller waits for an acknowledgement to be written. If the process dies first, the message is delivered again.
+//! - If the writer panics, the process ends: nobody knows what the state in memory is worth then. The file is what counts,
+//!   and the next process reads it.
 
 mod disk;
 mod pipe;
@@ -45,7 +47,9 @@ use super::{
     PublishError, Settlement, Settler,
 };
 use crate::clock::Clock;
+use crate::health::Health;
 use crate::meters::set_broker_state;
+use crate::supervision::run_or_give_up;
 
 /// The name of the file with the messages.
 const FILE: &str = "broker.db";
@@ -66,13 +70,15 @@ pub struct Embedded {
 }
 
 /// The settings of an [`Embedded`] broker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct EmbeddedOptions {
     /// The number of bytes of the file system that stay free: with less, published messages wait unconfirmed, and the
     /// state is [`BrokerState::Blocked`]. Half of them are for messages that consumers take soon, so that work can go on.
     pub reserve: u64,
     /// The clock that delays are measured by. If it is set back, a message becomes visible within its delay all the same.
     pub clock: Clock,
+    /// What the process can do. Everything in a process shares one.
+    pub health: Health,
 }
 
 impl EmbeddedOptions {
@@ -85,6 +91,7 @@ impl Default for EmbeddedOptions {
         Self {
             reserve: Self::DEFAULT_RESERVE,
             clock: Clock::system(),
+            health: Health::default(),
         }
     }
 }
@@ -124,8 +131,11 @@ impl Embedded {
             Bounds::default(),
             options.reserve,
             clock,
+            options.health.clone(),
         );
-        tasks.spawn(writer.run(disk, received, end.clone(), lock));
+        let running = writer.run(disk, received, end.clone(), lock);
+        let health = options.health.clone();
+        tasks.spawn(async move { run_or_give_up(&health, writer::SOURCE, running).await });
         tasks.close();
         Ok(Self {
             folder: folder.to_owned(),
@@ -133,7 +143,7 @@ impl Embedded {
             commands,
             state,
             tasks,
-            announcements: LocalFanout::default(),
+            announcements: LocalFanout::new(options.health),
             sweep: Mutex::new(()),
             _end: end.drop_guard(),
         })

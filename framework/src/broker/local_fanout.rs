@@ -1,11 +1,15 @@
 //! Announcements within one process, for the brokers that have no server.
 
 use bytes::Bytes;
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Mutex, broadcast, mpsc};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::announcements::{Announcements, Event};
 use super::message::Confirm;
+use crate::health::Health;
+use crate::supervision::supervise;
 
 /// The maximum number of announcements that a subscriber may lag behind. A slower subscriber misses some.
 const BACKLOG: usize = 1024;
@@ -15,18 +19,18 @@ const BACKLOG: usize = 1024;
 pub(super) struct LocalFanout {
     messages: broadcast::Sender<Bytes>,
     tasks: TaskTracker,
-}
-
-impl Default for LocalFanout {
-    fn default() -> Self {
-        Self {
-            messages: broadcast::Sender::new(BACKLOG),
-            tasks: TaskTracker::new(),
-        }
-    }
+    health: Health,
 }
 
 impl LocalFanout {
+    pub fn new(health: Health) -> Self {
+        Self {
+            messages: broadcast::Sender::new(BACKLOG),
+            tasks: TaskTracker::new(),
+            health,
+        }
+    }
+
     pub fn announce(&self, body: Bytes) -> Confirm {
         // An error means that there are no subscribers.
         let _ = self.messages.send(body);
@@ -34,24 +38,29 @@ impl LocalFanout {
     }
 
     pub fn subscribe(&self) -> Announcements {
-        use broadcast::error::RecvError;
-
-        let mut messages = self.messages.subscribe();
+        let messages = Mutex::new(self.messages.subscribe());
         let (events, subscription) = mpsc::channel(64);
+        let health = self.health.clone();
         self.tasks.spawn(async move {
-            let mut event = Event::Missed;
-            while events.send(event).await.is_ok() {
-                let received = tokio::select! {
-                    received = messages.recv() => received,
-                    () = events.closed() => return,
-                };
-                event = match received {
-                    Ok(body) => Event::Message(body),
-                    Err(RecvError::Lagged(_)) => Event::Missed,
-                    Err(RecvError::Closed) => return,
-                };
-            }
+            let never = CancellationToken::new();
+            let pass_on = || async { pass_on(&mut *messages.lock().await, &events).await };
+            supervise(&health, "announcements", &never, pass_on).await
         });
         Announcements::new(subscription)
+    }
+}
+
+async fn pass_on(messages: &mut broadcast::Receiver<Bytes>, events: &mpsc::Sender<Event>) {
+    let mut event = Event::Missed;
+    while events.send(event).await.is_ok() {
+        let received = tokio::select! {
+            received = messages.recv() => received,
+            () = events.closed() => return,
+        };
+        event = match received {
+            Ok(body) => Event::Message(body),
+            Err(RecvError::Lagged(_)) => Event::Missed,
+            Err(RecvError::Closed) => return,
+        };
     }
 }

@@ -26,6 +26,7 @@ use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Headers,
     Outgoing, PublishError, RESIZABLE_TO, Settlement, Settler,
 };
+use crate::health::Health;
 
 /// A [`Broker`] in memory, as one process sees it.
 ///
@@ -49,7 +50,7 @@ impl Memory {
         let end = CancellationToken::new();
         let shared = Shared {
             state: Mutex::default(),
-            announcements: LocalFanout::default(),
+            announcements: LocalFanout::new(Health::default()),
             timers: TaskTracker::new(),
             end: end.clone(),
             _guard: end.drop_guard(),

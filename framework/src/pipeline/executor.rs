@@ -19,6 +19,7 @@ use crate::current;
 use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received, explain};
 use crate::steps::attempts::Attempts;
 use crate::steps::output::{Output, OutputSpec, TaskPart};
+use crate::supervision::panic_text;
 use crate::worker::{ReplyKind, TaskErrorKind};
 use crate::{Reply, RetryPolicy, TaskError, Worker};
 
@@ -503,14 +504,6 @@ fn decode<T: TaskData>(message: &TaskMessage) -> Result<T, TaskError> {
         .ok_or_else(|| TaskError::invalid("the message has no task data"))?;
     serde_json::from_slice(data)
         .map_err(|error| TaskError::invalid(format!("Invalid input message: {error}")))
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no text")
 }
 
 #[cfg(test)]

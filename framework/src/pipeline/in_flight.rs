@@ -7,7 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::warn;
+use tracing::{error, warn};
 
 use crate::broker::{Consumer, Delivery};
 use crate::config::Settings;
@@ -28,6 +28,23 @@ pub(crate) struct InFlight {
     concurrency: u32,
     /// Cancelled to drop whatever still runs. The broker then delivers it again.
     pub abort: CancellationToken,
+}
+
+/// A consumer and the deliveries that it has received and that are not started. They outlive a panic of the loop.
+pub(crate) struct Taken {
+    consumer: Consumer,
+    received: Vec<Delivery>,
+    window: Option<Window>,
+}
+
+impl Taken {
+    pub const fn by(consumer: Consumer, window: Option<Window>) -> Self {
+        Self {
+            consumer,
+            received: Vec::new(),
+            window,
+        }
+    }
 }
 
 impl InFlight {
@@ -52,16 +69,19 @@ impl InFlight {
     pub async fn consume<H: BatchHandler>(
         &self,
         pipeline: &Arc<Pipeline<H>>,
-        mut consumer: Consumer,
-        mut window: Option<Window>,
+        Taken {
+            consumer,
+            received,
+            window,
+        }: &mut Taken,
         mut unavailable: watch::Receiver<Option<String>>,
     ) {
         let max_batch = pipeline.handler.max_batch();
-        let mut received = Vec::with_capacity(max_batch.max(BURST));
+        received.reserve(max_batch.max(BURST));
         loop {
             if received.is_empty() {
                 let limit = max_batch.max(BURST);
-                let count = receive(&mut consumer, &mut received, limit, window.as_mut()).await;
+                let count = receive(consumer, received, limit, window.as_mut()).await;
                 if count == 0 {
                     return;
                 }
@@ -74,7 +94,7 @@ impl InFlight {
             };
             pipeline
                 .open
-                .add(consumer.take_waiting(&mut received, max_batch));
+                .add(consumer.take_waiting(received, max_batch));
             let next = received.drain(..max_batch.min(received.len()));
             let count = next.len();
             // What the broker has taken back comes again. If it began now, it would run beside its redelivery.
@@ -85,7 +105,7 @@ impl InFlight {
             if batch.is_empty() {
                 continue;
             }
-            let Some(window) = &mut window else {
+            let Some(window) = window else {
                 self.start(pipeline, batch, slot);
                 continue;
             };
@@ -156,8 +176,10 @@ impl InFlight {
         let run = self
             .tasks
             .spawn(async move { pipeline.process(vec![delivery], ()).await });
-        // An error means that it panicked, which the panic hook has logged.
-        let _ = run.await;
+        // An error means that it panicked outside of the steps for the delivery, and that the delivery comes again.
+        if let Err(error) = run.await {
+            error!(%error, "processing a quarantined message has panicked; it comes again");
+        }
     }
 
     /// Ends all running deliveries: waits for them, then cancels them through `shutdown`, then drops them.

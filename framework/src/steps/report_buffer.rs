@@ -11,12 +11,15 @@ use std::time::Duration;
 
 use contract::{TaskMessage, TrackingReport, TrackingReportTask};
 use futures_util::future::try_join_all;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::broker::{Broker, Outgoing, PublishError};
+use crate::health::Health;
 use crate::steps::output::new_message;
+use crate::supervision::supervise;
 use crate::trace::TraceContext;
 
 /// The largest number of reports in one message.
@@ -37,6 +40,17 @@ pub(crate) struct OpenDeliveries {
 impl OpenDeliveries {
     pub fn add(&self, n: usize) {
         self.count.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Returns a guard that removes these deliveries, however their processing ends.
+    pub fn until_done(&self, n: usize) -> impl Drop {
+        struct Done<'a>(&'a OpenDeliveries, usize);
+        impl Drop for Done<'_> {
+            fn drop(&mut self) {
+                self.0.remove(self.1);
+            }
+        }
+        Done(self, n)
     }
 
     pub fn remove(&self, n: usize) {
@@ -71,30 +85,50 @@ struct Entry {
 }
 
 impl ReportBuffer {
-    /// Starts the buffer's task, which ends when the last handle is dropped and every report has been sent.
-    pub fn start(broker: Arc<dyn Broker>, open: Arc<OpenDeliveries>, tasks: &TaskTracker) -> Self {
+    /// Starts the buffer's loop, which ends when the last handle is dropped and every report has been sent.
+    pub fn start(
+        broker: Arc<dyn Broker>,
+        open: Arc<OpenDeliveries>,
+        tasks: &TaskTracker,
+        health: Health,
+        name: String,
+    ) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let buffer = Buffer {
+        let buffer = Mutex::new(Buffer {
             broker,
             open,
             in_flight: Arc::default(),
             entries: receiver,
+            batch: Batch::default(),
             tasks: tasks.clone(),
-        };
-        tasks.spawn(buffer.run());
+        });
+        let never = CancellationToken::new();
+        tasks.spawn(async move {
+            supervise(&health, &name, &never, || async {
+                buffer.lock().await.run().await;
+            })
+            .await
+        });
         Self(sender)
     }
 
     /// Sends reports with the next message and waits for its confirm.
     pub async fn send(&self, reports: Reports) -> Result<(), PublishError> {
         let (sender, receiver) = oneshot::channel();
+        let pipe = Arc::clone(&reports.pipe);
         self.0
             .send(Entry {
                 reports,
                 waiting: Some(sender),
             })
             .map_err(|_| PublishError::Closed)?;
-        receiver.await.unwrap_or(Err(PublishError::Closed))
+        receiver.await.unwrap_or_else(|_| {
+            Err(if self.0.is_closed() {
+                PublishError::Closed
+            } else {
+                PublishError::refused(&*pipe, "sending the reports has panicked")
+            })
+        })
     }
 
     /// Sends reports with the next message without waiting for its confirm.
@@ -131,21 +165,29 @@ struct Buffer {
     /// The number of deliveries whose reports are published and not confirmed.
     in_flight: Arc<AtomicUsize>,
     entries: mpsc::UnboundedReceiver<Entry>,
+    /// The batch that is being gathered. It outlives a panic of the loop.
+    batch: Batch,
     tasks: TaskTracker,
 }
 
 impl Buffer {
-    async fn run(mut self) {
-        while let Some(first) = self.entries.recv().await {
-            let batch = self.gather(first).await;
-            self.send(batch);
+    async fn run(&mut self) {
+        while !self.batch.entries.is_empty() || self.receive().await {
+            self.gather().await;
+            let batch = std::mem::take(&mut self.batch);
+            self.send(batch.entries);
         }
     }
 
-    async fn gather(&mut self, first: Entry) -> Vec<Entry> {
+    /// Waits for the first entry of a batch. Returns false if there will be none.
+    async fn receive(&mut self) -> bool {
+        let first = self.entries.recv().await;
+        first.map(|first| self.batch.push(first)).is_some()
+    }
+
+    async fn gather(&mut self) {
         let deadline = Instant::now() + MAX_DELAY;
-        let mut batch = Batch::default();
-        batch.push(first);
+        let batch = &mut self.batch;
         // Deliveries end in bursts. Let the other tasks of the burst add their reports first.
         tokio::task::yield_now().await;
         loop {
@@ -157,15 +199,15 @@ impl Buffer {
             if batch.size >= MAX_REPORTS
                 || batch.waiting + self.in_flight.load(Ordering::Relaxed) >= self.open.count()
             {
-                return batch.entries;
+                return;
             }
             tokio::select! {
                 entry = self.entries.recv() => match entry {
                     Some(entry) => batch.push(entry),
-                    None => return batch.entries,
+                    None => return,
                 },
                 () = self.open.decreased.notified() => {}
-                () = tokio::time::sleep_until(deadline) => return batch.entries,
+                () = tokio::time::sleep_until(deadline) => return,
             }
         }
     }

@@ -1,4 +1,7 @@
 //! The health checks of a worker: what is asked, and what is answered.
+//!
+//! Beside the three checks that CAF's workers have, the answer lists each outage of the process as a failed check, and each
+//! degradation as one that passes and has `"degraded": true`. READY is false only while there is an outage.
 
 use std::sync::Arc;
 
@@ -7,24 +10,28 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::broker::{Broker, BrokerState};
+use crate::health::{Health, Trouble};
 
 /// What the health checks look at.
 #[derive(Clone)]
-pub(crate) struct Health {
+pub(crate) struct Checks {
+    /// The name of the worker.
+    pub worker: String,
     pub broker: Arc<dyn Broker>,
-    /// Returns why the handler cannot work, if it cannot.
-    pub unready_reason: Arc<dyn Fn() -> Option<String> + Send + Sync>,
+    pub health: Health,
     /// Whether the runtime takes deliveries.
     pub is_consuming: watch::Receiver<bool>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Check {
-    name: &'static str,
+    name: String,
     healthy: bool,
     #[serde(rename = "type")]
     kind: &'static str,
     critical: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    degraded: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
 }
@@ -36,31 +43,68 @@ pub(super) struct Selection {
     kind: Option<String>,
 }
 
-impl Health {
-    fn checks(&self) -> Vec<Check> {
-        let queue = match self.broker.state() {
-            BrokerState::Connected => None,
-            BrokerState::Impaired(why) => Some(why),
-            BrokerState::Connecting(why) => Some(format!("the broker is not connected: {why}")),
-            BrokerState::Blocked(why) => Some(format!("the broker blocks publishers: {why}")),
-            BrokerState::Closed => Some("the broker is closed".to_owned()),
+impl Check {
+    fn of(name: impl Into<String>, kind: &'static str, outage: Option<String>) -> Self {
+        Self {
+            name: name.into(),
+            healthy: outage.is_none(),
+            kind,
+            critical: true,
+            degraded: false,
+            message: outage,
+        }
+    }
+
+    fn degraded(Trouble { name, reason }: Trouble) -> Self {
+        Self {
+            name,
+            healthy: true,
+            kind: "READY",
+            critical: false,
+            degraded: true,
+            message: Some(reason),
+        }
+    }
+}
+
+impl Checks {
+    fn all(&self) -> Vec<Check> {
+        let (queue, impairment) = match self.broker.state() {
+            BrokerState::Connected => (None, None),
+            BrokerState::Impaired(why) => (None, Some(why)),
+            BrokerState::Blocked(why) => {
+                (None, Some(format!("the broker blocks publishers: {why}")))
+            }
+            BrokerState::Refusing(why) => {
+                (Some(format!("the broker can store nothing: {why}")), None)
+            }
+            BrokerState::Connecting(why) => {
+                (Some(format!("the broker is not connected: {why}")), None)
+            }
+            BrokerState::Closed => (Some("the broker is closed".to_owned()), None),
         };
         let alive =
             (!*self.is_consuming.borrow()).then(|| "the worker takes no deliveries".to_owned());
-        let ready = (self.unready_reason)();
-        [
-            ("worker-alive", "ALIVE", alive),
-            ("queue", "READY", queue),
-            ("worker-ready", "READY", ready),
-        ]
-        .map(|(name, kind, message)| Check {
-            name,
-            healthy: message.is_none(),
-            kind,
-            critical: true,
-            message,
-        })
-        .into()
+        let (own, other): (Vec<_>, Vec<_>) = self
+            .health
+            .outages()
+            .into_iter()
+            .partition(|outage| outage.name == self.worker);
+        let ready = own.into_iter().next().map(|outage| outage.reason);
+        let mut checks = vec![
+            Check::of("worker-alive", "ALIVE", alive),
+            Check {
+                degraded: impairment.is_some(),
+                message: queue.clone().or(impairment),
+                ..Check::of("queue", "READY", queue)
+            },
+            Check::of("worker-ready", "READY", ready),
+        ];
+        let outages = other.into_iter();
+        checks
+            .extend(outages.map(|Trouble { name, reason }| Check::of(name, "READY", Some(reason))));
+        checks.extend(self.health.degradations().into_iter().map(Check::degraded));
+        checks
     }
 
     /// Returns whether READY passes.
@@ -79,7 +123,7 @@ impl Health {
                 .as_deref()
                 .is_none_or(|kind| kind.eq_ignore_ascii_case(check.kind))
         };
-        let mut checks: Vec<_> = self.checks().into_iter().filter(of_kind).collect();
+        let mut checks: Vec<_> = self.all().into_iter().filter(of_kind).collect();
         let healthy = checks.iter().all(|check| check.healthy);
         checks.retain(|check| {
             selection
@@ -103,38 +147,66 @@ mod tests {
     use super::*;
     use crate::broker::memory::Memory;
 
-    #[test]
-    fn health_names_the_problem_and_readiness_is_not_liveness() {
-        let (unavailable, unavailable_now) = watch::channel::<Option<String>>(None);
-        let unready_reason = Arc::new(move || unavailable_now.borrow().clone());
+    fn checks() -> (Checks, watch::Sender<bool>) {
         let (consuming, is_consuming) = watch::channel(true);
-        let health = Health {
+        let checks = Checks {
+            worker: "worker-w".into(),
             broker: Arc::new(Memory::new()),
-            unready_reason,
+            health: Health::default(),
             is_consuming,
         };
-        let ask = |kind: &str| {
-            health.respond(&Selection {
-                name: Some("all".into()),
-                kind: Some(kind.into()),
-            })
-        };
+        (checks, consuming)
+    }
+
+    fn ask(checks: &Checks, kind: &str) -> (StatusCode, Vec<Check>) {
+        checks.respond(&Selection {
+            name: Some("all".into()),
+            kind: Some(kind.into()),
+        })
+    }
+
+    #[test]
+    fn health_names_the_problem_and_readiness_is_not_liveness() {
+        let (checks, consuming) = checks();
+        let codes = || (ask(&checks, "ALIVE").0, ask(&checks, "READY").0);
+        assert_eq!(codes(), (StatusCode::OK, StatusCode::OK));
+        let full = checks.health.outage("worker-w", "the disk is full");
+        assert_eq!(codes(), (StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE));
+        let ready = &ask(&checks, "READY").1[1];
         assert_eq!(
-            (ask("ALIVE").0, ask("READY").0),
-            (StatusCode::OK, StatusCode::OK)
+            (ready.name.as_str(), ready.message.as_deref()),
+            ("worker-ready", Some("the disk is full"))
         );
-        unavailable.send_replace(Some("the disk is full".into()));
-        assert_eq!(
-            (ask("ALIVE").0, ask("READY").0),
-            (StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE)
-        );
-        assert!(
-            ask("READY")
-                .1
-                .iter()
-                .any(|check| check.message.as_deref() == Some("the disk is full"))
-        );
+        drop(full);
+        assert_eq!(codes(), (StatusCode::OK, StatusCode::OK));
         consuming.send_replace(false);
-        assert_eq!(ask("ALIVE").0, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(ask(&checks, "ALIVE").0, StatusCode::SERVICE_UNAVAILABLE);
+    }
+
+    #[test]
+    fn a_loop_that_begins_again_is_named_and_a_degradation_leaves_the_worker_ready() {
+        let (checks, _consuming) = checks();
+        checks
+            .health
+            .degrade("status-checks", "worker-w", "every check says Gone");
+        let (code, list) = ask(&checks, "READY");
+        assert_eq!(code, StatusCode::OK);
+        assert_eq!(
+            serde_json::to_value(&list[2]).unwrap(),
+            serde_json::json!({
+                "name": "status-checks", "healthy": true, "type": "READY", "critical": false,
+                "degraded": true, "message": "every check says Gone"
+            })
+        );
+        let _restarts = checks.health.outage("worker-w: reports", "begins again");
+        let (code, list) = ask(&checks, "READY");
+        assert_eq!(code, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(
+            serde_json::to_value(&list[2]).unwrap(),
+            serde_json::json!({
+                "name": "worker-w: reports", "healthy": false, "type": "READY", "critical": true,
+                "message": "begins again"
+            })
+        );
     }
 }

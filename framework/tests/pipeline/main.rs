@@ -5,6 +5,7 @@
 mod addressing;
 mod confirms;
 mod discards;
+mod panics;
 mod pausing;
 mod retries;
 mod undeliverable;

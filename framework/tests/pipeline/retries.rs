@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Records each attempt and returns the result of a closure.
 #[derive(Clone)]
-struct Noting<F> {
+pub(super) struct Noting<F> {
     attempts: Arc<Mutex<Vec<(u64, u32)>>>,
     act: F,
 }
@@ -42,14 +42,16 @@ impl<F: Fn(u64, u32) -> Result<(), TaskError> + Send + Sync + 'static> Worker fo
     }
 }
 
-fn noting<F: Fn(u64, u32) -> Result<(), TaskError> + Send + Sync + 'static>(act: F) -> Noting<F> {
+pub(super) fn noting<F: Fn(u64, u32) -> Result<(), TaskError> + Send + Sync + 'static>(
+    act: F,
+) -> Noting<F> {
     Noting {
         attempts: Arc::default(),
         act,
     }
 }
 
-fn message(number: u64, tracking_pipe: &str) -> Outgoing {
+pub(super) fn message(number: u64, tracking_pipe: &str) -> Outgoing {
     let item = RangeItem {
         number,
         params: BTreeMap::new(),

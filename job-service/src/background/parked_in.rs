@@ -21,6 +21,7 @@ use store::{ParkOutcome, ParkedTask, Store, StoreError};
 use tokio_util::sync::CancellationToken;
 
 use super::stored_message::to_stored;
+use super::wakeup::backoff;
 use crate::options::ServiceOptions;
 
 /// The maximum number of tasks that one transaction parks.
@@ -28,14 +29,44 @@ const BATCH: usize = 500;
 /// The first and the longest delay between attempts to reach the store.
 const DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
-/// Runs until `shutdown` is cancelled.
+/// Runs until `shutdown` is cancelled. If the pipe cannot be consumed, begins again later, and the service is not ready
+/// meanwhile.
 pub async fn run(
     store: &Store,
     broker: &Arc<dyn Broker>,
     options: &ServiceOptions,
     shutdown: &CancellationToken,
 ) {
-    let settings = Settings {
+    let mut failures = 0;
+    loop {
+        let handler = ParkedIn {
+            store: store.clone(),
+        };
+        let runtime = Runtime::new(settings(options), Arc::clone(broker)).handler(handler);
+        let ended = runtime.run_until(shutdown.clone()).await;
+        if shutdown.is_cancelled() || options.health.given_up_now().is_some() {
+            return;
+        }
+        let reason = ended.map_or_else(
+            |error| error.to_string(),
+            |()| "the broker is closed".to_owned(),
+        );
+        if failures == 0 {
+            tracing::error!(
+                reason,
+                pipe = options.paused_pipe,
+                "the consumer of the paused pipe has stopped; trying again"
+            );
+        }
+        let _outage = options.health.outage("job-service: parked tasks", reason);
+        let pause = tokio::time::sleep(backoff(failures));
+        shutdown.run_until_cancelled(pause).await;
+        failures += 1;
+    }
+}
+
+fn settings(options: &ServiceOptions) -> Settings {
+    Settings {
         input: options.paused_pipe.clone(),
         invalid: options.paused_invalid_pipe(),
         reserved_pipes: options.all_reserved_pipes(),
@@ -47,13 +78,8 @@ pub async fn run(
         paused: None,
         status_origins: options.status_origins.clone(),
         tls: options.tls.clone(),
+        health: options.health.clone(),
         ..Settings::new("job-service-stower")
-    };
-    let runtime = Runtime::new(settings, Arc::clone(broker)).handler(ParkedIn {
-        store: store.clone(),
-    });
-    if let Err(error) = runtime.run_until(shutdown.clone()).await {
-        tracing::error!(%error, pipe = options.paused_pipe, "the consumer of the paused pipe stopped");
     }
 }
 

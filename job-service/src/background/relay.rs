@@ -19,6 +19,7 @@ use contract::{JobTaskId, ReportFailure, ReservedPipes, TaskMessage};
 use framework::broker::{Broker, Confirm, PublishError};
 use framework::clock::Clock;
 use framework::handler::UNDELIVERABLE;
+use framework::health::Health;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use store::{Claim, EventKind, OutboxMessage, Store, StoreError, TrackingEvent};
@@ -36,57 +37,21 @@ const LEASE: Duration = Duration::from_secs(10);
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 /// The minimum delay before the outbox is read again when no message was due.
 const MIN_DELAY: Duration = Duration::from_millis(5);
+/// How long the outbox cannot be read before the process is not ready.
+const OUTAGE_AFTER: Duration = Duration::from_secs(10);
+/// The degradation of an outbox whose messages the broker does not take, and what reports it.
+const OUTBOX: &str = "outbox";
+const SOURCE: &str = "relay";
 /// Whom a failure of the relay names as its source.
 const FAILURE_SOURCE: &str = "job-service";
 /// The maximum number of messages whose refusals are counted.
 const MAX_REFUSED: usize = 10_000;
 
-/// Runs until `shutdown` is cancelled. Unconfirmed messages then stay in the outbox.
-pub async fn run(
-    store: &Store,
-    broker: &dyn Broker,
-    reserved: &ReservedPipes,
-    shutdown: &CancellationToken,
-) {
-    let mut relay = Relay {
-        store,
-        broker,
-        reserved,
-        claimed: BTreeSet::new(),
-        confirmed: Vec::new(),
-        refusals: HashMap::new(),
-    };
-    let mut signal = store.outbox_signal();
-    let mut failures = 0;
-    let mut due = None;
-    while wait(&mut signal, due, shutdown).await {
-        let passed = tokio::select! {
-            biased;
-            () = shutdown.cancelled() => break,
-            passed = relay.pass() => passed,
-        };
-        due = match passed {
-            Ok(next) => {
-                failures = 0;
-                next
-            }
-            Err(error) => {
-                let pause = backoff(failures);
-                failures += 1;
-                if failures == 1 {
-                    tracing::warn!(%error, "cannot read the outbox; its messages wait until the store is available");
-                }
-                // A signal ends the pause early: the store sends one when the database is back.
-                Some(Instant::now() + pause)
-            }
-        };
-    }
-    relay.release_leases().await;
-}
-
-struct Relay<'a> {
+/// The relay. If it panics, what it knows outlives that.
+pub struct Relay<'a> {
     store: &'a Store,
     broker: &'a dyn Broker,
+    health: &'a Health,
     /// The pipes that nothing is sent to. A job of an earlier build may name one.
     reserved: &'a ReservedPipes,
     /// The messages that this relay has leased and the broker has not confirmed.
@@ -97,7 +62,64 @@ struct Relay<'a> {
     refusals: HashMap<i64, u32>,
 }
 
-impl Relay<'_> {
+impl<'a> Relay<'a> {
+    pub fn new(
+        store: &'a Store,
+        broker: &'a dyn Broker,
+        reserved: &'a ReservedPipes,
+        health: &'a Health,
+    ) -> Self {
+        Self {
+            store,
+            broker,
+            health,
+            reserved,
+            claimed: BTreeSet::new(),
+            confirmed: Vec::new(),
+            refusals: HashMap::new(),
+        }
+    }
+
+    /// Runs until `shutdown` is cancelled. Unconfirmed messages then stay in the outbox.
+    pub async fn run(&mut self, shutdown: &CancellationToken) {
+        // After a panic: it has forgotten the confirms of these.
+        if !self.claimed.is_empty() {
+            self.release_leases().await;
+        }
+        let mut signal = self.store.outbox_signal();
+        let mut failures = 0;
+        let mut due = None;
+        let (mut failing_since, mut outage) = (None, None);
+        while wait(&mut signal, due, shutdown).await {
+            let passed = tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                passed = self.pass() => passed,
+            };
+            due = match passed {
+                Ok(next) => {
+                    (failures, failing_since, outage) = (0, None, None);
+                    next
+                }
+                Err(error) => {
+                    let since = *failing_since.get_or_insert_with(Instant::now);
+                    if outage.is_none() && since.elapsed() >= OUTAGE_AFTER {
+                        let reason = format!("the outbox cannot be read: {error}");
+                        outage = Some(self.health.outage("job-service: outbox", reason));
+                    }
+                    let pause = backoff(failures);
+                    failures += 1;
+                    if failures == 1 {
+                        tracing::warn!(%error, "cannot read the outbox; its messages wait until the store is available");
+                    }
+                    // A signal ends the pause early: the store sends one when the database is back.
+                    Some(Instant::now() + pause)
+                }
+            };
+        }
+        self.release_leases().await;
+    }
+
     /// Publishes every message that is due. Returns when the next one is due; `None` waits for a signal.
     async fn pass(&mut self) -> Result<Option<Instant>, StoreError> {
         // The previous pass may have failed before it deleted these.
@@ -115,6 +137,18 @@ impl Relay<'_> {
             self.store.lease_outbox(&refused).await?;
             for (id, _) in &refused {
                 self.claimed.remove(id);
+            }
+            self.tell_refusals();
+        }
+    }
+
+    /// Tells the health checks whether the broker refuses messages.
+    fn tell_refusals(&self) {
+        match self.refusals.len() {
+            0 => self.health.recover(OUTBOX, SOURCE),
+            count => {
+                let reason = format!("the broker refuses {count} messages; they are sent again");
+                self.health.degrade(OUTBOX, SOURCE, reason);
             }
         }
     }
@@ -170,6 +204,8 @@ impl Relay<'_> {
                     }
                 }
                 _ = renewal.tick() => {
+                    let reason = format!("{} messages wait for the broker to confirm them", open.len());
+                    self.health.degrade(OUTBOX, SOURCE, reason);
                     let leases: Vec<_> = open.iter().map(|id| (*id, LEASE)).collect();
                     if let Err(error) = self.store.lease_outbox(&leases).await {
                         tracing::warn!(%error, "cannot renew the leases of the outbox while the broker is slow; messages may be sent twice");
@@ -217,7 +253,7 @@ impl Relay<'_> {
     }
 
     /// Releases all leases so that other relays can claim the messages at once.
-    async fn release_leases(mut self) {
+    async fn release_leases(&mut self) {
         let releasing = async {
             self.delete_confirmed().await?;
             let leases: Vec<_> = self
@@ -228,7 +264,7 @@ impl Relay<'_> {
             self.store.lease_outbox(&leases).await
         };
         match timeout(RELEASE_LIMIT, releasing).await {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => self.claimed.clear(),
             Ok(Err(error)) => {
                 tracing::warn!(%error, "cannot release the leases of the outbox; its messages wait until the leases expire");
             }

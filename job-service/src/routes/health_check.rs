@@ -1,5 +1,6 @@
 //! `GET /health-check`: reports whether the service is alive, and whether it is ready to serve requests.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +9,9 @@ use axum::Json;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use framework::broker::BrokerState;
+use framework::health::{Health, Trouble};
 use serde::Serialize;
-use store::Store;
+use store::{Availability, Store};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::error::{ApiError, ApiResult};
@@ -23,8 +25,9 @@ const PING_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, Serialize, ToSchema)]
 pub struct HealthCheck {
     /// The name of the check: `deadlocks`, `ports-alive`, `ports-ready`, `database`, `ping` or `queue`. `deadlocks`,
-    /// `ports-alive`, `ports-ready` and `ping` are healthy whenever the service responds.
-    name: &'static str,
+    /// `ports-alive`, `ports-ready` and `ping` are healthy whenever the service responds. Further checks exist while there is
+    /// something to tell: of a part of the process that does not work, or of something that grows or lags (`degraded`).
+    name: Cow<'static, str>,
     /// Whether the check passed.
     healthy: bool,
     /// The type of the check.
@@ -33,6 +36,9 @@ pub struct HealthCheck {
     kind: HealthType,
     /// Whether a failure of this check makes the service unhealthy.
     critical: bool,
+    /// True if the service works, but something grows or lags and needs attention; then `message` says what. Otherwise absent.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    degraded: bool,
     /// Details: the reason of a failure, or a warning. Absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
@@ -99,13 +105,7 @@ pub async fn health_check(
     RawQuery(query): RawQuery,
 ) -> ApiResult<(StatusCode, Json<Vec<HealthCheck>>)> {
     let Requested { kind, names } = Requested::parse(query.as_deref().unwrap_or_default())?;
-    let healthy = |name, kind| HealthCheck {
-        name,
-        healthy: true,
-        kind,
-        critical: true,
-        message: None,
-    };
+    let healthy = |name, kind| HealthCheck::of(name, kind, None);
     let mut checks = vec![
         healthy("deadlocks", HealthType::Alive),
         healthy("ports-alive", HealthType::Alive),
@@ -115,9 +115,10 @@ pub async fn health_check(
         checks.push(database(&state.store).await);
         checks.push(healthy("ping", HealthType::Ready));
         checks.push(queue(state.broker.state()));
+        checks.extend(process(&state.options.health));
     }
     let all_healthy = checks.iter().all(|check| check.healthy || !check.critical);
-    checks.retain(|check| names.contains("all") || names.contains(check.name));
+    checks.retain(|check| names.contains("all") || names.contains(&*check.name));
     Ok((
         if all_healthy {
             StatusCode::OK
@@ -171,31 +172,58 @@ async fn database(store: &Store) -> HealthCheck {
             Some(format!("no response within {PING_LIMIT:?}"))
         }
     };
+    // A database that responds may still be known to be of no use, for example without its notifications.
+    let message = message.or_else(|| match &*store.availability().borrow() {
+        Availability::Available => None,
+        Availability::Unavailable(reason) => Some(reason.clone()),
+        Availability::Unusable(_) => Some("the database can never be used".to_owned()),
+    });
+    HealthCheck::of("database", HealthType::Ready, message)
+}
+
+/// Returns the outages and degradations of everything that runs in this process.
+fn process(health: &Health) -> impl Iterator<Item = HealthCheck> {
+    let outages = health.outages().into_iter();
+    let outages = outages
+        .map(|Trouble { name, reason }| HealthCheck::of(name, HealthType::Ready, Some(reason)));
+    let degradations = health.degradations().into_iter();
+    outages.chain(degradations.map(|Trouble { name, reason }| HealthCheck {
+        critical: false,
+        degraded: true,
+        message: Some(reason),
+        ..HealthCheck::of(name, HealthType::Ready, None)
+    }))
+}
+
+/// Checks the connection to the broker. A broker that blocks publishers, or in which some queues cannot be used, is degraded: start
+/// messages wait in the outbox, and operators need this service to cancel jobs and so relieve the broker.
+fn queue(state: BrokerState) -> HealthCheck {
+    let (outage, degradation) = match state {
+        BrokerState::Connected => (None, None),
+        BrokerState::Impaired(why) => (None, Some(why)),
+        BrokerState::Blocked(why) => (None, Some(format!("the broker blocks publishers: {why}"))),
+        BrokerState::Refusing(why) => (Some(format!("the broker can store nothing: {why}")), None),
+        BrokerState::Connecting(why) => (Some(format!("not connected: {why}")), None),
+        BrokerState::Closed => (Some("closed".to_owned()), None),
+    };
     HealthCheck {
-        name: "database",
-        healthy: message.is_none(),
-        kind: HealthType::Ready,
-        critical: true,
-        message,
+        degraded: degradation.is_some(),
+        message: outage.clone().or(degradation),
+        ..HealthCheck::of("queue", HealthType::Ready, outage)
     }
 }
 
-/// Checks the connection to the broker. A broker that blocks publishers, or in which some queues cannot be used, is healthy with a
-/// warning: start messages wait in the outbox, and operators need this service to cancel jobs and so relieve the broker.
-fn queue(state: BrokerState) -> HealthCheck {
-    let (healthy, message) = match state {
-        BrokerState::Connected => (true, None),
-        BrokerState::Impaired(why) => (true, Some(why)),
-        BrokerState::Blocked(why) => (true, Some(format!("the broker blocks publishers: {why}"))),
-        BrokerState::Connecting(why) => (false, Some(format!("not connected: {why}"))),
-        BrokerState::Closed => (false, Some("closed".to_owned())),
-    };
-    HealthCheck {
-        name: "queue",
-        healthy,
-        kind: HealthType::Ready,
-        critical: true,
-        message,
+impl HealthCheck {
+    /// Returns a critical check, which fails if there is an outage.
+    fn of(name: impl Into<Cow<'static, str>>, kind: HealthType, outage: Option<String>) -> Self {
+        Self {
+            name: name.into(),
+            healthy: outage.is_none(),
+            kind,
+            critical: true,
+            degraded: false,
+            message: outage,
+        }
     }
 }
 
@@ -209,6 +237,7 @@ mod tests {
             (BrokerState::Connected, true),
             (BrokerState::Impaired("a delay queue".into()), true),
             (BrokerState::Blocked("memory".into()), true),
+            (BrokerState::Refusing("disk full".into()), false),
             (BrokerState::Connecting("refused".into()), false),
             (BrokerState::Closed, false),
         ] {

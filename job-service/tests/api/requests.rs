@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::Request;
 use framework::broker::Broker;
 use framework::broker::memory::Memory;
+use framework::health::Health;
 use job_service::{JobService, ServiceOptions};
 use reqwest::{Method, StatusCode};
 use serde_json::json;
@@ -85,6 +86,34 @@ async fn service_without_broker_is_alive_but_not_ready() {
         .await
         .is(200);
     service.put("j", &new_job()).await.is(201);
+}
+
+#[tokio::test]
+async fn health_check_tells_outages_and_degradations_of_the_whole_process() {
+    let health = Health::default();
+    let of_process = health.clone();
+    let service = Service::start_configured(|options| options.health = of_process).await;
+    let ready = async |code| {
+        let path = "/health-check?name=all&type=READY";
+        let checks = service.call(Method::GET, path, None).await.is(code).json();
+        checks.as_array().unwrap()[6..].to_vec()
+    };
+    assert_eq!(ready(200).await, [json!(null); 0]);
+    health.degrade("outbox", "relay", "the broker refuses 3 messages");
+    let degraded = json!({
+        "name": "outbox", "healthy": true, "type": "READY", "critical": false, "degraded": true,
+        "message": "the broker refuses 3 messages"
+    });
+    assert_eq!(ready(200).await, std::slice::from_ref(&degraded));
+    let outage = health.outage("worker-x: deliveries", "begins again after a panic: oh");
+    let away = json!({
+        "name": "worker-x: deliveries", "healthy": false, "type": "READY", "critical": true,
+        "message": "begins again after a panic: oh"
+    });
+    assert_eq!(ready(503).await, [away, degraded]);
+    drop(outage);
+    health.recover("outbox", "relay");
+    assert_eq!(ready(200).await, [json!(null); 0]);
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 mod encryption;
 mod listen;
 mod opening;
+mod supervision;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,6 +113,37 @@ impl PostgresServer {
 mod tests {
     use super::super::sql::ledger::none_if_swept;
     use super::*;
+
+    #[tokio::test]
+    async fn listener_that_panics_makes_the_database_unavailable_until_it_listens_again() {
+        let database = harness::postgres().await.unwrap();
+        let signals = Arc::<Signals>::default();
+        let server = PostgresServer::open(&database.url, false, Arc::clone(&signals));
+        let server = server.await.unwrap();
+        let (mut availability, mut outbox) = (
+            server.availability(),
+            signals.receiver(crate::db::Signal::Outbox),
+        );
+        outbox.mark_unchanged();
+        let panic = "notify batchwright, 'panic'".to_owned();
+        let mut session = server.session().await.unwrap();
+        session.run_script(panic).await.unwrap();
+        drop(session);
+        let away = availability.wait_for(|now| *now != Availability::Available);
+        let away = harness::in_time("the panic", away).await.unwrap().clone();
+        let reason = "database: notifications begins again after a panic";
+        assert!(
+            matches!(&away, Availability::Unavailable(why) if why.starts_with(reason)),
+            "{away:?}"
+        );
+        let back = availability.wait_for(|now| *now == Availability::Available);
+        drop(harness::in_time("the listener", back).await.unwrap());
+        // What was notified meanwhile is not lost: every signal wakes.
+        harness::in_time("a signal", outbox.changed())
+            .await
+            .unwrap();
+        server.close().await;
+    }
 
     #[tokio::test]
     async fn swept_table_is_recognised_in_any_language_of_the_server() {

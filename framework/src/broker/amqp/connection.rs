@@ -26,7 +26,9 @@ use tokio_util::task::TaskTracker;
 use super::RESPONSE_LIMIT;
 use super::socket::Sockets;
 use crate::broker::BrokerState;
+use crate::health::Health;
 use crate::meters::counter_of;
+use crate::supervision::supervise;
 
 /// How often the client library's own state of the connection is checked, in case it does not report a loss.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -139,12 +141,14 @@ impl Connection {
 impl ConnectionSupervisor {
     /// Starts to connect. The supervisor runs in `tasks` until `end` is cancelled. `name` is the name under which the
     /// broker lists the connection, `purpose` its label in the metrics, `location` is `host:port` for the log.
+    #[expect(clippy::too_many_arguments, reason = "called in one place")]
     pub fn start(
         uri: AMQPUri,
         tls: Option<Arc<ClientConfig>>,
         name: String,
         purpose: &'static str,
         location: String,
+        health: &Health,
         tasks: &TaskTracker,
         end: &CancellationToken,
     ) -> Self {
@@ -156,8 +160,13 @@ impl ConnectionSupervisor {
             location,
             reconnects: counter_of(BROKER_RECONNECTS, Some(("connection", purpose))),
             link: sender,
+            health: health.clone(),
         };
-        tasks.spawn(reconnector.run(end.clone()));
+        let end = end.clone();
+        tasks.spawn(async move {
+            let name = format!("rabbitmq: connection {}", reconnector.name);
+            supervise(&reconnector.health, &name, &end, || reconnector.run(&end)).await
+        });
         Self { link }
     }
 
@@ -209,10 +218,11 @@ struct Reconnector {
     location: String,
     reconnects: Counter,
     link: watch::Sender<Link>,
+    health: Health,
 }
 
 impl Reconnector {
-    async fn run(self, end: CancellationToken) {
+    async fn run(&self, end: &CancellationToken) {
         let delays = ExponentialBuilder::new()
             .with_min_delay(SHORTEST_DELAY)
             .with_max_delay(LONGEST_DELAY)
@@ -231,8 +241,11 @@ impl Reconnector {
                     delay = delays.build();
                     self.reconnects.increment(u64::from(was_connected));
                     was_connected = true;
-                    let reason = self.watch(&connection, &end).await;
-                    connection.lost.cancel();
+                    // Also if this panics, its users must not wait for a connection that nobody watches.
+                    let lost = connection.lost.clone().drop_guard();
+                    let reason = self.watch(&connection, end).await;
+                    drop(lost);
+                    self.health.recover("broker", &self.name);
                     // The broker may be gone and never respond to the request to close.
                     drop(timeout(CLOSE_LIMIT, connection.inner.close(200, "closed".into())).await);
                     reason
@@ -286,10 +299,13 @@ impl Reconnector {
                 event = events.next() => match event {
                     Some(Event::ConnectionBlocked(reason)) => {
                         tracing::warn!(broker = %self.location, %reason, "the broker blocks publishers");
+                        let text = format!("the broker blocks publishers: {reason}");
+                        self.health.degrade("broker", &self.name, text);
                         self.link.send_replace(Link::Blocked(connection.clone(), reason));
                     }
                     Some(Event::ConnectionUnblocked) => {
                         tracing::info!(broker = %self.location, "the broker accepts messages again");
+                        self.health.recover("broker", &self.name);
                         self.link.send_replace(Link::Up(connection.clone()));
                     }
                     // The error of a single channel is handled by its user.

@@ -102,6 +102,17 @@ struct Session {
     only_joins: bool,
     /// Whether this channel has received a message that the consumer does not have.
     has_received_new: bool,
+    /// The pipe, until the channel has ended in order. Otherwise, its deliveries are left to their redeliveries.
+    unended: Option<Arc<str>>,
+}
+
+/// Also a session that panics must not let its deliveries run beside their redeliveries.
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(pipe) = self.unended.take() {
+            self.lose(&pipe);
+        }
+    }
 }
 
 struct SessionSettler {
@@ -127,9 +138,8 @@ impl Settler for SessionSettler {
 impl Subscription {
     /// Consumes until the consumer is dropped and all its deliveries are settled, even if their channel is lost; until `closing` is cancelled and all
     /// settlements are sent, or until `end` is cancelled.
-    pub async fn run(self, end: CancellationToken) {
-        end.run_until_cancelled(Arc::new(self).supervise(&end))
-            .await;
+    pub async fn run(self: Arc<Self>, end: CancellationToken) {
+        end.run_until_cancelled(self.supervise(&end)).await;
     }
 
     async fn supervise(self: Arc<Self>, end: &CancellationToken) {
@@ -188,7 +198,6 @@ impl Subscription {
     /// Settles the deliveries of a channel that the consumer has left.
     async fn leave(self: Arc<Self>, mut session: Session) {
         if let Err(reason) = session.drain(&self).await {
-            session.lose(&self.pipe);
             self.warn(&reason);
         }
     }
@@ -240,14 +249,10 @@ impl Subscription {
             joined: HashMap::new(),
             only_joins,
             has_received_new: false,
+            unended: Some(Arc::clone(&self.pipe)),
         };
-        match session.consume(self, Some(resized)).await {
-            Ok(end) => Ok((end, Some(session))),
-            Err(reason) => {
-                session.lose(&self.pipe);
-                Err(reason.into())
-            }
-        }
+        let end = session.consume(self, Some(resized)).await?;
+        Ok((end, Some(session)))
     }
 
     /// Waits for the response of one queue. A queue may be stuck although the broker is not, e.g. a quorum queue without a
@@ -360,7 +365,9 @@ impl Session {
         self.settle(settled, now, None);
         self.send_acks(now + PATIENCE).await?;
         let close = self.channel.close(200, "done".into());
-        self.connection.request("closing a channel", close).await
+        self.connection.request("closing a channel", close).await?;
+        self.unended = None;
+        Ok(())
     }
 
     /// Records settlements. A redelivery that has joined a delivery which was returned is given to the consumer, if there is

@@ -52,13 +52,13 @@ pub async fn announce(
 }
 
 /// Sends all announcements to `events` until the receiver is dropped.
-pub async fn subscribe(supervisor: ConnectionSupervisor, events: mpsc::Sender<Event>) {
+pub async fn subscribe(supervisor: &ConnectionSupervisor, events: &mpsc::Sender<Event>) {
     loop {
         let connection = tokio::select! {
             connection = supervisor.connected() => connection,
             () = events.closed() => return,
         };
-        match subscribe_on(&connection, &events).await {
+        match subscribe_on(&connection, events).await {
             Ok(()) => return,
             Err(reason) => {
                 tracing::warn!(%reason, "the subscription to announcements was lost; subscribing again");

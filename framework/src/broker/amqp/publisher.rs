@@ -145,7 +145,7 @@ enum Outcome {
 }
 
 /// One channel and its unconfirmed publications.
-struct Session {
+pub struct Session {
     connection: Connection,
     channel: Channel,
     /// The queues that this session has declared, and whether as a delay queue. The name alone does not tell: a pipe can have
@@ -181,15 +181,26 @@ impl Publisher {
     }
 
     /// Publishes until `closing` is cancelled and every publication has a result, or until `end` is cancelled.
-    pub async fn run(mut self, closing: CancellationToken, end: CancellationToken) {
+    ///
+    /// `open` has the session that is open. If this panics, it outlives that, and the next run publishes its unconfirmed
+    /// publications again.
+    pub async fn run(
+        &mut self,
+        open: &mut Option<Session>,
+        closing: &CancellationToken,
+        end: &CancellationToken,
+    ) {
         end.run_until_cancelled(async {
+            if let Some(panicked) = open.take() {
+                self.take_back(panicked).await;
+            }
             let supervisor = self.supervisor.clone();
             loop {
                 let connection = tokio::select! {
                     connection = supervisor.connected() => connection,
-                    () = self.closed_and_empty(&closing) => return,
+                    () = self.closed_and_empty(closing) => return,
                 };
-                match self.session(connection, &closing).await {
+                match self.session(connection, open, closing).await {
                     Ok(()) => return,
                     Err(reason) => {
                         tracing::warn!(%reason, "publishing was interrupted; continuing as soon as possible");
@@ -217,12 +228,13 @@ impl Publisher {
     async fn session(
         &mut self,
         connection: Connection,
+        open: &mut Option<Session>,
         closing: &CancellationToken,
     ) -> Result<(), ConnectionLost> {
         let channel = connection.open_channel().await?;
         let select = channel.confirm_select(ConfirmSelectOptions::default());
         connection.request("publisher confirms", select).await?;
-        let mut session = Session {
+        let session = open.insert(Session {
             connection,
             channel,
             declared: HashMap::new(),
@@ -233,9 +245,11 @@ impl Publisher {
             isolated: false,
             unsent: Vec::new(),
             closed: None,
-        };
-        let result = self.publish_on(&mut session, closing).await;
-        self.take_back(session).await;
+        });
+        let result = self.publish_on(session, closing).await;
+        if let Some(ended) = open.take() {
+            self.take_back(ended).await;
+        }
         result
     }
 

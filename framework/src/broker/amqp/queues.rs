@@ -195,7 +195,6 @@ impl Queues {
     /// Declares the unusable delay queues again from time to time, as long as there are any. Never returns.
     pub async fn recheck(&self, supervisor: ConnectionSupervisor) {
         loop {
-            self.found_unusable.notified().await;
             while self.impairment().is_some() {
                 sleep(RECHECK).await;
                 let connection = supervisor.connected().await;
@@ -205,6 +204,7 @@ impl Queues {
                     drop(self.declare(&connection, &pipe, Some(delay)).await);
                 }
             }
+            self.found_unusable.notified().await;
         }
     }
 

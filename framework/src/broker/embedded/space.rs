@@ -42,6 +42,7 @@ pub struct Space {
 /// A commit was refused lately.
 #[derive(Debug)]
 struct Refusal {
+    reason: String,
     until: Instant,
     /// How many bytes may be tried in the next commit.
     trial: u64,
@@ -107,8 +108,9 @@ impl Space {
 
     /// The disk has refused a commit with messages of this size.
     pub fn refused(&mut self, bytes: u64, reason: String, now: Instant) {
-        self.shortage.get_or_insert(reason);
+        self.shortage.get_or_insert_with(|| reason.clone());
         self.refused = Some(Refusal {
+            reason,
             until: now + AFTER_REFUSAL,
             trial: bytes / 2,
             tried: 0,
@@ -131,6 +133,11 @@ impl Space {
     /// Returns why messages wait, if they do.
     pub fn shortage(&self) -> Option<&str> {
         self.shortage.as_deref()
+    }
+
+    /// Returns why the disk refuses commits, if it does.
+    pub fn refusal(&self) -> Option<&str> {
+        self.refused.as_ref().map(|refusal| refusal.reason.as_str())
     }
 
     /// Returns whether the disk has refused a commit a moment ago.

@@ -34,7 +34,11 @@ use crate::broker::{
     BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, RESIZABLE_TO, Settlement,
     Settler,
 };
+use crate::health::Health;
+use crate::supervision::LastWill;
 
+/// The name of this task in the log and in the health checks.
+pub const SOURCE: &str = "embedded broker";
 /// The largest batch.
 const BATCH_MESSAGES: usize = 4096;
 const BATCH_SETTLED: usize = 16_384;
@@ -58,6 +62,7 @@ const LONGEST_SLEEP: Duration = Duration::from_mins(1);
 /// The state of the task.
 pub struct Writer {
     state: watch::Sender<BrokerState>,
+    health: Health,
     settler: Arc<dyn Settler>,
     commands: mpsc::WeakUnboundedSender<Command>,
     bounds: Bounds,
@@ -102,6 +107,7 @@ impl Writer {
         bounds: Bounds,
         reserve: u64,
         clock: WallClock,
+        health: Health,
     ) -> Self {
         let Recovered {
             pipes,
@@ -122,6 +128,7 @@ impl Writer {
             .collect();
         Self {
             state,
+            health,
             settler: Arc::new(WriterSettler(commands.clone())),
             commands,
             bounds,
@@ -155,6 +162,11 @@ impl Writer {
         end: CancellationToken,
         lock: File,
     ) {
+        let health = self.health.clone();
+        let _last_will = LastWill {
+            health: &health,
+            name: SOURCE,
+        };
         let mut idle = Some(disk);
         let mut running: Option<Running> = None;
         let mut received = Vec::new();
@@ -587,41 +599,6 @@ impl Writer {
         self.use_space(read.free);
         if give_back.is_some() {
             self.give_back_at = read.more_to_give_back.then(Instant::now);
-        }
-    }
-
-    /// Stores messages that wait, if there is room for them, and shows in the state whether others wait.
-    fn use_space(&mut self, free: u64) {
-        let now = Instant::now();
-        if self.waiting.is_empty() {
-            self.space.nothing_waits(now);
-        }
-        self.space.counted(free, self.next.bytes as u64);
-        self.store_waiting();
-        self.show_state(now);
-    }
-
-    /// Shows in the state and the log whether messages wait for space.
-    fn show_state(&mut self, now: Instant) {
-        self.look_at = self.space.look_at(now);
-        let was_blocked = *self.state.borrow() != BrokerState::Connected;
-        match self.space.shortage() {
-            Some(_) if was_blocked => {}
-            Some(reason) => {
-                tracing::error!(
-                    reason,
-                    "the disk is short of space; new messages wait until there is room for them"
-                );
-                self.state
-                    .send_replace(BrokerState::Blocked(reason.to_owned()));
-                // What consumers have settled before is deleted, and its space is needed now.
-                self.give_back_at = Some(now);
-            }
-            None if was_blocked => {
-                tracing::info!("the embedded broker takes messages again");
-                self.state.send_replace(BrokerState::Connected);
-            }
-            None => {}
         }
     }
 

@@ -77,7 +77,6 @@ impl AllGone {
     /// Ends the degradation of a worker that makes no checks any more. Never returns.
     pub async fn forget(&self) {
         loop {
-            self.degraded.notified().await;
             while let Some(last) = self.last() {
                 sleep_until(last + REMEMBERED).await;
                 let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,6 +85,7 @@ impl AllGone {
                     self.health.recover(NAME, &self.worker);
                 }
             }
+            self.degraded.notified().await;
         }
     }
 

@@ -12,12 +12,15 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::opening::Database;
+use super::supervision::supervise;
 use crate::StoreError;
 use crate::db::{Signals, Wakes};
 
 /// The channel of the notifications. What a payload says is known to [`Wakes`].
 pub const CHANNEL: &str = "batchwright";
 
+/// The name of the task in the log.
+const NAME: &str = "database: notifications";
 const HEARTBEAT: &str = "heartbeat";
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(15);
 const LIMIT: Duration = Duration::from_secs(10);
@@ -43,25 +46,25 @@ impl Listener {
         let (tasks, token) = (TaskTracker::new(), CancellationToken::new());
         let stop = token.clone();
         // Receivers look before they wait, so nothing is missed yet; but a look fails while the database is not open.
-        let (first, missed) = if not_yet.is_none() {
+        let (mut first, mut missed) = if not_yet.is_none() {
             (Some(connect(&database.options).await), false)
         } else {
             (None, true)
         };
+        let mut not_yet = not_yet;
         tasks.spawn(async move {
-            let listening = async {
-                if let Some(error) = not_yet
-                    && !database.open_when_possible(error).await
-                {
-                    return;
-                }
-                let first = match first {
-                    Some(first) => first,
-                    None => connect(&database.options).await,
-                };
-                listen_forever(first, missed, &database, &signals).await;
+            let listen = || {
+                // Only the first time: after a panic, anything may have been missed.
+                let (first, missed) = (first.take(), std::mem::replace(&mut missed, true));
+                open_and_listen(not_yet.take(), first, missed, &database, &signals)
             };
-            stop.run_until_cancelled(listening).await
+            let panicked = |panic: &str| {
+                database.unavailable(&format!("{NAME} begins again after a panic: {panic}"));
+            };
+            let supervised = supervise(NAME, listen, panicked);
+            if let Some(Err(reason)) = stop.run_until_cancelled(supervised).await {
+                database.give_up(&reason);
+            }
         });
         tasks.close();
         Self {
@@ -75,6 +78,30 @@ impl Listener {
         self.token.cancel();
         self.tasks.wait().await;
     }
+}
+
+/// Opens the database if that is not done yet, and listens.
+async fn open_and_listen(
+    not_yet: Option<StoreError>,
+    first: Option<Result<PgListener, String>>,
+    missed: bool,
+    database: &Database,
+    signals: &Signals,
+) {
+    let not_yet = not_yet.or_else(|| {
+        let is_open = database.check_open().is_ok();
+        (!is_open).then(|| StoreError::Unavailable("it has not been opened yet".into()))
+    });
+    if let Some(error) = not_yet
+        && !database.open_when_possible(error).await
+    {
+        return;
+    }
+    let first = match first {
+        Some(first) => first,
+        None => connect(&database.options).await,
+    };
+    listen_forever(first, missed, database, signals).await;
 }
 
 async fn listen_forever(
@@ -139,6 +166,8 @@ async fn listen(mut listener: PgListener, database: &Database, signals: &Signals
                 Ok(Some(notification)) => {
                     // Any notification shows that the connection works.
                     misses = 0;
+                    #[cfg(test)]
+                    assert_ne!(notification.payload(), "panic", "a planned panic");
                     signals.wake(&Wakes::parse(notification.payload()));
                 }
                 Ok(None) => return "it was closed".to_owned(),

@@ -132,6 +132,16 @@ impl Database {
         }
     }
 
+    /// Publishes that the database can never be used by this process.
+    pub fn give_up(&self, reason: &str) {
+        let error = StoreError::Unusable {
+            location: self.location.clone(),
+            reason: reason.into(),
+        };
+        self.availability
+            .send_replace(Availability::Unusable(error));
+    }
+
     pub fn available(&self) {
         let was = self.availability.send_replace(Availability::Available);
         if was != Availability::Available {

@@ -99,7 +99,7 @@ async fn begun_by(concurrency: usize, pipe: &str, before: &[u64]) -> Vec<u64> {
         stop.cancel();
     };
     let (ended, ()) = in_time("the story", async {
-        tokio::join!(service.run_until(stop.clone()), story)
+        tokio::join!(Box::pin(service.run_until(stop.clone())), story)
     })
     .await;
     ended.unwrap();

@@ -1,10 +1,11 @@
-//! Decides what happens to a batch that the disk refuses to commit.
+//! Decides what happens to a batch that the disk refuses to commit, and shows how the disk is.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{RETRY_DELAY, Work, Writer, pipe_of};
+use super::{RETRY_DELAY, SOURCE, Work, Writer, pipe_of};
+use crate::broker::BrokerState;
 
 impl Writer {
     /// Decides how refused work goes on: the messages of its batch wait for space, and the rest is tried again, at once
@@ -60,5 +61,47 @@ impl Writer {
             .extend(withdrawn.iter().map(|message| message.pipe));
         let waiting = std::mem::take(&mut self.waiting);
         self.waiting = withdrawn.into_iter().chain(waiting).collect();
+    }
+
+    /// Stores messages that wait, if there is room for them, and shows in the state whether others wait.
+    pub(super) fn use_space(&mut self, free: u64) {
+        let now = Instant::now();
+        if self.waiting.is_empty() {
+            self.space.nothing_waits(now);
+        }
+        self.space.counted(free, self.next.bytes as u64);
+        self.store_waiting();
+        self.show_state(now);
+    }
+
+    /// Shows in the state, the health and the log whether messages wait for space.
+    pub(super) fn show_state(&mut self, now: Instant) {
+        self.look_at = self.space.look_at(now);
+        let state = match (self.space.refusal(), self.space.shortage()) {
+            (Some(reason), _) => BrokerState::Refusing(reason.to_owned()),
+            (None, Some(reason)) => BrokerState::Blocked(reason.to_owned()),
+            (None, None) => BrokerState::Connected,
+        };
+        let was_connected = match &*self.state.borrow() {
+            shown if *shown == state => return,
+            shown => *shown == BrokerState::Connected,
+        };
+        match &state {
+            BrokerState::Blocked(reason) | BrokerState::Refusing(reason) if was_connected => {
+                tracing::error!(
+                    reason,
+                    "the disk is short of space; new messages wait until there is room for them"
+                );
+                // What consumers have settled before is deleted, and its space is needed now.
+                self.give_back_at = Some(now);
+            }
+            BrokerState::Connected => tracing::info!("the embedded broker takes messages again"),
+            _ => {}
+        }
+        match &state {
+            BrokerState::Blocked(reason) => self.health.degrade("disk", SOURCE, reason),
+            _ => self.health.recover("disk", SOURCE),
+        }
+        self.state.send_replace(state);
     }
 }

@@ -40,8 +40,17 @@ impl TestWriter {
         let (sender, state) = watch::channel(BrokerState::Connected);
         let bounds = Bounds::default();
         let clock = WallClock::new(Clock::system());
+        let health = Health::default();
         let commands_of = commands.downgrade();
-        let writer = Writer::new(commands_of, sender, recovered, bounds, RESERVE, clock);
+        let writer = Writer::new(
+            commands_of,
+            sender,
+            recovered,
+            bounds,
+            RESERVE,
+            clock,
+            health,
+        );
         let tasks = TaskTracker::new();
         tasks.spawn(writer.run(disk, received, CancellationToken::new(), lock));
         Self {
@@ -74,10 +83,10 @@ impl TestWriter {
     async fn blocked(&mut self) -> String {
         let blocked = self
             .state
-            .wait_for(|state| matches!(state, BrokerState::Blocked(_)));
+            .wait_for(|state| matches!(state, BrokerState::Blocked(_) | BrokerState::Refusing(_)));
         let state = timeout(LIMIT, blocked).await.expect("publishing goes on");
         match &*state.unwrap() {
-            BrokerState::Blocked(reason) => reason.clone(),
+            BrokerState::Blocked(reason) | BrokerState::Refusing(reason) => reason.clone(),
             other => panic!("{other:?}"),
         }
     }
@@ -188,7 +197,8 @@ async fn delay_ends_in_time_although_the_clock_is_set_back_by_a_day() {
     let (state, _) = watch::channel(BrokerState::Connected);
     let clock = WallClock::new(Clock::simulated(2 * DAY));
     let bounds = Bounds::default();
-    let mut writer = Writer::new(commands.downgrade(), state, recovered, bounds, 0, clock);
+    let (commands_of, health) = (commands.downgrade(), Health::default());
+    let mut writer = Writer::new(commands_of, state, recovered, bounds, 0, clock, health);
     let publish = |writer: &mut Writer, seconds| {
         let (confirmer, confirm) = Confirm::pair();
         let message = Outgoing {
