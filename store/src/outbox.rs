@@ -36,8 +36,14 @@ impl Store {
         Ok(self.backend.backlog().await?)
     }
 
-    /// Claims the oldest messages that are due and that no relay holds, for the time of the lease, at most a minute.
-    pub async fn claim_outbox(&self, limit: u32, lease: Duration) -> Result<Claim, StoreError> {
+    /// Claims the oldest messages that are due and that no relay holds, for the time of the lease, at most a minute: at most
+    /// `limit`, and none after the message with which their bodies have at least this number of `bytes`.
+    pub async fn claim_outbox(
+        &self,
+        limit: u32,
+        bytes: u64,
+        lease: Duration,
+    ) -> Result<Claim, StoreError> {
         let is_set_back = self.backend.clock().was_set_back();
         let claim = self
             .run_tx("claim_outbox", JobLocks::new(), |tx| {
@@ -54,7 +60,7 @@ impl Store {
                         );
                     }
                     let messages = tx
-                        .claim_outbox(limit, millis(lease.min(LONGEST_LEASE)))
+                        .claim_outbox(limit, bytes, millis(lease.min(LONGEST_LEASE)))
                         .await?;
                     let next_due = tx.outbox_due().await?.map(Duration::from_millis);
                     let nothing = messages.is_empty() && brought_back == 0;

@@ -31,6 +31,8 @@ use super::wakeup::{backoff, wait};
 
 /// The maximum number of messages that are claimed and published at a time.
 const BATCH: u32 = 500;
+/// The bytes of their bodies after which no further message is claimed.
+const BATCH_BYTES: u64 = 32 * 1024 * 1024;
 /// How long a claim lasts without renewal. The messages of a crashed relay wait this long.
 const LEASE: Duration = Duration::from_secs(10);
 /// How long a relay that is stopped tries to release its leases.
@@ -125,7 +127,8 @@ impl<'a> Relay<'a> {
         // The previous pass may have failed before it deleted these.
         self.delete_confirmed().await?;
         loop {
-            let Claim { messages, next_due } = self.store.claim_outbox(BATCH, LEASE).await?;
+            let Claim { messages, next_due } =
+                self.store.claim_outbox(BATCH, BATCH_BYTES, LEASE).await?;
             if messages.is_empty() {
                 return Ok(next_due.and_then(|due| Instant::now().checked_add(due.max(MIN_DELAY))));
             }

@@ -128,7 +128,7 @@ mod tests {
         }
         let minute = Duration::from_mins(1);
         let claimed = async |store: &Store| {
-            let claim = store.claim_outbox(10, minute).await.unwrap();
+            let claim = store.claim_outbox(10, u64::MAX, minute).await.unwrap();
             let bodies = claim.messages.into_iter().map(|message| message.body);
             (bodies.collect::<Vec<_>>(), claim.next_due.unwrap())
         };

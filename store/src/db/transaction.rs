@@ -144,8 +144,14 @@ pub trait OutboxSteps {
         due: DueTime,
     ) -> DbFuture<'a, ()>;
 
-    /// Leases the oldest messages that are due, for `lease` milliseconds, and returns them.
-    fn claim_outbox(&mut self, limit: u32, lease: u64) -> DbFuture<'_, Vec<OutboxMessage>>;
+    /// Leases the oldest messages that are due, for `lease` milliseconds, and returns them. Stops after the message with which
+    /// the bodies have at least this number of `bytes`.
+    fn claim_outbox(
+        &mut self,
+        limit: u32,
+        bytes: u64,
+        lease: u64,
+    ) -> DbFuture<'_, Vec<OutboxMessage>>;
 
     /// Returns the milliseconds until a message can be claimed; `None` if all messages wait for something other than time.
     fn outbox_due(&mut self) -> DbFuture<'_, Option<u64>>;

@@ -12,6 +12,8 @@ use store::{
 };
 
 pub const MINUTE: Duration = Duration::from_mins(1);
+/// The bytes of a claim that may be as large as it likes.
+pub const ANY_SIZE: u64 = u64::MAX;
 
 /// The test's own empty store, in memory, in a file or in a database. Dropping this removes the store.
 pub struct TestStore {
@@ -220,7 +222,7 @@ impl TestStore {
 
     /// Claims all messages that are due and confirms them as sent, like a relay. Returns their bodies.
     pub async fn sent(&self) -> Vec<String> {
-        let claim = self.claim_outbox(10_000, MINUTE).await.unwrap();
+        let claim = self.claim_outbox(10_000, ANY_SIZE, MINUTE).await.unwrap();
         self.confirm(&claim.messages).await;
         texts(claim.messages)
     }

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use harness::wait_for;
+use store::{Creation, Incarnation};
 
-use crate::fixture::{MINUTE, TestStore, failed, in_seconds, texts};
+use crate::fixture::{ANY_SIZE, MINUTE, TestStore, failed, in_seconds, request, texts};
 
 suite![
     message_is_claimed_once_until_its_lease_ends,
     each_message_is_claimed_by_one_of_several_relays,
+    claim_ends_with_the_message_that_reaches_its_size,
     ended_jobs_leave_no_message_to_claim,
 ];
 
@@ -18,8 +20,8 @@ async fn message_is_claimed_once_until_its_lease_ends(store: TestStore) {
     let other = store.in_another_process().await;
     store.create("a").await;
     store.create("b").await;
-    let first = store.claim_outbox(1, MINUTE).await.unwrap();
-    let second = other.claim_outbox(10, MINUTE).await.unwrap();
+    let first = store.claim_outbox(1, ANY_SIZE, MINUTE).await.unwrap();
+    let second = other.claim_outbox(10, ANY_SIZE, MINUTE).await.unwrap();
     assert_eq!(
         (
             texts(first.messages.clone()),
@@ -28,7 +30,7 @@ async fn message_is_claimed_once_until_its_lease_ends(store: TestStore) {
         (vec!["a".to_owned()], vec!["b".to_owned()])
     );
     assert_eq!(first.next_due, Some(Duration::ZERO));
-    let none = store.claim_outbox(10, MINUTE).await.unwrap();
+    let none = store.claim_outbox(10, ANY_SIZE, MINUTE).await.unwrap();
     assert_eq!(none.messages, []);
     // The store returns the time at which the first lease ends.
     assert!(
@@ -52,7 +54,7 @@ async fn message_is_claimed_once_until_its_lease_ends(store: TestStore) {
     assert_eq!(
         texts(
             other
-                .claim_outbox(10, Duration::from_millis(30))
+                .claim_outbox(10, ANY_SIZE, Duration::from_millis(30))
                 .await
                 .unwrap()
                 .messages
@@ -61,7 +63,7 @@ async fn message_is_claimed_once_until_its_lease_ends(store: TestStore) {
     );
     // Its relay has died.
     let again = wait_for("the lease to end", async || {
-        let claim = store.claim_outbox(10, MINUTE).await.unwrap();
+        let claim = store.claim_outbox(10, ANY_SIZE, MINUTE).await.unwrap();
         if claim.messages.is_empty() {
             Err(format!("{claim:?}"))
         } else {
@@ -76,7 +78,7 @@ async fn message_is_claimed_once_until_its_lease_ends(store: TestStore) {
         .unwrap();
     assert_eq!(store.outbox_texts().await, [""; 0]);
     assert_eq!(
-        store.claim_outbox(10, MINUTE).await.unwrap(),
+        store.claim_outbox(10, ANY_SIZE, MINUTE).await.unwrap(),
         store::Claim::default()
     );
 }
@@ -96,7 +98,7 @@ async fn each_message_is_claimed_by_one_of_several_relays(store: TestStore) {
     let relays = stores.iter().map(|store| async move {
         let mut mine = Vec::new();
         loop {
-            let claim = store.claim_outbox(7, MINUTE).await.unwrap();
+            let claim = store.claim_outbox(7, ANY_SIZE, MINUTE).await.unwrap();
             if claim.messages.is_empty() {
                 return mine;
             }
@@ -117,6 +119,23 @@ async fn each_message_is_claimed_by_one_of_several_relays(store: TestStore) {
     );
 }
 
+async fn claim_ends_with_the_message_that_reaches_its_size(store: TestStore) {
+    for (job, bytes) in [("a", 1000), ("b", 3000), ("c", 1), ("d", 1)] {
+        let start = |_: &Incarnation| ("start".to_owned(), vec![b'x'; bytes]);
+        let created = store.create_job(&request(job), start).await.unwrap();
+        assert!(matches!(created, Creation::Created(_)));
+    }
+    let sizes = async |limit, bytes| {
+        let claim = store.claim_outbox(limit, bytes, MINUTE).await.unwrap();
+        let bodies = claim.messages.iter().map(|message| message.body.len());
+        bodies.collect::<Vec<_>>()
+    };
+    assert_eq!(sizes(10, 2000).await, [1000, 3000]);
+    assert_eq!(sizes(10, 1).await, [1]);
+    assert_eq!(sizes(1, 2000).await, [1]);
+    assert_eq!(sizes(10, 2000).await, [0; 0]);
+}
+
 async fn ended_jobs_leave_no_message_to_claim(store: TestStore) {
     for job in ["cancelled", "deleted", "failed", "completed"] {
         store.create(job).await;
@@ -128,5 +147,12 @@ async fn ended_jobs_leave_no_message_to_claim(store: TestStore) {
     assert_eq!(store.sent().await, [""; 0]);
     store.create_scheduled("in-vain", in_seconds(3600)).await;
     store.cancel("in-vain").await;
-    assert_eq!(store.claim_outbox(10, MINUTE).await.unwrap().next_due, None);
+    assert_eq!(
+        store
+            .claim_outbox(10, ANY_SIZE, MINUTE)
+            .await
+            .unwrap()
+            .next_due,
+        None
+    );
 }

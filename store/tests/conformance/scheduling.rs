@@ -7,7 +7,7 @@ use contract::{JobStatus, PartitionId};
 use harness::wait_for;
 use store::StartCondition;
 
-use crate::fixture::{MINUTE, TestStore, acme, after, in_seconds};
+use crate::fixture::{ANY_SIZE, MINUTE, TestStore, acme, after, in_seconds};
 
 suite![
     delayed_job_starts_after_its_delay_and_shows_its_due_time,
@@ -23,7 +23,7 @@ async fn delayed_job_starts_after_its_delay_and_shows_its_due_time(store: TestSt
     let due = late.due_time.unwrap() - late.create_time;
     assert!((3_599_000..=3_601_000).contains(&due), "{due}");
     assert!(soon.due_time.is_some());
-    let claim = store.claim_outbox(10, MINUTE).await.unwrap();
+    let claim = store.claim_outbox(10, ANY_SIZE, MINUTE).await.unwrap();
     assert!(
         claim.messages.is_empty()
             && claim
@@ -57,7 +57,14 @@ async fn delay_counts_from_the_completion_of_the_last_prerequisite(store: TestSt
         )
         .await;
     assert_eq!(store.job("j").await.due_time, None);
-    assert_eq!(store.claim_outbox(10, MINUTE).await.unwrap().next_due, None);
+    assert_eq!(
+        store
+            .claim_outbox(10, ANY_SIZE, MINUTE)
+            .await
+            .unwrap()
+            .next_due,
+        None
+    );
     store.complete_jobs(&["a"]).await;
     assert_eq!(store.job("j").await.due_time, None);
     store.complete_jobs(&["b"]).await;
@@ -107,7 +114,14 @@ async fn suspended_job_starts_only_when_its_partition_is_dispatched(store: TestS
     assert!(store.job("j").await.suspended && !store.job("a").await.suspended);
     store.complete_jobs(&["a"]).await;
     assert_eq!(store.sent().await, [""; 0]);
-    assert_eq!(store.claim_outbox(10, MINUTE).await.unwrap().next_due, None);
+    assert_eq!(
+        store
+            .claim_outbox(10, ANY_SIZE, MINUTE)
+            .await
+            .unwrap()
+            .next_due,
+        None
+    );
     store.cancel("both").await;
     let other = PartitionId::parse("other").unwrap();
     assert_eq!(store.dispatch_partition(&other).await.unwrap(), 0);

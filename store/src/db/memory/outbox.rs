@@ -71,12 +71,24 @@ impl OutboxSteps for MemoryTransaction {
         self.put(|s| &mut s.outbox, id, Some(unsent));
         done(())
     }
-    fn claim_outbox(&mut self, limit: u32, lease: u64) -> DbFuture<'_, Vec<OutboxMessage>> {
+    fn claim_outbox(
+        &mut self,
+        limit: u32,
+        bytes: u64,
+        lease: u64,
+    ) -> DbFuture<'_, Vec<OutboxMessage>> {
         let now = self.shared.clock.now();
         let free = |unsent: &&Unsent| unsent.free_at().is_some_and(|at| at <= now);
         let mut messages: Vec<Unsent> = self.state.outbox.values().filter(free).cloned().collect();
         messages.sort_by_key(|unsent| (unsent.due_time, unsent.message.id));
-        messages.truncate(limit as usize);
+        let mut before = 0;
+        let few = messages.iter().take_while(|unsent| {
+            let fits = before < bytes;
+            before += unsent.message.body.len() as u64;
+            fits
+        });
+        let few = few.take(limit as usize).count();
+        messages.truncate(few);
         for unsent in &messages {
             let leased = Unsent {
                 leased_until: now.saturating_add_unsigned(lease),

@@ -82,33 +82,34 @@ pub async fn push(
     db.execute(statement).await.map(drop)
 }
 
-/// Leases the oldest messages that are due. PostgreSQL skips those that another relay is claiming at the moment.
+/// Leases the oldest messages that are due, until their bodies have this number of bytes. PostgreSQL skips those that another
+/// relay is claiming at the moment.
 pub async fn claim(
     db: &mut Session,
     limit: u32,
+    bytes: u64,
     lease: u64,
 ) -> Result<Vec<OutboxMessage>, DbError> {
     let now = db.dialect().now();
-    let text = match db.dialect() {
-        // The clock stands in a subquery, so that PostgreSQL can search the index by it.
-        Dialect::Postgres => format!(
-            "with due as (select id from outbox where due_time <= (select {now}) and not suspended and not paused \
-             and (leased_until is null or leased_until <= (select {now})) \
-             order by due_time, id limit $1 for update skip locked) \
-             update outbox set leased_until = {now} + $2 \
-             from due where outbox.id = due.id returning outbox.due_time, outbox.id, pipe, body, headers"
-        ),
-        Dialect::Sqlite => format!(
-            "update outbox set leased_until = {now} + $2 where id in (\
-             select id from outbox where due_time <= {now} and not suspended and not paused \
-             and (leased_until is null or leased_until <= {now}) \
-             order by due_time, id limit $1) returning due_time, id, pipe, body, headers"
-        ),
+    let (length, lock) = match db.dialect() {
+        Dialect::Postgres => ("octet_length(body)", "for update skip locked"),
+        Dialect::Sqlite => ("length(body)", ""),
     };
+    // The clock stands in a subquery, so that PostgreSQL can search the index by it.
+    let text = format!(
+        "with due as (select id, due_time, {length} as bytes from outbox \
+         where due_time <= (select {now}) and not suspended and not paused \
+         and (leased_until is null or leased_until <= (select {now})) \
+         order by due_time, id limit $1 {lock}), \
+         few as (select id, sum(bytes) over (order by due_time, id) - bytes as ahead from due) \
+         update outbox set leased_until = {now} + $2 where id in (select id from few where ahead < $3) \
+         returning due_time, id, pipe, body, headers"
+    );
     let statement = db
         .statement(text)
         .bind(i64::from(limit))
-        .bind(millis(lease));
+        .bind(millis(lease))
+        .bind(i64::try_from(bytes).unwrap_or(i64::MAX));
     let mut claimed = db.fetch(statement, read_message).await?;
     claimed.sort_by_key(|(due, message)| (*due, message.id));
     Ok(claimed.into_iter().map(|(_, message)| message).collect())

@@ -211,8 +211,13 @@ impl OutboxSteps for SqlTransaction {
             due,
         ))
     }
-    fn claim_outbox(&mut self, limit: u32, lease: u64) -> DbFuture<'_, Vec<OutboxMessage>> {
-        Box::pin(outbox::claim(&mut self.session, limit, lease))
+    fn claim_outbox(
+        &mut self,
+        limit: u32,
+        bytes: u64,
+        lease: u64,
+    ) -> DbFuture<'_, Vec<OutboxMessage>> {
+        Box::pin(outbox::claim(&mut self.session, limit, bytes, lease))
     }
     fn outbox_due(&mut self) -> DbFuture<'_, Option<u64>> {
         Box::pin(outbox::next_claim(&mut self.session))
