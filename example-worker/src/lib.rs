@@ -39,7 +39,8 @@ impl Worker for WordCounter {
     type Output = WordCount;
 
     async fn run(&self, task: LineRange, ctx: Context) -> Result<Reply<WordCount>, TaskError> {
-        let mut file = tokio::fs::File::open(self.root.join(&task.path)).await?; // an error: the task runs again
+        let path = self.locate(&task.path).await?;
+        let mut file = tokio::fs::File::open(path).await?; // an error: the task runs again
         let now = file.metadata().await?;
         let modified = now.modified()?.duration_since(UNIX_EPOCH)?.as_nanos();
         if now.len() != task.size || u128::try_from(task.modified) != Ok(modified) {
@@ -62,6 +63,20 @@ impl Worker for WordCounter {
             lines: task.lines,
             words,
         }))
+    }
+}
+
+impl WordCounter {
+    /// Returns where a file is, without links. Whoever can create a task chooses its path, so nothing outside the root is opened.
+    async fn locate(&self, path: &str) -> Result<PathBuf, TaskError> {
+        let root = tokio::fs::canonicalize(&self.root).await?;
+        let found = tokio::fs::canonicalize(root.join(path)).await?;
+        if !found.starts_with(&root) || !tokio::fs::metadata(&found).await?.is_file() {
+            return Err(TaskError::failed(format!(
+                "{path} is not a file below the root folder of the worker"
+            )));
+        }
+        Ok(found)
     }
 }
 
@@ -115,6 +130,28 @@ mod tests {
             run.sent().unwrap().words,
             BTreeMap::from([("two".into(), 2), ("drei".into(), 1)])
         );
+    }
+
+    #[tokio::test]
+    async fn only_files_below_the_root_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("root");
+        std::fs::create_dir(&root).unwrap();
+        std::fs::write(folder.path().join("secret.txt"), "one\n").unwrap();
+        std::fs::write(root.join("own.txt"), "one\n").unwrap();
+        std::os::unix::fs::symlink("../secret.txt", root.join("link.txt")).unwrap();
+        std::os::unix::fs::symlink("own.txt", root.join("own-link.txt")).unwrap();
+        let absolute = folder.path().join("secret.txt");
+        let worker = WordCounter { root: root.clone() };
+        for path in ["../secret.txt", "link.txt", absolute.to_str().unwrap(), "."] {
+            let failure = testing::run(&worker, lines(&root, path, 0, 4))
+                .await
+                .failure();
+            let expected = format!("{path} is not a file below the root folder of the worker");
+            assert_eq!(failure, Some(expected));
+        }
+        let run = testing::run(&worker, lines(&root, "own-link.txt", 0, 4)).await;
+        assert_eq!(run.sent().unwrap().words.len(), 1);
     }
 
     #[tokio::test]
