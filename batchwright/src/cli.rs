@@ -29,7 +29,7 @@ use crate::demo::{self, DemoArgs};
 #[command(name = "batchwright", version, propagate_version = true)]
 pub struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    pub program: Program,
     /// Log filter for standard error, e.g. `info` or `framework=debug`.
     #[arg(long, global = true, env = "BATCHWRIGHT_LOG", value_name = "FILTER")]
     pub log: Option<String>,
@@ -42,6 +42,17 @@ pub struct Cli {
         value_name = "FORMAT"
     )]
     pub log_format: LogFormat,
+}
+
+// A doc comment here would replace the one of `Cli` in the help.
+#[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "the program has one value of it")]
+pub enum Program {
+    #[command(flatten)]
+    Command(Command),
+    // Runs without threads, because little memory is left for them.
+    #[command(hide = true)]
+    RunScript(RunScriptArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -74,8 +85,6 @@ pub enum Command {
     Bench(BenchArgs),
     #[command(hide = true)]
     BenchWorker(PacedOptions),
-    #[command(hide = true)]
-    RunScript(RunScriptArgs),
 }
 
 impl Command {
@@ -104,7 +113,6 @@ impl Command {
             }
             Self::Bench(args) => bench::bench(args).await,
             Self::BenchWorker(args) => bench::bench_worker(args).await,
-            Self::RunScript(args) => script::run(&args), // `main` runs it without threads
         }
     }
 
@@ -119,17 +127,15 @@ impl Command {
             Self::Count(args) => &args.service,
             Self::Cancel(args) | Self::Delete(args) => &args.service,
             Self::Bench(args) => return args.json,
-            Self::Demo(_)
-            | Self::Up(_)
-            | Self::Run(_)
-            | Self::BenchWorker(_)
-            | Self::RunScript(_) => return false,
+            Self::Demo(_) | Self::Up(_) | Self::Run(_) | Self::BenchWorker(_) => return false,
         };
         service.output == Output::Json
     }
+}
 
-    /// Returns whether the command serves until it is stopped.
+impl Program {
+    /// Returns whether the program serves until it is stopped.
     pub const fn serves(&self) -> bool {
-        matches!(self, Self::Up(_) | Self::Run(_))
+        matches!(self, Self::Command(Command::Up(_) | Command::Run(_)))
     }
 }

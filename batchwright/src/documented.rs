@@ -10,7 +10,7 @@ use framework::config::caf::{self, Conversion, Reader};
 use framework::config::env::Variables;
 use framework::config::{PREFIX, VARIABLES};
 
-use crate::cli::{self, Cli};
+use crate::cli::{self, Cli, Program};
 use crate::config::*;
 
 /// CAF's variables that have no effect, with the reason.
@@ -396,9 +396,9 @@ fn queues_are_declared_as_our_settings_or_cafs_say_on_connections_with_the_name_
                 &self::variables(variables),
             )
             .unwrap();
-            let options = match cli.command {
-                cli::Command::Up(args) => args.options(&Variables::default()),
-                cli::Command::Run(args) => args.options(&Variables::default()),
+            let options = match cli.program {
+                Program::Command(cli::Command::Up(args)) => args.options(&Variables::default()),
+                Program::Command(cli::Command::Run(args)) => args.options(&Variables::default()),
                 other => panic!("{other:?}"),
             };
             let amqp = options.unwrap().amqp().unwrap();

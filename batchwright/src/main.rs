@@ -15,7 +15,7 @@ mod watch;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cli::Cli;
+use cli::{Cli, Program};
 use framework::config::env::Variables;
 use framework::log;
 use mimalloc::MiMalloc;
@@ -33,11 +33,11 @@ fn main() -> ExitCode {
         Err(refusal) => return refusal.print(),
     };
     set_up_log(&cli);
-    if let cli::Command::RunScript(args) = &cli.command {
-        // Without threads, because little memory is left for them.
-        return print::exit_code(cli::script::run(args), false);
-    }
-    let as_json = cli.command.prints_json();
+    let command = match cli.program {
+        Program::Command(command) => command,
+        Program::RunScript(args) => return print::exit_code(cli::script::run(&args), false),
+    };
+    let as_json = command.prints_json();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
             return print::exit_code(Err(error), as_json);
         }
     };
-    let outcome = runtime.block_on(cli.command.execute(&variables, &configuration));
+    let outcome = runtime.block_on(command.execute(&variables, &configuration));
     // The script of a job type may run forever on a blocking thread.
     runtime.shutdown_timeout(Duration::from_secs(1));
     log::flush();
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
 }
 
 fn set_up_log(cli: &Cli) {
-    let level = if cli.command.serves() {
+    let level = if cli.program.serves() {
         "info"
     } else {
         "error"
