@@ -8,6 +8,8 @@
 //! - No delivery and no sender is dropped while the lock is held, because dropping a delivery settles it, which takes the
 //!   lock.
 
+mod intercepting;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -21,6 +23,7 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+pub use self::intercepting::Intercepting;
 use super::local_fanout::LocalFanout;
 use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Headers,

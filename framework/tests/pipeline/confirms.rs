@@ -1,19 +1,13 @@
 //! How a worker behaves while the broker holds confirms back or refuses messages.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
 use contract::{RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReportTask};
 use framework::broker::memory::Memory;
-use framework::broker::{
-    Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Delivery,
-    Outgoing, PublishError,
-};
+use framework::broker::{Broker, Confirm, Confirmer, Delivery, Outgoing, PublishError};
 use framework::{Context, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
-use futures_util::future::BoxFuture;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use wiremock::matchers::path;
@@ -29,7 +23,6 @@ const WINDOW: u64 = 1000;
 const A_WHILE: Duration = Duration::from_secs(10);
 
 /// A memory broker that confirms messages to [`HELD_PIPE`] only when the test allows it.
-#[derive(Clone)]
 struct HoldingBroker {
     pipes: Memory,
     held: Arc<Mutex<VecDeque<(Outgoing, Confirmer)>>>,
@@ -41,6 +34,19 @@ impl HoldingBroker {
             pipes: Memory::new(),
             held: Arc::default(),
         }
+    }
+
+    /// Returns the broker as a worker sees it.
+    fn for_worker(&self) -> impl Broker + use<> {
+        let held = Arc::clone(&self.held);
+        self.pipes.clone().intercepting(move |message| {
+            if *message.pipe != *HELD_PIPE {
+                return Ok(message);
+            }
+            let (confirmer, confirm) = Confirm::pair();
+            held.lock().unwrap().push_back((message, confirmer));
+            Err(confirm)
+        })
     }
 
     /// Waits until this many messages are held.
@@ -130,55 +136,6 @@ impl HoldingBroker {
     }
 }
 
-impl Broker for HoldingBroker {
-    fn publish(&self, message: Outgoing) -> Confirm {
-        if *message.pipe != *HELD_PIPE {
-            return self.pipes.publish(message);
-        }
-        let (confirmer, confirm) = Confirm::pair();
-        self.held.lock().unwrap().push_back((message, confirmer));
-        confirm
-    }
-
-    fn consume<'a>(
-        &'a self,
-        pipe: &'a str,
-        prefetch: u32,
-    ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
-        self.pipes.consume(pipe, prefetch)
-    }
-
-    fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
-        self.pipes.depth(pipe)
-    }
-
-    fn announce(&self, body: Bytes) -> Confirm {
-        self.pipes.announce(body)
-    }
-
-    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
-        self.pipes.announcements()
-    }
-
-    fn state(&self) -> BrokerState {
-        self.pipes.state()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.pipes.close()
-    }
-
-    fn kind(&self) -> &'static str {
-        "holding"
-    }
-}
-
-impl fmt::Debug for HoldingBroker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HoldingBroker")
-    }
-}
-
 fn item(number: u64) -> RangeItem {
     RangeItem {
         number,
@@ -248,7 +205,7 @@ async fn run<T>(broker: &HoldingBroker, worker: impl Worker, story: impl Future<
         ..Settings::new("w")
     };
     let stop = CancellationToken::new();
-    let service = Runtime::new(settings, Arc::new(broker.clone())).worker(worker);
+    let service = Runtime::new(settings, Arc::new(broker.for_worker())).worker(worker);
     let (ended, seen) = tokio::join!(service.run_until(stop.clone()), async {
         let seen = story.await;
         stop.cancel();

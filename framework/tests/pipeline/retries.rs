@@ -5,19 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
 use contract::{
     RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReport, TrackingReportTask,
 };
 use framework::broker::memory::Memory;
-use framework::broker::{
-    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, HeaderValue, Outgoing,
-    PublishError,
-};
+use framework::broker::{Broker, Confirm, HeaderValue, Outgoing, PublishError};
 use framework::config::Route;
 use framework::handler::{ORIGIN_HEADER, REASON_HEADER};
 use framework::{Context, NoOutput, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
-use futures_util::future::BoxFuture;
 use harness::{free_port, wait_for};
 use tokio_util::sync::CancellationToken;
 
@@ -252,61 +247,23 @@ async fn unready_worker_keeps_its_task_takes_no_other_and_reports_it() {
     );
 }
 
-/// Refuses this many delayed messages before it accepts one.
-#[derive(Debug)]
-struct RefusesDelayed {
-    memory: Memory,
-    refusals: AtomicU32,
-}
-
-impl Broker for RefusesDelayed {
-    fn publish(&self, message: Outgoing) -> Confirm {
-        let left = |left: u32| left.checked_sub(1);
-        if message.delay.is_some()
-            && self
-                .refusals
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left)
-                .is_ok()
-        {
-            let error = PublishError::refused(&*message.pipe, "the pipe is full");
-            return Confirm::ready(Err(error));
-        }
-        self.memory.publish(message)
-    }
-    fn consume<'a>(
-        &'a self,
-        pipe: &'a str,
-        prefetch: u32,
-    ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
-        self.memory.consume(pipe, prefetch)
-    }
-    fn announce(&self, body: Bytes) -> Confirm {
-        self.memory.announce(body)
-    }
-    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
-        self.memory.announcements()
-    }
-    fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
-        self.memory.depth(pipe)
-    }
-    fn state(&self) -> BrokerState {
-        self.memory.state()
-    }
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.memory.close()
-    }
-    fn kind(&self) -> &'static str {
-        "refuses delayed"
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn delivery_that_cannot_be_delayed_runs_again_without_counting_as_a_crash() {
     let memory = Memory::new();
     memory.publish(message(1, "tracking")).await.unwrap();
-    let broker = Arc::new(RefusesDelayed {
-        memory: memory.clone(),
-        refusals: AtomicU32::new(20),
+    let refusals = Arc::new(AtomicU32::new(20));
+    let left = Arc::clone(&refusals);
+    let broker = memory.clone().intercepting(move |message| {
+        let one_less = |count: u32| count.checked_sub(1);
+        let refuses = message.delay.is_some()
+            && left
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
+                .is_ok();
+        if refuses {
+            let error = PublishError::refused(&*message.pipe, "the pipe is full");
+            return Err(Confirm::ready(Err(error)));
+        }
+        Ok(message)
     });
     let snoozes = Arc::new(AtomicU32::new(0));
     let worker = noting(move |_, _| {
@@ -317,7 +274,7 @@ async fn delivery_that_cannot_be_delayed_runs_again_without_counting_as_a_crash(
         }
     });
     let stop = CancellationToken::new();
-    let runtime = Runtime::new(Settings::new("w"), broker.clone()).worker(worker.clone());
+    let runtime = Runtime::new(Settings::new("w"), Arc::new(broker)).worker(worker.clone());
     let (ended, reports) = tokio::join!(runtime.run_until(stop.clone()), async {
         let reports = reports(&memory, 1).await;
         stop.cancel();
@@ -326,7 +283,7 @@ async fn delivery_that_cannot_be_delayed_runs_again_without_counting_as_a_crash(
     ended.unwrap();
     assert_eq!(reports.last().unwrap().status, ReportStatus::Complete);
     assert_eq!(
-        broker.refusals.load(Ordering::Relaxed),
+        refusals.load(Ordering::Relaxed),
         0,
         "each republish was refused"
     );

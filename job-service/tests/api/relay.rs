@@ -3,14 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use bytes::Bytes;
 use contract::{JobId, JobStatus, PartitionId, TaskMessage, TaskStatus, Tracking};
 use framework::broker::embedded::{Embedded, EmbeddedOptions};
 use framework::broker::memory::Memory;
-use framework::broker::{
-    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError,
-};
-use futures_util::future::{BoxFuture, join_all};
+use framework::broker::{Broker, BrokerState, Confirm, PublishError};
+use futures_util::future::join_all;
 use harness::wait_for;
 use job_service::JobService;
 use reqwest::Method;
@@ -213,12 +210,21 @@ async fn refused_message_does_not_block_the_others() {
         create(&store, n, "full").await;
     }
     let memory = Memory::new();
-    let broker = Arc::new(Refusing {
-        memory: memory.clone(),
-        refusals_left: AtomicU32::new(6),
-        refused: AtomicU32::new(0),
+    let refused = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&refused);
+    let broker = memory.clone().intercepting(move |message| {
+        let next = |times: u32| (times < 6).then_some(times + 1);
+        let is_full = &*message.pipe == "full"
+            && count
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+                .is_ok();
+        if is_full {
+            let error = PublishError::refused("full", "it is full");
+            return Err(Confirm::ready(Err(error)));
+        }
+        Ok(message)
     });
-    let background = Background::start(&store, Arc::clone(&broker) as Arc<dyn Broker>);
+    let background = Background::start(&store, Arc::new(broker));
     create(&store, 2, "in").await;
     wait_for(
         "the message behind the refused ones",
@@ -237,7 +243,7 @@ async fn refused_message_does_not_block_the_others() {
         ),
         (2, 1)
     );
-    assert_eq!(broker.refused.load(Ordering::Relaxed), 6);
+    assert_eq!(refused.load(Ordering::Relaxed), 6);
     background.stop().await;
 }
 
@@ -338,55 +344,6 @@ impl Background {
     async fn stop(self) {
         self.stop.cancel();
         harness::in_time("the service to end", self.tracker.wait()).await;
-    }
-}
-
-/// Refuses this many messages for the pipe `full` before it accepts one.
-#[derive(Debug)]
-struct Refusing {
-    memory: Memory,
-    refusals_left: AtomicU32,
-    refused: AtomicU32,
-}
-
-impl Broker for Refusing {
-    fn publish(&self, message: Outgoing) -> Confirm {
-        let left = |left: u32| left.checked_sub(1);
-        if &*message.pipe == "full"
-            && self
-                .refusals_left
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left)
-                .is_ok()
-        {
-            self.refused.fetch_add(1, Ordering::Relaxed);
-            return Confirm::ready(Err(PublishError::refused("full", "it is full")));
-        }
-        self.memory.publish(message)
-    }
-    fn consume<'a>(
-        &'a self,
-        pipe: &'a str,
-        prefetch: u32,
-    ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
-        self.memory.consume(pipe, prefetch)
-    }
-    fn announce(&self, body: Bytes) -> Confirm {
-        self.memory.announce(body)
-    }
-    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
-        self.memory.announcements()
-    }
-    fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
-        self.memory.depth(pipe)
-    }
-    fn state(&self) -> BrokerState {
-        self.memory.state()
-    }
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.memory.close()
-    }
-    fn kind(&self) -> &'static str {
-        "refusing"
     }
 }
 
