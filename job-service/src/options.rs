@@ -103,7 +103,7 @@ impl Default for Limits {
             body_time: Duration::from_mins(1),
             body_bytes: 128 * 1024 * 1024,
             labels: 100,
-            text: 64 * 1024,
+            text: 1024 * 1024,
             page: 10_000,
         }
     }

@@ -35,7 +35,7 @@ pub struct ApiArgs {
     #[arg(long, env = "BATCHWRIGHT_MAX_LABELS", default_value_t = 100, value_parser = clap::value_parser!(u32), value_name = "LABELS")]
     max_labels: u32,
     /// KiB of the description of a job, and of its external data.
-    #[arg(long, env = "BATCHWRIGHT_MAX_TEXT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=16_384), value_name = "KIB")]
+    #[arg(long, env = "BATCHWRIGHT_MAX_TEXT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=16_384), value_name = "KIB")]
     max_text: u32,
     /// Largest number of jobs on a page of a list; a request for a larger page gets 400.
     #[arg(long, env = "BATCHWRIGHT_MAX_PAGE_SIZE", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
