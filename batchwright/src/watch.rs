@@ -205,7 +205,9 @@ mod tests {
     };
 
     fn events(status: &str) -> String {
-        let job = serde_json::json!({ "id": "j", "status": status });
+        let job = serde_json::json!({
+            "id": "j", "status": status, "createTime": 0, "lastUpdateTime": 0, "percentageComplete": 0, "failures": [], "labels": {},
+        });
         format!(
             "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\nevent: job\ndata: {job}\n\n"
         )

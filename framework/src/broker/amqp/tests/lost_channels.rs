@@ -88,8 +88,15 @@ async fn begun_by(concurrency: usize, pipe: &str, before: &[u64]) -> Vec<u64> {
     let service = Runtime::new(settings, Arc::clone(&amqp) as _).worker(worker.clone());
     let story = async {
         worker.begins(HELD).await;
-        proxy.cut();
+        proxy.refuse();
+        // Until the client notices it, it acknowledges on a connection that carries nothing any more.
+        wait_for("the loss to be noticed", async || match amqp.state() {
+            BrokerState::Connecting(_) => Ok(()),
+            state => Err(format!("{state:?}")),
+        })
+        .await;
         publish(&other, pipe, input, AFTER).await;
+        proxy.pass();
         if concurrency > 1 && input == pipe {
             // The copies of the held item have arrived then.
             worker.begins(AFTER).await;
