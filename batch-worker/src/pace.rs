@@ -8,7 +8,8 @@
 //! What must stay true:
 //! - A split into items never waits for the depth of the input.
 //! - Some split of each process always goes on: where no batch becomes items, sub-batches are made, but slowly.
-//! - No job waits for another's sub-batches, only for room in the input.
+//! - No job waits for another's sub-batches, only for room in the input. The more jobs wait, the more room there is: while
+//!   there are as many messages of theirs, a sub-batch for each of them makes little difference.
 //! - Waiting costs little: the more batches wait, the later each comes back.
 
 use std::collections::HashMap;
@@ -37,7 +38,7 @@ const JOBS: usize = 10_000;
 /// The splits of one process.
 #[derive(Debug)]
 pub struct Pace {
-    /// The depth of the input from which on no batch is split into sub-batches.
+    /// The depth of the input from which on no batch is split into sub-batches, if no job waits.
     max_depth: u64,
     recent: Mutex<Option<Recent>>,
 }
@@ -90,9 +91,10 @@ impl Pace {
         let Splittable { parts, job, level } = batch;
         // The deeper in its tree, the fuller may the input be: half of the limit, three quarters, and so on.
         let shift = u32::try_from(level).unwrap_or(u32::MAX).saturating_add(1);
-        let reserved = self.max_depth.checked_shr(shift).unwrap_or(0);
-        let has_room = depth <= self.max_depth - reserved;
         self.with_recent(|recent, now| {
+            let limit = self.max_depth.saturating_add(recent.waiting_jobs(now));
+            let reserved = limit.checked_shr(shift).unwrap_or(0);
+            let has_room = depth <= limit - reserved;
             if !recent.is_deeper_waiting(job, level, now) {
                 if has_room {
                     return Ok(());
@@ -140,20 +142,23 @@ impl Recent {
             .is_some_and(|deeper| deeper.iter().any(|at| *at > now))
     }
 
+    /// Returns how many jobs have waiting batches, as far as this process remembers.
+    fn waiting_jobs(&mut self, now: Instant) -> u64 {
+        if now >= self.pruned + DELAYS[0] {
+            self.pruned = now;
+            self.returns
+                .retain(|_, returns| returns.iter().any(|at| *at > now));
+        }
+        self.returns.len() as u64
+    }
+
     fn remember(&mut self, job: &str, level: usize, at: Instant, now: Instant) {
         if level > JobTaskId::MAX_DEPTH {
             return;
         }
         if !self.returns.contains_key(job) && self.returns.len() == JOBS {
-            if now >= self.pruned + DELAYS[0] {
-                self.pruned = now;
-                self.returns
-                    .retain(|_, returns| returns.iter().any(|at| *at > now));
-            }
-            if self.returns.len() == JOBS {
-                // The batches of this job only wait for room.
-                return;
-            }
+            // The batches of this job only wait for room.
+            return;
         }
         let returns = self.returns.entry(job.to_owned()).or_default();
         returns.resize(returns.len().max(level + 1), now);
@@ -177,7 +182,6 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn batches_wait_while_the_input_is_deep_those_at_the_top_first() {
-        let pace = Pace::new(1000);
         for (level, depth, goes_on) in [
             (0, 500, true),
             (0, 501, false),
@@ -188,9 +192,24 @@ mod tests {
             (70, 1000, true),
             (70, 1001, false),
         ] {
+            let pace = Pace::new(1000);
             let decided = pace.sub_batches(of(&format!("{level}"), level), depth);
             assert_eq!(decided.is_ok(), goes_on, "{level} {depth}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_more_jobs_wait_the_more_room_there_is() {
+        let pace = Pace::new(1000);
+        for job in 0..2000 {
+            assert!(pace.sub_batches(of(&format!("p:{job}"), 0), 3000).is_err());
+        }
+        assert!(pace.sub_batches(of("p:another", 0), 1500).is_ok());
+        assert!(pace.sub_batches(of("p:another", 0), 1501).is_err());
+        // They have come back.
+        tokio::time::advance(120 * SECOND).await;
+        pace.items();
+        assert!(pace.sub_batches(of("p:another", 0), 501).is_err());
     }
 
     #[tokio::test(start_paused = true)]
