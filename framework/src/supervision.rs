@@ -12,13 +12,15 @@ use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
+use contract::metrics::LOOP_PANICS;
 use futures_util::FutureExt as _;
+use metrics::counter;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-use crate::RetryPolicy;
 use crate::health::Health;
+use crate::{RetryPolicy, meters};
 
 /// How many panics of one loop within [`WINDOW`] end the process.
 pub const MOST_PANICS: usize = 5;
@@ -52,6 +54,7 @@ pub async fn supervise<F: Future>(
             Err(panic) => panic,
         };
         let (panic, now) = (panic_text(&*panic), Instant::now());
+        count_panic(name);
         panics.retain(|earlier| now.duration_since(*earlier) < WINDOW);
         if panics.is_empty() {
             delays = DELAYS.delays();
@@ -89,6 +92,7 @@ pub async fn run_or_give_up<F: Future>(
         Ok(result) => Some(result),
         Err(panic) => {
             let panic = panic_text(&*panic);
+            count_panic(name);
             error!(
                 name,
                 panic, "a panic that only a new process can mend; the process ends"
@@ -97,6 +101,11 @@ pub async fn run_or_give_up<F: Future>(
             None
         }
     }
+}
+
+fn count_panic(name: &str) {
+    meters::install();
+    counter!(LOOP_PANICS, "loop" => name.to_owned()).increment(1);
 }
 
 /// Makes the process give up if it is dropped by a panic. As a local value it is dropped before what the function was given,
@@ -187,7 +196,7 @@ mod tests {
         let _kept = log.keep();
         let (runs, begun) = (Cell::new(0), Instant::now());
         let stop = CancellationToken::new();
-        let supervised = supervise(&health, "relay", &stop, || async {
+        let supervised = supervise(&health, "a sweeper", &stop, || async {
             runs.set(runs.get() + 1);
             assert_eq!(health.outages(), [], "it runs");
             assert!(runs.get() > 3, "run {}", runs.get());
@@ -199,12 +208,15 @@ mod tests {
         };
         let (done, outages) = tokio::join!(supervised, observed);
         assert_eq!((done, runs.get()), (Some("done"), 4));
-        assert_eq!(outages[0].name, "relay");
+        assert_eq!(outages[0].name, "a sweeper");
         assert_eq!(outages[0].reason, "begins again after a panic: run 1");
         assert_eq!(begun.elapsed().as_millis(), 100 + 400 + 1600);
         assert_eq!(health.outages(), []);
-        let said = "a loop has panicked; it begins again name=\"relay\" panic=\"run 3\" delay=1.6s";
+        let said =
+            "a loop has panicked; it begins again name=\"a sweeper\" panic=\"run 3\" delay=1.6s";
         assert!(log.text().contains(said), "{}", log.text());
+        let counted = "batchwright_loop_panics_total{loop=\"a sweeper\"} 3\n";
+        assert!(meters::scrape().await.contains(counted));
     }
 
     #[tokio::test(start_paused = true)]
