@@ -14,11 +14,19 @@ use crate::{free_port, unique};
 const MISSING: &str = "PostgreSQL is not installed: `apt-get install postgresql` (its service is not needed and may stay \
                        off), or set DATABASE_URL to a server on which databases may be created";
 
-/// The supervisor also creates the data folder, because a test may be killed in the middle of that.
+/// The supervisor also creates the data folder, because a test may be killed in the middle of that. After a kill, it waits for the
+/// processes of the server, whose folder that is: a new server refuses to start while one of them is left.
 const START: &str = r#"
     initdb=$1 data=$4
     shift
     [ -e "$data" ] || "$initdb" -D "$data" --username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync || exit
+    is_used() {
+        for folder in /proc/[0-9]*/cwd; do
+            [ ! "$folder" -ef "$data" ] || return 0
+        done
+        return 1
+    }
+    while is_used; do sleep 0.01; done
     exec "$@"
 "#;
 
