@@ -17,7 +17,9 @@ use crate::config::{Settings, SettingsError};
 use crate::context::Shared;
 use crate::handler::BatchHandler;
 use crate::health::{Source, Trouble};
-use crate::log::{self, LogFormat};
+use crate::log;
+#[cfg(feature = "amqp")]
+use crate::log::LogFormat;
 use crate::meters::{self, Counters};
 use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
 use crate::pipeline::in_flight::{InFlight, Taken};

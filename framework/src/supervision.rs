@@ -110,12 +110,14 @@ fn count_panic(name: &str) {
 
 /// Makes the process give up if it is dropped by a panic. As a local value it is dropped before what the function was given,
 /// so nobody who notices that this is gone takes it for an end in order.
+#[cfg(feature = "embedded")]
 #[derive(Debug)]
 pub(crate) struct LastWill<'a> {
     pub health: &'a Health,
     pub name: &'static str,
 }
 
+#[cfg(feature = "embedded")]
 impl Drop for LastWill<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
