@@ -359,7 +359,10 @@ impl StackArgs {
                 ..BatchOptions::default()
             },
             service: self.api.apply_to(service)?,
-            store,
+            store: StoreOptions {
+                max_items: self.batch.max_items,
+                ..store
+            },
             ..StackOptions::embedded(data)
         })
     }
@@ -409,4 +412,23 @@ fn expiry_policy(expiry_time: String) -> Option<ExpiryPolicy> {
         policer: Some(Policer::System),
         ..ExpiryPolicy::default()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command, Program};
+
+    #[test]
+    fn limit_of_items_holds_for_the_batch_worker_and_for_what_the_store_counts() {
+        let cli = Cli::try_parse_from(["batchwright", "up", "--max-items", "7"]).unwrap();
+        let Program::Command(Command::Up(args)) = cli.program else {
+            panic!("{cli:?}")
+        };
+        let variables = Variables::new(std::iter::empty());
+        let options = args.options(&variables).unwrap();
+        assert_eq!((options.batch.max_items, options.store.max_items), (7, 7));
+    }
 }
