@@ -1,6 +1,6 @@
 //! Writes the results of commands to standard output, and remarks about them to standard error.
 //!
-//! What must stay true: nothing here panics, whoever has closed an output and whatever disk is full behind it. The macros
+//! What must stay true: nothing here panics, even if an output is closed or the disk behind it is full. The macros
 //! of the standard library would.
 
 use std::fmt::Arguments;

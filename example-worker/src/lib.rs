@@ -67,7 +67,7 @@ impl Worker for WordCounter {
 }
 
 impl WordCounter {
-    /// Returns where a file is, without links. Whoever can create a task chooses its path, so nothing outside the root is opened.
+    /// Returns the path of a file with all links resolved. The path comes from the message, so no file outside the root is opened.
     async fn locate(&self, path: &str) -> Result<PathBuf, TaskError> {
         let root = tokio::fs::canonicalize(&self.root).await?;
         let found = tokio::fs::canonicalize(root.join(path)).await?;

@@ -3,8 +3,8 @@
 //! The names are in [`contract::metrics`]. A handle must not be made before the recorder is installed: it would count into
 //! nothing for ever. So every handle of this crate is made by a function of this module, which installs it first.
 //!
-//! Counters and histograms are recorded as things happen. Gauges are measured when somebody asks: whoever knows a number
-//! registers with [`on_scrape`].
+//! Counters and histograms are recorded as things happen. Gauges are measured when `/metrics` is read: the part of the
+//! process that knows a number registers a function with [`on_scrape`].
 //!
 //! What must stay true: a handle is made once, not for every delivery.
 
@@ -183,7 +183,7 @@ pub(crate) fn set_broker_state(present: &str) {
     }
 }
 
-/// What becomes of published messages.
+/// The metrics of publishing: how many messages were published, how each was confirmed, and how long that took.
 pub(crate) struct Publishing {
     published: Counter,
     confirmed: [Counter; OUTCOMES.len()],

@@ -131,7 +131,7 @@ impl Delivery {
     }
 
     /// Returns whether the broker has taken the delivery back, because its channel is lost. The message is delivered again,
-    /// here or elsewhere; whoever has not begun to handle it drops it.
+    /// here or elsewhere. A worker that has not begun to handle it drops it.
     pub fn is_gone(&self) -> bool {
         self.settler
             .as_ref()

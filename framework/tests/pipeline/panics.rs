@@ -5,15 +5,11 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
 use contract::ReportStatus;
+use framework::broker::Broker;
 use framework::broker::memory::Memory;
-use framework::broker::{
-    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing,
-};
 use framework::health::Health;
 use framework::{Runtime, Settings};
-use futures_util::future::BoxFuture;
 use harness::{free_port, wait_for};
 use tokio_util::sync::CancellationToken;
 
@@ -81,46 +77,6 @@ async fn every_loop_of_a_worker_may_panic_and_no_report_is_lost() {
     assert_eq!(pipes.depth("w-in.suspects").await.unwrap(), 0);
 }
 
-/// Panics when it is asked to publish the first message to the invalid pipe.
-#[derive(Debug)]
-struct Panicking {
-    memory: Memory,
-    panicked: AtomicBool,
-}
-
-impl Broker for Panicking {
-    fn publish(&self, message: Outgoing) -> Confirm {
-        let panics = *message.pipe == *"w-invalid" && !self.panicked.swap(true, Ordering::Relaxed);
-        assert!(!panics, "a planned panic");
-        self.memory.publish(message)
-    }
-    fn consume<'a>(
-        &'a self,
-        pipe: &'a str,
-        prefetch: u32,
-    ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
-        self.memory.consume(pipe, prefetch)
-    }
-    fn announce(&self, body: Bytes) -> Confirm {
-        self.memory.announce(body)
-    }
-    fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
-        self.memory.announcements()
-    }
-    fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
-        self.memory.depth(pipe)
-    }
-    fn state(&self) -> BrokerState {
-        self.memory.state()
-    }
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.memory.close()
-    }
-    fn kind(&self) -> &'static str {
-        "panicking"
-    }
-}
-
 /// A log in memory.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -144,9 +100,11 @@ async fn a_delivery_whose_processing_panics_is_logged_with_its_task_and_comes_ag
         .with_ansi(false);
     let _kept = tracing::subscriber::set_default(subscriber.finish());
     let memory = Memory::new();
-    let broker = Arc::new(Panicking {
-        memory: memory.clone(),
-        panicked: AtomicBool::default(),
+    let panicked = AtomicBool::default();
+    let broker = memory.clone().intercepting(move |message| {
+        let panics = *message.pipe == *"w-invalid" && !panicked.swap(true, Ordering::Relaxed);
+        assert!(!panics, "a planned panic");
+        Ok(message)
     });
     // The handler decides that it is invalid; to publish it there panics.
     let mut stray = message(7, "tracking");
@@ -155,7 +113,7 @@ async fn a_delivery_whose_processing_panics_is_logged_with_its_task_and_comes_ag
     memory.publish(stray).await.unwrap();
     memory.publish(message(8, "tracking")).await.unwrap();
     let stop = CancellationToken::new();
-    let runtime = Runtime::new(Settings::new("w"), broker.clone()).worker(noting(|_, _| Ok(())));
+    let runtime = Runtime::new(Settings::new("w"), Arc::new(broker)).worker(noting(|_, _| Ok(())));
     let (ended, reports) = tokio::join!(runtime.run_until(stop.clone()), async {
         let reports = reports(&memory, 2).await;
         wait_for("the delivery to come again", async || {

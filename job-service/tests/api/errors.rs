@@ -108,7 +108,7 @@ async fn every_kind_of_error_has_its_code() {
 }
 
 #[tokio::test]
-async fn error_names_its_request_and_is_a_problem_for_whoever_accepts_one() {
+async fn error_names_its_request_and_is_a_problem_for_clients_that_accept_one() {
     let service = Service::start().await;
     let before = Clock::system().now_millis();
     let path = service.path("/jobs/lost%20job/cancel");

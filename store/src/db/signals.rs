@@ -1,6 +1,6 @@
 //! Wake-ups: background tasks learn that a transaction has given them work, and watchers of jobs that these have changed.
 //!
-//! What must stay true: a wake-up is never lost, it may only be superfluous. Whoever waits subscribes first and looks then.
+//! What must stay true: no wake-up is lost; some are superfluous. A task that waits subscribes first and reads the store then.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -73,7 +73,7 @@ impl Store {
         }
     }
 
-    /// Returns the signal that tells of changes of this job.
+    /// Returns the signal that wakes a task when this job changes.
     pub fn job_signal(&self, partition: &PartitionId, job: &JobId) -> JobSignal {
         self.backend.signals().of_job(partition, job)
     }
