@@ -4,6 +4,7 @@ mod api;
 mod bench;
 mod connect;
 mod jobs;
+mod manual;
 pub mod script;
 mod serve;
 mod submit;
@@ -15,8 +16,8 @@ use framework::config::env::Variables;
 use framework::log::LogFormat;
 
 use self::bench::BenchArgs;
-use self::connect::Output;
-use self::jobs::{CountArgs, JobArgs, ListArgs, TargetArgs};
+use self::jobs::{CountArgs, DeleteArgs, JobArgs, ListArgs, TargetArgs};
+use self::manual::{CompletionsArgs, ManArgs};
 use self::script::RunScriptArgs;
 use self::serve::{RunArgs, UpArgs};
 use self::submit::SubmitArgs;
@@ -73,16 +74,20 @@ pub enum Command {
     Count(CountArgs),
     /// Follow a job until it finishes; exits with 0 (Completed), 10 (Failed) or 11 (Cancelled).
     Watch(JobArgs),
-    /// Cancel a job, or the unfinished jobs that match conditions.
+    /// Cancel jobs, or the unfinished jobs that match conditions.
     Cancel(TargetArgs),
-    /// Delete a job, or the jobs that match conditions, whatever their status.
-    Delete(TargetArgs),
+    /// Delete jobs, or the jobs that match conditions, whatever their status; asks for a confirmation on a terminal.
+    Delete(DeleteArgs),
     /// Pause a job: running tasks finish, and no further task starts.
     Pause(JobArgs),
     /// Resume a paused job.
     Resume(JobArgs),
     /// Measure the throughput of jobs that do nothing, or the speed of reads, and print the results as JSON.
     Bench(BenchArgs),
+    /// Print what completes this command line in a shell, e.g. `batchwright completions bash`.
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write those of all commands to a folder.
+    Man(ManArgs),
     #[command(hide = true)]
     BenchWorker(PacedOptions),
 }
@@ -113,6 +118,8 @@ impl Command {
             }
             Self::Bench(args) => bench::bench(args).await,
             Self::BenchWorker(args) => bench::bench_worker(args).await,
+            Self::Completions(args) => manual::completions(&args),
+            Self::Man(args) => manual::man(&args),
         }
     }
 
@@ -125,11 +132,17 @@ impl Command {
             }
             Self::List(args) => &args.service,
             Self::Count(args) => &args.service,
-            Self::Cancel(args) | Self::Delete(args) => &args.service,
+            Self::Cancel(args) => &args.service,
+            Self::Delete(args) => &args.target.service,
             Self::Bench(args) => return args.json,
-            Self::Demo(_) | Self::Up(_) | Self::Run(_) | Self::BenchWorker(_) => return false,
+            Self::Demo(_)
+            | Self::Up(_)
+            | Self::Run(_)
+            | Self::BenchWorker(_)
+            | Self::Completions(_)
+            | Self::Man(_) => return false,
         };
-        service.output == Output::Json
+        service.output.is_json()
     }
 }
 

@@ -8,7 +8,9 @@ mod config;
 mod demo;
 #[cfg(test)]
 mod documented;
+mod job_text;
 mod print;
+mod text;
 mod tls_args;
 mod watch;
 

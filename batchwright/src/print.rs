@@ -4,11 +4,13 @@
 //! of the standard library would.
 
 use std::fmt::Arguments;
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 use batchwright::client::ClientError;
 use contract::rest::ErrorBody;
+use terminal_size::{Width, terminal_size_of};
 
 /// The exit code of a command whose reader has gone: the one of a program that the signal SIGPIPE ends.
 const READER_GONE: u8 = 128 + 13;
@@ -21,6 +23,12 @@ pub struct Unwritten(#[from] io::Error);
 /// Writes one line to standard output, and ends the function with an error if that fails.
 macro_rules! say {
     ($($text:tt)*) => { $crate::print::line(format_args!($($text)*))? };
+}
+
+/// Writes bytes to standard output.
+pub fn bytes(bytes: &[u8]) -> Result<(), Unwritten> {
+    let mut stdout = io::stdout();
+    Ok(stdout.write_all(bytes).and_then(|()| stdout.flush())?)
 }
 
 /// Writes one line to standard error if that is possible.
@@ -41,6 +49,37 @@ pub fn remark_line(text: Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
+/// Replaces the line on the terminal behind standard error, on which the cursor is.
+pub fn rewrite_line(text: &str) {
+    let mut stderr = io::stderr();
+    let _ = write!(stderr, "\r{text}\x1b[K").and_then(|()| stderr.flush());
+}
+
+/// Returns the number of columns of a terminal; 80 if it does not tell.
+pub fn width(terminal: &impl AsFd) -> usize {
+    terminal_size_of(terminal).map_or(80, |(Width(columns), _)| usize::from(columns))
+}
+
+/// Returns the width that a line of standard output may have; `None` if it is not a terminal.
+pub fn width_of_output() -> Option<usize> {
+    let stdout = io::stdout();
+    stdout.is_terminal().then(|| width(&stdout))
+}
+
+/// Returns whether a person is there who can answer a question: standard input and standard error are terminals.
+pub fn asks() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
+/// Asks a question on standard error. Returns whether the answer is yes.
+pub fn is_confirmed(question: &str) -> bool {
+    let mut stderr = io::stderr();
+    let _ = write!(stderr, "{question}").and_then(|()| stderr.flush());
+    let mut answer = String::new();
+    let is_read = io::stdin().read_line(&mut answer).is_ok();
+    is_read && ["y", "yes"].contains(&answer.trim().to_lowercase().as_str())
+}
+
 /// Returns the exit code of a command, and says why it failed, as text or as the JSON of an error response. A command whose
 /// reader has gone says nothing.
 pub fn exit_code(outcome: anyhow::Result<ExitCode>, as_json: bool) -> ExitCode {
@@ -49,14 +88,19 @@ pub fn exit_code(outcome: anyhow::Result<ExitCode>, as_json: bool) -> ExitCode {
             ExitCode::from(READER_GONE)
         }
         _ => {
-            if as_json {
-                remark!("{}", json(&error));
-            } else {
-                remark!("batchwright: {error:#}");
-            }
+            failure(&error, as_json);
             ExitCode::FAILURE
         }
     })
+}
+
+/// Says why something failed, as text or as the JSON of an error response.
+pub fn failure(error: &anyhow::Error, as_json: bool) {
+    if as_json {
+        remark!("{}", json(error));
+    } else {
+        remark!("batchwright: {error:#}");
+    }
 }
 
 /// Returns an error as one line of JSON. One that has no code of its own is a `COMMAND_FAILED`.

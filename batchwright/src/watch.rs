@@ -1,13 +1,15 @@
-//! Follows a job until it finishes, and shows its progress: as a bar on a terminal, as lines elsewhere.
+//! Follows a job until it finishes, and shows its progress: in a line that is rewritten on a terminal, as a line in ten seconds elsewhere.
 
-use std::io::IsTerminal;
-use std::time::{Duration, Instant};
+use std::io::{self, IsTerminal as _};
+use std::time::Duration;
 
-use crate::print::remark;
 use batchwright::client::{Client, ClientError};
 use contract::JobStatus;
 use contract::rest::Job;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tokio::time::Instant;
+
+use crate::job_text;
+use crate::print::{self, remark};
 
 /// How often and how long the client tries to reconnect to an event stream that broke off.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +32,7 @@ impl Reconnecting {
 /// How the progress of a job is shown on standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Show {
-    /// As a bar on a terminal; otherwise as one line for each change.
+    /// In one line on a terminal; otherwise as a new line, at most every ten seconds.
     Progress,
     Nothing,
 }
@@ -61,12 +63,19 @@ async fn follow_with(
                 if away_since.take().is_some() {
                     display.say("connected to the job service again");
                 }
-                while let Some(state) = watch.next().await {
+                loop {
+                    let state = tokio::select! {
+                        state = watch.next() => state,
+                        () = display.due() => {
+                            display.show();
+                            continue;
+                        }
+                    };
+                    let Some(state) = state else { break };
                     pause = reconnecting.first_pause;
                     seen(&state);
                     display.update(&state);
                     if state.status.is_finished() {
-                        display.end();
                         return Ok(state);
                     }
                 }
@@ -97,102 +106,117 @@ pub const fn exit_code(status: JobStatus) -> u8 {
     }
 }
 
-/// Returns one line with the status and progress of a job.
-pub fn line(job: &Job) -> String {
-    let Job {
-        id,
-        status,
-        percentage_complete,
-        completed_items,
-        failed_tasks,
-        ..
-    } = job;
-    let failed = if *failed_tasks > 0 {
-        format!(", {failed_tasks} failed")
-    } else {
-        String::new()
-    };
-    format!("{id}: {status}, {percentage_complete:.2} %, {completed_items} items{failed}")
+/// Shows the progress of a job in one line: on a terminal it is rewritten in place.
+#[derive(Debug)]
+struct Display {
+    on: Shown,
+    /// The line that was written last.
+    line: Option<String>,
+    /// What has changed since, and is not shown yet.
+    waiting: Option<Job>,
+    /// When the next line may be shown.
+    next: Instant,
 }
 
-enum Display {
-    Bar { bar: ProgressBar, began: Instant },
-    Lines { last: String },
-    Nothing,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shown {
+    OnTerminal,
+    AsLines,
+    Nowhere,
 }
 
 impl Display {
     fn new(show: Show) -> Self {
-        if show == Show::Nothing {
-            return Self::Nothing;
-        }
-        if !std::io::stderr().is_terminal() {
-            return Self::Lines {
-                last: String::new(),
-            };
-        }
-        let bar = ProgressBar::with_draw_target(Some(10_000), ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template("{elapsed_precise} [{bar:40}] {msg}") {
-            bar.set_style(style.progress_chars("=> "));
-        }
-        Self::Bar {
-            bar,
-            began: Instant::now(),
+        let on = match show {
+            Show::Nothing => Shown::Nowhere,
+            Show::Progress if io::stderr().is_terminal() => Shown::OnTerminal,
+            Show::Progress => Shown::AsLines,
+        };
+        Self {
+            on,
+            line: None,
+            waiting: None,
+            next: Instant::now(),
         }
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "the display needs no precision"
-    )]
+    /// Shows a state of the job, now or as soon as a line may be shown. The last one is always shown, at once.
     fn update(&mut self, job: &Job) {
-        match self {
-            Self::Nothing => {}
-            Self::Lines { last } => {
-                let now = line(job);
-                if *last != now {
-                    remark!("{now}");
-                    *last = now;
-                }
-            }
-            Self::Bar { bar, began } => {
-                let seconds = began.elapsed().as_secs_f64();
-                let rate = job.completed_items as f64 / seconds.max(0.001);
-                let left = if job.percentage_complete > 0.0 {
-                    seconds * (100.0 / job.percentage_complete - 1.0)
-                } else {
-                    0.0
-                };
-                bar.set_position((job.percentage_complete * 100.0) as u64);
-                bar.set_message(format!(
-                    "{} ({rate:.0} items/s, {left:.0} s left)",
-                    line(job)
-                ));
-            }
+        if self.on == Shown::Nowhere {
+            return;
         }
+        self.waiting = Some(job.clone());
+        if job.status.is_finished() || Instant::now() >= self.next {
+            self.show();
+        }
+    }
+
+    /// Waits until a line may be shown; for ever if there is none.
+    async fn due(&self) {
+        if self.waiting.is_none() {
+            std::future::pending::<()>().await;
+        }
+        tokio::time::sleep_until(self.next).await;
+    }
+
+    /// Shows the state that waits to be shown.
+    fn show(&mut self) {
+        let Some(job) = self.waiting.take() else {
+            return;
+        };
+        let line = job_text::progress(&job, self.width());
+        if self.line.as_ref() == Some(&line) {
+            return;
+        }
+        match self.on {
+            Shown::Nowhere => {}
+            Shown::AsLines => remark!("{line}"),
+            Shown::OnTerminal => print::rewrite_line(&line),
+        }
+        self.next = Instant::now() + self.on.pause();
+        self.line = Some(line);
+    }
+
+    fn width(&self) -> Option<usize> {
+        // A line that fills the last column would wrap on some terminals.
+        (self.on == Shown::OnTerminal).then(|| print::width(&io::stderr()).saturating_sub(1))
     }
 
     /// Shows a line about the connection.
     fn say(&self, line: &str) {
-        match self {
-            Self::Nothing => {}
-            Self::Lines { .. } => remark!("{line}"),
-            Self::Bar { bar, .. } => bar.suspend(|| remark!("{line}")),
+        match (self.on, &self.line) {
+            (Shown::Nowhere, _) => {}
+            (Shown::OnTerminal, Some(progress)) => {
+                print::rewrite_line("");
+                remark!("{line}");
+                print::rewrite_line(progress);
+            }
+            _ => remark!("{line}"),
         }
     }
+}
 
-    fn end(&self) {
-        if let Self::Bar { bar, .. } = self {
-            bar.finish();
+impl Drop for Display {
+    fn drop(&mut self) {
+        if self.on == Shown::OnTerminal && self.line.is_some() {
+            remark!("");
+        }
+    }
+}
+
+impl Shown {
+    /// Returns the least time between two lines.
+    const fn pause(self) -> Duration {
+        match self {
+            Self::OnTerminal => Duration::from_millis(100),
+            Self::AsLines | Self::Nowhere => Duration::from_secs(10),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use harness::in_time;
+    use harness::{PATIENCE, block_on_in_time, in_time};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
@@ -239,7 +263,7 @@ mod tests {
             drop(server);
             std::future::pending::<()>().await;
         };
-        let display = Display::Nothing;
+        let display = Display::new(Show::Nothing);
         let following = Box::pin(follow_with(&client, "j", display, |_| {}, reconnecting));
         in_time("the job to end", async {
             tokio::select! {
@@ -262,6 +286,37 @@ mod tests {
         ];
         let job = follow_at(&responses, QUICK).await.unwrap();
         assert_eq!(job.status, JobStatus::Completed);
+    }
+
+    #[test]
+    fn states_are_shown_at_most_every_ten_seconds_and_the_last_one_always() {
+        block_on_in_time("the display", PATIENCE, || {
+            let runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = { runtime }.enable_time().start_paused(true).build();
+            runtime.unwrap().block_on(async {
+                let began = Instant::now();
+                let mut display = Display::new(Show::Nothing);
+                display.on = Shown::AsLines;
+                let state = |items: i64, status: &str| -> Job {
+                    serde_json::from_value(serde_json::json!({
+                        "id": "j", "status": status, "createTime": 0, "lastUpdateTime": 0, "percentageComplete": 0, "failures": [],
+                        "labels": {}, "completedItems": items,
+                    }))
+                    .unwrap()
+                };
+                display.update(&state(1, "Active"));
+                display.update(&state(2, "Active"));
+                display.update(&state(3, "Active"));
+                let shown = |display: &Display| display.line.clone().unwrap_or_default();
+                assert!(shown(&display).ends_with(" 1 items"), "{display:?}");
+                display.due().await;
+                display.show();
+                assert_eq!(began.elapsed().as_secs(), 10);
+                assert!(shown(&display).ends_with(" 3 items"), "{display:?}");
+                display.update(&state(4, "Completed"));
+                assert!(shown(&display).ends_with(" 4 items"), "{display:?}");
+            });
+        });
     }
 
     #[tokio::test]

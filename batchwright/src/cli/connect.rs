@@ -3,6 +3,7 @@
 use batchwright::client::Client;
 use clap::{Args, ValueEnum};
 
+use crate::text::quoted;
 use crate::tls_args::TlsArgs;
 
 /// The servers of a system that this process runs.
@@ -34,21 +35,22 @@ pub struct ServerArgs {
 #[command(next_help_heading = "Connection and output")]
 pub struct ServiceArgs {
     /// URL of the job service's REST API.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_URL",
-        default_value = "http://127.0.0.1:8080/job-service/v1"
-    )]
+    #[arg(long, env = "BATCHWRIGHT_URL", default_value = DEFAULT_URL)]
     pub url: String,
     /// Partition that contains the jobs.
-    #[arg(long, short, env = "BATCHWRIGHT_PARTITION", default_value = "default")]
+    #[arg(long, short, env = "BATCHWRIGHT_PARTITION", default_value = DEFAULT_PARTITION)]
     pub partition: String,
-    /// Format of standard output; `json` prints one object or array on one line, and errors as JSON to standard error.
-    #[arg(long, short, value_enum, default_value_t = Output::Text)]
+    /// Form of standard output: `table` for a person, `wide` with more columns and nothing cut, `json` with one object or array,
+    /// `ndjson` with one object on each line, or `name` with the ids alone. With `json` and `ndjson`, errors are JSON, too.
+    #[arg(long, short, value_enum, default_value_t = Output::Table, hide_possible_values = true)]
     pub output: Output,
     #[command(flatten)]
     tls: TlsArgs,
 }
+
+/// The default of `--url`.
+pub const DEFAULT_URL: &str = "http://127.0.0.1:8080/job-service/v1";
+const DEFAULT_PARTITION: &str = "default";
 
 impl ServiceArgs {
     /// Returns a client of the job service for the partition.
@@ -56,10 +58,37 @@ impl ServiceArgs {
         let tls = self.tls.load()?;
         Ok(Client::with_tls(&self.url, &self.partition, &tls)?)
     }
+
+    /// Returns the command line of another command about the same job, for a person to copy.
+    pub fn command(&self, command: &str, job: &str) -> String {
+        let mut line = format!("batchwright {command} {}", quoted(job));
+        let flags = [
+            (" -p ", &self.partition, DEFAULT_PARTITION),
+            (" --url ", &self.url, DEFAULT_URL),
+        ];
+        for (flag, value, default) in flags {
+            if value != default {
+                line.extend([flag, &quoted(value)]);
+            }
+        }
+        line
+    }
 }
 
+/// The form of what a command prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    Text,
+    #[value(alias = "text")]
+    Table,
+    Wide,
     Json,
+    Ndjson,
+    Name,
+}
+
+impl Output {
+    /// Returns whether programs read it.
+    pub const fn is_json(self) -> bool {
+        matches!(self, Self::Json | Self::Ndjson)
+    }
 }

@@ -1,20 +1,26 @@
 //! The commands that read, follow and control existing jobs through the REST API: `get`, `list`, `count`, `watch`, `cancel`,
 //! `delete`, `pause`, `resume`.
 //!
-//! What must stay true: no command changes many jobs unless it was given a condition, or `--all`.
+//! What must stay true: no command changes many jobs unless it was given their ids, a condition, or `--all`.
 
 use std::process::ExitCode;
 
+use anyhow::ensure;
 use batchwright::client::{Client, ClientError};
+use chrono::Utc;
 use clap::{ArgGroup, Args};
 use contract::rest::Job;
 
 use super::connect::{Output, ServiceArgs};
-use crate::print::{remark, say};
+use crate::job_text;
+use crate::print::{self, remark, say};
+use crate::text::{Column, MISSING, escaped, table};
 use crate::watch::{self, Show, exit_code};
 
 /// The exit code for an invalid command line.
 const USAGE: u8 = 2;
+/// The exit code of a program that Ctrl-C ends.
+const INTERRUPTED: u8 = 128 + 2;
 
 #[derive(Debug, Args)]
 pub struct JobArgs {
@@ -41,13 +47,13 @@ struct SelectorArgs {
     label_exist: Option<String>,
 }
 
-/// Names one job, or selects many by conditions.
+/// Names jobs, or selects them by conditions.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("target").args(["job", "all", "starts_with", "status_type", "filter", "label_exist"]).required(true).multiple(true))]
 pub struct TargetArgs {
-    /// Id of the job. Without it, the command changes the jobs that match the conditions.
+    /// Ids of the jobs. Without them, the command changes the jobs that match the conditions.
     #[arg(conflicts_with_all = ["all", "starts_with", "status_type", "filter", "label_exist"])]
-    job: Option<String>,
+    job: Vec<String>,
     #[command(flatten)]
     selector: SelectorArgs,
     /// Every job of the partition; required if there is neither an id nor a condition.
@@ -55,6 +61,15 @@ pub struct TargetArgs {
     all: bool,
     #[command(flatten)]
     pub service: ServiceArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct DeleteArgs {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Do not ask for a confirmation, as the command does on a terminal.
+    #[arg(long, short)]
+    yes: bool,
 }
 
 #[derive(Debug, Args)]
@@ -84,7 +99,15 @@ pub struct CountArgs {
 
 pub async fn get(args: JobArgs) -> anyhow::Result<ExitCode> {
     let job = args.service.client()?.get(&args.job).await?;
-    print(&job, args.service.output)?;
+    match args.service.output {
+        Output::Table | Output::Wide => {
+            for line in job_text::details(&job, now()) {
+                say!("{line}");
+            }
+            print_failures(&job)?;
+        }
+        output => print(&job, output)?,
+    }
     Ok(exit_code(job.status).into())
 }
 
@@ -99,12 +122,24 @@ pub async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
     let mut query = selector.query();
     query.extend([("limit", limit.to_string()), ("offset", offset.to_string())]);
     query.extend(sort.map(|sort| ("sort", sort)));
-    let jobs = service.client()?.list(&query).await?;
-    if service.output == Output::Json {
-        say!("{}", serde_json::to_string(&jobs)?);
-    } else {
-        for job in &jobs {
-            say!("{}", watch::line(job));
+    let (jobs, now) = (service.client()?.list(&query).await?, now());
+    match service.output {
+        Output::Json => say!("{}", serde_json::to_string(&jobs)?),
+        Output::Ndjson | Output::Name => {
+            for job in &jobs {
+                print(job, service.output)?;
+            }
+        }
+        Output::Table => {
+            let rows: Vec<_> = jobs.iter().map(|job| job_text::row(job, now)).collect();
+            print_table(&job_text::COLUMNS, &rows, print::width_of_output())?;
+        }
+        Output::Wide => {
+            let rows: Vec<_> = jobs
+                .iter()
+                .map(|job| job_text::wide_row(job, now))
+                .collect();
+            print_table(&job_text::WIDE_COLUMNS, &rows, None)?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -123,44 +158,97 @@ pub async fn cancel(args: TargetArgs) -> anyhow::Result<ExitCode> {
         service,
         ..
     } = args;
-    if let Some(job) = job {
-        let args = JobArgs { job, service };
-        return change(&args, async |client| client.cancel(&args.job).await).await;
+    let client = service.client()?;
+    if !job.is_empty() {
+        let cancelled = each(&job, service.output, async |job| {
+            client.cancel(job).await?;
+            print(&client.get(job).await?, service.output)
+        });
+        return Ok(exit_code_of(cancelled.await == job.len()));
     }
     let Some(query) = selector.conditions() else {
         return Ok(ExitCode::from(USAGE));
     };
-    let cancelled = service.client()?.cancel_all(&query).await?;
-    match service.output {
-        Output::Json => say!("{}", serde_json::json!({ "jobsCanceled": cancelled })),
-        Output::Text => say!("{cancelled} jobs cancelled"),
+    let cancelled = client.cancel_all(&query).await?;
+    if service.output.is_json() {
+        say!("{}", serde_json::json!({ "jobsCanceled": cancelled }));
+    } else {
+        say!("{} cancelled", jobs(cancelled));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-pub async fn delete(args: TargetArgs) -> anyhow::Result<ExitCode> {
+pub async fn delete(args: DeleteArgs) -> anyhow::Result<ExitCode> {
     let TargetArgs {
         job,
         selector,
         service,
         ..
-    } = args;
-    let client = service.client()?;
-    let deleted = if let Some(job) = job {
-        client.delete(&job).await?;
-        1
-    } else {
+    } = args.target;
+    let (client, output) = (service.client()?, service.output);
+    let (deleted, is_all) = if job.is_empty() {
         let Some(query) = selector.conditions() else {
             return Ok(ExitCode::from(USAGE));
         };
-        client.delete_all(&query).await?
+        if print::asks() && !args.yes {
+            confirm(client.count(&query).await?)?;
+        }
+        (client.delete_all(&query).await?, true)
+    } else {
+        if print::asks() && !args.yes {
+            confirm(u64::try_from(job.len())?)?;
+        }
+        let deleted = each(&job, output, async |job| Ok(client.delete(job).await?)).await;
+        (u64::try_from(deleted)?, deleted == job.len())
     };
-    match service.output {
-        Output::Json => say!("{}", serde_json::json!({ "jobsDeleted": deleted })),
-        Output::Text if deleted == 1 => say!("1 job deleted"),
-        Output::Text => say!("{deleted} jobs deleted"),
+    if output.is_json() {
+        say!("{}", serde_json::json!({ "jobsDeleted": deleted }));
+    } else if is_all || deleted > 0 {
+        say!("{} deleted", jobs(deleted));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(exit_code_of(is_all))
+}
+
+/// Does something to each of several jobs, and says for which ones it failed. Returns for how many it did not.
+async fn each(
+    jobs: &[String],
+    output: Output,
+    mut change: impl AsyncFnMut(&str) -> anyhow::Result<()>,
+) -> usize {
+    let mut changed = 0;
+    for job in jobs {
+        match change(job).await {
+            Ok(()) => changed += 1,
+            Err(error) => print::failure(&error, output.is_json()),
+        }
+    }
+    changed
+}
+
+/// Asks the person at the terminal whether to delete jobs. Returns an error unless the answer is yes.
+fn confirm(number: u64) -> anyhow::Result<()> {
+    let question = format!(
+        "Delete {}, with all that is known of them? [y/N] ",
+        jobs(number)
+    );
+    ensure!(
+        print::is_confirmed(&question),
+        "not confirmed; nothing is deleted"
+    );
+    Ok(())
+}
+
+fn jobs(number: u64) -> String {
+    let jobs = if number == 1 { "job" } else { "jobs" };
+    format!("{number} {jobs}")
+}
+
+fn exit_code_of(is_success: bool) -> ExitCode {
+    if is_success {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// Follows a job that exists, as [`follow`] does. A wrong URL or id is an error at once.
@@ -169,9 +257,18 @@ pub async fn watch(args: JobArgs) -> anyhow::Result<ExitCode> {
     follow(&args.job, &args.service).await
 }
 
-/// Follows a job until it finishes, then prints it. The exit code depends on its final status.
+/// Follows a job until it finishes, then prints it. The exit code depends on its final status, or says that the person at the
+/// terminal does not want to follow it any longer.
 pub async fn follow(job: &str, service: &ServiceArgs) -> anyhow::Result<ExitCode> {
-    let job = watch::follow(&service.client()?, job, Show::Progress, |_| {}).await?;
+    let client = service.client()?;
+    let job = tokio::select! {
+        followed = watch::follow(&client, job, Show::Progress, |_| {}) => followed?,
+        Ok(()) = tokio::signal::ctrl_c() => {
+            let cancel = service.command("cancel", job);
+            remark!("batchwright: the job goes on; to cancel it:\n  {cancel}");
+            return Ok(ExitCode::from(INTERRUPTED));
+        }
+    };
     print(&job, service.output)?;
     Ok(exit_code(job.status).into())
 }
@@ -216,17 +313,29 @@ impl SelectorArgs {
     }
 }
 
+/// Prints one job: for a person, its line, its notes and its failures.
 fn print(job: &Job, output: Output) -> anyhow::Result<()> {
-    if output == Output::Json {
-        say!("{}", serde_json::to_string(job)?);
-        return Ok(());
+    match output {
+        Output::Json | Output::Ndjson => say!("{}", serde_json::to_string(job)?),
+        Output::Name => say!("{}", escaped(&job.id)),
+        Output::Table | Output::Wide => {
+            say!("{}", job_text::line(job));
+            for note in &job.notes {
+                say!("  {}", escaped(note));
+            }
+            print_failures(job)?;
+        }
     }
-    say!("{}", watch::line(job));
-    for note in &job.notes {
-        say!("  {note}");
-    }
+    Ok(())
+}
+
+fn print_failures(job: &Job) -> anyhow::Result<()> {
     for failure in &job.failures {
-        let text = |field: &Option<String>| field.clone().unwrap_or_else(|| "-".to_owned());
+        let text = |field: &Option<String>| {
+            field
+                .as_deref()
+                .map_or_else(|| MISSING.to_owned(), |text| escaped(text).into_owned())
+        };
         say!(
             "  task {:?} {} in {}: {}",
             failure.task_id,
@@ -236,4 +345,21 @@ fn print(job: &Job, output: Output) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Prints a table whose lines are at most this wide.
+pub fn print_table(
+    columns: &[Column],
+    rows: &[Vec<String>],
+    width: Option<usize>,
+) -> anyhow::Result<()> {
+    for line in table(columns, rows, width) {
+        say!("{line}");
+    }
+    Ok(())
+}
+
+/// Returns the time in milliseconds since 1970.
+fn now() -> i64 {
+    Utc::now().timestamp_millis()
 }

@@ -10,10 +10,12 @@ use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE};
 use clap::Args;
 use contract::rest::{JobTask, NewJob};
 use contract::{BatchTask, OnFailure, TaskData};
+use serde_json::json;
 
 use super::connect::{Output, ServiceArgs};
 use super::jobs;
 use crate::print::{remark, say};
+use crate::text::escaped;
 
 #[derive(Debug, Args)]
 pub struct SubmitArgs {
@@ -65,15 +67,14 @@ pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
     if args.watch {
         return jobs::follow(&args.job, &args.service).await;
     }
-    if args.service.output == Output::Json {
-        say!(
-            "{}",
-            serde_json::json!({ "id": args.job, "created": created })
-        );
-    } else if created {
-        say!("{} created", args.job);
-    } else {
-        say!("{} already exists with the same definition", args.job);
+    let id = escaped(&args.job);
+    match args.service.output {
+        Output::Json | Output::Ndjson => {
+            say!("{}", json!({ "id": args.job, "created": created }));
+        }
+        Output::Name => say!("{id}"),
+        Output::Table | Output::Wide if created => say!("{id} created"),
+        Output::Table | Output::Wide => say!("{id} already exists with the same definition"),
     }
     Ok(ExitCode::SUCCESS)
 }

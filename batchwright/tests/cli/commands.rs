@@ -157,10 +157,9 @@ async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
         (&json!("Completed"), &json!(2), &json!("Two lines"))
     );
     assert_eq!(job["labels"], json!({"a": "b"}));
-    assert_eq!(
-        command(&["get", "done"]).await.with(0).out,
-        "done: Completed, 100.00 %, 2 items\n"
-    );
+    let shown = command(&["get", "done"]).await.with(0).out;
+    let begins = "done: Completed, 100.00 %, 2 items\n  name            Two lines\n";
+    assert!(shown.starts_with(begins), "{shown}");
     assert_eq!(
         command(&["watch", "done", "-o", "json"])
             .await
@@ -245,10 +244,9 @@ async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
             .json()["status"],
         "Cancelled"
     );
-    assert_eq!(
-        command(&["get", "waiting"]).await.with(11).out,
-        "waiting: Cancelled, 0.00 %, 0 items\n"
-    );
+    let shown = command(&["get", "waiting"]).await.with(11).out;
+    let begins = "waiting: Cancelled, 0.00 %, 0 items\n";
+    assert!(shown.starts_with(begins), "{shown}");
     command(&["watch", "waiting"]).await.with(11);
 
     // From a file and from standard input, in a partition.
@@ -513,6 +511,20 @@ async fn list_count_and_bulk_commands_follow_their_conditions() {
         ["b", "A"]
     );
     assert_eq!(ids(&["--label-exist", "team", "--limit", "1"]).await, ["c"]);
+    let lines = async |form: &str| {
+        let list = ["list", "--url", &url, "--sort", "jobId:asc", "-o", form];
+        let out = run(&list).await.with(0).out;
+        out.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(lines("name").await, ["A", "b", "c"]);
+    let objects = lines("ndjson").await;
+    assert_eq!(objects.len(), 3);
+    assert_eq!(serde_json::from_str::<Job>(&objects[1]).unwrap().id, "b");
+    for (form, titles) in [("table", "ID  NAME  STATUS"), ("wide", "ITEMS  FAILED")] {
+        let table = lines(form).await;
+        assert!(table[0].contains(titles) && table.len() == 4, "{table:?}");
+        assert!(table[1].ends_with("  team=search"), "{table:?}");
+    }
     let count = run(&[
         "count",
         "--url",
@@ -558,7 +570,9 @@ async fn list_count_and_bulk_commands_follow_their_conditions() {
     ])
     .await;
     assert_eq!(deleted.with(0).out, "2 jobs deleted\n");
-    assert_eq!(bulk(&["delete", "c"]).await.with(0).out, "1 job deleted\n");
+    let some = bulk(&["delete", "unknown", "c"]).await.with(1);
+    assert_eq!(some.out, "1 job deleted\n");
+    assert!(some.err.contains("job_id {unknown} not found"), "{some:?}");
     let deleted = bulk(&["delete", "--all", "-o", "json"]).await;
     assert_eq!(deleted.with(0).json(), json!({"jobsDeleted": 0}));
     assert_eq!(up.stop().await, Some(0));

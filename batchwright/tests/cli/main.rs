@@ -15,3 +15,4 @@ mod log;
 mod metrics;
 mod startup;
 mod trace;
+mod watching;

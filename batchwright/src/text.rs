@@ -1,0 +1,290 @@
+//! Text for a person: lines and tables that fit a terminal, ages, durations and times. Pure.
+//!
+//! What must stay true: no text from outside moves the cursor of a terminal or hides a part of itself.
+
+use std::borrow::Cow;
+use std::iter;
+
+use chrono::DateTime;
+use unicode_width::UnicodeWidthChar as _;
+
+/// What stands for a value that is missing.
+pub const MISSING: &str = "-";
+/// The spaces between two columns of a table.
+const GAP: usize = 2;
+
+/// A column of a table.
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    title: &'static str,
+    is_number: bool,
+    /// The width to which it is cut if the table is too wide; `None` if it is never cut.
+    least: Option<usize>,
+}
+
+impl Column {
+    /// Returns a column of short texts.
+    pub const fn text(title: &'static str) -> Self {
+        Self {
+            title,
+            is_number: false,
+            least: None,
+        }
+    }
+
+    /// Returns a column of numbers, which are aligned to the right.
+    pub const fn number(title: &'static str) -> Self {
+        Self {
+            is_number: true,
+            ..Self::text(title)
+        }
+    }
+
+    /// Returns a column of texts that may be cut to this width.
+    pub const fn cut_to(title: &'static str, least: usize) -> Self {
+        Self {
+            least: Some(least),
+            ..Self::text(title)
+        }
+    }
+}
+
+/// Returns the lines of a table: the titles, then the rows. With a width, no line is wider: the last columns are cut first.
+pub fn table(columns: &[Column], rows: &[Vec<String>], width: Option<usize>) -> Vec<String> {
+    let titles: Vec<String> = columns.iter().map(|it| it.title.to_owned()).collect();
+    let widths = widths(columns, rows, width);
+    iter::once(&titles)
+        .chain(rows)
+        .map(|row| {
+            let cells = iter::zip(columns, row).zip(&widths);
+            let line = cells.map(|((column, cell), width)| {
+                let cell = cut(cell, *width);
+                let space = " ".repeat(width.saturating_sub(width_of(&cell)));
+                if column.is_number {
+                    format!("{space}{cell}")
+                } else {
+                    format!("{cell}{space}")
+                }
+            });
+            let line = line.collect::<Vec<_>>().join(&" ".repeat(GAP));
+            cut(line.trim_end(), width.unwrap_or(usize::MAX))
+        })
+        .collect()
+}
+
+/// Returns the widths of the columns of a table.
+fn widths(columns: &[Column], rows: &[Vec<String>], width: Option<usize>) -> Vec<usize> {
+    let widest = |(at, column): (usize, &Column)| {
+        let cells = rows.iter().filter_map(|row| row.get(at));
+        let widest = cells.map(|cell| width_of(cell)).max().unwrap_or(0);
+        widest.max(width_of(column.title))
+    };
+    let mut widths: Vec<usize> = columns.iter().enumerate().map(widest).collect();
+    let gaps = GAP * columns.len().saturating_sub(1);
+    let whole = widths.iter().sum::<usize>() + gaps;
+    let mut excess = width.map_or(0, |width| whole.saturating_sub(width));
+    for (column, width) in iter::zip(columns, &mut widths).rev() {
+        let spare = column.least.map_or(0, |least| width.saturating_sub(least));
+        *width -= spare.min(excess);
+        excess -= spare.min(excess);
+    }
+    widths
+}
+
+/// Returns the text, with a visible form of each character that would move the cursor, hide itself or turn the direction of what
+/// follows.
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_hidden) {
+        return Cow::Borrowed(text);
+    }
+    let escape = |c: char| match c {
+        '\n' | '\r' | '\t' => c.escape_default().to_string(),
+        c if is_hidden(c) => c.escape_unicode().to_string(),
+        c => c.to_string(),
+    };
+    Cow::Owned(text.chars().map(escape).collect())
+}
+
+fn is_hidden(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// Returns the number of columns that a text takes on a terminal.
+pub fn width_of(text: &str) -> usize {
+    text.chars().map(|c| c.width().unwrap_or(0)).sum()
+}
+
+/// Returns the text if it fits the width, or its beginning and `…`.
+pub fn cut(text: &str, width: usize) -> String {
+    if width_of(text) <= width {
+        return text.to_owned();
+    }
+    let mut taken = 0;
+    let fits = |c: &char| {
+        taken += c.width().unwrap_or(0);
+        taken < width
+    };
+    let mut cut: String = text.chars().take_while(fits).collect();
+    if width > 0 {
+        cut.push('…');
+    }
+    cut
+}
+
+/// Returns a text as one word of a shell's command line.
+pub fn quoted(text: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(format!("'{}'", text.replace('\'', r"'\''")))
+}
+
+/// Returns how long ago something was, in its largest unit: `45s`, `3m`, `2h`, `12d`.
+pub fn age(millis: i64) -> String {
+    let seconds = millis.max(0) / 1000;
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m"),
+        (0, _, _) => format!("{hours}h"),
+        _ => format!("{days}d"),
+    }
+}
+
+/// Returns how long something takes, in its two largest units: `340ms`, `12s`, `1m30s`, `2h05m`, `3d04h`.
+pub fn duration(millis: i64) -> String {
+    let millis = millis.max(0);
+    let seconds = millis / 1000;
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes, seconds) {
+        (0, 0, 0, 0) => format!("{millis}ms"),
+        (0, 0, 0, _) => format!("{seconds}s"),
+        (0, 0, _, _) => format!("{minutes}m{:02}s", seconds % 60),
+        (0, _, _, _) => format!("{hours}h{:02}m", minutes % 60),
+        _ => format!("{days}d{:02}h", hours % 24),
+    }
+}
+
+/// Returns a time in milliseconds since 1970 as a date, to the second.
+pub fn date(millis: i64) -> String {
+    DateTime::from_timestamp_millis(millis).map_or_else(
+        || format!("{millis} ms since 1970"),
+        |time| time.format("%F %T UTC").to_string(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const COLUMNS: [Column; 4] = [
+        Column::cut_to("ID", 8),
+        Column::text("STATUS"),
+        Column::number("AGE"),
+        Column::cut_to("LABELS", 6),
+    ];
+
+    fn row(cells: [&str; 4]) -> Vec<String> {
+        cells.map(str::to_owned).to_vec()
+    }
+
+    #[test]
+    fn table_is_aligned_and_its_last_columns_are_cut_first() {
+        let rows = [
+            row(["words", "Completed", "3m", "team=search"]),
+            row(["a-long-name-of-a-job", "Active", "12d", "-"]),
+        ];
+        let lines = |width| table(&COLUMNS, &rows, width);
+        assert_eq!(
+            lines(None),
+            [
+                "ID                    STATUS     AGE  LABELS",
+                "words                 Completed   3m  team=search",
+                "a-long-name-of-a-job  Active     12d  -",
+            ]
+        );
+        assert_eq!(
+            lines(Some(44)),
+            [
+                "ID                    STATUS     AGE  LABELS",
+                "words                 Completed   3m  team=…",
+                "a-long-name-of-a-job  Active     12d  -",
+            ]
+        );
+        assert_eq!(
+            lines(Some(35)),
+            [
+                "ID           STATUS     AGE  LABELS",
+                "words        Completed   3m  team=…",
+                "a-long-nam…  Active     12d  -",
+            ]
+        );
+        assert_eq!(lines(Some(10))[1], "words    …");
+    }
+
+    #[test]
+    fn what_would_move_the_cursor_or_turn_the_direction_is_shown() {
+        for (text, expected) in [
+            ("zażółć 数 e\u{301} 'x' \\", "zażółć 数 e\u{301} 'x' \\"),
+            ("a\nb\tc\r", "a\\nb\\tc\\r"),
+            ("\u{1b}[2J\u{7f}\u{9b}", "\\u{1b}[2J\\u{7f}\\u{9b}"),
+            (
+                "a\u{202e}b\u{200b}\u{feff}",
+                "a\\u{202e}b\\u{200b}\\u{feff}",
+            ),
+        ] {
+            assert_eq!(escaped(text), expected);
+        }
+    }
+
+    #[test]
+    fn ages_and_durations_are_short_and_dates_are_utc() {
+        const SECOND: i64 = 1000;
+        const HOUR: i64 = 3600 * SECOND;
+        for (millis, short, long) in [
+            (-5, "0s", "0ms"),
+            (340, "0s", "340ms"),
+            (45 * SECOND, "45s", "45s"),
+            (90 * SECOND, "1m", "1m30s"),
+            (2 * HOUR + 5 * 60 * SECOND, "2h", "2h05m"),
+            (76 * HOUR, "3d", "3d04h"),
+        ] {
+            assert_eq!((age(millis), duration(millis)), (short.into(), long.into()));
+        }
+        assert_eq!(date(1_795_368_003_000), "2026-11-22 17:20:03 UTC");
+        assert_eq!(date(i64::MAX), "9223372036854775807 ms since 1970");
+    }
+
+    #[test]
+    fn quoted_text_is_one_word_of_a_shell() {
+        for (text, expected) in [
+            ("words-2", "words-2"),
+            ("two words", "'two words'"),
+            ("", "''"),
+            ("it's $HOME", r"'it'\''s $HOME'"),
+        ] {
+            assert_eq!(quoted(text), expected);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_wider_than_it_may_be(
+            cells in prop::collection::vec(prop::array::uniform4(".{0,30}"), 0..5), width in 0usize..100,
+        ) {
+            let rows: Vec<Vec<String>> = cells
+                .iter()
+                .map(|row| row.iter().map(|cell| escaped(cell).into_owned()).collect())
+                .collect();
+            for line in table(&COLUMNS, &rows, Some(width)) {
+                prop_assert!(width_of(&line) <= width, "{line:?}");
+                prop_assert!(!line.contains(is_hidden), "{line:?}");
+            }
+        }
+    }
+}
