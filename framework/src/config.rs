@@ -415,6 +415,11 @@ pub const VARIABLES: &[Variable] = &[
         "none",
         "the collector that receives traces by OTLP over HTTP, for example http://localhost:4318",
     ),
+    variable(
+        "OTLP_RATIO",
+        "1",
+        "the share of the traces beginning in this process that is exported, from 0 to 1",
+    ),
 ];
 
 /// Reads settings by [`VARIABLES`].

@@ -32,7 +32,7 @@ use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer};
 use crate::steps::status_check::StatusChecker;
 use crate::supervision::supervise;
 use crate::telemetry::{self, Checks, Endpoint};
-use crate::trace;
+use crate::trace::{self, Export};
 
 /// Settings and a broker. Add a worker or a handler to get a [`WorkerService`].
 #[derive(Debug)]
@@ -120,8 +120,19 @@ impl Runtime {
             settings = Settings::changed(&variables)?,
             "starting; these settings differ from the defaults"
         );
+        let ratio = value("OTLP_RATIO", "1")?;
+        let ratio = ratio
+            .value
+            .parse()
+            .map_err(|error: String| SettingsError::of(&ratio.from, error))?;
         if let Some(found) = Settings::find(&variables, "OTLP_ENDPOINT")? {
-            trace::set_up(&found.value, &settings.name, &settings.tls)
+            let export = Export {
+                endpoint: &found.value,
+                service: &settings.name,
+                ratio,
+                tls: &settings.tls,
+            };
+            trace::set_up(&export)
                 .map_err(|error| SettingsError::of(&found.from, format!("is refused: {error}")))?;
         }
         let max_priority = value("MAX_PRIORITY", "0")?;

@@ -3,7 +3,8 @@
 //! The trace of a job begins with the request that creates it. A message carries the context of the span that sent it in
 //! the headers `traceparent` and `tracestate` (W3C Trace Context): the start message, subtasks, outputs and reports. A
 //! process that exports spans begins one for each delivery, or one for each batch of deliveries that are handled together,
-//! with links to all of them. A process that does not export passes the headers on as they are.
+//! with links to all of them. A process that does not export passes the headers on as they are. Whether a trace is exported
+//! is decided where it begins, and its context says so.
 //!
 //! What must stay true:
 //! - The names of the headers never change: they are in the queues.
@@ -14,10 +15,12 @@
 mod otlp;
 
 use std::fmt;
+use std::str::FromStr;
 
 #[cfg(feature = "otlp")]
 pub use self::otlp::{flush, set_up};
 use crate::broker::{HeaderValue, Headers};
+use crate::tls::Tls;
 
 /// The header with the ids of the trace and of the span that sent the message.
 pub const TRACEPARENT: &str = "traceparent";
@@ -126,14 +129,16 @@ impl Span {
         describe: impl FnOnce() -> (String, Attributes),
     ) -> Self {
         #[cfg(feature = "otlp")]
-        if let Some(tracer) = otlp::tracer() {
+        if let Some(tracer) = otlp::tracer()
+            && parent.as_ref().is_none_or(otlp::is_exported)
+        {
             return tracer.begin(kind, parent.as_ref(), &[], describe());
         }
         Self::carry(parent)
     }
 
-    /// Begins the span of messages with these contexts that are handled together: a child of the first, with links to the
-    /// others.
+    /// Begins the span of messages with these contexts that are handled together: a child of the first that is exported,
+    /// with links to the others.
     #[cfg_attr(
         not(feature = "otlp"),
         expect(
@@ -147,18 +152,9 @@ impl Span {
     ) -> Self {
         #[cfg(feature = "otlp")]
         if let Some(tracer) = otlp::tracer() {
-            let mut all: Vec<&TraceContext> = Vec::new();
-            for context in contexts {
-                // Neighbours often come from the same span.
-                if all.last().is_none_or(|last| *last != context) {
-                    all.push(context);
-                }
-            }
-            let (first, others) = match all.split_first() {
-                Some((first, others)) => (Some(*first), others),
-                None => (None, &[][..]),
-            };
-            return tracer.begin(SpanKind::Message, first, others, describe());
+            return tracer
+                .begin_batch(contexts, describe)
+                .unwrap_or(Self::carry(None));
         }
         Self::carry(None)
     }
@@ -199,13 +195,55 @@ impl fmt::Debug for Span {
 /// What is known about a span, by name.
 pub type Attributes = Vec<(&'static str, String)>;
 
+/// Where the spans of a process go.
+#[derive(Debug, Clone, Copy)]
+pub struct Export<'a> {
+    /// The collector, for example `http://localhost:4318`.
+    pub endpoint: &'a str,
+    /// The name of the process there.
+    pub service: &'a str,
+    /// Which traces that begin in this process are exported.
+    pub ratio: SampleRatio,
+    /// Whom an encrypted connection to the collector trusts.
+    pub tls: &'a Tls,
+}
+
+/// The share of the traces that begin in a process which is exported, from 0 to 1. Every other process follows its decision.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SampleRatio(f64);
+
+impl Default for SampleRatio {
+    fn default() -> Self {
+        Self(1.0)
+    }
+}
+
+impl FromStr for SampleRatio {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(Self(ratio)),
+            _ => Err(format!(
+                "{text:?} is not a share of all traces; expected a number from 0 to 1, for example 0.1"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for SampleRatio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// Does nothing: this program is built without the feature `otlp`.
 ///
 /// # Errors
 ///
 /// Says so.
 #[cfg(not(feature = "otlp"))]
-pub fn set_up(_endpoint: &str, _service: &str, _tls: &crate::tls::Tls) -> Result<(), String> {
+pub fn set_up(_export: &Export<'_>) -> Result<(), String> {
     Err("this program is built without the feature otlp; build it with --features otlp".to_owned())
 }
 
@@ -263,6 +301,22 @@ mod tests {
             TraceContext::parse(&later, None),
             TraceContext::parse(PARENT, None)
         );
+    }
+
+    #[test]
+    fn ratio_is_a_number_from_0_to_1() {
+        for (text, is_valid) in [
+            ("0", true),
+            ("0.25", true),
+            ("1", true),
+            ("1.1", false),
+            ("-0.1", false),
+            ("NaN", false),
+            ("10%", false),
+            ("", false),
+        ] {
+            assert_eq!(text.parse::<SampleRatio>().is_ok(), is_valid, "{text}");
+        }
     }
 
     proptest! {

@@ -17,7 +17,7 @@ use framework::broker::amqp::QueueType;
 use framework::broker::embedded::EmbeddedOptions;
 use framework::config::env::Variables;
 use framework::config::{Route, StatusOrigins};
-use framework::trace;
+use framework::trace::{self, Export, SampleRatio};
 use job_service::{JobTypes, PartitionPattern, ServiceOptions};
 use store::{KeptUntil, StoreOptions};
 
@@ -98,6 +98,14 @@ struct StackArgs {
         value_name = "URL"
     )]
     otlp_endpoint: Option<String>,
+    /// Share of the traces beginning in this process that is exported, from 0 to 1; a `traceparent` from outside decides for itself.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_OTLP_RATIO",
+        default_value_t,
+        value_name = "RATIO"
+    )]
+    otlp_ratio: SampleRatio,
     #[command(flatten)]
     workers: WorkerArgs,
     #[command(flatten)]
@@ -324,7 +332,13 @@ impl StackArgs {
     /// Begins to export spans, if there is a collector.
     fn export_spans(&self, service: &str) -> anyhow::Result<()> {
         if let Some(endpoint) = &self.otlp_endpoint {
-            trace::set_up(endpoint, service, &self.servers.tls.load()?)
+            let export = Export {
+                endpoint,
+                service,
+                ratio: self.otlp_ratio,
+                tls: &self.servers.tls.load()?,
+            };
+            trace::set_up(&export)
                 .map_err(|error| anyhow!("--otlp-endpoint is refused: {error}"))?;
         }
         Ok(())

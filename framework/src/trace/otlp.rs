@@ -18,13 +18,12 @@ use opentelemetry_http::{HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{
-    BatchConfigBuilder, BatchSpanProcessor, SdkTracer, SdkTracerProvider,
+    BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider, SpanProcessor,
 };
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-use super::{Attributes, Span, SpanKind, TraceContext};
-use crate::tls::Tls;
+use super::{Attributes, Export, SampleRatio, Span, SpanKind, TraceContext};
 
 /// The path of traces below the endpoint.
 const PATH: &str = "/v1/traces";
@@ -39,13 +38,18 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 static TRACER: OnceLock<Tracer> = OnceLock::new();
 
-/// Exports the spans of this process from now on to the collector at `endpoint`, for example `http://localhost:4318`.
-/// `service` is the name of the process there. Must be called within a tokio runtime; a later call changes nothing.
+/// Exports the spans of this process from now on. Must be called within a tokio runtime; a later call changes nothing.
 ///
 /// # Errors
 ///
 /// Returns a text that says what is wrong with the endpoint.
-pub fn set_up(endpoint: &str, service: &str, tls: &Tls) -> Result<(), String> {
+pub fn set_up(export: &Export<'_>) -> Result<(), String> {
+    let Export {
+        endpoint,
+        service,
+        ratio,
+        tls,
+    } = *export;
     let url = reqwest::Url::parse(endpoint)
         .ok()
         .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
@@ -75,18 +79,8 @@ pub fn set_up(endpoint: &str, service: &str, tls: &Tls) -> Result<(), String> {
     let processor = BatchSpanProcessor::builder(exporter)
         .with_batch_config(config)
         .build();
-    let provider = SdkTracerProvider::builder()
-        .with_span_processor(processor)
-        .with_max_links_per_span(LINKS)
-        .with_resource(
-            Resource::builder_empty()
-                .with_service_name(service.to_owned())
-                .build(),
-        )
-        .build();
-    let tracer = provider.tracer("batchwright");
     // An error means that the process exports already.
-    let _ = TRACER.set(Tracer { provider, tracer });
+    let _ = TRACER.set(Tracer::new(processor, service, ratio));
     Ok(())
 }
 
@@ -110,6 +104,49 @@ pub(super) struct Tracer {
 }
 
 impl Tracer {
+    fn new(processor: impl SpanProcessor + 'static, service: &str, ratio: SampleRatio) -> Self {
+        let provider = SdkTracerProvider::builder()
+            .with_span_processor(processor)
+            // Set, because by default the library reads a variable of its own and hides its mistakes.
+            .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(
+                ratio.0,
+            ))))
+            .with_max_links_per_span(LINKS)
+            .with_resource(
+                Resource::builder_empty()
+                    .with_service_name(service.to_owned())
+                    .build(),
+            )
+            .build();
+        let tracer = provider.tracer("batchwright");
+        Self { provider, tracer }
+    }
+
+    /// Begins the span of messages with these contexts: a child of the first, with links to the others. Returns `None` if
+    /// none of them is exported.
+    pub fn begin_batch<'c>(
+        &self,
+        contexts: impl Iterator<Item = &'c TraceContext>,
+        describe: impl FnOnce() -> (String, Attributes),
+    ) -> Option<Span> {
+        let mut exported: Vec<&TraceContext> = Vec::new();
+        let mut is_traced = false;
+        for context in contexts {
+            is_traced = true;
+            // Neighbours often come from the same span.
+            if is_exported(context) && exported.last().is_none_or(|last| *last != context) {
+                exported.push(context);
+            }
+        }
+        match exported.split_first() {
+            Some((first, others)) => {
+                Some(self.begin(SpanKind::Message, Some(first), others, describe()))
+            }
+            None if is_traced => None,
+            None => Some(self.begin(SpanKind::Message, None, &[], describe())),
+        }
+    }
+
     pub fn begin(
         &self,
         kind: SpanKind,
@@ -154,6 +191,14 @@ impl Tracer {
             exported: Some(Exported(Mutex::new(span))),
         }
     }
+}
+
+/// Returns whether the spans of this trace are exported. That is decided where it begins.
+pub(super) fn is_exported(context: &TraceContext) -> bool {
+    // The lowest bit of the flags, which are the last two digits.
+    let last = context.parent.bytes().last().map(char::from);
+    last.and_then(|digit| digit.to_digit(16))
+        .is_some_and(|flags| flags & 1 == 1)
 }
 
 /// Returns the context of a span of another process, or of another delivery.
@@ -233,5 +278,100 @@ impl Client {
             let source = error.source().map(ToString::to_string);
             tracing::warn!(%error, source, "spans cannot be exported; they are dropped");
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use opentelemetry_sdk::error::OTelSdkResult;
+    use opentelemetry_sdk::trace::{SimpleSpanProcessor, SpanData, SpanExporter};
+
+    use super::*;
+
+    /// The spans that a tracer has exported.
+    #[derive(Debug, Clone, Default)]
+    struct Exports(Arc<Mutex<Vec<SpanData>>>);
+
+    impl SpanExporter for Exports {
+        async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+            self.0.lock().unwrap().extend(batch);
+            Ok(())
+        }
+    }
+
+    /// Returns the spans that `work` exports, of which this ratio begins traces.
+    fn exported(ratio: f64, work: impl FnOnce(&Tracer)) -> Vec<SpanData> {
+        let exports = Exports::default();
+        let processor = SimpleSpanProcessor::new(exports.clone());
+        work(&Tracer::new(processor, "test", SampleRatio(ratio)));
+        exports.0.lock().unwrap().clone()
+    }
+
+    fn context(trace: u32, span: u32, flags: &str) -> TraceContext {
+        TraceContext::parse(&format!("00-{trace:032x}-{span:016x}-{flags}"), None).unwrap()
+    }
+
+    fn batch(tracer: &Tracer, contexts: &[TraceContext]) -> Option<Span> {
+        tracer.begin_batch(contexts.iter(), || ("batch".to_owned(), Vec::new()))
+    }
+
+    #[test]
+    fn batch_is_a_child_of_the_first_exported_span_with_links_to_the_others() {
+        let contexts = [
+            context(1, 1, "00"),
+            context(2, 2, "01"),
+            context(2, 2, "01"),
+            context(3, 3, "00"),
+            context(4, 4, "03"),
+        ];
+        let spans = exported(0.0, |tracer| {
+            drop(batch(tracer, &contexts));
+            assert!(batch(tracer, &contexts[..1]).is_none(), "nobody wants it");
+        });
+        let [span] = &spans[..] else {
+            panic!("{spans:?}");
+        };
+        assert_eq!(span.span_context.trace_id(), TraceId::from(2));
+        assert_eq!(span.parent_span_id, SpanId::from(2));
+        let links: Vec<TraceId> = span
+            .links
+            .iter()
+            .map(|link| link.span_context.trace_id())
+            .collect();
+        assert_eq!(links, [TraceId::from(4)]);
+    }
+
+    #[test]
+    fn links_of_a_batch_are_bounded_and_counted() {
+        let contexts: Vec<TraceContext> =
+            (1..=2500).map(|number| context(number, 1, "01")).collect();
+        let spans = exported(1.0, |tracer| drop(batch(tracer, &contexts)));
+        assert_eq!(
+            (spans[0].links.len(), spans[0].links.dropped_count),
+            (1000, 1499)
+        );
+    }
+
+    #[test]
+    fn ratio_decides_about_traces_that_begin_here_only() {
+        let begin = |tracer: &Tracer| {
+            let begin = |parent| {
+                let about = ("one".to_owned(), Vec::new());
+                tracer.begin(SpanKind::Message, parent, &[], about)
+            };
+            // What it sends tells the next process not to export either.
+            let own = begin(None);
+            drop(begin(own.context()));
+            drop(begin(Some(&context(1, 1, "01"))));
+            is_exported(own.context().unwrap())
+        };
+        let mut decisions = Vec::new();
+        for (ratio, spans) in [(0.0, 1), (1.0, 3)] {
+            let made = exported(ratio, |tracer| decisions.push(begin(tracer)));
+            assert_eq!(made.len(), spans, "{made:?}");
+        }
+        assert_eq!(decisions, [false, true]);
     }
 }
