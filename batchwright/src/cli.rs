@@ -5,6 +5,7 @@ mod bench;
 mod connect;
 mod jobs;
 mod manual;
+mod planned_panics;
 pub mod script;
 mod serve;
 mod submit;

@@ -131,7 +131,10 @@ async fn run<F: Future>(health: &Health, name: &str, future: F) -> F::Output {
     // It panics while the future is alive, as a panic of its own would.
     let panicking = async {
         health.planned_panic(name).await;
-        std::panic::resume_unwind(Box::new("a planned panic"))
+        #[expect(clippy::panic, reason = "a test has planned it")]
+        {
+            panic!("a planned panic")
+        }
     };
     tokio::select! {
         biased;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use batchwright::{
-    BatchOptions, BatchResults, Role, Stack, StackOptions, TRACKING_PIPE, WorkerOptions,
+    BatchOptions, BatchResults, Role, Running, Stack, StackOptions, TRACKING_PIPE, WorkerOptions,
 };
 use clap::Args;
 use contract::PAUSED_PIPE;
@@ -23,6 +23,7 @@ use store::{KeptUntil, StoreOptions};
 
 use super::api::ApiArgs;
 use super::connect::ServerArgs;
+use super::planned_panics::PanicArgs;
 use super::script;
 use crate::config::Configuration;
 use crate::print;
@@ -114,6 +115,8 @@ struct StackArgs {
     jobs: JobsArgs,
     #[command(flatten)]
     api: ApiArgs,
+    #[command(flatten)]
+    panics: PanicArgs,
 }
 
 #[derive(Debug, Args)]
@@ -248,6 +251,7 @@ pub async fn up(
 ) -> anyhow::Result<ExitCode> {
     configuration.log("up");
     args.stack.export_spans("batchwright")?;
+    let panics = args.stack.panics;
     let running = Stack::new(args.options(variables)?).start().await?;
     let (api, url) = (running.api_url(), running.url());
     tell(&[
@@ -255,10 +259,7 @@ pub async fn up(
         format!("Swagger UI  {url}/job-service-ui/"),
         format!("health      {url}/health-check?name=all&type=READY"),
     ]);
-    let ended = running.until_asked_to_stop().await;
-    trace::flush().await;
-    ended?;
-    Ok(ExitCode::SUCCESS)
+    serve(running, panics).await
 }
 
 /// Runs one role in this process.
@@ -277,9 +278,19 @@ pub async fn run(
     configuration.log(&format!("run {}", args.role.name()));
     args.stack
         .export_spans(&format!("batchwright {}", args.role.name()))?;
+    let panics = args.stack.panics;
     let running = Stack::new(args.options(variables)?).start().await?;
     tell(&[format!("listening at {}", running.url())]);
-    let ended = running.until_asked_to_stop().await;
+    serve(running, panics).await
+}
+
+/// Serves until the process is asked to stop, or cannot go on.
+async fn serve(running: Running, panics: PanicArgs) -> anyhow::Result<ExitCode> {
+    let health = running.health().clone();
+    let ended = tokio::select! {
+        ended = running.until_asked_to_stop() => ended,
+        never = panics.plan(&health) => match never {},
+    };
     trace::flush().await;
     ended?;
     Ok(ExitCode::SUCCESS)

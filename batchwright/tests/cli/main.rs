@@ -13,6 +13,7 @@ mod closed_outputs;
 mod commands;
 mod log;
 mod metrics;
+mod panics;
 mod startup;
 mod trace;
 mod watching;
