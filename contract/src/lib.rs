@@ -18,6 +18,7 @@
 
 mod batch;
 mod decode;
+pub mod headers;
 mod ids;
 mod job_task_id;
 pub mod metrics;

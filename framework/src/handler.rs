@@ -9,11 +9,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use contract::headers::JOB_HEADER;
 use contract::{ReportStatus, TaskMessage, TrackingReport, patch_tracking};
 
 use crate::broker::{Broker, Confirm, Delivery, HeaderValue, Headers, Outgoing, PublishError};
 use crate::current::CurrentMessage;
-use crate::steps::output::LONGEST_REASON;
+use crate::steps::output::{LONGEST_REASON, describe};
 use crate::steps::publish::PendingPublish;
 use crate::steps::quarantine::Standing;
 use crate::steps::routing::{diverted_report, tracking_ends};
@@ -136,7 +137,8 @@ impl Received {
 
     /// Returns the message to publish to its `to` pipe, or `None` if it has no `to`.
     ///
-    /// Body and headers stay as they came, except for the tracking: it is refreshed, or removed if it ends there.
+    /// Body and headers stay as they came, except for the tracking: it is refreshed, or removed if it ends there. A result of
+    /// a worker that sets no headers gets those that tell its job and its task.
     pub fn forwarded(&self) -> Option<Outgoing> {
         let to = self.message.to.as_deref()?;
         let tracking = self
@@ -147,8 +149,15 @@ impl Received {
         // Patching fails only for a body that is not a JSON object, and this one has been decoded.
         let body = patch_tracking(&self.delivery.body, tracking)
             .unwrap_or_else(|_| self.delivery.body.to_vec());
+        let mut headers = self.delivery.headers.clone();
+        if let Some(tracking) = &self.message.tracking
+            && let Some(status) = self.message.task_status
+            && headers.get(JOB_HEADER).is_none()
+        {
+            describe(&mut headers, tracking, status);
+        }
         Some(Outgoing {
-            headers: self.delivery.headers.clone(),
+            headers,
             ..Outgoing::new(to, body)
         })
     }

@@ -1,6 +1,6 @@
 //! What a worker author depends on: a trait to implement, a runtime to run it, and a way to test it.
 //!
-//! To write a worker, read [`Worker`]. To see what happens to a delivery, read the module `pipeline`. The framework hides
+//! To write a worker, read [`Worker`], and to read its outputs, [`Outputs`]. To see what happens to a delivery, read the module `pipeline`. The framework hides
 //! the broker: RabbitMQ, a file on this machine, or memory ([`broker`]). It has no access to the database.
 //!
 //! The names in the root of this crate are all that most workers need. Code that works with many deliveries at once
@@ -40,6 +40,7 @@ pub mod health;
 pub mod internals;
 pub mod log;
 pub mod meters;
+pub mod outputs;
 mod pipeline;
 mod retry;
 pub mod runtime;
@@ -54,6 +55,7 @@ mod worker;
 pub use config::{Settings, SettingsError};
 pub use context::{Context, Payload};
 pub use contract::TaskData;
+pub use outputs::{Output, Outputs};
 pub use retry::RetryPolicy;
 pub use runtime::{Runtime, RuntimeError};
 pub use worker::{NoOutput, OrFail, Reply, TaskError, Worker};

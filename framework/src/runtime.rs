@@ -37,10 +37,10 @@ use crate::trace::{self, Export};
 /// Settings and a broker. Add a worker or a handler to get a [`WorkerService`].
 #[derive(Debug)]
 pub struct Runtime {
-    settings: Settings,
-    broker: Arc<dyn Broker>,
+    pub(crate) settings: Settings,
+    pub(crate) broker: Arc<dyn Broker>,
     /// The broker was opened for this runtime alone, and is closed with it.
-    owns_broker: bool,
+    pub(crate) owns_broker: bool,
 }
 
 /// A worker that is ready to run.

@@ -73,6 +73,11 @@ impl Fixture {
         format!("{}-{name}", self.id)
     }
 
+    /// Returns the partition of the story's jobs.
+    pub fn partition(&self) -> &str {
+        &self.id
+    }
+
     /// Returns the text of a failure as a job shows it. On the route `reroute` it is the task data of the result, a JSON string.
     pub fn failure_text(&self, text: &str) -> String {
         match self.route {

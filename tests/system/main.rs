@@ -61,4 +61,5 @@ mod nesting;
 mod panics;
 mod pausing;
 mod restarts;
+mod results;
 mod workers;

@@ -1,5 +1,6 @@
 //! A message on its way to the broker: body, headers, and the confirm that says it is safe.
 
+use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -113,7 +114,7 @@ impl Future for Confirm {
 ///
 /// Stored as a list, because a message has only a few.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Headers(Vec<(String, HeaderValue)>);
+pub struct Headers(Vec<(Cow<'static, str>, HeaderValue)>);
 
 /// The value of a header. A broker drops received headers that have any other type.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,9 +135,10 @@ impl Headers {
     }
 
     /// Sets a header. Replaces an earlier value.
-    pub fn set(&mut self, name: &str, value: HeaderValue) {
-        self.remove(name);
-        self.0.push((name.to_owned(), value));
+    pub fn set(&mut self, name: impl Into<Cow<'static, str>>, value: HeaderValue) {
+        let name = name.into();
+        self.remove(&name);
+        self.0.push((name, value));
     }
 
     /// Removes a header, if it is set.
@@ -146,7 +148,7 @@ impl Headers {
 
     /// Returns all headers with their values.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &HeaderValue)> {
-        self.0.iter().map(|(name, value)| (name.as_str(), value))
+        self.0.iter().map(|(name, value)| (&**name, value))
     }
 
     /// Returns whether no header is set.

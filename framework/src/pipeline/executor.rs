@@ -18,7 +18,8 @@ use crate::context::{Context, Dispatched, Shared, check_pipe, undispatched};
 use crate::current;
 use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received, explain};
 use crate::steps::attempts::Attempts;
-use crate::steps::output::{Output, OutputSpec, TaskPart};
+use crate::steps::output::{Output, OutputSpec, TaskPart, describe};
+use crate::steps::task_data;
 use crate::supervision::panic_text;
 use crate::worker::{ReplyKind, TaskErrorKind};
 use crate::{Reply, RetryPolicy, TaskError, Worker};
@@ -177,7 +178,7 @@ impl<W: Worker> TaskExecutor<W> {
     ) -> Result<Reply<W::Output>, TaskError> {
         let (mut delays, mut is_reported) = (UNAVAILABLE_DELAYS.delays(), false);
         loop {
-            let task = decode::<W::Input>(message)?;
+            let task = task_data::decode::<W::Input>(message).map_err(TaskError::invalid)?;
             let run = AssertUnwindSafe(self.worker.run(task, ctx.clone())).catch_unwind();
             let run = reported_when_long(run, ctx, &mut is_reported).await;
             let result = run.unwrap_or_else(|panic| {
@@ -372,6 +373,9 @@ impl<W: Worker> TaskExecutor<W> {
             ..received.message().clone()
         };
         let mut headers = Headers::default();
+        if let Some(tracking) = &copy.tracking {
+            describe(&mut headers, tracking, TaskStatus::ResultException);
+        }
         explain(&mut headers, reason, &received.delivery);
         Outgoing {
             headers,
@@ -480,30 +484,6 @@ fn outputs(dispatched: Dispatched, output: Output) -> Outputs {
         messages: output.message.into_iter().collect(),
         reports,
     }
-}
-
-/// Decodes the task data of a message for this worker.
-fn decode<T: TaskData>(message: &TaskMessage) -> Result<T, TaskError> {
-    let classifier = message.task_classifier.as_deref().unwrap_or_default();
-    if classifier != T::CLASSIFIER {
-        return Err(TaskError::invalid(format!(
-            "Task of type {classifier} found on queue for {}",
-            T::CLASSIFIER
-        )));
-    }
-    let version = message.task_api_version;
-    if version > T::API_VERSION {
-        let own = T::API_VERSION;
-        return Err(TaskError::invalid(format!(
-            "the task has version {version} of {classifier}; this worker understands up to {own}"
-        )));
-    }
-    let data = message
-        .task_data
-        .as_deref()
-        .ok_or_else(|| TaskError::invalid("the message has no task data"))?;
-    serde_json::from_slice(data)
-        .map_err(|error| TaskError::invalid(format!("Invalid input message: {error}")))
 }
 
 #[cfg(test)]

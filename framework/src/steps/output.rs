@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use contract::headers::{JOB_HEADER, OUTCOME_HEADER, Outcome, TASK_HEADER, job_and_path};
 use contract::{
     ContextData, ReportFailure, ReportStatus, SourceInfo, TaskData, TaskMessage, TaskStatus,
     Tracking, TrackingReport, subtask_id,
 };
 
-use crate::broker::Outgoing;
+use crate::broker::{HeaderValue, Headers, Outgoing};
 use crate::clock::Clock;
 use crate::config::Route;
 use crate::steps::routing::next_hop;
@@ -89,6 +90,10 @@ impl WorkerIdentity {
             tracking.as_ref(),
             spec.failure.is_some(),
         );
+        let mut headers = Headers::default();
+        if let Some(tracking) = &tracking {
+            describe(&mut headers, tracking, spec.status);
+        }
         // A rerouted message is its own report.
         let is_direct = self.route == Route::Direct || hop.pipe.is_none();
         let zero = (self.zero_progress && is_direct).then_some(ReportStatus::Progress);
@@ -120,7 +125,10 @@ impl WorkerIdentity {
                 priority: None,
                 correlation_id: input.correlation_id.clone(),
             };
-            Outgoing::new(pipe, message.encode())
+            Outgoing {
+                headers,
+                ..Outgoing::new(pipe, message.encode())
+            }
         });
         Output { message, report }
     }
@@ -162,6 +170,19 @@ impl WorkerIdentity {
         }
         context
     }
+}
+
+/// Adds the headers by which whoever reads a result knows what it is about, wherever its tracking ends. Requests have none:
+/// workers need none.
+pub(crate) fn describe(headers: &mut Headers, tracking: &Tracking, status: TaskStatus) {
+    let id = tracking.job_task_id.as_deref().and_then(job_and_path);
+    let Some(((job, path), outcome)) = id.zip(Outcome::of(status)) else {
+        return;
+    };
+    headers.set(JOB_HEADER, HeaderValue::Text(job.into_owned()));
+    headers.set(TASK_HEADER, HeaderValue::Text(path.into_owned()));
+    let outcome = outcome.name().to_owned();
+    headers.set(OUTCOME_HEADER, HeaderValue::Text(outcome));
 }
 
 /// Returns the pipe for reports about this task, or `None` if the task is not tracked.
@@ -260,6 +281,34 @@ mod tests {
                 (task_id, Some(job_task_id))
             );
             assert_eq!(message.correlation_id.as_deref(), Some("c"));
+        }
+    }
+
+    #[test]
+    fn result_tells_its_job_its_task_and_its_outcome_and_a_subtask_tells_nothing() {
+        let headers = |route, part, status| {
+            let spec = OutputSpec {
+                status,
+                ..spec(part, Some("out"))
+            };
+            let headers = identity(route).output(&input(), spec).message.unwrap();
+            let texts = headers.headers.iter().map(|(name, value)| match value {
+                HeaderValue::Text(text) => format!("{name}={text}"),
+                HeaderValue::Integer(number) => format!("{name}={number}"),
+            });
+            texts.collect::<Vec<_>>()
+        };
+        for route in [Route::Direct, Route::Reroute] {
+            assert_eq!(
+                headers(route, TaskPart::Final(3), TaskStatus::ResultFailure),
+                [
+                    "x-batchwright-job=p:j",
+                    "x-batchwright-task=2.4",
+                    "x-batchwright-outcome=negative"
+                ]
+            );
+            let subtask = headers(route, TaskPart::Subtask(1), TaskStatus::NewTask);
+            assert!(subtask.is_empty(), "{subtask:?}");
         }
     }
 

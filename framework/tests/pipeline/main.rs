@@ -5,6 +5,7 @@
 mod addressing;
 mod confirms;
 mod discards;
+mod outputs;
 mod panics;
 mod pausing;
 mod retries;

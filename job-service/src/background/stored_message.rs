@@ -11,7 +11,7 @@ pub fn to_outgoing(pipe: String, body: Vec<u8>, headers: Headers) -> Outgoing {
             Header::Text(text) => HeaderValue::Text(text),
             Header::Integer(number) => HeaderValue::Integer(number),
         };
-        message.headers.set(&name, value);
+        message.headers.set(name, value);
     }
     message
 }

@@ -362,7 +362,7 @@ pub fn headers(properties: &BasicProperties, redelivered: bool) -> (Headers, u32
         } else if !is_broker_header(name.as_str())
             && let Some(value) = header_value(value)
         {
-            headers.set(name.as_str(), value);
+            headers.set(name.as_str().to_owned(), value);
         }
     }
     (headers, delivery_count)

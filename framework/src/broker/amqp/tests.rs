@@ -237,7 +237,7 @@ async fn message_that_the_protocol_cannot_carry_is_refused_alone() {
     let pipe = unique("carried");
     let with_header = |name: String, value: HeaderValue| {
         let mut message = Outgoing::new(&*pipe, "1");
-        message.headers.set(&name, value);
+        message.headers.set(name, value);
         message
     };
     // The server closes the connection for a frame that is too long.

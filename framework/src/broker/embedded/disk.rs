@@ -6,6 +6,7 @@
 //! What must stay true: if [`Disk::commit`] returns `Ok`, the batch survives a `kill -9` and a power cut. If it returns an
 //! error, nothing of the batch is stored.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -603,7 +604,7 @@ fn encode(headers: &Headers) -> Option<String> {
     let values: Vec<_> = headers
         .iter()
         .map(|(name, value)| match value {
-            HeaderValue::Text(text) => (name, Value::Text(text.clone())),
+            HeaderValue::Text(text) => (name, Value::Text(text.into())),
             HeaderValue::Integer(integer) => (name, Value::Integer(*integer)),
         })
         .collect();
@@ -613,12 +614,12 @@ fn encode(headers: &Headers) -> Option<String> {
 fn decode(row: &SqliteRow, column: usize) -> Result<Headers, Error> {
     let mut headers = Headers::default();
     if let Some(text) = row.try_get::<Option<&str>, _>(column)? {
-        let values: Vec<(String, Value)> =
+        let values: Vec<(String, Value<'_>)> =
             serde_json::from_str(text).map_err(|error| Error::Decode(error.into()))?;
         for (name, value) in values {
             match value {
-                Value::Text(text) => headers.set(&name, HeaderValue::Text(text)),
-                Value::Integer(integer) => headers.set(&name, HeaderValue::Integer(integer)),
+                Value::Text(text) => headers.set(name, HeaderValue::Text(text.into_owned())),
+                Value::Integer(integer) => headers.set(name, HeaderValue::Integer(integer)),
             }
         }
     }
@@ -627,8 +628,8 @@ fn decode(row: &SqliteRow, column: usize) -> Result<Headers, Error> {
 
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum Value {
-    Text(String),
+enum Value<'a> {
+    Text(Cow<'a, str>),
     Integer(i64),
 }
 

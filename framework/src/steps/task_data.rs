@@ -1,0 +1,26 @@
+//! Decodes the task data of a message.
+
+use contract::{TaskData, TaskMessage};
+
+/// Decodes the task data of a message as the type `T`. Returns why the message does not contain it.
+pub(crate) fn decode<T: TaskData>(message: &TaskMessage) -> Result<T, String> {
+    let classifier = message.task_classifier.as_deref().unwrap_or_default();
+    if classifier != T::CLASSIFIER {
+        return Err(format!(
+            "Task of type {classifier} found on queue for {}",
+            T::CLASSIFIER
+        ));
+    }
+    let version = message.task_api_version;
+    if version > T::API_VERSION {
+        let own = T::API_VERSION;
+        return Err(format!(
+            "the task has version {version} of {classifier}; this worker understands up to {own}"
+        ));
+    }
+    let data = message
+        .task_data
+        .as_deref()
+        .ok_or_else(|| "the message has no task data".to_owned())?;
+    serde_json::from_slice(data).map_err(|error| format!("Invalid input message: {error}"))
+}
