@@ -56,8 +56,8 @@ impl CurrentMessage {
     }
 
     /// Runs `work`. Each line that it logs carries the ids of this message.
-    pub async fn scope<F: Future>(self: Arc<Self>, work: F) -> F::Output {
-        CURRENT.scope(self, work).await
+    pub fn scope<F: Future>(self: Arc<Self>, work: F) -> impl Future<Output = F::Output> {
+        CURRENT.scope(self, work)
     }
 }
 

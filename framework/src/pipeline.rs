@@ -276,13 +276,16 @@ impl<H: BatchHandler> Pipeline<H> {
             && !only.standing.is_poison()
         {
             warn!(crashes = crash_count, "a quarantined message runs alone");
-            let Some(handled) = self.abort.run_until_cancelled(handling).await else {
-                // Other deliveries are dropped on `abort`, which requeues them. An isolated one must be published again
-                // instead, because a requeue would count against it.
-                let reason = "the process is shutting down".to_owned();
-                return vec![Disposition::Redeliver(reason)];
-            };
-            handled
+            tokio::select! {
+                biased;
+                () = self.abort.cancelled() => {
+                    // Other deliveries are dropped on `abort`, which requeues them. An isolated one must be published again
+                    // instead, because a requeue would count against it.
+                    let reason = "the process is shutting down".to_owned();
+                    return vec![Disposition::Redeliver(reason)];
+                }
+                handled = handling => handled,
+            }
         } else {
             handling.await
         };
@@ -575,8 +578,12 @@ impl<H: BatchHandler> Pipeline<H> {
 
 /// Takes a step with a delivery that has this body. If the step panics, this logs the task and returns `None`. The delivery
 /// was dropped then, which lets it come again.
-async fn unless_it_panics<T>(body: Bytes, step: impl Future<Output = T>) -> Option<T> {
-    match AssertUnwindSafe(step).catch_unwind().await {
+fn unless_it_panics<T>(
+    body: Bytes,
+    step: impl Future<Output = T>,
+) -> impl Future<Output = Option<T>> {
+    let stepped = AssertUnwindSafe(step).catch_unwind();
+    stepped.map(move |result| match result {
         Ok(result) => Some(result),
         Err(panic) => {
             // Decoding it may be what has panicked.
@@ -592,7 +599,7 @@ async fn unless_it_panics<T>(body: Bytes, step: impl Future<Output = T>) -> Opti
             );
             None
         }
-    }
+    })
 }
 
 /// Runs `act` on all items concurrently and returns the results in order. A single item, the usual case, costs no

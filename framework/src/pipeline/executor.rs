@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -180,7 +180,7 @@ impl<W: Worker> TaskExecutor<W> {
         loop {
             let task = task_data::decode::<W::Input>(message).map_err(TaskError::invalid)?;
             let run = AssertUnwindSafe(self.worker.run(task, ctx.clone())).catch_unwind();
-            let run = reported_when_long(run, ctx, &mut is_reported).await;
+            let run = reported_when_long(pin!(run), ctx, &mut is_reported).await;
             let result = run.unwrap_or_else(|panic| {
                 Err(TaskError::retry(format!(
                     "the worker panicked: {}",
@@ -441,11 +441,10 @@ fn comes_again<T>(result: &Result<T, TaskError>) -> bool {
 /// Awaits a run. Once it has lasted [`LONG_RUN`], reports that the task runs, unless that `is_reported`. A run that keeps its
 /// thread busy is not reported before it waits for something.
 async fn reported_when_long<T>(
-    run: impl Future<Output = T>,
+    mut run: Pin<&mut impl Future<Output = T>>,
     ctx: &Context,
     is_reported: &mut bool,
 ) -> T {
-    let mut run = pin!(run);
     // In this order, a run that ends without waiting registers no timer.
     tokio::select! {
         biased;

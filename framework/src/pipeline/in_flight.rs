@@ -139,11 +139,14 @@ impl InFlight {
         slot: impl Send + 'static,
     ) {
         let (pipeline, abort) = (Arc::clone(pipeline), self.abort.clone());
-        self.tasks.spawn(async move {
-            abort
-                .run_until_cancelled(pipeline.process(deliveries, slot))
-                .await
-        });
+        // In a box, because the tracker and the runtime move it several times.
+        self.tasks.spawn(Box::pin(async move {
+            tokio::select! {
+                biased;
+                () = abort.cancelled() => {}
+                () = pipeline.process(deliveries, slot) => {}
+            }
+        }));
     }
 
     /// Waits until nothing runs. Holds new deliveries back meanwhile, and until the permit is dropped.
@@ -173,9 +176,9 @@ impl InFlight {
         delivery: Delivery,
     ) {
         let pipeline = Arc::clone(pipeline);
-        let run = self
-            .tasks
-            .spawn(async move { pipeline.process(vec![delivery], ()).await });
+        let run = self.tasks.spawn(async move {
+            pipeline.process(vec![delivery], ()).await;
+        });
         // An error means that it panicked outside of the steps for the delivery, and that the delivery comes again.
         if let Err(error) = run.await {
             error!(%error, "processing a quarantined message has panicked; it comes again");
@@ -229,4 +232,39 @@ async fn receive(
         }
     }
     consumer.next_many(into, limit).await
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::BatchTask;
+
+    use super::*;
+    use crate::pipeline::executor::TaskExecutor;
+    use crate::{Context, NoOutput, Reply, TaskError, Worker};
+
+    struct NoOp;
+
+    impl Worker for NoOp {
+        type Input = BatchTask;
+        type Output = NoOutput;
+
+        async fn run(&self, _: BatchTask, _: Context) -> Result<Reply<NoOutput>, TaskError> {
+            Ok(Reply::none())
+        }
+    }
+
+    /// Returns the size of what a function of these parameters returns.
+    const fn size_of_result<A, B, R>(_: &impl Fn(A, B) -> R) -> usize {
+        size_of::<R>()
+    }
+
+    // Each delivery takes this memory, and each copy of it takes time. An async function that is given a future has room
+    // for it twice.
+    #[test]
+    fn processing_a_delivery_takes_little_memory() {
+        type Steps = &'static Pipeline<TaskExecutor<NoOp>>;
+        let process = |steps: Steps, deliveries| steps.process(deliveries, ());
+        let size = size_of_result(&process);
+        assert!(size < 8 * 1024, "{size} bytes");
+    }
 }
