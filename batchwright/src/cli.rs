@@ -3,6 +3,7 @@
 mod api;
 mod bench;
 mod connect;
+mod failures;
 mod jobs;
 mod manual;
 mod planned_panics;
@@ -17,6 +18,7 @@ use framework::config::env::Variables;
 use framework::log::LogFormat;
 
 use self::bench::BenchArgs;
+use self::failures::FailuresArgs;
 use self::jobs::{CountArgs, DeleteArgs, JobArgs, ListArgs, TargetArgs};
 use self::manual::{CompletionsArgs, ManArgs};
 use self::script::RunScriptArgs;
@@ -69,6 +71,8 @@ pub enum Command {
     Submit(SubmitArgs),
     /// Show a job; exits with the code of `watch`, or with 0 while the job is unfinished.
     Get(JobArgs),
+    /// List the failures of a job, each with the item that has failed.
+    Failures(FailuresArgs),
     /// List the jobs of a partition, newest first by default.
     List(ListArgs),
     /// Count the jobs of a partition.
@@ -106,6 +110,7 @@ impl Command {
             Self::Run(args) => serve::run(args, variables, configuration).await,
             Self::Submit(args) => submit::submit(args).await,
             Self::Get(args) => jobs::get(args).await,
+            Self::Failures(args) => failures::failures(args).await,
             Self::List(args) => jobs::list(args).await,
             Self::Count(args) => jobs::count(args).await,
             Self::Watch(args) => jobs::watch(args).await,
@@ -131,6 +136,7 @@ impl Command {
             Self::Get(args) | Self::Watch(args) | Self::Pause(args) | Self::Resume(args) => {
                 &args.service
             }
+            Self::Failures(args) => &args.service,
             Self::List(args) => &args.service,
             Self::Count(args) => &args.service,
             Self::Cancel(args) => &args.service,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use contract::rest::{ErrorBody, ErrorCode, Job, MAX_BODY_BYTES, NewJob};
+use contract::rest::{ErrorBody, ErrorCode, Failures, Job, MAX_BODY_BYTES, NewJob};
 use framework::tls::Tls;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{Certificate, Identity, Method, RequestBuilder, StatusCode};
@@ -129,6 +129,26 @@ impl Client {
     /// Returns the current state of a job.
     pub async fn get(&self, job: &str) -> Result<Job, ClientError> {
         self.read(self.job_url(job)).await
+    }
+
+    /// Returns the failures of a job that follow the place `after`, at most `limit`.
+    pub async fn failures(
+        &self,
+        job: &str,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Failures, ClientError> {
+        let after = after.map(|after| format!("&after={}", encode(after)));
+        let after = after.unwrap_or_default();
+        let url = self.job_url(job);
+        self.read(format!("{url}/failures?limit={limit}{after}"))
+            .await
+    }
+
+    /// Returns the failures of a job in groups.
+    pub async fn failure_groups(&self, job: &str) -> Result<Failures, ClientError> {
+        let url = self.job_url(job);
+        self.read(format!("{url}/failures?group=true")).await
     }
 
     /// Returns the jobs of the partition, newest first unless the query parameters sort them.

@@ -26,6 +26,12 @@ pub struct BatchTask {
 impl TaskData for BatchTask {
     const CLASSIFIER: &'static str = "BatchWorker";
     const API_VERSION: i32 = 1;
+
+    fn label(&self) -> Option<String> {
+        let definition = self.batch_definition.as_deref()?;
+        let plugin = self.batch_type.as_deref().unwrap_or("batch");
+        Some(format!("{plugin} {definition}"))
+    }
 }
 
 /// The batch worker's result message, if it has an output pipe.
@@ -54,6 +60,10 @@ pub struct RangeItem {
 impl TaskData for RangeItem {
     const CLASSIFIER: &'static str = "RangeItem";
     const API_VERSION: i32 = 1;
+
+    fn label(&self) -> Option<String> {
+        Some(format!("number {}", self.number))
+    }
 }
 
 /// An item of the plugin `lines`: whole lines of a text file.
@@ -79,6 +89,16 @@ pub struct LineRange {
 impl TaskData for LineRange {
     const CLASSIFIER: &'static str = "LineRange";
     const API_VERSION: i32 = 1;
+
+    fn label(&self) -> Option<String> {
+        let Self {
+            path,
+            offset,
+            lines,
+            ..
+        } = self;
+        Some(format!("{lines} lines of {path} from byte {offset}"))
+    }
 }
 
 /// An item of the plugin `list`: one value of the list.
@@ -94,6 +114,10 @@ pub struct ListItem {
 impl TaskData for ListItem {
     const CLASSIFIER: &'static str = "ListItem";
     const API_VERSION: i32 = 1;
+
+    fn label(&self) -> Option<String> {
+        Some(self.value.get().to_owned())
+    }
 }
 
 /// An item of the plugin `glob`: one file.
@@ -113,4 +137,8 @@ pub struct FileItem {
 impl TaskData for FileItem {
     const CLASSIFIER: &'static str = "FileItem";
     const API_VERSION: i32 = 1;
+
+    fn label(&self) -> Option<String> {
+        Some(self.path.clone())
+    }
 }

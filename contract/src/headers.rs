@@ -10,10 +10,16 @@ use crate::{JobTaskId, TaskStatus};
 pub const JOB_HEADER: &str = "x-batchwright-job";
 /// On an output of a tracked task: the path from the job to the task; see [`job_and_path`].
 pub const TASK_HEADER: &str = "x-batchwright-task";
-/// On an output of a tracked task: the label of its item, if the type of its task data gives one.
+/// On an output of a tracked task: the [label](crate::TaskData::label) of its item, if the type of its task data gives one;
+/// at most [`FailedItem::LABEL_BYTES`](crate::FailedItem::LABEL_BYTES).
 pub const LABEL_HEADER: &str = "x-batchwright-label";
 /// On an output of a tracked task: what became of the task, as an [`Outcome`].
 pub const OUTCOME_HEADER: &str = "x-batchwright-outcome";
+/// On a failure that passes through the tracking worker: the beginning of the item's task data; at most
+/// [`FailedItem::INPUT_BYTES`](crate::FailedItem::INPUT_BYTES).
+pub const INPUT_HEADER: &str = "x-batchwright-input";
+/// On a message with tracking reports: their [details](crate::ReportDetails).
+pub const REPORT_DETAILS_HEADER: &str = "x-batchwright-report-details";
 
 /// The path of the first task of a job, which has no number.
 pub const FIRST_TASK: &str = "0";

@@ -32,7 +32,8 @@ pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem
 pub use ids::{IdError, JobId, PartitionId};
 pub use job_task_id::{JobTaskId, JobTaskIdError, NestingError, Step, check_nesting, subtask_id};
 pub use report::{
-    JobTrackingEvent, ReportFailure, ReportStatus, TrackingReport, TrackingReportTask,
+    FailedItem, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus, TrackingReport,
+    TrackingReportTask,
 };
 pub use reserved_pipes::{
     PipePurpose, ReservedPipe, ReservedPipes, delay_pipe, is_delay_pipe, quarantine_pipe,
@@ -70,4 +71,10 @@ pub trait TaskData: serde::Serialize + serde::de::DeserializeOwned + Send + Sync
     const CLASSIFIER: &'static str;
     /// The version of the type on the wire (`taskApiVersion`), from 1.
     const API_VERSION: i32;
+
+    /// Says in a few words which item this is, e.g. `lines 100..200 of a.txt`. The failure of the task shows it, cut to 256
+    /// bytes. By default it shows only the beginning of the task data.
+    fn label(&self) -> Option<String> {
+        None
+    }
 }

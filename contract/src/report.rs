@@ -1,5 +1,7 @@
 //! Tracking reports, by which workers inform the tracking worker about tasks. The format is CAF's.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::TaskData;
@@ -92,6 +94,142 @@ pub struct ReportFailure {
     /// A description of the failure for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_message: Option<String>,
+    /// Which item has failed. Travels in [`ReportDetails`].
+    #[serde(skip)]
+    pub item: Option<FailedItem>,
+}
+
+/// Which item has failed.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FailedItem {
+    /// What the item is, in a few words; see [`TaskData::label`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// The beginning of its task data, as text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input: Option<String>,
+}
+
+impl FailedItem {
+    /// The longest label, in bytes.
+    pub const LABEL_BYTES: usize = 256;
+    /// The longest input, in bytes.
+    pub const INPUT_BYTES: usize = 1024;
+
+    /// Describes an item by its label and its task data, each cut to its bound.
+    pub fn new(label: Option<&str>, data: &[u8]) -> Self {
+        // A character has at most four bytes, so that the cut is behind the last whole one.
+        let beginning = &data[..data.len().min(Self::INPUT_BYTES + 4)];
+        Self {
+            label: label.map(|label| cut(label, Self::LABEL_BYTES).to_owned()),
+            input: Some(cut(&String::from_utf8_lossy(beginning), Self::INPUT_BYTES).to_owned()),
+        }
+    }
+
+    /// Cuts what a message says to the bounds.
+    #[must_use]
+    pub fn bounded(self) -> Self {
+        let bounded = |text: Option<String>, bytes| text.map(|text| cut(&text, bytes).to_owned());
+        Self {
+            label: bounded(self.label, Self::LABEL_BYTES),
+            input: bounded(self.input, Self::INPUT_BYTES),
+        }
+    }
+}
+
+fn cut(text: &str, bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes)]
+}
+
+/// What reports say beyond CAF's fields, by the index of the report: a header of their message
+/// ([`REPORT_DETAILS_HEADER`](crate::headers::REPORT_DETAILS_HEADER)), as JSON.
+///
+/// CAF's tracking worker rejects unknown fields of a report, and ignores headers, as do the versions before this one. Readers
+/// ignore what they do not know.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(transparent)]
+pub struct ReportDetails(BTreeMap<usize, ReportDetail>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ReportDetail {
+    item: Option<FailedItem>,
+}
+
+/// [`ReportDetail`] to write.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DetailOf<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    item: Option<&'a FailedItem>,
+}
+
+impl<'a> DetailOf<'a> {
+    fn of(report: &'a TrackingReport) -> Option<Self> {
+        let item = report.failure.as_ref().and_then(|it| it.item.as_ref());
+        item.is_some().then_some(Self { item })
+    }
+}
+
+impl ReportDetails {
+    /// How many bytes of details one message takes: what a frame of every broker has room for, beside other headers. The
+    /// details of a single report are far below.
+    pub const MAX_BYTES: usize = 32 * 1024;
+
+    /// Collects the details of these reports. Returns the header, or `None` if there are none.
+    pub fn of(reports: &[TrackingReport]) -> Option<String> {
+        let details: BTreeMap<usize, DetailOf<'_>> = reports
+            .iter()
+            .enumerate()
+            .filter_map(|(index, report)| Some((index, DetailOf::of(report)?)))
+            .collect();
+        if details.is_empty() {
+            return None;
+        }
+        serde_json::to_string(&details).ok()
+    }
+
+    /// Returns how many bytes the details of this report take in a header at most; 0 if it has none.
+    pub fn bytes_of(report: &TrackingReport) -> usize {
+        // The index of the report and its punctuation, and the braces of the header.
+        const AROUND: usize = 16;
+        DetailOf::of(report).map_or(0, |detail| {
+            let mut counted = Counted(0);
+            // Counting never fails.
+            let _ = serde_json::to_writer(&mut counted, &detail);
+            counted.0 + AROUND
+        })
+    }
+
+    /// Adds the details in a header to the reports of its message. A header that cannot be parsed has none.
+    pub fn add_to(header: &str, reports: &mut [TrackingReport]) {
+        let Ok(details) = serde_json::from_str::<Self>(header) else {
+            return;
+        };
+        for (index, ReportDetail { item }) in details.0 {
+            let Some(report) = reports.get_mut(index) else {
+                continue;
+            };
+            if let Some(failure) = &mut report.failure {
+                failure.item = item.map(FailedItem::bounded);
+            }
+        }
+    }
+}
+
+/// Counts what is written.
+struct Counted(usize);
+
+impl std::io::Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// CAF's older format for progress: a single event instead of a list of reports.

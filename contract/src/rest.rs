@@ -363,6 +363,12 @@ pub struct Failure {
     /// The id of the failed task, e.g. `3.17`. Empty for the job's first task.
     #[serde(default)]
     pub task_id: String,
+    /// What the item is, e.g. `lines 100..200 of a.txt`. Absent if the worker did not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// The beginning of the task data, at most 1 KiB, as text. Absent if the worker did not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<String>,
 }
 
 impl Failure {
@@ -373,15 +379,59 @@ impl Failure {
             failure_time,
             failure_source,
             failure_message,
+            item,
         } = failure;
+        let item = item.unwrap_or_default();
         Self {
             failure_id,
             failure_time,
             failure_source,
             failure_message,
             task_id: task_id.into(),
+            label: item.label,
+            input: item.input,
         }
     }
+}
+
+/// A page of the failures of a job, or its failures in groups.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct Failures {
+    /// The number of tasks that have failed for good, including those whose failures are not kept.
+    pub failed_tasks: i64,
+    /// The failures, oldest first. Empty if they are grouped.
+    pub failures: Vec<Failure>,
+    /// The parameter `after` of the next page. Absent on the last page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+    /// The failures by kind and message, the largest group first. Absent unless they are grouped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub groups: Option<Vec<FailureGroup>>,
+    /// The number of failures that are in no group: those that are not kept, and those beyond the thousandth group. Absent
+    /// unless they are grouped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ungrouped: Option<i64>,
+}
+
+/// The failures with the same kind and message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct FailureGroup {
+    /// The kind of failure.
+    pub failure_id: Option<String>,
+    /// The beginning of the message that the failures share, at most 1 KiB.
+    pub failure_message: Option<String>,
+    /// The number of failures.
+    pub count: i64,
+    /// When the first of them was counted, in milliseconds since 1970.
+    pub first_time: i64,
+    /// When the last of them was counted, in milliseconds since 1970.
+    pub last_time: i64,
+    /// The first of them.
+    pub example: Failure,
 }
 
 /// A task of a job.

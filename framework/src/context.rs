@@ -199,6 +199,7 @@ impl Context {
             data: payload.data,
             note: None,
             failure: None,
+            label: None,
             ends_tracking: false,
         };
         let Output {

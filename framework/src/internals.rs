@@ -74,6 +74,7 @@ impl OutputMaker {
             data,
             note: None,
             failure: None,
+            label: None,
             ends_tracking: false,
         };
         let output = self.0.output(input, spec);

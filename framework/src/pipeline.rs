@@ -35,7 +35,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use contract::{
-    ReportStatus, ReservedPipes, TaskMessage, TrackingReport, patch_tracking, same_pipe,
+    ReportFailure, ReportStatus, ReservedPipes, TaskMessage, TrackingReport, patch_tracking,
+    same_pipe,
 };
 use futures_util::FutureExt;
 use futures_util::future::join_all;
@@ -53,7 +54,7 @@ use crate::handler::{
 use crate::meters::Counters;
 use crate::steps::attempts::Attempts;
 use crate::steps::discards::Discards;
-use crate::steps::output::{WorkerIdentity, tracking_pipe};
+use crate::steps::output::{WorkerIdentity, failed_item, tracking_pipe};
 use crate::steps::publish::{PendingPublish, await_confirms};
 use crate::steps::quarantine::{Quarantine, Standing};
 use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer, Reports};
@@ -456,7 +457,10 @@ impl<H: BatchHandler> Pipeline<H> {
     async fn fail(&self, received: &Received, reason: &str) -> Result<(), Unsettled> {
         self.move_to_invalid(&received.delivery, reason).await?;
         let report = received.message.job_task_id().map(|id| TrackingReport {
-            failure: Some(self.identity.failure(UNDELIVERABLE, reason)),
+            failure: Some(ReportFailure {
+                item: Some(failed_item(&received.message, None)),
+                ..self.identity.failure(UNDELIVERABLE, reason)
+            }),
             ..TrackingReport::new(id, ReportStatus::Failed)
         });
         let reported = self.report(&received.message, report.into_iter().collect());

@@ -12,6 +12,7 @@ mod get_task;
 mod health_check;
 mod is_active;
 mod job_status;
+mod list_failures;
 mod list_jobs;
 mod pause_job;
 mod ping;
@@ -195,7 +196,8 @@ fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(resume_job::resume_job))
         .routes(routes!(job_status::job_status))
         .routes(routes!(is_active::is_active))
-        .routes(routes!(get_task::get_task));
+        .routes(routes!(get_task::get_task))
+        .routes(routes!(list_failures::list_failures));
     OpenApiRouter::with_openapi(Document::openapi())
         .nest(BASE_PATH, api)
         .routes(routes!(health_check::health_check))

@@ -1,11 +1,11 @@
-//! Measures how fast the store records reports: `cargo run --release -p store --example ledger_speed -- URL [items] [batch] [window]`.
+//! Measures how fast the store records reports: `cargo run --release -p store --example ledger_speed -- URL [items] [batch] [window] [failing]`.
 //!
-//! The job has splits of 1000 tasks. Every task is reported done once; `window` reports at a time are shuffled. Prints one
-//! line: tasks per second, and the largest number of rows and bytes in the task table.
+//! The job has splits of 1000 tasks. Every task is reported once; `window` reports at a time are shuffled. Every `failing`th
+//! item fails, 0 for none. Prints one line: tasks per second, and the largest number of rows and bytes in the task table.
 
 use std::time::Instant;
 
-use contract::{JobId, JobTaskId, PartitionId, Step};
+use contract::{FailedItem, JobId, JobTaskId, OnFailure, PartitionId, ReportFailure, Step};
 use store::{Creation, EventKind, JobRequest, Store, TrackingEvent};
 
 const PARTS: u32 = 1000;
@@ -17,8 +17,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let items: u32 = words.next().map_or(Ok(1_000_000), |word| word.parse())?;
     let batch_size: usize = words.next().map_or(Ok(2000), |word| word.parse())?;
     let window: usize = words.next().map_or(Ok(20_000), |word| word.parse())?;
+    let failing: u32 = words.next().map_or(Ok(0), |word| word.parse())?;
     let store = Store::open(&url).await?;
-    let job = start(&store).await?;
+    let job = start(&store, failing > 0).await?;
 
     let splits = items / PARTS;
     let step = |number, of| Step {
@@ -37,12 +38,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 ]
             })
         })
-        .map(|steps| TrackingEvent {
+        .enumerate()
+        .map(|(at, steps)| TrackingEvent {
+            kind: end(at, failing, steps.iter().any(|step| step.last)),
             task: JobTaskId {
                 steps,
                 ..job.clone()
             },
-            kind: EventKind::Complete,
         })
         .collect();
     let last = vec![Step {
@@ -77,6 +79,20 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+/// Returns how the item at this place ends. A final task is no item.
+fn end(at: usize, failing: u32, is_final: bool) -> EventKind {
+    let fails = failing > 0 && !is_final && (at + 1).is_multiple_of(failing as usize);
+    if !fails {
+        return EventKind::Complete;
+    }
+    EventKind::Failed(ReportFailure {
+        failure_id: Some("RESULT_EXCEPTION".to_owned()),
+        failure_message: Some(format!("item {at} is broken: {}", "x".repeat(200))),
+        item: Some(FailedItem::new(Some("an item"), &[b'x'; 1000])),
+        ..ReportFailure::default()
+    })
+}
+
 /// Shuffles in the same way on every run.
 fn shuffle<T>(items: &mut [T]) {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
@@ -91,11 +107,17 @@ fn shuffle<T>(items: &mut [T]) {
     }
 }
 
-async fn start(store: &Store) -> Result<JobTaskId, Box<dyn std::error::Error>> {
-    let request = JobRequest::new(
-        PartitionId::parse("speed")?,
-        JobId::parse(&format!("job-{}", std::process::id()))?,
-    );
+async fn start(store: &Store, continues: bool) -> Result<JobTaskId, Box<dyn std::error::Error>> {
+    let partition = PartitionId::parse("speed")?;
+    let job = JobId::parse(&format!("job-{}", std::process::id()))?;
+    let request = JobRequest {
+        on_failure: if continues {
+            OnFailure::Continue
+        } else {
+            OnFailure::Stop
+        },
+        ..JobRequest::new(partition, job)
+    };
     match store
         .create_job(&request, |_| ("start".to_owned(), Vec::new()))
         .await?

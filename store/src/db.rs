@@ -108,8 +108,23 @@ pub trait Reads {
 
     fn labels<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<Label>>;
 
-    /// Returns the failures of these jobs that are kept in full, oldest first.
-    fn failures<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<(i64, KeptFailure)>>;
+    /// Returns the first failures of these jobs, at most `limit` of each, oldest first.
+    fn failures<'a>(
+        &'a self,
+        incarnations: &'a [i64],
+        limit: usize,
+    ) -> DbFuture<'a, Vec<(i64, KeptFailure)>>;
+
+    /// Returns the kept failures of a job that follow this time and path, oldest first.
+    fn failures_after<'a>(
+        &'a self,
+        incarnation: i64,
+        after: (i64, &'a str),
+        limit: usize,
+    ) -> DbFuture<'a, Vec<KeptFailure>>;
+
+    /// Returns the failure of a task, if it is kept.
+    fn failure<'a>(&'a self, incarnation: i64, path: &'a str) -> DbFuture<'a, Option<KeptFailure>>;
 
     /// Returns the history of a job, oldest first.
     fn history(&self, incarnation: i64) -> DbFuture<'_, Vec<Transition>>;

@@ -3,7 +3,7 @@
 //! For each job it loads the nodes that the events touch, applies the events (see [`ledger`](crate::ledger)), and saves what
 //! has changed. Then it moves the job to the status that the ledger has decided on.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use contract::metrics::{FLUSH_EVENTS, FLUSH_SECONDS};
@@ -68,7 +68,7 @@ async fn flush(
         if events.is_empty() || !takes_reports(tx, &job).await? {
             continue;
         }
-        let (counted, outcome) = apply(tx, &job, &events, options.max_items, now).await?;
+        let (counted, outcome) = apply(tx, &job, &events, options, now).await?;
         recorded.ignored -= counted;
         if let Some(end) = save(tx, &mut job, outcome, options.failed_tables_kept, now).await? {
             recorded.finished.push((job.to_incarnation(), job.status));
@@ -95,16 +95,11 @@ async fn apply(
     tx: &mut Tx<'_>,
     job: &JobRow,
     events: &[&TrackingEvent],
-    max_items: u64,
+    options: &StoreOptions,
     now: i64,
 ) -> Result<(u64, Outcome), DbError> {
     let incarnation = job.incarnation;
-    let kept = if job.totals.failed_tasks > 0 {
-        tx.kept_failures(incarnation).await?
-    } else {
-        HashMap::new()
-    };
-    let mut ledger = Ledger::new(job.totals.clone(), kept, now);
+    let mut ledger = Ledger::new(job.totals.clone(), options.max_failures, now);
     if job.status == JobStatus::Failed {
         ledger = ledger.of_failed_job();
     }
@@ -115,11 +110,15 @@ async fn apply(
             ledger.load(tx.load_nodes(incarnation, &more).await?);
         }
     }
+    let failed = ledger.failed_among(steps(events));
+    if !failed.is_empty() {
+        ledger.load_kept(tx.failure_kinds(incarnation, &failed).await?);
+    }
     let counted = events
         .iter()
         .filter(|event| ledger.apply(&event.task.steps, &event.kind))
         .count() as u64;
-    ledger.limit_items(max_items);
+    ledger.limit_items(options.max_items);
     Ok((counted, ledger.finish()))
 }
 

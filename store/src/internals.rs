@@ -1,7 +1,5 @@
 //! Lets `tests/instructions` measure the ledger, which is private. Not part of the API: it may change at any time.
 
-use std::collections::HashMap;
-
 use contract::{OnFailure, Step};
 
 use crate::TrackingEvent;
@@ -28,7 +26,11 @@ impl LedgerState {
     /// Returns the totals and rows to save.
     #[must_use]
     pub fn flush(&self, events: &[TrackingEvent]) -> Self {
-        let mut ledger = Ledger::new(self.totals.clone(), HashMap::new(), 0);
+        let mut ledger = Ledger::new(
+            self.totals.clone(),
+            crate::StoreOptions::DEFAULT_FAILURES,
+            0,
+        );
         std::hint::black_box(keys_of(steps(events)));
         ledger.load(self.rows.clone());
         std::hint::black_box(ledger.also_needed(steps(events)));

@@ -7,6 +7,7 @@ mod bulk;
 mod cancel;
 mod create;
 mod delete;
+pub(crate) mod failures;
 mod pause;
 mod read;
 mod task;

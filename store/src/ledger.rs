@@ -39,6 +39,7 @@
 
 mod apply;
 mod bitmap;
+mod kept;
 mod node;
 #[cfg(test)]
 mod properties;
@@ -46,9 +47,10 @@ mod properties;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
 
-use contract::{JobStatus, OnFailure, ReportFailure, Step};
+use contract::{JobStatus, OnFailure, Step};
 
 pub use bitmap::position;
+pub use kept::{FAILURES_IN_FULL, KeptFailure, failure_kind, parse_failure};
 pub use node::{ACTIVE_TASK, ActiveTask, NodeKey, NodeRow, PERCENT};
 use node::{CONFLICT, REPORTED_FAILED, Split};
 
@@ -56,8 +58,6 @@ use node::{CONFLICT, REPORTED_FAILED, Split};
 pub const COMPLETE: i32 = 10_000;
 /// The highest percentage of any other job, in hundredths.
 const ALMOST: i32 = 9_990;
-/// The number of failures of a job that are kept in full.
-pub const FAILURES_KEPT: usize = 100;
 /// The kind of the failure of a split of which reports disagree about the number of subtasks.
 pub const CONFLICT_FAILURE: &str = "SPLIT_SIZE_CONFLICT";
 /// The kind of the failure of a job that has more items than a job may have.
@@ -97,26 +97,6 @@ impl JobTotals {
         self.failed_tasks += 1;
         *self.failure_counts.entry(kind.to_owned()).or_default() += 1;
     }
-}
-
-/// Returns the kind by which a failure is counted.
-pub fn failure_kind(failure: &ReportFailure) -> String {
-    failure
-        .failure_id
-        .clone()
-        .unwrap_or_else(|| UNNAMED_FAILURE.to_owned())
-}
-
-/// A failure of a task that is kept in full.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptFailure {
-    /// The path of the task; empty for the job's own.
-    pub path: String,
-    /// Milliseconds since 1970.
-    pub since: i64,
-    /// The number of attempts, all of which have failed. `None` if no retry was reported.
-    pub attempts: Option<i32>,
-    pub failure: ReportFailure,
 }
 
 /// The changes to save after a batch of events.
@@ -162,8 +142,10 @@ pub struct Ledger {
     splits: Vec<Split>,
     by_path: HashMap<String, usize>,
     active_tasks: HashMap<String, Slot>,
-    /// The kinds of the failures that are kept, by path.
+    /// The kinds of those failures that are kept, by path, which the events may take back.
     kept: HashMap<String, String>,
+    /// The number of failures that the job keeps.
+    most_kept: i64,
     new_failures: BTreeMap<String, KeptFailure>,
     gone_failures: Vec<String>,
     pruned: Vec<String>,
@@ -212,14 +194,16 @@ pub fn keys_of<'a>(tasks: impl Iterator<Item = &'a [Step]>) -> Vec<NodeKey> {
 }
 
 impl Ledger {
-    pub fn new(totals: JobTotals, kept: HashMap<String, String>, now: i64) -> Self {
+    /// Returns the ledger of a job that keeps at most `most_kept` failures.
+    pub fn new(totals: JobTotals, most_kept: u32, now: i64) -> Self {
         Self {
             totals,
             now,
             splits: Vec::new(),
             by_path: HashMap::new(),
             active_tasks: HashMap::new(),
-            kept,
+            kept: HashMap::new(),
+            most_kept: i64::from(most_kept),
             new_failures: BTreeMap::new(),
             gone_failures: Vec::new(),
             pruned: Vec::new(),
@@ -285,6 +269,40 @@ impl Ledger {
             }
         }
         keys.into_iter().collect()
+    }
+
+    /// Returns the paths of the failures that events of these tasks may take back; their kinds are to be loaded. Most often
+    /// there are none, however many tasks have failed: the bits show which have.
+    pub fn failed_among<'a>(&self, tasks: impl Iterator<Item = &'a [Step]>) -> Vec<String> {
+        if self.totals.failed_tasks == 0 {
+            return Vec::new();
+        }
+        let mut paths = HashSet::new();
+        let mut path = String::new();
+        for steps in tasks {
+            path.clear();
+            if steps.is_empty() {
+                paths.insert(path.clone());
+            }
+            for step in steps {
+                let Some(parent) = self.by_path.get(&path) else {
+                    break;
+                };
+                extend(&mut path, step.number);
+                let split = self.by_path.get(&path).map(|at| &self.splits[*at]);
+                if self.splits[*parent].is_failed(step.number)
+                    || split.is_some_and(|split| split.flags & REPORTED_FAILED != 0)
+                {
+                    paths.insert(path.clone());
+                }
+            }
+        }
+        paths.into_iter().collect()
+    }
+
+    /// Loads the kinds of those failures that are kept.
+    pub fn load_kept(&mut self, kinds: HashMap<String, String>) {
+        self.kept = kinds;
     }
 
     /// Returns whether the job's outcome is decided. Further events change neither the outcome nor the percentage. If the job

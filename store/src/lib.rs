@@ -49,6 +49,7 @@ pub use db::memory::FaultPoint;
 pub use db::sqlite_file;
 pub use error::{Availability, Cause, StoreError};
 pub use jobs::TaskAnswer;
+pub use jobs::failures::FailureCursor;
 pub use model::{
     Backlog, Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers,
     Incarnation, JobRequest, OutboxMessage, ParkOutcome, ParkedTask, Prerequisite, Recorded,

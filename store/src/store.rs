@@ -32,9 +32,13 @@ pub struct StoreOptions {
     pub past_incarnations_kept: Duration,
     /// The largest number of items of a job. A job that has more fails.
     pub max_items: u64,
+    /// The number of failures of a job that are kept. Failures beyond are only counted.
+    pub max_failures: u32,
 }
 
 impl StoreOptions {
+    /// The default of [`Self::max_failures`].
+    pub const DEFAULT_FAILURES: u32 = 10_000;
     /// The default of [`Self::max_items`].
     pub const DEFAULT_ITEMS: u64 = 10_000_000_000;
 }
@@ -46,6 +50,7 @@ impl Default for StoreOptions {
             failed_tables_kept: day,
             past_incarnations_kept: 7 * day,
             max_items: Self::DEFAULT_ITEMS,
+            max_failures: Self::DEFAULT_FAILURES,
         }
     }
 }

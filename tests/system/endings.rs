@@ -305,6 +305,14 @@ async fn a_job_that_continues_on_failure_reports_every_failure(fixture: Fixture)
         state.failure_counts,
         BTreeMap::from([("RESULT_EXCEPTION".to_owned(), 6)])
     );
+    for failure in &state.failures {
+        let label = failure.label.as_deref().unwrap();
+        let number = label.strip_prefix("number ").unwrap();
+        let input = failure.input.as_deref().unwrap();
+        assert_eq!(input, format!("{{\"number\":{number}}}"));
+        let message = fixture.failure_text(&format!("{number} is an unlucky number"));
+        assert_eq!(failure.failure_message.as_ref(), Some(&message));
+    }
     let reported: BTreeSet<String> = state
         .failures
         .into_iter()

@@ -18,11 +18,12 @@ use std::time::Duration;
 
 use async_recursion::async_recursion;
 use backon::{ExponentialBuilder, Retryable};
+use contract::headers::{INPUT_HEADER, LABEL_HEADER, REPORT_DETAILS_HEADER};
 use contract::{
-    JobTaskId, JobTrackingEvent, ReportFailure, ReportStatus, TaskData, TaskMessage,
-    TrackingReport, TrackingReportTask,
+    FailedItem, JobTaskId, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus, TaskData,
+    TaskMessage, TrackingReport, TrackingReportTask,
 };
-use framework::broker::{HeaderValue, PublishError};
+use framework::broker::{HeaderValue, Headers, PublishError};
 use framework::clock::Clock;
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
 use framework::health::Health;
@@ -290,7 +291,7 @@ fn read(index: usize, received: &Received) -> Reported {
     if received.is_diverted() {
         let event = rejected_event(received).or_else(|| {
             let status = received.diverted_status()?;
-            diverted_event(received.message(), status)
+            diverted_event(received.message(), received.headers(), status)
         });
         return Reported {
             index,
@@ -299,7 +300,7 @@ fn read(index: usize, received: &Received) -> Reported {
         };
     }
     let (mut events, mut problem) = (Vec::new(), None);
-    match reports(received.message()) {
+    match reports(received.message(), received.headers()) {
         Err(reason) => problem = Some(reason),
         Ok(reports) => {
             events.reserve(reports.len());
@@ -319,7 +320,7 @@ fn read(index: usize, received: &Received) -> Reported {
 }
 
 /// Reads the reports in a message that is addressed to the tracking worker.
-fn reports(message: &TaskMessage) -> Result<Vec<TrackingReport>, String> {
+fn reports(message: &TaskMessage, headers: &Headers) -> Result<Vec<TrackingReport>, String> {
     let data = message
         .task_data
         .as_deref()
@@ -327,7 +328,13 @@ fn reports(message: &TaskMessage) -> Result<Vec<TrackingReport>, String> {
     let classifier = message.task_classifier.as_deref().unwrap_or_default();
     match classifier {
         TrackingReportTask::CLASSIFIER => serde_json::from_slice::<TrackingReportTask>(data)
-            .map(|task| task.tracking_reports)
+            .map(|task| {
+                let mut reports = task.tracking_reports;
+                if let Some(HeaderValue::Text(details)) = headers.get(REPORT_DETAILS_HEADER) {
+                    ReportDetails::add_to(details, &mut reports);
+                }
+                reports
+            })
             .map_err(|error| error.to_string()),
         JobTrackingEvent::CLASSIFIER => {
             let event: JobTrackingEvent =
@@ -368,9 +375,13 @@ fn event(report: TrackingReport) -> Result<TrackingEvent, String> {
     Ok(TrackingEvent { task, kind })
 }
 
-/// Reads the event of a diverted message from its envelope. Returns `None` if the job task id is malformed; the message
-/// is forwarded all the same.
-fn diverted_event(message: &TaskMessage, status: ReportStatus) -> Option<TrackingEvent> {
+/// Reads the event of a diverted message from its envelope and its headers. Returns `None` if the job task id is malformed;
+/// the message is forwarded all the same.
+fn diverted_event(
+    message: &TaskMessage,
+    headers: &Headers,
+    status: ReportStatus,
+) -> Option<TrackingEvent> {
     let id = message.job_task_id()?;
     let task = JobTaskId::parse(id)
         .inspect_err(|error| warn!(%error, "a diverted message cannot be tracked"))
@@ -386,18 +397,33 @@ fn diverted_event(message: &TaskMessage, status: ReportStatus) -> Option<Trackin
                 .task_data
                 .as_deref()
                 .map(|data| String::from_utf8_lossy(data).into_owned()),
+            item: failed_item(headers),
         }),
         _ => EventKind::Complete,
     };
     Some(TrackingEvent { task, kind })
 }
 
-/// Reads the event of a message that a CAF worker has given up: it has no task status, and headers with the reason.
-fn rejected_event(received: &Received) -> Option<TrackingEvent> {
-    let text = |name| match received.headers().get(name)? {
+/// Reads from the headers of a failure which item has failed.
+fn failed_item(headers: &Headers) -> Option<FailedItem> {
+    let text = |name| text(headers, name);
+    let item = FailedItem {
+        label: text(LABEL_HEADER),
+        input: text(INPUT_HEADER),
+    };
+    (item != FailedItem::default()).then(|| item.bounded())
+}
+
+fn text(headers: &Headers, name: &str) -> Option<String> {
+    match headers.get(name)? {
         HeaderValue::Text(text) => Some(text.clone()),
         HeaderValue::Integer(number) => Some(number.to_string()),
-    };
+    }
+}
+
+/// Reads the event of a message that a CAF worker has given up: it has no task status, and headers with the reason.
+fn rejected_event(received: &Received) -> Option<TrackingEvent> {
+    let text = |name| text(received.headers(), name);
     let message = received.message();
     let reason = text(REJECTED_HEADER).filter(|_| message.task_status.is_none())?;
     let retries = text(RETRY_HEADER).unwrap_or_else(|| "0".to_owned());
@@ -409,6 +435,11 @@ fn rejected_event(received: &Received) -> Option<TrackingEvent> {
         failure_message: Some(format!(
             "{reason}. Execution of this job task was retried {retries} times."
         )),
+        // The message is the task itself.
+        item: message
+            .task_data
+            .as_deref()
+            .map(|data| FailedItem::new(None, data)),
     };
     Some(TrackingEvent {
         task,
@@ -467,7 +498,8 @@ mod tests {
                 job_task_id: Some("p:j.1".to_owned()),
                 ..contract::Tracking::default()
             });
-            let event = diverted_event(&message, ReportStatus::Failed).unwrap();
+            let event =
+                diverted_event(&message, &Headers::default(), ReportStatus::Failed).unwrap();
             let EventKind::Failed(failure) = event.kind else {
                 panic!("{event:?}")
             };
@@ -494,7 +526,7 @@ mod tests {
             ..TrackingReport::new("p:j.1", ReportStatus::Failed)
         };
         for event in [
-            diverted_event(&message, ReportStatus::Failed).unwrap(),
+            diverted_event(&message, &Headers::default(), ReportStatus::Failed).unwrap(),
             event(reported).unwrap(),
         ] {
             let EventKind::Failed(failure) = event.kind else {
@@ -611,7 +643,7 @@ mod tests {
     fn message_without_reports_is_refused_with_its_classifier() {
         let message = TaskMessage::new("t", "in", &contract::BatchTask::default()).unwrap();
         assert_eq!(
-            reports(&message).unwrap_err(),
+            reports(&message, &Headers::default()).unwrap_err(),
             "Task of type BatchWorker found on queue for TrackingReportTask"
         );
     }

@@ -336,8 +336,11 @@ fn print_failures(job: &Job) -> anyhow::Result<()> {
                 .as_deref()
                 .map_or_else(|| MISSING.to_owned(), |text| escaped(text).into_owned())
         };
+        let label = failure.label.as_ref();
+        let label = label.map(|label| format!(" ({})", escaped(label)));
+        let label = label.unwrap_or_default();
         say!(
-            "  task {:?} {} in {}: {}",
+            "  task {:?}{label} {} in {}: {}",
             failure.task_id,
             text(&failure.failure_id),
             text(&failure.failure_source),

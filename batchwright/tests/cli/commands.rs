@@ -196,6 +196,8 @@ async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
         1
     );
 
+    lists_and_groups_failures(&url).await;
+
     let waiting = [
         "submit",
         "waiting",
@@ -363,6 +365,24 @@ async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
         );
     }
     assert_eq!(up.stop().await, Some(0));
+}
+
+/// Looks at the failure of the job `failed`, whose range is invalid.
+async fn lists_and_groups_failures(url: &str) {
+    let command = async |arguments: &[&str]| run(&[arguments, &["--url", url]].concat()).await;
+    let listed = command(&["failures", "failed"]).await.with(0).out;
+    let expected = "task 0 (range 1-x) RESULT_EXCEPTION in worker-batch: batch definition of range: \
+        at character 3: \"x\" is not a number\n    input: {\"batchDefinition\":\"1-x\"";
+    assert!(listed.starts_with(expected), "{listed}");
+    let line = command(&["failures", "failed", "-o", "json"]);
+    assert_eq!(line.await.with(0).json()[0]["label"], "range 1-x");
+    let groups = command(&["failures", "failed", "--group", "-o", "json"]);
+    let groups = groups.await.with(0).json();
+    assert_eq!(
+        (&groups["failedTasks"], &groups["groups"][0]["count"]),
+        (&json!(1), &json!(1))
+    );
+    command(&["failures", "unknown"]).await.with(1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

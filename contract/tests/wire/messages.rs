@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use contract::rest::{ErrorBody, Failure, Job, JobTask, NewJob};
 use contract::{
-    BatchResult, BatchTask, ContextData, JobStatus, JobTaskId, OnFailure, ReportFailure,
-    ReportStatus, SourceInfo, TaskData, TaskMessage, TaskStatus, Tracking, TrackingReport,
-    TrackingReportTask, patch_tracking, subtask_id,
+    BatchResult, BatchTask, ContextData, FailedItem, JobStatus, JobTaskId, OnFailure,
+    ReportDetails, ReportFailure, ReportStatus, SourceInfo, TaskData, TaskMessage, TaskStatus,
+    Tracking, TrackingReport, TrackingReportTask, patch_tracking, subtask_id,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -178,6 +178,46 @@ fn final_message_of_a_split_has_the_next_number_and_a_star() {
 }
 
 #[test]
+fn details_of_reports_travel_beside_the_reports() {
+    let failure = ReportFailure {
+        item: Some(FailedItem::new(Some("a.tif"), "ü".repeat(2000).as_bytes())),
+        ..ReportFailure::default()
+    };
+    let reports = vec![
+        TrackingReport::new("library:scan-12.1", ReportStatus::Complete),
+        TrackingReport::failed("library:scan-12.2", failure),
+    ];
+    let json = serde_json::to_string(&reports).unwrap();
+    assert!(!json.contains("a.tif"), "{json}");
+    let mut read: Vec<TrackingReport> = serde_json::from_str(&json).unwrap();
+    let entry = ReportDetails::of(&reports).unwrap();
+    ReportDetails::add_to(&entry, &mut read);
+    assert_eq!(read, reports);
+    let item = read[1].failure.as_ref().unwrap().item.as_ref().unwrap();
+    assert_eq!(item.input.as_ref().unwrap().len(), FailedItem::INPUT_BYTES);
+    // What does not fit is left out; what is too long is cut.
+    for entry in [
+        "",
+        "[]",
+        "{\"7\":{}}",
+        "{\"0\":{\"later\":[1]}}",
+        "{\"0\":{\"item\":{\"label\":\"x\"}}}",
+    ] {
+        ReportDetails::add_to(entry, &mut read);
+    }
+    let long = format!(
+        "{{\"1\":{{\"item\":{{\"label\":\"{}\"}}}}}}",
+        "x".repeat(9000)
+    );
+    ReportDetails::add_to(&long, &mut read);
+    let item = read[1].failure.as_ref().unwrap().item.as_ref().unwrap();
+    assert_eq!(item.label.as_ref().unwrap().len(), FailedItem::LABEL_BYTES);
+    assert_eq!(ReportDetails::of(&reports[..1]), None);
+    let bytes: usize = reports.iter().map(ReportDetails::bytes_of).sum();
+    assert!(entry.len() <= bytes && bytes <= entry.len() + 32, "{bytes}");
+}
+
+#[test]
 fn report_message_has_no_unknown_field() {
     let asleep = ReportFailure {
         failure_message: Some("the scanner is asleep".into()),
@@ -209,6 +249,7 @@ fn reported_failure_is_the_task_data_of_the_failed_result() {
         failure_time: Some(1_793_610_007_321),
         failure_source: Some("worker-pages".into()),
         failure_message: Some("\"the page is torn\"".into()),
+        item: None,
     };
     let report = TrackingReportTask {
         tracking_reports: vec![TrackingReport::failed("library:scan-12.3.19", failure)],
@@ -258,6 +299,7 @@ fn rest_bodies_match_the_fixtures() {
         failure_time: Some(1_793_610_007_321),
         failure_source: Some("worker-pages".into()),
         failure_message: Some("the page is torn".into()),
+        item: None,
     };
     let job = Job {
         id: "scan-12".into(),

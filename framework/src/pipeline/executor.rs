@@ -408,6 +408,8 @@ impl<W: Worker> TaskExecutor<W> {
         dispatched: Dispatched,
     ) -> Outputs {
         self.shared.counters.failed.increment(1);
+        let task = input.task_data.as_deref().map(serde_json::from_slice);
+        let label = task.and_then(|task: Result<W::Input, _>| task.ok()?.label());
         let spec = OutputSpec {
             // The task's own id. Attempts may break off at different points of a split, so the number after the last
             // subtask of this attempt may belong to a subtask of another attempt, which is complete.
@@ -419,6 +421,7 @@ impl<W: Worker> TaskExecutor<W> {
             data,
             note: None,
             failure: Some(reason),
+            label: label.as_deref(),
             ends_tracking: false,
         };
         outputs(dispatched, self.shared.identity.output(input, spec))
@@ -471,6 +474,7 @@ fn success<T: TaskData>(
         data,
         note,
         failure: None,
+        label: None,
         ends_tracking: false,
     }
 }

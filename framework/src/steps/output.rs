@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use contract::headers::{JOB_HEADER, OUTCOME_HEADER, Outcome, TASK_HEADER, job_and_path};
+use contract::headers::{
+    INPUT_HEADER, JOB_HEADER, LABEL_HEADER, OUTCOME_HEADER, Outcome, TASK_HEADER, job_and_path,
+};
 use contract::{
-    ContextData, ReportFailure, ReportStatus, SourceInfo, TaskData, TaskMessage, TaskStatus,
-    Tracking, TrackingReport, subtask_id,
+    ContextData, FailedItem, ReportFailure, ReportStatus, SourceInfo, TaskData, TaskMessage,
+    TaskStatus, Tracking, TrackingReport, subtask_id,
 };
 
 use crate::broker::{HeaderValue, Headers, Outgoing};
@@ -58,6 +60,8 @@ pub(crate) struct OutputSpec<'a> {
     pub note: Option<Vec<u8>>,
     /// For failures: the reason in plain text.
     pub failure: Option<&'a str>,
+    /// For failures: what the task calls itself.
+    pub label: Option<&'a str>,
     /// Whether tracking ends with this output, regardless of the task's `trackTo`.
     pub ends_tracking: bool,
 }
@@ -102,9 +106,10 @@ impl WorkerIdentity {
             .or(zero)
             .zip(tracking.and_then(|tracking| tracking.job_task_id))
             .map(|(status, id)| TrackingReport {
-                failure: spec
-                    .failure
-                    .map(|reason| self.failure(spec.status.name(), reason)),
+                failure: spec.failure.map(|reason| ReportFailure {
+                    item: Some(failed_item(input, spec.label)),
+                    ..self.failure(spec.status.name(), reason)
+                }),
                 ..TrackingReport::new(id, status)
             });
         let message = hop.pipe.map(|pipe| {
@@ -125,6 +130,15 @@ impl WorkerIdentity {
                 priority: None,
                 correlation_id: input.correlation_id.clone(),
             };
+            // The tracking worker reads a failure that passes through it from the message.
+            if spec.failure.is_some() && self.route == Route::Reroute {
+                let FailedItem { label, input } = failed_item(input, spec.label);
+                for (name, text) in [(LABEL_HEADER, label), (INPUT_HEADER, input)] {
+                    if let Some(text) = text {
+                        headers.set(name, HeaderValue::Text(text));
+                    }
+                }
+            }
             Outgoing {
                 headers,
                 ..Outgoing::new(pipe, message.encode())
@@ -157,6 +171,7 @@ impl WorkerIdentity {
             failure_time: Some(self.clock.now_millis()),
             failure_source: Some(self.name.clone()),
             failure_message: Some(reason),
+            item: None,
         }
     }
 
@@ -183,6 +198,11 @@ pub(crate) fn describe(headers: &mut Headers, tracking: &Tracking, status: TaskS
     headers.set(TASK_HEADER, HeaderValue::Text(path.into_owned()));
     let outcome = outcome.name().to_owned();
     headers.set(OUTCOME_HEADER, HeaderValue::Text(outcome));
+}
+
+/// Describes a task that fails: what it calls itself, and its data.
+pub(crate) fn failed_item(input: &TaskMessage, label: Option<&str>) -> FailedItem {
+    FailedItem::new(label, input.task_data.as_deref().unwrap_or_default())
 }
 
 /// Returns the pipe for reports about this task, or `None` if the task is not tracked.
@@ -262,6 +282,7 @@ mod tests {
             data: b"{}".to_vec(),
             note: None,
             failure: None,
+            label: None,
             ends_tracking: false,
         }
     }

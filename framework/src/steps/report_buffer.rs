@@ -9,14 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use contract::{TaskMessage, TrackingReport, TrackingReportTask};
-use futures_util::future::try_join_all;
+use contract::headers::REPORT_DETAILS_HEADER;
+use contract::{ReportDetails, TaskMessage, TrackingReport, TrackingReportTask};
+use futures_util::future::{Either, try_join_all};
 use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::broker::{Broker, Outgoing, PublishError};
+use crate::broker::{Broker, HeaderValue, Outgoing, PublishError};
 use crate::health::Health;
 use crate::steps::output::new_message;
 use crate::supervision::supervise;
@@ -236,6 +237,7 @@ impl Buffer {
         let mut confirms = Vec::with_capacity(1);
         while !reports.is_empty() {
             let rest = reports.split_off(fitting(&reports));
+            let details = ReportDetails::of(&reports);
             let message = report_message(
                 pipe,
                 correlation_id.clone(),
@@ -245,7 +247,7 @@ impl Buffer {
             if let Some(trace) = &trace {
                 trace.set_on(&mut message.headers);
             }
-            confirms.push(self.broker.publish(message));
+            confirms.push(publish(Arc::clone(&self.broker), message, details));
         }
         let waiting: Vec<_> = entries
             .into_iter()
@@ -264,12 +266,38 @@ impl Buffer {
     }
 }
 
+/// Publishes a message of reports with their details. A report counts also where the broker takes no headers of this size:
+/// then it goes without details.
+fn publish(
+    broker: Arc<dyn Broker>,
+    mut message: Outgoing,
+    details: Option<String>,
+) -> impl Future<Output = Result<(), PublishError>> {
+    let Some(details) = details else {
+        return Either::Left(broker.publish(message));
+    };
+    let without = message.clone();
+    message
+        .headers
+        .set(REPORT_DETAILS_HEADER, HeaderValue::Text(details));
+    // Published now, not when the confirm is awaited.
+    let confirm = broker.publish(message);
+    Either::Right(async move {
+        match confirm.await {
+            Err(PublishError::Unacceptable { .. }) => broker.publish(without).await,
+            confirmed => confirmed,
+        }
+    })
+}
+
 /// How much of a message some reports take.
 #[derive(Clone, Copy, Default)]
 struct Size {
     reports: usize,
     /// The bytes of ids and reasons, which may be of any length.
     text: usize,
+    /// The bytes of the details, which travel in a header.
+    details: usize,
 }
 
 impl Size {
@@ -282,6 +310,7 @@ impl Size {
         Self {
             reports: reports.len(),
             text: reports.iter().map(text).sum(),
+            details: reports.iter().map(ReportDetails::bytes_of).sum(),
         }
     }
 
@@ -289,11 +318,14 @@ impl Size {
         Self {
             reports: self.reports + other.reports,
             text: self.text + other.text,
+            details: self.details + other.details,
         }
     }
 
     const fn fits(self) -> bool {
-        self.reports <= MAX_REPORTS && self.text <= MAX_TEXT_BYTES
+        self.reports <= MAX_REPORTS
+            && self.text <= MAX_TEXT_BYTES
+            && self.details <= ReportDetails::MAX_BYTES
     }
 }
 
@@ -358,7 +390,7 @@ fn report_message(
 
 #[cfg(test)]
 mod tests {
-    use contract::{ReportFailure, ReportStatus};
+    use contract::{FailedItem, ReportFailure, ReportStatus};
 
     use super::*;
 
@@ -383,5 +415,31 @@ mod tests {
         assert_eq!(fitting(&vec![failed(1); 600]), 500);
         assert_eq!(fitting(&[failed(1_000_000), failed(1)]), 1);
         assert_eq!(fitting(&[]), 0);
+    }
+
+    #[test]
+    fn header_of_details_fits_into_a_frame_of_every_broker() {
+        let failed = |input: &str| TrackingReport {
+            failure: Some(ReportFailure {
+                item: Some(FailedItem::new(Some(input), input.as_bytes())),
+                ..ReportFailure::default()
+            }),
+            ..TrackingReport::new("p:j.1", ReportStatus::Failed)
+        };
+        // Takes six bytes each in JSON.
+        for input in ["x", "\u{1}"] {
+            let failed = vec![failed(&input.repeat(5000)); 600];
+            let fitting = fitting(&failed);
+            let details = ReportDetails::of(&failed[..fitting]).unwrap();
+            let limit = ReportDetails::MAX_BYTES;
+            assert!(
+                (limit * 3 / 4..=limit).contains(&details.len()),
+                "{input:?}: {}",
+                details.len()
+            );
+        }
+        let complete = vec![TrackingReport::new("p:j.1", ReportStatus::Complete); 600];
+        assert_eq!(ReportDetails::of(&complete), None);
+        assert_eq!(fitting(&complete), 500);
     }
 }

@@ -233,6 +233,7 @@ impl<'a> Relay<'a> {
             failure_time: Some(Clock::system().now_millis()),
             failure_source: Some(FAILURE_SOURCE.to_owned()),
             failure_message: Some(error.to_string()),
+            item: None,
         });
         match self.store.record(&[TrackingEvent { task, kind }]).await {
             Ok(_) => Ok(()),

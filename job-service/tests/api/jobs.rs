@@ -320,6 +320,7 @@ async fn failed_job_shows_its_failure() {
         failure_time: Some(1_767_225_605_123),
         failure_source: Some("worker-order".into()),
         failure_message: Some("no such file: ü".into()),
+        item: None,
     };
     service.report("j", ".3", EventKind::Failed(failure)).await;
     let job = service.get("/jobs/j").await.json();

@@ -29,6 +29,7 @@ mod bulk;
 mod description;
 mod errors;
 mod expiry;
+mod failures;
 mod job_types;
 mod jobs;
 mod limits;

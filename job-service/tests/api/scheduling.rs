@@ -44,6 +44,7 @@ async fn fail(service: &Service, job: &str) {
         failure_time: Some(7),
         failure_source: Some("worker-pages".into()),
         failure_message: Some("the page is torn".into()),
+        item: None,
     };
     service.report(job, "", EventKind::Failed(failure)).await;
 }

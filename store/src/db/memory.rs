@@ -118,6 +118,14 @@ impl State {
         rows
     }
 
+    /// Returns the failures of a job, oldest first.
+    fn failures_of(&self, incarnation: i64) -> Vec<&KeptFailure> {
+        let range = (incarnation, String::new())..(incarnation + 1, String::new());
+        let mut failures: Vec<_> = self.failures.range(range).map(|(_, kept)| kept).collect();
+        failures.sort_by(|a, b| (a.since, &a.path).cmp(&(b.since, &b.path)));
+        failures
+    }
+
     fn labels_of(&self, incarnation: i64) -> BTreeMap<String, Option<String>> {
         let labels = self
             .labels
@@ -244,21 +252,39 @@ impl Reads for Memory {
                 .collect())
         })
     }
-    fn failures<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<(i64, KeptFailure)>> {
+    fn failures<'a>(
+        &'a self,
+        incarnations: &'a [i64],
+        limit: usize,
+    ) -> DbFuture<'a, Vec<(i64, KeptFailure)>> {
         Box::pin(async move {
             let state = self.read().await?;
-            let of = |n: i64| {
-                state
-                    .failures
-                    .range((n, String::new())..(n + 1, String::new()))
-            };
-            let mut failures: Vec<_> = incarnations
+            let mut sorted = incarnations.to_vec();
+            sorted.sort_unstable();
+            let of = |n: i64| state.failures_of(n).into_iter().take(limit);
+            let first = sorted
                 .iter()
-                .flat_map(|n| of(*n))
-                .map(|((n, _), f)| (*n, f.clone()))
-                .collect();
-            failures.sort_by(|(a, f), (b, g)| (a, f.since, &f.path).cmp(&(b, g.since, &g.path)));
-            Ok(failures)
+                .flat_map(|n| of(*n).map(|kept| (*n, kept.clone())));
+            Ok(first.collect())
+        })
+    }
+    fn failures_after<'a>(
+        &'a self,
+        incarnation: i64,
+        after: (i64, &'a str),
+        limit: usize,
+    ) -> DbFuture<'a, Vec<KeptFailure>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let follows = |kept: &&KeptFailure| (kept.since, kept.path.as_str()) > after;
+            let failures = state.failures_of(incarnation).into_iter().filter(follows);
+            Ok(failures.take(limit).cloned().collect())
+        })
+    }
+    fn failure<'a>(&'a self, incarnation: i64, path: &'a str) -> DbFuture<'a, Option<KeptFailure>> {
+        Box::pin(async move {
+            let key = (incarnation, path.to_owned());
+            Ok(self.read().await?.failures.get(&key).cloned())
         })
     }
     fn history(&self, incarnation: i64) -> DbFuture<'_, Vec<Transition>> {

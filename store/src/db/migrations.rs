@@ -37,6 +37,10 @@ const POSTGRES: &[File] = &[
         "20261122145000_correlation_id",
         include_str!("../../../migrations/postgres/20261122145000_correlation_id.sql"),
     ),
+    (
+        "20261122150000_failures_by_time",
+        include_str!("../../../migrations/postgres/20261122150000_failures_by_time.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -67,6 +71,10 @@ const SQLITE: &[File] = &[
     (
         "20261122145000_correlation_id",
         include_str!("../../../migrations/sqlite/20261122145000_correlation_id.sql"),
+    ),
+    (
+        "20261122150000_failures_by_time",
+        include_str!("../../../migrations/sqlite/20261122150000_failures_by_time.sql"),
     ),
 ];
 

@@ -3,6 +3,7 @@
 //! The databases share nearly every statement. What they spell differently is a value, the [`Dialect`] of the
 //! session; a statement that only one of them has stands in a `match` on it.
 
+pub mod failures;
 pub mod inspect;
 pub mod job_query;
 pub mod jobs;
@@ -152,8 +153,27 @@ impl Reads for SqlBackend {
     fn labels<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<Label>> {
         Box::pin(async move { jobs::labels(&mut self.reader().await?, incarnations).await })
     }
-    fn failures<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<(i64, KeptFailure)>> {
-        Box::pin(async move { ledger::failures(&mut self.reader().await?, incarnations).await })
+    fn failures<'a>(
+        &'a self,
+        incarnations: &'a [i64],
+        limit: usize,
+    ) -> DbFuture<'a, Vec<(i64, KeptFailure)>> {
+        Box::pin(async move {
+            failures::first_of_each(&mut self.reader().await?, incarnations, limit).await
+        })
+    }
+    fn failures_after<'a>(
+        &'a self,
+        incarnation: i64,
+        after: (i64, &'a str),
+        limit: usize,
+    ) -> DbFuture<'a, Vec<KeptFailure>> {
+        Box::pin(async move {
+            failures::after(&mut self.reader().await?, incarnation, after, limit).await
+        })
+    }
+    fn failure<'a>(&'a self, incarnation: i64, path: &'a str) -> DbFuture<'a, Option<KeptFailure>> {
+        Box::pin(async move { failures::find(&mut self.reader().await?, incarnation, path).await })
     }
     fn history(&self, incarnation: i64) -> DbFuture<'_, Vec<Transition>> {
         Box::pin(async move { jobs::history(&mut self.reader().await?, incarnation).await })

@@ -111,8 +111,12 @@ pub trait LedgerSteps {
         changes: &'a NodeChanges,
     ) -> DbFuture<'a, ()>;
 
-    /// Returns the paths of the failures that are kept in full, each with the kind of its failure.
-    fn kept_failures(&mut self, incarnation: i64) -> DbFuture<'_, HashMap<String, String>>;
+    /// Returns the kinds of the failures of these tasks, by path, as far as they are kept.
+    fn failure_kinds<'a>(
+        &'a mut self,
+        incarnation: i64,
+        paths: &'a [String],
+    ) -> DbFuture<'a, HashMap<String, String>>;
 
     /// Returns the failure of a job that happened first, of those that are kept.
     fn first_failure(&mut self, incarnation: i64) -> DbFuture<'_, Option<ReportFailure>>;

@@ -6,6 +6,7 @@ use contract::{JobId, JobStatus, PartitionId, rest};
 
 use crate::db::{DbError, JobSignal, UnsentStart};
 use crate::job_row::JobRow;
+use crate::ledger::FAILURES_IN_FULL;
 use crate::model::Transition;
 use crate::query::JobQuery;
 use crate::{Store, StoreError};
@@ -95,7 +96,7 @@ impl Store {
             }
         }
         if !failed.is_empty() {
-            for (n, kept) in self.backend.failures(&failed).await? {
+            for (n, kept) in self.backend.failures(&failed, FAILURES_IN_FULL).await? {
                 jobs[at[&n]]
                     .failures
                     .push(rest::Failure::of_task(kept.path, kept.failure));

@@ -44,15 +44,11 @@ impl Store {
         } else {
             Vec::new()
         };
-        let failures = if row.totals.failed_tasks > 0 {
-            self.backend.failures(&[row.incarnation]).await?
+        let failure = if row.totals.failed_tasks > 0 {
+            self.backend.failure(row.incarnation, &id).await?
         } else {
-            Vec::new()
+            None
         };
-        let failure = failures
-            .into_iter()
-            .map(|(_, failure)| failure)
-            .find(|failure| failure.path == id);
         Ok(match describe(&row, path, id, &nodes, failure) {
             Some(task) => TaskAnswer::Task(Box::new(task)),
             None if is_forgotten(&row, path, &nodes) => TaskAnswer::NotKnown,

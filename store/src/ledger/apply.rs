@@ -2,8 +2,9 @@
 
 use contract::{JobStatus, OnFailure, ReportFailure, Step};
 
+use super::kept::bounded;
 use super::{
-    ActiveTask, CONFLICT, CONFLICT_FAILURE, FAILURES_KEPT, KeptFailure, Ledger, PERCENT,
+    ActiveTask, CONFLICT, CONFLICT_FAILURE, FAILURES_IN_FULL, KeptFailure, Ledger, PERCENT,
     REPORTED_FAILED, TOO_MANY_ITEMS, UNNAMED_FAILURE, extend, failure_kind,
 };
 use crate::model::EventKind;
@@ -87,6 +88,7 @@ impl Ledger {
             failure_time: Some(self.now),
             failure_source: Some("ledger".to_owned()),
             failure_message: Some(message),
+            item: None,
         }
     }
 
@@ -398,14 +400,21 @@ impl Ledger {
 
     fn count_failure(&mut self, path: String, failure: &ReportFailure, attempts: Option<i32>) {
         let kind = failure_kind(failure);
+        // Every failure that is kept is one that is counted, so that no more are kept than this allows.
+        let counted = self.totals.failed_tasks;
         self.totals.count_failure(&kind);
-        if self.kept.len() < FAILURES_KEPT {
+        if counted < self.most_kept {
             self.kept.insert(path.clone(), kind);
+            let in_full = usize::try_from(counted).is_ok_and(|counted| counted < FAILURES_IN_FULL);
             let kept = KeptFailure {
                 path: path.clone(),
                 since: self.now,
                 attempts,
-                failure: failure.clone(),
+                failure: if in_full {
+                    failure.clone()
+                } else {
+                    bounded(failure)
+                },
             };
             self.new_failures.insert(path, kept);
         }

@@ -157,13 +157,17 @@ impl Job {
             return;
         }
         let steps = || events.iter().map(|(steps, _)| steps.as_slice());
-        let mut ledger = Ledger::new(self.totals.clone(), self.failures.clone(), 0);
+        let mut ledger = Ledger::new(self.totals.clone(), 100, 0);
         if self.decision.is_some() {
             ledger = ledger.of_failed_job();
         }
         ledger.load(self.load(&keys_of(steps())));
         let more = ledger.also_needed(steps());
         ledger.load(self.load(&more));
+        let mut kept = self.failures.clone();
+        let among = ledger.failed_among(steps());
+        kept.retain(|path, _| among.contains(path));
+        ledger.load_kept(kept);
         for (steps, kind) in events {
             ledger.apply(steps, kind);
         }

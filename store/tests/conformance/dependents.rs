@@ -252,5 +252,6 @@ fn failed() -> EventKind {
         failure_time: Some(7),
         failure_source: Some("worker-pages".to_owned()),
         failure_message: Some("the page is torn\0".to_owned()),
+        item: None,
     })
 }

@@ -341,6 +341,7 @@ pub fn failure(kind: &str) -> ReportFailure {
         failure_time: Some(7),
         failure_source: None,
         failure_message: Some(format!("a {kind} of a failure\0, 'quoted' and ünusual")),
+        item: None,
     }
 }
 

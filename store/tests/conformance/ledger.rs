@@ -16,7 +16,7 @@ suite![
     job_completes_when_all_tasks_are_reported_in_any_order_and_repeatedly,
     first_failure_fails_a_job_with_on_failure_stop,
     failed_job_counts_what_is_reported_later_and_keeps_its_outcome,
-    on_failure_continue_decides_the_job_last_and_keeps_100_failures,
+    on_failure_continue_decides_the_job_last_and_shows_100_failures,
     retried_task_is_retrying_until_it_completes,
     completed_split_drops_the_rows_below_it,
     contradictory_split_sizes_fail_the_job,
@@ -245,7 +245,7 @@ async fn failed_job_counts_what_is_reported_later_and_keeps_its_outcome(mut stor
     assert_eq!(job.failure_counts["MANY"], 150);
 }
 
-async fn on_failure_continue_decides_the_job_last_and_keeps_100_failures(mut store: TestStore) {
+async fn on_failure_continue_decides_the_job_last_and_shows_100_failures(mut store: TestStore) {
     let incarnation = create_continuing(&store, "continue").await;
     let fail = |number: u32| {
         event(
@@ -272,7 +272,7 @@ async fn on_failure_continue_decides_the_job_last_and_keeps_100_failures(mut sto
             job.completed_items,
             job.failures.len()
         ),
-        (JobStatus::Failed, 149, 1, 99)
+        (JobStatus::Failed, 149, 1, 100)
     );
     assert_eq!(
         job.failure_counts,

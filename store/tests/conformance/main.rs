@@ -34,6 +34,7 @@ mod agreement;
 mod bulk;
 mod dependents;
 mod expiry;
+mod failures;
 mod filter;
 mod jobs;
 mod ledger;

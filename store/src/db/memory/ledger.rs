@@ -6,7 +6,7 @@ use contract::ReportFailure;
 
 use super::{MemoryTransaction, done};
 use crate::db::{DbFuture, LedgerSteps};
-use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, UNNAMED_FAILURE};
+use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, failure_kind};
 
 impl MemoryTransaction {
     pub fn paths(
@@ -70,34 +70,20 @@ impl LedgerSteps for MemoryTransaction {
         }
         done(())
     }
-    fn kept_failures(&mut self, incarnation: i64) -> DbFuture<'_, HashMap<String, String>> {
-        let failures = self
-            .state
-            .failures
-            .range((incarnation, String::new())..(incarnation + 1, String::new()));
-        let kind = |f: &KeptFailure| {
-            f.failure
-                .failure_id
-                .clone()
-                .unwrap_or_else(|| UNNAMED_FAILURE.to_owned())
+    fn failure_kinds<'a>(
+        &'a mut self,
+        incarnation: i64,
+        paths: &'a [String],
+    ) -> DbFuture<'a, HashMap<String, String>> {
+        let kind = |path: &String| {
+            let kept = self.state.failures.get(&(incarnation, path.clone()))?;
+            Some((path.clone(), failure_kind(&kept.failure)))
         };
-        done(
-            failures
-                .map(|((_, path), failure)| (path.clone(), kind(failure)))
-                .collect(),
-        )
+        done(paths.iter().filter_map(kind).collect())
     }
     fn first_failure(&mut self, incarnation: i64) -> DbFuture<'_, Option<ReportFailure>> {
-        let failures = self
-            .state
-            .failures
-            .range((incarnation, String::new())..(incarnation + 1, String::new()));
-        done(
-            failures
-                .map(|(_, kept)| kept)
-                .min_by_key(|kept| (kept.since, &kept.path))
-                .map(|kept| kept.failure.clone()),
-        )
+        let failures = self.state.failures_of(incarnation);
+        done(failures.first().map(|kept| kept.failure.clone()))
     }
     fn change_failures<'a>(
         &'a mut self,

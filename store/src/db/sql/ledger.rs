@@ -1,14 +1,11 @@
-//! The task tables (`task_<incarnation>`, a row for each node of the ledger) and the table `failure`.
+//! The task tables (`task_<incarnation>`, a row for each node of the ledger).
 
-use std::collections::HashMap;
-
-use contract::ReportFailure;
 use sqlx::AssertSqlSafe;
 
 use super::session::{Row, Session};
 use super::statement::{Dialect, Statement, StatementBuilder, json};
 use crate::db::DbError;
-use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, UNNAMED_FAILURE};
+use crate::ledger::{NodeChanges, NodeKey, NodeRow};
 
 /// The columns that [`read_node`] reads, in its order.
 const NODE_COLUMNS: &str = "path, chunk, size, top, done_count, failed_count, kept, counted, percent, flags, items, \
@@ -225,101 +222,6 @@ fn upsert_values(
     Ok(insert.build())
 }
 
-/// Returns the failures of these jobs that are kept in full, oldest first.
-pub async fn failures(
-    db: &mut Session,
-    incarnations: &[i64],
-) -> Result<Vec<(i64, KeptFailure)>, DbError> {
-    let select = "select incarnation, path, since, attempts, failure from failure";
-    let order = "order by incarnation, since, path";
-    let statement = db.dialect().select_of_jobs(select, incarnations, order)?;
-    db.fetch(statement, |row| {
-        Ok((row.get("incarnation")?, read_failure(row)?))
-    })
-    .await
-}
-
-/// Returns the paths of the failures that are kept in full, each with the kind of its failure.
-pub async fn kept_failures(
-    db: &mut Session,
-    incarnation: i64,
-) -> Result<HashMap<String, String>, DbError> {
-    let statement =
-        db.statement("select path, since, attempts, failure from failure where incarnation = $1");
-    let kept = db.fetch(statement.bind(incarnation), read_failure).await?;
-    let kind = |failure: ReportFailure| {
-        failure
-            .failure_id
-            .unwrap_or_else(|| UNNAMED_FAILURE.to_owned())
-    };
-    Ok(kept
-        .into_iter()
-        .map(|kept| (kept.path, kind(kept.failure)))
-        .collect())
-}
-
-pub async fn change_failures(
-    db: &mut Session,
-    incarnation: i64,
-    new: &[KeptFailure],
-    gone: &[String],
-) -> Result<(), DbError> {
-    for path in gone {
-        let statement = db.statement("delete from failure where incarnation = $1 and path = $2");
-        db.execute(statement.bind(incarnation).bind(path.as_str()))
-            .await?;
-    }
-    for kept in new {
-        let statement = db
-            .statement(
-                "insert into failure (incarnation, path, since, attempts, failure) values ($1, $2, $3, $4, $5) \
-                 on conflict (incarnation, path) do update set since = excluded.since, attempts = excluded.attempts, \
-                 failure = excluded.failure",
-            )
-            .bind(incarnation)
-            .bind(kept.path.as_str())
-            .bind(kept.since)
-            .bind(kept.attempts)
-            .bind(serde_json::to_string(&kept.failure)?);
-        db.execute(statement).await?;
-    }
-    Ok(())
-}
-
-/// Adds failures of many jobs. A failure whose path is there already is left out.
-pub async fn insert_failures(
-    db: &mut Session,
-    failures: &[(i64, KeptFailure)],
-) -> Result<(), DbError> {
-    let mut rows = Vec::with_capacity(failures.len());
-    for (n, kept) in failures {
-        let failure = serde_json::to_string(&kept.failure)?;
-        rows.push((n, &kept.path, kept.since, kept.attempts, failure));
-    }
-    let each = db.dialect().each();
-    let statement = db.statement(format!(
-        "insert into failure (incarnation, path, since, attempts, failure) \
-         select cast(k.value ->> 0 as bigint), k.value ->> 1, cast(k.value ->> 2 as bigint), \
-         cast(k.value ->> 3 as integer), k.value ->> 4 from {each} \
-         where true on conflict (incarnation, path) do nothing"
-    ));
-    db.execute(statement.bind(json(&rows)?)).await.map(drop)
-}
-
-/// Returns the failure of a job that happened first, of those that are kept.
-pub async fn first_failure(
-    db: &mut Session,
-    incarnation: i64,
-) -> Result<Option<ReportFailure>, DbError> {
-    let statement = db.statement(
-        "select failure from failure where incarnation = $1 order by since, path limit 1",
-    );
-    db.fetch_first(statement.bind(incarnation), |row| {
-        Ok(serde_json::from_str(row.get(0)?)?)
-    })
-    .await
-}
-
 fn read_node(row: Row<'_>) -> Result<NodeRow, DbError> {
     Ok(NodeRow {
         path: row.get(0)?,
@@ -339,14 +241,5 @@ fn read_node(row: Row<'_>) -> Result<NodeRow, DbError> {
         attempts: row.get(14)?,
         since: row.get(15)?,
         detail: row.get(16)?,
-    })
-}
-
-fn read_failure(row: Row<'_>) -> Result<KeptFailure, DbError> {
-    Ok(KeptFailure {
-        path: row.get("path")?,
-        since: row.get("since")?,
-        attempts: row.get("attempts")?,
-        failure: serde_json::from_str(row.get("failure")?)?,
     })
 }

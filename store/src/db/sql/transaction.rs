@@ -7,7 +7,7 @@ use contract::ReportFailure;
 
 use super::session::Session;
 use super::statement::Dialect;
-use super::{jobs, ledger, outbox, parking, prerequisites, retention};
+use super::{failures, jobs, ledger, outbox, parking, prerequisites, retention};
 use crate::db::postgres::CHANNEL;
 use crate::db::{
     DbError, DbFuture, Dependency, DueTime, JobKey, JobRow, JobSteps, LedgerSteps, OutboxSteps,
@@ -169,11 +169,15 @@ impl LedgerSteps for SqlTransaction {
             changes,
         ))
     }
-    fn kept_failures(&mut self, incarnation: i64) -> DbFuture<'_, HashMap<String, String>> {
-        Box::pin(ledger::kept_failures(&mut self.session, incarnation))
+    fn failure_kinds<'a>(
+        &'a mut self,
+        incarnation: i64,
+        paths: &'a [String],
+    ) -> DbFuture<'a, HashMap<String, String>> {
+        Box::pin(failures::kinds(&mut self.session, incarnation, paths))
     }
     fn first_failure(&mut self, incarnation: i64) -> DbFuture<'_, Option<ReportFailure>> {
-        Box::pin(ledger::first_failure(&mut self.session, incarnation))
+        Box::pin(failures::first(&mut self.session, incarnation))
     }
     fn change_failures<'a>(
         &'a mut self,
@@ -181,15 +185,10 @@ impl LedgerSteps for SqlTransaction {
         new: &'a [KeptFailure],
         gone: &'a [String],
     ) -> DbFuture<'a, ()> {
-        Box::pin(ledger::change_failures(
-            &mut self.session,
-            incarnation,
-            new,
-            gone,
-        ))
+        Box::pin(failures::change(&mut self.session, incarnation, new, gone))
     }
     fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> DbFuture<'a, ()> {
-        Box::pin(ledger::insert_failures(&mut self.session, failures))
+        Box::pin(failures::insert(&mut self.session, failures))
     }
 }
 

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use contract::headers::REPORT_DETAILS_HEADER;
 use contract::{
-    RangeItem, ReportStatus, TaskMessage, TaskStatus, Tracking, TrackingReport, TrackingReportTask,
+    FailedItem, RangeItem, ReportFailure, ReportStatus, TaskMessage, TaskStatus, Tracking,
+    TrackingReport, TrackingReportTask,
 };
 use harness::{unique, wait_for};
 use lapin::options::{QueueDeclareOptions, QueuePurgeOptions};
@@ -14,6 +16,8 @@ use super::super::*;
 use super::disturbed;
 use crate::broker::HeaderValue;
 use crate::handler::REASON_HEADER;
+use crate::health::Health;
+use crate::steps::report_buffer::{ReportBuffer, Reports};
 use crate::{Context, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
 
 /// Counts its runs. Sends its input as output, or dispatches it as several subtasks.
@@ -443,5 +447,48 @@ async fn counting_headers_that_are_not_numbers_are_ignored() {
         );
         assert_eq!(fixture.runs.load(Ordering::Relaxed), 1);
         fixture.amqp.close().await;
+    }
+}
+
+#[tokio::test]
+async fn reports_are_sent_without_details_that_no_frame_has_room_for() {
+    let url = harness::rabbitmq().await.unwrap().url;
+    let options = AmqpOptions::new(format!("{url}?frame_max=8192"));
+    let amqp = Arc::new(Amqp::connect(options).unwrap());
+    amqp.connected(Duration::from_secs(30)).await.unwrap();
+    let (pipe, tasks) = (unique("small-frames"), TaskTracker::new());
+    let reports = ReportBuffer::start(
+        Arc::clone(&amqp) as Arc<dyn Broker>,
+        Arc::default(),
+        &tasks,
+        Health::default(),
+        "reports".into(),
+    );
+    let failed = TrackingReport::failed(
+        "p:j.1",
+        ReportFailure {
+            item: Some(FailedItem::new(Some("an item"), &[b'x'; 1000])),
+            ..ReportFailure::default()
+        },
+    );
+    let mut sent = amqp.consume(&pipe, 1).await.unwrap();
+    for (count, has_details) in [(1, true), (20, false)] {
+        let confirmed = reports.send(Reports {
+            pipe: pipe.as_str().into(),
+            correlation_id: None,
+            trace: None,
+            list: vec![failed.clone(); count],
+        });
+        harness::in_time("the confirm", confirmed).await.unwrap();
+        let delivery = harness::in_time("the reports", sent.next()).await.unwrap();
+        let message = TaskMessage::decode(&delivery.body).unwrap();
+        let task = serde_json::from_slice(message.task_data.as_deref().unwrap());
+        let TrackingReportTask { tracking_reports } = task.unwrap();
+        assert_eq!(tracking_reports.len(), count);
+        assert_eq!(
+            delivery.headers.get(REPORT_DETAILS_HEADER).is_some(),
+            has_details
+        );
+        delivery.ack();
     }
 }

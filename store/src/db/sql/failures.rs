@@ -1,0 +1,153 @@
+//! The table `failure`: the failures that are kept, thousands of a job at most.
+
+use std::collections::HashMap;
+
+use contract::ReportFailure;
+
+use super::session::{Row, Session};
+use super::statement::{Dialect, Statement, StatementBuilder, json};
+use crate::db::DbError;
+use crate::ledger::{KeptFailure, failure_kind, parse_failure};
+
+/// Returns the first failures of these jobs, at most `limit` of each, oldest first.
+pub async fn first_of_each(
+    db: &mut Session,
+    incarnations: &[i64],
+    limit: usize,
+) -> Result<Vec<(i64, KeptFailure)>, DbError> {
+    let read = |row: Row<'_>| Ok((row.get("incarnation")?, read_failure(row)?));
+    if db.dialect() == Dialect::Postgres {
+        let text = "select f.* from unnest($1::int8[]) as job(incarnation) cross join lateral \
+            (select incarnation, path, since, attempts, failure from failure where incarnation = job.incarnation \
+            order by since, path limit $2) as f order by f.incarnation, f.since, f.path";
+        let query = sqlx::query(text).bind(incarnations).bind(number(limit));
+        return db.fetch(Statement::Postgres(query), read).await;
+    }
+    // SQLite cannot limit the rows of each job without reading all of them.
+    let mut found = Vec::new();
+    let mut sorted = incarnations.to_vec();
+    sorted.sort_unstable();
+    for incarnation in sorted {
+        let rows = after(db, incarnation, (i64::MIN, ""), limit).await?;
+        found.extend(rows.into_iter().map(|kept| (incarnation, kept)));
+    }
+    Ok(found)
+}
+
+/// Returns the failures of a job that follow this time and path, oldest first.
+pub async fn after(
+    db: &mut Session,
+    incarnation: i64,
+    (since, path): (i64, &str),
+    limit: usize,
+) -> Result<Vec<KeptFailure>, DbError> {
+    let statement = db
+        .statement(
+            "select path, since, attempts, failure from failure \
+             where incarnation = $1 and (since, path) > ($2, $3) order by since, path limit $4",
+        )
+        .bind(incarnation)
+        .bind(since)
+        .bind(path)
+        .bind(number(limit));
+    db.fetch(statement, read_failure).await
+}
+
+pub async fn find(
+    db: &mut Session,
+    incarnation: i64,
+    path: &str,
+) -> Result<Option<KeptFailure>, DbError> {
+    let statement = db
+        .statement(
+            "select path, since, attempts, failure from failure where incarnation = $1 and path = $2",
+        )
+        .bind(incarnation)
+        .bind(path);
+    db.fetch_first(statement, read_failure).await
+}
+
+/// Returns the kinds of the failures of these tasks, by path, as far as they are kept.
+pub async fn kinds(
+    db: &mut Session,
+    incarnation: i64,
+    paths: &[String],
+) -> Result<HashMap<String, String>, DbError> {
+    let mut select = StatementBuilder::new(
+        db.dialect(),
+        "select path, since, attempts, failure from failure where incarnation = ",
+    );
+    select.push_bind(incarnation)?.push(" and path");
+    select.push_one_of(paths, false)?;
+    let kept = db.fetch(select.build(), read_failure).await?;
+    Ok(kept
+        .into_iter()
+        .map(|kept| (kept.path, failure_kind(&kept.failure)))
+        .collect())
+}
+
+/// Returns the failure of a job that happened first, of those that are kept.
+pub async fn first(db: &mut Session, incarnation: i64) -> Result<Option<ReportFailure>, DbError> {
+    let first = after(db, incarnation, (i64::MIN, ""), 1).await?;
+    Ok(first.into_iter().next().map(|kept| kept.failure))
+}
+
+/// Adds or replaces the `new` failures of a job and deletes those at the paths that are `gone`.
+pub async fn change(
+    db: &mut Session,
+    incarnation: i64,
+    new: &[KeptFailure],
+    gone: &[String],
+) -> Result<(), DbError> {
+    if !gone.is_empty() {
+        let mut delete =
+            StatementBuilder::new(db.dialect(), "delete from failure where incarnation = ");
+        delete.push_bind(incarnation)?.push(" and path");
+        delete.push_one_of(gone, false)?;
+        db.execute(delete.build()).await?;
+    }
+    if new.is_empty() {
+        return Ok(());
+    }
+    let replace = "do update set since = excluded.since, attempts = excluded.attempts, failure = excluded.failure";
+    upsert(db, new.iter().map(|kept| (incarnation, kept)), replace).await
+}
+
+/// Adds failures of many jobs. A failure whose path is there already is left out.
+pub async fn insert(db: &mut Session, failures: &[(i64, KeptFailure)]) -> Result<(), DbError> {
+    let failures = failures.iter().map(|(n, kept)| (*n, kept));
+    upsert(db, failures, "do nothing").await
+}
+
+async fn upsert(
+    db: &mut Session,
+    failures: impl Iterator<Item = (i64, &KeptFailure)>,
+    conflict: &str,
+) -> Result<(), DbError> {
+    let mut rows = Vec::new();
+    for (n, kept) in failures {
+        // JSON within JSON: PostgreSQL takes no escaped U+0000 of a message, but takes its escape.
+        rows.push((n, &kept.path, kept.since, kept.attempts, kept.json()?));
+    }
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "insert into failure (incarnation, path, since, attempts, failure) \
+         select cast(k.value ->> 0 as bigint), k.value ->> 1, cast(k.value ->> 2 as bigint), \
+         cast(k.value ->> 3 as integer), k.value ->> 4 from {each} \
+         where true on conflict (incarnation, path) {conflict}"
+    ));
+    db.execute(statement.bind(json(&rows)?)).await.map(drop)
+}
+
+fn number(limit: usize) -> i64 {
+    i64::try_from(limit).unwrap_or(i64::MAX)
+}
+
+fn read_failure(row: Row<'_>) -> Result<KeptFailure, DbError> {
+    Ok(KeptFailure {
+        path: row.get("path")?,
+        since: row.get("since")?,
+        attempts: row.get("attempts")?,
+        failure: parse_failure(row.get("failure")?)?,
+    })
+}

@@ -1,0 +1,176 @@
+//! The failures of a job: all that are kept, page by page and in groups.
+
+use std::collections::BTreeSet;
+
+use contract::rest::Failures;
+use contract::{FailedItem, OnFailure, ReportFailure};
+use store::{EventKind, FailureCursor, Incarnation, JobRequest, StoreOptions, TrackingEvent};
+
+use crate::fixture::{TestStore, acme, event, failed, id, request};
+
+suite![
+    failures_are_paged_each_once_beyond_the_first_hundred,
+    failures_beyond_the_limit_are_counted_and_not_kept,
+    failures_are_grouped_by_kind_and_message,
+    failure_shows_its_item_within_bounds,
+    failure_that_is_taken_back_or_deleted_is_gone,
+];
+
+async fn failures_are_paged_each_once_beyond_the_first_hundred(store: TestStore) {
+    let incarnation = create_continuing(&store, "many").await;
+    for batch in (1..=250).collect::<Vec<_>>().chunks(70) {
+        fail(&store, &incarnation, batch, "BROKEN").await;
+    }
+    assert_eq!(store.job(&incarnation).await.failures.len(), 100);
+    let (mut seen, mut after, mut pages) = (Vec::new(), None, 0);
+    loop {
+        let page = page(&store, "many", after.as_ref(), 60).await;
+        assert_eq!(page.failed_tasks, 250);
+        seen.extend(page.failures.into_iter().map(|failure| failure.task_id));
+        pages += 1;
+        let Some(next) = page.next else { break };
+        after = Some(next.parse().unwrap());
+    }
+    assert_eq!((pages, seen.len()), (5, 250));
+    let expected: BTreeSet<String> = (1..=250).map(|number| number.to_string()).collect();
+    assert_eq!(seen.into_iter().collect::<BTreeSet<_>>(), expected);
+    // A page that ends with the last failure is the last page.
+    assert_eq!(page(&store, "many", None, 250).await.next, None);
+    let unknown = store.failures(&acme(), &id("unknown"), None, 10).await;
+    assert_eq!(unknown.unwrap(), None);
+}
+
+async fn failures_beyond_the_limit_are_counted_and_not_kept(mut store: TestStore) {
+    store
+        .reopen_with(StoreOptions {
+            max_failures: 120,
+            ..StoreOptions::default()
+        })
+        .await;
+    let incarnation = create_continuing(&store, "limited").await;
+    let numbers: Vec<u32> = (1..=200).collect();
+    fail(&store, &incarnation, &numbers[..110], "BROKEN").await;
+    fail(&store, &incarnation, &numbers[110..], "BROKEN").await;
+    fail(&store, &incarnation, &numbers, "BROKEN").await;
+    let page = page(&store, "limited", None, 1000).await;
+    assert_eq!((page.failed_tasks, page.failures.len()), (200, 120));
+    let job = store.job(&incarnation).await;
+    assert_eq!(job.failure_counts["BROKEN"], 200);
+    let groups = groups(&store, "limited").await;
+    assert_eq!(groups.ungrouped, Some(80));
+}
+
+async fn failures_are_grouped_by_kind_and_message(store: TestStore) {
+    let incarnation = create_continuing(&store, "grouped").await;
+    fail(&store, &incarnation, &[1, 2], "TORN").await;
+    fail(&store, &incarnation, &[3, 4, 5], "WET").await;
+    let other = ReportFailure {
+        failure_id: Some("TORN".to_owned()),
+        failure_message: Some("another message".to_owned()),
+        ..ReportFailure::default()
+    };
+    store
+        .report(&incarnation, "6", EventKind::Failed(other))
+        .await;
+    let found = groups(&store, "grouped").await;
+    assert_eq!((found.failed_tasks, found.ungrouped), (6, Some(0)));
+    let groups = found.groups.unwrap();
+    let kinds: Vec<_> = groups
+        .iter()
+        .map(|group| (group.failure_id.as_deref().unwrap(), group.count))
+        .collect();
+    assert_eq!(kinds, [("WET", 3), ("TORN", 2), ("TORN", 1)]);
+    assert_eq!(groups[1].example.task_id, "1");
+    assert!(groups[0].first_time <= groups[0].last_time);
+    assert!(groups[1].last_time <= groups[0].first_time);
+    assert_eq!(
+        groups[2].failure_message.as_deref(),
+        Some("another message")
+    );
+}
+
+async fn failure_shows_its_item_within_bounds(mut store: TestStore) {
+    let incarnation = create_continuing(&store, "items").await;
+    let long = ReportFailure {
+        failure_id: Some("BROKEN".to_owned()),
+        failure_message: Some("\u{e4}\0".repeat(5000)),
+        item: Some(FailedItem::new(Some("page 7 of a.txt"), b"{\"page\": 7}\0")),
+        ..ReportFailure::default()
+    };
+    let events: Vec<TrackingEvent> = (1..=101)
+        .map(|number| {
+            let kind = EventKind::Failed(long.clone());
+            event(&incarnation, &number.to_string(), kind)
+        })
+        .collect();
+    store.record(&events[..100]).await.unwrap();
+    store.record(&events[100..]).await.unwrap();
+    store.reopen().await;
+    let page = page(&store, "items", None, 200).await;
+    for failure in &page.failures {
+        assert_eq!(failure.label.as_deref(), Some("page 7 of a.txt"));
+        assert_eq!(failure.input.as_deref(), Some("{\"page\": 7}\0"));
+    }
+    let size = |at: usize| page.failures[at].failure_message.as_ref().unwrap().len();
+    assert_eq!(size(0), 15_000, "the first hundred are kept in full");
+    let cut = page
+        .failures
+        .iter()
+        .find(|failure| failure.task_id == "101");
+    let message = cut.unwrap().failure_message.as_ref().unwrap();
+    assert!(message.len() < 1100 && message.ends_with(" …"), "{message}");
+    let task = store.task(&incarnation, &[101]).await;
+    assert_eq!(
+        task.failure.unwrap().label.as_deref(),
+        Some("page 7 of a.txt")
+    );
+}
+
+async fn failure_that_is_taken_back_or_deleted_is_gone(store: TestStore) {
+    let incarnation = create_continuing(&store, "back").await;
+    let numbers: Vec<u32> = (1..=150).collect();
+    fail(&store, &incarnation, &numbers, "BROKEN").await;
+    store.complete(&incarnation, &["7", "149"]).await;
+    let failures = page(&store, "back", None, 1000).await;
+    assert_eq!((failures.failed_tasks, failures.failures.len()), (148, 148));
+    let job = store.job(&incarnation).await;
+    assert_eq!(job.failure_counts["BROKEN"], 148);
+    store.delete("back").await;
+    let deleted = store.failures(&acme(), &id("back"), None, 10).await;
+    assert_eq!(deleted.unwrap(), None);
+    store.create("back").await;
+    assert_eq!(page(&store, "back", None, 1000).await, Failures::default());
+}
+
+async fn create_continuing(store: &TestStore, job: &str) -> Incarnation {
+    store
+        .create_with(JobRequest {
+            on_failure: OnFailure::Continue,
+            ..request(job)
+        })
+        .await
+}
+
+/// Reports that these tasks have failed, in one transaction.
+async fn fail(store: &TestStore, incarnation: &Incarnation, numbers: &[u32], kind: &str) {
+    let events: Vec<_> = numbers
+        .iter()
+        .map(|number| event(incarnation, &number.to_string(), failed(kind)))
+        .collect();
+    store.record(&events).await.unwrap();
+}
+
+async fn page(
+    store: &TestStore,
+    job: &str,
+    after: Option<&FailureCursor>,
+    limit: usize,
+) -> Failures {
+    let page = store.failures(&acme(), &id(job), after, limit).await;
+    page.unwrap().unwrap()
+}
+
+async fn groups(store: &TestStore, job: &str) -> Failures {
+    let groups = store.failure_groups(&acme(), &id(job)).await;
+    groups.unwrap().unwrap()
+}
