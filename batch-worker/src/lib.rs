@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use contract::{BatchResult, BatchTask, JobTaskId, MAX_PIPE_BYTES};
+use contract::{Announced, BatchResult, BatchTask, JobTaskId, MAX_PIPE_BYTES};
 use framework::{Context, OrFail, Reply, TaskError, Worker};
 
 pub use glob::Glob;
@@ -183,6 +183,21 @@ impl BatchWorker {
         })
     }
 
+    /// States what the split becomes: how many of its parts are sub-batches, and how many items there are in the end.
+    fn announced(&self, task: &BatchTask, parts: &[Part]) -> Announced {
+        let batches = parts.iter().filter(|part| matches!(part, Part::Batch(_)));
+        let batches = u32::try_from(batches.count()).unwrap_or(u32::MAX);
+        let items = || {
+            let plugin = self.plugins.get(task.batch_type.as_deref()?)?;
+            plugin.count_items(task.batch_definition.as_deref()?)
+        };
+        Announced {
+            batches,
+            // Without sub-batches, the parts are the items.
+            items: if batches > 0 { items() } else { None },
+        }
+    }
+
     /// Lets a batch that becomes sub-batches wait while the own input is too full. An unknown depth does not.
     async fn keep_pace(&self, parts: &[Part], ctx: &Context) -> Result<(), TaskError> {
         if !parts.iter().any(|part| matches!(part, Part::Batch(_))) {
@@ -240,7 +255,8 @@ impl Worker for BatchWorker {
         }
         let parts = self.split(&task).await?;
         self.keep_pace(&parts, &ctx).await?;
-        ctx.expect_subtasks(u32::try_from(parts.len()).map_err(TaskError::failed)?);
+        let subtasks = u32::try_from(parts.len()).map_err(TaskError::failed)?;
+        ctx.expect_parts(subtasks, self.announced(&task, &parts));
         self.splits.fetch_add(1, Ordering::Relaxed);
         let own_input = ctx.input_pipe().to_owned();
         let sends_result = match self.results {

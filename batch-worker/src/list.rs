@@ -34,6 +34,11 @@ impl BatchPlugin for List {
             .map(|values| Ok(Part::Batch(serde_json::to_string(values)?)))
             .collect()
     }
+
+    fn count_items(&self, definition: &str) -> Option<u64> {
+        let values: Vec<&RawValue> = serde_json::from_str(definition).ok()?;
+        Some(values.len() as u64)
+    }
 }
 
 #[cfg(test)]

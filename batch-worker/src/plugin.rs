@@ -37,6 +37,12 @@ pub trait BatchPlugin: Send + Sync + 'static {
     /// The same definition must always give the same parts in the same order, and at most `max_parts` of them.
     fn split(&self, batch: Batch<'_>)
     -> impl Future<Output = Result<Vec<Part>, SplitError>> + Send;
+
+    /// Returns how many items the batch becomes in the end, its sub-batches included, if the definition alone shows it. The
+    /// progress of the job then knows its total from the start.
+    fn count_items(&self, _definition: &str) -> Option<u64> {
+        None
+    }
 }
 
 /// A batch to split.
@@ -109,6 +115,7 @@ impl<E: Error + Send + Sync + 'static> From<E> for SplitError {
 /// A plugin as a trait object.
 pub(crate) trait AnyPlugin: Send + Sync {
     fn name(&self) -> &'static str;
+    fn count_items(&self, definition: &str) -> Option<u64>;
     fn split<'a>(
         &'a self,
         batch: Batch<'a>,
@@ -118,6 +125,10 @@ pub(crate) trait AnyPlugin: Send + Sync {
 impl<P: BatchPlugin> AnyPlugin for P {
     fn name(&self) -> &'static str {
         P::NAME
+    }
+
+    fn count_items(&self, definition: &str) -> Option<u64> {
+        BatchPlugin::count_items(self, definition)
     }
 
     fn split<'a>(

@@ -40,6 +40,11 @@ impl BatchPlugin for Range {
             })
             .collect())
     }
+
+    fn count_items(&self, definition: &str) -> Option<u64> {
+        let (first, last) = parse(definition).ok()?;
+        (last - first).checked_add(1)
+    }
 }
 
 fn parse(definition: &str) -> Result<(u64, u64), SplitError> {

@@ -72,8 +72,12 @@ pub fn line(job: &Job) -> String {
 /// Returns one line with the progress of a job that is followed. With a width, the line is not wider: the id is cut first.
 pub fn progress(job: &Job, width: Option<usize>) -> String {
     let (id, items, failed) = (escaped(&job.id), items(job), failed(job));
-    let percentage = job.percentage_complete;
-    let rest = format!(": {}, {percentage:.2} %, {items} items{failed}", job.status);
+    let percentage = job.progress.unwrap_or(job.percentage_complete);
+    let rest = format!(
+        ": {}, {percentage:.2} %, {items} items{failed}{}",
+        job.status,
+        pace(job)
+    );
     let Some(width) = width else {
         return format!("{id}{rest}");
     };
@@ -146,7 +150,25 @@ fn failed(job: &Job) -> String {
 }
 
 fn items(job: &Job) -> String {
-    job.completed_items.to_string()
+    let (done, items) = (job.completed_items, &job.items);
+    match items.total {
+        Some(total) if total > done && items.total_is_final => format!("{done} of {total}"),
+        Some(total) if total > done => format!("{done} of {total} or more"),
+        _ => done.to_string(),
+    }
+}
+
+/// Returns the rate of an unfinished job and the time that is left, as far as the job service tells them.
+fn pace(job: &Job) -> String {
+    let Some(rate) = job.items_per_second.filter(|_| !job.status.is_finished()) else {
+        return String::new();
+    };
+    // Both times are the job service's, whose clock may differ from the one here.
+    let left = job
+        .estimated_end_time
+        .map(|end| (end - job.last_update_time).max(0));
+    let left = left.map(|left| format!(", {} left", duration(left)));
+    format!(" ({rate:.0} items/s{})", left.unwrap_or_default())
 }
 
 fn labels(labels: &BTreeMap<String, Option<String>>) -> String {
@@ -238,6 +260,14 @@ mod tests {
         assert_eq!(
             progress(&first, Some(79)),
             "words: Active, 45.20 %, 4520 items"
+        );
+        let counted = job(&json!({
+            "items": {"total": 10_000, "totalIsFinal": true, "done": 4520, "failed": 0}, "progress": 45.2, "itemsPerSecond": 113.4,
+            "estimatedEndTime": NOW + 75_000
+        }));
+        assert_eq!(
+            progress(&counted, Some(79)),
+            "words: Active, 45.20 %, 4520 of 10000 items (113 items/s, 1m20s left)"
         );
         second.status = JobStatus::Active;
         assert_eq!(

@@ -32,8 +32,8 @@ pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem
 pub use ids::{IdError, JobId, PartitionId};
 pub use job_task_id::{JobTaskId, JobTaskIdError, NestingError, Step, check_nesting, subtask_id};
 pub use report::{
-    FailedItem, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus, TrackingReport,
-    TrackingReportTask,
+    Announced, FailedItem, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus,
+    TrackingReport, TrackingReportTask,
 };
 pub use reserved_pipes::{
     PipePurpose, ReservedPipe, ReservedPipes, delay_pipe, is_delay_pipe, quarantine_pipe,

@@ -41,6 +41,9 @@ pub struct TrackingReport {
     /// In a `Failed` or `Retry` report: why the attempt failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<ReportFailure>,
+    /// In a `Progress` report of a final task: what its splitter states. Travels in [`ReportDetails`].
+    #[serde(skip)]
+    pub announced: Option<Announced>,
 }
 
 impl TrackingReport {
@@ -52,6 +55,7 @@ impl TrackingReport {
             estimated_percentage_completed: 0,
             retries: None,
             failure: None,
+            announced: None,
         }
     }
 
@@ -142,6 +146,17 @@ fn cut(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }
 
+/// What a splitter states about the subtasks of its split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Announced {
+    /// The number of subtasks that are sub-batches; the others are items.
+    pub batches: u32,
+    /// The number of items below the split in the end, if the splitter knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub items: Option<u64>,
+}
+
 /// What reports say beyond CAF's fields, by the index of the report: a header of their message
 /// ([`REPORT_DETAILS_HEADER`](crate::headers::REPORT_DETAILS_HEADER)), as JSON.
 ///
@@ -155,6 +170,7 @@ pub struct ReportDetails(BTreeMap<usize, ReportDetail>);
 #[serde(rename_all = "camelCase", default)]
 struct ReportDetail {
     item: Option<FailedItem>,
+    announced: Option<Announced>,
 }
 
 /// [`ReportDetail`] to write.
@@ -163,12 +179,15 @@ struct ReportDetail {
 struct DetailOf<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     item: Option<&'a FailedItem>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    announced: Option<&'a Announced>,
 }
 
 impl<'a> DetailOf<'a> {
     fn of(report: &'a TrackingReport) -> Option<Self> {
         let item = report.failure.as_ref().and_then(|it| it.item.as_ref());
-        item.is_some().then_some(Self { item })
+        let announced = report.announced.as_ref();
+        (item.is_some() || announced.is_some()).then_some(Self { item, announced })
     }
 }
 
@@ -207,10 +226,11 @@ impl ReportDetails {
         let Ok(details) = serde_json::from_str::<Self>(header) else {
             return;
         };
-        for (index, ReportDetail { item }) in details.0 {
+        for (index, ReportDetail { item, announced }) in details.0 {
             let Some(report) = reports.get_mut(index) else {
                 continue;
             };
+            report.announced = announced;
             if let Some(failure) = &mut report.failure {
                 failure.item = item.map(FailedItem::bounded);
             }

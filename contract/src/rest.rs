@@ -152,6 +152,26 @@ pub struct Job {
     /// The number of tasks that workers have completed. Tasks that only split into subtasks do not count.
     #[serde(default)]
     pub completed_items: i64,
+    /// The items of the job, by what has become of them.
+    #[serde(default)]
+    pub items: Items,
+    /// The part of the items that is done or has failed, in percent. Null while the total can still change.
+    #[serde(default)]
+    pub progress: Option<f64>,
+    /// The time at which the first report of a task was counted, in milliseconds since 1970. Null before, or if it is not known.
+    #[serde(default)]
+    pub start_time: Option<i64>,
+    /// The time at which the job finished, in milliseconds since 1970. Null before.
+    #[serde(default)]
+    pub end_time: Option<i64>,
+    /// How many items end in a second: of an active job, as measured over the last 10 to 20 seconds; of a finished one, over the
+    /// whole time. Null if there is nothing to measure it by.
+    #[serde(default)]
+    pub items_per_second: Option<f64>,
+    /// The time at which the job ends if its items go on ending at this rate, in milliseconds since 1970. Null if the total or
+    /// the rate is not known, and for a job that is not active.
+    #[serde(default)]
+    pub estimated_end_time: Option<i64>,
     /// The number of tasks that have failed for good.
     #[serde(default)]
     pub failed_tasks: i64,
@@ -188,6 +208,30 @@ pub struct Job {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 const fn is_zero(number: &i64) -> bool {
     *number == 0
+}
+
+/// The items of a job. Null stands for what is not known: before the first task is reported, and for a job of which an earlier
+/// version of this service has counted reports.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct Items {
+    /// The number of items that are known: those that splits have announced.
+    pub total: Option<i64>,
+    /// Whether every split has announced all its items and sub-batches. Splitters that do not say which of their subtasks
+    /// are items, as Java's, leave this false until the job is Completed.
+    pub total_is_final: bool,
+    /// The number of items that are done. Exact.
+    pub done: i64,
+    /// The number of tasks that have failed for good; a sub-batch that has failed counts as one.
+    pub failed: i64,
+    /// The number of items that wait for another attempt, or run it.
+    pub retrying: Option<i64>,
+    /// Approximate: the number of items of which a worker has reported progress. Items that run without saying so count as
+    /// waiting.
+    pub running: Option<i64>,
+    /// Approximate: the number of all other items.
+    pub waiting: Option<i64>,
 }
 
 /// A prerequisite of a job.

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::{
-    NestingError, ReportStatus, ReservedPipe, ReservedPipes, TaskData, TaskMessage, TaskStatus,
-    Tracking, TrackingReport, check_nesting,
+    Announced, NestingError, ReportStatus, ReservedPipe, ReservedPipes, TaskData, TaskMessage,
+    TaskStatus, Tracking, TrackingReport, check_nesting,
 };
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -222,13 +222,28 @@ impl Context {
     ///
     /// With 0 the task is a split into nothing: it is complete, and counts as no item.
     pub fn expect_subtasks(&self, subtasks: u32) {
+        self.report_size(subtasks, None);
+    }
+
+    /// Reports how many subtasks this task is about to dispatch ([`Self::expect_subtasks`]), and states which of them are
+    /// items and which are sub-batches that are split in turn. Only with such a statement of every split is the number of a
+    /// job's items known before they are done.
+    pub fn expect_parts(&self, subtasks: u32, announced: Announced) {
+        self.report_size(subtasks, Some(announced));
+    }
+
+    fn report_size(&self, subtasks: u32, announced: Option<Announced>) {
         self.0.is_size_known.store(true, Ordering::Relaxed);
         // The report is about a subtask, too.
         if let Err(error) = self.check_nesting() {
             self.refuse(error);
             return;
         }
-        self.send_report(WorkerIdentity::size_report(&self.0.input, subtasks));
+        let report = WorkerIdentity::size_report(&self.0.input, subtasks);
+        self.send_report(report.map(|report| TrackingReport {
+            announced,
+            ..report
+        }));
     }
 
     /// Checks that subtasks may be addressed to a pipe, before a task does work for them; [`Self::dispatch`] checks it,

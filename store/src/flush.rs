@@ -132,7 +132,10 @@ async fn save(
 ) -> Result<Option<EndedJob>, DbError> {
     let incarnation = job.incarnation;
     let mut changed = job.totals != outcome.totals;
+    let is_first_report = job.has_no_reports();
     job.totals = outcome.totals;
+    job.pace
+        .record(now, job.totals.ended_items(), is_first_report);
     if !outcome.nodes.is_empty() {
         if !job.task_table {
             tx.create_task_table(incarnation).await?;

@@ -5,6 +5,7 @@ use contract::{JobId, JobStatus, PartitionId};
 
 use crate::ledger::JobTotals;
 use crate::model::Incarnation;
+use crate::pace::Pace;
 
 /// A job as it is stored. Times are milliseconds since 1970.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,6 +34,8 @@ pub(crate) struct JobRow {
     pub without_target: bool,
     /// The correlation id of the request that created the job.
     pub correlation_id: Option<String>,
+    /// When its items ended.
+    pub pace: Pace,
 }
 
 impl JobRow {
@@ -43,6 +46,19 @@ impl JobRow {
             number: self.incarnation,
             first: self.first_life,
         }
+    }
+
+    /// Returns whether no report about the job has been counted.
+    pub fn has_no_reports(&self) -> bool {
+        let JobTotals {
+            percentage,
+            completed_items,
+            failed_tasks,
+            own_task,
+            ..
+        } = &self.totals;
+        let counted = i64::from(*percentage) + completed_items + failed_tasks;
+        !self.task_table && counted == 0 && own_task.is_none()
     }
 
     /// Returns the key by which the job is locked.

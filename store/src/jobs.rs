@@ -9,6 +9,7 @@ mod create;
 mod delete;
 pub(crate) mod failures;
 mod pause;
+mod progress;
 mod read;
 mod task;
 

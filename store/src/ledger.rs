@@ -39,6 +39,7 @@
 
 mod apply;
 mod bitmap;
+mod counts;
 mod kept;
 mod node;
 #[cfg(test)]
@@ -50,6 +51,8 @@ use std::fmt::Write as _;
 use contract::{JobStatus, OnFailure, Step};
 
 pub use bitmap::position;
+use counts::SplitCounts;
+pub use counts::{Counts, Statement};
 pub use kept::{FAILURES_IN_FULL, KeptFailure, failure_kind, parse_failure};
 pub use node::{ACTIVE_TASK, ActiveTask, NodeKey, NodeRow, PERCENT};
 use node::{CONFLICT, REPORTED_FAILED, Split};
@@ -78,6 +81,9 @@ pub struct JobTotals {
     pub failure_counts: BTreeMap<String, i64>,
     /// The job's own task, while it is known to run or waits for another attempt, and once the number of its subtasks is known.
     pub own_task: Option<ActiveTask>,
+    /// What is known about the items; `None` before the job's own task is split, and for a job of which an older build has
+    /// counted reports.
+    pub counts: Option<Counts>,
 }
 
 impl JobTotals {
@@ -89,7 +95,13 @@ impl JobTotals {
             failed_tasks: 0,
             failure_counts: BTreeMap::new(),
             own_task: None,
+            counts: None,
         }
+    }
+
+    /// Returns the number of items that are done or have failed.
+    pub fn ended_items(&self) -> i64 {
+        self.completed_items + self.failed_tasks
     }
 
     /// Counts one more failed task, by the kind of its failure.
@@ -321,6 +333,7 @@ impl Ledger {
         self.roll_percentages_up();
         let root = self.by_path.get("");
         self.know_subtasks(root.and_then(|root| self.splits[*root].size));
+        self.conclude_counts();
         let mut nodes = NodeChanges {
             pruned: std::mem::take(&mut self.pruned),
             ..NodeChanges::default()
@@ -398,6 +411,21 @@ impl Ledger {
         }
     }
 
+    /// Takes the counts of the job from its own split. If an older build has written a row among those on the way to a task,
+    /// the counts are unknown from now on.
+    fn conclude_counts(&mut self) {
+        let Some(root) = self.by_path.get("").copied() else {
+            return;
+        };
+        if self.splits.iter().any(|split| split.counts.is_none()) {
+            self.splits[root].counts = None;
+            self.splits[root].dirty = true;
+        }
+        self.totals.counts = self.splits[root]
+            .counts
+            .map(|counts| counts.seen_from_above());
+    }
+
     fn publish(&mut self, percent: i64) {
         let hundredths = (percent + PERCENT / 200) * 100 / PERCENT;
         let hundredths = i32::try_from(hundredths).unwrap_or(0).min(ALMOST);
@@ -419,6 +447,7 @@ impl Ledger {
             parent,
             number,
             depth,
+            counts: Some(SplitCounts::new()),
             ..Split::default()
         });
         self.by_path.insert(path.to_owned(), at);

@@ -36,6 +36,7 @@ mod jobs;
 mod ledger;
 mod model;
 mod outbox;
+mod pace;
 mod parking;
 mod prerequisites;
 mod query;

@@ -239,6 +239,13 @@ pub enum EventKind {
         /// The number of attempts that have failed before.
         attempts: i32,
     },
+    /// Of a final task: like progress 0, the size of its split, and what the splitter states about the other subtasks.
+    Announced {
+        /// The number of subtasks that are sub-batches and not items.
+        batches: u32,
+        /// The number of items below the split in the end, if the splitter knows it.
+        items: Option<u64>,
+    },
     /// The task is done.
     Complete,
     /// The task has failed for good.

@@ -91,6 +91,9 @@ pub(crate) async fn change_status(
 ) -> Result<(), DbError> {
     let was_paused = job.status == Paused;
     let step = apply(job, change)?;
+    if was_paused {
+        job.pace.restart(change.time, job.totals.ended_items());
+    }
     if change.to == Paused {
         tx.unmark_for_unparking(job.incarnation).await?;
         tx.pause_outbox_of(job.incarnation, true).await?;

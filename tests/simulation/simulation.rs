@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use batch_worker::{BatchWorker, Range};
-use contract::rest::Job;
+use contract::rest::{Items, Job};
 use contract::{
     BatchTask, JobId, JobStatus, OnFailure, PAUSED_PIPE, PartitionId, RangeItem, TaskMessage,
     TaskStatus, Tracking,
@@ -534,6 +534,20 @@ impl Simulation {
                     && i64::try_from(job.failures.len()) == Ok(failing.min(100))
             }
         };
+        let Items {
+            total,
+            total_is_final,
+            done,
+            failed,
+            ..
+        } = job.items;
+        // Every item is known once every task is done or has failed, whatever announcement was lost.
+        let all_known = failing == 0 || self.0.scenario.on_failure == OnFailure::Continue;
+        let known = total.unwrap_or(0);
+        let exact = exact
+            && (done, failed) == (job.completed_items, job.failed_tasks)
+            && known <= items
+            && (known == items || !(all_known || total_is_final));
         (!exact || counted != job.failed_tasks)
             .then(|| format!("of {items} items {failing} fail, but the counts are {job:?}"))
     }

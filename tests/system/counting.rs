@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use batchwright::Stack;
+use contract::rest::{Items, Job};
 use contract::{
     JobStatus, RangeItem, ReportFailure, ReportStatus, TaskMessage, Tracking, TrackingReport,
     subtask_id,
@@ -60,7 +61,25 @@ async fn progress_never_falls_and_is_100_only_when_completed(fixture: Fixture) {
     let gate = Gate::closed();
     let system = fixture.run(gated(&gate)).await;
     system.client.put("j", &fixture.range(2000)).await.unwrap();
-    let (state, steps) = system.follow("j", |_| gate.admit(10)).await;
+    let mut known_before_the_end = false;
+    let seen = |state: &Job| {
+        gate.admit(10);
+        let Items {
+            total,
+            total_is_final,
+            ..
+        } = state.items;
+        assert!(total <= Some(2000), "{state:?}");
+        if total_is_final {
+            assert_eq!(total, Some(2000), "{state:?}");
+            known_before_the_end |= !state.status.is_finished() && state.progress.is_some();
+        }
+    };
+    let (state, steps) = system.follow("j", seen).await;
+    assert!(
+        known_before_the_end,
+        "the number of items was known only at the end"
+    );
     assert!(steps >= 10, "only {steps} different percentages were seen");
     assert_eq!(
         (state.status, state.completed_items),

@@ -301,6 +301,8 @@ async fn a_job_that_continues_on_failure_reports_every_failure(fixture: Fixture)
         (JobStatus::Failed, 194, 6),
         "{state:?}"
     );
+    let items = &state.items;
+    assert_eq!((items.total, items.done, items.failed), (Some(200), 194, 6));
     assert_eq!(
         state.failure_counts,
         BTreeMap::from([("RESULT_EXCEPTION".to_owned(), 6)])

@@ -20,8 +20,8 @@ use async_recursion::async_recursion;
 use backon::{ExponentialBuilder, Retryable};
 use contract::headers::{INPUT_HEADER, LABEL_HEADER, REPORT_DETAILS_HEADER};
 use contract::{
-    FailedItem, JobTaskId, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus, TaskData,
-    TaskMessage, TrackingReport, TrackingReportTask,
+    Announced, FailedItem, JobTaskId, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus,
+    TaskData, TaskMessage, TrackingReport, TrackingReportTask,
 };
 use framework::broker::{HeaderValue, Headers, PublishError};
 use framework::clock::Clock;
@@ -368,11 +368,21 @@ fn event(report: TrackingReport) -> Result<TrackingEvent, String> {
         {
             EventKind::Started { attempts }
         }
-        ReportStatus::Progress => EventKind::Progress(
-            u8::try_from(report.estimated_percentage_completed.clamp(0, 100)).unwrap_or(0),
-        ),
+        ReportStatus::Progress => match report.announced {
+            Some(Announced { batches, items }) if is_final(&task) => {
+                EventKind::Announced { batches, items }
+            }
+            _ => EventKind::Progress(
+                u8::try_from(report.estimated_percentage_completed.clamp(0, 100)).unwrap_or(0),
+            ),
+        },
     };
     Ok(TrackingEvent { task, kind })
+}
+
+/// Returns whether this is the final subtask of its split.
+fn is_final(task: &JobTaskId) -> bool {
+    task.steps.last().is_some_and(|step| step.last)
 }
 
 /// Reads the event of a diverted message from its envelope and its headers. Returns `None` if the job task id is malformed;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use contract::rest::{ErrorBody, Failure, Job, JobTask, NewJob};
+use contract::rest::{ErrorBody, Failure, Items, Job, JobTask, NewJob};
 use contract::{
-    BatchResult, BatchTask, ContextData, FailedItem, JobStatus, JobTaskId, OnFailure,
+    Announced, BatchResult, BatchTask, ContextData, FailedItem, JobStatus, JobTaskId, OnFailure,
     ReportDetails, ReportFailure, ReportStatus, SourceInfo, TaskData, TaskMessage, TaskStatus,
     Tracking, TrackingReport, TrackingReportTask, patch_tracking, subtask_id,
 };
@@ -186,9 +186,19 @@ fn details_of_reports_travel_beside_the_reports() {
     let reports = vec![
         TrackingReport::new("library:scan-12.1", ReportStatus::Complete),
         TrackingReport::failed("library:scan-12.2", failure),
+        TrackingReport {
+            announced: Some(Announced {
+                batches: 3,
+                items: Some(2500),
+            }),
+            ..TrackingReport::new("library:scan-12.4*", ReportStatus::Progress)
+        },
     ];
     let json = serde_json::to_string(&reports).unwrap();
-    assert!(!json.contains("a.tif"), "{json}");
+    assert!(
+        !json.contains("a.tif") && !json.contains("batches"),
+        "{json}"
+    );
     let mut read: Vec<TrackingReport> = serde_json::from_str(&json).unwrap();
     let entry = ReportDetails::of(&reports).unwrap();
     ReportDetails::add_to(&entry, &mut read);
@@ -200,7 +210,7 @@ fn details_of_reports_travel_beside_the_reports() {
         "",
         "[]",
         "{\"7\":{}}",
-        "{\"0\":{\"later\":[1]}}",
+        "{\"0\":{\"announced\":null,\"later\":[1]}}",
         "{\"0\":{\"item\":{\"label\":\"x\"}}}",
     ] {
         ReportDetails::add_to(entry, &mut read);
@@ -317,6 +327,20 @@ fn rest_bodies_match_the_fixtures() {
         ]),
         on_failure: OnFailure::Continue,
         completed_items: 249,
+        items: Items {
+            total: Some(250),
+            total_is_final: true,
+            done: 249,
+            failed: 1,
+            retrying: Some(0),
+            running: Some(0),
+            waiting: Some(0),
+        },
+        progress: Some(100.0),
+        start_time: Some(NOW + 1000),
+        end_time: Some(NOW + 61_000),
+        items_per_second: Some(4.15),
+        estimated_end_time: None,
         failed_tasks: 1,
         failure_counts: BTreeMap::from([("RESULT_EXCEPTION".into(), 1)]),
         incarnation: 42,

@@ -26,6 +26,8 @@ use crate::state::AppState;
             "createTime": 1_767_225_600_000_i64, "lastUpdateTime": 1_767_225_605_123_i64,
             "status": "Waiting", "percentageComplete": 0.0, "failures": [], "labels": {"team": "search"},
             "onFailure": "stop", "completedItems": 0, "failedTasks": 0, "failureCounts": {}, "incarnation": 42,
+            "items": {"total": null, "totalIsFinal": false, "done": 0, "failed": 0, "retrying": null, "running": null, "waiting": null},
+            "progress": null, "startTime": null, "endTime": null, "itemsPerSecond": null, "estimatedEndTime": null,
             "waitingFor": [{"jobId": "extract-7", "status": "Active"}, {"jobId": "upload-7", "status": null}], "delay": 60
         })),
         (status = 400, description = "Invalid partition id or job id", body = ErrorBody,

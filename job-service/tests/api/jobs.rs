@@ -34,7 +34,10 @@ async fn get_returns_every_field_of_a_new_job() {
         "createTime": null, "lastUpdateTime": null, "status": "Waiting", "percentageComplete": 0.0, "failures": [],
         "labels": {"team": "search", "empty": null}, "onFailure": "stop",
         "completedItems": 0, "failedTasks": 0, "failureCounts": {}, "incarnation": null,
-        "correlationId": null
+        "correlationId": null, "progress": null, "startTime": null, "endTime": null, "itemsPerSecond": null,
+        "estimatedEndTime": null, "items": {
+            "total": null, "totalIsFinal": false, "done": 0, "failed": 0, "retrying": null, "running": null, "waiting": null
+        }
     });
     assert_eq!(job, expected);
 }

@@ -12,6 +12,7 @@ use super::sql::jobs;
 use super::{DbError, DbFuture, JobRow};
 use crate::ledger::JobTotals;
 use crate::model::{CatalogueSize, TaskTableSize};
+use crate::pace::Pace;
 use crate::{Store, StoreError};
 
 /// Measurements of a database. No operation of the store uses them.
@@ -92,6 +93,7 @@ pub fn sample(
         expiry_time: None,
         without_target: false,
         correlation_id: None,
+        pace: Pace::default(),
     };
     Ok((
         job,

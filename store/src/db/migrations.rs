@@ -41,6 +41,10 @@ const POSTGRES: &[File] = &[
         "20261122150000_failures_by_time",
         include_str!("../../../migrations/postgres/20261122150000_failures_by_time.sql"),
     ),
+    (
+        "20261122150500_progress",
+        include_str!("../../../migrations/postgres/20261122150500_progress.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -75,6 +79,10 @@ const SQLITE: &[File] = &[
     (
         "20261122150000_failures_by_time",
         include_str!("../../../migrations/sqlite/20261122150000_failures_by_time.sql"),
+    ),
+    (
+        "20261122150500_progress",
+        include_str!("../../../migrations/sqlite/20261122150500_progress.sql"),
     ),
 ];
 

@@ -7,6 +7,7 @@ use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, JobRow, Signal};
 use crate::ledger::JobTotals;
 use crate::model::{Creation, Incarnation, JobRequest, Transition};
+use crate::pace::Pace;
 use crate::prerequisites::{self, Lookup};
 use crate::transition::Actor;
 use crate::{Store, StoreError};
@@ -134,5 +135,6 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         expiry_time: None,
         without_target: request.without_target,
         correlation_id: request.correlation_id.clone(),
+        pace: Pace::default(),
     }
 }

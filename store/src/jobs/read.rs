@@ -6,6 +6,7 @@ use contract::{JobId, JobStatus, PartitionId, rest};
 
 use crate::db::{DbError, JobSignal, UnsentStart};
 use crate::job_row::JobRow;
+use crate::jobs::progress::Progress;
 use crate::ledger::FAILURES_IN_FULL;
 use crate::model::Transition;
 use crate::query::JobQuery;
@@ -88,7 +89,9 @@ impl Store {
         let all = numbers(|_| true);
         let failed = numbers(|row| row.totals.failed_tasks > 0);
         let unstarted = numbers(may_be_unstarted);
-        let mut jobs: Vec<rest::Job> = rows.into_iter().map(describe_row).collect();
+        let now = self.backend.clock().now();
+        let describe = |row| describe_row(row, now);
+        let mut jobs: Vec<rest::Job> = rows.into_iter().map(describe).collect();
         let at: HashMap<i64, usize> = all.iter().enumerate().map(|(at, n)| (*n, at)).collect();
         if !all.is_empty() {
             for (n, name, value) in self.backend.labels(&all).await? {
@@ -130,7 +133,8 @@ fn may_be_unstarted(row: &JobRow) -> bool {
     !row.status.is_finished() && !row.task_table && row.totals.percentage == 0
 }
 
-fn describe_row(row: JobRow) -> rest::Job {
+fn describe_row(row: JobRow, now: i64) -> rest::Job {
+    let progress = Progress::of(&row, now);
     rest::Job {
         id: row.job.into(),
         name: row.name,
@@ -144,6 +148,12 @@ fn describe_row(row: JobRow) -> rest::Job {
         labels: BTreeMap::new(),
         on_failure: row.totals.on_failure,
         completed_items: row.totals.completed_items,
+        items: progress.items,
+        progress: progress.percent,
+        start_time: row.pace.start,
+        end_time: row.finish_time,
+        items_per_second: progress.items_per_second,
+        estimated_end_time: progress.estimated_end_time,
         failed_tasks: row.totals.failed_tasks,
         failure_counts: row.totals.failure_counts,
         incarnation: row.incarnation,

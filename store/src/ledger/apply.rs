@@ -4,8 +4,8 @@ use contract::{JobStatus, OnFailure, ReportFailure, Step};
 
 use super::kept::bounded;
 use super::{
-    ActiveTask, CONFLICT, CONFLICT_FAILURE, FAILURES_IN_FULL, KeptFailure, Ledger, PERCENT,
-    REPORTED_FAILED, TOO_MANY_ITEMS, UNNAMED_FAILURE, extend, failure_kind,
+    ActiveTask, CONFLICT, CONFLICT_FAILURE, Counts, FAILURES_IN_FULL, KeptFailure, Ledger, PERCENT,
+    REPORTED_FAILED, SplitCounts, Statement, TOO_MANY_ITEMS, UNNAMED_FAILURE, extend, failure_kind,
 };
 use crate::model::EventKind;
 
@@ -18,7 +18,7 @@ impl Ledger {
         if self.is_completed() {
             return false;
         }
-        let size_only = matches!(kind, EventKind::Progress(0));
+        let size_only = matches!(kind, EventKind::Progress(0) | EventKind::Announced { .. });
         // Progress 0 of a final task reports the sizes that the stars show, and nothing about a task.
         let steps = if size_only {
             let Some(last) = steps.iter().rposition(|step| step.last) else {
@@ -38,11 +38,17 @@ impl Ledger {
             return true;
         };
         self.see_child(parent, *own);
+        if let EventKind::Announced { batches, items } = kind {
+            let items = items.map(|items| i64::try_from(items).unwrap_or(i64::MAX));
+            let batches = *batches;
+            self.state(parent, Statement { batches, items });
+        }
         let split = &self.splits[parent];
         if size_only || self.is_completed() || split.closed || split.is_done(own.number) {
             return true;
         }
         match kind {
+            EventKind::Announced { .. } => {}
             EventKind::Progress(percent) => {
                 let percent = (i64::from(*percent) * PERCENT).min(PROGRESS_CAP);
                 self.change_active_task(parent, own.number, |active, _| {
@@ -105,6 +111,7 @@ impl Ledger {
                     "the job's own task is done".to_owned(),
                 );
             }
+            EventKind::Announced { .. } => {}
             // Once the task is split, its subtasks determine the percentage.
             EventKind::Progress(_) | EventKind::Started { .. } | EventKind::Retry { .. }
                 if root.is_some() => {}
@@ -200,7 +207,7 @@ impl Ledger {
             return *at;
         }
         // From now on its subtasks determine its percentage, instead of its own reports.
-        let before = self.take_active_task(&path);
+        let before = self.take_active_task(parent, &path);
         let split = &mut self.splits[parent];
         match before {
             Some(active) => split.open_sum -= active.percent,
@@ -213,6 +220,8 @@ impl Ledger {
         if failed {
             self.splits[at].flags |= REPORTED_FAILED;
         }
+        self.add_counts(parent, SplitCounts::new().seen_from_above());
+        self.count_opened(parent, number, 1);
         at
     }
 
@@ -220,6 +229,7 @@ impl Ledger {
     /// that many.
     fn see_child(&mut self, at: usize, step: Step) {
         let split = &mut self.splits[at];
+        let slots = split.slots();
         let (number, mut learned, mut conflict) = (step.number, false, false);
         if number > split.top {
             split.top = number;
@@ -235,7 +245,15 @@ impl Ledger {
             conflict = true;
             split.size = Some(split.top);
         }
-        if learned && std::mem::take(&mut split.counted) == number {
+        if slots != split.slots() || learned {
+            let opened = if learned && self.is_split(at, number) {
+                -1 // The final subtask is no item, so nothing replaces it.
+            } else {
+                0
+            };
+            self.recount(at, slots, |counts| counts.count_opened(opened));
+        }
+        if learned && std::mem::take(&mut self.splits[at].counted) == number {
             // The final subtask is no item, and it was counted as one before that was known.
             self.add_items(at, -1);
         }
@@ -277,6 +295,7 @@ impl Ledger {
             return;
         }
         let slot = self.active_tasks.entry(path).or_default();
+        let is_new = slot.now.is_none();
         let active = slot.now.get_or_insert_with(|| {
             split.kept += 1;
             split.dirty = true;
@@ -285,13 +304,18 @@ impl Ledger {
                 ..ActiveTask::default()
             }
         });
-        let before = active.percent;
+        let before = (active.percent, active.retrying);
         change(active, self.now);
-        if active.percent != before {
-            split.open_sum += active.percent - before;
+        if active.percent != before.0 {
+            split.open_sum += active.percent - before.0;
             split.dirty = true;
         }
         slot.dirty = true;
+        let mut counts = Counts::of_active_task(active.retrying);
+        if !is_new {
+            counts = counts - Counts::of_active_task(before.1);
+        }
+        self.add_counts(parent, counts);
     }
 
     /// Marks a subtask as done.
@@ -322,7 +346,7 @@ impl Ledger {
             return (0, 0, failed_bit);
         }
         let path = self.child_path(parent, number);
-        if let Some(active) = self.take_active_task(&path) {
+        if let Some(active) = self.take_active_task(parent, &path) {
             self.splits[parent].kept -= 1;
             return (active.percent, 0, failed_bit);
         }
@@ -343,6 +367,10 @@ impl Ledger {
         if self.splits[child].kept > 0 {
             self.close_below(&path);
         }
+        if let Some(counts) = self.splits[child].counts {
+            self.add_counts(parent, -counts.seen_from_above());
+        }
+        self.count_opened(parent, number, -1);
         removed
     }
 
@@ -381,7 +409,7 @@ impl Ledger {
             self.splits[child].flags |= REPORTED_FAILED | flags;
             self.splits[child].dirty = true;
         } else if self.splits[parent].kept > 0
-            && let Some(active) = self.take_active_task(&path)
+            && let Some(active) = self.take_active_task(parent, &path)
         {
             attempts = active.attempts_with_the_last();
             self.splits[parent].open_sum -= active.percent;
@@ -457,6 +485,14 @@ impl Ledger {
                 return;
             };
             let (percent, was_reported) = (split.percent, split.flags & REPORTED_FAILED != 0);
+            if let Some(counts) = split.counts {
+                // Whatever was stated: these are its items.
+                let exact = Counts {
+                    total: split.items,
+                    ..Counts::default()
+                };
+                self.add_counts(parent, exact - counts.seen_from_above());
+            }
             self.splits[at].closed = true;
             let above = &mut self.splits[parent];
             above.kept -= 1;
@@ -512,10 +548,72 @@ impl Ledger {
         self.totals.completed_items += change;
     }
 
-    fn take_active_task(&mut self, path: &str) -> Option<ActiveTask> {
-        self.active_tasks
-            .get_mut(path)
-            .and_then(|slot| slot.now.take())
+    fn take_active_task(&mut self, parent: usize, path: &str) -> Option<ActiveTask> {
+        let active = self.active_tasks.get_mut(path)?.now.take()?;
+        self.add_counts(parent, -Counts::of_active_task(active.retrying));
+        Some(active)
+    }
+
+    /// Keeps what a splitter states about its split.
+    fn state(&mut self, at: usize, statement: Statement) {
+        if !self.splits[at].closed {
+            let slots = self.splits[at].slots();
+            self.recount(at, slots, |counts| counts.state(statement));
+        }
+    }
+
+    /// Counts a subtask that has turned out to be a split, or uncounts it. The final subtask is no item, and needs no replacement.
+    fn count_opened(&mut self, parent: usize, number: u32, change: i64) {
+        let split = &self.splits[parent];
+        if split.size != Some(number) {
+            let slots = split.slots();
+            self.recount(parent, slots, |counts| counts.count_opened(change));
+        }
+    }
+
+    /// Returns whether a subtask is, or was, a split that counted as one; called when it turns out to be the final subtask.
+    fn is_split(&self, at: usize, number: u32) -> bool {
+        let split = &self.splits[at];
+        if split.is_done(number) {
+            split.counted != number
+        } else {
+            self.by_path.contains_key(&self.child_path(at, number))
+        }
+    }
+
+    /// Changes what a split contributes itself to the counts. `slots` is the number of its subtasks before the change.
+    fn recount(&mut self, at: usize, slots: u32, change: impl FnOnce(&mut SplitCounts)) {
+        let split = &mut self.splits[at];
+        let (slots, parent) = ((slots, split.slots()), split.parent);
+        let Some(counts) = &mut split.counts else {
+            return;
+        };
+        let before = counts.seen_from_above();
+        counts.change(slots, change);
+        let change = counts.seen_from_above() - before;
+        split.dirty = true;
+        if let Some(parent) = parent {
+            self.add_counts(parent, change);
+        }
+    }
+
+    /// Adds a change of the counts to a split and to those above it.
+    fn add_counts(&mut self, at: usize, mut change: Counts) {
+        let mut next = Some(at);
+        while let Some(at) = next
+            && change != Counts::default()
+        {
+            let split = &mut self.splits[at];
+            // Unknown here is unknown above.
+            let Some(counts) = &mut split.counts else {
+                return;
+            };
+            let before = counts.seen_from_above();
+            counts.add(change);
+            change = counts.seen_from_above() - before;
+            split.dirty = true;
+            next = split.parent;
+        }
     }
 
     fn child_path(&self, parent: usize, number: u32) -> String {

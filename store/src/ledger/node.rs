@@ -4,6 +4,7 @@ use contract::ReportFailure;
 use serde::{Deserialize, Serialize};
 
 use super::bitmap::{Bits, position};
+use super::counts::SplitCounts;
 
 /// The chunk number of an active task's row.
 pub const ACTIVE_TASK: i32 = -1;
@@ -24,7 +25,8 @@ pub type NodeKey = (String, i32);
 /// A row of a task table, as the databases store it.
 ///
 /// Chunk 0 of a path is a split, with the bits of its first subtasks. A higher chunk has further bits only. Chunk -1 is an
-/// active task; it uses `percent`, `flags`, `attempts`, `since` and `detail`, and `counted` for one more than `started`. The fields of a split are those of [`Split`].
+/// active task; it uses `percent`, `flags`, `attempts`, `since` and `detail`, and `counted` for one more than `started`. The
+/// fields of a split are those of [`Split`]; its `detail` has the [`SplitCounts`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeRow {
     pub path: String,
@@ -43,7 +45,7 @@ pub struct NodeRow {
     pub failed: Option<Vec<u8>>,
     pub attempts: Option<i32>,
     pub since: Option<i64>,
-    /// The last failure of an active task, as JSON.
+    /// JSON: the last failure of an active task; the counts of a split.
     pub detail: Option<String>,
 }
 
@@ -112,6 +114,8 @@ pub struct Split {
     pub open_sum: i64,
     /// The number of items done below.
     pub items: i64,
+    /// What is known about all items below; `None` if an older build has written the row.
+    pub counts: Option<SplitCounts>,
     pub flags: i32,
     pub chunks: Vec<(i32, Chunk)>,
     /// Whether the database has a row of the split.
@@ -182,6 +186,11 @@ impl Split {
         self.dirty = true;
     }
 
+    /// Returns the number of subtasks besides the final one, as far as they are known.
+    pub fn slots(&self) -> u32 {
+        self.size.map_or(self.top, |size| size - 1)
+    }
+
     /// Returns the percentage by CAF's formula: the mean of the subtasks, at most 99.7. Until the size is known, one subtask
     /// more than the highest reported one is assumed.
     pub fn formula(&self) -> i64 {
@@ -203,6 +212,10 @@ impl Split {
             self.flags = row.flags;
             self.items = row.items;
             self.open_sum = row.open_sum;
+            self.counts = row
+                .detail
+                .as_deref()
+                .and_then(|text| serde_json::from_str(text).ok());
             self.stored = true;
         }
     }
@@ -221,6 +234,9 @@ impl Split {
             flags: self.flags,
             items: self.items,
             open_sum: self.open_sum,
+            detail: self
+                .counts
+                .and_then(|counts| serde_json::to_string(&counts).ok()),
             ..NodeRow::default()
         };
         if let Some(first) = self.chunk(0) {

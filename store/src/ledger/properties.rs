@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use contract::{JobStatus, OnFailure, ReportFailure, Step};
 use proptest::prelude::*;
 
-use super::{ACTIVE_TASK, COMPLETE, JobTotals, Ledger, NodeKey, NodeRow, PERCENT, keys_of};
+use super::{ACTIVE_TASK, COMPLETE, Counts, JobTotals, Ledger, NodeKey, NodeRow, PERCENT, keys_of};
 use crate::model::EventKind;
 
 type Event = (Vec<Step>, EventKind);
@@ -16,6 +16,23 @@ type Event = (Vec<Step>, EventKind);
 enum Task {
     Leaf { fails: bool },
     Split(Vec<Task>),
+}
+
+impl Task {
+    /// Returns what the splitter of this task can state: the number of its sub-batches, and of the items below.
+    fn announced(&self) -> (u32, u64) {
+        let Self::Split(children) = self else {
+            return (0, 1);
+        };
+        let (last, parts) = children.split_last().unwrap();
+        let batches = parts.iter().filter(|part| matches!(part, Self::Split(_)));
+        let items: u64 = parts.iter().map(|part| part.announced().1).sum();
+        let of_last = match last {
+            Self::Leaf { .. } => 0,
+            Self::Split(_) => last.announced().1,
+        };
+        (u32::try_from(batches.count()).unwrap(), items + of_last)
+    }
 }
 
 fn tasks() -> impl Strategy<Value = Task> {
@@ -111,6 +128,8 @@ fn report(task: &Task, way: &mut Vec<Step>, chance: &mut Chance, events: &mut Ve
             }
         }
         Task::Split(children) => {
+            let is_stated = chance.one_in(2);
+            let knows_items = chance.one_in(2);
             for (at, child) in children.iter().enumerate() {
                 way.push(Step {
                     number: u32::try_from(at + 1).unwrap(),
@@ -118,6 +137,11 @@ fn report(task: &Task, way: &mut Vec<Step>, chance: &mut Chance, events: &mut Ve
                 });
                 if at + 1 == children.len() && chance.one_in(2) {
                     events.push((way.clone(), EventKind::Progress(0)));
+                }
+                if at + 1 == children.len() && is_stated {
+                    let (batches, items) = task.announced();
+                    let items = knows_items.then_some(items);
+                    events.push((way.clone(), EventKind::Announced { batches, items }));
                 }
                 report(child, way, chance, events);
                 way.pop();
@@ -242,7 +266,12 @@ struct Model {
     done: BTreeSet<Vec<u32>>,
     failed: BTreeSet<Vec<u32>>,
     under_way: BTreeSet<Vec<u32>>,
+    retrying: BTreeSet<Vec<u32>>,
     sizes: BTreeMap<Vec<u32>, u32>,
+    /// The highest subtask of each split that an event names.
+    tops: BTreeMap<Vec<u32>, u32>,
+    /// What is stated of splits: the number of sub-batches, and of items.
+    stated: BTreeMap<Vec<u32>, (u32, Option<u64>)>,
     splits: BTreeSet<Vec<u32>>,
     /// Whether anything but another attempt is reported.
     has_begun: bool,
@@ -266,7 +295,23 @@ impl Model {
                     .splits
                     .extend((0..=depth).map(|depth| path[..depth].to_vec()));
             }
-            if *kind == EventKind::Progress(0) {
+            let size_only = matches!(kind, EventKind::Progress(0) | EventKind::Announced { .. });
+            let last = steps.iter().rposition(|step| step.last);
+            let seen = if size_only {
+                last.map_or(0, |last| last + 1)
+            } else {
+                path.len()
+            };
+            for depth in 0..seen {
+                let top = model.tops.entry(path[..depth].to_vec()).or_default();
+                *top = path[depth].max(*top);
+            }
+            if let EventKind::Announced { batches, items } = kind {
+                model
+                    .stated
+                    .insert(path[..path.len() - 1].to_vec(), (*batches, *items));
+            }
+            if size_only {
                 continue;
             }
             model
@@ -276,9 +321,12 @@ impl Model {
             match kind {
                 EventKind::Complete => model.done.insert(path),
                 EventKind::Failed(_) => model.failed.insert(path),
-                EventKind::Progress(_) | EventKind::Started { .. } | EventKind::Retry { .. } => {
+                EventKind::Progress(_) | EventKind::Started { .. } => model.under_way.insert(path),
+                EventKind::Retry { .. } => {
+                    model.retrying.insert(path.clone());
                     model.under_way.insert(path)
                 }
+                EventKind::Announced { .. } => unreachable!(),
             };
         }
         model
@@ -318,6 +366,45 @@ impl Model {
         .unwrap()
     }
 
+    /// Returns what a split that is not done adds to the counts above it.
+    fn counts(&self, split: &[u32]) -> Counts {
+        let size = self.sizes.get(split).copied();
+        let top = self.tops.get(split).copied().unwrap_or_default();
+        let (mut sum, mut opened) = (Counts::default(), 0);
+        for number in 1..=size.unwrap_or(top) {
+            let path = [split, &[number]].concat();
+            let is_split = self.splits.contains(&path) && !self.done.contains(&path);
+            opened += i64::from(is_split && size != Some(number));
+            let below = match self.truth(&path) {
+                Truth::Done => Counts {
+                    total: if is_split { self.items_below(&path) } else { 0 },
+                    ..Counts::default()
+                },
+                _ if is_split => self.counts(&path),
+                Truth::Open if self.under_way.contains(&path) => {
+                    Counts::of_active_task(self.retrying.contains(&path))
+                }
+                _ => Counts::default(),
+            };
+            sum = sum + below;
+        }
+        let stated = self.stated.get(split);
+        let batches = stated.map_or(0, |(batches, _)| i64::from(*batches));
+        let slots = i64::from(size.map_or(top, |size| size - 1));
+        sum.total += slots - batches.max(opened);
+        sum.unsettled += (batches - opened).max(0) + i64::from(stated.is_none());
+        if let Some((_, Some(items))) = stated {
+            sum.total = sum.total.max(i64::try_from(*items).unwrap());
+            sum.unsettled = 0;
+        }
+        sum
+    }
+
+    fn items_below(&self, split: &[u32]) -> i64 {
+        let below = self.done.iter().filter(|path| path.starts_with(split));
+        i64::try_from(below.filter(|path| !self.is_final(path)).count()).unwrap()
+    }
+
     fn check(&self, job: &Job) {
         let outcome = match (self.truth(&[]), job.totals.on_failure) {
             (_, OnFailure::Stop) if !self.failed.is_empty() => Some(JobStatus::Failed),
@@ -339,6 +426,8 @@ impl Model {
         assert_eq!(job.active, self.has_begun);
         if outcome != Some(JobStatus::Completed) {
             self.check_rows(job);
+            let counts = self.splits.contains(&vec![]).then(|| self.counts(&[]));
+            assert_eq!(job.totals.counts, counts);
         }
     }
 
@@ -423,16 +512,54 @@ fn policies() -> impl Strategy<Value = OnFailure> {
     prop_oneof![Just(OnFailure::Stop), Just(OnFailure::Continue)]
 }
 
+fn path(text: &str) -> Vec<Step> {
+    let step = |step: &str| Step {
+        number: step.trim_end_matches('*').parse().unwrap(),
+        last: step.ends_with('*'),
+    };
+    text.split('.').map(step).collect()
+}
+
+const fn announced(batches: u32, items: Option<u64>) -> EventKind {
+    EventKind::Announced { batches, items }
+}
+
+#[test]
+fn split_that_is_reported_complete_as_a_whole_counts_as_one_item() {
+    let mut job = Job::new(OnFailure::Stop);
+    job.flush(&[(path("2.6*"), announced(0, None))]);
+    job.flush(&[(path("2.4"), EventKind::Progress(10))]);
+    let counts = |total, running| Counts {
+        total,
+        // Whether the subtasks of the job are items is not stated.
+        unsettled: 1,
+        retrying: 0,
+        running,
+    };
+    assert_eq!(job.totals.counts, Some(counts(6, 1)));
+    job.flush(&[(path("2"), EventKind::Complete)]);
+    assert_eq!(job.totals.counts, Some(counts(2, 0)));
+}
+
+#[test]
+fn counts_are_unknown_once_an_older_build_has_written_a_row() {
+    let mut job = Job::new(OnFailure::Stop);
+    job.flush(&[(path("4*"), announced(1, None))]);
+    job.flush(&[(path("1.4*"), announced(0, None))]);
+    assert_eq!(job.totals.counts.map(|counts| counts.total), Some(5));
+    let row = job.rows.get_mut(&("1".to_owned(), 0)).unwrap();
+    row.detail = None;
+    job.flush(&[(path("2"), EventKind::Complete)]);
+    assert!(job.totals.counts.is_some(), "nobody has looked at the row");
+    for task in ["1.1", "3"] {
+        job.flush(&[(path(task), EventKind::Complete)]);
+        assert_eq!(job.totals.counts, None);
+    }
+}
+
 /// The example in the module head of the ledger.
 #[test]
 fn counters_move_as_in_the_worked_example() {
-    let path = |text: &str| -> Vec<Step> {
-        let step = |step: &str| Step {
-            number: step.trim_end_matches('*').parse().unwrap(),
-            last: step.ends_with('*'),
-        };
-        text.split('.').map(step).collect()
-    };
     let mut job = Job::new(OnFailure::Stop);
     let mut flush = |task: &str, kind: EventKind| {
         job.flush(&[(path(task), kind)]);

@@ -44,5 +44,6 @@ mod outbox;
 mod parking;
 mod pause;
 mod prerequisites;
+mod progress;
 mod retention;
 mod scheduling;

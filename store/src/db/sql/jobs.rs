@@ -3,18 +3,29 @@
 use std::collections::BTreeMap;
 
 use contract::{JobId, JobStatus, OnFailure, PartitionId};
+use serde::{Deserialize, Serialize};
 
 use super::millis;
 use super::session::{Row, Session};
 use super::statement::{Dialect, Statement, json};
 use crate::db::{DbError, JobKey, JobRow, Label};
-use crate::ledger::JobTotals;
+use crate::ledger::{Counts, JobTotals};
 use crate::model::Transition;
+use crate::pace::Pace;
 
 /// The columns that [`read_job`] reads.
 pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, name, description, external_data, content_hash, \
     on_failure, status, percentage, completed_items, failed_tasks, failure_counts, own_task, delay, task_table, create_time, \
-    last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id";
+    last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress";
+
+/// The content of the column `progress`.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Progress {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    counts: Option<Counts>,
+    pace: Pace,
+}
 
 pub async fn find(db: &mut Session, partition: &str, job: &str) -> Result<Option<JobRow>, DbError> {
     let statement = db.statement(format!(
@@ -104,7 +115,7 @@ pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
     let statement = db
         .statement(
             "update job set status = $2, percentage = $3, completed_items = $4, failed_tasks = $5, failure_counts = $6, \
-             own_task = $7, task_table = $8, last_update_time = $9, finish_time = $10, expiry_time = $11 \
+             own_task = $7, task_table = $8, last_update_time = $9, finish_time = $10, expiry_time = $11, progress = $12 \
              where incarnation = $1",
         )
         .bind(job.incarnation)
@@ -117,7 +128,11 @@ pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
         .bind(job.task_table)
         .bind(job.last_update_time)
         .bind(job.finish_time)
-        .bind(job.expiry_time);
+        .bind(job.expiry_time)
+        .bind(serde_json::to_string(&Progress {
+            counts: job.totals.counts,
+            pace: job.pace,
+        })?);
     db.execute(statement).await.map(drop)
 }
 
@@ -278,6 +293,11 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
     let own_task: Option<&str> = row.get("own_task")?;
     let expiry: Option<&str> = row.get("expiry")?;
     let on_failure: &str = row.get("on_failure")?;
+    let progress: Option<&str> = row.get("progress")?;
+    let progress: Progress = progress
+        .map(serde_json::from_str)
+        .transpose()?
+        .unwrap_or_default();
     let totals = JobTotals {
         on_failure: if on_failure == "continue" {
             OnFailure::Continue
@@ -289,6 +309,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         failed_tasks: row.get("failed_tasks")?,
         failure_counts: serde_json::from_str(row.get("failure_counts")?)?,
         own_task: own_task.map(serde_json::from_str).transpose()?,
+        counts: progress.counts,
     };
     Ok(JobRow {
         partition: partition_id(row.get("partition_id")?)?,
@@ -313,6 +334,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         expiry_time: row.get("expiry_time")?,
         without_target: row.get("without_target")?,
         correlation_id: row.get("correlation_id")?,
+        pace: progress.pace,
     })
 }
 

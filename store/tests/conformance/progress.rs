@@ -1,0 +1,151 @@
+//! What a job tells of its items.
+
+use contract::rest::Items;
+use contract::{JobStatus, OnFailure};
+use store::{EventKind, JobRequest};
+
+use crate::fixture::{TestStore, event, failed, failure, request};
+
+suite![
+    total_is_that_of_the_announced_splits_and_final_once_all_are_announced,
+    total_is_final_from_the_start_if_the_splitter_knows_it,
+    splits_that_state_nothing_leave_the_total_open_until_the_end,
+    items_are_counted_by_what_has_become_of_them,
+    job_tells_its_start_and_its_end,
+];
+
+const fn announced(batches: u32, items: Option<u64>) -> EventKind {
+    EventKind::Announced { batches, items }
+}
+
+async fn total_is_that_of_the_announced_splits_and_final_once_all_are_announced(
+    mut store: TestStore,
+) {
+    let job = store.create("splits").await;
+    assert_eq!(store.job(&job).await.items, Items::default());
+    store.report(&job, "3*", announced(2, None)).await;
+    assert_eq!(total(&store, "splits").await, (Some(0), false));
+    // Of the second sub-batch, an item is done before its split is announced.
+    store.complete(&job, &["2.1"]).await;
+    store.report(&job, "1.4*", announced(0, None)).await;
+    assert_eq!(total(&store, "splits").await, (Some(4), false));
+    store.reopen().await;
+    store.report(&job, "2.5*", announced(0, None)).await;
+    assert_eq!(total(&store, "splits").await, (Some(7), true));
+    assert_eq!(store.job(&job).await.progress, Some(14.28));
+    // Again, and late, nothing changes.
+    store.report(&job, "1.4*", announced(0, None)).await;
+    store.report(&job, "3*", announced(2, None)).await;
+    assert_eq!(total(&store, "splits").await, (Some(7), true));
+    store.complete(&job, &["1.1", "1.2", "1.3", "1.4*"]).await;
+    assert_eq!(total(&store, "splits").await, (Some(7), true));
+    store
+        .complete(&job, &["2.2", "2.3", "2.4", "2.5*", "3*"])
+        .await;
+    let done = store.job(&job).await;
+    assert_eq!(
+        (done.status, done.progress),
+        (JobStatus::Completed, Some(100.0))
+    );
+    let expected = Items {
+        total: Some(7),
+        total_is_final: true,
+        done: 7,
+        failed: 0,
+        retrying: Some(0),
+        running: Some(0),
+        waiting: Some(0),
+    };
+    assert_eq!(done.items, expected);
+}
+
+async fn total_is_final_from_the_start_if_the_splitter_knows_it(store: TestStore) {
+    let job = store.create("range").await;
+    store.report(&job, "11*", announced(10, Some(10_000))).await;
+    assert_eq!(total(&store, "range").await, (Some(10_000), true));
+    store.report(&job, "1.1001*", announced(0, None)).await;
+    store.complete(&job, &["1.1", "1.2"]).await;
+    assert_eq!(total(&store, "range").await, (Some(10_000), true));
+    assert_eq!(store.job(&job).await.progress, Some(0.02));
+}
+
+async fn splits_that_state_nothing_leave_the_total_open_until_the_end(store: TestStore) {
+    let job = store.create("java").await;
+    store.complete(&job, &["1", "2"]).await;
+    assert_eq!(total(&store, "java").await, (Some(2), false));
+    store.complete(&job, &["4*"]).await;
+    assert_eq!(total(&store, "java").await, (Some(3), false));
+    assert_eq!(store.job(&job).await.progress, None);
+    store.complete(&job, &["3"]).await;
+    assert_eq!(total(&store, "java").await, (Some(3), true));
+    assert_eq!(store.job(&job).await.progress, Some(100.0));
+}
+
+async fn items_are_counted_by_what_has_become_of_them(store: TestStore) {
+    let job = store
+        .create_with(JobRequest {
+            on_failure: OnFailure::Continue,
+            ..request("mixed")
+        })
+        .await;
+    let retry = || EventKind::Retry {
+        attempts: Some(1),
+        failure: Some(failure("SLOW")),
+    };
+    let events = [
+        event(&job, "21*", announced(0, None)),
+        event(&job, "1", EventKind::Complete),
+        event(&job, "2", EventKind::Complete),
+        event(&job, "3", failed("BROKEN")),
+        event(&job, "4", retry()),
+        event(&job, "5", retry()),
+        event(&job, "5", retry()),
+        event(&job, "6", EventKind::Progress(50)),
+        event(&job, "7", EventKind::Progress(50)),
+        event(&job, "7", retry()),
+    ];
+    store.record(&events).await.unwrap();
+    let items = |failed, retrying, running, done| Items {
+        total: Some(20),
+        total_is_final: true,
+        done,
+        failed,
+        retrying: Some(retrying),
+        running: Some(running),
+        waiting: Some(20 - done - failed - retrying - running),
+    };
+    assert_eq!(store.job(&job).await.items, items(1, 3, 1, 2));
+    let events = [
+        event(&job, "4", EventKind::Complete),
+        event(&job, "5", failed("BROKEN")),
+        event(&job, "6", EventKind::Complete),
+        event(&job, "3", EventKind::Complete),
+    ];
+    store.record(&events).await.unwrap();
+    assert_eq!(store.job(&job).await.items, items(1, 1, 0, 5));
+}
+
+async fn job_tells_its_start_and_its_end(store: TestStore) {
+    let job = store.create("times").await;
+    let waiting = store.job(&job).await;
+    assert_eq!((waiting.start_time, waiting.end_time), (None, None));
+    store.complete(&job, &["1"]).await;
+    let active = store.job(&job).await;
+    assert!(active.start_time >= Some(active.create_time));
+    assert_eq!(active.start_time, Some(active.last_update_time));
+    assert_eq!(active.end_time, None);
+    // One moment shows no rate, and nobody invents one.
+    assert_eq!(
+        (active.items_per_second, active.estimated_end_time),
+        (None, None)
+    );
+    store.complete(&job, &["2*"]).await;
+    let done = store.job(&job).await;
+    assert_eq!(done.start_time, active.start_time);
+    assert_eq!(done.end_time, Some(done.last_update_time));
+}
+
+async fn total(store: &TestStore, job: &str) -> (Option<i64>, bool) {
+    let items = store.job(job).await.items;
+    (items.total, items.total_is_final)
+}
