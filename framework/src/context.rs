@@ -34,7 +34,7 @@ pub struct Context(Arc<Inner>);
 
 struct Inner {
     input: Arc<CurrentMessage>,
-    shared: Shared,
+    shared: Arc<Shared>,
     attempt: u32,
     split: tokio::sync::Mutex<Split>,
     /// The task has said how many subtasks it has, which may be none.
@@ -128,7 +128,7 @@ impl Payload {
 }
 
 impl Context {
-    pub(crate) fn new(input: Arc<CurrentMessage>, attempt: u32, shared: Shared) -> Self {
+    pub(crate) fn new(input: Arc<CurrentMessage>, attempt: u32, shared: Arc<Shared>) -> Self {
         Self(Arc::new(Inner {
             input,
             shared,
@@ -296,7 +296,7 @@ impl Context {
     ///
     /// A task that dispatches faster than the subtasks run can check the depth first and return [`TaskError::snooze`].
     pub async fn depth(&self, pipe: &str) -> Result<u64, TaskError> {
-        let Shared { broker, depths, .. } = &self.0.shared;
+        let Shared { broker, depths, .. } = &*self.0.shared;
         Ok(depths.depth(pipe, &**broker).await?)
     }
 

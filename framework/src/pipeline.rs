@@ -118,7 +118,6 @@ impl<H: BatchHandler> Pipeline<H> {
     /// that other deliveries are handled while the outputs of these are published.
     pub async fn process<S: Send>(&self, deliveries: Vec<Delivery>, slot: S) {
         let _open = self.open.until_done(deliveries.len());
-        let _begun = self.counters.begun.now();
         let received: Vec<Received> = concurrently(deliveries, |delivery| {
             unless_it_panics(delivery.body.clone(), self.receive(delivery))
         })

@@ -172,7 +172,7 @@ impl Runtime {
         };
         let make_handler = |shared| TaskExecutor {
             worker,
-            shared,
+            shared: Arc::new(shared),
             pipes,
             unavailable,
         };

@@ -79,7 +79,7 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
     let tasks = TaskTracker::new();
     let data = serde_json::to_vec(&input).unwrap_or_default();
     let broker: Arc<dyn Broker> = recorder.clone();
-    let shared = Shared {
+    let shared = Arc::new(Shared {
         identity: Arc::new(WorkerIdentity {
             name: "test".into(),
             version: "1".into(),
@@ -107,7 +107,7 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
         retry: RetryPolicy::default(),
         counters: Counters::of("test"),
         shutdown: CancellationToken::new(),
-    };
+    });
     let ctx = Context::new(
         CurrentMessage::new(
             "test-in".into(),

@@ -1,8 +1,8 @@
 //! The metrics of one worker.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use contract::metrics::{
@@ -73,51 +73,39 @@ impl fmt::Debug for Counters {
     }
 }
 
+/// Deliveries that begin within this time of each other count as one.
+const GRAIN: Duration = Duration::from_millis(100);
+
 /// When the deliveries that are being processed began.
+///
+/// Only what begins them takes the lock. Their ends drop a reference, because they come from all threads at once.
 #[derive(Debug, Default)]
-pub(crate) struct Begun(Mutex<Times>);
-
-#[derive(Debug, Default)]
-struct Times {
-    next: u64,
-    /// In the order of their beginning.
-    open: BTreeMap<u64, Instant>,
-}
-
-/// Deliveries that are being processed, until this is dropped.
-#[derive(Debug)]
-pub(crate) struct Open<'a> {
-    begun: &'a Begun,
-    number: u64,
-}
+pub(crate) struct Begun(Mutex<VecDeque<Weak<Instant>>>);
 
 impl Begun {
-    pub fn now(&self) -> Open<'_> {
+    /// Returns what the deliveries that begin now must keep until their end.
+    pub fn now(&self) -> Arc<Instant> {
+        let now = Instant::now();
         let mut times = self.times();
-        let number = times.next;
-        times.next += 1;
-        times.open.insert(number, Instant::now());
-        Open {
-            begun: self,
-            number,
+        if let Some(latest) = times.back().and_then(Weak::upgrade)
+            && now.duration_since(*latest) < GRAIN
+        {
+            return latest;
         }
+        times.retain(|begun| begun.strong_count() > 0);
+        let begun = Arc::new(now);
+        times.push_back(Arc::downgrade(&begun));
+        begun
     }
 
     /// Returns how long the oldest is open; zero if none is.
     pub fn oldest(&self) -> Duration {
-        let times = self.times();
-        let oldest = times.open.first_key_value();
-        oldest.map_or(Duration::ZERO, |(_, begun)| begun.elapsed())
+        let oldest = self.times().iter().find_map(Weak::upgrade);
+        oldest.map_or(Duration::ZERO, |begun| begun.elapsed())
     }
 
-    fn times(&self) -> MutexGuard<'_, Times> {
+    fn times(&self) -> MutexGuard<'_, VecDeque<Weak<Instant>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        self.begun.times().open.remove(&self.number);
     }
 }
 

@@ -34,7 +34,7 @@ static UNAVAILABLE_DELAYS: RetryPolicy =
 /// Runs one worker.
 pub(crate) struct TaskExecutor<W> {
     pub worker: W,
-    pub shared: Shared,
+    pub shared: Arc<Shared>,
     pub pipes: WorkerPipes,
     /// Why the worker's dependencies are unavailable, while they are. The runtime starts no new tasks meanwhile.
     pub unavailable: watch::Sender<Option<String>>,
@@ -117,7 +117,7 @@ impl<W: Worker> TaskExecutor<W> {
             let ctx = Context::new(
                 Arc::clone(&received.message),
                 attempts.failed.saturating_add(1),
-                self.shared.clone(),
+                Arc::clone(&self.shared),
             );
             let result = self.run(received.message(), &ctx).await;
             let mut dispatched = ctx.finish().await;

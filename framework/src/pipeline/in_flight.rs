@@ -139,6 +139,7 @@ impl InFlight {
         slot: impl Send + 'static,
     ) {
         let (pipeline, abort) = (Arc::clone(pipeline), self.abort.clone());
+        let open = pipeline.counters.begun.now();
         // In a box, because the tracker and the runtime move it several times.
         self.tasks.spawn(Box::pin(async move {
             tokio::select! {
@@ -146,6 +147,7 @@ impl InFlight {
                 () = abort.cancelled() => {}
                 () = pipeline.process(deliveries, slot) => {}
             }
+            drop(open);
         }));
     }
 
@@ -177,6 +179,7 @@ impl InFlight {
     ) {
         let pipeline = Arc::clone(pipeline);
         let run = self.tasks.spawn(async move {
+            let _open = pipeline.counters.begun.now();
             pipeline.process(vec![delivery], ()).await;
         });
         // An error means that it panicked outside of the steps for the delivery, and that the delivery comes again.
