@@ -5,6 +5,7 @@
 mod options;
 mod roles;
 mod sweep;
+mod unread;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -226,6 +227,11 @@ impl Running {
     }
 
     fn start_sweep(&self, embedded: Option<Arc<Embedded>>) {
+        if let Some(embedded) = &embedded {
+            let (embedded, health) = (Arc::clone(embedded), self.health.clone());
+            let role = unread::unread(embedded, health, self.service.token());
+            self.service.run("unread results", role);
+        }
         if let (Some(embedded), Some(store)) = (embedded, self.store.clone()) {
             let health = self.health.clone();
             let role = sweep::sweep(embedded, store, health, self.service.token());

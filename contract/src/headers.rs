@@ -21,6 +21,11 @@ pub const INPUT_HEADER: &str = "x-batchwright-input";
 /// On a message with tracking reports: their [details](crate::ReportDetails).
 pub const REPORT_DETAILS_HEADER: &str = "x-batchwright-report-details";
 
+/// On a message in an invalid pipe, and on a copy in a reject pipe: the reason why it is there.
+pub const REASON_HEADER: &str = "x-batchwright-reason";
+/// On a message in an invalid pipe, and on a copy in a reject pipe: the name of the pipe that it came from.
+pub const ORIGIN_HEADER: &str = "x-batchwright-origin";
+
 /// The path of the first task of a job, which has no number.
 pub const FIRST_TASK: &str = "0";
 

@@ -118,6 +118,10 @@ metrics! {
         "Messages that wait in all pipes of the embedded broker.";
     EMBEDDED_MEMORY = "batchwright_embedded_broker_memory_bytes", GAUGE, [],
         "Memory in which the embedded broker holds messages.";
+    EMBEDDED_UNREAD = "batchwright_embedded_broker_unread_bytes", GAUGE, [],
+        "Results that wait in pipes that nobody reads, when they were last counted.";
+    EMBEDDED_UNREAD_DROPPED = "batchwright_embedded_broker_unread_dropped_total", COUNTER, [],
+        "Results that were dropped because nobody reads their pipe.";
     EMBEDDED_FILE = "batchwright_embedded_broker_file_bytes", GAUGE, [],
         "Size of the file of the embedded broker, with its log.";
     EMBEDDED_DISK_FREE = "batchwright_embedded_broker_disk_free_bytes", GAUGE, [],

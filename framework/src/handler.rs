@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::headers::JOB_HEADER;
+pub use contract::headers::{ORIGIN_HEADER, REASON_HEADER};
 use contract::{ReportStatus, TaskMessage, TrackingReport, patch_tracking};
 
 use crate::broker::{Broker, Confirm, Delivery, HeaderValue, Headers, Outgoing, PublishError};
@@ -18,12 +19,6 @@ use crate::steps::output::{LONGEST_REASON, describe};
 use crate::steps::publish::PendingPublish;
 use crate::steps::quarantine::Standing;
 use crate::steps::routing::{diverted_report, tracking_ends};
-
-/// The header that holds, on a message in the invalid pipe and on a copy in the reject pipe, the reason why it is there.
-pub const REASON_HEADER: &str = "x-batchwright-reason";
-/// The header that holds, on a message in the invalid pipe and on a copy in the reject pipe, the name of the pipe that it
-/// came from.
-pub const ORIGIN_HEADER: &str = "x-batchwright-origin";
 
 /// Adds the reason why a message goes to the invalid or the reject pipe, and its origin.
 pub(crate) fn explain(headers: &mut Headers, reason: &str, delivery: &Delivery) {

@@ -16,8 +16,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use contract::metrics::{
-    BROKER_STATE, BUILD_INFO, CONFIRM_SECONDS, MESSAGES_CONFIRMED, MESSAGES_PUBLISHED, METRICS,
-    MetricKind,
+    BROKER_STATE, BUILD_INFO, CONFIRM_SECONDS, EMBEDDED_UNREAD_DROPPED, MESSAGES_CONFIRMED,
+    MESSAGES_PUBLISHED, METRICS, MetricKind,
 };
 use futures_util::future::{BoxFuture, join_all};
 use metrics::{
@@ -45,6 +45,13 @@ static MEASURES: Mutex<BTreeMap<u64, Measure>> = Mutex::new(BTreeMap::new());
 #[derive(Debug)]
 #[must_use = "the measurement ends when this is dropped"]
 pub struct Measurement(u64);
+
+/// Returns the counter of results that the embedded broker has dropped.
+#[cfg(feature = "embedded")]
+pub(crate) fn embedded_dropped() -> Counter {
+    install();
+    counter!(EMBEDDED_UNREAD_DROPPED)
+}
 
 /// Installs the recorder of this process. Later calls do nothing. A program that wants another recorder installs it before.
 pub fn install() {

@@ -10,6 +10,7 @@ use batchwright::{BatchOptions, Running, Stack, StackOptions, WorkerOptions};
 use clap::Args;
 use contract::rest::{JobTask, NewJob};
 use contract::{BatchTask, RangeItem, TaskData};
+use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::config::Route;
 use framework::tls::Tls;
 use framework::{Context, Reply, Settings, TaskError, Worker};
@@ -98,6 +99,11 @@ impl Load {
     pub fn stack(&self, data: impl Into<PathBuf>) -> StackOptions {
         let (pipes, embedded) = (self.pipes(), StackOptions::embedded(data));
         StackOptions {
+            // All outputs are counted at the end.
+            embedded: EmbeddedOptions {
+                unread: UnreadBounds::NONE,
+                ..embedded.embedded
+            },
             workers: WorkerOptions {
                 route: self.route,
                 ..embedded.workers

@@ -14,7 +14,7 @@ use clap::Args;
 use contract::PAUSED_PIPE;
 use contract::rest::{Expiry, ExpiryPolicy, Policer};
 use framework::broker::amqp::QueueType;
-use framework::broker::embedded::EmbeddedOptions;
+use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::config::env::Variables;
 use framework::config::{Route, StatusOrigins};
 use framework::trace::{self, Export, SampleRatio};
@@ -30,6 +30,8 @@ use crate::print;
 
 /// The default reserve of the disk, in megabytes.
 const DISK_RESERVE: u64 = EmbeddedOptions::DEFAULT_RESERVE >> 20;
+/// The default bound of results that nobody reads, in megabytes.
+const MAX_UNREAD: u64 = UnreadBounds::DEFAULT.bytes >> 20;
 
 #[derive(Debug, Args)]
 pub struct UpArgs {
@@ -44,6 +46,12 @@ pub struct UpArgs {
     /// Megabytes (MiB) of disk that the embedded broker leaves free; with less, messages wait until some are deleted.
     #[arg(long, env = "BATCHWRIGHT_DISK_RESERVE", default_value_t = DISK_RESERVE, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
     disk_reserve: u64,
+    /// Megabytes (MiB) of results that stay in the embedded broker's pipes that nobody reads; the oldest ones beyond are dropped.
+    #[arg(long, env = "BATCHWRIGHT_MAX_UNREAD", default_value_t = MAX_UNREAD, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
+    max_unread: u64,
+    /// How long such results stay, e.g. `P7D` or `PT12H`; older ones are dropped.
+    #[arg(long, env = "BATCHWRIGHT_MAX_UNREAD_AGE", default_value = "P7D", value_parser = store::span, value_name = "DURATION")]
+    max_unread_age: Duration,
     #[command(flatten)]
     stack: StackArgs,
 }
@@ -315,6 +323,10 @@ impl UpArgs {
             roles: Role::ALL.to_vec(),
             embedded: EmbeddedOptions {
                 reserve: self.disk_reserve << 20,
+                unread: UnreadBounds {
+                    bytes: self.max_unread << 20,
+                    age: self.max_unread_age,
+                },
                 ..EmbeddedOptions::default()
             },
             ..self.stack.options(self.data, variables)?

@@ -14,6 +14,7 @@ mod disk;
 mod pipe;
 mod space;
 mod sweep;
+mod unread;
 mod wall_clock;
 mod work;
 mod writer;
@@ -23,21 +24,25 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use contract::metrics::{
     EMBEDDED_DISK_FREE, EMBEDDED_DISK_RESERVE, EMBEDDED_FILE, EMBEDDED_MEMORY, EMBEDDED_MESSAGES,
+    EMBEDDED_UNREAD,
 };
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
 use metrics::gauge;
-use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::sync::{Mutex, Notify, mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use self::disk::{Disk, Probe};
-use self::pipe::{Bounds, ConsumerKey, Id, Message};
+use self::pipe::{Bounds, ConsumerKey, Id, Message, UnconsumedPipe};
 pub use self::sweep::{Fate, MessageJob};
+pub use self::unread::{DroppedOutputs, UnreadBounds};
+use self::unread::{Growth, Unread};
 use self::wall_clock::WallClock;
 use self::work::Page;
 use self::writer::Writer;
@@ -66,6 +71,11 @@ pub struct Embedded {
     announcements: LocalFanout,
     /// Held by the sweep that is under way.
     sweep: Mutex<()>,
+    bounds: UnreadBounds,
+    unread: Mutex<Unread>,
+    unread_bytes: AtomicU64,
+    /// Notified when much is new in pipes without consumers.
+    growth: Arc<Notify>,
     _end: DropGuard,
 }
 
@@ -75,6 +85,8 @@ pub struct EmbeddedOptions {
     /// The number of bytes of the file system that stay free: with less, published messages wait unconfirmed, and the
     /// state is [`BrokerState::Blocked`]. Half of them are for messages that consumers take soon, so that work can go on.
     pub reserve: u64,
+    /// How many results wait in pipes that nobody reads, for whoever calls [`Embedded::drop_unread`].
+    pub unread: UnreadBounds,
     /// The clock that delays are measured by. If it is set back, a message becomes visible within its delay all the same.
     pub clock: Clock,
     /// What the process can do. Everything in a process shares one.
@@ -90,6 +102,7 @@ impl Default for EmbeddedOptions {
     fn default() -> Self {
         Self {
             reserve: Self::DEFAULT_RESERVE,
+            unread: UnreadBounds::default(),
             clock: Clock::system(),
             health: Health::default(),
         }
@@ -124,6 +137,7 @@ impl Embedded {
         let (commands, received) = mpsc::unbounded_channel();
         let (state_sender, state) = watch::channel(BrokerState::Connected);
         let (tasks, end) = (TaskTracker::new(), CancellationToken::new());
+        let growth = Arc::new(Notify::new());
         let writer = Writer::new(
             commands.downgrade(),
             state_sender,
@@ -132,7 +146,8 @@ impl Embedded {
             options.reserve,
             clock,
             options.health.clone(),
-        );
+        )
+        .telling(Growth::new(options.unread, Arc::clone(&growth)));
         let running = writer.run(disk, received, end.clone(), lock);
         let health = options.health.clone();
         tasks.spawn(async move { run_or_give_up(&health, writer::SOURCE, running).await });
@@ -145,6 +160,10 @@ impl Embedded {
             tasks,
             announcements: LocalFanout::new(options.health),
             sweep: Mutex::new(()),
+            bounds: options.unread,
+            unread: Mutex::default(),
+            unread_bytes: AtomicU64::new(0),
+            growth,
             _end: end.drop_guard(),
         })
     }
@@ -218,6 +237,7 @@ impl Broker for Embedded {
                 gauge!(EMBEDDED_MESSAGES).set(number(size.messages));
                 gauge!(EMBEDDED_MEMORY).set(number(size.memory));
             }
+            gauge!(EMBEDDED_UNREAD).set(number(self.unread_bytes.load(Ordering::Relaxed)));
             let bytes = |file: &str| {
                 let file = std::fs::metadata(self.folder.join(file));
                 file.map_or(0, |file| file.len())
@@ -290,10 +310,9 @@ enum Command {
     Measure {
         reply: oneshot::Sender<Size>,
     },
-    /// Returns the pipes that contain messages and have no consumer: their numbers, and how many consumers have joined
-    /// them so far.
+    /// Returns the pipes that contain messages and have no consumer.
     Unconsumed {
-        reply: oneshot::Sender<Vec<(i64, u64)>>,
+        reply: oneshot::Sender<Vec<UnconsumedPipe>>,
     },
     Peek {
         page: Page,

@@ -154,6 +154,15 @@ pub struct Mark {
     pub stored: u64,
 }
 
+/// A pipe that contains messages and has no consumer.
+#[derive(Debug)]
+pub struct UnconsumedPipe {
+    pub number: i64,
+    pub name: Arc<str>,
+    /// How many consumers have joined it so far.
+    pub joined: u64,
+}
+
 /// Identifies a consumer.
 pub type ConsumerKey = u64;
 
@@ -260,6 +269,15 @@ impl Pipe {
     /// Returns whether the pipe has consumers.
     pub fn is_consumed(&self) -> bool {
         !self.consumers.is_empty()
+    }
+
+    /// Describes the pipe if it contains messages and has no consumer.
+    pub fn unconsumed(&self) -> Option<UnconsumedPipe> {
+        (!self.is_consumed() && self.depth() > 0).then(|| UnconsumedPipe {
+            number: self.number(),
+            name: Arc::clone(&self.name),
+            joined: self.joined(),
+        })
     }
 
     /// Returns how many consumers have joined so far.

@@ -16,7 +16,7 @@ use contract::JobTaskId;
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 
-use super::pipe::{Id, Message, rows_of};
+use super::pipe::{Id, Message, UnconsumedPipe, rows_of};
 use super::work::Page;
 use super::{Command, Embedded};
 use crate::broker::BrokerError;
@@ -59,7 +59,7 @@ impl Embedded {
         let _alone = self.sweep.lock().await;
         let (mut fates, mut deleted) = (HashMap::new(), 0);
         let pipes = self.request(|reply| Command::Unconsumed { reply }).await?;
-        for (number, joined) in pipes {
+        for UnconsumedPipe { number, joined, .. } in pipes {
             let mut after = rows_of(number).0;
             loop {
                 let page = Page {

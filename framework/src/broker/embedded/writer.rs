@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::disk::{Delayed, Disk, Recovered};
 use super::pipe::{Bounds, ConsumerKey, Id, Memory, Message, Pipe, Settled, pipe_of};
 use super::space::Space;
+use super::unread::Growth;
 use super::wall_clock::{Due, WallClock};
 use super::work::{Page, PendingBatch, Published, Read, Running, Work, finish, run};
 use super::{Command, Size, WriterSettler};
@@ -88,6 +89,7 @@ pub struct Writer {
     next_due: Option<i64>,
     clock: WallClock,
     space: Space,
+    growth: Growth,
     /// Messages that wait for space, in the order in which they were published.
     waiting: VecDeque<Published>,
     /// The numbers of their pipes.
@@ -146,12 +148,18 @@ impl Writer {
             next_due,
             clock,
             space: Space::new(reserve, free),
+            growth: Growth::default(),
             waiting: VecDeque::new(),
             waiting_for: HashSet::new(),
             look_at: Some(now),
             give_back_at: Some(now + GIVE_BACK_DELAY),
             closing: false,
         }
+    }
+
+    /// Tells this how much is published to pipes without consumers.
+    pub fn telling(self, growth: Growth) -> Self {
+        Self { growth, ..self }
     }
 
     /// Runs until the broker is closed, then closes the file and releases the lock.
@@ -271,16 +279,8 @@ impl Writer {
                 send_reply(reply, size);
             }
             Command::Unconsumed { reply } => {
-                let unconsumed = self
-                    .pipes
-                    .iter()
-                    .filter(|pipe| !pipe.is_consumed() && pipe.depth() > 0);
-                send_reply(
-                    reply,
-                    unconsumed
-                        .map(|pipe| (pipe.number(), pipe.joined()))
-                        .collect(),
-                );
+                let unconsumed = self.pipes.iter().filter_map(Pipe::unconsumed);
+                send_reply(reply, unconsumed.collect());
             }
             Command::Peek { page, reply } => self.peeks.push((page, reply)),
             Command::Discard { ids, joined, reply } => {
@@ -362,6 +362,9 @@ impl Writer {
             return;
         }
         self.next.bytes += bytes;
+        if !is_consumed {
+            self.growth.add(bytes);
+        }
         let Published {
             pipe,
             headers,
