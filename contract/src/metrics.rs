@@ -42,6 +42,9 @@ impl MetricKind {
 const TASK_TIMES: MetricKind = MetricKind::Histogram(&[
     0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 1800.0, 7200.0,
 ]);
+/// Times of messages in pipes, in whole seconds: from none to a day.
+const PIPE_TIMES: MetricKind =
+    MetricKind::Histogram(&[0.0, 1.0, 5.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 86_400.0]);
 /// Times of requests and transactions, in seconds.
 const TIMES: MetricKind = MetricKind::Histogram(&[0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 30.0]);
 /// Numbers of events in a flush.
@@ -92,6 +95,8 @@ metrics! {
         "Deliveries that could not be processed and come again.";
     STATUS_CHECKS_REFUSED = "batchwright_status_checks_refused_total", COUNTER, ["worker"],
         "Status checks that the worker does not make, because their URL is not allowed.";
+    TIME_IN_PIPE = "batchwright_time_in_pipe_seconds", PIPE_TIMES, ["worker"],
+        "Time from when a message was sent, or its delay was over, until the worker began to process it, to the second.";
     TASK_SECONDS = "batchwright_task_seconds", TASK_TIMES, ["worker"],
         "Time in which the worker handled a delivery, or a batch of deliveries, without publishing and reporting.";
     OPEN_DELIVERIES = "batchwright_open_deliveries", GAUGE, ["worker"],

@@ -33,6 +33,11 @@ impl Clock {
         })
     }
 
+    /// Returns the seconds since 1970, UTC.
+    pub fn now_seconds(&self) -> i64 {
+        self.now_millis() / 1000
+    }
+
     /// Returns the milliseconds since 1970, UTC.
     pub fn now_millis(&self) -> i64 {
         match self.0 {

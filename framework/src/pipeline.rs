@@ -148,6 +148,11 @@ impl<H: BatchHandler> Pipeline<H> {
     /// Decodes, checks and admits a delivery. Returns it if the handler must decide about it; settles it otherwise.
     async fn receive(&self, delivery: Delivery) -> Option<Received> {
         self.counters.received.increment(1);
+        if let Some(sent) = delivery.sent {
+            let now = self.identity.clock.now_seconds();
+            #[expect(clippy::cast_precision_loss, reason = "seconds are fewer")]
+            self.counters.in_pipe.record((now - sent).max(0) as f64);
+        }
         let standing = self.quarantine.judge(&delivery);
         let mut message = match self.decode(&delivery) {
             Ok(message) => message,

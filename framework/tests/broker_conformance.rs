@@ -15,6 +15,7 @@ use framework::broker::{
     Broker, BrokerError, BrokerState, Consumer, Delivery, Event, HeaderValue, Headers, Outgoing,
     PublishError,
 };
+use framework::clock::Clock;
 use futures_util::future::join_all;
 use harness::{PATIENCE, in_time};
 use tempfile::TempDir;
@@ -334,6 +335,17 @@ async fn confirmed_messages_survive_the_process(fixture: TestBroker) {
     );
 }
 
+async fn delivery_says_when_its_message_was_sent(fixture: TestBroker) {
+    let mut fixture = fixture;
+    let (pipe, before) = (pipe(), Clock::system().now_seconds());
+    fixture.publish(&pipe, 0..1).await;
+    let after = Clock::system().now_seconds();
+    fixture.crash().await;
+    let mut consumer = fixture.consume(&pipe, 1).await;
+    let sent = next(&mut consumer).await.sent;
+    assert!(sent.is_some_and(|sent| (before..=after).contains(&sent)));
+}
+
 async fn after_a_crash_only_unsettled_deliveries_return_and_are_counted(fixture: TestBroker) {
     let mut fixture = fixture;
     let pipe = pipe();
@@ -598,6 +610,7 @@ suite!(
     two_consumers_share_a_pipe,
     dropped_consumer_returns_its_prefetched_messages,
     confirmed_messages_survive_the_process,
+    delivery_says_when_its_message_was_sent,
     after_a_crash_only_unsettled_deliveries_return_and_are_counted,
     close_counts_an_unsettled_delivery_once,
     delayed_message_arrives_after_its_delay,

@@ -87,6 +87,7 @@ async fn after_a_job_the_metrics_tell_its_exact_numbers_and_all_are_documented()
         ("batchwright_tasks_received_total", lines),
         ("batchwright_tasks_done_total", lines),
         ("batchwright_task_seconds_count", lines),
+        ("batchwright_time_in_pipe_seconds_count", lines),
         ("batchwright_tasks_failed_total", 0.0),
         ("batchwright_tasks_retried_total", 0.0),
         ("batchwright_tasks_redelivered_total", 0.0),

@@ -84,6 +84,8 @@ pub struct Delivery {
     /// How often the message was delivered before and came back unsettled. Classic queues of `RabbitMQ` report at most
     /// 1.
     pub delivery_count: u32,
+    /// When the message was sent, or its delay was over, in seconds since 1970; `None` if nobody has noted it.
+    pub sent: Option<i64>,
     tag: u64,
     settler: Option<Arc<dyn Settler>>,
 }
@@ -125,9 +127,17 @@ impl Delivery {
             body,
             headers,
             delivery_count,
+            sent: None,
             tag,
             settler: Some(settler),
         }
+    }
+
+    /// Notes when the message was sent, or its delay was over, in seconds since 1970.
+    #[must_use]
+    pub const fn sent_at(mut self, sent: Option<i64>) -> Self {
+        self.sent = sent;
+        self
     }
 
     /// Returns whether the broker has taken the delivery back, because its channel is lost. The message is delivered again,

@@ -29,6 +29,7 @@ use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Headers,
     Outgoing, PublishError, RESIZABLE_TO, Settlement, Settler,
 };
+use crate::clock::Clock;
 use crate::health::Health;
 
 /// A [`Broker`] in memory, as one process sees it.
@@ -257,6 +258,7 @@ struct Message {
     body: Bytes,
     headers: Headers,
     delivery_count: u32,
+    sent: i64,
 }
 
 struct Registration {
@@ -296,6 +298,8 @@ impl State {
             body,
             headers,
             delivery_count: 0,
+            sent: Clock::system().now_seconds()
+                + delay.map_or(0, |delay| delay.as_secs().cast_signed()),
         };
         match delay {
             Some(delay) => drop(
@@ -345,17 +349,13 @@ impl State {
                     body,
                     headers,
                     delivery_count,
+                    sent,
                     ..
                 } = message.clone();
                 let settler = Arc::clone(&registration.settler) as Arc<dyn Settler>;
-                permit.send(Delivery::new(
-                    Arc::clone(name),
-                    body,
-                    headers,
-                    delivery_count,
-                    *last_tag,
-                    settler,
-                ));
+                let (from, tag) = (Arc::clone(name), *last_tag);
+                let delivery = Delivery::new(from, body, headers, delivery_count, tag, settler);
+                permit.send(delivery.sent_at(Some(sent)));
                 let consumer = Arc::clone(&registration.settler);
                 unsettled.insert(
                     *last_tag,

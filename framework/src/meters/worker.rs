@@ -8,7 +8,7 @@ use std::time::Duration;
 use contract::metrics::{
     STATUS_CHECKS_REFUSED, TASK_SECONDS, TASKS_DISCARDED, TASKS_DONE, TASKS_FAILED,
     TASKS_FORWARDED, TASKS_GIVEN_UP, TASKS_PAUSED, TASKS_QUARANTINED, TASKS_RECEIVED,
-    TASKS_REDELIVERED, TASKS_REJECTED, TASKS_RETRIED, TASKS_SNOOZED,
+    TASKS_REDELIVERED, TASKS_REJECTED, TASKS_RETRIED, TASKS_SNOOZED, TIME_IN_PIPE,
 };
 use metrics::{Counter, Histogram, counter, histogram};
 use tokio::time::Instant;
@@ -29,6 +29,7 @@ pub(crate) struct Counters {
     pub quarantined: Counter,
     pub snoozed: Counter,
     pub redelivered: Counter,
+    pub in_pipe: Histogram,
     pub handling: Histogram,
     pub begun: Arc<Begun>,
 }
@@ -49,6 +50,7 @@ impl Counters {
             quarantined: counter(TASKS_QUARANTINED),
             snoozed: counter(TASKS_SNOOZED),
             redelivered: counter(TASKS_REDELIVERED),
+            in_pipe: histogram!(TIME_IN_PIPE, "worker" => worker.to_owned()),
             handling: histogram!(TASK_SECONDS, "worker" => worker.to_owned()),
             begun: Arc::default(),
         }

@@ -39,7 +39,7 @@ use super::RESPONSE_LIMIT;
 use super::ack_batcher::{AckBatcher, AckCommand, PATIENCE};
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
 use super::lost_deliveries::{Content, Joined, LostDeliveries, Settlements};
-use super::queues::{QueueError, Queues, headers};
+use super::queues::{QueueError, Queues, headers, sent};
 use crate::broker::{Delivery, Settlement, Settler};
 
 /// How many settlements are processed together.
@@ -389,7 +389,7 @@ impl Session {
                 (Some((content, delivery_count)), Some(subscription))
                     if settlement == Settlement::Requeue =>
                 {
-                    self.give(subscription, tag, content, delivery_count);
+                    self.give(subscription, tag, content, delivery_count, None);
                 }
                 _ => self.acks.settled(tag, settlement, now),
             }
@@ -438,6 +438,7 @@ impl Session {
             ..
         } = received;
         let (headers, delivery_count) = headers(&properties, redelivered);
+        let sent = sent(&properties);
         let content = Content {
             body: Bytes::from(data),
             headers,
@@ -449,7 +450,7 @@ impl Session {
             return;
         }
         self.has_received_new = true;
-        self.give(subscription, delivery_tag, content, delivery_count);
+        self.give(subscription, delivery_tag, content, delivery_count, sent);
     }
 
     /// Lets a redelivery join the delivery of a lost channel that the consumer has of this message. Returns whether it has
@@ -488,11 +489,13 @@ impl Session {
         tag: u64,
         content: Content,
         delivery_count: u32,
+        sent: Option<i64>,
     ) {
         let Content { body, headers } = content;
         let settler = Arc::clone(&self.settler) as Arc<dyn Settler>;
         let pipe = Arc::clone(&subscription.pipe);
-        let delivery = Delivery::new(pipe, body, headers, delivery_count, tag, settler);
+        let delivery =
+            Delivery::new(pipe, body, headers, delivery_count, tag, settler).sent_at(sent);
         if !self.waiting.is_empty() {
             self.waiting.push_back(delivery);
         } else if let Err(mpsc::error::TrySendError::Full(delivery)) =

@@ -485,6 +485,7 @@ impl Session {
             .map_err(|error| PrepareError::Impossible(error.into()))?;
         let properties = properties(
             &publication.message.headers,
+            publication.message.delay,
             self.connection.max_frame_bytes(),
         )
         .map_err(|reason| PrepareError::Unacceptable(reason.into()))?;

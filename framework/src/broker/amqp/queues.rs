@@ -22,6 +22,7 @@ use tokio::time::sleep;
 use super::QueueType;
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
 use crate::broker::{HeaderValue, Headers};
+use crate::clock::Clock;
 
 /// Headers that the broker sets itself. They describe one delivery, so they are dropped when a message is forwarded.
 const BROKER_HEADERS: [&str; 3] = ["x-delivery-count", "x-acquired-count", "x-death"];
@@ -317,9 +318,13 @@ pub fn delay_queue(pipe: &str, delay: Duration) -> String {
     delay_pipe(pipe, millis(delay))
 }
 
-/// Returns the properties of a message with these headers. Fails if a name is longer than the protocol's 255 bytes, or if the
+/// Returns the properties of a message with these headers that is sent now. Fails if a name is longer than the protocol's 255 bytes, or if the
 /// headers do not fit into one frame of this size: the broker would close the connection.
-pub fn properties(headers: &Headers, frame: usize) -> Result<BasicProperties, String> {
+pub fn properties(
+    headers: &Headers,
+    delay: Option<Duration>,
+    frame: usize,
+) -> Result<BasicProperties, String> {
     let mut table = FieldTable::default();
     let mut bytes = FRAME_ROOM;
     for (name, value) in headers.iter().filter(|(name, _)| !is_broker_header(name)) {
@@ -347,7 +352,20 @@ pub fn properties(headers: &Headers, frame: usize) -> Result<BasicProperties, St
     Ok(BasicProperties::default()
         .with_content_type("text/plain".into())
         .with_delivery_mode(2)
+        .with_timestamp(sent_at(delay))
         .with_headers(table))
+}
+
+/// Returns when a message that is sent now with this delay begins to wait in its pipe, in seconds since 1970.
+fn sent_at(delay: Option<Duration>) -> u64 {
+    let delay = delay.map_or(0, millis);
+    let at = Clock::system().now_millis().saturating_add(delay) / 1000;
+    at.try_into().unwrap_or(0)
+}
+
+/// Returns when a received message was sent, in seconds since 1970, if its publisher says so. Others than ours may.
+pub fn sent(properties: &BasicProperties) -> Option<i64> {
+    properties.timestamp().and_then(|sent| sent.try_into().ok())
 }
 
 /// Returns the headers of a received message, and how often it was delivered before.

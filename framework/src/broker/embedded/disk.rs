@@ -160,6 +160,8 @@ impl Disk {
             .connect()
             .await?;
         connection.execute(SCHEMA).await?;
+        add_column(&mut connection, "delayed", "delay").await?;
+        add_column(&mut connection, "message", "sent").await?;
         add_delays(&mut connection, now).await?;
         let mut disk = Self {
             connection,
@@ -266,10 +268,15 @@ impl Disk {
                 let (now, later) = messages.split_at(*rows);
                 let mut insert = statement.query();
                 for Message {
-                    id, headers, body, ..
+                    id,
+                    sent,
+                    headers,
+                    body,
+                    ..
                 } in now
                 {
-                    insert = insert.bind(id).bind(encode(headers)).bind(&**body);
+                    insert = insert.bind(id).bind(sent);
+                    insert = insert.bind(encode(headers)).bind(&**body);
                 }
                 insert.execute(&mut self.connection).await?;
                 messages = later;
@@ -315,7 +322,7 @@ impl Disk {
         messages: usize,
         bytes: usize,
     ) -> Result<Vec<Message>, Error> {
-        let select = "SELECT id, delivery_count, headers, body FROM message WHERE id > ? AND id <= ? ORDER BY id LIMIT ?";
+        let select = "SELECT id, delivery_count, sent, headers, body FROM message WHERE id > ? AND id <= ? ORDER BY id LIMIT ?";
         let select = sqlx::query(select)
             .bind(after)
             .bind(rows_of(number).1)
@@ -329,8 +336,9 @@ impl Disk {
             let message = Message {
                 id,
                 delivery_count,
-                headers: decode(&row, 2)?,
-                body: body(&row, 3)?,
+                sent: row.try_get(2)?,
+                headers: decode(&row, 3)?,
+                body: body(&row, 4)?,
             };
             read += message.body.len();
             page.push(message);
@@ -518,18 +526,27 @@ impl Disk {
     }
 }
 
-/// Adds the delays to a file of an older build. Messages that such a build has delayed wait no longer than they would now.
-async fn add_delays(connection: &mut SqliteConnection, now: i64) -> Result<(), Error> {
-    let column = "SELECT count(*) FROM pragma_table_info('delayed') WHERE name = 'delay'";
-    let columns: i64 = sqlx::query_scalar(column)
+/// Adds a column to a file of an older build. It may be null, so that such a build can still write to the table.
+async fn add_column(
+    connection: &mut SqliteConnection,
+    table: &str,
+    column: &str,
+) -> Result<(), Error> {
+    let known = "SELECT count(*) FROM pragma_table_info(?) WHERE name = ?";
+    let known: i64 = sqlx::query_scalar(known)
+        .bind(table)
+        .bind(column)
         .fetch_one(&mut *connection)
         .await?;
-    if columns == 0 {
-        // It may be null, so that older builds can write to the table.
-        connection
-            .execute("ALTER TABLE delayed ADD COLUMN delay INTEGER")
-            .await?;
+    if known == 0 {
+        let add = format!("ALTER TABLE {table} ADD COLUMN {column} INTEGER");
+        connection.execute(AssertSqlSafe(add)).await?;
     }
+    Ok(())
+}
+
+/// Adds the delays to the messages of an older build. They wait no longer than they would if they were delayed now.
+async fn add_delays(connection: &mut SqliteConnection, now: i64) -> Result<(), Error> {
     sqlx::query("UPDATE delayed SET delay = max(due - ?, 0) WHERE delay IS NULL")
         .bind(now)
         .execute(connection)
@@ -537,7 +554,7 @@ async fn add_delays(connection: &mut SqliteConnection, now: i64) -> Result<(), E
     Ok(())
 }
 
-/// The schema of the first build; [`add_delays`] adds to it.
+/// The schema of the first build; [`add_column`] adds to it.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS pipe (
         number INTEGER PRIMARY KEY,
@@ -579,8 +596,8 @@ impl Statements {
     fn new() -> Self {
         Self {
             inserts: [256, 64, 8, 1].map(|rows| {
-                let rows_text = vec!["(?,0,?,?)"; rows].join(",");
-                (rows, Statement(format!("INSERT INTO message (id, delivery_count, headers, body) VALUES {rows_text}").into()))
+                let rows_text = vec!["(?,0,?,?,?)"; rows].join(",");
+                (rows, Statement(format!("INSERT INTO message (id, delivery_count, sent, headers, body) VALUES {rows_text}").into()))
             }),
             deletes: [128, 16, 1].map(|rows| {
                 let rows_text = vec!["?"; rows].join(",");

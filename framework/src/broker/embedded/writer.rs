@@ -409,6 +409,7 @@ impl Writer {
         self.next.batch.messages.push(Message {
             id,
             delivery_count: 0,
+            sent: Some(self.clock.now() / 1000),
             headers,
             body,
         });
@@ -630,6 +631,7 @@ impl Writer {
             let Message {
                 id,
                 delivery_count,
+                sent,
                 headers,
                 body,
             } = message;
@@ -641,7 +643,8 @@ impl Writer {
                 delivery_count,
                 id.cast_unsigned(),
                 settler,
-            );
+            )
+            .sent_at(sent);
             // The channel has room, because its capacity is the prefetch. If the consumer was just dropped, dropping the
             // delivery here requeues it by a command.
             if self

@@ -8,6 +8,7 @@ use lapin::{BasicProperties, Channel};
 
 use super::super::*;
 use crate::broker::HeaderValue;
+use crate::clock::Clock;
 
 async fn connect(change: impl FnOnce(&mut AmqpOptions)) -> Amqp {
     let mut options = AmqpOptions::new(harness::rabbitmq().await.unwrap().url);
@@ -103,12 +104,15 @@ async fn queues_are_declared_as_by_caf() {
 }
 
 #[tokio::test]
-async fn message_is_persistent_plain_text_with_headers_only() {
+async fn message_is_persistent_plain_text_with_headers_and_the_time_only() {
     let amqp = connect(|_| {}).await;
-    let pipe = unique("properties");
+    let (pipe, before) = (unique("properties"), Clock::system().now_seconds());
     publish(&amqp, Outgoing::new(&*pipe, "body")).await;
     let got = get(&channel(&amqp).await, &pipe).await;
+    let sent = got.properties.timestamp().unwrap();
+    assert!((before..=Clock::system().now_seconds()).contains(&sent.cast_signed()));
     let mut expected = BasicProperties::default()
+        .with_timestamp(sent)
         .with_content_type("text/plain".into())
         .with_delivery_mode(2);
     // The server counts deliveries in the same table.

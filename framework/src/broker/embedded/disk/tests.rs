@@ -16,6 +16,7 @@ async fn batch_refused_by_a_full_disk_is_committed_whole_later() {
         .map(|position| Message {
             id: first + position,
             delivery_count: 0,
+            sent: None,
             headers: Headers::default(),
             body: vec![0; 4000].into(),
         })
@@ -71,6 +72,7 @@ async fn store_and_delete(disk: &mut Disk) {
         .map(|position| Message {
             id: first + position,
             delivery_count: 0,
+            sent: None,
             headers: Headers::default(),
             body: vec![0; 16_000].into(),
         })
