@@ -6,6 +6,7 @@ mod connect;
 mod failures;
 mod jobs;
 mod manual;
+mod pipes;
 mod planned_panics;
 pub mod script;
 mod serve;
@@ -21,6 +22,7 @@ use self::bench::BenchArgs;
 use self::failures::FailuresArgs;
 use self::jobs::{CountArgs, DeleteArgs, JobArgs, ListArgs, TargetArgs};
 use self::manual::{CompletionsArgs, ManArgs};
+use self::pipes::{PutArgs, TakeArgs};
 use self::script::RunScriptArgs;
 use self::serve::{RunArgs, UpArgs};
 use self::submit::SubmitArgs;
@@ -87,6 +89,10 @@ pub enum Command {
     Pause(JobArgs),
     /// Resume a paused job.
     Resume(JobArgs),
+    /// Take messages from a pipe: one line of JSON each, acknowledged when the line is written.
+    Take(TakeArgs),
+    /// Put messages into a pipe, as `take` prints them; they are stored when the command ends with 0.
+    Put(PutArgs),
     /// Measure the throughput of jobs that do nothing, or the speed of reads, and print the results as JSON.
     Bench(BenchArgs),
     /// Print what completes this command line in a shell, e.g. `batchwright completions bash`.
@@ -122,6 +128,8 @@ impl Command {
             Self::Resume(args) => {
                 jobs::change(&args, async |client| client.resume(&args.job).await).await
             }
+            Self::Take(args) => pipes::take(args).await,
+            Self::Put(args) => pipes::put(args).await,
             Self::Bench(args) => bench::bench(args).await,
             Self::BenchWorker(args) => bench::bench_worker(args).await,
             Self::Completions(args) => manual::completions(&args),
@@ -146,6 +154,8 @@ impl Command {
             | Self::Up(_)
             | Self::Run(_)
             | Self::BenchWorker(_)
+            | Self::Take(_)
+            | Self::Put(_)
             | Self::Completions(_)
             | Self::Man(_) => return false,
         };

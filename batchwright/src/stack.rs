@@ -18,7 +18,7 @@ use framework::broker::embedded::{Embedded, EmbeddedOptions};
 use framework::broker::{Broker, BrokerError};
 use framework::health::Health;
 use framework::{Runtime, Settings, Worker};
-use job_service::{BASE_PATH, ServiceOptions};
+use job_service::{BASE_PATH, PipeAccess, ServiceOptions};
 use store::{Store, StoreError};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -245,11 +245,22 @@ impl Running {
         };
         let service = ServiceOptions {
             webservice_url: options.public_url.clone().unwrap_or_else(|| self.api_url()),
+            pipe_access: self.pipe_access(options),
             ..options.service()
         };
         let (broker, stop) = (Arc::clone(&self.broker), self.service.token());
         let role = roles::job_service(service, store, broker, listener, stop);
         self.service.run("job-service", role);
+    }
+
+    /// Returns whether clients may use pipes over HTTP. Where the broker is in this process, they have no other way, and on a
+    /// loopback address they are on this machine.
+    fn pipe_access(&self, options: &StackOptions) -> PipeAccess {
+        let is_local = options.broker.is_none() && self.address.ip().to_canonical().is_loopback();
+        match options.service.pipe_access {
+            PipeAccess::Auto if is_local => PipeAccess::On,
+            access => access,
+        }
     }
 
     fn start_batch_worker(&mut self, options: &StackOptions) {

@@ -22,6 +22,7 @@ pub mod headers;
 mod ids;
 mod job_task_id;
 pub mod metrics;
+mod pipe_message;
 mod problem;
 mod report;
 mod reserved_pipes;
@@ -31,6 +32,10 @@ mod task_message;
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem};
 pub use ids::{IdError, JobId, PartitionId};
 pub use job_task_id::{JobTaskId, JobTaskIdError, NestingError, Step, check_nesting, subtask_id};
+pub use pipe_message::{
+    MAX_PIPE_MESSAGES, PipeHeader, PipeMessage, PipeMessageError, PutMessages, PutRequest,
+    TakeRequest, TakenMessages,
+};
 pub use report::{
     Announced, FailedItem, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus,
     TrackingReport, TrackingReportTask,

@@ -71,6 +71,8 @@ pub enum ErrorCode {
     InvalidTask,
     /// A new job names a pipe that no task may be addressed to.
     ReservedPipe,
+    /// A message cannot be put into a pipe.
+    InvalidMessage,
     /// The labels of a new job are too many, too long or have characters that are not allowed.
     InvalidLabel,
     /// The prerequisites of a new job cannot be met.
@@ -87,6 +89,10 @@ pub enum ErrorCode {
     JobNotFound,
     /// The job has no task with this id.
     TaskNotFound,
+    /// There is no pipe of this name.
+    PipeNotFound,
+    /// The receipt of taken messages is unknown, or too old.
+    ReceiptNotFound,
     /// The service has nothing at this URL.
     UrlNotFound,
     /// The URL does not support the method.
@@ -95,6 +101,8 @@ pub enum ErrorCode {
     JobExists,
     /// The status of the job does not allow the operation.
     WrongJobStatus,
+    /// The service lets no client take or put messages.
+    PipesNotServed,
     /// A web page of another origin must not change jobs.
     ForeignOrigin,
     /// The host of the request is not a name of the service.
@@ -107,6 +115,8 @@ pub enum ErrorCode {
     Busy,
     /// The disk of the service is short of space.
     DiskFull,
+    /// The broker does not respond, or takes no messages.
+    BrokerUnavailable,
     /// The database does not respond.
     DatabaseUnavailable,
     /// The service has a fault.
@@ -115,7 +125,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 33] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -124,6 +134,7 @@ impl ErrorCode {
         Self::UnknownField,
         Self::InvalidTask,
         Self::ReservedPipe,
+        Self::InvalidMessage,
         Self::InvalidLabel,
         Self::InvalidPrerequisite,
         Self::UnknownJobType,
@@ -132,16 +143,20 @@ impl ErrorCode {
         Self::PageTooLarge,
         Self::JobNotFound,
         Self::TaskNotFound,
+        Self::PipeNotFound,
+        Self::ReceiptNotFound,
         Self::UrlNotFound,
         Self::MethodNotAllowed,
         Self::JobExists,
         Self::WrongJobStatus,
+        Self::PipesNotServed,
         Self::ForeignOrigin,
         Self::ForeignHost,
         Self::BodyTooLarge,
         Self::BodyTooSlow,
         Self::Busy,
         Self::DiskFull,
+        Self::BrokerUnavailable,
         Self::DatabaseUnavailable,
         Self::InternalError,
     ];
@@ -204,6 +219,11 @@ impl ErrorCode {
                 "The pipe is reserved",
                 "Name the input pipe of a worker; if this pipe is one, its operator can allow it.",
             ),
+            Self::InvalidMessage => (
+                "INVALID_MESSAGE",
+                "The message cannot be put into the pipe",
+                "Correct the message that the error names. None of the request was put.",
+            ),
             Self::InvalidLabel => (
                 "INVALID_LABEL",
                 "A label is not valid",
@@ -244,6 +264,16 @@ impl ErrorCode {
                 "The task does not exist",
                 "Check the id of the task; subtasks exist from the moment on in which a worker makes them.",
             ),
+            Self::PipeNotFound => (
+                "PIPE_NOT_FOUND",
+                "The pipe does not exist",
+                "Check the name, which is case-sensitive. A pipe exists from the moment on in which it is first used.",
+            ),
+            Self::ReceiptNotFound => (
+                "RECEIPT_NOT_FOUND",
+                "The receipt is unknown or too old",
+                "Take the messages again: they have gone back to their pipe.",
+            ),
             Self::UrlNotFound => (
                 "URL_NOT_FOUND",
                 "There is nothing at this URL",
@@ -263,6 +293,11 @@ impl ErrorCode {
                 "WRONG_JOB_STATUS",
                 "The status of the job does not allow this",
                 "Read the job to see its status.",
+            ),
+            Self::PipesNotServed => (
+                "PIPES_NOT_SERVED",
+                "The service does not give access to pipes",
+                "Use the broker itself, or let the operator allow it.",
             ),
             Self::ForeignOrigin => (
                 "FOREIGN_ORIGIN",
@@ -293,6 +328,11 @@ impl ErrorCode {
                 "DISK_FULL",
                 "The disk is short of space",
                 "Send the request again when the operator has made room.",
+            ),
+            Self::BrokerUnavailable => (
+                "BROKER_UNAVAILABLE",
+                "The broker does not respond",
+                "Send the request again later. Messages that were put may have been stored.",
             ),
             Self::DatabaseUnavailable => (
                 "DATABASE_UNAVAILABLE",

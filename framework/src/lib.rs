@@ -41,6 +41,7 @@ pub mod internals;
 pub mod log;
 pub mod meters;
 pub mod outputs;
+pub mod pipe_message;
 mod pipeline;
 mod retry;
 pub mod runtime;

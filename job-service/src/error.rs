@@ -28,6 +28,15 @@ pub enum ApiError {
     /// 403: another request created a job with this id.
     #[error("Job already exists")]
     JobExists,
+    /// 403: the operator does not give access to pipes.
+    #[error(
+        "This service gives no access to pipes over HTTP. Use the broker itself (--broker amqp://…), or start the service with \
+         --pipe-access on (BATCHWRIGHT_PIPE_ACCESS)."
+    )]
+    PipesNotServed,
+    /// 503: the broker does not do what it is asked, for this reason.
+    #[error("The broker cannot be used now: {0}. Try again later.")]
+    BrokerUnavailable(String),
     /// 403: a web page of this foreign origin must not change jobs.
     #[error(
         "A web page of the origin '{0}' must not change jobs: the origin is not this service's. Allow it with --allowed-origin \
@@ -83,6 +92,11 @@ impl ApiError {
         Self::JobNotFound(job.to_string())
     }
 
+    /// Returns a [`BrokerUnavailable`](Self::BrokerUnavailable).
+    pub fn broker_unavailable(reason: impl fmt::Display) -> Self {
+        Self::BrokerUnavailable(reason.to_string())
+    }
+
     /// Returns the response for a handler that panicked.
     pub fn panic_response(panic: Box<dyn Any + Send>) -> Response {
         let text = panic
@@ -95,7 +109,9 @@ impl ApiError {
     const fn status(&self) -> StatusCode {
         match self {
             Self::BadRequest(..) => StatusCode::BAD_REQUEST,
-            Self::JobExists | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
+            Self::JobExists | Self::ForeignOrigin(_) | Self::PipesNotServed => {
+                StatusCode::FORBIDDEN
+            }
             Self::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::JobNotFound(_) | Self::NotFound(..) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
@@ -103,6 +119,7 @@ impl ApiError {
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NoSpace(_)
             | Self::Busy(_)
+            | Self::BrokerUnavailable(_)
             | Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -117,6 +134,8 @@ impl ApiError {
             Self::BadRequest(code, _) | Self::NotFound(code, _) => *code,
             Self::JobNotFound(_) => ErrorCode::JobNotFound,
             Self::JobExists => ErrorCode::JobExists,
+            Self::PipesNotServed => ErrorCode::PipesNotServed,
+            Self::BrokerUnavailable(_) => ErrorCode::BrokerUnavailable,
             Self::ForeignOrigin(_) => ErrorCode::ForeignOrigin,
             Self::ForeignHost(_) => ErrorCode::ForeignHost,
             Self::MethodNotAllowed(_) => ErrorCode::MethodNotAllowed,

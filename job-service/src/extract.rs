@@ -6,7 +6,7 @@ use std::str::FromStr;
 use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::Method;
 use axum::http::request::Parts;
-use contract::{IdError, JobId, PartitionId};
+use contract::{IdError, JobId, MAX_PIPE_BYTES, PartitionId};
 use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
@@ -38,6 +38,15 @@ pub struct JobPath(
 #[derive(Debug)]
 pub struct TaskPath(pub PartitionId, pub JobId, pub String);
 
+/// The path `/pipes/{pipe}/…`. A broker has no pipe with an empty name, or with one that is too long.
+#[derive(Debug, IntoParams)]
+#[into_params(names("pipe"), parameter_in = Path)]
+pub struct PipePath(
+    /// The name of the pipe, at most 255 bytes
+    #[param(value_type = String, example = "words-out", min_length = 1, max_length = 255)]
+    pub String,
+);
+
 /// The query parameters of a request.
 #[derive(Debug)]
 pub struct QueryParams<T>(pub T);
@@ -48,6 +57,21 @@ impl<S: Send + Sync> FromRequestParts<S> for PartitionPath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
         let partition: String = path(parts, state).await?;
         Ok(Self(PartitionId::parse(&partition)?))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for PipePath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
+        let pipe: String = path(parts, state).await?;
+        if pipe.len() > MAX_PIPE_BYTES || pipe.contains(char::is_control) {
+            let message = format!(
+                "No pipe has a name with control characters, or with more than {MAX_PIPE_BYTES} bytes."
+            );
+            return Err(ApiError::bad_request(ErrorCode::InvalidId, message));
+        }
+        Ok(Self(pipe))
     }
 }
 

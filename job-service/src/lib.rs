@@ -35,6 +35,7 @@ mod request_body;
 mod routes;
 mod server;
 mod state;
+mod taken_messages;
 mod watched_jobs;
 
 use std::io;
@@ -42,6 +43,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use framework::broker::Broker;
+use framework::supervision::supervise;
 use store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -52,7 +54,7 @@ use self::state::AppState;
 pub use self::access::{AllowError, AllowedHost, AllowedOrigin};
 pub use self::correlation::HEADER as CORRELATION_ID;
 pub use self::job_types::{JobTypes, JobTypesError, ScriptProcess, limit_script, run_script};
-pub use self::options::{BASE_PATH, Limits, ServiceOptions};
+pub use self::options::{BASE_PATH, Limits, PipeAccess, ServiceOptions};
 pub use self::partition_pattern::{PartitionPattern, PatternError};
 pub use self::routes::openapi;
 
@@ -129,9 +131,19 @@ impl JobService {
             store,
             broker,
             options,
+            taken_messages,
             ..
         } = &*self.0;
-        background::run(store, broker, options, &shutdown).await;
+        let return_taken = || taken_messages.run(&shutdown);
+        tokio::join!(
+            background::run(store, broker, options, &shutdown),
+            supervise(
+                &options.health,
+                "job-service: taken messages",
+                &shutdown,
+                return_taken
+            ),
+        );
     }
 
     /// Returns the router with every URL of the service: the REST API, the health check, the metrics and Swagger UI.

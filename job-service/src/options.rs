@@ -1,5 +1,6 @@
 //! The options of the job service.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use contract::rest::{Expiry, MAX_BODY_BYTES};
@@ -52,6 +53,8 @@ pub struct ServiceOptions {
     pub max_body_bytes: usize,
     /// The bounds of requests and connections.
     pub limits: Limits,
+    /// Whether clients may take and put messages over HTTP.
+    pub pipe_access: PipeAccess,
     /// The job types that clients can use instead of a task.
     pub job_types: JobTypes,
     /// The retention of finished jobs, where a job does not set its own.
@@ -73,6 +76,31 @@ impl ServiceOptions {
     /// Returns the invalid pipe of the paused pipe.
     pub(crate) fn paused_invalid_pipe(&self) -> String {
         format!("{}.invalid", self.paused_pipe)
+    }
+}
+
+/// Whether clients may take messages from pipes and put messages into them over HTTP.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PipeAccess {
+    /// As the program decides that serves; a service that is not told refuses.
+    #[default]
+    Auto,
+    /// They may.
+    On,
+    /// They may not.
+    Off,
+}
+
+impl FromStr for PipeAccess {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => Err(format!("{text:?} is not auto, on or off")),
+        }
     }
 }
 
@@ -127,6 +155,7 @@ impl Default for ServiceOptions {
             suspended_partitions: None,
             max_body_bytes: MAX_BODY_BYTES,
             limits: Limits::default(),
+            pipe_access: PipeAccess::default(),
             job_types: JobTypes::default(),
             expiry: Expiry::default(),
             health: Health::default(),

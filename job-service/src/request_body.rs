@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::header;
 use futures_util::StreamExt as _;
+use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{ApiError, ApiResult};
@@ -18,6 +19,21 @@ pub struct RequestBody {
     /// The bytes of the body.
     pub bytes: Vec<u8>,
     _in_flight: Option<OwnedSemaphorePermit>,
+}
+
+impl RequestBody {
+    /// Returns the body as the JSON that an operation reads. An empty body counts as an empty object.
+    pub fn parsed<T: DeserializeOwned>(&self) -> ApiResult<T> {
+        let body: &[u8] = if self.bytes.is_empty() {
+            b"{}"
+        } else {
+            &self.bytes
+        };
+        serde_json::from_slice(body).map_err(|error| {
+            let message = format!("The body cannot be understood: {error}.");
+            ApiError::bad_request(ErrorCode::InvalidJson, message)
+        })
+    }
 }
 
 impl FromRequest<Arc<AppState>> for RequestBody {

@@ -16,7 +16,9 @@ mod list_failures;
 mod list_jobs;
 mod pause_job;
 mod ping;
+mod put_messages;
 mod resume_job;
+mod take_messages;
 mod watch_job;
 
 use std::collections::BTreeMap;
@@ -74,6 +76,7 @@ const READY_LIMIT: Duration = Duration::from_secs(2);
     ),
     tags(
         (name = "jobs", description = "Jobs and their tasks"),
+        (name = "pipes", description = "The messages of pipes, where the operator gives access to them"),
         (name = "service", description = "The state of the service")
     )
 )]
@@ -197,7 +200,9 @@ fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(job_status::job_status))
         .routes(routes!(is_active::is_active))
         .routes(routes!(get_task::get_task))
-        .routes(routes!(list_failures::list_failures));
+        .routes(routes!(list_failures::list_failures))
+        .routes(routes!(take_messages::take_messages))
+        .routes(routes!(put_messages::put_messages));
     OpenApiRouter::with_openapi(Document::openapi())
         .nest(BASE_PATH, api)
         .routes(routes!(health_check::health_check))

@@ -8,7 +8,9 @@ use store::{Incarnation, Store};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::options::ServiceOptions;
+use crate::error::{ApiError, ApiResult};
+use crate::options::{PipeAccess, ServiceOptions};
+use crate::taken_messages::TakenMessages;
 use crate::watched_jobs::WatchedJobs;
 
 /// The shared state of the request handlers and of the background tasks.
@@ -26,6 +28,7 @@ pub struct AppState {
     /// The number of further event streams. They take at most half of the connections.
     pub event_streams: Arc<Semaphore>,
     pub watched_jobs: WatchedJobs,
+    pub taken_messages: TakenMessages,
 }
 
 impl AppState {
@@ -33,6 +36,7 @@ impl AppState {
         let event_streams = options.limits.connections.div_ceil(2);
         Self {
             watched_jobs: WatchedJobs::new(store.clone()),
+            taken_messages: TakenMessages::new(),
             store,
             broker,
             reserved_pipes: options.all_reserved_pipes(),
@@ -53,6 +57,14 @@ impl AppState {
                 Some(reason)
             }
             _ => None,
+        }
+    }
+
+    /// Refuses a request for the messages of a pipe unless the operator gives access to them.
+    pub fn check_pipe_access(&self) -> ApiResult<()> {
+        match self.options.pipe_access {
+            PipeAccess::On => Ok(()),
+            PipeAccess::Auto | PipeAccess::Off => Err(ApiError::PipesNotServed),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The flags of `up` and `run` that say who may call the REST API, and how much of it.
 
 use clap::Args;
-use job_service::{AllowedHost, AllowedOrigin, Limits, ServiceOptions};
+use job_service::{AllowedHost, AllowedOrigin, Limits, PipeAccess, ServiceOptions};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 #[derive(Debug, Args)]
@@ -40,6 +40,15 @@ pub struct ApiArgs {
     /// Largest number of jobs on a page of a list; a request for a larger page gets 400.
     #[arg(long, env = "BATCHWRIGHT_MAX_PAGE_SIZE", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
     max_page_size: u32,
+    /// Whether clients may take and put messages of pipes over HTTP: `on`, `off`, or `auto`, which allows it where the broker is
+    /// embedded and the REST API listens on a loopback address.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_PIPE_ACCESS",
+        default_value = "auto",
+        value_name = "ACCESS"
+    )]
+    pipe_access: PipeAccess,
 }
 
 impl ApiArgs {
@@ -58,6 +67,7 @@ impl ApiArgs {
             allowed_hosts: self.allowed_host,
             allowed_origins: self.allowed_origin,
             limits,
+            pipe_access: self.pipe_access,
             ..service
         })
     }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use batch_worker::{BatchWorker, Results as BatchResults};
-use contract::PipePurpose;
+use contract::{PipePurpose, ReservedPipes};
 use framework::Settings;
 use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::broker::embedded::EmbeddedOptions;
@@ -201,6 +201,11 @@ impl StackOptions {
             health: self.health.clone(),
             ..AmqpOptions::new(url)
         })
+    }
+
+    /// Returns the pipes that no job, batch or task may name, and into which nobody puts messages.
+    pub fn reserved_pipes(&self) -> ReservedPipes {
+        self.service().all_reserved_pipes()
     }
 
     pub(super) fn serves_jobs(&self) -> bool {

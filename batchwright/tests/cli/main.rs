@@ -14,6 +14,7 @@ mod commands;
 mod log;
 mod metrics;
 mod panics;
+mod pipes;
 mod startup;
 mod trace;
 mod watching;

@@ -36,6 +36,7 @@ mod limits;
 mod list;
 mod notes;
 mod pause;
+mod pipes;
 mod relay;
 mod requests;
 mod scheduling;

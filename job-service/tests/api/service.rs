@@ -258,6 +258,12 @@ impl Answer {
         );
     }
 
+    /// Checks that the body contains a text.
+    #[track_caller]
+    pub fn contains(&self, text: &str) {
+        assert!(self.body.contains(text), "{self:?}");
+    }
+
     /// Returns the text of an error.
     #[track_caller]
     pub fn error(&self) -> String {

@@ -1,0 +1,60 @@
+//! Messages of pipes between the form that people read and write and the form that brokers carry.
+
+use std::collections::BTreeMap;
+
+use contract::{PipeHeader, PipeMessage, PipeMessageError, ReservedPipe, ReservedPipes};
+
+use crate::broker::{Delivery, HeaderValue, Headers, Outgoing};
+
+/// Why a message is not put into a pipe.
+#[derive(Debug, thiserror::Error)]
+pub enum PutError {
+    /// It is not a task message.
+    #[error(transparent)]
+    Invalid(#[from] PipeMessageError),
+    /// It would go to a pipe of the system itself, now or when a worker diverts it.
+    #[error(transparent)]
+    Reserved(#[from] ReservedPipe),
+}
+
+/// Returns a delivery in the form that people read.
+pub fn of_delivery(delivery: &Delivery) -> PipeMessage {
+    let header = |(name, value): (&str, &HeaderValue)| {
+        let value = match value {
+            HeaderValue::Text(text) => PipeHeader::Text(text.clone()),
+            HeaderValue::Integer(number) => PipeHeader::Integer(*number),
+        };
+        (name.to_owned(), value)
+    };
+    let headers: BTreeMap<_, _> = delivery.headers.iter().map(header).collect();
+    PipeMessage::of_body(headers, &delivery.body)
+}
+
+/// Returns a message as it is published to a pipe.
+///
+/// # Errors
+/// Returns an error if the message is not a task message, or if the pipe or its address is reserved.
+pub fn outgoing(
+    pipe: &str,
+    mut message: PipeMessage,
+    reserved: &ReservedPipes,
+) -> Result<Outgoing, PutError> {
+    let mut headers = Headers::default();
+    for (name, value) in std::mem::take(&mut message.headers) {
+        let value = match value {
+            PipeHeader::Text(text) => HeaderValue::Text(text),
+            PipeHeader::Integer(number) => HeaderValue::Integer(number),
+        };
+        headers.set(name, value);
+    }
+    let (task, body) = message.into_task_message(pipe)?;
+    let tracking = task.tracking.as_ref();
+    let tracking = tracking.and_then(|tracking| tracking.tracking_pipe.as_deref());
+    for pipe in [Some(pipe), task.to.as_deref()].into_iter().flatten() {
+        reserved.check(pipe, tracking)?;
+    }
+    Ok(Outgoing {
+        headers,
+        ..Outgoing::new(pipe, body)
+    })
+}
