@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::TaskData;
+use crate::report::cut;
+use crate::{FailedItem, TaskData};
 
 /// A request to the batch worker: split a batch into items. CAF's `BatchWorkerTask`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -30,7 +31,8 @@ impl TaskData for BatchTask {
     fn label(&self) -> Option<String> {
         let definition = self.batch_definition.as_deref()?;
         let plugin = self.batch_type.as_deref().unwrap_or("batch");
-        Some(format!("{plugin} {definition}"))
+        let beginning = cut(definition, FailedItem::LABEL_BYTES);
+        Some(format!("{plugin} {beginning}"))
     }
 }
 
@@ -116,7 +118,7 @@ impl TaskData for ListItem {
     const API_VERSION: i32 = 1;
 
     fn label(&self) -> Option<String> {
-        Some(self.value.get().to_owned())
+        Some(cut(self.value.get(), FailedItem::LABEL_BYTES).to_owned())
     }
 }
 

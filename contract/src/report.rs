@@ -142,7 +142,7 @@ impl FailedItem {
     }
 }
 
-fn cut(text: &str, bytes: usize) -> &str {
+pub(crate) fn cut(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }
 

@@ -149,7 +149,7 @@ impl Received {
             && let Some(status) = self.message.task_status
             && headers.get(JOB_HEADER).is_none()
         {
-            describe(&mut headers, tracking, status);
+            describe(&mut headers, tracking, status, None);
         }
         Some(Outgoing {
             headers,

@@ -10,9 +10,9 @@ use harness::in_time;
 use crate::fixture::Fixture;
 use crate::workers::Each;
 
-stories![outputs_tell_their_job_their_task_and_whether_it_has_failed];
+stories![outputs_tell_their_job_their_item_and_whether_it_has_failed];
 
-async fn outputs_tell_their_job_their_task_and_whether_it_has_failed(fixture: Fixture) {
+async fn outputs_tell_their_job_their_item_and_whether_it_has_failed(fixture: Fixture) {
     let worker = Each((), async |(), item: RangeItem, _| match item.number {
         1 => Ok(Reply::send(item)),
         2 => Ok(Reply::failure(item)),
@@ -39,6 +39,8 @@ async fn outputs_tell_their_job_their_task_and_whether_it_has_failed(fixture: Fi
         };
         assert_eq!(output.job.as_deref(), Some("j"), "{output:?}");
         assert_eq!(output.partition.as_deref(), Some(fixture.partition()));
+        let label = format!("number {}", output.task.as_deref().unwrap());
+        assert_eq!(output.label, Some(label));
         seen.insert(output.task.clone().unwrap(), told);
         output.done();
     }

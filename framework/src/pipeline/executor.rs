@@ -119,7 +119,8 @@ impl<W: Worker> TaskExecutor<W> {
                 attempts.failed.saturating_add(1),
                 Arc::clone(&self.shared),
             );
-            let result = self.run(received.message(), &ctx).await;
+            let mut label = None;
+            let result = self.run(received.message(), &ctx, &mut label).await;
             let mut dispatched = ctx.finish().await;
             let result = match &dispatched.refusal {
                 Some(error) if result.is_ok() || error.is_permanent() && comes_again(&result) => {
@@ -145,7 +146,10 @@ impl<W: Worker> TaskExecutor<W> {
             }
             dispatched.pending.append(&mut earlier);
             return match result {
-                Ok(reply) => self.on_reply(received.message(), &reply.0, dispatched),
+                Ok(reply) => {
+                    let label = label.as_deref();
+                    self.on_reply(received.message(), &reply.0, label, dispatched)
+                }
                 Err(error) => self.on_error(received, &error, attempts, dispatched),
             };
         }
@@ -170,15 +174,18 @@ impl<W: Worker> TaskExecutor<W> {
         }
     }
 
-    /// Runs the author's code. While its dependencies are unavailable, runs it again and again in its slot.
+    /// Runs the author's code, and keeps what the task calls itself. While its dependencies are unavailable, runs it again and
+    /// again in its slot.
     async fn run(
         &self,
         message: &TaskMessage,
         ctx: &Context,
+        label: &mut Option<String>,
     ) -> Result<Reply<W::Output>, TaskError> {
         let (mut delays, mut is_reported) = (UNAVAILABLE_DELAYS.delays(), false);
         loop {
             let task = task_data::decode::<W::Input>(message).map_err(TaskError::invalid)?;
+            *label = task_data::label(&task);
             let run = AssertUnwindSafe(self.worker.run(task, ctx.clone())).catch_unwind();
             let run = reported_when_long(pin!(run), ctx, &mut is_reported).await;
             let result = run.unwrap_or_else(|panic| {
@@ -227,6 +234,7 @@ impl<W: Worker> TaskExecutor<W> {
         &self,
         input: &TaskMessage,
         reply: &ReplyKind<W::Output>,
+        label: Option<&str>,
         dispatched: Dispatched,
     ) -> Disposition {
         let part = dispatched.reply_part();
@@ -270,6 +278,7 @@ impl<W: Worker> TaskExecutor<W> {
                 };
                 OutputSpec {
                     status,
+                    label,
                     ends_tracking: *ends_tracking,
                     ..success::<W::Output>(part, Some(to), data, note.clone())
                 }
@@ -374,7 +383,13 @@ impl<W: Worker> TaskExecutor<W> {
         };
         let mut headers = Headers::default();
         if let Some(tracking) = &copy.tracking {
-            describe(&mut headers, tracking, TaskStatus::ResultException);
+            let label = Self::label_of(&copy);
+            describe(
+                &mut headers,
+                tracking,
+                TaskStatus::ResultException,
+                label.as_deref(),
+            );
         }
         explain(&mut headers, reason, &received.delivery);
         Outgoing {
@@ -408,8 +423,7 @@ impl<W: Worker> TaskExecutor<W> {
         dispatched: Dispatched,
     ) -> Outputs {
         self.shared.counters.failed.increment(1);
-        let task = input.task_data.as_deref().map(serde_json::from_slice);
-        let label = task.and_then(|task: Result<W::Input, _>| task.ok()?.label());
+        let label = Self::label_of(input);
         let spec = OutputSpec {
             // The task's own id. Attempts may break off at different points of a split, so the number after the last
             // subtask of this attempt may belong to a subtask of another attempt, which is complete.
@@ -425,6 +439,12 @@ impl<W: Worker> TaskExecutor<W> {
             ends_tracking: false,
         };
         outputs(dispatched, self.shared.identity.output(input, spec))
+    }
+
+    /// Returns what a failed task calls itself.
+    fn label_of(input: &TaskMessage) -> Option<String> {
+        let task = serde_json::from_slice::<W::Input>(input.task_data.as_deref()?);
+        task_data::label(&task.ok()?)
     }
 
     fn now(&self) -> i64 {

@@ -60,7 +60,7 @@ pub(crate) struct OutputSpec<'a> {
     pub note: Option<Vec<u8>>,
     /// For failures: the reason in plain text.
     pub failure: Option<&'a str>,
-    /// For failures: what the task calls itself.
+    /// What the task calls itself.
     pub label: Option<&'a str>,
     /// Whether tracking ends with this output, regardless of the task's `trackTo`.
     pub ends_tracking: bool,
@@ -96,7 +96,7 @@ impl WorkerIdentity {
         );
         let mut headers = Headers::default();
         if let Some(tracking) = &tracking {
-            describe(&mut headers, tracking, spec.status);
+            describe(&mut headers, tracking, spec.status, spec.label);
         }
         // A rerouted message is its own report.
         let is_direct = self.route == Route::Direct || hop.pipe.is_none();
@@ -131,13 +131,11 @@ impl WorkerIdentity {
                 correlation_id: input.correlation_id.clone(),
             };
             // The tracking worker reads a failure that passes through it from the message.
-            if spec.failure.is_some() && self.route == Route::Reroute {
-                let FailedItem { label, input } = failed_item(input, spec.label);
-                for (name, text) in [(LABEL_HEADER, label), (INPUT_HEADER, input)] {
-                    if let Some(text) = text {
-                        headers.set(name, HeaderValue::Text(text));
-                    }
-                }
+            if spec.failure.is_some()
+                && self.route == Route::Reroute
+                && let Some(data) = failed_item(input, None).input
+            {
+                headers.set(INPUT_HEADER, HeaderValue::Text(data));
             }
             Outgoing {
                 headers,
@@ -189,7 +187,12 @@ impl WorkerIdentity {
 
 /// Adds the headers by which whoever reads a result knows what it is about, wherever its tracking ends. Requests have none:
 /// workers need none.
-pub(crate) fn describe(headers: &mut Headers, tracking: &Tracking, status: TaskStatus) {
+pub(crate) fn describe(
+    headers: &mut Headers,
+    tracking: &Tracking,
+    status: TaskStatus,
+    label: Option<&str>,
+) {
     let id = tracking.job_task_id.as_deref().and_then(job_and_path);
     let Some(((job, path), outcome)) = id.zip(Outcome::of(status)) else {
         return;
@@ -198,6 +201,11 @@ pub(crate) fn describe(headers: &mut Headers, tracking: &Tracking, status: TaskS
     headers.set(TASK_HEADER, HeaderValue::Text(path.into_owned()));
     let outcome = outcome.name().to_owned();
     headers.set(OUTCOME_HEADER, HeaderValue::Text(outcome));
+    if let Some(label) = label {
+        let end = label.floor_char_boundary(FailedItem::LABEL_BYTES);
+        let label = label[..end].to_owned();
+        headers.set(LABEL_HEADER, HeaderValue::Text(label));
+    }
 }
 
 /// Describes a task that fails: what it calls itself, and its data.
@@ -310,6 +318,7 @@ mod tests {
         let headers = |route, part, status| {
             let spec = OutputSpec {
                 status,
+                label: Some("the third"),
                 ..spec(part, Some("out"))
             };
             let headers = identity(route).output(&input(), spec).message.unwrap();
@@ -325,7 +334,8 @@ mod tests {
                 [
                     "x-batchwright-job=p:j",
                     "x-batchwright-task=2.4",
-                    "x-batchwright-outcome=negative"
+                    "x-batchwright-outcome=negative",
+                    "x-batchwright-label=the third"
                 ]
             );
             let subtask = headers(route, TaskPart::Subtask(1), TaskStatus::NewTask);

@@ -1,6 +1,15 @@
 //! Decodes the task data of a message.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use contract::{TaskData, TaskMessage};
+
+/// Returns the label of a task. One whose code panics has none: its task must not suffer for it.
+pub(crate) fn label<T: TaskData>(task: &T) -> Option<String> {
+    catch_unwind(AssertUnwindSafe(|| task.label()))
+        .ok()
+        .flatten()
+}
 
 /// Decodes the task data of a message as the type `T`. Returns why the message does not contain it.
 pub(crate) fn decode<T: TaskData>(message: &TaskMessage) -> Result<T, String> {
