@@ -12,6 +12,7 @@ fn message(body: &str, headers: Headers) -> Message {
     Message {
         id: 1,
         delivery_count: 0,
+        sent: None,
         headers,
         body: body.to_owned().into(),
     }
@@ -177,6 +178,7 @@ proptest! {
         is_ended_result(&Message {
             id: 1,
             delivery_count: 0,
+            sent: None,
             headers: Headers::default(),
             body: body.into(),
         });
