@@ -99,7 +99,8 @@ impl TaskData for LineRange {
             lines,
             ..
         } = self;
-        Some(format!("{lines} lines of {path} from byte {offset}"))
+        let s = if *lines == 1 { "" } else { "s" };
+        Some(format!("{lines} line{s} of {path} from byte {offset}"))
     }
 }
 

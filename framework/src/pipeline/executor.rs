@@ -443,8 +443,7 @@ impl<W: Worker> TaskExecutor<W> {
 
     /// Returns what a failed task calls itself.
     fn label_of(input: &TaskMessage) -> Option<String> {
-        let task = serde_json::from_slice::<W::Input>(input.task_data.as_deref()?);
-        task_data::label(&task.ok()?)
+        task_data::label(&task_data::decode::<W::Input>(input).ok()?)
     }
 
     fn now(&self) -> i64 {
