@@ -27,6 +27,12 @@ pub struct OneJobResult {
     /// Counted by the worker; larger than `items` if some ran twice.
     pub executed_items: u64,
     pub job_status: JobStatus,
+    /// The number of all items, as the job service tells it.
+    pub total_items: Option<i64>,
+    /// The progress over the items, in percent, as the job service tells it.
+    pub progress: Option<f64>,
+    /// The items per second that the job service tells: from the first report that it has counted.
+    pub told_items_per_second: Option<f64>,
     /// The time from the request that creates the job until the client sees that it is finished.
     pub seconds: f64,
     pub items_per_second: f64,
@@ -54,6 +60,8 @@ impl OneJobResult {
     pub fn is_exact(&self, with_output: bool) -> bool {
         self.job_status == JobStatus::Completed
             && i64::try_from(self.items) == Ok(self.completed_items)
+            && self.total_items == Some(self.completed_items)
+            && self.progress == Some(100.0)
             && self.executed_items >= self.items
             && !self.progress_fell
             && (!with_output || self.outputs == self.items)
@@ -101,6 +109,9 @@ async fn measure(options: &JobOptions, system: &System) -> anyhow::Result<OneJob
         completed_items: ended.completed_items,
         executed_items: system.executed.load(Ordering::Relaxed),
         job_status: ended.status,
+        total_items: ended.items.total,
+        progress: ended.progress,
+        told_items_per_second: ended.items_per_second,
         seconds,
         items_per_second,
         reports: running.reports().load(Ordering::Relaxed),
