@@ -227,8 +227,8 @@ pub struct Items {
     pub failed: i64,
     /// The number of items that wait for another attempt, or run it.
     pub retrying: Option<i64>,
-    /// Approximate: the number of items of which a worker has reported progress. Items that run without saying so count as
-    /// waiting.
+    /// Approximate: the number of items that a worker has reported as running: those that report progress, and those that
+    /// have run for a second. What has not counts as waiting, because nothing is reported of it.
     pub running: Option<i64>,
     /// Approximate: the number of all other items.
     pub waiting: Option<i64>,
@@ -445,6 +445,8 @@ impl Failure {
 pub struct Failures {
     /// The number of tasks that have failed for good, including those whose failures are not kept.
     pub failed_tasks: i64,
+    /// The number of failures that are kept. Those beyond are only counted.
+    pub kept: i64,
     /// The failures, oldest first. Empty if they are grouped.
     pub failures: Vec<Failure>,
     /// The parameter `after` of the next page. Absent on the last page.

@@ -123,6 +123,9 @@ pub trait Reads {
         limit: usize,
     ) -> DbFuture<'a, Vec<KeptFailure>>;
 
+    /// Returns the number of failures of a job that are kept.
+    fn failures_kept(&self, incarnation: i64) -> DbFuture<'_, i64>;
+
     /// Returns the failure of a task, if it is kept.
     fn failure<'a>(&'a self, incarnation: i64, path: &'a str) -> DbFuture<'a, Option<KeptFailure>>;
 

@@ -54,7 +54,7 @@ async fn list(args: &FailuresArgs) -> anyhow::Result<()> {
                 Output::Json => array.push(failure),
             }
         }
-        let missing = page.failed_tasks - i64::from(listed);
+        let missing = page.failed_tasks - page.kept;
         if is_all && missing > 0 {
             remark!(
                 "batchwright: {missing} more failures are counted and not kept (--max-failures of the tracking worker)"

@@ -1,14 +1,22 @@
 //! `GET …/jobs/{jobId}/failures`: the failures of a job, one page at a time or in groups.
 //!
-//! The job itself shows its first hundred failures; here are all that the store keeps.
+//! The job itself shows its first hundred failures; here are all that the store keeps. A client that accepts
+//! `application/x-ndjson` gets them as a stream, which reads a page at a time.
 
 use std::sync::Arc;
 
 use axum::Json;
+use axum::body::Body;
 use axum::extract::{OriginalUri, State};
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
 use contract::rest::{ErrorBody, ErrorCode, Failures};
+use contract::{JobId, PartitionId};
+use futures_util::stream::{self, StreamExt as _};
 use serde::Deserialize;
 use store::FailureCursor;
+use tokio::sync::OwnedSemaphorePermit;
+use tracing::warn;
 use utoipa::IntoParams;
 
 use super::StoreErrors;
@@ -21,6 +29,10 @@ use crate::state::AppState;
 const PAGE_SIZE: u32 = 100;
 /// The names of the parameters.
 const PARAMETERS: [&str; 3] = ["limit", "after", "group"];
+/// The media type of one JSON object on each line.
+const NDJSON: &str = "application/x-ndjson";
+/// The number of failures that a stream reads at a time.
+const STREAM_PAGE: usize = 500;
 
 /// The parameters that select failures.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -28,7 +40,7 @@ const PARAMETERS: [&str; 3] = ["limit", "after", "group"];
 #[into_params(parameter_in = Query)]
 pub struct FailureQuery {
     /// The maximum number of failures to return. If absent, 0 or negative, 100. A larger number than the service allows
-    /// (10000 by default) counts as that number.
+    /// (10000 by default) counts as that number. Does not apply to `application/x-ndjson`.
     #[param(value_type = Option<i64>, example = 100)]
     limit: Option<String>,
     /// The `next` of the page before this one. Absent for the first page.
@@ -43,7 +55,9 @@ pub struct FailureQuery {
 /// List the failures of a job
 ///
 /// Returns one page of the failures that are kept (10000 of a job by default), oldest first, each with the item that has failed;
-/// or the same failures in groups. Failures beyond are counted in `failedTasks`, and by kind in the job's `failureCounts`.
+/// or the same failures in groups. Failures beyond are counted in `failedTasks`, and by kind in the job's `failureCounts`. A client
+/// that accepts `application/x-ndjson` gets all that are kept, one JSON object on each line; if the connection breaks off before
+/// the end, so does the response.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/failures",
@@ -51,16 +65,16 @@ pub struct FailureQuery {
     tag = "jobs",
     params(JobPath, FailureQuery),
     responses(
-        (status = 200, description = "The failures", body = Failures, examples(
+        (status = 200, description = "The failures; with `application/x-ndjson`, each on a line of its own", body = Failures, examples(
             ("page" = (summary = "A page", value = json!({
-                "failedTasks": 2041, "next": "1767225605123-3.17", "failures": [{
+                "failedTasks": 2041, "kept": 2041, "next": "1767225605123-3.17", "failures": [{
                     "failureId": "RESULT_EXCEPTION", "failureTime": 1_767_225_605_120_i64, "failureSource": "worker-order",
                     "failureMessage": "no such file", "taskId": "3.17", "label": "scans/2016/17.tif",
                     "input": "{\"path\":\"scans/2016/17.tif\"}"
                 }]
             }))),
             ("groups" = (summary = "Groups", value = json!({
-                "failedTasks": 2041, "failures": [], "ungrouped": 0, "groups": [{
+                "failedTasks": 2041, "kept": 2041, "failures": [], "ungrouped": 0, "groups": [{
                     "failureId": "RESULT_EXCEPTION", "failureMessage": "no such file", "count": 2041,
                     "firstTime": 1_767_225_605_123_i64, "lastTime": 1_767_225_665_123_i64, "example": {
                         "failureId": "RESULT_EXCEPTION", "failureTime": 1_767_225_605_120_i64,
@@ -82,7 +96,8 @@ pub async fn list_failures(
     JobPath(partition, job): JobPath,
     OriginalUri(uri): OriginalUri,
     QueryParams(query): QueryParams<FailureQuery>,
-) -> ApiResult<Json<Failures>> {
+    headers: HeaderMap,
+) -> ApiResult<Response> {
     Unknown::of_query(&uri, &PARAMETERS)?.into_notes()?;
     let limit = whole_number::<i64>("limit", query.limit.as_deref())?;
     let after = query.after.filter(|after| !after.is_empty());
@@ -98,6 +113,9 @@ pub async fn list_failures(
             .map(|after| after.parse())
             .transpose()
             .map_err(|problem| invalid(format!("The parameter 'after': {problem}.")))?;
+        if accepts_ndjson(&headers) {
+            return stream_failures(state, partition, job, after).await;
+        }
         let limit = limit
             .and_then(|limit| u32::try_from(limit).ok())
             .filter(|limit| *limit > 0)
@@ -108,7 +126,92 @@ pub async fn list_failures(
             .failures(&partition, &job, after.as_ref(), limit as usize);
         failures.await?
     };
-    found.map(Json).ok_or_else(|| ApiError::job_not_found(&job))
+    let found = found.ok_or_else(|| ApiError::job_not_found(&job))?;
+    Ok(Json(found).into_response())
+}
+
+fn accepts_ndjson(headers: &HeaderMap) -> bool {
+    headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .filter_map(|accepted| accepted.to_str().ok())
+        .flat_map(|accepted| accepted.split(','))
+        .filter_map(|accepted| accepted.split(';').next())
+        .any(|accepted| accepted.trim().eq_ignore_ascii_case(NDJSON))
+}
+
+/// Returns the failures of a job behind this place as lines of JSON.
+async fn stream_failures(
+    state: Arc<AppState>,
+    partition: PartitionId,
+    job: JobId,
+    after: Option<FailureCursor>,
+) -> ApiResult<Response> {
+    // It may stay open for as long as an event stream.
+    let place = Arc::clone(&state.event_streams).try_acquire_owned();
+    let place = place.map_err(|_| ApiError::Busy("as many event streams as it may have"))?;
+    let mut reader = Reader {
+        state,
+        partition,
+        job,
+        next: Next::Page(after),
+        _place: place,
+    };
+    // Read before the response begins, so that it can still be an error.
+    let first = reader.page().await?;
+    let further = stream::try_unfold(reader, async |mut reader| {
+        let page = reader.page().await;
+        let page = page.inspect_err(|error| warn!(%error, "a list of failures breaks off"))?;
+        Ok::<_, ApiError>(page.map(|page| (page, reader)))
+    });
+    let pages = stream::iter(first.map(Ok)).chain(further);
+    let content = [(header::CONTENT_TYPE, NDJSON)];
+    Ok((content, Body::from_stream(pages)).into_response())
+}
+
+/// Reads the failures of a job one page after the other.
+struct Reader {
+    state: Arc<AppState>,
+    partition: PartitionId,
+    job: JobId,
+    next: Next,
+    _place: OwnedSemaphorePermit,
+}
+
+/// What a stream reads next.
+enum Next {
+    /// The page behind this place.
+    Page(Option<FailureCursor>),
+    Nothing,
+}
+
+impl Reader {
+    /// Returns the lines of the next page; `None` if there is no further one.
+    async fn page(&mut self) -> ApiResult<Option<String>> {
+        let Next::Page(after) = std::mem::replace(&mut self.next, Next::Nothing) else {
+            return Ok(None);
+        };
+        let store = &self.state.store;
+        let read = store.failures(&self.partition, &self.job, after.as_ref(), STREAM_PAGE);
+        let stop = &self.state.shutting_down;
+        // A response that breaks off tells the client that it is not complete.
+        let Some(page) = stop.run_until_cancelled(read).await else {
+            return Err(ApiError::Bug("the service is stopping".to_owned()));
+        };
+        let page = page?.ok_or_else(|| ApiError::job_not_found(&self.job))?;
+        let Failures { failures, next, .. } = page;
+        if let Some(next) = next {
+            self.next = Next::Page(next.parse().ok());
+        }
+        let mut lines = String::new();
+        for failure in failures {
+            let line = serde_json::to_string(&failure);
+            let line = line.map_err(|error| ApiError::Bug(error.to_string()))?;
+            lines.push_str(&line);
+            lines.push('\n');
+        }
+        Ok(Some(lines))
+    }
 }
 
 /// Parses a parameter that is true or false. An absent or empty one is false.

@@ -1,10 +1,14 @@
 //! The failures of a job: pages and groups, with valid and invalid parameters.
 
-use contract::{FailedItem, ReportFailure};
-use serde_json::json;
-use store::EventKind;
+use std::collections::BTreeSet;
 
-use crate::service::{Service, new_job};
+use contract::rest::Failure;
+use contract::{FailedItem, JobTaskId, ReportFailure};
+use reqwest::Method;
+use serde_json::json;
+use store::{EventKind, TrackingEvent};
+
+use crate::service::{Answer, Service, new_job};
 
 async fn with_failures(count: u32) -> Service {
     let service = Service::start().await;
@@ -45,6 +49,40 @@ async fn failures_are_listed_page_by_page_with_their_items() {
     assert_eq!(job["failures"][4], *failure);
     let all = service.get("/jobs/j/failures").await.json();
     assert_eq!(all["failures"].as_array().unwrap().len(), 5);
+}
+
+#[tokio::test]
+async fn failures_are_exported_as_one_object_on_each_line() {
+    let service = with_failures(0).await;
+    let event = |number: u32| TrackingEvent {
+        task: JobTaskId::parse(&format!("{}:j.{number}", service.partition)).unwrap(),
+        kind: EventKind::Failed(ReportFailure::default()),
+    };
+    // More than a stream reads at a time.
+    let events: Vec<_> = (1..=1100).map(event).collect();
+    service.store.record(&events).await.unwrap();
+    let export = async |path: &str| {
+        let request = service.request(Method::GET, &service.path(path));
+        Answer::of(request.header("accept", "text/html, Application/X-NDJSON; q=0.9")).await
+    };
+    let exported = export("/jobs/j/failures?limit=3").await.is(200);
+    assert_eq!(exported.headers["content-type"], "application/x-ndjson");
+    let tasks: BTreeSet<String> = exported
+        .body
+        .lines()
+        .map(|line| serde_json::from_str::<Failure>(line).unwrap().task_id)
+        .collect();
+    assert_eq!((exported.body.lines().count(), tasks.len()), (1100, 1100));
+    let page = service.get("/jobs/j/failures?limit=1000").await.json();
+    let next = page["next"].as_str().unwrap();
+    let rest = export(&format!("/jobs/j/failures?after={next}")).await;
+    assert_eq!(rest.body.lines().count(), 100);
+    let none = with_failures(0).await;
+    let request = none.request(Method::GET, &none.path("/jobs/j/failures"));
+    let request = request.header("accept", "application/x-ndjson");
+    assert_eq!(Answer::of(request).await.is(200).body, "");
+    let unknown = export("/jobs/unknown/failures").await;
+    unknown.refuses(404, "ERROR: job_id {unknown} not found");
 }
 
 #[tokio::test]
@@ -92,7 +130,7 @@ async fn invalid_parameters_of_failures_are_refused() {
     for nothing in ["", "?limit=", "?limit=-1", "?after=", "?group="] {
         let path = format!("/jobs/j/failures{nothing}");
         let page = service.get(&path).await.is(200).json();
-        assert_eq!(page, json!({"failedTasks": 0, "failures": []}));
+        assert_eq!(page, json!({"failedTasks": 0, "kept": 0, "failures": []}));
     }
     service
         .get("/jobs/unknown/failures")

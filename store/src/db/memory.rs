@@ -281,6 +281,12 @@ impl Reads for Memory {
             Ok(failures.take(limit).cloned().collect())
         })
     }
+    fn failures_kept(&self, incarnation: i64) -> DbFuture<'_, i64> {
+        Box::pin(async move {
+            let kept = self.read().await?.failures_of(incarnation).len();
+            Ok(i64::try_from(kept).unwrap_or(i64::MAX))
+        })
+    }
     fn failure<'a>(&'a self, incarnation: i64, path: &'a str) -> DbFuture<'a, Option<KeptFailure>> {
         Box::pin(async move {
             let key = (incarnation, path.to_owned());

@@ -172,6 +172,9 @@ impl Reads for SqlBackend {
             failures::after(&mut self.reader().await?, incarnation, after, limit).await
         })
     }
+    fn failures_kept(&self, incarnation: i64) -> DbFuture<'_, i64> {
+        Box::pin(async move { failures::count(&mut self.reader().await?, incarnation).await })
+    }
     fn failure<'a>(&'a self, incarnation: i64, path: &'a str) -> DbFuture<'a, Option<KeptFailure>> {
         Box::pin(async move { failures::find(&mut self.reader().await?, incarnation, path).await })
     }

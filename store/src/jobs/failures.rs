@@ -70,6 +70,11 @@ impl Store {
         });
         Ok(Some(Failures {
             failed_tasks: row.totals.failed_tasks,
+            kept: if row.totals.failed_tasks == 0 {
+                0
+            } else {
+                self.backend.failures_kept(row.incarnation).await?
+            },
             next: next.map(|next| next.to_string()),
             failures: kept.into_iter().map(shown).collect(),
             ..Failures::default()
@@ -122,24 +127,26 @@ fn shown(kept: KeptFailure) -> Failure {
 /// The groups, in the order of their first failures.
 #[derive(Default)]
 struct Groups {
-    groups: Vec<FailureGroup>,
+    kept: i64,
+    found: Vec<FailureGroup>,
     by_key: HashMap<(Option<String>, Option<String>), usize>,
 }
 
 impl Groups {
     fn add(&mut self, kept: KeptFailure) {
+        self.kept += 1;
         let message = kept.failure.failure_message.as_ref();
         let message =
             message.map(|text| text[..text.floor_char_boundary(MESSAGE_BYTES)].to_owned());
         let key = (kept.failure.failure_id.clone(), message);
         if let Some(at) = self.by_key.get(&key) {
-            let group = &mut self.groups[*at];
+            let group = &mut self.found[*at];
             group.count += 1;
             group.last_time = kept.since;
-        } else if self.groups.len() < GROUPS {
+        } else if self.found.len() < GROUPS {
             let (failure_id, failure_message) = key.clone();
-            self.by_key.insert(key, self.groups.len());
-            self.groups.push(FailureGroup {
+            self.by_key.insert(key, self.found.len());
+            self.found.push(FailureGroup {
                 failure_id,
                 failure_message,
                 count: 1,
@@ -152,12 +159,13 @@ impl Groups {
 
     fn into_failures(mut self, failed_tasks: i64) -> Failures {
         // Stable: of groups of the same size, the one that began first comes first.
-        self.groups
+        self.found
             .sort_by_key(|group| std::cmp::Reverse(group.count));
-        let grouped: i64 = self.groups.iter().map(|group| group.count).sum();
+        let grouped: i64 = self.found.iter().map(|group| group.count).sum();
         Failures {
             failed_tasks,
-            groups: Some(self.groups),
+            kept: self.kept,
+            groups: Some(self.found),
             ungrouped: Some((failed_tasks - grouped).max(0)),
             ..Failures::default()
         }

@@ -53,11 +53,14 @@ async fn failures_beyond_the_limit_are_counted_and_not_kept(mut store: TestStore
     fail(&store, &incarnation, &numbers[110..], "BROKEN").await;
     fail(&store, &incarnation, &numbers, "BROKEN").await;
     let page = page(&store, "limited", None, 1000).await;
-    assert_eq!((page.failed_tasks, page.failures.len()), (200, 120));
+    assert_eq!(
+        (page.failed_tasks, page.kept, page.failures.len()),
+        (200, 120, 120)
+    );
     let job = store.job(&incarnation).await;
     assert_eq!(job.failure_counts["BROKEN"], 200);
     let groups = groups(&store, "limited").await;
-    assert_eq!(groups.ungrouped, Some(80));
+    assert_eq!((groups.kept, groups.ungrouped), (120, Some(80)));
 }
 
 async fn failures_are_grouped_by_kind_and_message(store: TestStore) {

@@ -53,6 +53,15 @@ pub async fn after(
     db.fetch(statement, read_failure).await
 }
 
+/// Returns the number of failures of a job that are kept.
+pub async fn count(db: &mut Session, incarnation: i64) -> Result<i64, DbError> {
+    let statement = db
+        .statement("select count(*) as kept from failure where incarnation = $1")
+        .bind(incarnation);
+    let counted = db.fetch_first(statement, |row| row.get("kept")).await?;
+    Ok(counted.unwrap_or_default())
+}
+
 pub async fn find(
     db: &mut Session,
     incarnation: i64,
