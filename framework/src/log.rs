@@ -77,13 +77,18 @@ pub fn set_up(filter: &str, format: LogFormat) {
         .with(lines(format, floods, std::io::stderr).with_filter(filter))
         .try_init();
     if format == LogFormat::Json {
-        // Otherwise the text of a panic would be a line that is not JSON.
-        std::panic::set_hook(Box::new(|panic| {
-            let place = panic.location().map(ToString::to_string);
-            let text = panic.payload_as_str().unwrap_or("no text");
-            tracing::error!(place, "panicked: {text}");
-        }));
+        log_panics();
     }
+}
+
+/// Logs each panic as one event, instead of as text on standard error, which is no line of a JSON log. [`set_up`] does so
+/// for JSON. Call it in a program that sets up such a log itself.
+pub fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string);
+        let text = panic.payload_as_str().unwrap_or("no text");
+        tracing::error!(place, "panicked: {text}");
+    }));
 }
 
 /// Writes the counts of repeated failures that are not written yet. Call it before the process ends.

@@ -144,10 +144,8 @@ impl ApiError {
             Self::Busy(_) => ErrorCode::Busy,
             Self::JobType { .. } => ErrorCode::JobTypeFailed,
             Self::NoSpace(_) => ErrorCode::DiskFull,
-            Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => {
-                ErrorCode::DatabaseUnavailable
-            }
-            Self::Store(StoreError::Refused(_)) | Self::Bug(_) => ErrorCode::InternalError,
+            Self::Store(error) => error.code(),
+            Self::Bug(_) => ErrorCode::InternalError,
         }
     }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use contract::rest::ErrorCode;
+
 /// Why an operation of the store failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
@@ -23,6 +25,14 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Returns the code under which the log and the API tell the error.
+    pub const fn code(&self) -> ErrorCode {
+        match self {
+            Self::Unavailable(_) | Self::Unusable { .. } => ErrorCode::DatabaseUnavailable,
+            Self::Refused(_) => ErrorCode::InternalError,
+        }
+    }
+
     /// Returns what the database or its driver reported.
     pub fn cause(&self) -> &Cause {
         match self {

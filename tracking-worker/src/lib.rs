@@ -201,7 +201,7 @@ impl TrackingWorker {
             Err(error) => match reported {
                 [only] => vec![(only.index, error.to_string())],
                 many => {
-                    warn!(%error, messages = many.len(), "the store rejects a flush; it is split in halves");
+                    warn!(%error, code = error.code().as_str(), messages = many.len(), "the store rejects a flush; it is split in halves");
                     let (first, second) = many.split_at(many.len() / 2);
                     let mut rejected = self.record(first).await;
                     rejected.extend(self.record(second).await);
@@ -223,7 +223,7 @@ impl TrackingWorker {
             .notify(|error, delay| {
                 // Once per outage.
                 if delay == MIN_DELAY {
-                    warn!(%error, "the ledger cannot be written; the reports are kept and written later");
+                    warn!(%error, code = error.code().as_str(), "the ledger cannot be written; the reports are kept and written later");
                 }
                 self.tell_unwritten(Some(error));
             })

@@ -79,7 +79,7 @@ async fn fate(store: &Store, job: MessageJob) -> Fate {
         Ok(Some(JobStatus::Cancelled)) => Fate::Cancelled,
         Ok(Some(_)) => Fate::Needed,
         Err(error) => {
-            warn!(%error, "cannot read a job; its messages stay");
+            warn!(%error, code = error.code().as_str(), "cannot read a job; its messages stay");
             Fate::Needed
         }
     }

@@ -99,6 +99,10 @@ async fn roles_wait_for_their_servers_and_say_so() {
             "{role} is alive"
         );
     }
+    for role in ["job-service", "tracking-worker"] {
+        let log = system.log(role);
+        assert!(log.contains("code=\"DATABASE_UNAVAILABLE\""), "{log}");
+    }
     system.servers.postgres.start_again().await.unwrap();
     system.servers.rabbitmq.start_again().await.unwrap();
     for role in ROLES {

@@ -164,9 +164,10 @@ impl ParkedIn {
         loop {
             match self.store.park_tasks(tasks).await {
                 Ok(outcomes) => return Ok(outcomes),
-                Err(StoreError::Unavailable(reason)) => {
+                Err(error @ StoreError::Unavailable(_)) => {
                     tracing::warn!(
-                        %reason,
+                        %error,
+                        code = error.code().as_str(),
                         ?delay,
                         "cannot park the tasks of paused jobs; trying again"
                     );

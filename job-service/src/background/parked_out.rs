@@ -25,7 +25,7 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
             Err(error) => {
                 let pause = backoff(failures);
                 failures += 1;
-                tracing::warn!(%error, ?pause, "cannot move the tasks of resumed jobs to the outbox; trying again");
+                tracing::warn!(%error, code = error.code().as_str(), ?pause, "cannot move the tasks of resumed jobs to the outbox; trying again");
                 Some(Instant::now() + pause)
             }
         };

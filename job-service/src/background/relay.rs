@@ -112,7 +112,7 @@ impl<'a> Relay<'a> {
                     let pause = backoff(failures);
                     failures += 1;
                     if failures == 1 {
-                        tracing::warn!(%error, "cannot read the outbox; its messages wait until the store is available");
+                        tracing::warn!(%error, code = error.code().as_str(), "cannot read the outbox; its messages wait until the store is available");
                     }
                     // A signal ends the pause early: the store sends one when the database is back.
                     Some(Instant::now() + pause)
@@ -211,7 +211,7 @@ impl<'a> Relay<'a> {
                     self.health.degrade(OUTBOX, SOURCE, reason);
                     let leases: Vec<_> = open.iter().map(|id| (*id, LEASE)).collect();
                     if let Err(error) = self.store.lease_outbox(&leases).await {
-                        tracing::warn!(%error, "cannot renew the leases of the outbox while the broker is slow; messages may be sent twice");
+                        tracing::warn!(%error, code = error.code().as_str(), "cannot renew the leases of the outbox while the broker is slow; messages may be sent twice");
                     }
                 }
             }
@@ -238,7 +238,7 @@ impl<'a> Relay<'a> {
         match self.store.record(&[TrackingEvent { task, kind }]).await {
             Ok(_) => Ok(()),
             Err(unrecorded) => {
-                tracing::warn!(error = %unrecorded, "cannot record the failure; trying again");
+                tracing::warn!(error = %unrecorded, code = unrecorded.code().as_str(), "cannot record the failure; trying again");
                 Err(error)
             }
         }
@@ -270,7 +270,7 @@ impl<'a> Relay<'a> {
         match timeout(RELEASE_LIMIT, releasing).await {
             Ok(Ok(())) => self.claimed.clear(),
             Ok(Err(error)) => {
-                tracing::warn!(%error, "cannot release the leases of the outbox; its messages wait until the leases expire");
+                tracing::warn!(%error, code = error.code().as_str(), "cannot release the leases of the outbox; its messages wait until the leases expire");
             }
             Err(_) => tracing::warn!(
                 "releasing the leases of the outbox timed out; its messages wait until the leases expire"

@@ -41,7 +41,7 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
                 let pause = backoff(failures);
                 failures += 1;
                 if failures == 1 {
-                    tracing::warn!(%error, "cannot sweep the store; trying again");
+                    tracing::warn!(%error, code = error.code().as_str(), "cannot sweep the store; trying again");
                 }
                 Some(Instant::now() + pause)
             }

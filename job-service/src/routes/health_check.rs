@@ -164,7 +164,7 @@ async fn database(store: &Store) -> HealthCheck {
     let message = match tokio::time::timeout(PING_LIMIT, store.ping()).await {
         Ok(Ok(())) => None,
         Ok(Err(error)) => {
-            tracing::warn!(%error, "the database is unhealthy");
+            tracing::warn!(%error, code = error.code().as_str(), "the database is unhealthy");
             Some("the database is not available".to_owned())
         }
         Err(_) => {

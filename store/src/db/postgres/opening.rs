@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use contract::rest::ErrorCode;
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgConnectOptions, PgPool};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
@@ -127,6 +128,7 @@ impl Database {
             tracing::warn!(
                 database = self.location,
                 reason,
+                code = ErrorCode::DatabaseUnavailable.as_str(),
                 "the database is not available; trying again until it is"
             );
         }
