@@ -26,6 +26,8 @@ pub use status_origins::StatusOrigins;
 pub const PREFIX: &str = "BATCHWRIGHT_";
 /// The default number of tasks that run at the same time.
 pub const DEFAULT_CONCURRENCY: u32 = 8;
+/// The default of [`Settings::old_delivery`]: five minutes before RabbitMQ takes a delivery back by default.
+pub const DEFAULT_OLD_DELIVERY: Duration = Duration::from_mins(25);
 
 /// Everything about a worker that is not its code.
 #[derive(Debug, Clone)]
@@ -69,6 +71,8 @@ pub struct Settings {
     pub status_check_limit: Duration,
     /// The origins that status checks may ask.
     pub status_origins: StatusOrigins,
+    /// How old the oldest open delivery may be before the worker is degraded (`old-delivery`).
+    pub old_delivery: Duration,
     /// How long running tasks may continue after the runtime is asked to stop.
     pub drain: Duration,
     /// How long tasks then have to notice that they are cancelled.
@@ -103,6 +107,7 @@ impl Settings {
             tls: Tls::default(),
             status_check_limit: Duration::from_secs(5),
             status_origins: StatusOrigins::default(),
+            old_delivery: DEFAULT_OLD_DELIVERY,
             drain: Duration::from_secs(20),
             abort: Duration::from_secs(5),
             max_body: 32 * 1024 * 1024,
@@ -134,6 +139,9 @@ impl Settings {
             .find("PREFETCH")?
             .map(|found| parse(&found))
             .transpose()?;
+        if let Some(found) = read.find("OLD_DELIVERY")? {
+            settings.old_delivery = Duration::from_secs(parse(&found)?);
+        }
         read.set("SERVICE_PATH", &mut settings.service_path)?;
         read.set("STATUS_ORIGINS", &mut settings.status_origins)?;
         settings.output = read.find("OUTPUT_PIPE")?.map(|found| found.value);
@@ -367,6 +375,11 @@ pub const VARIABLES: &[Variable] = &[
         "PREFETCH",
         "none",
         "the largest number of deliveries received and not settled; with none, it follows the time that tasks take",
+    ),
+    variable(
+        "OLD_DELIVERY",
+        "1500",
+        "the seconds after which a delivery that is still open makes the worker degraded",
     ),
     variable("ATTEMPTS", "10", "the largest number of attempts of a task"),
     variable(

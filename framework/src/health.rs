@@ -13,10 +13,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use contract::metrics::DEGRADED;
+use futures_util::FutureExt as _;
+use futures_util::future::ready;
 use metrics::gauge;
 use tokio::sync::watch;
 
-use crate::meters;
+use crate::meters::{self, Measurement, on_scrape};
 
 /// What this process can do at the moment. Clones share their state: give the same one to everything in a process.
 #[derive(Clone, Default)]
@@ -47,6 +49,22 @@ pub struct Source {
 
 type Ask = Arc<dyn Fn() -> Option<Trouble> + Send + Sync>;
 
+/// Looks for a degradation until this is dropped.
+#[must_use = "the degradation is looked for until this is dropped"]
+pub struct Watch {
+    health: Health,
+    number: u64,
+    /// Looks at each scrape, so that the metric is right although nobody asks for the health.
+    _at_scrapes: Measurement,
+}
+
+/// Something that may grow or lag.
+struct Watched {
+    name: &'static str,
+    source: String,
+    ask: Box<dyn Fn() -> Option<String> + Send + Sync>,
+}
+
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
@@ -60,6 +78,7 @@ struct State {
     last_number: u64,
     outages: BTreeMap<u64, Trouble>,
     sources: BTreeMap<u64, Ask>,
+    watched: BTreeMap<u64, Arc<Watched>>,
     /// By their name and by what has reported them.
     degradations: BTreeMap<(&'static str, String), String>,
 }
@@ -84,6 +103,7 @@ impl Health {
 
     /// Returns what grows or lags while this process works.
     pub fn degradations(&self) -> Vec<Trouble> {
+        self.look();
         let state = self.lock();
         let degradations = state.degradations.iter();
         degradations
@@ -125,25 +145,52 @@ impl Health {
     /// Records that something grows or lags, until [`Self::recover`] is called with the same name and source. The name,
     /// for example `outbox`, is the label of the metric `batchwright_degraded`; the source tells apart what reports it.
     pub fn degrade(&self, name: &'static str, source: &str, reason: impl Into<String>) {
+        self.lock().set(name, source, Some(reason.into()));
+    }
+
+    /// Looks for a degradation ([`Self::degrade`]) whenever the health or the metrics are read: `ask` returns the reason.
+    pub fn watch(
+        &self,
+        name: &'static str,
+        source: impl Into<String>,
+        ask: impl Fn() -> Option<String> + Send + Sync + 'static,
+    ) -> Watch {
+        let watched = Arc::new(Watched {
+            name,
+            source: source.into(),
+            ask: Box::new(ask),
+        });
         let mut state = self.lock();
-        state
-            .degradations
-            .insert((name, source.to_owned()), reason.into());
-        state.show(name);
+        let number = state.next_number();
+        state.watched.insert(number, watched);
+        drop(state);
+        let health = self.clone();
+        Watch {
+            health: self.clone(),
+            number,
+            _at_scrapes: on_scrape(move || {
+                health.look();
+                ready(()).boxed()
+            }),
+        }
+    }
+
+    /// Asks what is watched.
+    fn look(&self) {
+        let watched = self.lock().watched.clone();
+        for (number, watched) in watched {
+            let reason = (watched.ask)();
+            let mut state = self.lock();
+            // It may have ended meanwhile.
+            if state.watched.contains_key(&number) {
+                state.set(watched.name, &watched.source, reason);
+            }
+        }
     }
 
     /// Records that a degradation is over.
     pub fn recover(&self, name: &'static str, source: &str) {
-        let mut state = self.lock();
-        // Most calls find nothing, and must cost next to nothing.
-        if !state.degradations.is_empty()
-            && state
-                .degradations
-                .remove(&(name, source.to_owned()))
-                .is_some()
-        {
-            state.show(name);
-        }
+        self.lock().set(name, source, None);
     }
 
     /// Records that this process cannot go on. It must end, so that a supervisor starts it again.
@@ -184,6 +231,22 @@ impl State {
         self.last_number
     }
 
+    /// Records a degradation, or that it is over.
+    fn set(&mut self, name: &'static str, source: &str, reason: Option<String>) {
+        // Most calls find nothing, and must cost next to nothing.
+        if reason.is_none() && self.degradations.is_empty() {
+            return;
+        }
+        let key = (name, source.to_owned());
+        let (is_degraded, before) = match reason {
+            Some(reason) => (true, self.degradations.insert(key, reason)),
+            None => (false, self.degradations.remove(&key)),
+        };
+        if is_degraded != before.is_some() {
+            self.show(name);
+        }
+    }
+
     /// Shows in the metric how many sources report a degradation of this name.
     fn show(&self, name: &'static str) {
         let sources = self.degradations.keys().filter(|(known, _)| *known == name);
@@ -207,6 +270,16 @@ impl Drop for Source {
     }
 }
 
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // What is asked may have a destructor that needs the lock.
+        let watched = self.health.lock().watched.remove(&self.number);
+        if let Some(watched) = watched {
+            self.health.recover(watched.name, &watched.source);
+        }
+    }
+}
+
 impl fmt::Debug for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Health")
@@ -216,6 +289,12 @@ impl fmt::Debug for Health {
 impl fmt::Debug for Outage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Outage")
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watch")
     }
 }
 
@@ -284,6 +363,8 @@ mod planned {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     fn names(troubles: &[Trouble]) -> Vec<&str> {
@@ -313,6 +394,23 @@ mod tests {
         health.recover("outbox", "relay");
         assert_eq!(health.outages(), []);
         assert_eq!(health.degradations()[0].reason, "20 messages wait");
+    }
+
+    #[test]
+    fn what_is_watched_is_asked_whenever_the_health_is_read() {
+        let health = Health::default();
+        let lags = Arc::new(AtomicBool::new(true));
+        let seen = Arc::clone(&lags);
+        let watch = health.watch("old-delivery", "worker", move || {
+            seen.load(Ordering::Relaxed).then(|| "1500 s".to_owned())
+        });
+        assert_eq!(names(&health.degradations()), ["old-delivery"]);
+        lags.store(false, Ordering::Relaxed);
+        assert_eq!(health.degradations(), []);
+        lags.store(true, Ordering::Relaxed);
+        assert_eq!(names(&health.degradations()), ["old-delivery"]);
+        drop(watch);
+        assert_eq!(health.degradations(), []);
     }
 
     #[test]

@@ -54,6 +54,7 @@ use crate::handler::{
 use crate::meters::Counters;
 use crate::steps::attempts::Attempts;
 use crate::steps::discards::Discards;
+use crate::steps::full_pipe::FullPipe;
 use crate::steps::output::{WorkerIdentity, failed_item, tracking_pipe};
 use crate::steps::publish::{PendingPublish, await_confirms};
 use crate::steps::quarantine::{Quarantine, Standing};
@@ -437,6 +438,7 @@ impl<H: BatchHandler> Pipeline<H> {
             trace: message.span.context().cloned(),
             list,
         };
+        let mut full_pipe = None;
         loop {
             match self.reports.send(reports.clone()).await {
                 Ok(()) => return Ok(()),
@@ -448,6 +450,7 @@ impl<H: BatchHandler> Pipeline<H> {
                 ) => return Err(Unsettled::Unreportable(error)),
                 Err(error @ PublishError::Refused { .. }) => {
                     warn!(reason = %error, "the broker refuses reports; they are sent again");
+                    full_pipe.get_or_insert_with(|| FullPipe::named(&reports.pipe));
                     let pause = tokio::time::sleep(REDELIVERY_DELAY);
                     if self.shutdown.run_until_cancelled(pause).await.is_none() {
                         return Err(Unsettled::Redeliver(error.to_string()));

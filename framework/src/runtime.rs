@@ -16,16 +16,17 @@ use crate::config::env::{EnvValue, Variables};
 use crate::config::{Settings, SettingsError};
 use crate::context::Shared;
 use crate::handler::BatchHandler;
-use crate::health::{Source, Trouble};
+use crate::health::{Source, Trouble, Watch};
 use crate::log;
 #[cfg(feature = "amqp")]
 use crate::log::LogFormat;
-use crate::meters::{self, Counters};
+use crate::meters::{self, Begun, Counters};
 use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
 use crate::pipeline::in_flight::{InFlight, Taken};
 use crate::pipeline::window::{self, Window};
 use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
 use crate::steps::discards::Discards;
+use crate::steps::full_pipe::full_pipes;
 use crate::steps::output::WorkerIdentity;
 use crate::steps::quarantine::Quarantine;
 use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer};
@@ -319,6 +320,7 @@ impl<H: BatchHandler> WorkerService<H> {
         // Ends the side tasks, which work until the last delivery is settled.
         let end = CancellationToken::new();
         let unready = tell_unready(&pipeline, &settings);
+        let _watched = watch_for_lags(&settings, Arc::clone(&pipeline.counters.begun));
         if let Some(listener) = listener {
             serve_health(&pipeline, &settings, listener, is_consuming, &end, &tasks);
         }
@@ -382,6 +384,25 @@ fn tell_unready<H: BatchHandler>(pipeline: &Arc<Pipeline<H>>, settings: &Setting
         let name = name.clone();
         Some(Trouble { name, reason })
     })
+}
+
+/// Tells the health checks and the metrics what lags: a delivery that is open for long, and pipes that are full.
+fn watch_for_lags(settings: &Settings, begun: Arc<Begun>) -> [Watch; 2] {
+    let Settings {
+        health,
+        name,
+        old_delivery: limit,
+        ..
+    } = settings.clone();
+    let worker = name.clone();
+    let old = health.watch("old-delivery", name, move || {
+        let age = begun.oldest();
+        (!age.is_zero() && age >= limit).then(|| {
+            let (age, limit) = (age.as_secs(), limit.as_secs());
+            format!("{worker} has worked on a delivery for {age} s, and {limit} s are told; look whether its task hangs")
+        })
+    });
+    [old, health.watch("full-pipe", "broker", full_pipes)]
 }
 
 fn pipeline<H>(

@@ -7,6 +7,7 @@
 
 pub(crate) mod attempts;
 pub(crate) mod discards;
+pub(crate) mod full_pipe;
 pub(crate) mod output;
 pub(crate) mod publish;
 pub(crate) mod quarantine;

@@ -20,6 +20,7 @@
 
 mod access;
 mod background;
+mod backlog;
 mod correlation;
 mod current_request;
 mod error;
@@ -93,7 +94,7 @@ impl JobService {
         tracker.close();
 
         let _measured = (
-            measured::measure(&self.0, &tracker, &background),
+            measured::measure(&self.0),
             routes::measure_readiness(&self.0),
         );
         let router = routes::router(Arc::clone(&self.0), Some(listener.local_addr()?));
@@ -116,6 +117,7 @@ impl JobService {
         }
         background.cancel();
         self.0.watched_jobs.stop().await;
+        self.0.backlog.stop().await;
         tracker.wait().await;
         health
             .given_up_now()

@@ -9,7 +9,7 @@ mod delete_jobs;
 mod dispatch_partition;
 mod get_job;
 mod get_task;
-mod health_check;
+pub(crate) mod health_check;
 mod is_active;
 mod job_status;
 mod list_failures;

@@ -8,6 +8,7 @@ use store::{Incarnation, Store};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use crate::backlog::BacklogReader;
 use crate::error::{ApiError, ApiResult};
 use crate::options::{PipeAccess, ServiceOptions};
 use crate::taken_messages::TakenMessages;
@@ -29,6 +30,7 @@ pub struct AppState {
     pub event_streams: Arc<Semaphore>,
     pub watched_jobs: WatchedJobs,
     pub taken_messages: TakenMessages,
+    pub backlog: BacklogReader,
 }
 
 impl AppState {
@@ -37,6 +39,7 @@ impl AppState {
         Self {
             watched_jobs: WatchedJobs::new(store.clone()),
             taken_messages: TakenMessages::new(),
+            backlog: BacklogReader::default(),
             store,
             broker,
             reserved_pipes: options.all_reserved_pipes(),

@@ -16,7 +16,7 @@ use contract::rest::{Expiry, ExpiryPolicy, Policer};
 use framework::broker::amqp::QueueType;
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::config::env::Variables;
-use framework::config::{Route, StatusOrigins};
+use framework::config::{DEFAULT_OLD_DELIVERY, Route, StatusOrigins};
 use framework::trace::{self, Export, SampleRatio};
 use job_service::{JobTypes, PartitionPattern, ServiceOptions};
 use store::{KeptUntil, StoreOptions};
@@ -158,6 +158,15 @@ struct WorkerArgs {
         value_name = "ORIGINS"
     )]
     status_origins: StatusOrigins,
+    /// Seconds after which a delivery that is still open makes the process degraded.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_OLD_DELIVERY",
+        default_value_t = DEFAULT_OLD_DELIVERY.as_secs(),
+        value_parser = clap::value_parser!(u64).range(1..),
+        value_name = "SECONDS"
+    )]
+    old_delivery: u64,
 }
 
 #[derive(Debug, Args)]
@@ -389,6 +398,7 @@ impl StackArgs {
                 concurrency: usize::try_from(self.workers.concurrency)?,
                 prefetch: self.workers.prefetch,
                 status_origins: self.workers.status_origins,
+                old_delivery: Duration::from_secs(self.workers.old_delivery),
             },
             batch: BatchOptions {
                 output: self.batch.batch_output,

@@ -12,7 +12,7 @@ use contract::{PipePurpose, ReservedPipes};
 use framework::Settings;
 use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::broker::embedded::EmbeddedOptions;
-use framework::config::{Route, StatusOrigins};
+use framework::config::{DEFAULT_OLD_DELIVERY, Route, StatusOrigins};
 use framework::health::Health;
 use framework::tls::Tls;
 use job_service::ServiceOptions;
@@ -89,6 +89,8 @@ pub struct WorkerOptions {
     pub prefetch: Option<u32>,
     /// The origins that the status checks of workers may ask.
     pub status_origins: StatusOrigins,
+    /// How old the oldest open delivery of a worker may be before the process is degraded.
+    pub old_delivery: Duration,
 }
 
 /// Settings of the batch worker.
@@ -238,6 +240,7 @@ impl StackOptions {
             concurrency: self.workers.concurrency,
             prefetch: self.workers.prefetch,
             status_origins: self.workers.status_origins.clone(),
+            old_delivery: self.workers.old_delivery,
             tls: self.tls.clone(),
             paused: Some(self.service.paused_pipe.clone()),
             reserved_pipes: self.service().all_reserved_pipes(),
@@ -256,6 +259,7 @@ impl Default for WorkerOptions {
             concurrency: 8,
             prefetch: None,
             status_origins: StatusOrigins::default(),
+            old_delivery: DEFAULT_OLD_DELIVERY,
         }
     }
 }

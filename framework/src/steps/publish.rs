@@ -11,6 +11,7 @@ use tracing::warn;
 
 use crate::RetryPolicy;
 use crate::broker::{Broker, Confirm, Outgoing, PublishError};
+use crate::steps::full_pipe::FullPipe;
 
 /// The shortest pause before a refused message is published again, even if the retry policy has shorter delays.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
@@ -22,6 +23,8 @@ pub(crate) struct PendingPublish {
     message: Outgoing,
     state: State,
     refusals: Refusals,
+    /// Set while the last response is a refusal.
+    full_pipe: Option<FullPipe>,
 }
 
 #[derive(Debug)]
@@ -46,6 +49,7 @@ impl PendingPublish {
             state: State::Published(broker.publish(message.clone())),
             message,
             refusals: Refusals::default(),
+            full_pipe: None,
         }
     }
 
@@ -85,6 +89,8 @@ impl PendingPublish {
             State::Resolved(response) => return response.clone(),
         };
         self.state = State::Resolved(response.clone());
+        let is_refused = matches!(response, Err(PublishError::Refused { .. }));
+        self.full_pipe = is_refused.then(|| FullPipe::named(&self.message.pipe));
         response
     }
 

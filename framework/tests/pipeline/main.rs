@@ -5,6 +5,7 @@
 mod addressing;
 mod confirms;
 mod discards;
+mod lags;
 mod outputs;
 mod panics;
 mod pausing;

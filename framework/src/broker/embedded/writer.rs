@@ -78,6 +78,8 @@ pub struct Writer {
     touched: BTreeSet<usize>,
     /// The indexes of pipes that read from disk once there is memory.
     wait_for_memory: BTreeSet<usize>,
+    /// Whether the health says so.
+    is_short_of_memory: bool,
     /// The pages that the sweep reads next.
     peeks: Vec<(Page, oneshot::Sender<Vec<Message>>)>,
     /// The next batch.
@@ -141,6 +143,7 @@ impl Writer {
             last_consumer: 0,
             touched: BTreeSet::new(),
             wait_for_memory: BTreeSet::new(),
+            is_short_of_memory: false,
             peeks: Vec::new(),
             next: PendingBatch::default(),
             settled_since: None,
@@ -491,6 +494,7 @@ impl Writer {
                 self.wait_for_memory.insert(*index);
             }
         }
+        self.show_memory();
         let now = Instant::now();
         let due = self
             .next_due

@@ -74,6 +74,24 @@ impl Writer {
         self.show_state(now);
     }
 
+    /// Shows in the health whether pipes wait for memory.
+    pub(super) fn show_memory(&mut self) {
+        let is_short = !self.wait_for_memory.is_empty();
+        if is_short == self.is_short_of_memory {
+            return;
+        }
+        self.is_short_of_memory = is_short;
+        if is_short {
+            let (pipes, megabytes) = (self.wait_for_memory.len(), self.memory.used() >> 20);
+            let reason = format!(
+                "{megabytes} MB of messages in memory are not settled, and {pipes} pipes wait on disk until some are; let workers hold fewer (--prefetch), or make messages smaller"
+            );
+            self.health.degrade("memory", SOURCE, reason);
+        } else {
+            self.health.recover("memory", SOURCE);
+        }
+    }
+
     /// Shows in the state, the health and the log whether messages wait for space.
     pub(super) fn show_state(&mut self, now: Instant) {
         self.look_at = self.space.look_at(now);

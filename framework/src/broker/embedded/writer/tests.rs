@@ -229,6 +229,49 @@ async fn delay_ends_in_time_although_the_clock_is_set_back_by_a_day() {
     disk.close().await;
 }
 
+#[tokio::test]
+async fn pipes_that_wait_for_memory_degrade_the_process_until_deliveries_are_settled() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("broker.db");
+    let (disk, recovered) = Disk::open(&file, Probe::of(&file), 0, 0).await.unwrap();
+    let (commands, mut received) = mpsc::unbounded_channel();
+    let (state, _) = watch::channel(BrokerState::Connected);
+    let (clock, health) = (WallClock::new(Clock::system()), Health::default());
+    let mut writer = Writer::new(
+        commands.downgrade(),
+        state,
+        recovered,
+        Bounds::default(),
+        0,
+        clock,
+        health.clone(),
+    );
+    writer.memory = Arc::new(Memory::new(1, 0));
+    let (reply, consumer) = oneshot::channel();
+    writer.take(Command::Consume {
+        pipe: "pipe".into(),
+        prefetch: 1,
+        reply,
+    });
+    let mut consumer = consumer.await.unwrap();
+    for _ in 0..2 {
+        let (confirmer, _) = Confirm::pair();
+        writer.take(Command::Publish(Outgoing::new("pipe", vec![0]), confirmer));
+    }
+    let disk = settle(&mut writer, disk).await;
+    let delivery = next(&mut consumer).await;
+    let told = health.degradations();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0].name, "memory");
+    assert!(told[0].reason.contains("1 pipes wait on disk"), "{told:?}");
+    delivery.ack();
+    writer.take(received.recv().await.unwrap());
+    let disk = settle(&mut writer, disk).await;
+    assert_eq!(health.degradations(), []);
+    next(&mut consumer).await.ack();
+    disk.close().await;
+}
+
 /// Does all work that there is.
 async fn settle(writer: &mut Writer, mut disk: Disk) -> Disk {
     while let Some(work) = writer.work() {

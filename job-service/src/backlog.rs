@@ -1,0 +1,164 @@
+//! What waits in the store: how much, since when, and whether somebody should look.
+//!
+//! It is read when somebody asks for the metrics or the health, and not more often than it should.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::JobStatus;
+use contract::metrics::{JOBS, OUTBOX_AGE, OUTBOX_MESSAGES, PARKED_TASKS};
+use framework::health::Health;
+use metrics::gauge;
+use store::{Backlog, Store};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// How long a measurement of the store counts as new.
+const BACKLOG_AGE: Duration = Duration::from_secs(15);
+/// A measurement that takes long is made more rarely: it takes at most this share of the time.
+const BACKLOG_SHARE: u32 = 100;
+/// How long a message of the outbox is due, and how many are, before the service is degraded.
+const OLD_OUTBOX: Duration = Duration::from_mins(1);
+const LARGE_OUTBOX: u64 = 100_000;
+/// The name of this degradation, and what reports it.
+const OUTBOX: &str = "outbox";
+const SOURCE: &str = "backlog";
+/// How long the store may take.
+const BACKLOG_LIMIT: Duration = Duration::from_mins(1);
+
+/// Reads what waits in the store, for metrics and health.
+#[derive(Debug, Default)]
+pub struct BacklogReader {
+    /// When to read it again.
+    again_at: Arc<Mutex<Option<Instant>>>,
+    tasks: TaskTracker,
+    end: CancellationToken,
+}
+
+impl BacklogReader {
+    /// Reads the store, and waits so long for it. A read that takes longer goes on.
+    pub async fn look(&self, store: &Store, health: &Health, wait: Duration) {
+        let (store, health) = (store.clone(), health.clone());
+        let (again_at, end) = (Arc::clone(&self.again_at), self.end.clone());
+        let reading = self.tasks.spawn(async move {
+            end.run_until_cancelled(measure_backlog(&store, &health, &again_at))
+                .await
+        });
+        // An error means that the store takes longer, or that the service stops.
+        let _ = timeout(wait, reading).await;
+    }
+
+    /// Ends reading.
+    pub async fn stop(&self) {
+        self.end.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+/// Returns why the outbox needs attention, if it does.
+fn lag_of_outbox(backlog: &Backlog) -> Option<String> {
+    let (waiting, age) = (backlog.due_messages, backlog.oldest_due);
+    (age >= OLD_OUTBOX || waiting >= LARGE_OUTBOX).then(|| {
+        format!(
+            "{waiting} messages of the outbox are due, the oldest for {} s; look at the broker and at the log of the job service",
+            age.as_secs()
+        )
+    })
+}
+
+/// Reads the store, unless it is being read, or was read a moment ago. `again_at` is when to read it again.
+async fn measure_backlog(store: &Store, health: &Health, again_at: &Mutex<Option<Instant>>) {
+    let Ok(mut again_at) = again_at.try_lock() else {
+        return;
+    };
+    let begun = Instant::now();
+    if again_at.is_some_and(|at| begun < at) {
+        return;
+    }
+    let backlog = timeout(BACKLOG_LIMIT, store.backlog()).await;
+    *again_at = Some(begun + BACKLOG_AGE.max(begun.elapsed() * BACKLOG_SHARE));
+    let Ok(Ok(backlog)) = backlog else {
+        for status in JobStatus::ALL {
+            gauge!(JOBS, "status" => status.name()).set(f64::NAN);
+        }
+        for name in [PARKED_TASKS, OUTBOX_MESSAGES, OUTBOX_AGE] {
+            gauge!(name).set(f64::NAN);
+        }
+        return;
+    };
+    match lag_of_outbox(&backlog) {
+        Some(reason) => health.degrade(OUTBOX, SOURCE, reason),
+        None => health.recover(OUTBOX, SOURCE),
+    }
+    let Backlog {
+        jobs,
+        parked_tasks,
+        due_messages,
+        oldest_due,
+    } = backlog;
+    for status in JobStatus::ALL {
+        let count = jobs.get(status.name()).copied().unwrap_or_default();
+        gauge!(JOBS, "status" => status.name()).set(number(count));
+    }
+    gauge!(PARKED_TASKS).set(number(parked_tasks));
+    gauge!(OUTBOX_MESSAGES).set(number(due_messages));
+    gauge!(OUTBOX_AGE).set(oldest_due);
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a gauge needs no more precision"
+)]
+const fn number(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::extract::{RawQuery, State};
+    use contract::{JobId, PartitionId};
+    use framework::broker::memory::Memory;
+    use serde_json::{Value, json};
+    use store::JobRequest;
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::ServiceOptions;
+    use crate::routes::health_check::health_check;
+    use crate::state::AppState;
+
+    async fn degradations(state: &Arc<AppState>) -> Vec<Value> {
+        let query = RawQuery(Some("name=outbox".to_owned()));
+        let (code, body) = health_check(State(Arc::clone(state)), query).await.unwrap();
+        assert_eq!(code, 200);
+        let body = serde_json::to_value(&body.0).unwrap();
+        body.as_array().unwrap().clone()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outbox_that_nobody_empties_degrades_the_service_until_it_is_empty() {
+        let store = Store::open("memory:").await.unwrap();
+        let (broker, options) = (Arc::new(Memory::new()), ServiceOptions::default());
+        let state = Arc::new(AppState::new(store.clone(), broker, options));
+        let (partition, job) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
+        let request = JobRequest::new(partition, job);
+        let start = |_: &_| ("in".to_owned(), b"{}".to_vec());
+        store.create_job(&request, start).await.unwrap();
+        advance(Duration::from_secs(59)).await;
+        assert_eq!(degradations(&state).await, [json!(null); 0]);
+        advance(BACKLOG_AGE).await;
+        let degraded = json!({
+            "name": "outbox", "healthy": true, "type": "READY", "critical": false, "degraded": true,
+            "message": "1 messages of the outbox are due, the oldest for 74 s; look at the broker and at the log of the job service"
+        });
+        assert_eq!(degradations(&state).await, [degraded]);
+        let sent = store.outbox(10).await.unwrap();
+        store.outbox_sent(&[sent[0].id]).await.unwrap();
+        advance(BACKLOG_AGE).await;
+        assert_eq!(degradations(&state).await, [json!(null); 0]);
+        state.backlog.stop().await;
+    }
+}
