@@ -39,6 +39,8 @@ struct Inner {
     split: tokio::sync::Mutex<Split>,
     /// The task has said how many subtasks it has, which may be none.
     is_size_known: AtomicBool,
+    /// It is reported that the task runs.
+    is_told_running: AtomicBool,
     /// Why a subtask was not dispatched. Whatever the author's code does about it, the task is not done.
     refusal: Mutex<Option<DispatchError>>,
     cancellation: CancellationWatch,
@@ -135,6 +137,7 @@ impl Context {
             attempt,
             split: tokio::sync::Mutex::default(),
             is_size_known: AtomicBool::new(false),
+            is_told_running: AtomicBool::new(false),
             refusal: Mutex::default(),
             cancellation: CancellationWatch::default(),
         }))
@@ -382,8 +385,11 @@ impl Context {
         refusal.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports that this attempt of the task has been running for a while.
+    /// Reports that this attempt of the task has been running for a while, unless that is reported already.
     pub(crate) fn report_running(&self) {
+        if self.0.is_told_running.swap(true, Ordering::Relaxed) {
+            return;
+        }
         self.send_report(self.0.input.job_task_id().map(|id| TrackingReport {
             retries: i32::try_from(self.0.attempt.saturating_sub(1)).ok(),
             ..TrackingReport::new(id, ReportStatus::Progress)

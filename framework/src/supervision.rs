@@ -103,6 +103,26 @@ pub async fn run_or_give_up<F: Future>(
     }
 }
 
+/// Runs what need not begin again after a panic, because others do again what it has not done. Returns `None` after a panic,
+/// which is logged and counted.
+pub async fn run_or_tell<F: Future>(health: &Health, name: &str, future: F) -> Option<F::Output> {
+    match AssertUnwindSafe(run(health, name, Box::pin(future)))
+        .catch_unwind()
+        .await
+    {
+        Ok(result) => Some(result),
+        Err(panic) => {
+            let panic = panic_text(&*panic);
+            count_panic(name);
+            error!(
+                name,
+                panic, "a task has panicked; what it did is done again"
+            );
+            None
+        }
+    }
+}
+
 fn count_panic(name: &str) {
     meters::install();
     counter!(LOOP_PANICS, "loop" => name.to_owned()).increment(1);
@@ -257,5 +277,22 @@ mod tests {
         let begun = Instant::now();
         let ended = supervise(&health, "relay", &stop, || async { panic!("no disk") }).await;
         assert_eq!((ended, begun.elapsed()), (None::<()>, Duration::ZERO));
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_what_need_not_begin_again_is_told_by_name() {
+        let (health, log) = (Health::default(), Log::default());
+        let _kept = log.keep();
+        let panics = run_or_tell(&health, "left channel", async {
+            assert_eq!(1, 2, "oh");
+        });
+        assert_eq!(panics.await, None);
+        let told = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        assert!(
+            told.contains("left channel") && told.contains("oh"),
+            "{told}"
+        );
+        assert_eq!(health.outages(), []);
+        assert_eq!(run_or_tell(&health, "other", async { 1 }).await, Some(1));
     }
 }

@@ -37,7 +37,7 @@ impl AppState {
     pub fn new(store: Store, broker: Arc<dyn Broker>, options: ServiceOptions) -> Self {
         let event_streams = options.limits.connections.div_ceil(2);
         Self {
-            watched_jobs: WatchedJobs::new(store.clone()),
+            watched_jobs: WatchedJobs::new(store.clone(), options.health.clone()),
             taken_messages: TakenMessages::new(),
             backlog: BacklogReader::default(),
             store,

@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::{JobId, PartitionId};
+use framework::health::Health;
+use framework::supervision::run_or_tell;
 use store::{JobSignal, Store, StoreError};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -26,10 +28,14 @@ const PACE: Duration = Duration::from_millis(100);
 /// The same for each of its streams: all streams of a job together send at most 20,000 events a second.
 const PACE_PER_STREAM: Duration = Duration::from_micros(50);
 
+/// The name of a reader in the log and in the metric of panics.
+const READER: &str = "job-service: reader of a watched job";
+
 /// The readers. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct WatchedJobs {
     store: Store,
+    health: Health,
     readers: Arc<Mutex<HashMap<Key, Arc<Reader>>>>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -74,9 +80,10 @@ pub struct Follower {
 }
 
 impl WatchedJobs {
-    pub fn new(store: Store) -> Self {
+    pub fn new(store: Store, health: Health) -> Self {
         Self {
             store,
+            health,
             readers: Arc::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -97,8 +104,11 @@ impl WatchedJobs {
             let jobs = self.clone();
             let ended = Ended { jobs, key, reader };
             let stop = self.stop.clone();
-            self.tasks
-                .spawn(async move { stop.run_until_cancelled(read(&ended)).await });
+            self.tasks.spawn(async move {
+                let reading = stop.run_until_cancelled(read(&ended));
+                // After a panic its streams end, and the clients follow the job again.
+                run_or_tell(&ended.jobs.health, READER, reading).await
+            });
         }
         follower
     }

@@ -304,6 +304,7 @@ impl Broker for Amqp {
             queues: Arc::clone(&self.queues),
             lost: Arc::clone(&self.lost),
             deliveries: sender,
+            health: self.health.clone(),
             tasks: self.consumers.clone(),
             closing: self.closing.clone(),
         };

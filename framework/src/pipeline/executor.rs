@@ -17,6 +17,7 @@ use crate::broker::{Headers, Outgoing, PublishError};
 use crate::context::{Context, Dispatched, Shared, check_pipe, undispatched};
 use crate::current;
 use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received, explain};
+use crate::pipeline::busy_threads;
 use crate::steps::attempts::Attempts;
 use crate::steps::output::{Output, OutputSpec, TaskPart, describe};
 use crate::steps::task_data;
@@ -182,12 +183,12 @@ impl<W: Worker> TaskExecutor<W> {
         ctx: &Context,
         label: &mut Option<String>,
     ) -> Result<Reply<W::Output>, TaskError> {
-        let (mut delays, mut is_reported) = (UNAVAILABLE_DELAYS.delays(), false);
+        let mut delays = UNAVAILABLE_DELAYS.delays();
         loop {
             let task = task_data::decode::<W::Input>(message).map_err(TaskError::invalid)?;
             *label = task_data::label(&task);
             let run = AssertUnwindSafe(self.worker.run(task, ctx.clone())).catch_unwind();
-            let run = reported_when_long(pin!(run), ctx, &mut is_reported).await;
+            let run = reported_when_long(pin!(run), ctx).await;
             let result = run.unwrap_or_else(|panic| {
                 Err(TaskError::retry(format!(
                     "the worker panicked: {}",
@@ -460,21 +461,16 @@ fn comes_again<T>(result: &Result<T, TaskError>) -> bool {
     })
 }
 
-/// Awaits a run. Once it has lasted [`LONG_RUN`], reports that the task runs, unless that `is_reported`. A run that keeps its
-/// thread busy is not reported before it waits for something.
-async fn reported_when_long<T>(
-    mut run: Pin<&mut impl Future<Output = T>>,
-    ctx: &Context,
-    is_reported: &mut bool,
-) -> T {
+/// Awaits a run. Once it has lasted [`LONG_RUN`], reports that the task runs.
+async fn reported_when_long<T>(run: Pin<&mut impl Future<Output = T>>, ctx: &Context) -> T {
+    let mut run = pin!(busy_threads::shown(run, ctx));
     // In this order, a run that ends without waiting registers no timer.
     tokio::select! {
         biased;
         result = &mut run => return result,
-        () = tokio::time::sleep(LONG_RUN), if !*is_reported => {}
+        () = tokio::time::sleep(LONG_RUN) => {}
     }
     ctx.report_running();
-    *is_reported = true;
     run.await
 }
 

@@ -2,7 +2,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use contract::{
@@ -336,4 +336,44 @@ async fn each_attempt_that_lasts_longer_than_a_second_is_reported_as_running_onc
             ]
         );
     }
+}
+
+/// Blocks its thread until it may end.
+struct Blocking(Mutex<mpsc::Receiver<()>>);
+
+impl Worker for Blocking {
+    type Input = RangeItem;
+    type Output = NoOutput;
+
+    async fn run(&self, _: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
+        let limit = Duration::from_mins(1);
+        let end = self.0.lock().unwrap().recv_timeout(limit);
+        end.map_err(TaskError::failed)?;
+        Ok(Reply::none())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_task_that_blocks_its_thread_is_reported_as_running() {
+    let pipes = Memory::new();
+    pipes.publish(message(1, "tracking")).await.unwrap();
+    let (may_end, ends) = mpsc::channel();
+    let worker = Blocking(Mutex::new(ends));
+    let mut reports = pipes.consume("tracking", 10).await.unwrap();
+    let seen = async {
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            let delivery = harness::in_time("a report", reports.next()).await.unwrap();
+            let message = TaskMessage::decode(&delivery.body).unwrap();
+            delivery.ack();
+            let task: TrackingReportTask =
+                serde_json::from_slice(&message.task_data.unwrap()).unwrap();
+            seen.extend(task.tracking_reports.iter().map(|report| report.status));
+            // It is told before it may end.
+            let _ = may_end.send(());
+        }
+        seen
+    };
+    let seen = run_until(&pipes, Settings::new("w"), worker, seen).await;
+    assert_eq!(seen, [ReportStatus::Progress, ReportStatus::Complete]);
 }

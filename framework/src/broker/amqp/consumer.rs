@@ -41,6 +41,8 @@ use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
 use super::lost_deliveries::{Content, Joined, LostDeliveries, Settlements};
 use super::queues::{QueueError, Queues, headers, sent};
 use crate::broker::{Delivery, Settlement, Settler};
+use crate::health::Health;
+use crate::supervision::run_or_tell;
 
 /// How many settlements are processed together.
 const SETTLEMENTS: usize = 4096;
@@ -67,6 +69,7 @@ pub struct Subscription {
     /// Shared by all consumers.
     pub lost: Arc<LostDeliveries>,
     pub deliveries: mpsc::Sender<Delivery>,
+    pub health: Health,
     /// Where the channels run that the consumer has left.
     pub tasks: TaskTracker,
     /// Cancelled when the broker is being closed.
@@ -135,6 +138,13 @@ impl Settler for SessionSettler {
     }
 }
 
+/// Returns what to do about the loss of a channel, if the broker's reason tells that.
+fn remedy_of(reason: &str) -> Option<&'static str> {
+    reason.contains("delivery acknowledgement").then_some(
+        "a task and its wait took longer than the broker's consumer_timeout: raise it above the longest task, in rabbitmq.conf (consumer_timeout = MILLISECONDS) or by a policy (consumer-timeout); docs/operate.md has both",
+    )
+}
+
 impl Subscription {
     /// Consumes until the consumer is dropped and all its deliveries are settled, even if their channel is lost; until `closing` is cancelled and all
     /// settlements are sent, or until `end` is cancelled.
@@ -159,8 +169,13 @@ impl Subscription {
                 Ok((End::Done, _)) => return,
                 Ok((End::Resized, Some(session))) => {
                     let (left, end) = (Arc::clone(&self).leave(session), end.clone());
-                    self.tasks
-                        .spawn(async move { end.run_until_cancelled(left).await });
+                    let (health, pipe) = (self.health.clone(), Arc::clone(&self.pipe));
+                    self.tasks.spawn(async move {
+                        let name = format!("rabbitmq: resized consumer of {pipe}");
+                        let left = end.run_until_cancelled(left);
+                        // If it panics, its channel closes, and what is unsettled joins its redelivery.
+                        run_or_tell(&health, &name, left).await
+                    });
                     continue;
                 }
                 Ok((End::Idle | End::Resized, _)) => continue,
@@ -192,7 +207,9 @@ impl Subscription {
     }
 
     fn warn(&self, reason: &dyn std::fmt::Display) {
-        tracing::warn!(pipe = %self.pipe, %reason, "consuming was interrupted; continuing on a new channel");
+        let reason = reason.to_string();
+        let remedy = remedy_of(&reason);
+        tracing::warn!(pipe = %self.pipe, reason, remedy, "consuming was interrupted; continuing on a new channel");
     }
 
     /// Settles the deliveries of a channel that the consumer has left.
@@ -566,5 +583,20 @@ fn last_settlements(
             // Another thread is in the middle of sending.
             None => std::hint::spin_loop(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn consumer_timeout_is_told_with_its_remedy() {
+        let timed_out = "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 60000 ms.";
+        assert!(remedy_of(timed_out).is_some_and(|remedy| remedy.contains("consumer_timeout")));
+        assert_eq!(
+            remedy_of("CONNECTION_FORCED - broker forced connection closure"),
+            None
+        );
     }
 }
