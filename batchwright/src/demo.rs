@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
@@ -10,8 +11,9 @@ use batchwright::client::Client;
 use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, Stack, StackOptions};
 use clap::Args;
 use contract::rest::{JobTask, NewJob};
-use contract::{BatchTask, JobStatus, TaskData, TaskMessage};
+use contract::{BatchTask, JobStatus, TaskData};
 use example_worker::{WordCount, count_words};
+use framework::Outputs;
 use framework::broker::Broker;
 use serde_json::json;
 
@@ -29,11 +31,14 @@ pub struct DemoArgs {
     lines_per_item: u64,
 }
 
+/// Counts by what they count.
+type Ranking = BTreeMap<String, u64>;
+
 /// The number of lines, and how often each word occurs.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Words {
     lines: u64,
-    counts: BTreeMap<String, u64>,
+    counts: Ranking,
 }
 
 impl Words {
@@ -41,10 +46,10 @@ impl Words {
         self.counts.values().sum()
     }
 
-    fn add(&mut self, count: WordCount) {
+    fn add(&mut self, count: &WordCount) {
         self.lines += count.lines;
-        for (word, n) in count.words {
-            *self.counts.entry(word).or_default() += n;
+        for (word, n) in &count.words {
+            *self.counts.entry(word.clone()).or_default() += n;
         }
     }
 }
@@ -104,11 +109,8 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
 
 /// Counts the words with a job of the running system.
 async fn count(running: &Running, texts: &Texts, lines_per_item: u64) -> anyhow::Result<Words> {
-    say!(
-        "the API is at {}, Swagger UI at {}/job-service-ui/",
-        running.api_url(),
-        running.url()
-    );
+    say!("API         {}", running.api_url());
+    say!("Swagger UI  {}/job-service-ui/", running.url());
     let client = Client::new(&running.api_url(), "demo")?;
     let began = Instant::now();
     client.put(JOB, &new_job(texts, lines_per_item)?).await?;
@@ -122,8 +124,8 @@ async fn count(running: &Running, texts: &Texts, lines_per_item: u64) -> anyhow:
             .collect();
         bail!("the job is {}: {}", job.status, reasons.join("; "));
     }
-    let words = collect(&**running.broker(), usize::try_from(job.completed_items)?).await?;
-    show(&words, job.completed_items, seconds)?;
+    let (words, files) = collect(running.broker(), usize::try_from(job.completed_items)?).await?;
+    show(&words, &files, job.completed_items, seconds)?;
     Ok(words)
 }
 
@@ -155,46 +157,71 @@ fn new_job(texts: &Texts, lines_per_item: u64) -> anyhow::Result<NewJob> {
     })
 }
 
-/// Adds up the outputs in the output pipe. The pipe may contain an output twice, with the same task id.
-async fn collect(broker: &dyn Broker, items: usize) -> anyhow::Result<Words> {
-    let mut consumer = broker.consume(EXAMPLE_OUT_PIPE, 1000).await?;
-    let (mut words, mut seen) = (Words::default(), HashSet::new());
+/// Adds up the outputs in the output pipe, all together and the words of each file. The pipe may contain an output twice, with
+/// the same task id.
+async fn collect(broker: &Arc<dyn Broker>, items: usize) -> anyhow::Result<(Words, Ranking)> {
+    let mut outputs = Outputs::<WordCount>::of(broker, EXAMPLE_OUT_PIPE).await?;
+    let (mut words, mut files) = (Words::default(), Ranking::new());
+    let mut seen = HashSet::new();
     while seen.len() < items {
-        let next = tokio::time::timeout(Duration::from_secs(30), consumer.next()).await;
-        let Ok(Some(delivery)) = next else {
+        let next = tokio::time::timeout(Duration::from_secs(30), outputs.next()).await;
+        let Ok(Some(output)) = next.unwrap_or(Ok(None)) else {
             bail!(
                 "found only {} of {items} outputs in the output pipe",
                 seen.len()
             )
         };
-        let message = TaskMessage::decode(&delivery.body)?;
-        if seen.insert(message.task_id) {
-            words.add(serde_json::from_slice(
-                message.task_data.as_deref().unwrap_or_default(),
-            )?);
+        match &output.result {
+            Ok(count) => {
+                if seen.insert(output.task_id.clone()) {
+                    *files.entry(count.path.clone()).or_default() += count.total;
+                    words.add(count);
+                }
+            }
+            Err(failure) => bail!("{} has failed: {failure}", output.name()),
         }
-        delivery.ack();
+        output.done();
     }
-    Ok(words)
+    Ok((words, files))
 }
 
-fn show(words: &Words, items: i64, seconds: f64) -> Result<(), Unwritten> {
-    let mut by_count: Vec<_> = words.counts.iter().collect();
-    by_count.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+fn show(words: &Words, files: &Ranking, items: i64, seconds: f64) -> Result<(), Unwritten> {
     say!("\nthe ten most frequent words:");
-    for (word, count) in by_count.iter().take(10) {
+    for (word, count) in highest(&words.counts, 10) {
         say!("{count:>10}  {word}");
+    }
+    say!("\nthe files with the most words:");
+    for (file, count) in highest(files, 5) {
+        say!("{count:>10}  {}", end_of(file));
     }
     #[expect(clippy::cast_precision_loss, reason = "a rate needs no precision")]
     let rate = items as f64 / seconds;
     say!(
-        "\n{} words, {} of them distinct, in {} lines",
+        "\n{} words, {} of them distinct, in {} lines of {} files",
         words.total(),
         words.counts.len(),
-        words.lines
+        words.lines,
+        files.len()
     );
     say!("{items} tracked items in {seconds:.2} s: {rate:.0} items/s");
     Ok(())
+}
+
+/// Returns the entries with the highest counts, the highest first.
+fn highest(counts: &Ranking, entries: usize) -> Vec<(&String, &u64)> {
+    let mut by_count: Vec<_> = counts.iter().collect();
+    by_count.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+    by_count.truncate(entries);
+    by_count
+}
+
+/// Returns a path, or the end of it, so that it fits beside a count in 80 columns.
+fn end_of(path: &str) -> String {
+    const LONGEST: usize = 60;
+    match path.chars().count().checked_sub(LONGEST) {
+        None | Some(0) => path.to_owned(),
+        Some(over) => format!("…{}", path.chars().skip(over + 1).collect::<String>()),
+    }
 }
 
 /// Finds all text files and counts their words in a single pass.

@@ -23,8 +23,14 @@ pub struct WordCounter {
 pub struct WordCount {
     /// The path of the file, as in the task.
     pub path: String,
+    /// The position of the first line in the file, in bytes.
+    #[serde(default)]
+    pub offset: u64,
     /// The number of lines.
     pub lines: u64,
+    /// The number of all words.
+    #[serde(default)]
+    pub total: u64,
     /// The words in lower case, and how often each occurs.
     pub words: BTreeMap<String, u64>,
 }
@@ -60,7 +66,9 @@ impl Worker for WordCounter {
         }
         Ok(Reply::send(WordCount {
             path: task.path,
+            offset: task.offset,
             lines: task.lines,
+            total: words.values().sum(),
             words,
         }))
     }
@@ -126,10 +134,12 @@ mod tests {
             root: folder.path().into(),
         };
         let run = testing::run(&worker, lines(folder.path(), "a.txt", 4, 15)).await;
+        let sent = run.sent().unwrap();
         assert_eq!(
-            run.sent().unwrap().words,
+            sent.words,
             BTreeMap::from([("two".into(), 2), ("drei".into(), 1)])
         );
+        assert_eq!((sent.offset, sent.total), (4, 3));
     }
 
     #[tokio::test]

@@ -484,7 +484,16 @@ async fn demo_counts_the_words_of_a_folder_correctly() {
     let demo = run(&["demo", folder.path().to_str().unwrap()])
         .await
         .with(0);
-    assert!(demo.out.contains("words"), "{demo:?}");
+    assert!(
+        demo.out.contains("\nthe files with the most words:\n"),
+        "{demo:?}"
+    );
+    assert!(demo.out.contains("\n      3900  words\n"), "{demo:?}");
+    assert!(demo.out.contains("\n       587  4/39.txt\n"), "{demo:?}");
+    assert!(
+        demo.out.lines().all(|line| line.chars().count() <= 80),
+        "{demo:?}"
+    );
     let nothing = run(&["demo", "/nowhere/at/all"]).await.with(1);
     assert!(nothing.err.contains("/nowhere/at/all"), "{nothing:?}");
 }

@@ -1,5 +1,7 @@
-use batchwright::{Stack, StackError, StackOptions};
-use framework::{Context, OrFail, Reply, Settings, TaskData, TaskError, Worker};
+use std::error::Error;
+
+use batchwright::{Stack, StackOptions};
+use framework::{Context, OrFail, Outputs, Reply, Settings, TaskData, TaskError, Worker};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -10,6 +12,9 @@ struct Amount {
 impl TaskData for Amount {
     const CLASSIFIER: &'static str = "ListItem";
     const API_VERSION: i32 = 1;
+    fn label(&self) -> Option<String> {
+        Some(self.value.clone())
+    }
 }
 
 struct Doubler;
@@ -25,14 +30,29 @@ impl Worker for Doubler {
     }
 }
 
+/// Prints each result until the system stops.
+async fn print(mut doubled: Outputs<Amount>) -> Result<(), Box<dyn Error>> {
+    while let Some(output) = doubled.next().await? {
+        match &output.result {
+            Ok(amount) => println!("{} doubled is {}", output.name(), amount.value),
+            Err(failure) => println!("{} cannot be doubled: {failure}", output.name()),
+        }
+        output.done();
+    }
+    Ok(())
+}
+
 #[tokio::main]
-async fn main() -> Result<(), StackError> {
+async fn main() -> Result<(), Box<dyn Error>> {
     let mut settings = Settings::new("doubler");
     settings.output = Some("doubled".into());
     let stack = Stack::new(StackOptions::embedded("data")).worker(settings, Doubler);
     let running = stack.start().await?;
     println!("the API is at {}", running.api_url());
-    running.until_asked_to_stop().await
+    let doubled = Outputs::of(running.broker(), "doubled").await?;
+    let (stopped, printed) = tokio::join!(running.until_asked_to_stop(), print(doubled));
+    stopped?;
+    printed
 }
 
 #[cfg(test)]

@@ -71,6 +71,7 @@ pub struct Embedded {
     announcements: LocalFanout,
     /// Held by the sweep that is under way.
     sweep: Mutex<()>,
+    clock: Clock,
     bounds: UnreadBounds,
     unread: Mutex<Unread>,
     unread_bytes: AtomicU64,
@@ -160,6 +161,7 @@ impl Embedded {
             tasks,
             announcements: LocalFanout::new(options.health),
             sweep: Mutex::new(()),
+            clock: options.clock,
             bounds: options.unread,
             unread: Mutex::default(),
             unread_bytes: AtomicU64::new(0),

@@ -33,3 +33,27 @@ pub(crate) fn decode<T: TaskData>(message: &TaskMessage) -> Result<T, String> {
         .ok_or_else(|| "the message has no task data".to_owned())?;
     serde_json::from_slice(data).map_err(|error| format!("Invalid input message: {error}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde::{Deserialize, Serialize};
+
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    struct Broken;
+
+    impl TaskData for Broken {
+        const CLASSIFIER: &'static str = "Broken";
+        const API_VERSION: i32 = 1;
+
+        fn label(&self) -> Option<String> {
+            panic!("no label")
+        }
+    }
+
+    #[test]
+    fn label_that_panics_is_none() {
+        assert_eq!(label(&Broken), None);
+    }
+}

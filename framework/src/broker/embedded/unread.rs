@@ -31,7 +31,7 @@ use crate::meters;
 
 /// How much is read at a time, and about how much is dropped at a time.
 const PAGE_BYTES: usize = 1 << 20;
-/// Results that were first seen within this part of the greatest age count as equally old.
+/// Results that were sent within this part of the greatest age count as equally old.
 const STEPS_OF_AGE: u32 = 50;
 /// After how many new bytes, as a part of the bound, the results are looked at.
 const STEPS_OF_BYTES: u64 = 16;
@@ -41,7 +41,7 @@ const STEPS_OF_BYTES: u64 = 16;
 pub struct UnreadBounds {
     /// The size of all of them together, in bytes. For a while, there may be an eighth more.
     pub bytes: u64,
-    /// How long each of them stays, from when this process has first seen it.
+    /// How long each of them stays.
     pub age: Duration,
 }
 
@@ -90,7 +90,7 @@ struct Seen {
     runs: VecDeque<Run>,
 }
 
-/// Messages that were first seen at about the same time.
+/// Messages that were sent at about the same time.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     after: Id,
@@ -98,6 +98,25 @@ struct Run {
     /// The size of the results among them.
     bytes: u64,
     since: Instant,
+}
+
+/// The time, on both clocks.
+#[derive(Debug, Clone, Copy)]
+struct Now {
+    instant: Instant,
+    /// Since 1970.
+    seconds: i64,
+}
+
+impl Now {
+    /// Returns when a message was sent. One without a time, or from a clock that was set back since, counts as new.
+    fn sent(self, message: &Message) -> Instant {
+        let age = message
+            .sent
+            .map_or(0, |sent| self.seconds.saturating_sub(sent));
+        let age = Duration::from_secs(u64::try_from(age).unwrap_or(0));
+        self.instant.checked_sub(age).unwrap_or(self.instant)
+    }
 }
 
 impl Unread {
@@ -151,15 +170,17 @@ impl Unread {
 
 impl Seen {
     /// Adds a page. Returns whether there was anything new in it.
-    fn add(&mut self, page: &[Message], bounds: UnreadBounds, now: Instant) -> bool {
+    fn add(&mut self, page: &[Message], bounds: UnreadBounds, now: Now) -> bool {
         let Some(last) = page.last() else {
             return false;
         };
         let results = page.iter().filter(|message| is_ended_result(message));
         let bytes: u64 = results.map(size).sum();
+        // No result of the page is dropped before all of them are old.
+        let since = now.sent(last);
         let joins = |run: &Run| {
             run.bytes + bytes <= PAGE_BYTES as u64
-                && now.duration_since(run.since) <= bounds.age / STEPS_OF_AGE
+                && since.duration_since(run.since) <= bounds.age / STEPS_OF_AGE
         };
         match self.runs.back_mut() {
             Some(run) if joins(run) => {
@@ -170,7 +191,7 @@ impl Seen {
                 after: self.to,
                 to: last.id,
                 bytes,
-                since: now,
+                since,
             }),
         }
         self.to = last.id;
@@ -186,20 +207,23 @@ impl Embedded {
     /// [`BrokerError::Closed`] after [`close`](crate::broker::Broker::close).
     pub async fn drop_unread(&self) -> Result<Vec<DroppedOutputs>, BrokerError> {
         let mut unread = self.unread.lock().await;
+        let now = Now {
+            instant: Instant::now(),
+            seconds: self.clock.now_seconds(),
+        };
         let pipes = self.request(|reply| Command::Unconsumed { reply }).await?;
         unread.keep(&pipes);
         for pipe in &pipes {
             let seen = unread.seen(pipe);
             loop {
                 let page = self.read_page(pipe.number, seen.to).await?;
-                if !seen.add(&page, self.bounds, Instant::now()) {
+                if !seen.add(&page, self.bounds, now) {
                     break;
                 }
             }
         }
         let mut dropped: HashMap<i64, u64> = HashMap::new();
-        while let Some((number, mut run, bytes)) = unread.take_overdue(self.bounds, Instant::now())
-        {
+        while let Some((number, mut run, bytes)) = unread.take_overdue(self.bounds, now.instant) {
             if let Some(pipe) = pipes.iter().find(|pipe| pipe.number == number) {
                 *dropped.entry(number).or_default() += self.drop_of(pipe, &mut run, bytes).await?;
                 unread.put_back(number, run);

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::super::EmbeddedOptions;
 use super::*;
 use crate::broker::{Broker as _, HeaderValue, Headers, Outgoing};
+use crate::clock::Clock;
 
 const RESULT: &str = r#"{"taskId":"t","taskStatus":"RESULT_SUCCESS","tracking":null}"#;
 
@@ -135,6 +136,29 @@ async fn results_are_dropped_when_they_are_old_unless_a_consumer_has_come() {
         consumer.next().await.unwrap().ack();
     }
     broker.close().await;
+}
+
+#[tokio::test]
+async fn age_of_a_result_counts_across_restarts() {
+    const DAY: i64 = 24 * 3600 * 1000;
+    let folder = tempfile::tempdir().unwrap();
+    for (day, expected) in [
+        (0, vec![]),
+        (6, vec![]),
+        (-1, vec![]),
+        (8, vec![dropped("out", 3)]),
+    ] {
+        let options = EmbeddedOptions {
+            clock: Clock::simulated((100 + day) * DAY),
+            ..EmbeddedOptions::default()
+        };
+        let broker = Embedded::open_with(folder.path(), options).await.unwrap();
+        if day == 0 {
+            publish(&broker, "out", 0..3).await;
+        }
+        assert_eq!(broker.drop_unread().await.unwrap(), expected, "day {day}");
+        broker.close().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
