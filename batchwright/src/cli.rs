@@ -2,6 +2,8 @@
 
 mod api;
 mod bench;
+#[cfg(feature = "chaos")]
+mod chaos;
 mod connect;
 mod failures;
 mod jobs;
@@ -19,6 +21,8 @@ use framework::config::env::Variables;
 use framework::log::LogFormat;
 
 use self::bench::BenchArgs;
+#[cfg(feature = "chaos")]
+use self::chaos::{ChaosArgs, ChaosWorkerArgs};
 use self::failures::FailuresArgs;
 use self::jobs::{CountArgs, DeleteArgs, JobArgs, ListArgs, TargetArgs};
 use self::manual::{CompletionsArgs, ManArgs};
@@ -95,12 +99,18 @@ pub enum Command {
     Put(PutArgs),
     /// Measure the throughput of jobs that do nothing, or the speed of reads, and print the results as JSON.
     Bench(BenchArgs),
+    /// Kill processes, restart servers and cut connections in the middle of a job, and show as JSON that no item is lost.
+    #[cfg(feature = "chaos")]
+    Chaos(ChaosArgs),
     /// Print what completes this command line in a shell, e.g. `batchwright completions bash`.
     Completions(CompletionsArgs),
     /// Print the manual page, or write those of all commands to a folder.
     Man(ManArgs),
     #[command(hide = true)]
     BenchWorker(PacedOptions),
+    #[cfg(feature = "chaos")]
+    #[command(hide = true)]
+    ChaosWorker(ChaosWorkerArgs),
 }
 
 impl Command {
@@ -132,6 +142,10 @@ impl Command {
             Self::Put(args) => pipes::put(args).await,
             Self::Bench(args) => bench::bench(args).await,
             Self::BenchWorker(args) => bench::bench_worker(args).await,
+            #[cfg(feature = "chaos")]
+            Self::Chaos(args) => chaos::chaos(args).await,
+            #[cfg(feature = "chaos")]
+            Self::ChaosWorker(args) => chaos::chaos_worker(args).await,
             Self::Completions(args) => manual::completions(&args),
             Self::Man(args) => manual::man(&args),
         }
@@ -158,6 +172,8 @@ impl Command {
             | Self::Put(_)
             | Self::Completions(_)
             | Self::Man(_) => return false,
+            #[cfg(feature = "chaos")]
+            Self::Chaos(_) | Self::ChaosWorker(_) => return false,
         };
         service.output.is_json()
     }
@@ -166,6 +182,11 @@ impl Command {
 impl Program {
     /// Returns whether the program serves until it is stopped.
     pub const fn serves(&self) -> bool {
-        matches!(self, Self::Command(Command::Up(_) | Command::Run(_)))
+        match self {
+            Self::Command(Command::Up(_) | Command::Run(_)) => true,
+            #[cfg(feature = "chaos")]
+            Self::Command(Command::ChaosWorker(_)) => true,
+            _ => false,
+        }
     }
 }

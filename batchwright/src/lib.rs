@@ -23,6 +23,9 @@
 
 #![warn(missing_docs)]
 
+#[cfg(feature = "chaos")]
+#[doc(hidden)]
+pub mod chaos;
 pub mod client;
 mod stack;
 

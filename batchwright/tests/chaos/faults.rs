@@ -1,20 +1,22 @@
 //! Faults in the middle of a job.
 
-use batchwright::EXAMPLE_PIPE;
-use framework::broker::Broker;
-use harness::wait_for;
+use batchwright::chaos::{CHAOS_WORKER, INPUT_PIPE, ROLES, Server};
+use harness::{psql, wait_for};
 use tokio::time::sleep;
 
 use crate::SIZE;
-use crate::system::{ROLES, System, story};
+use crate::story::{Story, story};
 
 async fn is_killed_three_times(role: &str) {
-    story(&format!("{role} is killed three times"), async |system| {
-        for share in [0.1, 0.3, 0.5] {
-            system.reached(share).await;
-            system.kill_and_start(role).await;
-        }
-    })
+    story(
+        &format!("{role} is killed three times"),
+        async |system: &Story| {
+            for share in [0.1, 0.3, 0.5] {
+                system.reached(share).await;
+                system.kill_and_start(role).await;
+            }
+        },
+    )
     .await;
 }
 
@@ -35,15 +37,15 @@ async fn tracking_worker_is_killed_three_times() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn item_worker_is_killed_three_times() {
-    is_killed_three_times("example-worker").await;
+    is_killed_three_times(CHAOS_WORKER).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broker_restarts() {
-    story("the broker restarts", async |system| {
+    story("the broker restarts", async |system: &Story| {
         system.reached(0.3).await;
-        system.servers.rabbitmq.stop().await.unwrap();
-        system.servers.rabbitmq.start_again().await.unwrap();
+        system.servers().rabbitmq.stop().await.unwrap();
+        system.servers().rabbitmq.start_again().await.unwrap();
         system.resumes("broker restarted").await;
     })
     .await;
@@ -51,10 +53,10 @@ async fn broker_restarts() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broker_is_killed() {
-    story("the broker is killed", async |system| {
+    story("the broker is killed", async |system: &Story| {
         system.reached(0.3).await;
-        system.servers.rabbitmq.kill().await.unwrap();
-        system.servers.rabbitmq.start_again().await.unwrap();
+        system.servers().rabbitmq.kill().await.unwrap();
+        system.servers().rabbitmq.start_again().await.unwrap();
         system.resumes("broker killed").await;
     })
     .await;
@@ -62,28 +64,31 @@ async fn broker_is_killed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_restarts_and_is_killed() {
-    story("the database restarts, and is killed", async |system| {
-        system.reached(0.2).await;
-        system.servers.postgres.stop().await.unwrap();
-        system.servers.postgres.start_again().await.unwrap();
-        system.resumes("database restarted").await;
-        system.reached(0.5).await;
-        system.servers.postgres.kill().await.unwrap();
-        system.servers.postgres.start_again().await.unwrap();
-        system.resumes("database killed").await;
-    })
+    story(
+        "the database restarts, and is killed",
+        async |system: &Story| {
+            system.reached(0.2).await;
+            system.servers().postgres.stop().await.unwrap();
+            system.servers().postgres.start_again().await.unwrap();
+            system.resumes("database restarted").await;
+            system.reached(0.5).await;
+            system.servers().postgres.kill().await.unwrap();
+            system.servers().postgres.start_again().await.unwrap();
+            system.resumes("database killed").await;
+        },
+    )
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_stays_away_for_a_while() {
-    story("the database stays away", async |system| {
+    story("the database stays away", async |system: &Story| {
         system.reached(0.3).await;
-        let questions = || system.servers.rabbitmq.questions_for_missing(".suspects");
+        let questions = || system.servers().rabbitmq.questions_for_missing(".suspects");
         let before = questions().unwrap();
-        system.servers.postgres.stop().await.unwrap();
+        system.servers().postgres.stop().await.unwrap();
         sleep(SIZE.outage).await;
-        system.servers.postgres.start_again().await.unwrap();
+        system.servers().postgres.start_again().await.unwrap();
         assert_eq!(
             questions().unwrap() - before,
             0,
@@ -98,11 +103,11 @@ async fn database_stays_away_for_a_while() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn network_drops_everything_for_the_broker() {
-    story("a black hole before the broker", async |system| {
+    story("a black hole before the broker", async |system: &Story| {
         system.reached(0.3).await;
-        system.to_rabbitmq.black_hole();
+        system.network(Server::Broker).black_hole();
         sleep(SIZE.hole).await;
-        system.to_rabbitmq.pass();
+        system.network(Server::Broker).pass();
         system
             .resumes(&format!("{:?} of black hole", SIZE.hole))
             .await;
@@ -112,29 +117,37 @@ async fn network_drops_everything_for_the_broker() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn network_drops_everything_for_the_database() {
-    story("a black hole before the database", async |system| {
-        system.reached(0.3).await;
-        system.to_postgres.black_hole();
-        sleep(SIZE.hole).await;
-        system.to_postgres.pass();
-        system
-            .resumes(&format!("{:?} of black hole", SIZE.hole))
-            .await;
-    })
+    story(
+        "a black hole before the database",
+        async |system: &Story| {
+            system.reached(0.3).await;
+            system.network(Server::Database).black_hole();
+            sleep(SIZE.hole).await;
+            system.network(Server::Database).pass();
+            system
+                .resumes(&format!("{:?} of black hole", SIZE.hole))
+                .await;
+        },
+    )
     .await;
 }
 
-/// The item worker does not find its file and asks for a retry. The broker keeps the delayed tasks.
+/// The item worker does not find its table and asks for a retry. The broker keeps the delayed tasks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn delayed_tasks_survive_a_restart_of_the_broker() {
-    const ITEMS: u64 = 1000;
-    let system = System::begin(2 * ITEMS).await;
-    let file = |name: &str| system.folder.path().join(name);
-    for role in ROLES.into_iter().filter(|role| *role != "example-worker") {
-        system.start(role);
+    const ITEMS: u64 = 200;
+    let system = Story::begin(ITEMS, 2 * ITEMS).await;
+    for role in ROLES {
+        system.start(role).unwrap();
     }
+    let rename = async |from: &str, to: &str| {
+        let statement = format!("alter table {from} rename to {to}");
+        psql(system.database().unwrap(), &[&statement])
+            .await
+            .unwrap();
+    };
     let faults = async {
-        let broker = system.broker().await;
+        let broker = system.broker().await.unwrap();
         let depths = async |pipes: &[String]| -> Result<u64, String> {
             let mut all = 0;
             for pipe in pipes {
@@ -145,18 +158,11 @@ async fn delayed_tasks_survive_a_restart_of_the_broker() {
             }
             Ok(all)
         };
-        let input = [EXAMPLE_PIPE.to_owned()];
-        wait_for("all items to be there", async || {
-            match depths(&input).await? {
-                ITEMS => Ok(()),
-                items => Err(format!("{items} items")),
-            }
-        })
-        .await;
-        std::fs::rename(file("lines.txt"), file("away.txt")).unwrap();
-        system.start("example-worker");
+        let input = [system.pipe(INPUT_PIPE)];
+        rename("chaos_effects", "away").await;
+        system.start(CHAOS_WORKER).unwrap();
         let delays: Vec<String> = (0..9)
-            .map(|doubled| format!("{EXAMPLE_PIPE}.delay.{}", 1000 << doubled))
+            .map(|doubled| format!("{}.delay.{}", input[0], 1000 << doubled))
             .collect();
         wait_for("all items to be delayed", async || {
             match (depths(&delays).await?, depths(&input).await?) {
@@ -165,26 +171,28 @@ async fn delayed_tasks_survive_a_restart_of_the_broker() {
             }
         })
         .await;
-        system.servers.rabbitmq.stop().await.unwrap();
-        std::fs::rename(file("away.txt"), file("lines.txt")).unwrap();
-        system.servers.rabbitmq.start_again().await.unwrap();
+        system.servers().rabbitmq.stop().await.unwrap();
+        rename("away", "chaos_effects").await;
+        system.servers().rabbitmq.start_again().await.unwrap();
         system.resumes("broker restarted").await;
         broker.close().await;
     };
-    system.submit(ITEMS).await;
-    tokio::join!(system.follow(), faults);
+    system.runs(faults).await;
     system
-        .end("the broker restarts while items are delayed", ITEMS)
+        .end("the broker restarts while items are delayed")
         .await;
 }
 
 /// Existing connections stay open but carry nothing, and new ones work, as when a firewall loses its state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_connections_to_the_broker_are_replaced() {
-    story("connections to the broker fall silent", async |system| {
-        system.reached(0.3).await;
-        system.to_rabbitmq.forget();
-        system.resumes("silent connections").await;
-    })
+    story(
+        "connections to the broker fall silent",
+        async |system: &Story| {
+            system.reached(0.3).await;
+            system.network(Server::Broker).forget();
+            system.resumes("silent connections").await;
+        },
+    )
     .await;
 }

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use batchwright::chaos::CHAOS_WORKER;
 use contract::metrics::{METRICS, Metric};
 use harness::{Family, wait_for};
 
 use crate::SIZE;
-use crate::system::{ROLES, System};
+use crate::story::{Story, max_depth};
 
 /// Returns what a role says about the servers that it needs, in READY and in its log.
 fn needs(role: &str) -> &'static [&'static str] {
@@ -17,19 +18,19 @@ fn needs(role: &str) -> &'static [&'static str] {
 }
 
 /// Checks that the roles together show every metric but those of the embedded broker and of trouble, and what they counted.
-async fn every_role_shows_documented_metrics(system: &System) {
+async fn every_role_shows_documented_metrics(system: &Story) {
     let mut shown = BTreeMap::new();
-    for role in ROLES {
+    for role in &system.roles() {
         let seen = system.scrape(role).await;
         for (state, value) in [("connected", 1.0), ("connecting", 0.0)] {
             let said = seen.value("batchwright_broker_state", &[("state", state)]);
             assert!(same(said, value), "{role} {state}");
         }
         assert!(same(seen.value("batchwright_ready", &[]), 1.0), "{role}");
-        if role == "example-worker" {
+        if role == CHAOS_WORKER {
             let done = seen.value(
                 "batchwright_task_seconds_count",
-                &[("worker", "worker-example")],
+                &[("worker", CHAOS_WORKER)],
             );
             assert!(same(done, items()), "{done}");
         }
@@ -69,16 +70,16 @@ fn items() -> f64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn roles_wait_for_their_servers_and_say_so() {
-    let system = System::begin((SIZE.items / 20).max(50)).await;
+    let system = Story::begin(SIZE.items, max_depth()).await;
     tokio::try_join!(
-        system.servers.postgres.stop(),
-        system.servers.rabbitmq.stop()
+        system.servers().postgres.stop(),
+        system.servers().rabbitmq.stop()
     )
     .unwrap();
-    for role in ROLES {
-        system.start(role);
+    for role in &system.roles() {
+        system.start(role).unwrap();
     }
-    for role in ROLES {
+    for role in &system.roles() {
         wait_for(
             &format!("{role} to name the servers that it waits for"),
             async || {
@@ -103,9 +104,9 @@ async fn roles_wait_for_their_servers_and_say_so() {
         let log = system.log(role);
         assert!(log.contains("code=\"DATABASE_UNAVAILABLE\""), "{log}");
     }
-    system.servers.postgres.start_again().await.unwrap();
-    system.servers.rabbitmq.start_again().await.unwrap();
-    for role in ROLES {
+    system.servers().postgres.start_again().await.unwrap();
+    system.servers().rabbitmq.start_again().await.unwrap();
+    for role in &system.roles() {
         wait_for(&format!("{role} to be ready"), async || {
             match system.health(role, "READY").await? {
                 (200, _) => Ok(()),
@@ -124,8 +125,8 @@ async fn roles_wait_for_their_servers_and_say_so() {
             system.log(role)
         );
     }
-    system.submit(SIZE.items).await;
-    system.follow().await;
+    let ends = async { system.ended().await.map(drop).unwrap() };
+    system.runs(ends).await;
     every_role_shows_documented_metrics(&system).await;
-    system.end("roles before their servers", SIZE.items).await;
+    system.end("roles before their servers").await;
 }

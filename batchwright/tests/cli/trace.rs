@@ -225,11 +225,13 @@ impl Processes {
             let own = ["--input-pipe", &pipe];
             let arguments = common.concat().into_iter().chain(own);
             let log = folder.path().join(format!("{role}-{listen}.log"));
-            Process::start(ProcessOptions::new(
+            let process = Process::new(ProcessOptions::new(
                 Path::new(env!("CARGO_BIN_EXE_batchwright")),
                 arguments.chain(further.iter().copied()),
                 log,
-            ))
+            ));
+            process.start().unwrap();
+            process
         };
         let all = vec![
             start("job-service", "none", &service, &["--otlp-ratio", "0"]),
@@ -313,7 +315,8 @@ async fn trace_goes_through_processes_on_both_routes_and_ends_at_a_worker_that_d
         completed(&processes.client, id).await;
     }
     for process in &processes.all {
-        assert_eq!(process.terminate().await, Some(0), "{}", process.log_tail());
+        let code = process.terminate().await.unwrap();
+        assert_eq!(code, Some(0), "{}", process.log_tail());
     }
     processes.amqp.close().await;
     let spans = collector.spans().await;

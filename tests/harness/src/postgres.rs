@@ -1,41 +1,11 @@
-//! `PostgreSQL`: one server for a test process, a fresh database for every test.
+//! The `PostgreSQL` of a test process, with a fresh database for every test.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
+use faults::{Postgres, PostgresServer, create_database};
 use tokio::sync::OnceCell;
-
-use crate::supervisor::{Home, Order, Supervisor, program, run};
-use crate::{free_port, unique};
-
-const MISSING: &str = "PostgreSQL is not installed: `apt-get install postgresql` (its service is not needed and may stay \
-                       off), or set DATABASE_URL to a server on which databases may be created";
-
-/// The supervisor also creates the data folder, because a test may be killed in the middle of that. After a kill, it waits for the
-/// processes of the server, whose folder that is: a new server refuses to start while one of them is left.
-const START: &str = r#"
-    initdb=$1 data=$4
-    shift
-    [ -e "$data" ] || "$initdb" -D "$data" --username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync || exit
-    is_used() {
-        for folder in /proc/[0-9]*/cwd; do
-            [ ! "$folder" -ef "$data" ] || return 0
-        done
-        return 1
-    }
-    while is_used; do sleep 0.01; done
-    exec "$@"
-"#;
-
-/// A fresh, empty database.
-#[derive(Debug, Clone)]
-pub struct Postgres {
-    /// `postgres://user@host:port/name`
-    pub url: String,
-}
 
 /// Creates a database on the server that all tests of this process share: that of `DATABASE_URL`, else a private one.
 pub async fn postgres() -> anyhow::Result<Postgres> {
@@ -45,124 +15,6 @@ pub async fn postgres() -> anyhow::Result<Postgres> {
         .await?
         .create_database()
         .await
-}
-
-/// A server that one test owns, to stop and start it. Dropping it stops the server.
-#[derive(Debug)]
-pub struct PostgresServer {
-    supervisor: Supervisor,
-    port: u16,
-}
-
-impl PostgresServer {
-    /// Starts a server that does not wait for the disk: its commits survive a crash of the server, not of the machine.
-    pub async fn start() -> anyhow::Result<Self> {
-        Self::start_with(&["-c", "fsync=off", "-c", "full_page_writes=off"]).await
-    }
-
-    /// Starts a server with `PostgreSQL`'s default durability, for measurements.
-    pub async fn start_durable() -> anyhow::Result<Self> {
-        Self::start_with(&[]).await
-    }
-
-    async fn start_with(settings: &[&str]) -> anyhow::Result<Self> {
-        let (Some(initdb), Some(postgres)) =
-            (postgres_program("initdb"), postgres_program("postgres"))
-        else {
-            bail!(MISSING)
-        };
-        let home = Home::new(&["postgres", "nobody"])?;
-        let port = free_port();
-        let mut server = Command::new("sh");
-        server
-            .args(["-c", START, "batchwright-postgresql"])
-            .arg(initdb)
-            .arg(postgres);
-        server.arg("-D").arg(home.path().join("data")).args([
-            "-p",
-            &port.to_string(),
-            "-h",
-            "127.0.0.1",
-            "-k",
-            "",
-        ]);
-        server
-            .args(["-c", "max_connections=200", "-c", "shared_buffers=64MB"])
-            .args(settings);
-        let server = Self {
-            supervisor: home.supervise("PostgreSQL", "INT", &server)?,
-            port,
-        };
-        server.start_again().await?;
-        Ok(server)
-    }
-
-    /// Ends all sessions and shuts the server down. The data stay.
-    pub async fn stop(&self) -> anyhow::Result<()> {
-        self.supervisor.tell(Order::Stop).await.map(drop)
-    }
-
-    /// Kills the server as `kill -9` does: it must recover from its log when it starts again.
-    pub async fn kill(&self) -> anyhow::Result<()> {
-        self.supervisor.tell(Order::Kill).await.map(drop)
-    }
-
-    /// Starts the stopped server again, with the same port and data. Returns when it accepts queries.
-    pub async fn start_again(&self) -> anyhow::Result<()> {
-        let url = self.url("postgres");
-        self.supervisor
-            .start(async || {
-                // The port is tried first because that is cheap.
-                TcpStream::connect(("127.0.0.1", self.port))?;
-                psql(&url, &["select 1"]).await.map(drop)
-            })
-            .await
-    }
-
-    /// Returns the address on which the server listens.
-    pub const fn address(&self) -> SocketAddr {
-        SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), self.port)
-    }
-
-    /// Returns the URL of a database of this server. The database `postgres` always exists.
-    pub fn url(&self, database: &str) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
-    }
-
-    /// Creates an empty database on this server.
-    pub async fn create_database(&self) -> anyhow::Result<Postgres> {
-        create_database(&self.url("postgres")).await
-    }
-}
-
-/// Runs statements with `psql` and returns what it printed, unaligned and without headers.
-pub async fn psql(url: &str, statements: &[&str]) -> anyhow::Result<String> {
-    let mut command = Command::new(postgres_program("psql").context(MISSING)?);
-    command
-        .args([
-            "-X",
-            "-q",
-            "-w",
-            "-A",
-            "-t",
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-d",
-            url,
-        ])
-        .stdin(Stdio::null());
-    for statement in statements {
-        command.args(["-c", statement]);
-    }
-    run(command).await
-}
-
-async fn create_database(server: &str) -> anyhow::Result<Postgres> {
-    let name = unique("batchwright-test");
-    psql(server, &[&format!("create database \"{name}\"")]).await?;
-    Ok(Postgres {
-        url: with_database(server, &name),
-    })
 }
 
 /// The server on which this process creates its databases.
@@ -207,7 +59,7 @@ impl Leftovers {
     fn of(server: &str) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt;
 
-        let psql = postgres_program("psql").context(MISSING)?;
+        let psql = faults::postgres_program("psql").context("psql is not installed")?;
         let script = r#"trap : HUP INT TERM
             psql=$1 server=$2
             set --
@@ -236,70 +88,16 @@ impl Leftovers {
             .0
             .lock()
             .map_err(|_| anyhow::anyhow!("an earlier test panicked while it took a database"))?;
-        writeln!(names, "{}", database_of(&database.url))?;
+        writeln!(names, "{}", database.name())?;
         Ok(())
     }
 }
 
-/// Debian keeps several versions side by side, outside the search path; the newest is taken.
-fn postgres_program(name: &str) -> Option<PathBuf> {
-    let installed = std::fs::read_dir("/usr/lib/postgresql")
-        .into_iter()
-        .flatten()
-        .flatten();
-    let mut versions: Vec<(u32, PathBuf)> = installed
-        .filter_map(|version| {
-            Some((
-                version.file_name().to_str()?.parse().ok()?,
-                version.path().join("bin"),
-            ))
-        })
-        .collect();
-    versions.sort();
-    let folders: Vec<PathBuf> = versions
-        .into_iter()
-        .rev()
-        .map(|(_, folder)| folder)
-        .collect();
-    program(name, &folders)
-}
-
-/// Returns the URL of another database on the same server, with the same user, port and options.
-fn with_database(url: &str, name: &str) -> String {
-    let (base, query) = url
-        .split_once('?')
-        .map_or((url, None), |(base, query)| (base, Some(query)));
-    let authority = base.find("://").map_or(0, |at| at + 3);
-    let end = base[authority..]
-        .find('/')
-        .map_or(base.len(), |at| authority + at);
-    let query = query.map(|query| format!("?{query}")).unwrap_or_default();
-    format!("{}/{name}{query}", &base[..end])
-}
-
-fn database_of(url: &str) -> &str {
-    let base = url.split_once('?').map_or(url, |(base, _)| base);
-    base.rsplit_once('/').map_or("", |(_, name)| name)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use faults::psql;
 
-    #[test]
-    fn another_database_keeps_user_port_and_options() {
-        for (given, expected) in [
-            ("postgres://u:p@h:5433/app", "postgres://u:p@h:5433/x"),
-            ("postgres://u:p@h:5433", "postgres://u:p@h:5433/x"),
-            (
-                "postgresql://h/app?sslmode=require&host=/tmp",
-                "postgresql://h/x?sslmode=require&host=/tmp",
-            ),
-        ] {
-            assert_eq!(with_database(given, "x"), expected);
-            assert_eq!(database_of(expected), "x");
-        }
-    }
+    use super::*;
 
     #[tokio::test]
     async fn every_call_creates_an_empty_database() -> anyhow::Result<()> {
@@ -318,48 +116,6 @@ mod tests {
             )
             .await?,
             "0"
-        );
-        Ok(())
-    }
-
-    #[tokio::test]
-    async fn a_stopped_or_killed_server_restarts_with_its_data() -> anyhow::Result<()> {
-        let server = PostgresServer::start().await?;
-        let database = server.create_database().await?;
-        psql(&database.url, &["create table t (n int)"]).await?;
-
-        server.stop().await?;
-        assert!(
-            psql(&database.url, &["select 1"]).await.is_err(),
-            "it accepts queries after a stop"
-        );
-        server.start_again().await?;
-        psql(&database.url, &["insert into t values (1)"]).await?;
-
-        server.kill().await?;
-        assert!(
-            psql(&database.url, &["select 1"]).await.is_err(),
-            "it accepts queries after a kill"
-        );
-        server.start_again().await?;
-        assert_eq!(psql(&database.url, &["select count(*) from t"]).await?, "1");
-
-        let folder = server.supervisor.folder.clone();
-        drop(server);
-        assert!(!folder.exists(), "{} is left", folder.display());
-        Ok(())
-    }
-
-    #[tokio::test]
-    async fn a_server_that_cannot_start_reports_its_log() -> anyhow::Result<()> {
-        let error = PostgresServer::start_with(&["-c", "no_such_setting=1"])
-            .await
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("PostgreSQL did not start: it has ended")
-                && error.contains("no_such_setting"),
-            "{error}"
         );
         Ok(())
     }

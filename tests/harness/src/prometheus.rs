@@ -4,11 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, ensure};
+use faults::{Home, Supervisor, free_port, program};
 use serde_json::Value;
 
-use crate::free_port;
 use crate::http::HttpClient;
-use crate::supervisor::{Home, Supervisor, program};
 use crate::wait::in_time;
 
 /// A server that scrapes every second. Dropping it stops the server.

@@ -3,11 +3,11 @@
 //! Tests never sleep for a fixed time: that is too long on one machine and too short on another. They look until they
 //! see what they wait for, or fail with what they saw last.
 
-use std::fmt::Display;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use faults::poll;
+use tokio::time::timeout;
 
 /// The time after which [`wait_for`] and [`in_time`] give up. It is long because only a failing test waits that long.
 pub const PATIENCE: Duration = Duration::from_mins(2);
@@ -63,26 +63,6 @@ pub fn block_on_in_time<T: Send + 'static>(
             Ok(()) => unreachable!("the thread sends its result before it ends"),
         },
     }
-}
-
-/// As [`wait_for`], but returns what the condition saw last instead of panicking.
-pub(crate) async fn poll<T, E: Display>(
-    patience: Duration,
-    mut condition: impl AsyncFnMut() -> Result<T, E>,
-) -> Result<T, String> {
-    let end = Instant::now() + patience;
-    let mut pause = Duration::from_millis(2);
-    let mut last = "nothing, the first look has not returned".to_owned();
-    while let Some(left) = end.checked_duration_since(Instant::now()) {
-        match timeout(left, condition()).await {
-            Ok(Ok(value)) => return Ok(value),
-            Ok(Err(seen)) => last = seen.to_string(),
-            Err(_) => break,
-        }
-        sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_millis(250));
-    }
-    Err(last)
 }
 
 #[cfg(test)]

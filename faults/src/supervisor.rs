@@ -3,7 +3,7 @@
 //! A small shell (`supervisor.sh`) supervises the server and takes orders from its standard input. The system closes
 //! that pipe when this process ends, also by a panic in `main`, `exit` or `kill -9`; the shell then kills the server
 //! and removes the folder. (`PR_SET_PDEATHSIG` would need `unsafe`, and notifies only the first child.) The shell leads
-//! a process group of its own, so Ctrl-C reaches the tests and not the servers.
+//! a process group of its own, so Ctrl-C reaches the owner and not the servers.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -42,6 +42,8 @@ pub enum Order {
     Stop,
     Kill,
     Alive,
+    /// The folder stays when the server ends.
+    Keep,
 }
 
 #[derive(Debug)]
@@ -185,6 +187,7 @@ impl Shell {
             Order::Stop => "stop",
             Order::Kill => "kill",
             Order::Alive => "alive",
+            Order::Keep => "keep",
         };
         let orders = self.orders.as_mut().context("its input is closed")?;
         writeln!(orders, "{word}")?;
@@ -205,13 +208,19 @@ impl Drop for Shell {
 
 /// Returns the full path of a program, from the first of `folders` that has it, else from the search path.
 pub fn program(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    folders
-        .iter()
-        .cloned()
-        .chain(std::env::split_paths(&path))
-        .map(|folder| folder.join(name))
+    let in_folders = folders.iter().map(|folder| folder.join(name));
+    in_folders
+        .into_iter()
         .find(|file| file.is_file())
+        .or_else(|| {
+            // The shell knows the search path; the environment is not read here.
+            let found = Command::new("sh")
+                .args(["-c", "command -v \"$1\"", "sh", name])
+                .output()
+                .ok()?;
+            let path = PathBuf::from(String::from_utf8(found.stdout).ok()?.trim_end());
+            path.is_file().then_some(path)
+        })
 }
 
 /// Runs a command to its end and returns what it printed. An error contains its standard error.

@@ -5,6 +5,7 @@
 folder=$1 gently=$2
 shift 2
 pid=
+keep=
 
 end() {
     [ -n "$pid" ] || return 0
@@ -34,6 +35,7 @@ while read -r order; do
             ;;
         stop) end "$gently" ;;
         kill) end KILL ;;
+        keep) keep=1 ;;
         alive)
             # `jobs` collects a server that has ended; until then its process id still counts as alive.
             jobs >/dev/null
@@ -53,6 +55,7 @@ if [ "$gently" = INT ]; then
     done
 fi
 end KILL
+[ -z "$keep" ] || exit 0
 cd /
 # A process that is still dying may write into the folder while it is removed.
 rounds=100

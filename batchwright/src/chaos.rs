@@ -1,0 +1,122 @@
+//! Chaos: a real system whose parts fail in the middle of a job, and what that cost.
+//!
+//! Each role is a process of its own, on a broker and a database that can fail, behind a network that can fail. Or everything is
+//! one embedded process. Each item of the job writes its effect to a table of its own, and sends an output. At the end, the job's
+//! count, the effects and the pipes are compared.
+//!
+//! This is what `batchwright chaos` runs. The tests of survival are further scenarios of the same [`System`].
+//!
+//! What must stay true: nothing is left behind (processes, servers, folders, databases), however the command ends.
+
+mod effects;
+mod outcome;
+mod plan;
+mod roles;
+mod servers;
+mod system;
+mod worker;
+
+use std::time::Duration;
+
+use anyhow::anyhow;
+use tokio::time::{Instant, timeout};
+
+pub use self::effects::Effects;
+pub use self::outcome::{Outcome, Survived};
+pub use self::plan::{Fault, Faults, Server, Step, plan};
+pub use self::roles::{CHAOS_WORKER, INPUT_PIPE, ROLES, SystemOptions};
+pub use self::servers::{Given, Ground, Servers};
+pub use self::system::System;
+pub use self::worker::{ChaosWorkerOptions, run as run_worker};
+
+/// What a run does.
+#[derive(Debug)]
+pub struct Options {
+    /// The system and its job.
+    pub system: SystemOptions,
+    /// Which faults happen.
+    pub faults: Faults,
+    /// Determines the order of the faults and how long each lasts.
+    pub seed: u64,
+    /// The time after which the run gives up. No fault begins after two thirds of it.
+    pub limit: Duration,
+}
+
+/// Runs a job with faults and compares the counts. `tell` gets lines for a person; `stop` ends the run early.
+pub async fn run(
+    ground: Ground,
+    options: Options,
+    tell: &dyn Fn(&str),
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<Outcome> {
+    let began = Instant::now();
+    let mut survived = Survived::default();
+    let (seed, limit) = (options.seed, options.limit);
+    let system = System::begin(ground, options.system).await?;
+    let trouble = {
+        let job = async {
+            system.start_all()?;
+            system.submit().await?;
+            let steps = plan(seed, &options.faults, &system.roles());
+            strike(&system, steps, began + limit * 2 / 3, &mut survived, tell).await?;
+            tell("no more faults; the job runs to its end");
+            system.ended().await.map(drop)
+        };
+        let limited = timeout(limit, async {
+            tokio::select! {
+                worked = job => worked,
+                stalled = system.follow() => stalled,
+            }
+        });
+        tokio::select! {
+            worked = limited => worked.unwrap_or_else(|_| Err(anyhow!("the job did not end within {limit:?}"))).err(),
+            () = stop => Some(anyhow!("interrupted")),
+        }
+    };
+    if let Some(trouble) = &trouble {
+        tell(&format!("{trouble:#}"));
+    }
+    let (outcome, _) = system.finish(trouble.is_none()).await?;
+    if outcome.kept.is_empty() && !outcome.is_exact() {
+        tell("run it again with --keep to keep the logs");
+    }
+    Ok(Outcome {
+        seed,
+        survived,
+        seconds: began.elapsed().as_secs_f64(),
+        trouble: trouble.map(|trouble| trouble.to_string()),
+        ..outcome
+    })
+}
+
+/// Makes the parts of the system fail, each when the job has done its share.
+async fn strike(
+    system: &System,
+    steps: Vec<Step>,
+    end: Instant,
+    survived: &mut Survived,
+    tell: &dyn Fn(&str),
+) -> anyhow::Result<()> {
+    let began = Instant::now();
+    for step in steps {
+        if !system.reached(step.share).await? {
+            tell("the job ended before all faults; more --items, or --work, make it longer");
+            return Ok(());
+        }
+        if Instant::now() >= end {
+            tell("two thirds of --duration are over");
+            return Ok(());
+        }
+        let (at, done) = (began.elapsed().as_secs_f64(), system.completed_items());
+        tell(&format!("{at:6.1} s {done:9} items  {step}"));
+        let since = Instant::now();
+        system.strike(&step).await?;
+        step.count(survived);
+        if step.fault.is_outage() {
+            system.resumes(&step.fault.to_string()).await?;
+            let pause = since.elapsed().as_secs_f64();
+            tell(&format!("{:>25}  progress again after {pause:.1} s", ""));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! The effects of items: a table of the worker's own, in which each run of an item is a row.
+//!
+//! The table knows nothing of jobs. So it tells what really happened, whatever the job service counts.
+
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use framework::TaskError;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{PgPool, SqlitePool};
+use tokio::time::timeout;
+
+/// How long one effect may take. A network that carries nothing would hold it for ever.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The table.
+#[derive(Debug, Clone)]
+pub enum Effects {
+    /// In `PostgreSQL`.
+    Postgres(PgPool),
+    /// In an SQLite file.
+    Sqlite(SqlitePool),
+}
+
+/// What the table contains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EffectCounts {
+    /// The number of different items.
+    pub items: u64,
+    /// The number of rows: how often an item ran.
+    pub runs: u64,
+}
+
+impl Effects {
+    /// Connects to the database with this URL when it is first used.
+    pub fn open(url: &str, connections: u32) -> anyhow::Result<Self> {
+        if url.starts_with("sqlite:") {
+            let options = SqliteConnectOptions::from_str(url)?
+                .create_if_missing(true)
+                .journal_mode(SqliteJournalMode::Wal)
+                // A commit survives the process, and the machine does not fail here.
+                .synchronous(SqliteSynchronous::Off)
+                .busy_timeout(LIMIT);
+            let pool = SqlitePoolOptions::new().max_connections(1);
+            return Ok(Self::Sqlite(pool.connect_lazy_with(options)));
+        }
+        let options =
+            PgConnectOptions::from_str(url).context("the URL of the database is invalid")?;
+        let pool = PgPoolOptions::new()
+            .max_connections(connections)
+            .acquire_timeout(LIMIT);
+        Ok(Self::Postgres(pool.connect_lazy_with(options)))
+    }
+
+    /// Creates the table, which must not exist.
+    pub async fn create(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Postgres(pool) => {
+                let statement = "create table chaos_effects (item bigint not null, process bigint not null, \
+                                 at timestamptz not null default now())";
+                sqlx::query(statement).execute(pool).await.map(drop)
+            }
+            Self::Sqlite(pool) => {
+                let statement = "create table chaos_effects (item integer not null, process integer not null, \
+                                 at text not null default current_timestamp)";
+                sqlx::query(statement).execute(pool).await.map(drop)
+            }
+        }
+        .context("cannot create the table of effects")
+    }
+
+    /// Records that an item has run. A database that cannot be reached is unavailable; one that refuses is tried again later.
+    pub async fn record(&self, item: u64) -> Result<(), TaskError> {
+        let item = i64::try_from(item).map_err(TaskError::invalid)?;
+        let process = i64::from(std::process::id());
+        let recorded = timeout(LIMIT, async {
+            match self {
+                Self::Postgres(pool) => {
+                    let insert =
+                        sqlx::query("insert into chaos_effects (item, process) values ($1, $2)");
+                    insert
+                        .bind(item)
+                        .bind(process)
+                        .execute(pool)
+                        .await
+                        .map(drop)
+                }
+                Self::Sqlite(pool) => {
+                    let insert =
+                        sqlx::query("insert into chaos_effects (item, process) values ($1, $2)");
+                    insert
+                        .bind(item)
+                        .bind(process)
+                        .execute(pool)
+                        .await
+                        .map(drop)
+                }
+            }
+        });
+        match recorded.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) if refuses(&error) => Err(TaskError::retry(error)),
+            Ok(Err(error)) => Err(TaskError::unavailable(error)),
+            Err(_) => Err(TaskError::unavailable("the database does not respond")),
+        }
+    }
+
+    /// Counts the effects of the items 1 to `items`.
+    pub async fn count(&self, items: u64) -> anyhow::Result<EffectCounts> {
+        let items = i64::try_from(items)?;
+        let (different, runs): (i64, i64) = match self {
+            Self::Postgres(pool) => {
+                let select = "select count(distinct item), count(*) from chaos_effects where item between 1 and $1";
+                sqlx::query_as(select).bind(items).fetch_one(pool).await
+            }
+            Self::Sqlite(pool) => {
+                let select = "select count(distinct item), count(*) from chaos_effects where item between 1 and $1";
+                sqlx::query_as(select).bind(items).fetch_one(pool).await
+            }
+        }
+        .context("cannot read the table of effects")?;
+        Ok(EffectCounts {
+            items: u64::try_from(different)?,
+            runs: u64::try_from(runs)?,
+        })
+    }
+
+    /// Closes the connections.
+    pub async fn close(&self) {
+        match self {
+            Self::Postgres(pool) => pool.close().await,
+            Self::Sqlite(pool) => pool.close().await,
+        }
+    }
+}
+
+/// Returns whether the database works and refuses this statement. Class 57 is a server that stops or starts.
+fn refuses(error: &sqlx::Error) -> bool {
+    error
+        .as_database_error()
+        .is_some_and(|error| error.code().is_none_or(|code| !code.starts_with("57")))
+}

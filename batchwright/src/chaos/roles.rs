@@ -1,0 +1,167 @@
+//! The processes of a system: their names, their pipes and how they are started.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use faults::{ProcessOptions, free_port};
+
+use super::servers::Addresses;
+
+/// The roles of the product that run as processes.
+pub const ROLES: [&str; 3] = ["job-service", "batch-worker", "tracking-worker"];
+/// The name of the worker that runs the items, and of its process.
+pub const CHAOS_WORKER: &str = "chaos-worker";
+/// The only process of an embedded system.
+pub const EMBEDDED: &str = "embedded";
+/// The ends of the names of the pipes.
+pub const BATCH_PIPE: &str = "batch-in";
+/// See [`BATCH_PIPE`].
+pub const TRACKING_PIPE: &str = "jobtracking-in";
+/// See [`BATCH_PIPE`].
+pub const PAUSED_PIPE: &str = "paused-in";
+/// See [`BATCH_PIPE`].
+pub const INPUT_PIPE: &str = "items-in";
+/// See [`BATCH_PIPE`].
+pub const OUTPUT_PIPE: &str = "items-out";
+
+/// The size of a system and its job.
+#[derive(Debug, Clone)]
+pub struct SystemOptions {
+    /// This program.
+    pub program: PathBuf,
+    /// The items of the job.
+    pub items: u64,
+    /// The number of processes that run items.
+    pub workers: u32,
+    /// The number of items that such a process runs at the same time.
+    pub concurrency: u32,
+    /// The number of its unsettled deliveries.
+    pub prefetch: Option<u32>,
+    /// How long an item takes.
+    pub work: Duration,
+    /// The prefix of the names of the pipes.
+    pub pipes: String,
+    /// Seconds after which a silent connection to the broker is given up.
+    pub heartbeat: u32,
+    /// The longest time without progress.
+    pub patience: Duration,
+    /// The number of waiting items above which there are no splits. A small one makes the batch worker split throughout the job.
+    pub max_depth: u64,
+    /// Whether logs and data stay.
+    pub keep: bool,
+}
+
+/// Returns the names of the processes, each with an address of its own.
+pub fn listens(options: &SystemOptions, has_servers: bool) -> Vec<(String, String)> {
+    let mut names: Vec<String> = Vec::new();
+    if has_servers {
+        names.extend(ROLES.map(str::to_owned));
+        names.push(CHAOS_WORKER.to_owned());
+        names.extend((2..=options.workers).map(|number| format!("{CHAOS_WORKER}-{number}")));
+    } else {
+        names.push(EMBEDDED.to_owned());
+    }
+    names
+        .into_iter()
+        .map(|name| (name, format!("127.0.0.1:{}", free_port())))
+        .collect()
+}
+
+/// Returns how a role is started.
+pub fn role_options(
+    role: &str,
+    listen: &str,
+    addresses: &Addresses,
+    options: &SystemOptions,
+    folder: &Path,
+) -> ProcessOptions {
+    let pipe = |suffix: &str| format!("{}-{suffix}", options.pipes);
+    let (batch, tracking, paused) = (pipe(BATCH_PIPE), pipe(TRACKING_PIPE), pipe(PAUSED_PIPE));
+    let (max_parts, max_depth) = (
+        options.max_parts().to_string(),
+        options.max_depth.to_string(),
+    );
+    let mut arguments: Vec<&str> = Vec::new();
+    let work = item_arguments(options);
+    if ROLES.contains(&role) {
+        arguments.extend(["run", role, "--listen", listen]);
+        arguments.extend(["--tracking-pipe", &tracking, "--paused-pipe", &paused]);
+        if role == "batch-worker" {
+            arguments.extend([
+                "--input-pipe",
+                &batch,
+                "--max-parts",
+                &max_parts,
+                "--max-depth",
+                &max_depth,
+            ]);
+        }
+    } else {
+        arguments.extend([CHAOS_WORKER, "--listen", listen]);
+        arguments.extend(work.iter().map(String::as_str));
+    }
+    let mut start = ProcessOptions::new(
+        &options.program,
+        arguments,
+        folder.join(format!("{role}.log")),
+    );
+    // Other users may read the arguments of a process, and the URLs may contain passwords.
+    start.variables = vec![
+        (
+            "BATCHWRIGHT_DATABASE".to_owned(),
+            addresses.to_database.url.clone(),
+        ),
+        (
+            "BATCHWRIGHT_BROKER".to_owned(),
+            addresses.to_broker.url.clone(),
+        ),
+    ];
+    start
+}
+
+/// Returns how the process of an embedded system is started.
+pub fn embedded_options(
+    listen: &str,
+    effects: &str,
+    options: &SystemOptions,
+    folder: &Path,
+) -> ProcessOptions {
+    let data = folder.join("data").display().to_string();
+    let (max_parts, max_depth) = (
+        options.max_parts().to_string(),
+        options.max_depth.to_string(),
+    );
+    let work = item_arguments(options);
+    let mut arguments = vec![
+        CHAOS_WORKER,
+        "--listen",
+        listen,
+        "--data",
+        &data,
+        "--database",
+        effects,
+    ];
+    arguments.extend(["--max-parts", &max_parts, "--max-depth", &max_depth]);
+    arguments.extend(work.iter().map(String::as_str));
+    ProcessOptions::new(&options.program, arguments, folder.join("embedded.log"))
+}
+
+fn item_arguments(options: &SystemOptions) -> Vec<String> {
+    let mut arguments = vec![
+        format!("--pipes={}", options.pipes),
+        format!("--concurrency={}", options.concurrency),
+        format!("--work={}", options.work.as_millis()),
+    ];
+    arguments.extend(
+        options
+            .prefetch
+            .map(|prefetch| format!("--prefetch={prefetch}")),
+    );
+    arguments
+}
+
+impl SystemOptions {
+    fn max_parts(&self) -> u64 {
+        (self.items / 100).clamp(10, 1000)
+    }
+}
