@@ -11,7 +11,7 @@
 //! Anybody can write pinned entries. They must be below their base, in order and each once, as a listing has them. What
 //! they say about a file is checked by the worker that takes the item.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use contract::{FileItem, TaskData};
 use serde::{Deserialize, Serialize};
@@ -65,17 +65,8 @@ fn everything() -> String {
 
 impl Glob {
     /// Returns a plugin for folders below `root`. Definitions cannot name others.
-    pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self {
-            root: Root::new(root),
-        }
-    }
-
-    /// Hides these files and folders, with everything below them, from all definitions.
-    #[must_use]
-    pub fn hide(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
-        self.root.hide(paths);
-        self
+    pub fn new(root: impl Into<Root>) -> Self {
+        Self { root: root.into() }
     }
 }
 

@@ -35,6 +35,7 @@ pub use lines::Lines;
 pub use list::List;
 pub use plugin::{Batch, BatchPlugin, Part, SplitError};
 pub use range::Range;
+pub use source::Root;
 
 use pace::{Pace, Splittable};
 use plugin::AnyPlugin;

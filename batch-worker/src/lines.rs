@@ -11,7 +11,7 @@
 //! does not keep what it reads.
 
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use contract::{LineRange, TaskData};
 use serde::{Deserialize, Serialize};
@@ -60,17 +60,8 @@ const fn default_lines_per_item() -> u64 {
 
 impl Lines {
     /// Returns a plugin for files below `root`. Definitions cannot name others.
-    pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self {
-            root: Root::new(root),
-        }
-    }
-
-    /// Hides these files and folders, with everything below them, from all definitions.
-    #[must_use]
-    pub fn hide(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
-        self.root.hide(paths);
-        self
+    pub fn new(root: impl Into<Root>) -> Self {
+        Self { root: root.into() }
     }
 }
 

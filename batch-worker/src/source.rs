@@ -31,7 +31,8 @@ const PASS: OFlags = READ.union(OFlags::DIRECTORY).union(OFlags::PATH);
 #[cfg(not(target_os = "linux"))]
 const PASS: OFlags = READ.union(OFlags::DIRECTORY);
 
-/// The folder below which definitions name files.
+/// The folder below which definitions name files. Definitions of [`Lines`](crate::Lines) and [`Glob`](crate::Glob) cannot name
+/// others.
 #[derive(Debug, Clone)]
 pub struct Root {
     folder: PathBuf,
@@ -58,10 +59,17 @@ pub enum Kind {
     Other,
 }
 
+impl<P: Into<PathBuf>> From<P> for Root {
+    fn from(folder: P) -> Self {
+        Self::new(folder)
+    }
+}
+
 /// What is the same for all paths of one file.
 type Identity = (u64, u64);
 
 impl Root {
+    /// Returns a root without hidden files.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into(),
@@ -69,13 +77,15 @@ impl Root {
         }
     }
 
-    /// Hides files, and folders with everything below them.
-    pub fn hide(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
+    /// Hides these files and folders, with everything below them, from all definitions.
+    #[must_use]
+    pub fn hide(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
         self.hidden.extend(paths);
+        self
     }
 
     /// Returns what the path below the root looks like now.
-    pub fn stamp(&self, path: &str) -> Result<Stamp, SplitError> {
+    pub(crate) fn stamp(&self, path: &str) -> Result<Stamp, SplitError> {
         let (folder, name) = self.parent_of(path)?;
         let stat = match name {
             Some(name) => statat(&folder, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW),
@@ -298,7 +308,7 @@ mod tests {
         symlink(at("root/d"), at("root/absolute")).unwrap();
         symlink(at("outside"), at("root/absolute-out")).unwrap();
         let mut root = Root::new(at("linked-root"));
-        root.hide([at("root/data"), at("not-there-yet")]);
+        let root = root.hide([at("root/data"), at("not-there-yet")]);
         (folder, root)
     }
 

@@ -123,17 +123,22 @@ pub struct Limits {
     pub page: u32,
 }
 
+impl Limits {
+    /// The limits of a service that is not told others.
+    pub const DEFAULT: Self = Self {
+        connections: 1000,
+        head_time: Duration::from_secs(30),
+        body_time: Duration::from_mins(1),
+        body_bytes: 128 * 1024 * 1024,
+        labels: 100,
+        text: 1024 * 1024,
+        page: 10_000,
+    };
+}
+
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            connections: 1000,
-            head_time: Duration::from_secs(30),
-            body_time: Duration::from_mins(1),
-            body_bytes: 128 * 1024 * 1024,
-            labels: 100,
-            text: 1024 * 1024,
-            page: 10_000,
-        }
+        Self::DEFAULT
     }
 }
 

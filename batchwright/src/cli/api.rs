@@ -1,8 +1,16 @@
 //! The flags of `up` and `run` that say who may call the REST API, and how much of it.
 
+use std::ops::RangeInclusive;
+
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use job_service::{AllowedHost, AllowedOrigin, Limits, PipeAccess, ServiceOptions};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// The defaults.
+const LIMITS: Limits = Limits::DEFAULT;
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "REST API")]
@@ -26,19 +34,19 @@ pub struct ApiArgs {
     )]
     allowed_origin: Vec<AllowedOrigin>,
     /// Number of connections to the REST API; beyond it, connections that wait for their clients are closed for new ones.
-    #[arg(long, env = "BATCHWRIGHT_MAX_CONNECTIONS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000), value_name = "CONNECTIONS")]
-    max_connections: u32,
+    #[arg(long, env = "BATCHWRIGHT_MAX_CONNECTIONS", default_value_t = LIMITS.connections, value_parser = size(1..=1_000_000), value_name = "CONNECTIONS")]
+    max_connections: usize,
     /// MiB of request bodies that the REST API handles at the same time, from 16; beyond it, requests get 503.
-    #[arg(long, env = "BATCHWRIGHT_MAX_BODY_MEMORY", default_value_t = 128, value_parser = clap::value_parser!(u32).range(16..=1_000_000), value_name = "MIB")]
-    max_body_memory: u32,
+    #[arg(long, env = "BATCHWRIGHT_MAX_BODY_MEMORY", default_value_t = LIMITS.body_bytes / MIB, value_parser = size(16..=1_000_000), value_name = "MIB")]
+    max_body_memory: usize,
     /// Number of labels that a job may have.
-    #[arg(long, env = "BATCHWRIGHT_MAX_LABELS", default_value_t = 100, value_parser = clap::value_parser!(u32), value_name = "LABELS")]
-    max_labels: u32,
+    #[arg(long, env = "BATCHWRIGHT_MAX_LABELS", default_value_t = LIMITS.labels, value_parser = size(0..=u32::MAX.into()), value_name = "LABELS")]
+    max_labels: usize,
     /// KiB of the description of a job, and of its external data.
-    #[arg(long, env = "BATCHWRIGHT_MAX_TEXT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=16_384), value_name = "KIB")]
-    max_text: u32,
+    #[arg(long, env = "BATCHWRIGHT_MAX_TEXT", default_value_t = LIMITS.text / KIB, value_parser = size(1..=16_384), value_name = "KIB")]
+    max_text: usize,
     /// Largest number of jobs on a page of a list; a request for a larger page gets 400.
-    #[arg(long, env = "BATCHWRIGHT_MAX_PAGE_SIZE", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
+    #[arg(long, env = "BATCHWRIGHT_MAX_PAGE_SIZE", default_value_t = LIMITS.page, value_parser = clap::value_parser!(u32).range(1..), value_name = "JOBS")]
     max_page_size: u32,
     /// Whether clients may take and put messages of pipes over HTTP: `on`, `off`, or `auto`, which allows it where the broker is
     /// embedded and the REST API listens on a loopback address.
@@ -53,24 +61,28 @@ pub struct ApiArgs {
 
 impl ApiArgs {
     /// Adds these flags to the options of the job service.
-    pub fn apply_to(self, service: ServiceOptions) -> anyhow::Result<ServiceOptions> {
-        let connections = usize::try_from(self.max_connections)?;
+    pub fn apply_to(self, service: ServiceOptions) -> ServiceOptions {
+        let connections = self.max_connections;
         let limits = Limits {
             connections: connections.min(raise_open_files(connections)),
-            body_bytes: usize::try_from(self.max_body_memory)? * 1024 * 1024,
-            labels: usize::try_from(self.max_labels)?,
-            text: usize::try_from(self.max_text)? * 1024,
+            body_bytes: self.max_body_memory * MIB,
+            labels: self.max_labels,
+            text: self.max_text * KIB,
             page: self.max_page_size,
             ..service.limits
         };
-        Ok(ServiceOptions {
+        ServiceOptions {
             allowed_hosts: self.allowed_host,
             allowed_origins: self.allowed_origin,
             limits,
             pipe_access: self.pipe_access,
             ..service
-        })
+        }
     }
+}
+
+fn size(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(range)
 }
 
 /// Raises the limit of open files of this process as far as the system allows. Returns how many of them connections may have:

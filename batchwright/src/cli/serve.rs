@@ -408,7 +408,7 @@ impl StackArgs {
                 max_items: self.batch.max_items,
                 ..BatchOptions::default()
             },
-            service: self.api.apply_to(service)?,
+            service: self.api.apply_to(service),
             store: StoreOptions {
                 max_items: self.batch.max_items,
                 ..store

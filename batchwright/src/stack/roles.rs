@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use batch_worker::{BatchWorker, Glob, Lines, List, Range};
+use batch_worker::{BatchWorker, Glob, Lines, List, Range, Root};
 use example_worker::WordCounter;
 use framework::broker::Broker;
 use framework::handler::BatchHandler;
@@ -61,14 +61,15 @@ pub fn batch_worker(
     broker: Arc<dyn Broker>,
     stop: CancellationToken,
 ) -> (RunningRole, Arc<AtomicU64>) {
+    let root = Root::new(&options.root).hide(options.own_files());
     let worker = BatchWorker::new(options.batch.max_parts)
         .max_depth(options.batch.max_depth)
         .max_items(options.batch.max_items)
         .results(options.batch.results)
         .with(Range)
         .with(List)
-        .with(Lines::new(&options.root).hide(options.own_files()))
-        .with(Glob::new(&options.root).hide(options.own_files()));
+        .with(Lines::new(root.clone()))
+        .with(Glob::new(root));
     let splits = worker.splits();
     // One split publishes up to `max_parts` messages; two concurrent splits keep the broker busy.
     let settings = Settings {
