@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use contract::JobStatus;
 use contract::rest::{AwaitedJob, ExpiryPolicy, Job};
 
 use crate::text::{Column, MISSING, age, cut, date, duration, escaped, width_of};
@@ -69,20 +70,80 @@ pub fn line(job: &Job) -> String {
     format!("{id}: {status}, {percentage_complete:.2} %, {completed_items} items{failed}")
 }
 
-/// Returns one line with the progress of a job that is followed. With a width, the line is not wider: the id is cut first.
+/// Returns one line with the progress of a job that is followed. With a width, the line is not wider: large numbers become short,
+/// then the id is cut.
 pub fn progress(job: &Job, width: Option<usize>) -> String {
-    let (id, items, failed) = (escaped(&job.id), items(job), failed(job));
-    let percentage = job.progress.unwrap_or(job.percentage_complete);
-    let rest = format!(
-        ": {}, {percentage:.2} %, {items} items{failed}{}",
-        job.status,
-        pace(job)
-    );
+    let (id, exact) = (escaped(&job.id), rest_of_progress(job));
     let Some(width) = width else {
-        return format!("{id}{rest}");
+        return format!("{id}{exact}");
+    };
+    let fits = width_of(&exact) + LEAST_ID.min(width_of(&id)) <= width;
+    let rest = if fits {
+        exact
+    } else {
+        short_rest_of_progress(job)
     };
     let for_id = width.saturating_sub(width_of(&rest)).max(LEAST_ID);
     cut(&format!("{}{rest}", cut(&id, for_id)), width)
+}
+
+fn rest_of_progress(job: &Job) -> String {
+    let percentage = job.progress.unwrap_or(job.percentage_complete);
+    let (status, items, failed) = (job.status, items(job), failed(job));
+    let pace = pace(job).map(|(rate, left)| {
+        let rate = if rate < 9.95 {
+            format!("{rate:.1}")
+        } else {
+            format!("{rate:.0}")
+        };
+        format!(" ({rate} items/s{left})")
+    });
+    format!(
+        ": {status}, {percentage:.2} %, {items} items{failed}{}",
+        pace.unwrap_or_default()
+    )
+}
+
+/// Returns the same in fewer characters.
+fn short_rest_of_progress(job: &Job) -> String {
+    let percentage = job.progress.unwrap_or(job.percentage_complete);
+    let status = match job.status {
+        JobStatus::Active => String::new(),
+        status => format!(" {status},"),
+    };
+    let total = job.items.total.filter(|total| *total > job.completed_items);
+    let more = if job.items.total_is_final { "" } else { "+" };
+    let total = total.map(|total| format!(" of {}{more}", short(total)));
+    let (done, total) = (short(job.completed_items), total.unwrap_or_default());
+    let failed = match job.failed_tasks {
+        0 => String::new(),
+        failed => format!(", {} failed", short(failed)),
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "three digits are left")]
+    let pace = pace(job).map(|(rate, left)| format!(" ({}/s{left})", short(rate.round() as i64)));
+    format!(
+        ":{status} {percentage:.2} %, {done}{total}{failed}{}",
+        pace.unwrap_or_default()
+    )
+}
+
+/// Returns a number with three digits: `987`, `45.2k`, `4.52M`.
+fn short(number: i64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "three digits are left")]
+    let (mut value, mut unit) = (number as f64, "");
+    for next in ["k", "M", "G", "T"] {
+        if value < 999.5 {
+            break;
+        }
+        (value, unit) = (value / 1000.0, next);
+    }
+    let digits = match value {
+        _ if unit.is_empty() => 0,
+        value if value < 9.995 => 2,
+        value if value < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$}{unit}")
 }
 
 /// Returns the lines about a job: its [`line`], then each further thing that is known of it.
@@ -106,6 +167,15 @@ pub fn details(job: &Job, now: i64) -> Vec<String> {
     fields.push(("created", ago(job.create_time)));
     fields.push(("changed", ago(job.last_update_time)));
     fields.extend(job.due_time.map(|time| ("starts", date(time))));
+    fields.extend(job.start_time.map(|time| ("started", ago(time))));
+    fields.extend(job.end_time.map(|time| ("ended", ended(job, time))));
+    fields.extend(
+        job.estimated_end_time
+            .map(|time| ("ends about", date(time))),
+    );
+    if let Some(parts) = parts(job) {
+        fields.push(("items", parts));
+    }
     if job.delay > 0 {
         fields.push(("delay", duration(job.delay.saturating_mul(1000))));
     }
@@ -158,17 +228,45 @@ fn items(job: &Job) -> String {
     }
 }
 
-/// Returns the rate of an unfinished job and the time that is left, as far as the job service tells them.
-fn pace(job: &Job) -> String {
-    let Some(rate) = job.items_per_second.filter(|_| !job.status.is_finished()) else {
-        return String::new();
-    };
+/// Returns the rate of an unfinished job, and the text of the time that is left, as far as the job service tells them.
+fn pace(job: &Job) -> Option<(f64, String)> {
+    let rate = job.items_per_second.filter(|_| !job.status.is_finished())?;
     // Both times are the job service's, whose clock may differ from the one here.
-    let left = job
-        .estimated_end_time
-        .map(|end| (end - job.last_update_time).max(0));
-    let left = left.map(|left| format!(", {} left", duration(left)));
-    format!(" ({rate:.0} items/s{})", left.unwrap_or_default())
+    let left = job.estimated_end_time.map(|end| {
+        let left = duration((end - job.last_update_time).max(0));
+        format!(", {left} left")
+    });
+    Some((rate, left.unwrap_or_default()))
+}
+
+fn ended(job: &Job, end: i64) -> String {
+    let took = job
+        .start_time
+        .map(|start| format!(" (took {})", duration(end - start)));
+    format!("{}{}", date(end), took.unwrap_or_default())
+}
+
+/// Returns what has become of the items, and how fast, as far as it is known.
+fn parts(job: &Job) -> Option<String> {
+    let items = &job.items;
+    let at_least = if items.total_is_final { "" } else { " or more" };
+    let mut parts = vec![format!("{}{at_least}", items.total?)];
+    let named = [
+        ("done", Some(items.done)),
+        ("failed", Some(items.failed)),
+        ("retrying", items.retrying),
+        ("running", items.running),
+        ("waiting", items.waiting),
+    ];
+    let named = named
+        .into_iter()
+        .filter_map(|(name, number)| Some((name, number.filter(|number| *number > 0)?)));
+    parts.extend(named.map(|(name, number)| format!("{number} {name}")));
+    parts.extend(
+        job.items_per_second
+            .map(|rate| format!("{rate:.1} items/s")),
+    );
+    Some(parts.join(", "))
 }
 
 fn labels(labels: &BTreeMap<String, Option<String>>) -> String {
@@ -197,7 +295,6 @@ fn expires(status: &str, policy: &ExpiryPolicy) -> String {
 
 #[cfg(test)]
 mod tests {
-    use contract::JobStatus;
     use serde_json::{Value, json};
 
     use super::*;
@@ -269,6 +366,14 @@ mod tests {
             progress(&counted, Some(79)),
             "words: Active, 45.20 %, 4520 of 10000 items (113 items/s, 1m20s left)"
         );
+        let large = job(&json!({
+            "items": {"total": 10_000_000_000_i64, "totalIsFinal": false, "done": 4_520_000_000_i64}, "progress": 45.2,
+            "completedItems": 4_520_000_000_i64, "failedTasks": 31_415, "itemsPerSecond": 512_345.6, "estimatedEndTime": NOW + 4_000_000,
+        }));
+        assert_eq!(
+            progress(&large, Some(79)),
+            "words: 45.20 %, 4.52G of 10.0G+, 31.4k failed (512k/s, 1h06m left)"
+        );
         second.status = JobStatus::Active;
         assert_eq!(
             progress(&second, Some(60)),
@@ -281,6 +386,22 @@ mod tests {
     }
 
     #[test]
+    fn short_numbers_have_three_digits() {
+        for (number, expected) in [
+            (0, "0"),
+            (999, "999"),
+            (1000, "1.00k"),
+            (9_995, "10.0k"),
+            (45_249, "45.2k"),
+            (999_499, "999k"),
+            (999_500, "1.00M"),
+            (i64::MAX, "9223372T"),
+        ] {
+            assert_eq!(short(number), expected);
+        }
+    }
+
+    #[test]
     fn details_tell_what_is_known_and_nothing_else() {
         assert_eq!(
             details(&jobs()[2], NOW),
@@ -289,6 +410,18 @@ mod tests {
                 "  name     a\\nb",
                 "  created  2026-11-22 17:17:03 UTC (3m ago)",
                 "  changed  2026-11-22 17:19:58 UTC (5s ago)",
+            ]
+        );
+        let ended = job(&json!({
+            "status": "Failed", "startTime": NOW - 100_000, "endTime": NOW - 10_000, "itemsPerSecond": 50.04,
+            "items": {"total": 4600, "totalIsFinal": true, "done": 4520, "failed": 3, "retrying": 0, "running": 7, "waiting": 70},
+        }));
+        assert_eq!(
+            details(&ended, NOW)[3..],
+            [
+                "  started  2026-11-22 17:18:23 UTC (1m ago)",
+                "  ended    2026-11-22 17:19:53 UTC (took 1m30s)",
+                "  items    4600, 4520 done, 3 failed, 7 running, 70 waiting, 50.0 items/s",
             ]
         );
         let job = job(&json!({

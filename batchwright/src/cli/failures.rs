@@ -1,4 +1,6 @@
 //! `batchwright failures`: lists the failures of a job, or groups them.
+//!
+//! What must stay true: what was listed is printed although a later page cannot be had.
 
 use std::borrow::Cow;
 use std::process::ExitCode;
@@ -7,11 +9,35 @@ use clap::Args;
 use contract::rest::{Failure, FailureGroup};
 
 use super::connect::{Output, ServiceArgs};
-use crate::print::{remark, say};
-use crate::text::{MISSING, escaped};
+use super::jobs::print_table;
+use crate::print::{self, remark, say};
+use crate::text::{Column, MISSING, escaped};
 
 /// The number of failures that one request asks for.
 const PAGE: u32 = 1000;
+
+const COLUMNS: [Column; 4] = [
+    Column::cut_to("TASK", 12),
+    Column::cut_to("ITEM", 24),
+    Column::cut_to("KIND", 10),
+    Column::cut_to("MESSAGE", 20),
+];
+
+const WIDE_COLUMNS: [Column; 6] = [
+    Column::text("TASK"),
+    Column::text("ITEM"),
+    Column::text("KIND"),
+    Column::text("MESSAGE"),
+    Column::text("WORKER"),
+    Column::text("INPUT"),
+];
+
+const GROUP_COLUMNS: [Column; 4] = [
+    Column::number("COUNT"),
+    Column::cut_to("KIND", 10),
+    Column::cut_to("EXAMPLE", 24),
+    Column::cut_to("MESSAGE", 20),
+];
 
 #[derive(Debug, Args)]
 pub struct FailuresArgs {
@@ -45,15 +71,17 @@ async fn list(args: &FailuresArgs) -> anyhow::Result<()> {
         let limit = args.limit.map_or(PAGE, |limit| PAGE.min(limit - listed));
         let page = client.failures(&args.job, after.as_deref(), limit).await?;
         (after, is_all) = (page.next.clone(), page.next.is_none());
+        let mut rows = Vec::new();
         for failure in page.failures {
             listed += 1;
             match args.service.output {
-                Output::Table | Output::Wide => print(&failure)?,
+                Output::Table | Output::Wide => rows.push(row(&failure, args.service.output)),
                 Output::Ndjson => say!("{}", serde_json::to_string(&failure)?),
                 Output::Name => say!("{}", id(&failure)),
                 Output::Json => array.push(failure),
             }
         }
+        print_rows(&rows, args.service.output)?;
         let missing = page.failed_tasks - page.kept;
         if is_all && missing > 0 {
             remark!(
@@ -73,25 +101,22 @@ async fn groups(args: &FailuresArgs) -> anyhow::Result<()> {
         say!("{}", serde_json::to_string(&failures)?);
         return Ok(());
     }
-    for group in failures.groups.iter().flatten() {
-        let FailureGroup {
-            failure_id,
-            failure_message,
-            count,
-            example,
-            ..
-        } = group;
-        let (kind, message) = (
-            text(failure_id.as_deref()),
-            text(failure_message.as_deref()),
-        );
-        match args.service.output {
-            Output::Ndjson => say!("{}", serde_json::to_string(group)?),
-            Output::Name => say!("{kind}"),
-            _ => {
-                say!("{count} x {kind}: {message}");
-                say!("    e.g. {}", task(example));
+    let groups = failures.groups.unwrap_or_default();
+    match args.service.output {
+        Output::Ndjson => {
+            for group in &groups {
+                say!("{}", serde_json::to_string(group)?);
             }
+        }
+        Output::Name => {
+            for group in &groups {
+                say!("{}", text(group.failure_id.as_deref()));
+            }
+        }
+        Output::Table | Output::Wide | Output::Json => {
+            let rows: Vec<_> = groups.iter().map(group_row).collect();
+            let width = width(args.service.output);
+            print_table(&GROUP_COLUMNS, &rows, width)?;
         }
     }
     if let Some(ungrouped) = failures.ungrouped.filter(|count| *count > 0) {
@@ -100,28 +125,47 @@ async fn groups(args: &FailuresArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints a failure on one line, and the input on the next.
-fn print(failure: &Failure) -> anyhow::Result<()> {
-    say!(
-        "task {} {} in {}: {}",
-        task(failure),
-        text(failure.failure_id.as_deref()),
-        text(failure.failure_source.as_deref()),
-        text(failure.failure_message.as_deref())
-    );
-    if let Some(input) = &failure.input {
-        say!("    input: {}", text(Some(input)));
+fn row(failure: &Failure, output: Output) -> Vec<String> {
+    let mut row = vec![
+        id(failure).to_owned(),
+        text(failure.label.as_deref()).into_owned(),
+        text(failure.failure_id.as_deref()).into_owned(),
+        text(failure.failure_message.as_deref()).into_owned(),
+    ];
+    if output == Output::Wide {
+        let further = [&failure.failure_source, &failure.input];
+        row.extend(further.map(|field| text(field.as_deref()).into_owned()));
     }
-    Ok(())
+    row
 }
 
-/// Returns the id of the failed task, and which item it is.
-fn task(failure: &Failure) -> String {
-    let id = id(failure);
-    match &failure.label {
-        Some(label) => format!("{id} ({})", text(Some(label))),
-        None => id.to_owned(),
+fn group_row(group: &FailureGroup) -> Vec<String> {
+    let example = &group.example;
+    let example = example.label.as_deref().unwrap_or_else(|| id(example));
+    vec![
+        group.count.to_string(),
+        text(group.failure_id.as_deref()).into_owned(),
+        escaped(example).into_owned(),
+        text(group.failure_message.as_deref()).into_owned(),
+    ]
+}
+
+/// Prints a page of failures as a table.
+fn print_rows(rows: &[Vec<String>], output: Output) -> anyhow::Result<()> {
+    if rows.is_empty() {
+        return Ok(());
     }
+    let columns = if output == Output::Wide {
+        &WIDE_COLUMNS[..]
+    } else {
+        &COLUMNS
+    };
+    print_table(columns, rows, width(output))
+}
+
+/// Returns the width that a table may have.
+fn width(output: Output) -> Option<usize> {
+    print::width_of_output().filter(|_| output != Output::Wide)
 }
 
 /// Returns the id of the failed task; `0` for the job's own.

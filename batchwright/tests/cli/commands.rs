@@ -376,9 +376,26 @@ async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
 async fn lists_and_groups_failures(url: &str) {
     let command = async |arguments: &[&str]| run(&[arguments, &["--url", url]].concat()).await;
     let listed = command(&["failures", "failed"]).await.with(0).out;
-    let expected = "task 0 (range 1-x) RESULT_EXCEPTION in worker-batch: batch definition of range: \
-        at character 3: \"x\" is not a number\n    input: {\"batchDefinition\":\"1-x\"";
-    assert!(listed.starts_with(expected), "{listed}");
+    let expected = "\
+TASK  ITEM       KIND              MESSAGE
+0     range 1-x  RESULT_EXCEPTION  batch definition of range: at character 3: \"x\" is not a number
+";
+    assert_eq!(listed, expected);
+    let wide = command(&["failures", "failed", "-o", "wide"])
+        .await
+        .with(0)
+        .out;
+    let input = "worker-batch  {\"batchDefinition\":\"1-x\"";
+    assert!(wide.contains(input), "{wide}");
+    let groups = command(&["failures", "failed", "--group"])
+        .await
+        .with(0)
+        .out;
+    let expected = "\
+COUNT  KIND              EXAMPLE    MESSAGE
+    1  RESULT_EXCEPTION  range 1-x  batch definition of range: at character 3: \"x\" is not a number
+";
+    assert_eq!(groups, expected);
     let line = command(&["failures", "failed", "-o", "json"]);
     assert_eq!(line.await.with(0).json()[0]["label"], "range 1-x");
     let groups = command(&["failures", "failed", "--group", "-o", "json"]);
