@@ -59,8 +59,23 @@ pub async fn run(arguments: &[&str]) -> Ended {
     run_with_input(arguments, "").await
 }
 
+/// Runs commands of a shell that call the binary by its name, against the system of this home.
+pub async fn run_script(commands: &str, home: &Home) -> Ended {
+    let binary = Path::new(env!("CARGO_BIN_EXE_batchwright"));
+    let folders = [binary.parent().unwrap().to_owned()].into_iter();
+    let found = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(folders.chain(std::env::split_paths(&found))).unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-ec", commands]);
+    command.env("PATH", path).env("BATCHWRIGHT_URL", home.url());
+    ended(command, "").await
+}
+
 pub async fn run_with_input(arguments: &[&str], input: &str) -> Ended {
-    let mut command = batchwright(arguments);
+    ended(batchwright(arguments), input).await
+}
+
+async fn ended(mut command: Command, input: &str) -> Ended {
     let input = input.to_owned();
     let ended = tokio::task::spawn_blocking(move || {
         let mut child = command

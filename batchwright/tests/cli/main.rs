@@ -15,6 +15,7 @@ mod log;
 mod metrics;
 mod panics;
 mod pipes;
+mod readme;
 mod startup;
 mod trace;
 mod watching;
