@@ -307,7 +307,7 @@ mod tests {
         }
         symlink(at("root/d"), at("root/absolute")).unwrap();
         symlink(at("outside"), at("root/absolute-out")).unwrap();
-        let mut root = Root::new(at("linked-root"));
+        let root = Root::new(at("linked-root"));
         let root = root.hide([at("root/data"), at("not-there-yet")]);
         (folder, root)
     }

@@ -133,6 +133,7 @@ impl Stack {
             splits: Arc::default(),
             reports: Arc::default(),
             workers: Group::new(ended.clone(), options.health.clone()),
+            outputs: Group::new(ended.clone(), options.health.clone()),
             tracking: Group::new(ended.clone(), options.health.clone()),
             service: Group::new(ended, options.health.clone()),
             ends,
@@ -195,6 +196,7 @@ pub struct Running {
     reports: Arc<AtomicU64>,
     // The groups stop in this order, so that the roles of each can still send messages to those of the next.
     workers: Group,
+    outputs: Group,
     tracking: Group,
     service: Group,
     ends: mpsc::Receiver<(String, String)>,
@@ -221,6 +223,7 @@ impl Running {
                 Role::JobService => self.start_job_service(options, listener.take()),
                 Role::BatchWorker => self.start_batch_worker(options),
                 Role::TrackingWorker => self.start_tracking_worker(options),
+                Role::OutputWorker => self.start_output_worker(options),
                 Role::ExampleWorker => self.start_example_worker(options),
             }
         }
@@ -278,6 +281,16 @@ impl Running {
         let (role, reports) = roles::tracking_worker(options, store, broker, stop);
         self.reports = reports;
         self.tracking.run("worker-jobtracking", role);
+    }
+
+    fn start_output_worker(&mut self, options: &StackOptions) {
+        let Some(store) = self.store.clone() else {
+            return;
+        };
+        let (broker, stop) = (Arc::clone(&self.broker), self.outputs.token());
+        if let Some(role) = roles::output_worker(options, store, broker, stop) {
+            self.outputs.run("worker-output", role);
+        }
     }
 
     fn start_example_worker(&mut self, options: &StackOptions) {
@@ -348,9 +361,10 @@ impl Running {
         ended
     }
 
-    /// Stops workers, tracking worker, job service, broker and store, in this order.
+    /// Stops workers, output worker, tracking worker, job service, broker and store, in this order.
     pub async fn stop(self) {
         self.workers.stop().await;
+        self.outputs.stop().await;
         self.tracking.stop().await;
         self.service.stop().await;
         self.broker.close().await;

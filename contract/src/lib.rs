@@ -22,6 +22,7 @@ pub mod headers;
 mod ids;
 mod job_task_id;
 pub mod metrics;
+mod outputs;
 mod pipe_message;
 mod problem;
 mod report;
@@ -41,7 +42,8 @@ pub use report::{
     TrackingReport, TrackingReportTask,
 };
 pub use reserved_pipes::{
-    PipePurpose, ReservedPipe, ReservedPipes, delay_pipe, is_delay_pipe, quarantine_pipe,
+    PipePurpose, ReservedPipe, ReservedPipes, delay_pipe, is_delay_pipe, kept_outputs_pipe,
+    kept_track_to, quarantine_pipe,
 };
 pub use rest::{JobStatus, OnFailure};
 pub use task_message::{
@@ -51,6 +53,9 @@ pub use task_message::{
 
 /// The default name of the paused pipe, to which workers send the tasks of paused jobs.
 pub const PAUSED_PIPE: &str = "worker-paused-in";
+
+/// The default name of the pipe of the outputs that the service keeps. Its output worker takes them from there.
+pub const OUTPUTS_PIPE: &str = "worker-output-in";
 
 /// The maximum length of a pipe name, in bytes. AMQP sets the limit; every broker accepts names of this length.
 pub const MAX_PIPE_BYTES: usize = 255;

@@ -143,6 +143,14 @@ metrics! {
         "Time of a flush, which counts the reports of many tasks in the ledger.";
     FLUSH_EVENTS = "batchwright_ledger_flush_events", SIZES, [],
         "Reports in a flush.";
+    OUTPUTS_KEPT = "batchwright_outputs_total", COUNTER, ["outcome"],
+        "Outputs that the output worker took: `done` and `failed` are kept, `left-out` are over a limit, `repeated` were kept before.";
+    OUTPUT_BYTES = "batchwright_output_bytes_total", COUNTER, [],
+        "Bytes of the outputs that it kept.";
+    BLOBS_WRITTEN = "batchwright_output_blobs_total", COUNTER, [],
+        "Blobs that it wrote them to.";
+    BLOB_SECONDS = "batchwright_output_write_seconds", TIMES, [],
+        "Time until the blobs of a batch of outputs were safe, with the time for which they waited for room.";
     JOBS = "batchwright_jobs", GAUGE, ["status"],
         "Jobs in the store, read at most every 15 s; NaN if the database is not available.";
     PARKED_TASKS = "batchwright_parked_tasks", GAUGE, [],

@@ -103,6 +103,12 @@ pub enum ErrorCode {
     WrongJobStatus,
     /// The service lets no client take or put messages.
     PipesNotServed,
+    /// The job does not keep its outputs.
+    OutputsNotKept,
+    /// The outputs of the job were removed because their time was over.
+    OutputsRemoved,
+    /// The service cannot read the outputs that are kept.
+    OutputsUnreadable,
     /// A web page of another origin must not change jobs.
     ForeignOrigin,
     /// The host of the request is not a name of the service.
@@ -125,7 +131,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 36] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -150,6 +156,9 @@ impl ErrorCode {
         Self::JobExists,
         Self::WrongJobStatus,
         Self::PipesNotServed,
+        Self::OutputsNotKept,
+        Self::OutputsRemoved,
+        Self::OutputsUnreadable,
         Self::ForeignOrigin,
         Self::ForeignHost,
         Self::BodyTooLarge,
@@ -298,6 +307,21 @@ impl ErrorCode {
                 "PIPES_NOT_SERVED",
                 "The service does not give access to pipes",
                 "Use the broker itself, or let the operator allow it.",
+            ),
+            Self::OutputsNotKept => (
+                "OUTPUTS_NOT_KEPT",
+                "The job does not keep its outputs",
+                "Create the job with '\"outputs\": \"keep\"', or read its target pipe.",
+            ),
+            Self::OutputsRemoved => (
+                "OUTPUTS_REMOVED",
+                "The outputs of the job were removed",
+                "Run the job again, and read its outputs before their time is over.",
+            ),
+            Self::OutputsUnreadable => (
+                "OUTPUTS_UNREADABLE",
+                "The outputs cannot be read",
+                "Tell the operator the correlation id; the log of the service has the reason.",
             ),
             Self::ForeignOrigin => (
                 "FOREIGN_ORIGIN",

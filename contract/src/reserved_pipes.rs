@@ -13,6 +13,8 @@ use crate::same_pipe;
 const DELAY_INFIX: &str = ".delay.";
 /// The end of the name of a quarantine pipe.
 const QUARANTINE_SUFFIX: &str = ".suspects";
+/// The end of the name of the pipe where tracking ends for a job that keeps its outputs. No pipe has such a name.
+const KEPT_SUFFIX: &str = ".kept";
 
 /// What a reserved pipe is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,11 +31,16 @@ pub enum PipePurpose {
     Invalid,
     /// Holds copies of tasks that were given up.
     Reject,
+    /// Holds the results that the output worker keeps. Only results may be addressed to it.
+    Outputs,
+    /// The name where the tracking of kept outputs ends. There is no such pipe.
+    Kept,
 }
 
 /// The pipes that an installation reserves for itself.
 ///
-/// The names for delays and quarantines (`*.delay.<number>`, `*.suspects`) are always reserved, the others as configured.
+/// The names for delays, quarantines and kept outputs (`*.delay.<number>`, `*.suspects`, `*.kept`) are always reserved, the
+/// others as configured.
 /// Case matters, as it does to the broker, except for the tracking pipe: the tracking worker takes every message as its own
 /// whose `to` is [the same pipe](same_pipe).
 ///
@@ -104,6 +111,25 @@ impl ReservedPipes {
         }
     }
 
+    /// Checks that a result may be addressed to a pipe: as [`Self::check`], but the pipe of the outputs that the service keeps
+    /// is for results.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn check_result(
+        &self,
+        pipe: &str,
+        tracking_pipe: Option<&str>,
+    ) -> Result<(), ReservedPipe> {
+        match self.check(pipe, tracking_pipe) {
+            Err(ReservedPipe {
+                purpose: PipePurpose::Outputs,
+                ..
+            }) => Ok(()),
+            checked => checked,
+        }
+    }
+
     fn configured_purpose(&self, pipe: &str) -> Option<PipePurpose> {
         let is_found = |(name, purpose): &&(String, PipePurpose)| {
             name == pipe || (*purpose == PipePurpose::Tracking && same_pipe(name, pipe))
@@ -125,12 +151,27 @@ pub fn quarantine_pipe(input: &str) -> String {
     format!("{input}{QUARANTINE_SUFFIX}")
 }
 
+/// Returns where tracking ends (`trackTo`) for a job whose outputs are kept from the pipe `outputs`: a name that no pipe has, so
+/// that the tracking of a result does not end in that pipe.
+pub fn kept_track_to(outputs: &str) -> String {
+    format!("{outputs}{KEPT_SUFFIX}")
+}
+
+/// Returns the pipe to which the results of a task go whose tracking ends at `track_to`, if its job keeps its outputs.
+pub fn kept_outputs_pipe(track_to: &str) -> Option<&str> {
+    track_to
+        .strip_suffix(KEPT_SUFFIX)
+        .filter(|outputs| !outputs.is_empty())
+}
+
 /// Returns what a pipe of this name is for in every installation, if the framework itself makes such names.
 fn own_purpose(pipe: &str) -> Option<PipePurpose> {
     if pipe.ends_with(QUARANTINE_SUFFIX) {
         Some(PipePurpose::Quarantine)
     } else if is_delay_pipe(pipe) {
         Some(PipePurpose::Delay)
+    } else if pipe.ends_with(KEPT_SUFFIX) {
+        Some(PipePurpose::Kept)
     } else {
         None
     }
@@ -156,6 +197,12 @@ impl fmt::Display for PipePurpose {
             Self::Paused => "which is the paused pipe",
             Self::Invalid => "which is an invalid pipe",
             Self::Reject => "which is a reject pipe",
+            Self::Outputs => {
+                "which is for the results that the service keeps (a job keeps them by `\"outputs\": \"keep\"`)"
+            }
+            Self::Kept => {
+                "which by its name (`.kept`) is where the tracking of kept outputs ends, and no pipe"
+            }
         })
     }
 }
@@ -172,12 +219,13 @@ mod tests {
             .reserve(PipePurpose::Invalid, "worker-batch-invalid")
             .reserve(PipePurpose::Reject, "worker-batch-reject")
             .reserve(PipePurpose::Reject, "")
+            .reserve(PipePurpose::Outputs, "worker-output-in")
             .allow(["orders.suspects", "worker-batch-reject"])
     }
 
     #[test]
     fn our_own_suffixes_and_the_configured_pipes_are_reserved_and_what_looks_alike_is_not() {
-        use PipePurpose::{Delay, Invalid, Paused, Quarantine, Tracking};
+        use PipePurpose::{Delay, Invalid, Kept, Outputs, Paused, Quarantine, Tracking};
         for (pipe, expected) in [
             ("worker-batch-in", None),
             ("worker-batch-in.delay.400", Some(Delay)),
@@ -194,6 +242,10 @@ mod tests {
             ("worker-batch-in.suspects", Some(Quarantine)),
             ("suspects", None),
             ("a.suspects.in", None),
+            ("worker-output-in", Some(Outputs)),
+            ("worker-output-in.kept", Some(Kept)),
+            (".kept", Some(Kept)),
+            ("kept", None),
             ("worker-jobtracking-in", Some(Tracking)),
             ("Worker-JobTracking-IN", Some(Tracking)),
             ("worker-jobtracking-in-2", None),
@@ -227,12 +279,26 @@ mod tests {
         );
     }
 
+    #[test]
+    fn only_results_may_be_addressed_to_the_pipe_of_kept_outputs() {
+        let checked = |pipe| configured().check_result(pipe, None).is_ok();
+        assert!(checked("worker-output-in") && checked("orders-out"));
+        assert!(!checked("worker-output-in.kept") && !checked("worker-jobtracking-in"));
+        assert_eq!(
+            kept_outputs_pipe(&kept_track_to("worker-output-in")),
+            Some("worker-output-in")
+        );
+        assert_eq!(kept_outputs_pipe("orders-out"), None);
+        assert_eq!(kept_outputs_pipe(".kept"), None);
+    }
+
     proptest! {
         #[test]
         fn a_name_made_for_a_delay_or_a_quarantine_is_reserved(pipe in ".{0,300}", millis in 0i64..) {
             let reserved = ReservedPipes::default();
             prop_assert!(reserved.check(&delay_pipe(&pipe, millis), None).is_err());
             prop_assert!(reserved.check(&quarantine_pipe(&pipe), None).is_err());
+            prop_assert!(reserved.check(&kept_track_to(&pipe), None).is_err());
         }
 
         #[test]

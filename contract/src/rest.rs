@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::ReportFailure;
+pub use crate::outputs::{KeptOutputs, OutputStatus, Outputs};
 pub use crate::problem::{ErrorBody, ErrorCode};
 
 /// The largest body of a request that the job service accepts, in bytes.
@@ -51,6 +52,9 @@ pub struct NewJob {
     /// values count as 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delay: Option<i32>,
+    /// What happens to the outputs of the tasks: `keep` lets the service keep them. Such a job has no `targetPipe`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outputs: Option<Outputs>,
 }
 
 /// The first task of a job, sent to `taskPipe`.
@@ -200,6 +204,9 @@ pub struct Job {
     /// the service created the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correlation_id: Option<String>,
+    /// The outputs that the service keeps. Absent if the job does not keep its outputs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outputs: Option<KeptOutputs>,
     /// Remarks on the job, for example how a job without a target pipe completes. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -478,6 +485,35 @@ pub struct FailureGroup {
     pub last_time: i64,
     /// The first of them.
     pub example: Failure,
+}
+
+/// A line of the kept outputs of a job: the output of one task.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct KeptOutput {
+    /// The number of the line, from 0. A client that was interrupted asks for `?offset=` the next number.
+    pub offset: u64,
+    /// The path from the job to the task, e.g. `3.17`; `0` for the job's first task.
+    pub task: String,
+    /// The label of the item. Absent if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// Whether this is a result or a failure.
+    pub status: OutputStatus,
+    /// Whether the result is a negative one: the task is done, and its worker says that it was not successful. Absent if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub negative: bool,
+    /// The result, if it is JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "utoipa", schema(value_type = Option<serde_json::Value>))]
+    pub output: Option<serde_json::Value>,
+    /// The result as base64, if it is not JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_base64: Option<String>,
+    /// The failure of a task that has failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
 }
 
 /// A task of a job.

@@ -440,6 +440,16 @@ pub(crate) fn check_pipe(
     reserved.check(pipe, tracking.and_then(|it| it.tracking_pipe.as_deref()))
 }
 
+/// Checks that a result of this task may be addressed to a pipe.
+pub(crate) fn check_result_pipe(
+    reserved: &ReservedPipes,
+    input: &TaskMessage,
+    pipe: &str,
+) -> Result<(), ReservedPipe> {
+    let tracking = input.tracking.as_ref();
+    reserved.check_result(pipe, tracking.and_then(|it| it.tracking_pipe.as_deref()))
+}
+
 /// Returns what a subtask that is not dispatched means for its task.
 pub(crate) fn undispatched(error: &DispatchError) -> TaskError {
     match error {

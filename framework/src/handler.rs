@@ -58,6 +58,12 @@ pub trait BatchHandler: Send + Sync + 'static {
         }
     }
 
+    /// Returns whether the handler also gets deliveries of jobs that have ended, which are dropped otherwise. Those of
+    /// deleted jobs always are.
+    fn handles_ended_jobs(&self) -> bool {
+        false
+    }
+
     /// Returns why the handler cannot work at the moment, for the readiness check; `None` if it can.
     fn unready_reason(&self) -> Option<String> {
         None

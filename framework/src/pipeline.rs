@@ -186,7 +186,7 @@ impl<H: BatchHandler> Pipeline<H> {
             ..
         } = received;
         let admission = admit(
-            job,
+            self.as_handled(job),
             message.to.as_deref(),
             &self.pipes.input,
             self.pipes.paused.is_some(),
@@ -236,6 +236,18 @@ impl<H: BatchHandler> Pipeline<H> {
         };
         self.settle(delivery, standing, moved).await;
         None
+    }
+
+    /// Returns what is known about a job as far as the handler wants to know.
+    fn as_handled(&self, job: JobKnowledge) -> JobKnowledge {
+        match job {
+            JobKnowledge::Is(status)
+                if status.is_finished() && self.handler.handles_ended_jobs() =>
+            {
+                JobKnowledge::Presumed
+            }
+            known => known,
+        }
     }
 
     fn decode(&self, delivery: &Delivery) -> Result<TaskMessage, String> {

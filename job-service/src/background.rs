@@ -3,8 +3,10 @@
 //! - [`relay`] publishes the messages of the outbox.
 //! - [`parked_in`] consumes the paused pipe and parks the tasks of paused jobs in the store.
 //! - [`parked_out`] moves the parked tasks of resumed jobs to the outbox.
+//! - [`outputs`] deletes the blobs of outputs that are no longer needed.
 //! - [`sweeper`] deletes expired jobs and drops the task tables of finished ones.
 
+mod outputs;
 mod parked_in;
 mod parked_out;
 mod relay;
@@ -40,10 +42,12 @@ pub async fn run(
         || parked_out::run(store, shutdown),
         || sweeper::run(store, shutdown),
     );
+    let delete_outputs = || outputs::run(store, &options.outputs, shutdown);
     tokio::join!(
         supervise(health, "job-service: relay", shutdown, send),
         supervise(health, "job-service: parked tasks", shutdown, park),
         supervise(health, "job-service: resumed tasks", shutdown, unpark),
         supervise(health, "job-service: sweeper", shutdown, sweep),
+        supervise(health, "job-service: outputs", shutdown, delete_outputs),
     );
 }

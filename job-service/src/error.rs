@@ -55,6 +55,15 @@ pub enum ApiError {
     /// 404: the task or the URL does not exist.
     #[error("{1}")]
     NotFound(ErrorCode, String),
+    /// 409: this job does not keep its outputs.
+    #[error("The job '{0}' does not keep its outputs. Create it with \"outputs\": \"keep\".")]
+    OutputsNotKept(String),
+    /// 410: the outputs of this job are gone.
+    #[error("The outputs of the job '{0}' were removed, because their time was over.")]
+    OutputsRemoved(String),
+    /// 503: the outputs are kept in a place that this process cannot read.
+    #[error("the outputs cannot be read: {0}")]
+    OutputsUnreadable(String),
     /// 405: the URL does not support the method.
     #[error("{0}")]
     MethodNotAllowed(String),
@@ -115,11 +124,14 @@ impl ApiError {
             Self::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::JobNotFound(_) | Self::NotFound(..) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Self::OutputsNotKept(_) => StatusCode::CONFLICT,
+            Self::OutputsRemoved(_) => StatusCode::GONE,
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NoSpace(_)
             | Self::Busy(_)
             | Self::BrokerUnavailable(_)
+            | Self::OutputsUnreadable(_)
             | Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -136,6 +148,9 @@ impl ApiError {
             Self::JobExists => ErrorCode::JobExists,
             Self::PipesNotServed => ErrorCode::PipesNotServed,
             Self::BrokerUnavailable(_) => ErrorCode::BrokerUnavailable,
+            Self::OutputsNotKept(_) => ErrorCode::OutputsNotKept,
+            Self::OutputsRemoved(_) => ErrorCode::OutputsRemoved,
+            Self::OutputsUnreadable(_) => ErrorCode::OutputsUnreadable,
             Self::ForeignOrigin(_) => ErrorCode::ForeignOrigin,
             Self::ForeignHost(_) => ErrorCode::ForeignHost,
             Self::MethodNotAllowed(_) => ErrorCode::MethodNotAllowed,
@@ -173,6 +188,10 @@ impl ApiError {
             }
             Self::Store(StoreError::Refused(_)) | Self::Bug(_) => {
                 "Internal error. The log of the service has the details under the correlation id of this response.".into()
+            }
+            // The reason names folders of the server.
+            Self::OutputsUnreadable(_) => {
+                "The outputs cannot be read now. The log of the service has the reason under the correlation id of this response.".into()
             }
             // The reason may quote the configuration, including passwords.
             Self::JobType { id, .. } => format!(

@@ -27,6 +27,7 @@ mod error;
 mod extract;
 mod job_list;
 mod job_types;
+mod kept_outputs;
 mod measured;
 mod new_job;
 mod notes;
@@ -55,7 +56,7 @@ use self::state::AppState;
 pub use self::access::{AllowError, AllowedHost, AllowedOrigin};
 pub use self::correlation::HEADER as CORRELATION_ID;
 pub use self::job_types::{JobTypes, JobTypesError, ScriptProcess, limit_script, run_script};
-pub use self::options::{BASE_PATH, Limits, PipeAccess, ServiceOptions};
+pub use self::options::{BASE_PATH, Limits, OutputOptions, PipeAccess, ServiceOptions};
 pub use self::partition_pattern::{PartitionPattern, PatternError};
 pub use self::routes::openapi;
 

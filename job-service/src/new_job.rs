@@ -14,7 +14,7 @@ mod start_message;
 #[cfg(test)]
 mod tests;
 
-use contract::rest::{ErrorCode, Expiry, ExpiryOperation, NewJob, Policer};
+use contract::rest::{ErrorCode, Expiry, ExpiryOperation, NewJob, Outputs, Policer};
 use contract::{JobId, PartitionId, ReservedPipes};
 use store::{Headers, JobRequest, KeptUntil, StartCondition};
 
@@ -35,6 +35,8 @@ const MAX_CHARS: usize = 255;
 pub struct ValidJob {
     pub request: JobRequest,
     pub task: FirstTask,
+    /// What happens to the outputs. The task of a job that keeps them has no target pipe yet.
+    pub outputs: Option<Outputs>,
 }
 
 impl RawRequest {
@@ -72,6 +74,7 @@ impl RawRequest {
         check_label_names(&new)?;
         let data = task_data(&fields, task_data_json).map_err(task_error)?;
         let task = check_pipes(&fields, data, reserved_pipes).map_err(task_error)?;
+        check_outputs(&new, &task)?;
         check_texts(&new)?;
         let start = start(&new)?;
         let expiry = check_expiry(new.expiry.clone().unwrap_or_default())?;
@@ -86,6 +89,7 @@ impl RawRequest {
             external_data,
             labels,
             on_failure,
+            outputs,
             ..
         } = new;
         let request = JobRequest {
@@ -98,13 +102,36 @@ impl RawRequest {
             on_failure,
             expiry,
             start,
-            without_target: task.target_pipe.is_none(),
+            without_target: task.target_pipe.is_none() && outputs.is_none(),
             correlation_id: None,
+            output_pipe: None,
             headers: Headers::new(),
             content_hash,
         };
-        Ok(ValidJob { request, task })
+        Ok(ValidJob {
+            request,
+            task,
+            outputs,
+        })
     }
+}
+
+/// Checks that a job that keeps its outputs does not also say where its tracking ends.
+fn check_outputs(new: &NewJob, task: &FirstTask) -> ApiResult<()> {
+    let (Some(Outputs::Keep), Some(target)) = (new.outputs, &task.target_pipe) else {
+        return Ok(());
+    };
+    let whose = match &new.job_type {
+        Some(id) => format!("The task that the job type '{id}' builds"),
+        None => "The task".to_owned(),
+    };
+    Err(ApiError::bad_request(
+        ErrorCode::InvalidTask,
+        format!(
+            "{whose} has the targetPipe '{target}', which says where its outputs go; with \"outputs\": \"keep\" the service takes \
+             them. Leave one of both out."
+        ),
+    ))
 }
 
 /// Checks the characters of the label names, with CAF's text. Colons are allowed too.

@@ -3,6 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use blobs::Blobs;
 use contract::rest::{Expiry, MAX_BODY_BYTES};
 use contract::{PipePurpose, ReservedPipes};
 use framework::config::StatusOrigins;
@@ -57,6 +58,8 @@ pub struct ServiceOptions {
     pub pipe_access: PipeAccess,
     /// The job types that clients can use instead of a task.
     pub job_types: JobTypes,
+    /// The outputs that the service keeps.
+    pub outputs: OutputOptions,
     /// The retention of finished jobs, where a job does not set its own.
     pub expiry: Expiry,
     /// What the process can do. Everything in a process shares one.
@@ -70,6 +73,7 @@ impl ServiceOptions {
             .clone()
             .reserve(PipePurpose::Tracking, &self.tracking_pipe)
             .reserve(PipePurpose::Paused, &self.paused_pipe)
+            .reserve(PipePurpose::Outputs, &self.outputs.pipe)
             .reserve(PipePurpose::Invalid, self.paused_invalid_pipe())
     }
 
@@ -100,6 +104,32 @@ impl FromStr for PipeAccess {
             "on" => Ok(Self::On),
             "off" => Ok(Self::Off),
             _ => Err(format!("{text:?} is not auto, on or off")),
+        }
+    }
+}
+
+/// The outputs that the service keeps for jobs with `"outputs": "keep"`.
+#[derive(Debug, Clone)]
+pub struct OutputOptions {
+    /// The pipe to which their workers send results, and from which the output worker takes them.
+    pub pipe: String,
+    /// Where the output worker writes them. Without a place, no job can keep its outputs.
+    pub blobs: Option<Blobs>,
+    /// How long they are kept after the end of the job; `None` keeps them as long as the job.
+    pub keep: Option<Duration>,
+}
+
+impl OutputOptions {
+    /// The default of [`Self::keep`].
+    pub const DEFAULT_KEEP: Duration = Duration::from_hours(30 * 24);
+}
+
+impl Default for OutputOptions {
+    fn default() -> Self {
+        Self {
+            pipe: contract::OUTPUTS_PIPE.to_owned(),
+            blobs: None,
+            keep: Some(Self::DEFAULT_KEEP),
         }
     }
 }
@@ -162,6 +192,7 @@ impl Default for ServiceOptions {
             limits: Limits::default(),
             pipe_access: PipeAccess::default(),
             job_types: JobTypes::default(),
+            outputs: OutputOptions::default(),
             expiry: Expiry::default(),
             health: Health::default(),
         }

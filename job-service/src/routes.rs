@@ -8,6 +8,7 @@ mod delete_job;
 mod delete_jobs;
 mod dispatch_partition;
 mod get_job;
+mod get_outputs;
 mod get_task;
 pub(crate) mod health_check;
 mod is_active;
@@ -202,7 +203,8 @@ fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(get_task::get_task))
         .routes(routes!(list_failures::list_failures))
         .routes(routes!(take_messages::take_messages))
-        .routes(routes!(put_messages::put_messages));
+        .routes(routes!(put_messages::put_messages))
+        .routes(routes!(get_outputs::get_outputs));
     OpenApiRouter::with_openapi(Document::openapi())
         .nest(BASE_PATH, api)
         .routes(routes!(health_check::health_check))

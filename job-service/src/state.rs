@@ -28,6 +28,8 @@ pub struct AppState {
     pub body_bytes: Arc<Semaphore>,
     /// The number of further event streams. They take at most half of the connections.
     pub event_streams: Arc<Semaphore>,
+    /// The number of further streams of outputs. They take at most a quarter of the connections.
+    pub output_streams: Arc<Semaphore>,
     pub watched_jobs: WatchedJobs,
     pub taken_messages: TakenMessages,
     pub backlog: BacklogReader,
@@ -46,6 +48,7 @@ impl AppState {
             shutting_down: CancellationToken::new(),
             body_bytes: Arc::new(Semaphore::new(options.limits.body_bytes)),
             event_streams: Arc::new(Semaphore::new(event_streams)),
+            output_streams: Arc::new(Semaphore::new(options.limits.connections.div_ceil(4))),
             options,
         }
     }

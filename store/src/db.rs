@@ -32,8 +32,8 @@ pub use inspect::Inspect;
 pub use signals::{JobSignal, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
-    JobSteps, LONGEST_LEASE, LedgerSteps, OutboxSteps, ParkingSteps, PrerequisiteSteps,
-    RetentionSteps, Transaction,
+    JobSteps, LONGEST_LEASE, LedgerSteps, OutboxSteps, OutputSteps, ParkingSteps,
+    PrerequisiteSteps, RetentionSteps, Transaction,
 };
 
 /// The result of a step or a read. The seam is used as trait objects, so its futures are boxed.
@@ -71,6 +71,44 @@ pub struct UnsentStart {
     pub incarnation: i64,
     pub due_time: Option<i64>,
     pub suspended: bool,
+}
+
+/// What is kept of the outputs of a job, in numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeptRow {
+    pub incarnation: i64,
+    /// The number of the next line.
+    pub lines: i64,
+    pub bytes: i64,
+    pub done: i64,
+    pub failed: i64,
+    pub not_kept: i64,
+    /// Why some are not kept.
+    pub reason: Option<String>,
+    /// Why some wait to be kept.
+    pub waiting: Option<String>,
+    pub removed_time: Option<i64>,
+}
+
+/// A blob with lines of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptBlobRow {
+    pub incarnation: i64,
+    pub first_line: i64,
+    pub lines: i64,
+    pub bytes: i64,
+    pub failed: bool,
+    pub name: String,
+    pub time: i64,
+}
+
+/// Bitmaps of the subtasks of a split that have outputs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptTaskRow {
+    pub path: String,
+    pub chunk: i32,
+    pub done: Vec<u8>,
+    pub failed: Vec<u8>,
 }
 
 /// A database. It may still be unavailable.
@@ -146,6 +184,34 @@ pub trait Reads {
         &'a self,
         incarnations: &'a [i64],
     ) -> DbFuture<'a, Vec<(i64, String, Option<JobStatus>)>>;
+
+    /// Returns the name of this database among others that keep blobs in the same place.
+    fn blob_owner(&self) -> DbFuture<'_, String>;
+
+    /// Returns the bytes of all outputs that are kept.
+    fn kept_bytes(&self) -> DbFuture<'_, u64>;
+
+    /// Returns what is kept of these jobs. A job without outputs has nothing.
+    fn kept<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<KeptRow>>;
+
+    /// Returns blobs that have lines from this one on, in the order of their lines.
+    fn kept_blobs(
+        &self,
+        incarnation: i64,
+        from_line: i64,
+        failed: Option<bool>,
+        limit: u32,
+    ) -> DbFuture<'_, Vec<KeptBlobRow>>;
+
+    /// Returns bitmaps of tasks that have outputs.
+    fn kept_tasks<'a>(
+        &'a self,
+        incarnation: i64,
+        keys: &'a [NodeKey],
+    ) -> DbFuture<'a, Vec<KeptTaskRow>>;
+
+    /// Returns incarnations whose blobs are to be deleted: their job is gone, or their outputs are removed.
+    fn doomed_outputs(&self, limit: u32) -> DbFuture<'_, Vec<i64>>;
 
     /// Returns what waits in the store.
     fn backlog(&self) -> DbFuture<'_, Backlog>;

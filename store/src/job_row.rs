@@ -36,6 +36,8 @@ pub(crate) struct JobRow {
     pub correlation_id: Option<String>,
     /// When its items ended.
     pub pace: Pace,
+    /// The pipe of the outputs that the service keeps; `None` if the job does not keep its outputs.
+    pub output_pipe: Option<String>,
 }
 
 impl JobRow {

@@ -50,7 +50,7 @@ use std::fmt::Write as _;
 
 use contract::{JobStatus, OnFailure, Step};
 
-pub use bitmap::position;
+pub use bitmap::{Bits, position};
 use counts::SplitCounts;
 pub use counts::{Counts, Statement};
 pub use kept::{FAILURES_IN_FULL, KeptFailure, failure_kind, parse_failure};

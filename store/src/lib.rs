@@ -13,6 +13,7 @@
 //! | `flush` | counts a batch of reports in one transaction |
 //! | `ledger/` | the state of a job's tasks; pure |
 //! | `outbox`, `parking`, `sweep` | messages to publish; tasks of paused jobs; deletion of old data |
+//! | `outputs` | the outputs that the service keeps, without their blobs |
 //! | `query/`, `retention` | which jobs a query selects; when a job expires; both pure |
 //! | `db/` | the transaction and its steps; PostgreSQL, SQLite, memory |
 //!
@@ -36,6 +37,7 @@ mod jobs;
 mod ledger;
 mod model;
 mod outbox;
+mod outputs;
 mod pace;
 mod parking;
 mod prerequisites;
@@ -57,6 +59,7 @@ pub use model::{
     Refusal, StartCondition, TaskTableSize, TrackingEvent, Transition,
 };
 pub use outbox::Claim;
+pub use outputs::{Keeping, KeptBlob, NewBlob, NewOutputs, OutputsOf};
 pub use query::filter::{Comparison, Filter, Pattern, TextField, TextTest};
 pub use query::{JobQuery, Sort, SortBy};
 pub use retention::{KeptUntil, span};

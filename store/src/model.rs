@@ -45,6 +45,8 @@ pub struct JobRequest {
     pub without_target: bool,
     /// The correlation id of the request, which all messages of the job carry.
     pub correlation_id: Option<String>,
+    /// The pipe of the outputs that the service keeps; `None` if the job does not keep its outputs.
+    pub output_pipe: Option<String>,
     /// The headers of the start message.
     pub headers: Headers,
     /// A hash of the whole request. It distinguishes a repeated request from a different one with the same id.
@@ -66,6 +68,7 @@ impl JobRequest {
             start: StartCondition::default(),
             without_target: false,
             correlation_id: None,
+            output_pipe: None,
             headers: Headers::new(),
             content_hash: [0; 32],
         }

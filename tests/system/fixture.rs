@@ -105,6 +105,7 @@ impl Fixture {
         options.batch.max_parts = 10;
         options.service.tracking_pipe = self.pipe("tracking");
         options.service.paused_pipe = self.pipe("paused");
+        options.service.outputs.pipe = self.pipe("kept");
         options.service.status_check_interval = STATUS_INTERVAL;
         options
     }

@@ -58,6 +58,7 @@ mod fixture;
 mod flushes;
 mod input;
 mod nesting;
+mod outputs;
 mod panics;
 mod pausing;
 mod restarts;

@@ -8,17 +8,19 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use batchwright::{
-    BatchOptions, BatchResults, Role, Running, Stack, StackOptions, TRACKING_PIPE, WorkerOptions,
+    BatchOptions, BatchResults, OutputLimits, Role, Running, Stack, StackOptions, TRACKING_PIPE,
+    WorkerOptions,
 };
+use blobs::Blobs;
 use clap::Args;
-use contract::PAUSED_PIPE;
 use contract::rest::{Expiry, ExpiryPolicy, Policer};
+use contract::{OUTPUTS_PIPE, PAUSED_PIPE};
 use framework::broker::amqp::QueueType;
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::config::env::Variables;
 use framework::config::{DEFAULT_OLD_DELIVERY, Route, StatusOrigins};
 use framework::trace::{self, Export, SampleRatio};
-use job_service::{JobTypes, PartitionPattern, ServiceOptions};
+use job_service::{JobTypes, OutputOptions, PartitionPattern, ServiceOptions};
 use store::{KeptUntil, StoreOptions};
 
 use super::api::ApiArgs;
@@ -58,7 +60,7 @@ pub struct UpArgs {
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Role to run: `job-service`, `batch-worker`, `tracking-worker` or `example-worker`.
+    /// Role to run: `job-service`, `batch-worker`, `tracking-worker`, `output-worker` or `example-worker`.
     role: Role,
     /// Input pipe of the role, if it is not the default one.
     #[arg(long, env = "BATCHWRIGHT_INPUT_PIPE", value_name = "PIPE")]
@@ -121,6 +123,8 @@ struct StackArgs {
     batch: BatchArgs,
     #[command(flatten)]
     jobs: JobsArgs,
+    #[command(flatten)]
+    outputs: OutputArgs,
     #[command(flatten)]
     api: ApiArgs,
     #[command(flatten)]
@@ -263,6 +267,30 @@ struct JobsArgs {
     max_failures: u32,
 }
 
+/// The settings of the outputs that are kept, which the output worker and the job service share.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Kept outputs")]
+struct OutputArgs {
+    /// Pipe to which workers send the results of jobs with `"outputs": "keep"`.
+    #[arg(long, env = "BATCHWRIGHT_OUTPUTS_PIPE", default_value = OUTPUTS_PIPE, value_name = "PIPE")]
+    outputs_pipe: String,
+    /// Folder of the outputs, which output worker and job service share; `up` uses `outputs` in `--data` by default.
+    #[arg(long, env = "BATCHWRIGHT_OUTPUTS_FOLDER", value_name = "FOLDER")]
+    outputs_folder: Option<PathBuf>,
+    /// Number of outputs that are kept of a job; further ones are counted.
+    #[arg(long, env = "BATCHWRIGHT_OUTPUTS_PER_JOB", default_value_t = OutputLimits::DEFAULT_PER_JOB, value_name = "OUTPUTS")]
+    outputs_per_job: u64,
+    /// MiB of outputs that are kept of a job; further ones are counted.
+    #[arg(long, env = "BATCHWRIGHT_OUTPUTS_SIZE_PER_JOB", default_value_t = OutputLimits::DEFAULT_BYTES_PER_JOB >> 20, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
+    outputs_size_per_job: u64,
+    /// MiB of outputs that are kept of all jobs; further ones are counted.
+    #[arg(long, env = "BATCHWRIGHT_OUTPUTS_SIZE", default_value_t = OutputLimits::DEFAULT_BYTES >> 20, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
+    outputs_size: u64,
+    /// How long outputs are kept after the end of their job, e.g. `P30D`; they are deleted with the job in any case.
+    #[arg(long, env = "BATCHWRIGHT_KEEP_OUTPUTS", default_value = "P30D", value_parser = store::span, value_name = "DURATION")]
+    keep_outputs: Duration,
+}
+
 /// Runs all roles in this process.
 pub async fn up(
     args: UpArgs,
@@ -294,6 +322,11 @@ pub async fn run(
     }
     if args.role.needs_store() && servers.database.is_none() {
         bail!("this role needs a database that the roles share; pass --database postgres://…");
+    }
+    if args.role == Role::OutputWorker && args.stack.outputs.outputs_folder.is_none() {
+        bail!(
+            "the output worker needs a folder that it shares with the job service; pass --outputs-folder FOLDER"
+        );
     }
     configuration.log(&format!("run {}", args.role.name()));
     args.stack
@@ -328,6 +361,9 @@ fn tell(lines: &[String]) {
 impl UpArgs {
     /// Returns the options of a stack with all roles.
     pub fn options(self, variables: &Variables) -> anyhow::Result<StackOptions> {
+        let folder = self.data.join("outputs");
+        let mut stack = self.stack;
+        stack.outputs.outputs_folder.get_or_insert(folder);
         Ok(StackOptions {
             roles: Role::ALL.to_vec(),
             embedded: EmbeddedOptions {
@@ -338,7 +374,7 @@ impl UpArgs {
                 },
                 ..EmbeddedOptions::default()
             },
-            ..self.stack.options(self.data, variables)?
+            ..stack.options(self.data, variables)?
         })
     }
 }
@@ -354,6 +390,7 @@ impl RunArgs {
             match self.role {
                 Role::BatchWorker => options.batch.input = pipe,
                 Role::TrackingWorker => options.service.tracking_pipe = pipe,
+                Role::OutputWorker => options.service.outputs.pipe = pipe,
                 Role::ExampleWorker => options.example_pipe = pipe,
                 // It has no input pipe.
                 Role::JobService => {}
@@ -382,6 +419,11 @@ impl StackArgs {
     fn options(self, data: PathBuf, variables: &Variables) -> anyhow::Result<StackOptions> {
         let (mut service, store) = self.jobs.options(variables)?;
         service.status_origins = self.workers.status_origins.clone();
+        service.outputs = OutputOptions {
+            pipe: self.outputs.outputs_pipe,
+            blobs: self.outputs.outputs_folder.map(Blobs::folder),
+            keep: Some(self.outputs.keep_outputs),
+        };
         Ok(StackOptions {
             tls: self.servers.tls.load()?,
             database: self.servers.database,
@@ -409,6 +451,11 @@ impl StackArgs {
                 ..BatchOptions::default()
             },
             service: self.api.apply_to(service),
+            outputs: OutputLimits {
+                per_job: self.outputs.outputs_per_job,
+                bytes_per_job: self.outputs.outputs_size_per_job << 20,
+                bytes: self.outputs.outputs_size << 20,
+            },
             store: StoreOptions {
                 max_items: self.batch.max_items,
                 ..store

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use batch_worker::{BatchWorker, Results as BatchResults};
+use blobs::Blobs;
 use contract::{PipePurpose, ReservedPipes};
 use framework::Settings;
 use framework::broker::amqp::{AmqpOptions, QueueType};
@@ -15,13 +16,16 @@ use framework::broker::embedded::EmbeddedOptions;
 use framework::config::{DEFAULT_OLD_DELIVERY, Route, StatusOrigins};
 use framework::health::Health;
 use framework::tls::Tls;
-use job_service::ServiceOptions;
+use job_service::{OutputOptions, ServiceOptions};
+use output_worker::Limits as OutputLimits;
 use store::StoreOptions;
 
 /// The name of the batch worker.
 pub(super) const BATCH_WORKER: &str = "worker-batch";
 /// The name of the tracking worker.
 pub(super) const TRACKING_WORKER: &str = "worker-jobtracking";
+/// The name of the output worker.
+pub(super) const OUTPUT_WORKER: &str = "worker-output";
 /// The name of the example worker.
 pub(super) const EXAMPLE_WORKER: &str = "worker-example";
 /// The default input pipe of the batch worker.
@@ -30,8 +34,11 @@ pub const BATCH_PIPE: &str = "worker-batch-in";
 pub const TRACKING_PIPE: &str = "worker-jobtracking-in";
 /// The default input pipe of the example worker.
 pub const EXAMPLE_PIPE: &str = "worker-example-in";
-/// The output pipe of the example worker.
+/// The pipe where tracking ends for the jobs that `submit` and `demo` give the example worker.
 pub const EXAMPLE_OUT_PIPE: &str = "worker-example-out";
+
+/// The folder of the outputs that are kept, in the folder of the embedded broker and store.
+const OUTPUTS_FOLDER: &str = "outputs";
 
 /// The settings of a stack. [`StackOptions::embedded`] returns the defaults.
 #[derive(Debug, Clone)]
@@ -69,6 +76,8 @@ pub struct StackOptions {
     /// The job service, and the pipes that it shares with the workers. The stack replaces `webservice_url` by `public_url`,
     /// or by the address on which it listens.
     pub service: ServiceOptions,
+    /// How much the output worker keeps. Pipe, place and time are among the options of the job service.
+    pub outputs: OutputLimits,
     /// The store.
     pub store: StoreOptions,
     /// What the process can do.
@@ -119,16 +128,19 @@ pub enum Role {
     BatchWorker,
     /// Records the progress of jobs.
     TrackingWorker,
+    /// Keeps the outputs of jobs.
+    OutputWorker,
     /// Counts words.
     ExampleWorker,
 }
 
 impl Role {
     /// All roles.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::JobService,
         Self::BatchWorker,
         Self::TrackingWorker,
+        Self::OutputWorker,
         Self::ExampleWorker,
     ];
 
@@ -138,13 +150,17 @@ impl Role {
             Self::JobService => "job-service",
             Self::BatchWorker => "batch-worker",
             Self::TrackingWorker => "tracking-worker",
+            Self::OutputWorker => "output-worker",
             Self::ExampleWorker => "example-worker",
         }
     }
 
     /// Returns whether the role reads or writes the store.
     pub const fn needs_store(self) -> bool {
-        matches!(self, Self::JobService | Self::TrackingWorker)
+        matches!(
+            self,
+            Self::JobService | Self::TrackingWorker | Self::OutputWorker
+        )
     }
 }
 
@@ -152,8 +168,8 @@ impl StackOptions {
     /// Returns the options of a system without servers: it keeps its state in the folder `data`, listens on a free port of
     /// 127.0.0.1 and runs every role but the example worker.
     pub fn embedded(data: impl Into<PathBuf>) -> Self {
+        let data = data.into();
         Self {
-            data: data.into(),
             database: None,
             broker: None,
             embedded: EmbeddedOptions::default(),
@@ -163,7 +179,12 @@ impl StackOptions {
             wait_for_database: false,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             public_url: None,
-            roles: vec![Role::JobService, Role::BatchWorker, Role::TrackingWorker],
+            roles: vec![
+                Role::JobService,
+                Role::BatchWorker,
+                Role::TrackingWorker,
+                Role::OutputWorker,
+            ],
             root: PathBuf::from("."),
             example_pipe: EXAMPLE_PIPE.to_owned(),
             workers: WorkerOptions::default(),
@@ -171,8 +192,14 @@ impl StackOptions {
             service: ServiceOptions {
                 tracking_pipe: TRACKING_PIPE.to_owned(),
                 status_check_interval: Duration::from_secs(5),
+                outputs: OutputOptions {
+                    blobs: Some(Blobs::folder(data.join(OUTPUTS_FOLDER))),
+                    ..OutputOptions::default()
+                },
                 ..ServiceOptions::default()
             },
+            data,
+            outputs: OutputLimits::default(),
             store: StoreOptions::default(),
             health: Health::default(),
         }
@@ -216,7 +243,8 @@ impl StackOptions {
 
     /// Returns the options of the job service, with what the workers of a stack share with it.
     pub(super) fn service(&self) -> ServiceOptions {
-        let workers = [BATCH_WORKER, TRACKING_WORKER, EXAMPLE_WORKER].map(Settings::new);
+        let workers =
+            [BATCH_WORKER, TRACKING_WORKER, OUTPUT_WORKER, EXAMPLE_WORKER].map(Settings::new);
         let reserved = self.service.reserved_pipes.clone();
         let reserved = workers.into_iter().fold(reserved, |reserved, worker| {
             reserved
@@ -285,7 +313,8 @@ impl FromStr for Role {
             .into_iter()
             .find(|role| role.name() == text)
             .ok_or_else(|| {
-                let names = "job-service, batch-worker, tracking-worker or example-worker";
+                let names =
+                    "job-service, batch-worker, tracking-worker, output-worker or example-worker";
                 format!("{text:?} is not a role; expected {names}")
             })
     }

@@ -13,6 +13,7 @@ use framework::runtime::WorkerService;
 use framework::supervision::run_or_give_up;
 use framework::{Runtime, Settings};
 use job_service::{JobService, ServiceOptions};
+use output_worker::OutputWorker;
 use store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -21,9 +22,7 @@ use tokio_util::task::TaskTracker;
 use tracing::error;
 use tracking_worker::TrackingWorker;
 
-use super::options::{
-    BATCH_WORKER, EXAMPLE_OUT_PIPE, EXAMPLE_WORKER, StackOptions, TRACKING_WORKER,
-};
+use super::options::{BATCH_WORKER, EXAMPLE_WORKER, OUTPUT_WORKER, StackOptions, TRACKING_WORKER};
 
 /// A role that runs until its token is cancelled. Returns an error if it ends earlier.
 pub type RunningRole = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
@@ -109,6 +108,30 @@ pub fn tracking_worker(
     )
 }
 
+/// Returns the output worker; `None` if there is no place for outputs.
+pub fn output_worker(
+    options: &StackOptions,
+    store: Store,
+    broker: Arc<dyn Broker>,
+    stop: CancellationToken,
+) -> Option<RunningRole> {
+    let blobs = options.service.outputs.blobs.clone()?;
+    let worker = OutputWorker::new(store, blobs)
+        .limits(options.outputs)
+        .health(options.health.clone());
+    let settings = Settings {
+        input: options.service.outputs.pipe.clone(),
+        // The worker handles all waiting deliveries at once. All of them are in memory.
+        concurrency: 1,
+        prefetch: Some(1000),
+        // What the tasks of a paused job have made is kept.
+        paused: None,
+        ..options.settings(OUTPUT_WORKER)
+    };
+    let service = Runtime::new(settings, broker).handler(worker);
+    Some(worker_role(service, stop))
+}
+
 /// Returns the example worker.
 pub fn example_worker(
     options: &StackOptions,
@@ -117,7 +140,6 @@ pub fn example_worker(
 ) -> RunningRole {
     let settings = Settings {
         input: options.example_pipe.clone(),
-        output: Some(EXAMPLE_OUT_PIPE.to_owned()),
         ..options.settings(EXAMPLE_WORKER)
     };
     let worker = WordCounter {

@@ -8,7 +8,7 @@ use contract::rest::Job;
 use harness::{Family, HttpClient, Prometheus, Scrape, wait_for};
 use serde_json::{Value, json};
 
-use crate::binary::{Home, run};
+use crate::binary::Home;
 
 const MONITORING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/monitoring");
 
@@ -27,14 +27,19 @@ async fn scrape(address: &str) -> Scrape {
     Scrape::read(&response.body)
 }
 
-/// Submits the job `j`, which has an item for each of so many lines.
+/// Creates the job `j`, which has an item for each of so many lines and keeps its outputs.
 async fn submit(home: &Home, lines: usize) {
     home.write("lines.txt", &"some words to count\n".repeat(lines));
     let definition = json!({"files": ["lines.txt"], "linesPerItem": 1}).to_string();
-    let url = home.url();
-    let submit = ["submit", "j", "--url", &url, "--batch-type", "lines"];
-    let submitted = run(&[&submit[..], &["--definition", &definition]].concat()).await;
-    assert_eq!(submitted.with(0).out, "j created\n");
+    let job = json!({
+        "outputs": "keep",
+        "task": {
+            "taskClassifier": "BatchWorker", "taskApiVersion": 1, "taskPipe": "worker-batch-in",
+            "taskData": {"batchType": "lines", "batchDefinition": definition, "targetPipe": "worker-example-in"},
+        }
+    });
+    let job = serde_json::from_value(job).unwrap();
+    home.client().put("j", &job).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -55,7 +60,12 @@ async fn after_a_job_the_metrics_tell_its_exact_numbers_and_all_are_documented()
     // The last delivery is settled after the job is complete.
     let seen = wait_for("all deliveries to be settled", async || {
         let seen = scrape(&home.listen).await;
-        let workers = ["worker-batch", "worker-example", "worker-jobtracking"];
+        let workers = [
+            "worker-batch",
+            "worker-example",
+            "worker-output",
+            "worker-jobtracking",
+        ];
         let open: f64 = workers
             .iter()
             .map(|worker| seen.value("batchwright_open_deliveries", &[("worker", worker)]))
@@ -98,6 +108,8 @@ async fn after_a_job_the_metrics_tell_its_exact_numbers_and_all_are_documented()
     ] {
         assert_eq!(seen.value(name, &worker), value, "{name}");
     }
+    let kept = [("outcome", "done")];
+    assert_eq!(seen.value("batchwright_outputs_total", &kept), lines);
     let batch = [("worker", "worker-batch")];
     assert_eq!(seen.value("batchwright_tasks_done_total", &batch), 1.0);
     for (status, count) in [("Completed", 1.0), ("Active", 0.0), ("Waiting", 0.0)] {

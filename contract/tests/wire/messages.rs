@@ -350,6 +350,7 @@ fn rest_bodies_match_the_fixtures() {
         due_time: None,
         suspended: false,
         correlation_id: None,
+        outputs: None,
         notes: Vec::new(),
     };
     assert_body(&job, fixture!("rest_job"));

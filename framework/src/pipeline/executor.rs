@@ -14,12 +14,13 @@ use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::broker::{Headers, Outgoing, PublishError};
-use crate::context::{Context, Dispatched, Shared, check_pipe, undispatched};
+use crate::context::{Context, Dispatched, Shared, check_result_pipe, undispatched};
 use crate::current;
 use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received, explain};
 use crate::pipeline::busy_threads;
 use crate::steps::attempts::Attempts;
 use crate::steps::output::{Output, OutputSpec, TaskPart, describe};
+use crate::steps::routing::{failure_pipe, reply_pipe};
 use crate::steps::task_data;
 use crate::supervision::panic_text;
 use crate::worker::{ReplyKind, TaskErrorKind};
@@ -255,13 +256,14 @@ impl<W: Worker> TaskExecutor<W> {
                 note,
             } => {
                 let configured = self.pipes.output.as_deref();
-                let reply_pipe = to.as_deref().filter(|to| Some(*to) != configured);
-                let Some(to) = to.as_deref().or(configured) else {
-                    let reason = "the worker sends output, but no output pipe is configured";
+                let to = to.as_deref();
+                let Some(to) = to.or_else(|| reply_pipe(configured, input.tracking.as_ref()))
+                else {
+                    let reason = "the worker sends output, but it has no output pipe, and the job names no target pipe";
                     return Disposition::Done(self.fail(input, reason, dispatched));
                 };
-                if let Some(to) = reply_pipe
-                    && let Err(refusal) = check_pipe(&self.shared.reserved, input, to)
+                if Some(to) != configured
+                    && let Err(refusal) = check_result_pipe(&self.shared.reserved, input, to)
                 {
                     return Disposition::Done(self.fail(input, &refusal.to_string(), dispatched));
                 }
@@ -425,11 +427,16 @@ impl<W: Worker> TaskExecutor<W> {
     ) -> Outputs {
         self.shared.counters.failed.increment(1);
         let label = Self::label_of(input);
+        let configured = self.pipes.output.as_deref();
+        // The pipe comes from a message, which anybody can send.
+        let to = failure_pipe(configured, input.tracking.as_ref()).filter(|to| {
+            Some(*to) == configured || check_result_pipe(&self.shared.reserved, input, to).is_ok()
+        });
         let spec = OutputSpec {
             // The task's own id. Attempts may break off at different points of a split, so the number after the last
             // subtask of this attempt may belong to a subtask of another attempt, which is complete.
             part: TaskPart::Whole,
-            to: self.pipes.output.as_deref(),
+            to,
             status,
             classifier: input.task_classifier.as_deref().unwrap_or_default(),
             api_version: input.task_api_version,

@@ -1,12 +1,13 @@
-//! Decides where messages go. Pure: three decisions, each a table.
+//! Decides where messages go. Pure: each decision is a table.
 //!
 //! - [`admit`]: what happens to a message that has arrived.
 //! - [`check_forward`]: whether a message that has arrived may go on to the pipe that it is addressed to.
+//! - [`reply_pipe`], [`failure_pipe`]: which pipe a result is addressed to that names none itself.
 //! - [`next_hop`]: which pipe an output goes to, whether tracking ends there, and what is reported.
 
 use contract::{
     JobStatus, PipePurpose, ReportStatus, ReservedPipe, ReservedPipes, TaskMessage, TaskStatus,
-    Tracking, same_pipe,
+    Tracking, kept_outputs_pipe, same_pipe,
 };
 
 use crate::config::Route;
@@ -50,18 +51,39 @@ pub fn admit(job: JobKnowledge, to: Option<&str>, input: &str, has_paused_pipe: 
 }
 
 /// Checks that a diverted message may go on to the pipe that it is addressed to. Results, and messages that CAF's workers
-/// have given up, may go to invalid and reject pipes: they end there.
+/// have given up, may go to invalid and reject pipes, where they end, and to the pipe of the outputs that are kept.
 pub fn check_forward(reserved: &ReservedPipes, message: &TaskMessage) -> Result<(), ReservedPipe> {
     let tracking = message.tracking.as_ref();
     let tracking_pipe = tracking.and_then(|tracking| tracking.tracking_pipe.as_deref());
     let to = message.to.as_deref().unwrap_or_default();
     match reserved.check(to, tracking_pipe) {
         Err(ReservedPipe {
-            purpose: PipePurpose::Invalid | PipePurpose::Reject,
+            purpose: PipePurpose::Invalid | PipePurpose::Reject | PipePurpose::Outputs,
             ..
         }) if message.task_status != Some(TaskStatus::NewTask) => Ok(()),
         checked => checked,
     }
+}
+
+/// Returns the pipe of a reply that names none: the worker's own output pipe, or else the one that the job asks for. That is
+/// where the service takes the outputs that it keeps, or where tracking ends.
+pub fn reply_pipe<'a>(
+    configured: Option<&'a str>,
+    tracking: Option<&'a Tracking>,
+) -> Option<&'a str> {
+    configured.or_else(|| {
+        let track_to = tracking?.track_to.as_deref()?;
+        Some(kept_outputs_pipe(track_to).unwrap_or(track_to))
+    })
+}
+
+/// Returns the pipe of a failure: the worker's own output pipe, or else where the service takes the outputs that it keeps.
+/// With `None`, the failure is only reported.
+pub fn failure_pipe<'a>(
+    configured: Option<&'a str>,
+    tracking: Option<&'a Tracking>,
+) -> Option<&'a str> {
+    configured.or_else(|| kept_outputs_pipe(tracking?.track_to.as_deref()?))
 }
 
 /// Where an output goes next.
@@ -176,7 +198,8 @@ mod tests {
         let reserved = ReservedPipes::default()
             .reserve(PipePurpose::Paused, "paused")
             .reserve(PipePurpose::Invalid, "w-invalid")
-            .reserve(PipePurpose::Reject, "w-reject");
+            .reserve(PipePurpose::Reject, "w-reject")
+            .reserve(PipePurpose::Outputs, "kept-in");
         for (to, status, is_forwarded) in [
             ("next", Some(NewTask), true),
             ("next", None, true),
@@ -190,6 +213,9 @@ mod tests {
             ("w-reject", Some(NewTask), false),
             ("w-reject", Some(ResultException), true),
             ("w-reject", None, true),
+            ("kept-in", Some(NewTask), false),
+            ("kept-in", Some(ResultSuccess), true),
+            ("kept-in.kept", Some(ResultSuccess), false),
         ] {
             let message = TaskMessage {
                 task_status: status,
@@ -201,6 +227,41 @@ mod tests {
             };
             let checked = check_forward(&reserved, &message);
             assert_eq!(checked.is_ok(), is_forwarded, "{to} {status:?}");
+        }
+    }
+
+    #[test]
+    fn pipe_of_a_result_is_the_workers_own_or_else_the_one_that_the_job_asks_for() {
+        let tracked = |track_to: Option<&str>| {
+            Some(Tracking {
+                track_to: track_to.map(str::to_owned),
+                ..Tracking::default()
+            })
+        };
+        for (configured, tracking, reply, failure) in [
+            (Some("own"), None, Some("own"), Some("own")),
+            (Some("own"), tracked(Some("end")), Some("own"), Some("own")),
+            (
+                Some("own"),
+                tracked(Some("kept-in.kept")),
+                Some("own"),
+                Some("own"),
+            ),
+            (None, None, None, None),
+            (None, tracked(None), None, None),
+            (None, tracked(Some("end")), Some("end"), None),
+            (
+                None,
+                tracked(Some("kept-in.kept")),
+                Some("kept-in"),
+                Some("kept-in"),
+            ),
+        ] {
+            let pipes = (
+                reply_pipe(configured, tracking.as_ref()),
+                failure_pipe(configured, tracking.as_ref()),
+            );
+            assert_eq!(pipes, (reply, failure), "{configured:?} {tracking:?}");
         }
     }
 

@@ -7,6 +7,7 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use contract::kept_track_to;
 use contract::rest::{ErrorBody, ErrorCode, NewJob};
 use framework::clock::Clock;
 use framework::trace::{Span, SpanKind, TRACEPARENT, TRACESTATE, TraceContext};
@@ -38,6 +39,8 @@ pub struct Created {
 ///
 /// The request is idempotent: repeating it changes nothing, whatever the status of the job. To run a job again, delete it and
 /// create it again.
+///
+/// With `"outputs": "keep"`, the service keeps the outputs of the tasks (see `getOutputs`); the task has no `targetPipe` then.
 ///
 /// Instead of `task`, a job can have a `type`: the definition of that job type builds the task from `parameters`. Invalid parameters
 /// return 400. An error in the definition itself returns 500 and names the job type.
@@ -116,8 +119,22 @@ pub async fn create_job(
         ),
         None => None,
     };
-    let ValidJob { mut request, task } =
-        raw.validate(partition, job, made_task, &state.reserved_pipes)?;
+    let ValidJob {
+        mut request,
+        mut task,
+        outputs,
+    } = raw.validate(partition, job, made_task, &state.reserved_pipes)?;
+    if outputs.is_some() {
+        if options.outputs.blobs.is_none() {
+            return Err(ApiError::bad_request(
+                ErrorCode::InvalidRequest,
+                "This service keeps no outputs, because it has no place for them: its operator sets it with --outputs-folder.",
+            ));
+        }
+        let pipe = &options.outputs.pipe;
+        task.target_pipe = Some(kept_track_to(pipe));
+        request.output_pipe = Some(pipe.clone());
+    }
     request.expiry = request.expiry.or(&options.expiry);
     request.start.suspended = options
         .suspended_partitions

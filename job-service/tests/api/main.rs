@@ -35,6 +35,7 @@ mod jobs;
 mod limits;
 mod list;
 mod notes;
+mod outputs;
 mod pause;
 mod pipes;
 mod relay;

@@ -94,6 +94,7 @@ pub fn sample(
         without_target: false,
         correlation_id: None,
         pace: Pace::default(),
+        output_pipe: None,
     };
     Ok((
         job,

@@ -4,6 +4,7 @@
 mod jobs;
 mod ledger;
 mod outbox;
+mod outputs;
 mod parking;
 mod prerequisites;
 mod retention;
@@ -18,8 +19,8 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
 use super::{
-    Backend, Clock, DbError, DbFuture, Dependency, Inspect, JobKey, JobRow, Label, Reads, Signal,
-    Signals, Transaction, UnsentStart, Wakes,
+    Backend, Clock, DbError, DbFuture, Dependency, Inspect, JobKey, JobRow, KeptBlobRow, KeptRow,
+    KeptTaskRow, Label, Reads, Signal, Signals, Transaction, UnsentStart, Wakes,
 };
 use crate::error::Availability;
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
@@ -95,6 +96,9 @@ struct State {
     tables: BTreeMap<i64, i64>,
     nodes: BTreeMap<(i64, String, i32), NodeRow>,
     retired: BTreeMap<i64, i64>,
+    kept: BTreeMap<i64, KeptRow>,
+    kept_blobs: BTreeMap<(i64, i64), KeptBlobRow>,
+    kept_tasks: BTreeMap<(i64, String, i32), KeptTaskRow>,
     last_number: i64,
 }
 
@@ -331,6 +335,46 @@ impl Reads for Memory {
                 .map(|unsent| unsent.message.clone())
                 .collect())
         })
+    }
+    fn blob_owner(&self) -> DbFuture<'_, String> {
+        // No other process sees it.
+        done("memory".to_owned())
+    }
+    fn kept_bytes(&self) -> DbFuture<'_, u64> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let bytes = state.kept.values().map(|kept| kept.bytes);
+            Ok(bytes.sum::<i64>().unsigned_abs())
+        })
+    }
+    fn kept<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<KeptRow>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let kept = incarnations.iter().filter_map(|n| state.kept.get(n));
+            Ok(kept.cloned().collect())
+        })
+    }
+    fn kept_blobs(
+        &self,
+        incarnation: i64,
+        from_line: i64,
+        failed: Option<bool>,
+        limit: u32,
+    ) -> DbFuture<'_, Vec<KeptBlobRow>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            Ok(state.kept_blobs_of(incarnation, from_line, failed, limit))
+        })
+    }
+    fn kept_tasks<'a>(
+        &'a self,
+        incarnation: i64,
+        keys: &'a [NodeKey],
+    ) -> DbFuture<'a, Vec<KeptTaskRow>> {
+        Box::pin(async move { Ok(self.read().await?.kept_tasks_of(incarnation, keys)) })
+    }
+    fn doomed_outputs(&self, limit: u32) -> DbFuture<'_, Vec<i64>> {
+        Box::pin(async move { Ok(self.read().await?.doomed_outputs(limit)) })
     }
     fn backlog(&self) -> DbFuture<'_, Backlog> {
         Box::pin(async move {

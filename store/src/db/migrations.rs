@@ -45,6 +45,10 @@ const POSTGRES: &[File] = &[
         "20261122150500_progress",
         include_str!("../../../migrations/postgres/20261122150500_progress.sql"),
     ),
+    (
+        "20261122174500_kept_outputs",
+        include_str!("../../../migrations/postgres/20261122174500_kept_outputs.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -83,6 +87,10 @@ const SQLITE: &[File] = &[
     (
         "20261122150500_progress",
         include_str!("../../../migrations/sqlite/20261122150500_progress.sql"),
+    ),
+    (
+        "20261122174500_kept_outputs",
+        include_str!("../../../migrations/sqlite/20261122174500_kept_outputs.sql"),
     ),
 ];
 

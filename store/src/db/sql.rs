@@ -9,6 +9,7 @@ pub mod job_query;
 pub mod jobs;
 pub mod ledger;
 pub mod outbox;
+pub mod outputs;
 pub mod parking;
 pub mod prerequisites;
 pub mod retention;
@@ -25,8 +26,8 @@ use tokio::sync::watch;
 use super::postgres::PostgresServer;
 use super::sqlite::SqliteFile;
 use super::{
-    Backend, Clock, DbError, DbFuture, Inspect, JobRow, Label, Reads, Signals, Transaction,
-    UnsentStart,
+    Backend, Clock, DbError, DbFuture, Inspect, JobRow, KeptBlobRow, KeptRow, KeptTaskRow, Label,
+    Reads, Signals, Transaction, UnsentStart,
 };
 use crate::error::{Availability, StoreError};
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
@@ -189,6 +190,39 @@ impl Reads for SqlBackend {
     }
     fn outbox(&self, limit: u32) -> DbFuture<'_, Vec<OutboxMessage>> {
         Box::pin(async move { outbox::due_messages(&mut self.reader().await?, limit).await })
+    }
+    fn blob_owner(&self) -> DbFuture<'_, String> {
+        Box::pin(async move { outputs::owner(&mut self.reader().await?).await })
+    }
+    fn kept_bytes(&self) -> DbFuture<'_, u64> {
+        Box::pin(async move { outputs::bytes(&mut self.reader().await?).await })
+    }
+    fn kept<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<KeptRow>> {
+        Box::pin(async move { outputs::kept(&mut self.reader().await?, incarnations).await })
+    }
+    fn kept_blobs(
+        &self,
+        incarnation: i64,
+        from_line: i64,
+        failed: Option<bool>,
+        limit: u32,
+    ) -> DbFuture<'_, Vec<KeptBlobRow>> {
+        Box::pin(async move {
+            let db = &mut self.reader().await?;
+            outputs::blobs(db, incarnation, from_line, failed, limit).await
+        })
+    }
+    fn kept_tasks<'a>(
+        &'a self,
+        incarnation: i64,
+        keys: &'a [NodeKey],
+    ) -> DbFuture<'a, Vec<KeptTaskRow>> {
+        Box::pin(async move {
+            outputs::tasks(&mut self.reader().await?, incarnation, keys, false).await
+        })
+    }
+    fn doomed_outputs(&self, limit: u32) -> DbFuture<'_, Vec<i64>> {
+        Box::pin(async move { outputs::doomed(&mut self.reader().await?, limit).await })
     }
     fn backlog(&self) -> DbFuture<'_, Backlog> {
         Box::pin(async move {

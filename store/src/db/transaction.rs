@@ -11,13 +11,22 @@ use std::time::Duration;
 
 use contract::ReportFailure;
 
-use super::{DbFuture, Dependency, DueTime, JobKey, JobRow, Signal};
+use super::{
+    DbFuture, Dependency, DueTime, JobKey, JobRow, KeptBlobRow, KeptRow, KeptTaskRow, Signal,
+};
 use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
 use crate::model::{Headers, OutboxMessage, ParkedTask, Transition};
 
 /// A transaction that has begun.
 pub trait Transaction:
-    JobSteps + LedgerSteps + OutboxSteps + PrerequisiteSteps + ParkingSteps + RetentionSteps + Send
+    JobSteps
+    + LedgerSteps
+    + OutboxSteps
+    + OutputSteps
+    + PrerequisiteSteps
+    + ParkingSteps
+    + RetentionSteps
+    + Send
 {
     /// Wakes the receivers of this signal once the transaction is committed.
     fn notify(&mut self, signal: Signal);
@@ -222,6 +231,39 @@ pub trait ParkingSteps {
 
     /// Deletes the oldest parked tasks of a locked job. Returns how many.
     fn drop_parked(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64>;
+}
+
+/// Steps on the outputs that are kept.
+pub trait OutputSteps {
+    /// Locks and reads the sums of a job.
+    fn lock_kept(&mut self, incarnation: i64) -> DbFuture<'_, Option<KeptRow>>;
+
+    /// Writes the sums of a job.
+    fn save_kept<'a>(&'a mut self, kept: &'a KeptRow) -> DbFuture<'a, ()>;
+
+    /// Locks and reads bitmaps of tasks, in the order of their keys.
+    fn load_kept_tasks<'a>(
+        &'a mut self,
+        incarnation: i64,
+        keys: &'a [NodeKey],
+    ) -> DbFuture<'a, Vec<KeptTaskRow>>;
+
+    /// Writes bitmaps of tasks.
+    fn save_kept_tasks<'a>(
+        &'a mut self,
+        incarnation: i64,
+        rows: &'a [KeptTaskRow],
+    ) -> DbFuture<'a, ()>;
+
+    /// Adds blobs to the manifest.
+    fn insert_kept_blobs<'a>(&'a mut self, blobs: &'a [KeptBlobRow]) -> DbFuture<'a, ()>;
+
+    /// Marks as removed what is kept of jobs that have ended this many milliseconds ago. Returns how many jobs that concerns.
+    fn expire_kept(&mut self, keep: u64) -> DbFuture<'_, u64>;
+
+    /// Deletes up to `limit` rows of each table. Returns whether none are left; then the sums are deleted, too, or have no bytes
+    /// any more if the job is there.
+    fn forget_kept(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, bool>;
 }
 
 /// Steps of the sweeper.

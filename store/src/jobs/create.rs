@@ -136,5 +136,6 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         without_target: request.without_target,
         correlation_id: request.correlation_id.clone(),
         pace: Pace::default(),
+        output_pipe: request.output_pipe.clone(),
     }
 }

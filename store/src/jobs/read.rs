@@ -89,6 +89,7 @@ impl Store {
         let all = numbers(|_| true);
         let failed = numbers(|row| row.totals.failed_tasks > 0);
         let unstarted = numbers(may_be_unstarted);
+        let keeping = numbers(|row| row.output_pipe.is_some());
         let now = self.backend.clock().now();
         let describe = |row| describe_row(row, now);
         let mut jobs: Vec<rest::Job> = rows.into_iter().map(describe).collect();
@@ -103,6 +104,16 @@ impl Store {
                 jobs[at[&n]]
                     .failures
                     .push(rest::Failure::of_task(kept.path, kept.failure));
+            }
+        }
+        if !keeping.is_empty() {
+            for kept in self.backend.kept(&keeping).await? {
+                let job = &mut jobs[at[&kept.incarnation]];
+                let kept = kept.into_rest();
+                let waiting = kept.waiting.as_ref();
+                job.notes
+                    .extend(waiting.map(|reason| format!("Outputs wait to be kept: {reason}.")));
+                job.outputs = Some(kept);
             }
         }
         if !unstarted.is_empty() {
@@ -135,6 +146,14 @@ fn may_be_unstarted(row: &JobRow) -> bool {
 
 fn describe_row(row: JobRow, now: i64) -> rest::Job {
     let progress = Progress::of(&row, now);
+    let notes = match &row.output_pipe {
+        Some(pipe) => vec![format!(
+            "The service keeps the outputs. A worker that has an output pipe of its own, as each of CAF's has, must send them to the \
+             pipe '{pipe}'."
+        )],
+        None if row.without_target => vec![WITHOUT_TARGET.to_owned()],
+        None => Vec::new(),
+    };
     rest::Job {
         id: row.job.into(),
         name: row.name,
@@ -163,10 +182,7 @@ fn describe_row(row: JobRow, now: i64) -> rest::Job {
         due_time: None,
         suspended: false,
         correlation_id: row.correlation_id,
-        notes: if row.without_target {
-            vec![WITHOUT_TARGET.to_owned()]
-        } else {
-            Vec::new()
-        },
+        outputs: row.output_pipe.map(|_| rest::KeptOutputs::default()),
+        notes,
     }
 }

@@ -41,6 +41,7 @@ mod ledger;
 mod list;
 mod opening;
 mod outbox;
+mod outputs;
 mod parking;
 mod pause;
 mod prerequisites;

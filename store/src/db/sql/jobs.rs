@@ -16,7 +16,7 @@ use crate::pace::Pace;
 /// The columns that [`read_job`] reads.
 pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, name, description, external_data, content_hash, \
     on_failure, status, percentage, completed_items, failed_tasks, failure_counts, own_task, delay, task_table, create_time, \
-    last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress";
+    last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe";
 
 /// The content of the column `progress`.
 #[derive(Default, Serialize, Deserialize)]
@@ -88,8 +88,8 @@ pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<i64>, DbErr
         .statement(
             "insert into job (partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, \
              status, percentage, completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time, \
-             expiry, delay, without_target, correlation_id) \
-             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12, $13, $14) \
+             expiry, delay, without_target, correlation_id, output_pipe) \
+             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12, $13, $14, $15) \
              on conflict (partition_id, job_id) do nothing returning incarnation",
         )
         .bind(job.partition.as_str())
@@ -105,7 +105,8 @@ pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<i64>, DbErr
         .bind(expiry)
         .bind(job.delay)
         .bind(job.without_target)
-        .bind(job.correlation_id.as_deref());
+        .bind(job.correlation_id.as_deref())
+        .bind(job.output_pipe.as_deref());
     db.fetch_first(statement, |row| row.get(0)).await
 }
 
@@ -335,6 +336,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         without_target: row.get("without_target")?,
         correlation_id: row.get("correlation_id")?,
         pace: progress.pace,
+        output_pipe: row.get("output_pipe")?,
     })
 }
 

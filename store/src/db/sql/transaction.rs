@@ -7,11 +7,12 @@ use contract::ReportFailure;
 
 use super::session::Session;
 use super::statement::Dialect;
-use super::{failures, jobs, ledger, outbox, parking, prerequisites, retention};
+use super::{failures, jobs, ledger, outbox, outputs, parking, prerequisites, retention};
 use crate::db::postgres::CHANNEL;
 use crate::db::{
-    DbError, DbFuture, Dependency, DueTime, JobKey, JobRow, JobSteps, LedgerSteps, OutboxSteps,
-    ParkingSteps, PrerequisiteSteps, RetentionSteps, Signal, Signals, Transaction, Wakes,
+    DbError, DbFuture, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow, KeptRow,
+    KeptTaskRow, LedgerSteps, OutboxSteps, OutputSteps, ParkingSteps, PrerequisiteSteps,
+    RetentionSteps, Signal, Signals, Transaction, Wakes,
 };
 use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
 use crate::model::{Headers, OutboxMessage, ParkedTask, Transition};
@@ -268,6 +269,38 @@ impl PrerequisiteSteps for SqlTransaction {
             &mut self.session,
             incarnations,
         ))
+    }
+}
+
+impl OutputSteps for SqlTransaction {
+    fn lock_kept(&mut self, incarnation: i64) -> DbFuture<'_, Option<KeptRow>> {
+        Box::pin(outputs::lock_kept(&mut self.session, incarnation))
+    }
+    fn save_kept<'a>(&'a mut self, kept: &'a KeptRow) -> DbFuture<'a, ()> {
+        Box::pin(outputs::save_kept(&mut self.session, kept))
+    }
+    fn load_kept_tasks<'a>(
+        &'a mut self,
+        incarnation: i64,
+        keys: &'a [NodeKey],
+    ) -> DbFuture<'a, Vec<KeptTaskRow>> {
+        Box::pin(outputs::tasks(&mut self.session, incarnation, keys, true))
+    }
+    fn save_kept_tasks<'a>(
+        &'a mut self,
+        incarnation: i64,
+        rows: &'a [KeptTaskRow],
+    ) -> DbFuture<'a, ()> {
+        Box::pin(outputs::save_tasks(&mut self.session, incarnation, rows))
+    }
+    fn insert_kept_blobs<'a>(&'a mut self, blobs: &'a [KeptBlobRow]) -> DbFuture<'a, ()> {
+        Box::pin(outputs::insert_blobs(&mut self.session, blobs))
+    }
+    fn expire_kept(&mut self, keep: u64) -> DbFuture<'_, u64> {
+        Box::pin(outputs::expire(&mut self.session, keep))
+    }
+    fn forget_kept(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, bool> {
+        Box::pin(outputs::forget(&mut self.session, incarnation, limit))
     }
 }
 

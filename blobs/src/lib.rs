@@ -1,0 +1,237 @@
+//! Keeps blobs: pieces of data that are written once, read from the beginning, and deleted. In a folder or in memory.
+//!
+//! Hides where the blobs are. A blob has a name of three parts, `owner/group/name`: the owner is the database that knows the
+//! blob, so that several can share a place, and all blobs of a group are deleted together.
+//!
+//! What must stay true: a blob that [`Blobs::write`] has returned from is complete, and survives a crash of the machine. One that
+//! is being written is not visible under its name.
+#![warn(missing_docs)]
+
+mod folder;
+mod memory;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use tokio::io::AsyncBufRead;
+
+use self::folder::Folder;
+use self::memory::Memory;
+
+/// A place for blobs. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Blobs(Place);
+
+#[derive(Debug, Clone)]
+enum Place {
+    Folder(Folder),
+    Memory(Memory),
+}
+
+/// The name of a blob.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlobName {
+    /// The database that knows the blob. Letters and digits.
+    pub owner: String,
+    /// The number of the group.
+    pub group: i64,
+    /// The name within the group. Letters, digits, `-` and `.`.
+    pub name: String,
+}
+
+/// Reads a blob from its beginning.
+pub type BlobReader = Pin<Box<dyn AsyncBufRead + Send>>;
+
+/// A blob that a list found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// The number of its group.
+    pub group: i64,
+    /// Its name within the group.
+    pub name: String,
+    /// When it was written.
+    pub written: SystemTime,
+}
+
+/// Why an operation on a blob failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{place} cannot be {action}: {reason}")]
+pub struct BlobError {
+    place: String,
+    action: &'static str,
+    reason: String,
+    is_missing: bool,
+}
+
+impl BlobError {
+    fn new(place: impl fmt::Display, action: &'static str, error: &std::io::Error) -> Self {
+        Self {
+            place: place.to_string(),
+            action,
+            reason: error.to_string(),
+            is_missing: error.kind() == std::io::ErrorKind::NotFound,
+        }
+    }
+
+    /// Returns whether there is no such blob.
+    pub const fn is_missing(&self) -> bool {
+        self.is_missing
+    }
+}
+
+impl Blobs {
+    /// Returns the blobs in this folder, which is made when the first blob is written.
+    pub fn folder(folder: impl Into<PathBuf>) -> Self {
+        Self(Place::Folder(Folder::new(folder.into())))
+    }
+
+    /// Returns blobs in the memory of this process, for tests and simulations.
+    pub fn memory() -> Self {
+        Self(Place::Memory(Memory::default()))
+    }
+
+    /// Writes a blob. Returns when it is safe.
+    pub async fn write(&self, name: &BlobName, content: Bytes) -> Result<(), BlobError> {
+        match &self.0 {
+            Place::Folder(folder) => folder.write(name, &content).await,
+            Place::Memory(memory) => {
+                memory.write(name.clone(), content);
+                Ok(())
+            }
+        }
+    }
+
+    /// Opens a blob.
+    pub async fn open(&self, name: &BlobName) -> Result<BlobReader, BlobError> {
+        match &self.0 {
+            Place::Folder(folder) => folder.open(name).await,
+            Place::Memory(memory) => memory.open(name),
+        }
+    }
+
+    /// Deletes a blob. One that is not there is deleted.
+    pub async fn delete(&self, name: &BlobName) -> Result<(), BlobError> {
+        match &self.0 {
+            Place::Folder(folder) => folder.delete(name).await,
+            Place::Memory(memory) => {
+                memory.delete(name);
+                Ok(())
+            }
+        }
+    }
+
+    /// Deletes all blobs of a group.
+    pub async fn delete_group(&self, owner: &str, group: i64) -> Result<(), BlobError> {
+        match &self.0 {
+            Place::Folder(folder) => folder.delete_group(owner, group).await,
+            Place::Memory(memory) => {
+                memory.delete_group(owner, group);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the numbers of all groups of an owner.
+    pub async fn groups(&self, owner: &str) -> Result<Vec<i64>, BlobError> {
+        match &self.0 {
+            Place::Folder(folder) => folder.groups(owner).await,
+            Place::Memory(memory) => Ok(memory.groups(owner)),
+        }
+    }
+
+    /// Returns all blobs of a group, with those that a crash has left unfinished.
+    pub async fn list(&self, owner: &str, group: i64) -> Result<Vec<Listed>, BlobError> {
+        match &self.0 {
+            Place::Folder(folder) => folder.list(owner, group).await,
+            Place::Memory(memory) => Ok(memory.list(owner, group)),
+        }
+    }
+}
+
+impl fmt::Display for Blobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Place::Folder(folder) => write!(f, "{folder}"),
+            Place::Memory(_) => f.write_str("memory"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+
+    use super::*;
+
+    fn name(group: i64, name: &str) -> BlobName {
+        BlobName {
+            owner: "db".to_owned(),
+            group,
+            name: name.to_owned(),
+        }
+    }
+
+    async fn content(blobs: &Blobs, name: &BlobName) -> String {
+        let mut text = String::new();
+        let mut reader = blobs.open(name).await.unwrap();
+        reader.read_to_string(&mut text).await.unwrap();
+        text
+    }
+
+    /// What every place for blobs must do.
+    async fn keeps_blobs(blobs: Blobs) {
+        assert!(blobs.groups("db").await.unwrap().is_empty());
+        assert!(blobs.list("db", 1).await.unwrap().is_empty());
+        let missing = blobs.open(&name(1, "a")).await.err().unwrap();
+        assert!(missing.is_missing(), "{missing}");
+        for (group, file, text) in [(1, "a", "one\n"), (1, "b", "two\n"), (2, "c", "")] {
+            let content = Bytes::from_static(text.as_bytes());
+            blobs.write(&name(group, file), content).await.unwrap();
+        }
+        assert_eq!(content(&blobs, &name(1, "a")).await, "one\n");
+        assert_eq!(content(&blobs, &name(2, "c")).await, "");
+        let mut groups = blobs.groups("db").await.unwrap();
+        groups.sort_unstable();
+        assert_eq!(groups, [1, 2]);
+        let mut listed = blobs.list("db", 1).await.unwrap();
+        listed.sort_by(|a, b| a.name.cmp(&b.name));
+        let names: Vec<&str> = listed.iter().map(|listed| listed.name.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        blobs.delete(&name(1, "a")).await.unwrap();
+        blobs.delete(&name(1, "a")).await.unwrap();
+        assert!(blobs.open(&name(1, "a")).await.err().unwrap().is_missing());
+        assert_eq!(content(&blobs, &name(1, "b")).await, "two\n");
+        for _ in 0..2 {
+            blobs.delete_group("db", 1).await.unwrap();
+            assert_eq!(blobs.groups("db").await.unwrap(), [2]);
+        }
+        assert!(blobs.groups("other").await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn folder_keeps_blobs() {
+        let folder = tempfile::tempdir().unwrap();
+        keeps_blobs(Blobs::folder(folder.path().join("not/there/yet"))).await;
+    }
+
+    #[tokio::test]
+    async fn memory_keeps_blobs() {
+        keeps_blobs(Blobs::memory()).await;
+    }
+
+    #[tokio::test]
+    async fn error_names_the_folder_and_what_the_system_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "no folder").unwrap();
+        let error = Blobs::folder(&file)
+            .write(&name(1, "a"), Bytes::new())
+            .await;
+        let error = error.unwrap_err().to_string();
+        let expected = format!("the folder {} cannot be written: ", file.display());
+        assert!(error.starts_with(&expected), "{error}");
+    }
+}

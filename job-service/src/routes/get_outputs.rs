@@ -1,0 +1,156 @@
+//! `GET …/jobs/{jobId}/outputs`: streams the outputs that the service has kept of a job.
+
+use std::io;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{OriginalUri, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use contract::rest::{ErrorBody, ErrorCode, KeptOutput, OutputStatus};
+use futures_util::stream;
+use serde::Deserialize;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::sync::CancellationToken;
+use utoipa::IntoParams;
+
+use super::StoreErrors;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{JobPath, QueryParams, whole_number};
+use crate::kept_outputs::{Lines, Selection};
+use crate::notes::Unknown;
+use crate::state::AppState;
+
+/// The names of the parameters.
+const PARAMETERS: [&str; 3] = ["offset", "limit", "status"];
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct OutputParams {
+    /// The number of the first line. To go on after an interruption, the `offset` of the last line and one more.
+    #[param(value_type = Option<u64>, example = 0)]
+    offset: Option<String>,
+    /// The largest number of lines. By default, all.
+    #[param(value_type = Option<u64>, example = 1000)]
+    limit: Option<String>,
+    /// Only results (`done`) or only failures (`failed`).
+    #[param(value_type = Option<OutputStatus>)]
+    status: Option<String>,
+}
+
+/// Get the outputs of a job
+///
+/// Streams what the service has kept of the outputs of a job that was created with `"outputs": "keep"`: a line of JSON for each task
+/// that has sent a result or a failure, in the order in which they were kept. Of a running job, these are the outputs that are there so
+/// far; of a Completed job, all. A failure is left out if the task is done now. A task without an output has no line.
+///
+/// Every line has its number as `offset`. If the stream breaks, ask again with the next one.
+#[utoipa::path(
+    get,
+    path = "/partitions/{partitionId}/jobs/{jobId}/outputs",
+    operation_id = "getOutputs",
+    tag = "jobs",
+    params(JobPath, OutputParams),
+    responses(
+        (status = 200, description = "The outputs, one JSON object a line", body = KeptOutput, content_type = "application/x-ndjson",
+            example = json!("{\"offset\":0,\"task\":\"1\",\"status\":\"done\",\"output\":{\"lines\":12}}\n")),
+        (status = 400, description = "Invalid partition id, job id or parameter", body = ErrorBody,
+            example = json!({"message": "The parameter 'status' must be done or failed, but is 'open'."})),
+        (status = 404, description = "The job does not exist", body = ErrorBody,
+            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
+        (status = 409, description = "The job does not keep its outputs", body = ErrorBody,
+            example = json!({"message": "The job 'reindex-7' does not keep its outputs. Create it with \"outputs\": \"keep\"."})),
+        (status = 410, description = "The outputs were removed because their time was over", body = ErrorBody,
+            example = json!({"message": "The outputs of the job 'reindex-7' were removed, because their time was over."})),
+        StoreErrors
+    )
+)]
+pub async fn get_outputs(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, job): JobPath,
+    OriginalUri(uri): OriginalUri,
+    QueryParams(params): QueryParams<OutputParams>,
+) -> ApiResult<Response> {
+    Unknown::of_query(&uri, &PARAMETERS)?.into_notes()?;
+    let selection = params.selection()?;
+    let found = state.store.job(&partition, &job).await?;
+    let found = found.ok_or_else(|| ApiError::job_not_found(&job))?;
+    let Some(kept) = found.outputs else {
+        return Err(ApiError::OutputsNotKept(job.to_string()));
+    };
+    if kept.removed_time.is_some() {
+        return Err(ApiError::OutputsRemoved(job.to_string()));
+    }
+    let Some(blobs) = state.options.outputs.blobs.clone() else {
+        let reason = "this process has no folder of outputs (--outputs-folder)";
+        return Err(ApiError::OutputsUnreadable(reason.to_owned()));
+    };
+    let place = Arc::clone(&state.output_streams).try_acquire_owned();
+    let place = place.map_err(|_| ApiError::Busy("as many streams of outputs as it may have"))?;
+    let owner = state.store.blob_owner().await?;
+    let store = state.store.clone();
+    let mut lines = Lines::new(store, blobs, owner.into(), found.incarnation, selection);
+    // What is wrong from the beginning on is an error of the request.
+    let unreadable = |error: crate::kept_outputs::ReadError| match error {
+        crate::kept_outputs::ReadError::Store(error) => ApiError::Store(error),
+        error => ApiError::OutputsUnreadable(error.to_string()),
+    };
+    let first = lines.next_piece().await.map_err(unreadable)?;
+    let streamed = Streamed {
+        lines,
+        first,
+        stop: state.shutting_down.clone(),
+        _place: place,
+    };
+    let pieces = stream::try_unfold(streamed, Streamed::next);
+    let headers = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    Ok((headers, Body::from_stream(pieces)).into_response())
+}
+
+impl OutputParams {
+    fn selection(&self) -> ApiResult<Selection> {
+        let status = match self.status.as_deref() {
+            None | Some("") => None,
+            Some("done") => Some(OutputStatus::Done),
+            Some("failed") => Some(OutputStatus::Failed),
+            Some(other) => {
+                let message =
+                    format!("The parameter 'status' must be done or failed, but is '{other}'.");
+                return Err(ApiError::bad_request(ErrorCode::InvalidParameter, message));
+            }
+        };
+        Ok(Selection {
+            offset: whole_number("offset", self.offset.as_deref())?.unwrap_or(0),
+            limit: whole_number("limit", self.limit.as_deref())?,
+            status,
+        })
+    }
+}
+
+/// The body of a response.
+struct Streamed {
+    lines: Lines,
+    /// The piece that is read already.
+    first: Option<Bytes>,
+    stop: CancellationToken,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Streamed {
+    /// Returns the next piece. An error breaks the connection, so that the client knows that more lines follow.
+    async fn next(mut self) -> io::Result<Option<(Bytes, Self)>> {
+        if let Some(first) = self.first.take() {
+            return Ok(Some((first, self)));
+        }
+        let next = self.lines.next_piece();
+        let piece = match self.stop.run_until_cancelled(next).await {
+            Some(Ok(piece)) => piece,
+            Some(Err(error)) => {
+                tracing::warn!(%error, "a stream of outputs breaks off");
+                return Err(io::Error::other(error));
+            }
+            None => return Err(io::Error::other("the service is shutting down")),
+        };
+        Ok(piece.map(|piece| (piece, self)))
+    }
+}

@@ -1,0 +1,197 @@
+//! The outputs that the service keeps: how a job asks for them, and how they are read.
+
+use blobs::{BlobName, Blobs};
+use contract::rest::OutputStatus;
+use contract::{JobId, PartitionId, TaskMessage};
+use framework::broker::Broker as _;
+use serde_json::{Value, json};
+use store::{Keeping, NewBlob, NewOutputs, OutputsOf};
+
+use crate::service::{Answer, Service};
+
+/// Starts a service that keeps outputs in this place.
+async fn start(blobs: &Blobs) -> Service {
+    let blobs = blobs.clone();
+    Service::start_configured(|options| options.outputs.blobs = Some(blobs)).await
+}
+
+fn keeping() -> Value {
+    json!({"outputs": "keep", "task": {
+        "taskClassifier": "C", "taskApiVersion": 1, "taskData": "data", "taskPipe": "in"
+    }})
+}
+
+/// Creates the job `j` and keeps these outputs of it, as the output worker does.
+async fn keep(service: &Service, blobs: &Blobs, status: OutputStatus, lines: &[(u32, &str)]) {
+    let partition = PartitionId::parse(&service.partition).unwrap();
+    let job = JobId::parse("j").unwrap();
+    let of = service.store.outputs_of(&partition, &job, None);
+    let OutputsOf::Kept(job, _) = of.await.unwrap() else {
+        panic!("the job does not keep its outputs")
+    };
+    let name = BlobName {
+        owner: service.store.blob_owner().await.unwrap(),
+        group: job.number,
+        name: harness::unique("blob"),
+    };
+    let texts: Vec<&str> = lines.iter().map(|(_, line)| *line).collect();
+    let content = texts.join("\n") + "\n";
+    blobs.write(&name, content.into()).await.unwrap();
+    let new = NewOutputs {
+        job: *job,
+        blobs: vec![NewBlob {
+            name: name.name,
+            bytes: 1,
+            status,
+            tasks: lines.iter().map(|(task, _)| vec![*task]).collect(),
+        }],
+        left_out: Vec::new(),
+        reason: None,
+    };
+    let kept = service.store.keep_outputs(&[new]).await.unwrap();
+    assert_eq!(kept, [Keeping::Kept]);
+}
+
+fn lines(answer: &Answer) -> Vec<Value> {
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.headers["content-type"], "application/x-ndjson");
+    let lines = answer.body.lines();
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn job_that_keeps_its_outputs_sends_them_to_the_service_and_says_so() {
+    let service = start(&Blobs::memory()).await;
+    assert_eq!(service.put("j", &keeping()).await.status, 201);
+    assert_eq!(service.put("j", &keeping()).await.status, 204);
+    let mut started = service.broker.consume("in", 1).await.unwrap();
+    let delivery = harness::in_time("the start message", started.next()).await;
+    let message = TaskMessage::decode(&delivery.unwrap().body).unwrap();
+    let track_to = message.tracking.unwrap().track_to;
+    assert_eq!(track_to.as_deref(), Some("worker-output-in.kept"));
+    let job = service.get("/jobs/j").await.json();
+    assert_eq!(job["outputs"], json!({"done": 0, "failed": 0, "bytes": 0}));
+    let note = job["notes"][0].as_str().unwrap();
+    assert!(note.contains("the pipe 'worker-output-in'"), "{note}");
+    assert!(lines(&service.get("/jobs/j/outputs").await).is_empty());
+}
+
+#[tokio::test]
+async fn impossible_wishes_about_outputs_are_refused_with_the_remedy() {
+    let service = start(&Blobs::memory()).await;
+    let mut targeted = keeping();
+    targeted["task"]["targetPipe"] = "out".into();
+    let mut misspelt = keeping();
+    misspelt["outputs"] = "keeep".into();
+    let mut reserved = keeping();
+    reserved["task"]["taskPipe"] = "worker-output-in".into();
+    let mut kept = keeping();
+    kept["outputs"] = Value::Null;
+    kept["task"]["targetPipe"] = "any.kept".into();
+    for (job, code, text) in [
+        (
+            targeted,
+            "INVALID_TASK",
+            "The task has the targetPipe 'out'",
+        ),
+        (
+            misspelt,
+            "INVALID_JSON",
+            "unknown variant `keeep`, expected `keep`",
+        ),
+        (reserved, "RESERVED_PIPE", "which is for the results"),
+        (
+            kept,
+            "RESERVED_PIPE",
+            "where the tracking of kept outputs ends",
+        ),
+    ] {
+        let answer = service.put("j", &job).await;
+        assert_eq!(answer.status, 400, "{answer:?}");
+        assert_eq!(answer.headers["x-batchwright-error"], code);
+        assert!(answer.body.contains(text), "{answer:?}");
+    }
+    let without_place = Service::start().await;
+    let answer = without_place.put("j", &keeping()).await;
+    assert_eq!(answer.status, 400);
+    assert!(answer.body.contains("--outputs-folder"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn outputs_are_read_by_offset_limit_and_status() {
+    let blobs = Blobs::memory();
+    let service = start(&blobs).await;
+    assert_eq!(service.put("j", &keeping()).await.status, 201);
+    let failed = [
+        (1, r#"{"task":"1","status":"failed","failure":{}}"#),
+        (2, r#"{"task":"2","status":"failed","failure":{}}"#),
+    ];
+    keep(&service, &blobs, OutputStatus::Failed, &failed).await;
+    let done = [
+        (2, r#"{"task":"2","status":"done","output":2}"#),
+        (
+            3,
+            r#"{"task":"3","label":"three","status":"done","output":3}"#,
+        ),
+    ];
+    keep(&service, &blobs, OutputStatus::Done, &done).await;
+    let first = json!({"offset": 0, "task": "1", "status": "failed", "failure": {}});
+    let second = json!({"offset": 2, "task": "2", "status": "done", "output": 2});
+    let third = json!({"offset": 3, "task": "3", "label": "three", "status": "done", "output": 3});
+    for (query, expected) in [
+        // The failure of task 2 is left out, because the task is done.
+        ("", vec![&first, &second, &third]),
+        ("?status=failed", vec![&first]),
+        ("?status=done&limit=1", vec![&second]),
+        ("?offset=1", vec![&second, &third]),
+        ("?offset=3&limit=7", vec![&third]),
+        ("?offset=4", vec![]),
+        ("?limit=0", vec![]),
+    ] {
+        let found = service.get(&format!("/jobs/j/outputs{query}")).await;
+        let found = lines(&found);
+        assert_eq!(found.iter().collect::<Vec<_>>(), expected, "{query}");
+    }
+    for query in ["?status=open", "?offset=-1", "?limit=many"] {
+        let answer = service.get(&format!("/jobs/j/outputs{query}")).await;
+        assert_eq!(answer.status, 400, "{query}");
+    }
+}
+
+#[tokio::test]
+async fn outputs_that_are_not_there_are_told_apart() {
+    let blobs = Blobs::memory();
+    let service = start(&blobs).await;
+    let refused = async |job: &str, status: u16, code: &str| {
+        let answer = service.get(&format!("/jobs/{job}/outputs")).await;
+        assert_eq!(answer.status, status, "{answer:?}");
+        assert_eq!(answer.headers["x-batchwright-error"], code);
+    };
+    refused("none", 404, "JOB_NOT_FOUND").await;
+    let mut plain = keeping();
+    plain["outputs"] = Value::Null;
+    assert_eq!(service.put("plain", &plain).await.status, 201);
+    refused("plain", 409, "OUTPUTS_NOT_KEPT").await;
+    assert_eq!(service.put("j", &keeping()).await.status, 201);
+    let line = [(1, r#"{"task":"1","status":"done","output":1}"#)];
+    keep(&service, &blobs, OutputStatus::Done, &line).await;
+    let partition = PartitionId::parse(&service.partition).unwrap();
+    let job = service.get("/jobs/j").await.json()["incarnation"]
+        .as_i64()
+        .unwrap();
+    let owner = service.store.blob_owner().await.unwrap();
+    blobs.delete_group(&owner, job).await.unwrap();
+    refused("j", 503, "OUTPUTS_UNREADABLE").await;
+    service
+        .store
+        .cancel_job(&partition, &JobId::parse("j").unwrap())
+        .await
+        .unwrap();
+    let doomed = service
+        .store
+        .doomed_outputs(Some(std::time::Duration::ZERO));
+    assert_eq!(doomed.await.unwrap(), [job]);
+    refused("j", 410, "OUTPUTS_REMOVED").await;
+}

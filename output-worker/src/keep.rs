@@ -1,0 +1,414 @@
+//! Writes the outputs of jobs to blobs, and commits which tasks have one. Waits as long as one of both is not possible.
+
+use std::collections::{BTreeSet, HashSet};
+use std::time::Duration;
+
+use backon::{BackoffBuilder as _, ExponentialBuilder};
+use blobs::{BlobError, BlobName, Blobs};
+use bytes::Bytes;
+use contract::metrics::{BLOB_SECONDS, BLOBS_WRITTEN, OUTPUT_BYTES, OUTPUTS_KEPT};
+use contract::rest::{KeptOutputs, OutputStatus};
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use metrics::{counter, histogram};
+use store::{Incarnation, Keeping, NewBlob, NewOutputs, OutputsOf, StoreError};
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::line::Output;
+use crate::{Limits, OUTPUTS, OutputWorker, SOURCE};
+
+/// The size of a blob from which on a further one is begun, in bytes.
+const BLOB: usize = 16 << 20;
+/// The number of blobs that are written at the same time.
+const WRITERS: usize = 16;
+/// The first pause after an error. It doubles up to [`MAX_DELAY`].
+const MIN_DELAY: Duration = Duration::from_millis(50);
+/// The longest of these pauses.
+const MAX_DELAY: Duration = Duration::from_secs(5);
+/// How long a blob may wait for its commit. An older one may be swept as one that nothing names, so it is written again.
+const FRESH: Duration = Duration::from_hours(1);
+/// How long the number of bytes of all jobs is relied on.
+const COUNTED: Duration = Duration::from_secs(10);
+
+/// The outputs of a job that have arrived, each with the index of its delivery.
+#[derive(Debug, Clone)]
+pub struct JobOutputs {
+    pub job: Incarnation,
+    /// What is kept already.
+    pub kept: KeptOutputs,
+    pub outputs: Vec<(usize, Output)>,
+}
+
+/// Blobs to write, and what the store is told of them.
+struct Plan {
+    new: NewOutputs,
+    contents: Vec<Bytes>,
+    /// The index of the delivery of each line of each blob.
+    indices: Vec<Vec<usize>>,
+}
+
+impl OutputWorker {
+    /// Keeps the outputs of jobs. Returns the indices of those whose job is gone meanwhile.
+    pub(crate) async fn keep_of(
+        &self,
+        mut jobs: Vec<JobOutputs>,
+    ) -> Result<Vec<usize>, StoreError> {
+        let mut gone = Vec::new();
+        while !jobs.is_empty() {
+            let room = self.room().await?;
+            let plans = plan_all(&jobs, &self.limits, room);
+            let results = self.write_and_commit(&plans).await?;
+            let mut again = Vec::new();
+            for ((mut job, plan), result) in jobs.into_iter().zip(plans).zip(results) {
+                match result {
+                    Some(Keeping::Kept) => self.count(&plan),
+                    Some(Keeping::Repeated(repeated)) => {
+                        let repeated = plan.indices_of(&repeated);
+                        counter!(OUTPUTS_KEPT, "outcome" => "repeated")
+                            .increment(repeated.len() as u64);
+                        job.outputs.retain(|(index, _)| !repeated.contains(index));
+                        again.push(job);
+                    }
+                    Some(Keeping::Changed) => match self.look_again(&job).await? {
+                        Some(kept) => again.push(JobOutputs { kept, ..job }),
+                        None => gone.extend(job.outputs.into_iter().map(|(index, _)| index)),
+                    },
+                    // Its blobs have become too old.
+                    None => again.push(job),
+                }
+            }
+            jobs = again;
+        }
+        Ok(gone)
+    }
+
+    /// Writes the blobs and commits. Returns `None` for each job if that took so long that the blobs must be written again.
+    async fn write_and_commit(&self, plans: &[Plan]) -> Result<Vec<Option<Keeping>>, StoreError> {
+        let owner = self.owner().await?;
+        let begun = Instant::now();
+        self.write(plans, &owner).await;
+        let new: Vec<NewOutputs> = plans.iter().map(|plan| plan.new.clone()).collect();
+        let committed = self
+            .patiently("kept outputs cannot be recorded", || async {
+                if begun.elapsed() > FRESH {
+                    return Ok(None);
+                }
+                // If an attempt is in effect although it failed, the next one finds these outputs there.
+                self.store.keep_outputs(&new).await.map(Some)
+            })
+            .await?;
+        self.tell_waiting(None);
+        Ok(match committed {
+            Some(results) => results.into_iter().map(Some).collect(),
+            None => plans.iter().map(|_| None).collect(),
+        })
+    }
+
+    /// Writes blobs until all are safe.
+    async fn write(&self, plans: &[Plan], owner: &str) {
+        let mut delays = delays().build();
+        let mut noted = false;
+        let mut left: Vec<(usize, usize)> = Vec::new();
+        for (at, plan) in plans.iter().enumerate() {
+            left.extend((0..plan.contents.len()).map(|blob| (at, blob)));
+        }
+        let begun = Instant::now();
+        while let Err(error) = self.try_write(plans, owner, &left).await {
+            let reason = error.to_string();
+            if !noted {
+                warn!(%error, "outputs cannot be kept; they wait");
+                let jobs: Vec<Incarnation> =
+                    plans.iter().map(|plan| plan.new.job.clone()).collect();
+                // Only the note is missing if this fails.
+                noted = self
+                    .store
+                    .note_waiting_outputs(&jobs, &reason)
+                    .await
+                    .is_ok();
+            }
+            self.tell_waiting(Some(reason));
+            sleep(delays.next().unwrap_or(MAX_DELAY)).await;
+        }
+        histogram!(BLOB_SECONDS).record(begun.elapsed());
+        if noted {
+            info!("outputs are kept again");
+        }
+    }
+
+    async fn try_write(
+        &self,
+        plans: &[Plan],
+        owner: &str,
+        blobs: &[(usize, usize)],
+    ) -> Result<(), BlobError> {
+        let mut writes = Vec::with_capacity(blobs.len());
+        for (at, blob) in blobs {
+            let plan = &plans[*at];
+            let name = BlobName {
+                owner: owner.to_owned(),
+                group: plan.new.job.number,
+                name: plan.new.blobs[*blob].name.clone(),
+            };
+            writes.push(write_blob(&self.blobs, name, plan.contents[*blob].clone()));
+        }
+        stream::iter(writes)
+            .buffer_unordered(WRITERS)
+            .try_collect()
+            .await
+    }
+
+    /// Reads once more what is kept of a job; `None` if it is gone.
+    async fn look_again(&self, job: &JobOutputs) -> Result<Option<KeptOutputs>, StoreError> {
+        let Incarnation {
+            partition,
+            job: id,
+            number,
+            ..
+        } = &job.job;
+        let of = self
+            .patiently("the outputs of a job cannot be read", || {
+                self.store.outputs_of(partition, id, Some(*number))
+            })
+            .await?;
+        Ok(match of {
+            OutputsOf::Kept(_, kept) => Some(kept),
+            OutputsOf::Gone | OutputsOf::NotKept => None,
+        })
+    }
+
+    /// Returns how many bytes can be kept before all jobs together have reached their limit.
+    async fn room(&self) -> Result<u64, StoreError> {
+        let known = self.state().bytes;
+        let known = known.filter(|(_, counted)| counted.elapsed() < COUNTED);
+        let bytes = if let Some((bytes, _)) = known {
+            bytes
+        } else {
+            let bytes = self
+                .patiently("the kept outputs cannot be counted", || {
+                    self.store.kept_bytes()
+                })
+                .await?;
+            self.state().bytes = Some((bytes, Instant::now()));
+            bytes
+        };
+        Ok(self.limits.bytes.saturating_sub(bytes))
+    }
+
+    async fn owner(&self) -> Result<String, StoreError> {
+        let known = self.state().owner.clone();
+        if let Some(owner) = known {
+            return Ok(owner);
+        }
+        let owner = self
+            .patiently("the name of the database cannot be read", || {
+                self.store.blob_owner()
+            })
+            .await?;
+        self.state().owner = Some(owner.clone());
+        Ok(owner)
+    }
+
+    /// Runs an operation of the store, again and again while the store is unavailable. Any other error is final.
+    pub(crate) async fn patiently<T, F>(
+        &self,
+        trouble: &str,
+        operation: impl Fn() -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let mut delays = delays().build();
+        loop {
+            match operation().await {
+                Err(StoreError::Unavailable(cause)) => {
+                    self.tell_waiting(Some(format!("{trouble}: {cause}")));
+                    sleep(delays.next().unwrap_or(MAX_DELAY)).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Tells the health checks whether outputs cannot be kept, and why.
+    fn tell_waiting(&self, reason: Option<String>) {
+        let mut state = self.state();
+        match reason {
+            Some(reason) => {
+                let since = state
+                    .waiting
+                    .as_ref()
+                    .map_or_else(Instant::now, |(since, _)| *since);
+                self.health.degrade(OUTPUTS, SOURCE, &reason);
+                state.waiting = Some((since, reason));
+            }
+            None if state.waiting.take().is_some() => self.health.recover(OUTPUTS, SOURCE),
+            None => {}
+        }
+    }
+
+    fn count(&self, plan: &Plan) {
+        let mut bytes = 0;
+        for blob in &plan.new.blobs {
+            let outcome = match blob.status {
+                OutputStatus::Done => "done",
+                OutputStatus::Failed => "failed",
+            };
+            counter!(OUTPUTS_KEPT, "outcome" => outcome).increment(blob.tasks.len() as u64);
+            bytes += blob.bytes;
+        }
+        counter!(OUTPUTS_KEPT, "outcome" => "left-out").increment(plan.new.left_out.len() as u64);
+        counter!(OUTPUT_BYTES).increment(bytes);
+        counter!(BLOBS_WRITTEN).increment(plan.new.blobs.len() as u64);
+        if let Some((known, _)) = &mut self.state().bytes {
+            *known += bytes;
+        }
+    }
+}
+
+async fn write_blob(blobs: &Blobs, name: BlobName, content: Bytes) -> Result<(), BlobError> {
+    blobs.write(&name, content).await
+}
+
+fn delays() -> ExponentialBuilder {
+    ExponentialBuilder::new()
+        .with_min_delay(MIN_DELAY)
+        .with_max_delay(MAX_DELAY)
+        .without_max_times()
+}
+
+/// Plans the blobs of all jobs, which have this many bytes of room together.
+fn plan_all(jobs: &[JobOutputs], limits: &Limits, mut room: u64) -> Vec<Plan> {
+    let mut plans = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        let plan = Plan::of(job, limits, room);
+        let bytes: u64 = plan.new.blobs.iter().map(|blob| blob.bytes).sum();
+        room = room.saturating_sub(bytes);
+        plans.push(plan);
+    }
+    plans
+}
+
+impl Plan {
+    fn of(job: &JobOutputs, limits: &Limits, room: u64) -> Self {
+        let mut plan = Self {
+            new: NewOutputs {
+                job: job.job.clone(),
+                blobs: Vec::new(),
+                left_out: Vec::new(),
+                reason: None,
+            },
+            contents: Vec::new(),
+            indices: Vec::new(),
+        };
+        let kept = &job.kept;
+        let mut left = Left {
+            outputs: limits
+                .per_job
+                .saturating_sub((kept.done + kept.failed).unsigned_abs()),
+            bytes: limits
+                .bytes_per_job
+                .saturating_sub(kept.bytes.unsigned_abs()),
+            room,
+        };
+        let mut seen = HashSet::new();
+        // Failures first: a task that has failed and is done now has both.
+        for status in [OutputStatus::Failed, OutputStatus::Done] {
+            let mut blob = Vec::new();
+            let (mut tasks, mut indices) = (Vec::new(), Vec::new());
+            let outputs = job.outputs.iter().filter(|(_, it)| it.status == status);
+            for (index, output) in outputs {
+                if !seen.insert((&output.task, status)) {
+                    continue;
+                }
+                let reason = if kept.removed_time.is_some() {
+                    Some(
+                        "the outputs of the job were removed, because their time was over"
+                            .to_owned(),
+                    )
+                } else {
+                    left.take(output.line.len() as u64, limits)
+                };
+                if reason.is_some() {
+                    plan.new.left_out.push((output.task.clone(), status));
+                    plan.new.reason = reason;
+                    continue;
+                }
+                blob.extend_from_slice(&output.line);
+                tasks.push(output.task.clone());
+                indices.push(*index);
+                if blob.len() >= BLOB {
+                    plan.add(
+                        status,
+                        std::mem::take(&mut blob),
+                        std::mem::take(&mut tasks),
+                        std::mem::take(&mut indices),
+                    );
+                }
+            }
+            if !tasks.is_empty() {
+                plan.add(status, blob, tasks, indices);
+            }
+        }
+        plan
+    }
+
+    fn add(
+        &mut self,
+        status: OutputStatus,
+        content: Vec<u8>,
+        tasks: Vec<Vec<u32>>,
+        indices: Vec<usize>,
+    ) {
+        self.new.blobs.push(NewBlob {
+            name: format!("{}.ndjson", Uuid::now_v7()),
+            bytes: content.len() as u64,
+            status,
+            tasks,
+        });
+        self.contents.push(content.into());
+        self.indices.push(indices);
+    }
+
+    fn indices_of(&self, lines: &BTreeSet<(usize, usize)>) -> HashSet<usize> {
+        lines
+            .iter()
+            .map(|(blob, line)| self.indices[*blob][*line])
+            .collect()
+    }
+}
+
+/// How much more of a job may be kept.
+struct Left {
+    outputs: u64,
+    bytes: u64,
+    room: u64,
+}
+
+impl Left {
+    /// Takes the room of one output of this many bytes. Returns which limit leaves none for it.
+    fn take(&mut self, bytes: u64, limits: &Limits) -> Option<String> {
+        if self.outputs == 0 {
+            let limit = limits.per_job;
+            return Some(format!(
+                "the job has {limit} outputs, which is the limit (--outputs-per-job)"
+            ));
+        }
+        if self.bytes < bytes {
+            let limit = limits.bytes_per_job >> 20;
+            return Some(format!(
+                "the outputs of the job have reached the limit of {limit} MiB (--outputs-size-per-job)"
+            ));
+        }
+        if self.room < bytes {
+            let limit = limits.bytes >> 20;
+            return Some(format!(
+                "the outputs of all jobs have reached the limit of {limit} MiB (--outputs-size)"
+            ));
+        }
+        self.outputs -= 1;
+        self.bytes -= bytes;
+        self.room -= bytes;
+        None
+    }
+}

@@ -1,0 +1,250 @@
+//! The tables `kept_outputs`, `kept_blob` and `kept_task`, and the name in `blob_owner`.
+
+use sqlx::AssertSqlSafe;
+
+use super::millis;
+use super::session::{Row, Session};
+use super::statement::{Dialect, Statement, json};
+use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow};
+use crate::ledger::NodeKey;
+
+const KEPT: &str =
+    "incarnation, lines, bytes, done, failed, not_kept, reason, waiting, removed_time";
+const BLOB: &str = "incarnation, first_line, lines, bytes, failed, name, time";
+
+pub async fn owner(db: &mut Session) -> Result<String, DbError> {
+    let statement = db.statement("select name from blob_owner limit 1");
+    let name = db.fetch_first(statement, |row| row.get(0)).await?;
+    name.ok_or_else(|| DbError::Refused("the table blob_owner is empty".to_owned().into()))
+}
+
+pub async fn bytes(db: &mut Session) -> Result<u64, DbError> {
+    let sum = "select cast(coalesce(sum(bytes), 0) as bigint) from kept_outputs";
+    db.fetch_count(db.statement(sum)).await
+}
+
+/// Returns what is kept of these jobs. A job without outputs has no row.
+pub async fn kept(db: &mut Session, incarnations: &[i64]) -> Result<Vec<KeptRow>, DbError> {
+    let select = format!("select {KEPT} from kept_outputs");
+    let statement = db.dialect().select_of_jobs(&select, incarnations, "")?;
+    db.fetch(statement, read_kept).await
+}
+
+pub async fn lock_kept(db: &mut Session, incarnation: i64) -> Result<Option<KeptRow>, DbError> {
+    let lock = for_update(db.dialect());
+    let statement = db.statement(format!(
+        "select {KEPT} from kept_outputs where incarnation = $1 {lock}"
+    ));
+    db.fetch_first(statement.bind(incarnation), read_kept).await
+}
+
+pub async fn save_kept(db: &mut Session, kept: &KeptRow) -> Result<(), DbError> {
+    let statement = db
+        .statement(format!(
+            "insert into kept_outputs ({KEPT}) values ($1, $2, $3, $4, $5, $6, $7, $8, $9) on conflict (incarnation) do update set \
+             lines = excluded.lines, bytes = excluded.bytes, done = excluded.done, failed = excluded.failed, \
+             not_kept = excluded.not_kept, reason = excluded.reason, waiting = excluded.waiting, removed_time = excluded.removed_time"
+        ))
+        .bind(kept.incarnation)
+        .bind(kept.lines)
+        .bind(kept.bytes)
+        .bind(kept.done)
+        .bind(kept.failed)
+        .bind(kept.not_kept)
+        .bind(kept.reason.as_deref())
+        .bind(kept.waiting.as_deref())
+        .bind(kept.removed_time);
+    db.execute(statement).await.map(drop)
+}
+
+/// Returns blobs that have lines from this one on, in the order of their lines.
+pub async fn blobs(
+    db: &mut Session,
+    incarnation: i64,
+    from_line: i64,
+    failed: Option<bool>,
+    limit: u32,
+) -> Result<Vec<KeptBlobRow>, DbError> {
+    // The blob that begins before the line and has it is found by the key, too.
+    let statement = db
+        .statement(format!(
+            "select {BLOB} from kept_blob where incarnation = $1 and first_line >= coalesce((select max(first_line) from kept_blob \
+             where incarnation = $1 and first_line <= $2), 0) and first_line + lines > $2 and ($3 or failed = $4) \
+             order by first_line limit $5"
+        ))
+        .bind(incarnation)
+        .bind(from_line)
+        .bind(failed.is_none())
+        .bind(failed.unwrap_or_default())
+        .bind(i64::from(limit));
+    db.fetch(statement, read_blob).await
+}
+
+pub async fn insert_blobs(db: &mut Session, blobs: &[KeptBlobRow]) -> Result<(), DbError> {
+    for blob in blobs {
+        let statement = db
+            .statement(format!(
+                "insert into kept_blob ({BLOB}) values ($1, $2, $3, $4, $5, $6, $7)"
+            ))
+            .bind(blob.incarnation)
+            .bind(blob.first_line)
+            .bind(i32::try_from(blob.lines).unwrap_or(i32::MAX))
+            .bind(blob.bytes)
+            .bind(blob.failed)
+            .bind(blob.name.as_str())
+            .bind(blob.time);
+        db.execute(statement).await?;
+    }
+    Ok(())
+}
+
+/// Reads bitmaps, in the order of their keys; locks them, too, if asked to.
+pub async fn tasks(
+    db: &mut Session,
+    incarnation: i64,
+    keys: &[NodeKey],
+    locked: bool,
+) -> Result<Vec<KeptTaskRow>, DbError> {
+    let statement = match db.dialect() {
+        Dialect::Postgres => {
+            let lock = if locked { "for update" } else { "" };
+            let text = format!(
+                "select path, chunk, done, failed from kept_task where incarnation = $1 \
+                 and (path, chunk) in (select * from unnest($2::text[], $3::int4[])) order by path, chunk {lock}"
+            );
+            let (paths, chunks): (Vec<&str>, Vec<i32>) = keys
+                .iter()
+                .map(|(path, chunk)| (path.as_str(), *chunk))
+                .unzip();
+            let query = sqlx::query(AssertSqlSafe(text)).bind(incarnation);
+            Statement::Postgres(query.bind(paths).bind(chunks))
+        }
+        Dialect::Sqlite => db
+            .statement(
+                "select t.path, t.chunk, t.done, t.failed from json_each($1) as k cross join kept_task as t \
+                 on t.incarnation = $2 and t.path = k.value ->> 0 and t.chunk = k.value ->> 1 order by t.path, t.chunk",
+            )
+            .bind(json(keys)?)
+            .bind(incarnation),
+    };
+    db.fetch(statement, |row| {
+        Ok(KeptTaskRow {
+            path: row.get(0)?,
+            chunk: row.get(1)?,
+            done: row.get(2)?,
+            failed: row.get(3)?,
+        })
+    })
+    .await
+}
+
+pub async fn save_tasks(
+    db: &mut Session,
+    incarnation: i64,
+    rows: &[KeptTaskRow],
+) -> Result<(), DbError> {
+    const UPDATE: &str = "on conflict (incarnation, path, chunk) do update set done = excluded.done, failed = excluded.failed";
+    if db.dialect() == Dialect::Postgres {
+        fn column<'r, T>(rows: &'r [KeptTaskRow], of: impl Fn(&'r KeptTaskRow) -> T) -> Vec<T> {
+            rows.iter().map(of).collect()
+        }
+        let text = format!(
+            "insert into kept_task (incarnation, path, chunk, done, failed) select $1, * from unnest($2::text[], $3::int4[], \
+             $4::bytea[], $5::bytea[]) {UPDATE}"
+        );
+        let query = sqlx::query(AssertSqlSafe(text))
+            .bind(incarnation)
+            .bind(column(rows, |row| row.path.as_str()))
+            .bind(column(rows, |row| row.chunk))
+            .bind(column(rows, |row| row.done.as_slice()))
+            .bind(column(rows, |row| row.failed.as_slice()));
+        return db.execute(Statement::Postgres(query)).await.map(drop);
+    }
+    for row in rows {
+        let statement = db
+            .statement(format!(
+                "insert into kept_task (incarnation, path, chunk, done, failed) values ($1, $2, $3, $4, $5) {UPDATE}"
+            ))
+            .bind(incarnation)
+            .bind(row.path.as_str())
+            .bind(row.chunk)
+            .bind(&row.done[..])
+            .bind(&row.failed[..]);
+        db.execute(statement).await?;
+    }
+    Ok(())
+}
+
+/// Marks as removed what is kept of jobs that have ended this many milliseconds ago. Returns how many jobs that concerns.
+pub async fn expire(db: &mut Session, keep: u64) -> Result<u64, DbError> {
+    let now = db.dialect().now();
+    let statement = db.statement(format!(
+        "update kept_outputs set removed_time = {now}, waiting = null where removed_time is null and lines > 0 and exists \
+         (select 1 from job where job.incarnation = kept_outputs.incarnation and job.finish_time <= {now} - $1)"
+    ));
+    db.execute(statement.bind(millis(keep))).await
+}
+
+/// Returns incarnations whose blobs are to be deleted: their job is gone, or their outputs are removed.
+pub async fn doomed(db: &mut Session, limit: u32) -> Result<Vec<i64>, DbError> {
+    let statement = db.statement(
+        "select k.incarnation from kept_outputs as k left join job as j on j.incarnation = k.incarnation \
+         where j.incarnation is null or (k.removed_time is not null and k.bytes > 0) limit $1",
+    );
+    db.fetch(statement.bind(i64::from(limit)), |row| row.get(0))
+        .await
+}
+
+/// Deletes some rows of an incarnation. Returns whether none are left; then the sums are deleted, too, or have no bytes any more.
+pub async fn forget(db: &mut Session, incarnation: i64, limit: u32) -> Result<bool, DbError> {
+    for (table, key) in [("kept_blob", "first_line"), ("kept_task", "path, chunk")] {
+        let statement = db.statement(format!(
+            "delete from {table} where incarnation = $1 and ({key}) in (select {key} from {table} where incarnation = $1 limit $2)"
+        ));
+        let statement = statement.bind(incarnation).bind(i64::from(limit));
+        if db.execute(statement).await? >= u64::from(limit) {
+            return Ok(false);
+        }
+    }
+    for statement in [
+        "delete from kept_outputs where incarnation = $1 and not exists (select 1 from job where incarnation = $1)",
+        "update kept_outputs set bytes = 0 where incarnation = $1",
+    ] {
+        db.execute(db.statement(statement).bind(incarnation))
+            .await?;
+    }
+    Ok(true)
+}
+
+fn for_update(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Postgres => "for update",
+        Dialect::Sqlite => "",
+    }
+}
+
+fn read_kept(row: Row<'_>) -> Result<KeptRow, DbError> {
+    Ok(KeptRow {
+        incarnation: row.get(0)?,
+        lines: row.get(1)?,
+        bytes: row.get(2)?,
+        done: row.get(3)?,
+        failed: row.get(4)?,
+        not_kept: row.get(5)?,
+        reason: row.get(6)?,
+        waiting: row.get(7)?,
+        removed_time: row.get(8)?,
+    })
+}
+
+fn read_blob(row: Row<'_>) -> Result<KeptBlobRow, DbError> {
+    Ok(KeptBlobRow {
+        incarnation: row.get(0)?,
+        first_line: row.get(1)?,
+        lines: i64::from(row.get::<i32, _>(2)?),
+        bytes: row.get(3)?,
+        failed: row.get(4)?,
+        name: row.get(5)?,
+        time: row.get(6)?,
+    })
+}

@@ -1,0 +1,441 @@
+//! The outputs that the service keeps: which tasks have one, and which lines of which blobs they are. The blobs themselves are not
+//! in the database.
+//!
+//! What must stay true:
+//! - An output is kept once: the transaction that adds its line marks its task, and refuses a line of a task that is marked.
+//! - A line is in a blob that was complete before the transaction began. A blob without a row in the manifest is an orphan.
+//! - Nothing is forgotten: the rows of a deleted job stay until its blobs are deleted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use contract::rest::{self, OutputStatus};
+use contract::{JobId, PartitionId};
+
+use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow};
+use crate::job_row::JobRow;
+use crate::ledger::{Bits, NodeKey, path_of, position};
+use crate::model::Incarnation;
+use crate::{Store, StoreError};
+
+/// The chunk of the job's own task, which has no parent.
+const OWN_TASK: i32 = -1;
+/// How many rows of each table one transaction deletes.
+const ROWS: u32 = 10_000;
+/// How many jobs one sweep looks at.
+const JOBS: u32 = 50;
+
+/// What the store knows of a job whose output has arrived.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OutputsOf {
+    /// There is no such job, or it is another incarnation.
+    Gone,
+    /// The job does not keep its outputs.
+    NotKept,
+    /// The job keeps its outputs; these are there already.
+    Kept(Box<Incarnation>, rest::KeptOutputs),
+}
+
+/// The new outputs of one job, in blobs that are written.
+#[derive(Debug, Clone)]
+pub struct NewOutputs {
+    /// The job.
+    pub job: Incarnation,
+    /// The blobs with their outputs.
+    pub blobs: Vec<NewBlob>,
+    /// The outputs that are counted and not kept.
+    pub left_out: Vec<(Vec<u32>, OutputStatus)>,
+    /// Why they are not kept.
+    pub reason: Option<String>,
+}
+
+/// A blob that is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewBlob {
+    /// The name of the blob.
+    pub name: String,
+    /// The number of bytes.
+    pub bytes: u64,
+    /// What the lines are.
+    pub status: OutputStatus,
+    /// The path of the task of each line.
+    pub tasks: Vec<Vec<u32>>,
+}
+
+/// The result of keeping the outputs of one job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Keeping {
+    /// They are kept.
+    Kept,
+    /// These outputs (number of the blob, number of its line) are kept already, so none of the job's were kept now.
+    Repeated(BTreeSet<(usize, usize)>),
+    /// The job is gone, or its outputs were removed. None were kept.
+    Changed,
+}
+
+/// A blob with lines of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptBlob {
+    /// The name of the blob.
+    pub name: String,
+    /// The number of its first line among all lines of the job.
+    pub first_line: u64,
+    /// The number of its lines.
+    pub lines: u64,
+    /// What the lines are.
+    pub status: OutputStatus,
+}
+
+impl Store {
+    /// Returns the name of this database among others that keep blobs in the same place.
+    pub async fn blob_owner(&self) -> Result<String, StoreError> {
+        Ok(self.backend.blob_owner().await?)
+    }
+
+    /// Returns the bytes of all outputs that are kept.
+    pub async fn kept_bytes(&self) -> Result<u64, StoreError> {
+        Ok(self.backend.kept_bytes().await?)
+    }
+
+    /// Returns what is kept of a job. Without an incarnation, a first one is meant, as in job task ids.
+    pub async fn outputs_of(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+        incarnation: Option<i64>,
+    ) -> Result<OutputsOf, StoreError> {
+        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        let Some(row) = row.filter(|row| row.matches(incarnation)) else {
+            return Ok(OutputsOf::Gone);
+        };
+        if row.output_pipe.is_none() {
+            return Ok(OutputsOf::NotKept);
+        }
+        let kept = self.backend.kept(&[row.incarnation]).await?.pop();
+        let kept = kept.map(KeptRow::into_rest).unwrap_or_default();
+        Ok(OutputsOf::Kept(Box::new(row.to_incarnation()), kept))
+    }
+
+    /// Keeps the outputs of several jobs: for each job all of them or none, as the result says, in the same order.
+    pub async fn keep_outputs(&self, new: &[NewOutputs]) -> Result<Vec<Keeping>, StoreError> {
+        let locks: JobLocks = new.iter().map(|new| key(&new.job)).collect();
+        self.run_tx("keep_outputs", locks, |tx| Box::pin(keep_all(tx, new)))
+            .await
+    }
+
+    /// Notes that the outputs of these jobs wait for this reason.
+    pub async fn note_waiting_outputs(
+        &self,
+        jobs: &[Incarnation],
+        reason: &str,
+    ) -> Result<(), StoreError> {
+        let locks: JobLocks = jobs.iter().map(key).collect();
+        self.run_tx("note_waiting_outputs", locks, |tx| {
+            Box::pin(async move {
+                for job in tx.lock_known_jobs().await? {
+                    if jobs.iter().any(|wanted| wanted.number == job.incarnation) {
+                        let kept = tx.lock_kept(job.incarnation).await?;
+                        let mut kept = kept.unwrap_or_else(|| KeptRow::new(job.incarnation));
+                        kept.waiting = Some(reason.to_owned());
+                        tx.save_kept(&kept).await?;
+                        tx.notify_job(job.partition.as_str(), job.job.as_str());
+                    }
+                }
+                Ok(End::Commit(()))
+            })
+        })
+        .await
+    }
+
+    /// Returns some blobs with lines of a job, from the one with this line on, or after it.
+    pub async fn kept_blobs(
+        &self,
+        incarnation: i64,
+        from_line: u64,
+        status: Option<OutputStatus>,
+        limit: u32,
+    ) -> Result<Vec<KeptBlob>, StoreError> {
+        let from_line = i64::try_from(from_line).unwrap_or(i64::MAX);
+        let failed = status.map(|status| status == OutputStatus::Failed);
+        let rows = self
+            .backend
+            .kept_blobs(incarnation, from_line, failed, limit);
+        Ok(rows
+            .await?
+            .into_iter()
+            .map(KeptBlobRow::into_blob)
+            .collect())
+    }
+
+    /// Returns which of these tasks have a result that is kept.
+    pub async fn have_results(
+        &self,
+        incarnation: i64,
+        tasks: &[Vec<u32>],
+    ) -> Result<Vec<bool>, StoreError> {
+        let keys = keys_of(tasks);
+        let rows = self.backend.kept_tasks(incarnation, &keys).await?;
+        let marks = Marks::new(rows);
+        Ok(tasks.iter().map(|task| marks.is_done(task)).collect())
+    }
+
+    /// Removes the outputs of jobs that have ended longer than `keep` ago, unless that is `None`: they cannot be read any more.
+    /// Returns some incarnations whose blobs are to be deleted, of deleted jobs, too, and then forgotten
+    /// ([`Self::forget_outputs`]).
+    pub async fn doomed_outputs(&self, keep: Option<Duration>) -> Result<Vec<i64>, StoreError> {
+        if let Some(keep) = keep {
+            let keep = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
+            self.run_tx("expire_outputs", JobLocks::new(), |tx| {
+                Box::pin(async move { Ok(End::Commit(tx.expire_kept(keep).await?)) })
+            })
+            .await?;
+        }
+        Ok(self.backend.doomed_outputs(JOBS).await?)
+    }
+
+    /// Forgets the outputs of an incarnation whose blobs are deleted. If its job is there, what was kept stays known.
+    pub async fn forget_outputs(&self, incarnation: i64) -> Result<(), StoreError> {
+        loop {
+            let is_over = self.run_tx("forget_outputs", JobLocks::new(), |tx| {
+                Box::pin(async move { Ok(End::Commit(tx.forget_kept(incarnation, ROWS).await?)) })
+            });
+            if is_over.await? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn key(job: &Incarnation) -> (String, String) {
+    (job.partition.to_string(), job.job.to_string())
+}
+
+async fn keep_all(tx: &mut Tx<'_>, new: &[NewOutputs]) -> Result<End<Vec<Keeping>>, DbError> {
+    let now = tx.now();
+    let jobs: BTreeMap<i64, JobRow> = tx
+        .lock_known_jobs()
+        .await?
+        .into_iter()
+        .map(|job| (job.incarnation, job))
+        .collect();
+    let mut results = Vec::with_capacity(new.len());
+    for new in new {
+        results.push(if jobs.contains_key(&new.job.number) {
+            keep(tx, new, now).await?
+        } else {
+            Keeping::Changed
+        });
+    }
+    Ok(End::Commit(results))
+}
+
+/// Keeps the outputs of a locked job. Writes nothing unless all of them can be kept.
+async fn keep(tx: &mut Tx<'_>, new: &NewOutputs, now: i64) -> Result<Keeping, DbError> {
+    let incarnation = new.job.number;
+    let kept = tx.lock_kept(incarnation).await?;
+    let mut kept = kept.unwrap_or_else(|| KeptRow::new(incarnation));
+    if kept.removed_time.is_some() && !new.blobs.is_empty() {
+        return Ok(Keeping::Changed);
+    }
+    let tasks: Vec<Vec<u32>> = new
+        .blobs
+        .iter()
+        .flat_map(|blob| blob.tasks.iter())
+        .chain(new.left_out.iter().map(|(task, _)| task))
+        .cloned()
+        .collect();
+    let mut marks = Marks::new(tx.load_kept_tasks(incarnation, &keys_of(&tasks)).await?);
+    let mut repeated = BTreeSet::new();
+    for (number, blob) in new.blobs.iter().enumerate() {
+        for (line, task) in blob.tasks.iter().enumerate() {
+            if !marks.mark(task, blob.status) {
+                repeated.insert((number, line));
+            }
+        }
+    }
+    if !repeated.is_empty() {
+        return Ok(Keeping::Repeated(repeated));
+    }
+    for (task, status) in &new.left_out {
+        kept.not_kept += i64::from(marks.mark(task, *status));
+    }
+    let mut rows = Vec::with_capacity(new.blobs.len());
+    for blob in &new.blobs {
+        let lines = i64::try_from(blob.tasks.len()).unwrap_or(i64::MAX);
+        let row = KeptBlobRow {
+            incarnation,
+            first_line: kept.lines,
+            lines,
+            bytes: i64::try_from(blob.bytes).unwrap_or(i64::MAX),
+            failed: blob.status == OutputStatus::Failed,
+            name: blob.name.clone(),
+            time: now,
+        };
+        kept.lines += lines;
+        kept.bytes += row.bytes;
+        *(if row.failed {
+            &mut kept.failed
+        } else {
+            &mut kept.done
+        }) += lines;
+        rows.push(row);
+    }
+    if new.reason.is_some() {
+        kept.reason.clone_from(&new.reason);
+    }
+    kept.waiting = None;
+    tx.save_kept_tasks(incarnation, &marks.changed()).await?;
+    tx.insert_kept_blobs(&rows).await?;
+    tx.save_kept(&kept).await?;
+    Ok(Keeping::Kept)
+}
+
+impl KeptRow {
+    fn new(incarnation: i64) -> Self {
+        Self {
+            incarnation,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn into_rest(self) -> rest::KeptOutputs {
+        rest::KeptOutputs {
+            done: self.done,
+            failed: self.failed,
+            bytes: self.bytes,
+            not_kept: self.not_kept,
+            reason: self.reason,
+            waiting: self.waiting,
+            removed_time: self.removed_time,
+        }
+    }
+}
+
+impl KeptBlobRow {
+    fn into_blob(self) -> KeptBlob {
+        KeptBlob {
+            name: self.name,
+            first_line: u64::try_from(self.first_line).unwrap_or_default(),
+            lines: u64::try_from(self.lines).unwrap_or_default(),
+            status: if self.failed {
+                OutputStatus::Failed
+            } else {
+                OutputStatus::Done
+            },
+        }
+    }
+}
+
+/// Returns the row with the bits of a task, and the number of its bit.
+fn place_of(task: &[u32]) -> (NodeKey, usize) {
+    match task {
+        [] => ((String::new(), OWN_TASK), 0),
+        [above @ .., number] => {
+            let (chunk, bit) = position(*number);
+            ((path_of(above.iter().copied()), chunk), bit)
+        }
+    }
+}
+
+fn keys_of(tasks: &[Vec<u32>]) -> Vec<NodeKey> {
+    let keys: BTreeSet<NodeKey> = tasks.iter().map(|task| place_of(task).0).collect();
+    keys.into_iter().collect()
+}
+
+/// Which tasks have an output that is kept.
+#[derive(Debug, Default)]
+struct Marks {
+    chunks: BTreeMap<NodeKey, MarkedChunk>,
+}
+
+#[derive(Debug, Default)]
+struct MarkedChunk {
+    done: Bits,
+    failed: Bits,
+    is_changed: bool,
+}
+
+impl Marks {
+    fn new(rows: Vec<KeptTaskRow>) -> Self {
+        let chunk = |row: KeptTaskRow| {
+            let chunk = MarkedChunk {
+                done: Bits(row.done),
+                failed: Bits(row.failed),
+                is_changed: false,
+            };
+            ((row.path, row.chunk), chunk)
+        };
+        Self {
+            chunks: rows.into_iter().map(chunk).collect(),
+        }
+    }
+
+    fn is_done(&self, task: &[u32]) -> bool {
+        let (key, bit) = place_of(task);
+        self.chunks
+            .get(&key)
+            .is_some_and(|chunk| chunk.done.get(bit))
+    }
+
+    /// Marks a task. Returns false if it has an output of this status already, or a result, which a failure does not follow.
+    fn mark(&mut self, task: &[u32], status: OutputStatus) -> bool {
+        let (key, bit) = place_of(task);
+        let chunk = self.chunks.entry(key).or_default();
+        let bits = match status {
+            _ if chunk.done.get(bit) => return false,
+            OutputStatus::Failed if chunk.failed.get(bit) => return false,
+            OutputStatus::Failed => &mut chunk.failed,
+            OutputStatus::Done => &mut chunk.done,
+        };
+        bits.set(bit);
+        chunk.is_changed = true;
+        true
+    }
+
+    fn changed(self) -> Vec<KeptTaskRow> {
+        let changed = self
+            .chunks
+            .into_iter()
+            .filter(|(_, chunk)| chunk.is_changed);
+        changed
+            .map(|((path, number), chunk)| KeptTaskRow {
+                path,
+                chunk: number,
+                done: chunk.done.0,
+                failed: chunk.failed.0,
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_output_of_a_task_is_kept_and_a_failure_never_follows_a_result() {
+        use OutputStatus::{Done, Failed};
+        let mut marks = Marks::default();
+        for (task, status, is_new) in [
+            (&[3, 17][..], Done, true),
+            (&[3, 17], Done, false),
+            (&[3, 17], Failed, false),
+            (&[3, 18], Failed, true),
+            (&[3, 18], Failed, false),
+            (&[3, 18], Done, true),
+            (&[3, 18], Failed, false),
+            // The next chunk, another split, and the job's own task have bits of their own.
+            (&[3, 4096 + 17], Done, true),
+            (&[17], Done, true),
+            (&[], Done, true),
+            (&[], Done, false),
+        ] {
+            assert_eq!(marks.mark(task, status), is_new, "{task:?} {status:?}");
+        }
+        assert!(marks.is_done(&[3, 18]) && !marks.is_done(&[3, 19]));
+        let rows = marks.changed();
+        assert_eq!(rows.len(), 4);
+        assert!(Marks::new(rows).is_done(&[3, 4096 + 17]));
+    }
+}
