@@ -64,14 +64,16 @@ fn items(row: &JobRow) -> Items {
     };
     // What a splitter has stated may be too little.
     let total = counts.total.max(done);
-    // A failed job that stopped early has tasks under way that nobody waits for.
-    let is_over = row.status.is_finished() && totals.on_failure == OnFailure::Stop;
+    // A job that ended early has tasks under way that nobody waits for.
+    let is_over = row.status.is_finished();
     let Counts {
         retrying, running, ..
     } = if is_over { Counts::default() } else { counts };
+    // Such a job fails only when every task is done or has failed; whatever was not stated is seen then.
+    let is_seen = row.status == JobStatus::Failed && totals.on_failure == OnFailure::Continue;
     Items {
         total: Some(total),
-        total_is_final: counts.unsettled == 0,
+        total_is_final: counts.unsettled == 0 || (is_seen && total == totals.ended_items()),
         done,
         failed,
         retrying: Some(retrying.max(0)),

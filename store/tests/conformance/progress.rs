@@ -10,6 +10,7 @@ suite![
     total_is_that_of_the_announced_splits_and_final_once_all_are_announced,
     total_is_final_from_the_start_if_the_splitter_knows_it,
     splits_that_state_nothing_leave_the_total_open_until_the_end,
+    job_that_is_cancelled_has_nothing_under_way,
     items_are_counted_by_what_has_become_of_them,
     job_tells_its_start_and_its_end,
 ];
@@ -79,15 +80,33 @@ async fn splits_that_state_nothing_leave_the_total_open_until_the_end(store: Tes
     store.complete(&job, &["3"]).await;
     assert_eq!(total(&store, "java").await, (Some(3), true));
     assert_eq!(store.job(&job).await.progress, Some(100.0));
+    let failing = store.create_with(continuing("failing")).await;
+    store.complete(&failing, &["1", "3*"]).await;
+    assert_eq!(total(&store, "failing").await, (Some(2), false));
+    store.report(&failing, "2", failed("BROKEN")).await;
+    assert_eq!(total(&store, "failing").await, (Some(2), true));
+    assert_eq!(store.job(&failing).await.progress, Some(100.0));
+}
+
+async fn job_that_is_cancelled_has_nothing_under_way(store: TestStore) {
+    let job = store.create_with(continuing("cancelled")).await;
+    store.report(&job, "3*", announced(0, None)).await;
+    store.report(&job, "1", EventKind::Progress(50)).await;
+    assert_eq!(store.job(&job).await.items.running, Some(1));
+    store.cancel("cancelled").await;
+    let items = store.job(&job).await.items;
+    assert_eq!((items.running, items.retrying), (Some(0), Some(0)));
+}
+
+fn continuing(job: &str) -> JobRequest {
+    JobRequest {
+        on_failure: OnFailure::Continue,
+        ..request(job)
+    }
 }
 
 async fn items_are_counted_by_what_has_become_of_them(store: TestStore) {
-    let job = store
-        .create_with(JobRequest {
-            on_failure: OnFailure::Continue,
-            ..request("mixed")
-        })
-        .await;
+    let job = store.create_with(continuing("mixed")).await;
     let retry = || EventKind::Retry {
         attempts: Some(1),
         failure: Some(failure("SLOW")),
