@@ -39,7 +39,7 @@ pub fn row(job: &Job, now: i64) -> Vec<String> {
         escaped(&job.id).into_owned(),
         or_missing(job.name.as_deref()),
         job.status.to_string(),
-        format!("{:.2} %", job.percentage_complete),
+        format!("{:.2} %", percentage(job)),
         age(now - job.create_time),
         labels(&job.labels),
     ]
@@ -62,12 +62,11 @@ pub fn line(job: &Job) -> String {
     let Job {
         id,
         status,
-        percentage_complete,
         completed_items,
         ..
     } = job;
-    let (id, failed) = (escaped(id), failed(job));
-    format!("{id}: {status}, {percentage_complete:.2} %, {completed_items} items{failed}")
+    let (id, percentage, failed) = (escaped(id), percentage(job), failed(job));
+    format!("{id}: {status}, {percentage:.2} %, {completed_items} items{failed}")
 }
 
 /// Returns one line with the progress of a job that is followed. With a width, the line is not wider: large numbers become short,
@@ -210,6 +209,11 @@ pub fn details(job: &Job, now: i64) -> Vec<String> {
         .iter()
         .map(|(field, value)| format!("  {field:widest$}  {value}"));
     std::iter::once(line(job)).chain(fields).collect()
+}
+
+/// Returns the progress over the items, if it is known. CAF's percentage counts the last message of a split like an item.
+fn percentage(job: &Job) -> f64 {
+    job.progress.unwrap_or(job.percentage_complete)
 }
 
 fn failed(job: &Job) -> String {
@@ -446,5 +450,12 @@ mod tests {
                 "  note            There is no target pipe.",
             ]
         );
+    }
+
+    #[test]
+    fn percentage_is_that_of_the_items() {
+        let job = job(&json!({"percentageComplete": 50.0, "progress": 0.0, "completedItems": 0}));
+        assert_eq!(line(&job), "words: Active, 0.00 %, 0 items");
+        assert_eq!(row(&job, NOW)[3], "0.00 %");
     }
 }
