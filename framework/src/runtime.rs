@@ -399,7 +399,7 @@ fn watch_for_lags(settings: &Settings, begun: Arc<Begun>) -> [Watch; 2] {
         let age = begun.oldest();
         (!age.is_zero() && age >= limit).then(|| {
             let (age, limit) = (age.as_secs(), limit.as_secs());
-            format!("{worker} has worked on a delivery for {age} s, and {limit} s are told; look whether its task hangs")
+            format!("{worker} has worked on a delivery for {age} s (the limit is {limit} s); look whether its task hangs")
         })
     });
     [old, health.watch("full-pipe", "broker", full_pipes)]

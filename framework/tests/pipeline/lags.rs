@@ -77,7 +77,7 @@ async fn old_deliveries_and_full_pipes_degrade_the_process_while_they_last() {
         assert_eq!(
             told(&health),
             [
-                "old-delivery: lags has worked on a delivery for 90 s, and 90 s are told; look whether its task hangs"
+                "old-delivery: lags has worked on a delivery for 90 s (the limit is 90 s); look whether its task hangs"
             ]
         );
         may_end.cancel();
