@@ -73,6 +73,9 @@ struct Split {
     checked_pipe: Option<String>,
 }
 
+/// The last number of a subtask, less the one of the report of their number.
+const MOST_SUBTASKS: u32 = 0x7fff_fffe;
+
 /// Why a subtask is not dispatched.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum DispatchError {
@@ -83,6 +86,11 @@ pub(crate) enum DispatchError {
     Reserved(#[from] ReservedPipe),
     #[error(transparent)]
     Nesting(#[from] NestingError),
+    /// The report of their number would have an id that nothing counts.
+    #[error(
+        "a task of {0} subtasks cannot be counted; at most {MOST_SUBTASKS} are possible. Make sub-batches of them"
+    )]
+    TooMany(u32),
 }
 
 impl DispatchError {
@@ -90,7 +98,7 @@ impl DispatchError {
     pub(crate) const fn is_permanent(&self) -> bool {
         match self {
             Self::Unpublished(error) => error.is_permanent(),
-            Self::Reserved(_) | Self::Nesting(_) => true,
+            Self::Reserved(_) | Self::Nesting(_) | Self::TooMany(_) => true,
         }
     }
 }
@@ -223,7 +231,7 @@ impl Context {
     /// Reports how many subtasks this task is about to dispatch, so that the progress of the job is exact from the
     /// start.
     ///
-    /// With 0 the task is a split into nothing: it is complete, and counts as no item.
+    /// With 0 the task is a split into nothing: it is complete, and counts as no item. More than 2147483646 fail the task.
     pub fn expect_subtasks(&self, subtasks: u32) {
         self.report_size(subtasks, None);
     }
@@ -237,8 +245,13 @@ impl Context {
 
     fn report_size(&self, subtasks: u32, announced: Option<Announced>) {
         self.0.is_size_known.store(true, Ordering::Relaxed);
-        // The report is about a subtask, too.
-        if let Err(error) = self.check_nesting() {
+        // The report is about a subtask, too: one behind the last.
+        let size = if subtasks > MOST_SUBTASKS {
+            Err(DispatchError::TooMany(subtasks))
+        } else {
+            self.check_nesting()
+        };
+        if let Err(error) = size {
             self.refuse(error);
             return;
         }
@@ -454,7 +467,7 @@ pub(crate) fn check_result_pipe(
 pub(crate) fn undispatched(error: &DispatchError) -> TaskError {
     match error {
         DispatchError::Unpublished(error) => undelivered(error),
-        DispatchError::Reserved(_) | DispatchError::Nesting(_) => {
+        DispatchError::Reserved(_) | DispatchError::Nesting(_) | DispatchError::TooMany(_) => {
             TaskError::failed(error.to_string())
         }
     }

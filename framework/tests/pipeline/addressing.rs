@@ -25,6 +25,7 @@ impl Worker for Addressing {
             "dispatch" => ctx.dispatch(&pipe, &item).await?,
             "ignore" => drop(ctx.dispatch(&pipe, &item).await),
             "expect" => ctx.expect_subtasks(0),
+            "expect-most" => ctx.expect_subtasks(u32::MAX),
             "reply" => return Ok(Reply::send(item).to(pipe)),
             "" => {}
             // What fails for ever is not cured by running again, whatever the author's code makes of it.
@@ -138,6 +139,17 @@ async fn result_that_ends_in_a_reject_pipe_is_still_forwarded() {
     let arrived = arrived.await.unwrap();
     assert_eq!(arrived.body, sent.encode());
     arrived.ack();
+}
+
+#[tokio::test]
+async fn task_of_more_subtasks_than_can_be_counted_fails() {
+    let task = task("p:j.1", "expect-most", "");
+    let (status, reason) = outcome(&Memory::new(), &task).await;
+    assert_eq!(status, ReportStatus::Failed);
+    assert!(
+        reason.contains("a task of 4294967295 subtasks cannot be counted; at most 2147483646"),
+        "{reason}"
+    );
 }
 
 #[tokio::test]
