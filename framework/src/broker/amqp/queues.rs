@@ -365,7 +365,9 @@ fn sent_at(delay: Option<Duration>) -> u64 {
 
 /// Returns when a received message was sent, in seconds since 1970, if its publisher says so. Others than ours may.
 pub fn sent(properties: &BasicProperties) -> Option<i64> {
-    properties.timestamp().and_then(|sent| sent.try_into().ok())
+    let sent = properties.timestamp().and_then(|sent| sent.try_into().ok());
+    // Some publishers set it to nothing.
+    sent.filter(|sent: &i64| *sent > 0)
 }
 
 /// Returns the headers of a received message, and how often it was delivered before.

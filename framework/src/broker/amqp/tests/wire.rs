@@ -103,6 +103,19 @@ async fn queues_are_declared_as_by_caf() {
     }
 }
 
+#[test]
+fn time_that_a_publisher_does_not_tell_is_not_known() {
+    for (told, known) in [
+        (0, None),
+        (u64::MAX, None),
+        (1_795_359_678, Some(1_795_359_678)),
+    ] {
+        let properties = BasicProperties::default().with_timestamp(told);
+        assert_eq!(queues::sent(&properties), known);
+    }
+    assert_eq!(queues::sent(&BasicProperties::default()), None);
+}
+
 #[tokio::test]
 async fn message_is_persistent_plain_text_with_headers_and_the_time_only() {
     let amqp = connect(|_| {}).await;
