@@ -233,7 +233,7 @@ impl Running {
         if let Some(embedded) = &embedded {
             let (embedded, health) = (Arc::clone(embedded), self.health.clone());
             let role = unread::unread(embedded, health, self.service.token());
-            self.service.run("unread results", role);
+            self.service.run("unread", role);
         }
         if let (Some(embedded), Some(store)) = (embedded, self.store.clone()) {
             let health = self.health.clone();
