@@ -13,6 +13,8 @@ use tokio::time::timeout;
 const BULK_LIMIT: Duration = Duration::from_hours(1);
 /// How long a request may take that puts messages into a pipe. The service waits half a minute for the broker.
 const PUT_LIMIT: Duration = Duration::from_mins(1);
+/// What a response may be.
+const ACCEPTED: &str = "application/json, application/problem+json";
 /// How long a connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// How long an event stream may take to begin.
@@ -247,6 +249,7 @@ impl Client {
         let body = serde_json::to_vec(&PutRequest { messages }).unwrap_or_default();
         // Longer than the job service waits for the broker.
         let request = self.http.post(&url).timeout(PUT_LIMIT).body(body);
+        let request = request.header("accept", ACCEPTED);
         self.exchange(request, &url).await?;
         Ok(())
     }
@@ -313,7 +316,7 @@ impl Client {
             .http
             .request(method, url)
             .header("content-type", "application/json")
-            .header("accept", "application/json, application/problem+json")
+            .header("accept", ACCEPTED)
             .body(body);
         self.exchange(request, url).await
     }
