@@ -8,6 +8,7 @@ mod connect;
 mod failures;
 mod jobs;
 mod manual;
+mod outputs;
 mod pipes;
 mod planned_panics;
 pub mod script;
@@ -26,6 +27,7 @@ use self::chaos::{ChaosArgs, ChaosWorkerArgs};
 use self::failures::FailuresArgs;
 use self::jobs::{CountArgs, DeleteArgs, JobArgs, ListArgs, TargetArgs};
 use self::manual::{CompletionsArgs, ManArgs};
+use self::outputs::OutputsArgs;
 use self::pipes::{PutArgs, TakeArgs};
 use self::script::RunScriptArgs;
 use self::serve::{RunArgs, UpArgs};
@@ -79,6 +81,8 @@ pub enum Command {
     Get(JobArgs),
     /// List the failures of a job, each with the item that has failed.
     Failures(FailuresArgs),
+    /// Print the kept outputs of a job, one line of JSON each; goes on by itself after the connection broke.
+    Outputs(OutputsArgs),
     /// List the jobs of a partition, newest first by default.
     List(ListArgs),
     /// Count the jobs of a partition.
@@ -127,6 +131,7 @@ impl Command {
             Self::Submit(args) => submit::submit(args).await,
             Self::Get(args) => jobs::get(args).await,
             Self::Failures(args) => failures::failures(args).await,
+            Self::Outputs(args) => outputs::outputs(args).await,
             Self::List(args) => jobs::list(args).await,
             Self::Count(args) => jobs::count(args).await,
             Self::Watch(args) => jobs::watch(args).await,
@@ -159,6 +164,7 @@ impl Command {
                 &args.service
             }
             Self::Failures(args) => &args.service,
+            Self::Outputs(args) => &args.service,
             Self::List(args) => &args.service,
             Self::Count(args) => &args.service,
             Self::Cancel(args) => &args.service,

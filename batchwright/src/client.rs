@@ -169,10 +169,38 @@ impl Client {
     /// Subscribes to the states of a job. If several follow each other quickly, the stream may contain only the latest.
     pub async fn watch(&self, job: &str) -> Result<Watch, ClientError> {
         let url = format!("{}/events", self.job_url(job));
+        let response = self.stream(&url).await?;
+        Ok(Watch {
+            response,
+            read: Vec::new(),
+        })
+    }
+
+    /// Returns the kept outputs of a job that match the query parameters, as lines of JSON.
+    pub async fn outputs(
+        &self,
+        job: &str,
+        query: &[(&str, String)],
+    ) -> Result<OutputLines, ClientError> {
+        let query: Vec<String> = query
+            .iter()
+            .map(|(name, value)| format!("{name}={}", encode(value)))
+            .collect();
+        let url = format!("{}/outputs?{}", self.job_url(job), query.join("&"));
+        let response = self.stream(&url).await?;
+        Ok(OutputLines {
+            response,
+            read: Vec::new(),
+            base: self.base.clone(),
+        })
+    }
+
+    /// Begins to read a response that may last for long.
+    async fn stream(&self, url: &str) -> Result<reqwest::Response, ClientError> {
         let request = self
             .http
-            .get(&url)
-            // The stream lasts as long as the job; the default timeout would end it.
+            .get(url)
+            // The default timeout would end the stream.
             .timeout(Duration::from_secs(u64::from(u32::MAX)));
         let response = timeout(BEGIN_LIMIT, request.send())
             .await
@@ -183,16 +211,13 @@ impl Client {
             .map_err(|error| self.unreachable(&error))?;
         let status = response.status();
         if status.is_success() {
-            return Ok(Watch {
-                response,
-                read: Vec::new(),
-            });
+            return Ok(response);
         }
         let body = response
             .text()
             .await
             .map_err(|error| self.unreachable(&error))?;
-        Err(refused(status, &body, &url))
+        Err(refused(status, &body, url))
     }
 
     /// Cancels a job.
@@ -372,6 +397,42 @@ impl Watch {
             }
             let chunk = timeout(SILENCE_LIMIT, self.response.chunk()).await;
             self.read.extend_from_slice(&chunk.ok()?.ok()??);
+        }
+    }
+}
+
+/// The lines of a response.
+#[derive(Debug)]
+pub struct OutputLines {
+    response: reqwest::Response,
+    read: Vec<u8>,
+    base: String,
+}
+
+impl OutputLines {
+    /// Returns the next line, with its line break; `None` at the end. A line that was cut off is not returned.
+    ///
+    /// # Errors
+    /// [`ClientError::Unreachable`] if the connection broke, or is silent.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, ClientError> {
+        let mut searched = 0;
+        loop {
+            let end = self.read[searched..].iter().position(|byte| *byte == b'\n');
+            if let Some(end) = end {
+                return Ok(Some(self.read.drain(..=searched + end).collect()));
+            }
+            searched = self.read.len();
+            let broken = |reason: String| ClientError::Unreachable {
+                url: self.base.clone(),
+                reason,
+            };
+            match timeout(SILENCE_LIMIT, self.response.chunk()).await {
+                Ok(Ok(Some(chunk))) => self.read.extend_from_slice(&chunk),
+                Ok(Ok(None)) if self.read.is_empty() => return Ok(None),
+                Ok(Ok(None)) => return Err(broken("the last line is not complete".to_owned())),
+                Ok(Err(error)) => return Err(broken(innermost(&error))),
+                Err(_) => return Err(broken(format!("nothing came within {SILENCE_LIMIT:?}"))),
+            }
         }
     }
 }

@@ -12,6 +12,7 @@ use clap::{ArgGroup, Args};
 use contract::rest::Job;
 
 use super::connect::{Output, ServiceArgs};
+use super::outputs::Destination;
 use crate::job_text;
 use crate::print::{self, remark, say};
 use crate::text::{Column, MISSING, escaped, table};
@@ -260,17 +261,42 @@ pub async fn watch(args: JobArgs) -> anyhow::Result<ExitCode> {
 /// Follows a job until it finishes, then prints it. The exit code depends on its final status, or says that the person at the
 /// terminal does not want to follow it any longer.
 pub async fn follow(job: &str, service: &ServiceArgs) -> anyhow::Result<ExitCode> {
-    let client = service.client()?;
-    let job = tokio::select! {
-        followed = watch::follow(&client, job, Show::Progress, |_| {}) => followed?,
-        Ok(()) = tokio::signal::ctrl_c() => {
-            let cancel = service.command("cancel", job);
-            remark!("batchwright: the job goes on; to cancel it:\n  {cancel}");
-            return Ok(ExitCode::from(INTERRUPTED));
-        }
+    let Some(job) = end_of(job, service).await? else {
+        return Ok(ExitCode::from(INTERRUPTED));
     };
     print(&job, service.output)?;
     Ok(exit_code(job.status).into())
+}
+
+/// Follows a job, as [`follow`] does, and writes its kept outputs.
+pub async fn follow_to_outputs(
+    job: &str,
+    service: &ServiceArgs,
+    destination: Destination,
+) -> anyhow::Result<ExitCode> {
+    let Some(ended) = end_of(job, service).await? else {
+        let outputs = service.command("outputs", job);
+        remark!("its outputs are kept; to read them:\n  {outputs}");
+        return Ok(ExitCode::from(INTERRUPTED));
+    };
+    let prints_job = destination.write(&service.client()?, job).await?;
+    if prints_job {
+        print(&ended, service.output)?;
+    }
+    Ok(exit_code(ended.status).into())
+}
+
+/// Returns the final state of a job; `None` if the person at the terminal does not want to wait for it.
+async fn end_of(job: &str, service: &ServiceArgs) -> anyhow::Result<Option<Job>> {
+    let client = service.client()?;
+    tokio::select! {
+        followed = watch::follow(&client, job, Show::Progress, |_| {}) => Ok(Some(followed?)),
+        Ok(()) = tokio::signal::ctrl_c() => {
+            let cancel = service.command("cancel", job);
+            remark!("batchwright: the job goes on; to cancel it:\n  {cancel}");
+            Ok(None)
+        }
+    }
 }
 
 /// Applies `change` to a job, then prints the job.

@@ -8,12 +8,13 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE};
 use clap::Args;
-use contract::rest::{JobTask, NewJob};
+use contract::rest::{JobTask, NewJob, Outputs};
 use contract::{BatchTask, OnFailure, TaskData};
 use serde_json::json;
 
 use super::connect::{Output, ServiceArgs};
 use super::jobs;
+use super::outputs::Destination;
 use crate::print::{remark, say};
 use crate::text::escaped;
 
@@ -52,18 +53,32 @@ pub struct SubmitArgs {
     #[arg(long)]
     continue_on_failure: bool,
     /// Follow the job until it finishes, as `batchwright watch` does.
-    #[arg(long, short)]
+    #[arg(long, short, visible_alias = "wait")]
     watch: bool,
+    /// Keep the outputs of the job: `keep` for `batchwright outputs`; or wait for the end of the job and write them to this file, as
+    /// lines of JSON, `-` for standard output.
+    #[arg(long, conflicts_with = "target_pipe", value_name = "keep|FILE")]
+    outputs: Option<PathBuf>,
     #[command(flatten)]
     pub service: ServiceArgs,
 }
 
 pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
-    let new_job = match &args.file {
+    let mut new_job = match &args.file {
         Some(file) => read(file)?,
         None => args.new_job()?,
     };
+    // What cannot be written is known before there is a job.
+    let destination = args.outputs.as_deref().map(Destination::of).transpose()?;
+    if destination.is_some() {
+        new_job.outputs = Some(Outputs::Keep);
+    }
     let created = args.service.client()?.put(&args.job, &new_job).await?;
+    if let Some(destination) = destination
+        && !matches!(destination, Destination::Service)
+    {
+        return jobs::follow_to_outputs(&args.job, &args.service, destination).await;
+    }
     if args.watch {
         return jobs::follow(&args.job, &args.service).await;
     }
@@ -129,7 +144,8 @@ impl SubmitArgs {
                 task_api_version: Some(BatchTask::API_VERSION),
                 task_data: Some(serde_json::to_value(batch)?),
                 task_pipe: Some(self.task_pipe.clone()),
-                target_pipe: (self.target_pipe != "none").then(|| self.target_pipe.clone()),
+                target_pipe: (self.outputs.is_none() && self.target_pipe != "none")
+                    .then(|| self.target_pipe.clone()),
                 ..JobTask::default()
             }),
             ..NewJob::default()

@@ -13,6 +13,7 @@ mod closed_outputs;
 mod commands;
 mod log;
 mod metrics;
+mod outputs;
 mod panics;
 mod pipes;
 mod readme;
