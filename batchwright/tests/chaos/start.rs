@@ -17,7 +17,7 @@ fn needs(role: &str) -> &'static [&'static str] {
     }
 }
 
-/// Checks that the roles together show every metric but those of the embedded broker and of trouble, and what they counted.
+/// Checks that the roles together show every metric but those of the embedded broker, of kept outputs and of trouble, and what they counted.
 async fn every_role_shows_documented_metrics(system: &Story) {
     let mut shown = BTreeMap::new();
     for role in &system.roles() {
@@ -37,6 +37,8 @@ async fn every_role_shows_documented_metrics(system: &Story) {
         shown.extend(seen.families().clone());
     }
     let elsewhere = [
+        // A system without kept outputs has no output worker.
+        "batchwright_output",
         "batchwright_embedded_",
         "batchwright_degraded",
         "batchwright_loop_panics",
