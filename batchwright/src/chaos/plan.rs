@@ -171,7 +171,7 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.fault)?;
         match &self.meanwhile {
-            Some(role) => write!(f, ", and {role} is killed"),
+            Some(role) => write!(f, "; {role} is killed"),
             None => Ok(()),
         }
     }
@@ -192,15 +192,11 @@ impl fmt::Display for Fault {
                     Server::Database => "database",
                 };
                 match network {
-                    Network::Cut => write!(f, "connections to the {server} are cut"),
+                    Network::Cut => write!(f, "{server} connections are cut"),
                     Network::BlackHole(time) => {
-                        write!(
-                            f,
-                            "nothing reaches the {server} {:.1} s",
-                            time.as_secs_f64()
-                        )
+                        write!(f, "{server} unreachable {:.1} s", time.as_secs_f64())
                     }
-                    Network::Forgotten => write!(f, "connections to the {server} fall silent"),
+                    Network::Forgotten => write!(f, "the {server} falls silent"),
                 }
             }
             Self::Pause(time) => write!(f, "the job is paused {:.1} s", time.as_secs_f64()),

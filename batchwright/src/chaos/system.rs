@@ -28,6 +28,9 @@ use super::roles::{
 use super::servers::{Addresses, Given, Ground};
 use crate::client::{Client, ClientError};
 
+/// How long a part of the system may take to start and to accept what it is asked, however little patience the command has.
+const START_LIMIT: Duration = Duration::from_mins(1);
+
 /// The id of the job.
 const JOB: &str = "j";
 /// The pause between two reads of the job.
@@ -200,6 +203,10 @@ impl System {
     pub async fn follow(&self) -> anyhow::Result<()> {
         let (mut last, mut items, mut since) = (0.0, -1, Instant::now());
         loop {
+            let patience = match items {
+                ..0 => self.options.patience.max(START_LIMIT),
+                _ => self.options.patience,
+            };
             for (role, (process, _)) in &self.processes {
                 ensure!(
                     !process.has_ended(),
@@ -227,9 +234,8 @@ impl System {
                 self.seen.send_replace(Some(job));
             }
             ensure!(
-                since.elapsed() < self.options.patience,
-                "no progress for {:?}; {items} items are completed",
-                self.options.patience
+                since.elapsed() < patience,
+                "no progress for {patience:?}; {items} items are completed"
             );
             sleep(LOOK).await;
         }
@@ -393,12 +399,15 @@ impl System {
         what: &str,
         request: impl AsyncFn() -> Result<(), ClientError>,
     ) -> anyhow::Result<()> {
-        let asked = poll(self.options.patience, async || match request().await {
-            // What cannot be done any more is not needed any more: the job has just ended.
-            Ok(()) | Err(ClientError::Refused { status: 409, .. }) => Ok(Ok(())),
-            Err(error) if error.is_transient() => Err(error.to_string()),
-            Err(error) => Ok(Err(error)),
-        });
+        let asked = poll(
+            self.options.patience.max(START_LIMIT),
+            async || match request().await {
+                // What cannot be done any more is not needed any more: the job has just ended.
+                Ok(()) | Err(ClientError::Refused { status: 409, .. }) => Ok(Ok(())),
+                Err(error) if error.is_transient() => Err(error.to_string()),
+                Err(error) => Ok(Err(error)),
+            },
+        );
         match asked.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(error).with_context(|| format!("cannot {what}")),
@@ -424,7 +433,9 @@ impl System {
         match &self.addresses {
             Some(addresses) => {
                 let broker = Amqp::connect(AmqpOptions::new(&addresses.broker))?;
-                broker.connected(self.options.patience).await?;
+                broker
+                    .connected(self.options.patience.max(START_LIMIT))
+                    .await?;
                 Ok(Box::new(broker))
             }
             None => Ok(Box::new(

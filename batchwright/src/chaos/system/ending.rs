@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use contract::TaskMessage;
 use faults::poll;
 use framework::broker::Broker;
@@ -29,14 +29,14 @@ impl System {
     /// Stops the system and compares what the job service counted, the effects and the outputs. Returns the ground for another
     /// system. A job that did not end is not waited for.
     pub async fn finish(mut self, has_ended: bool) -> anyhow::Result<(Outcome, Ground)> {
-        let outcome = self.compare(has_ended).await;
+        let compared = self.compare(has_ended).await;
+        let outcome = compared.map_err(|error| anyhow!("{error:#}\n{}", self.all_logs()));
         self.effects.close().await;
         // Nothing may use the database any more.
         self.processes.clear();
         if let Some(addresses) = &self.addresses {
             self.ground.forget(addresses).await?;
         }
-        let outcome = outcome.with_context(|| self.all_logs());
         Ok((outcome?, self.ground))
     }
 
