@@ -11,6 +11,7 @@ mod manual;
 mod outputs;
 mod pipes;
 mod planned_panics;
+mod retry;
 pub mod script;
 mod serve;
 mod submit;
@@ -29,6 +30,7 @@ use self::jobs::{CountArgs, DeleteArgs, JobArgs, ListArgs, TargetArgs};
 use self::manual::{CompletionsArgs, ManArgs};
 use self::outputs::OutputsArgs;
 use self::pipes::{PutArgs, TakeArgs};
+use self::retry::RetryArgs;
 use self::script::RunScriptArgs;
 use self::serve::{RunArgs, UpArgs};
 use self::submit::SubmitArgs;
@@ -97,6 +99,8 @@ pub enum Command {
     Pause(JobArgs),
     /// Resume a paused job.
     Resume(JobArgs),
+    /// Go on with a job that has failed or was cancelled, or with those that match conditions: only what is not done is done.
+    Retry(RetryArgs),
     /// Take messages from a pipe: one line of JSON each, acknowledged when the line is written.
     Take(TakeArgs),
     /// Put messages into a pipe, as `take` prints them; they are stored when the command ends with 0.
@@ -143,6 +147,7 @@ impl Command {
             Self::Resume(args) => {
                 jobs::change(&args, async |client| client.resume(&args.job).await).await
             }
+            Self::Retry(args) => retry::retry(args).await,
             Self::Take(args) => pipes::take(args).await,
             Self::Put(args) => pipes::put(args).await,
             Self::Bench(args) => bench::bench(args).await,
@@ -169,6 +174,7 @@ impl Command {
             Self::Count(args) => &args.service,
             Self::Cancel(args) => &args.service,
             Self::Delete(args) => &args.target.service,
+            Self::Retry(args) => &args.target.service,
             Self::Bench(args) => return args.json,
             Self::Demo(_)
             | Self::Up(_)

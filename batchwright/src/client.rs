@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use contract::rest::{ErrorBody, ErrorCode, Failures, Job, MAX_BODY_BYTES, NewJob};
+use contract::rest::{
+    ErrorBody, ErrorCode, Failures, Job, MAX_BODY_BYTES, NewJob, Retried, RetriedJobs,
+};
 use contract::{PipeMessage, PutRequest, TakeRequest, TakenMessages};
 use framework::tls::Tls;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -243,6 +245,32 @@ impl Client {
     /// Resumes a paused job.
     pub async fn resume(&self, job: &str) -> Result<(), ClientError> {
         self.post(job, "resume").await
+    }
+
+    /// Takes a job up again that has failed or was cancelled; with `dependents` also the jobs that ended with it.
+    pub async fn retry(&self, job: &str, dependents: bool) -> Result<Retried, ClientError> {
+        let url = format!(
+            "{}/retry?dependents={dependents}&strict=true",
+            self.job_url(job)
+        );
+        let (_, body) = self.send(Method::POST, &url, Vec::new()).await?;
+        parsed(&body, &url)
+    }
+
+    /// Takes up again every failed or cancelled job that matches the query parameters; without any, all of the partition.
+    pub async fn retry_all(
+        &self,
+        query: &[(&str, String)],
+        dependents: bool,
+    ) -> Result<RetriedJobs, ClientError> {
+        let more = [
+            ("strict", "true".to_owned()),
+            ("dependents", dependents.to_string()),
+        ];
+        let url = self.partition_url("jobs:retry", &[query, &more].concat());
+        let request = self.http.post(&url).timeout(BULK_LIMIT);
+        let (_, body) = self.exchange(request, &url).await?;
+        parsed(&body, &url)
     }
 
     /// Deletes a job.

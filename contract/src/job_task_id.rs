@@ -1,14 +1,15 @@
 //! The job task id: names one task of one incarnation of one job. The field `jobTaskId` of messages and reports.
 //!
 //! ```text
-//! jobTaskId   = [ partition ":" ] job [ "!" incarnation ] *( "." number [ "*" ] )
+//! jobTaskId   = [ partition ":" ] job [ "!" incarnation [ "r" round ] ] *( "." number [ "*" ] )
 //! ```
 //!
 //! A task that is split numbers its subtasks from 1, in publish order. Its own final message has the next number, marked
 //! with `*`. The number of a marked step is therefore the number of children of its parent.
 //!
-//! This is CAF's format, with one addition: if a job id is used again after a deletion, the new job writes its incarnation.
-//! The first job with an id uses CAF's plain form.
+//! This is CAF's format, with one addition: if a job id is used again after a deletion, the new job writes its incarnation,
+//! and a job that was taken up again writes its incarnation and its round, from 2. The first round of the first job with an
+//! id uses CAF's plain form.
 
 use std::fmt;
 
@@ -30,6 +31,7 @@ pub struct Step {
 /// assert_eq!((id.partition.as_str(), id.job.as_str(), id.incarnation), ("acme", "reindex", Some(42)));
 /// assert_eq!(id.to_string(), "acme:reindex!42.3.7*");
 /// assert!(id.steps[1].last); // task 3 has seven children
+/// assert_eq!(JobTaskId::parse("acme:reindex!42r2.3").unwrap().round, 2);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct JobTaskId {
@@ -39,6 +41,8 @@ pub struct JobTaskId {
     pub job: String,
     /// The incarnation; `None` for the first job with this id.
     pub incarnation: Option<i64>,
+    /// The round, from 1. An id without an incarnation is of round 1.
+    pub round: u32,
     /// The steps from the job to the task; empty for the first task of the job.
     pub steps: Vec<Step>,
 }
@@ -49,7 +53,7 @@ pub enum JobTaskIdError {
     /// The job or the partition is empty.
     #[error("the job task id {0:?} contains no job id")]
     NoJob(String),
-    /// A step or the incarnation is not a valid number.
+    /// A step, the incarnation or the round is not a valid number.
     #[error("the job task id {id:?} contains {part:?}; expected a number from 1 to 2147483647")]
     BadNumber {
         /// The whole id.
@@ -76,8 +80,8 @@ impl JobTaskId {
     /// Parses a job task id.
     ///
     /// # Errors
-    /// Returns an error if the partition or the job is empty, if the incarnation or a step is not a valid number, or if there
-    /// are too many steps. Does not check the characters of the partition and the job.
+    /// Returns an error if the partition or the job is empty, if the incarnation, the round or a step is not a valid number, or
+    /// if there are too many steps. Does not check the characters of the partition and the job.
     pub fn parse(text: &str) -> Result<Self, JobTaskIdError> {
         let (partition, rest) = text
             .split_once(':')
@@ -90,17 +94,12 @@ impl JobTaskId {
             id: text.to_owned(),
             part: part.to_owned(),
         };
-        let (job, incarnation) = match head.split_once('!') {
-            Some((job, n)) => (
-                job,
-                Some(
-                    n.parse::<i64>()
-                        .ok()
-                        .filter(|n| *n > 0)
-                        .ok_or_else(|| bad(n))?,
-                ),
-            ),
-            None => (head, None),
+        let (job, incarnation, round) = match head.split_once('!') {
+            Some((job, life)) => {
+                let (incarnation, round) = parse_life(life).ok_or_else(|| bad(life))?;
+                (job, Some(incarnation), round)
+            }
+            None => (head, None, 1),
         };
         if job.is_empty() || partition.is_empty() {
             return Err(JobTaskIdError::NoJob(text.to_owned()));
@@ -130,9 +129,24 @@ impl JobTaskId {
             partition: partition.to_owned(),
             job: job.to_owned(),
             incarnation,
+            round,
             steps,
         })
     }
+}
+
+/// Parses what follows the `!`: an incarnation, and a round from 2 on.
+fn parse_life(text: &str) -> Option<(i64, u32)> {
+    let (incarnation, round) = match text.split_once('r') {
+        Some((incarnation, round)) if round.bytes().all(|b| b.is_ascii_digit()) => {
+            let round: i32 = round.parse().ok().filter(|round| *round > 1)?;
+            (incarnation, u32::try_from(round).ok()?)
+        }
+        Some(_) => return None,
+        None => (text, 1),
+    };
+    let incarnation = incarnation.parse().ok().filter(|n| *n > 0)?;
+    Some((incarnation, round))
 }
 
 impl fmt::Display for JobTaskId {
@@ -140,6 +154,9 @@ impl fmt::Display for JobTaskId {
         write!(f, "{}:{}", self.partition, self.job)?;
         if let Some(n) = self.incarnation {
             write!(f, "!{n}")?;
+            if self.round > 1 {
+                write!(f, "r{}", self.round)?;
+            }
         }
         for step in &self.steps {
             write!(f, ".{}{}", step.number, if step.last { "*" } else { "" })?;
@@ -219,6 +236,11 @@ mod tests {
             ("p:j.2147483648", "2147483648"),
             ("p:j!0", "0"),
             ("p:j!x.1", "x"),
+            ("p:j!7r.1", "7r"),
+            ("p:j!7r1", "7r1"),
+            ("p:j!7r+2", "7r+2"),
+            ("p:j!7r2147483648", "7r2147483648"),
+            ("p:j!r2", "r2"),
         ] {
             let error = JobTaskId::parse(text).unwrap_err();
             assert_eq!(
@@ -264,12 +286,12 @@ mod tests {
     proptest! {
         #[test]
         fn every_subtask_of_a_task_that_may_have_some_can_be_parsed(
-            partition in "[a-z0-9ü]{1,40}", job in "[A-Za-z0-9ü]{1,48}", incarnation in proptest::option::of(1i64..),
+            partition in "[a-z0-9ü]{1,40}", job in "[A-Za-z0-9ü]{1,48}", (incarnation, round) in life(),
             steps in proptest::collection::vec((1u32..=i32::MAX as u32, any::<bool>()), 0..70), number in 1u32..=i32::MAX as u32,
         ) {
             let steps: Vec<Step> = steps.into_iter().map(|(number, last)| Step { number, last }).collect();
             let depth = steps.len();
-            let id = JobTaskId { partition, job, incarnation, steps }.to_string();
+            let id = JobTaskId { partition, job, incarnation, round, steps }.to_string();
             prop_assert_eq!(check_nesting("t", Some(&id)).is_ok(), depth < JobTaskId::MAX_DEPTH);
             if depth < JobTaskId::MAX_DEPTH {
                 prop_assert!(JobTaskId::parse(&subtask_id(&id, number, true)).is_ok());
@@ -278,17 +300,27 @@ mod tests {
 
         #[test]
         fn parsing_reverses_formatting(
-            partition in "[a-z0-9-]{1,40}", job in "[A-Za-z0-9_-]{1,48}", incarnation in proptest::option::of(1i64..),
+            partition in "[a-z0-9-]{1,40}", job in "[A-Za-z0-9_-]{1,48}", (incarnation, round) in life(),
             steps in proptest::collection::vec((1u32..=i32::MAX as u32, any::<bool>()), 0..8),
         ) {
             let steps = steps.into_iter().map(|(number, last)| Step { number, last }).collect();
-            let id = JobTaskId { partition, job, incarnation, steps };
+            let id = JobTaskId { partition, job, incarnation, round, steps };
             prop_assert_eq!(JobTaskId::parse(&id.to_string()), Ok(id));
         }
 
         #[test]
-        fn no_text_panics(text in ".*") {
-            let _ = JobTaskId::parse(&text);
+        fn no_text_panics(text in prop_oneof![".*", "p:j![0-9r+-]{0,12}(\\.[0-9*]{0,4}){0,3}"]) {
+            if let Ok(id) = JobTaskId::parse(&text) {
+                prop_assert_eq!(JobTaskId::parse(&id.to_string()), Ok(id));
+            }
         }
+    }
+
+    fn life() -> impl Strategy<Value = (Option<i64>, u32)> {
+        prop_oneof![
+            Just((None, 1)),
+            (1i64.., 1..=i32::MAX as u32)
+                .prop_map(|(incarnation, round)| (Some(incarnation), round)),
+        ]
     }
 }

@@ -109,6 +109,10 @@ pub enum ErrorCode {
     OutputsRemoved,
     /// The service cannot read the outputs that are kept.
     OutputsUnreadable,
+    /// An earlier version created the job, and did not keep what it was created from.
+    DefinitionNotKept,
+    /// What was known about the tasks of the job is deleted.
+    TasksNotKept,
     /// A web page of another origin must not change jobs.
     ForeignOrigin,
     /// The host of the request is not a name of the service.
@@ -131,7 +135,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 38] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -159,6 +163,8 @@ impl ErrorCode {
         Self::OutputsNotKept,
         Self::OutputsRemoved,
         Self::OutputsUnreadable,
+        Self::DefinitionNotKept,
+        Self::TasksNotKept,
         Self::ForeignOrigin,
         Self::ForeignHost,
         Self::BodyTooLarge,
@@ -322,6 +328,16 @@ impl ErrorCode {
                 "OUTPUTS_UNREADABLE",
                 "The outputs cannot be read",
                 "Tell the operator the correlation id; the log of the service has the reason.",
+            ),
+            Self::DefinitionNotKept => (
+                "DEFINITION_NOT_KEPT",
+                "The definition of the job was not kept",
+                "Delete the job and create it again: an earlier version of the service created it.",
+            ),
+            Self::TasksNotKept => (
+                "TASKS_NOT_KEPT",
+                "The tasks of the job were not kept",
+                "Delete the job and create it again. The operator sets how long tasks are kept.",
             ),
             Self::ForeignOrigin => (
                 "FOREIGN_ORIGIN",

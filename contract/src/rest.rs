@@ -185,6 +185,9 @@ pub struct Job {
     /// The incarnation: distinguishes this job from earlier jobs with the same id.
     #[serde(default)]
     pub incarnation: i64,
+    /// The round, from 2 for a job that was taken up again. Absent in the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round: Option<u32>,
     /// How long the job is kept after it has finished. Absent if it is kept forever.
     #[serde(default, skip_serializing_if = "Expiry::is_empty")]
     pub expiry: Expiry,
@@ -538,6 +541,24 @@ pub struct Task {
     /// What is not known about the task: whether it existed, if all that is stored is that a task above it is completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
+    /// The failures of the task in earlier rounds of the job, up to ten rounds back. Absent if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier_failures: Vec<EarlierFailure>,
+}
+
+/// A failure of a task in an earlier round of its job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct EarlierFailure {
+    /// The number of the round.
+    pub round: u32,
+    /// The time at which the failure was counted, in milliseconds since 1970.
+    pub since: i64,
+    /// The number of attempts that had failed. Null unless a worker reported a retry.
+    pub attempts: Option<i32>,
+    /// The failure.
+    pub failure: Failure,
 }
 
 /// The status of a task.
@@ -554,6 +575,54 @@ pub enum TaskState {
     Completed,
     /// The task has failed for good.
     Failed,
+}
+
+/// A job that was taken up again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Retried {
+    /// The id of the job.
+    pub job_id: String,
+    /// The number of the round that has begun, from 2.
+    pub round: u32,
+    /// The status of the job: Active; Waiting, if it never started; or Completed, if nothing was left to do.
+    pub status: JobStatus,
+    /// The jobs that had ended with this one and wait for it again.
+    pub dependents: Vec<String>,
+    /// The jobs that had ended with this one and are left as they are.
+    pub fallen: Vec<String>,
+    /// What the service ignored of the request. Absent if it ignored nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// The result of a bulk retry.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct RetriedJobs {
+    /// The number of jobs that were taken up again, dependents included.
+    pub jobs_retried: u64,
+    /// The number of jobs that match and could not be taken up again.
+    pub jobs_refused: u64,
+    /// The first hundred of these, and why. Absent if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refusals: Vec<RefusedRetry>,
+    /// What the service ignored of the request. Absent if it ignored nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// A job that could not be taken up again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct RefusedRetry {
+    /// The id of the job.
+    pub job_id: String,
+    /// Why, as in the response to a retry of this job.
+    pub message: String,
 }
 
 /// The header of every error response of the job service. Its value is an [`ErrorCode`], e.g. `JOB_NOT_FOUND`.

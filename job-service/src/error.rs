@@ -64,6 +64,9 @@ pub enum ApiError {
     /// 503: the outputs are kept in a place that this process cannot read.
     #[error("the outputs cannot be read: {0}")]
     OutputsUnreadable(String),
+    /// 409: the job is not in a state that allows this.
+    #[error("{1}")]
+    Conflict(ErrorCode, String),
     /// 405: the URL does not support the method.
     #[error("{0}")]
     MethodNotAllowed(String),
@@ -124,7 +127,7 @@ impl ApiError {
             Self::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::JobNotFound(_) | Self::NotFound(..) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
-            Self::OutputsNotKept(_) => StatusCode::CONFLICT,
+            Self::Conflict(..) | Self::OutputsNotKept(_) => StatusCode::CONFLICT,
             Self::OutputsRemoved(_) => StatusCode::GONE,
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
@@ -143,7 +146,7 @@ impl ApiError {
 
     const fn code(&self) -> ErrorCode {
         match self {
-            Self::BadRequest(code, _) | Self::NotFound(code, _) => *code,
+            Self::BadRequest(code, _) | Self::NotFound(code, _) | Self::Conflict(code, _) => *code,
             Self::JobNotFound(_) => ErrorCode::JobNotFound,
             Self::JobExists => ErrorCode::JobExists,
             Self::PipesNotServed => ErrorCode::PipesNotServed,

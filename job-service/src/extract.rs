@@ -147,6 +147,18 @@ pub fn whole_number<N: FromStr>(name: &str, text: Option<&str>) -> ApiResult<Opt
     Ok(Some(number))
 }
 
+/// Parses a truth value of the query. Absent and empty mean false.
+pub fn truth(name: &str, text: Option<&str>) -> ApiResult<bool> {
+    match text {
+        None | Some("" | "false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(text) => Err(ApiError::bad_request(
+            ErrorCode::InvalidParameter,
+            format!("The parameter '{name}' must be true or false, but is '{text}'."),
+        )),
+    }
+}
+
 /// Rejects a query parameter that contains U+0000. PostgreSQL refuses such a text, and no stored text contains it.
 pub fn reject_nul(name: &str, value: Option<&str>) -> ApiResult<()> {
     if value.is_some_and(|value| value.contains('\0')) {

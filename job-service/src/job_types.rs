@@ -11,6 +11,7 @@
 
 mod script;
 mod script_process;
+mod secrets;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -75,6 +76,8 @@ struct JobType {
     /// `constants` in the input of the script.
     constants: Value,
     parameters: Validator,
+    /// The schema of the parameters.
+    schema: Value,
     script: Script,
     /// The text of the script.
     source: String,
@@ -183,6 +186,25 @@ impl JobTypes {
         self.types.keys().map(String::as_str)
     }
 
+    /// Returns a request to create a job without the parameters that its job type marks as secret. If the job type is unknown, all
+    /// of them are hidden.
+    pub(crate) fn without_secrets(&self, request: Vec<u8>) -> Vec<u8> {
+        let Ok(mut json) = serde_json::from_slice::<Value>(&request) else {
+            return request;
+        };
+        let Some(id) = json.get("type").and_then(Value::as_str).map(str::to_owned) else {
+            return request;
+        };
+        let Some(parameters) = json.get_mut("parameters") else {
+            return request;
+        };
+        match self.types.get(&id) {
+            Some(job_type) => secrets::hide(parameters, &job_type.schema),
+            None => secrets::hide_all(parameters),
+        }
+        serde_json::to_vec(&json).unwrap_or_default()
+    }
+
     /// Builds the first task of a job.
     ///
     /// # Errors
@@ -248,6 +270,7 @@ impl JobType {
             constants: json!(definition.constants.unwrap_or_default()),
             parameters: validator(&schema)
                 .map_err(|error| format!("jobParametersSchema: {error}"))?,
+            schema,
             script,
             source: definition.task_script,
             run_permits: Arc::new(Semaphore::new(MAX_RUNS)),

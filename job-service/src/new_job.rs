@@ -25,7 +25,7 @@ use crate::job_types::MadeTask;
 
 pub use self::prerequisites::refusal_message;
 pub use self::raw_request::RawRequest;
-pub use self::start_message::{RequestContext, start_message};
+pub use self::start_message::{RequestContext, next_start_message, start_message};
 
 /// The longest name, label name and label value, in characters.
 const MAX_CHARS: usize = 255;
@@ -106,6 +106,7 @@ impl RawRequest {
             correlation_id: None,
             output_pipe: None,
             headers: Headers::new(),
+            definition: Vec::new(),
             content_hash,
         };
         Ok(ValidJob {

@@ -7,6 +7,7 @@ mod create_job;
 mod delete_job;
 mod delete_jobs;
 mod dispatch_partition;
+mod get_definition;
 mod get_job;
 mod get_outputs;
 mod get_task;
@@ -19,6 +20,8 @@ mod pause_job;
 mod ping;
 mod put_messages;
 mod resume_job;
+mod retry_job;
+mod retry_jobs;
 mod take_messages;
 mod watch_job;
 
@@ -190,6 +193,7 @@ fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(count_jobs::count_jobs))
         .routes(routes!(cancel_jobs::cancel_jobs))
         .routes(routes!(delete_jobs::delete_jobs))
+        .routes(routes!(retry_jobs::retry_jobs))
         .routes(routes!(create_job::create_job))
         .routes(routes!(dispatch_partition::dispatch_partition))
         .routes(routes!(get_job::get_job))
@@ -198,6 +202,8 @@ fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(cancel_job::cancel_job))
         .routes(routes!(pause_job::pause_job))
         .routes(routes!(resume_job::resume_job))
+        .routes(routes!(retry_job::retry_job))
+        .routes(routes!(get_definition::get_definition))
         .routes(routes!(job_status::job_status))
         .routes(routes!(is_active::is_active))
         .routes(routes!(get_task::get_task))

@@ -21,6 +21,7 @@ use contract::JobStatus;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
+use crate::definition::PackedDefinition;
 use crate::error::Availability;
 pub(crate) use crate::job_row::JobRow;
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
@@ -32,8 +33,8 @@ pub use inspect::Inspect;
 pub use signals::{JobSignal, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
-    JobSteps, LONGEST_LEASE, LedgerSteps, OutboxSteps, OutputSteps, ParkingSteps,
-    PrerequisiteSteps, RetentionSteps, Transaction,
+    FAILURES_OF_A_ROUND, JobSteps, LONGEST_LEASE, LedgerSteps, OutboxSteps, OutputSteps,
+    ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps, Transaction,
 };
 
 /// The result of a step or a read. The seam is used as trait objects, so its futures are boxed.
@@ -172,6 +173,16 @@ pub trait Reads {
 
     /// Returns nodes in the order of their keys. A task table that has been swept has none.
     fn nodes<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> DbFuture<'a, Vec<NodeRow>>;
+
+    /// Returns what a job was created from, unless an earlier version created it.
+    fn definition(&self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>>;
+
+    /// Returns the failures of one task in earlier rounds, each with its round, oldest first.
+    fn past_failures<'a>(
+        &'a self,
+        incarnation: i64,
+        path: &'a str,
+    ) -> DbFuture<'a, Vec<(u32, KeptFailure)>>;
 
     /// Returns how many tasks of a job are parked.
     fn parked(&self, incarnation: i64) -> DbFuture<'_, u64>;

@@ -16,7 +16,7 @@ use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::dependents::EndedJob;
 use crate::job_row::JobRow;
 use crate::ledger::{Ledger, Outcome, keys_of};
-use crate::model::{Recorded, TrackingEvent};
+use crate::model::{EventKind, Recorded, TrackingEvent};
 use crate::transition::{Actor, StatusChange, change_status, finish_job, resolve_dependents};
 use crate::{Store, StoreError, StoreOptions};
 
@@ -28,8 +28,9 @@ type EventsByJob<'a> = BTreeMap<(&'a str, &'a str), Events<'a>>;
 impl Store {
     /// Counts these events: all of them, or on an error none.
     ///
-    /// Events of unknown jobs, past incarnations and finished jobs are ignored, but for those of failed jobs whose task table is
-    /// kept: they mark tasks as done and add failures. Recording an event again changes nothing.
+    /// Events of unknown jobs, past incarnations and finished jobs are ignored, but for those of failed and cancelled jobs whose
+    /// task table is kept: they mark tasks as done and add failures. Of the events of past rounds, only those count that report
+    /// a task complete. Recording an event again changes nothing.
     pub async fn record(&self, events: &[TrackingEvent]) -> Result<Recorded, StoreError> {
         if events.is_empty() {
             return Ok(Recorded::default());
@@ -64,7 +65,7 @@ async fn flush(
             // A job that waits for one of these.
             continue;
         };
-        let events = of_this_incarnation(&job, events);
+        let events = that_count(&job, events);
         if events.is_empty() || !takes_reports(tx, &job).await? {
             continue;
         }
@@ -82,10 +83,13 @@ async fn flush(
     Ok(End::Commit(recorded))
 }
 
-/// Returns whether reports of a locked job count. Those of a failed job do while its task table is kept.
+/// Returns whether reports of a locked job count. Those of a failed or cancelled job do while its task table is kept, so that a
+/// later round knows what is done.
 async fn takes_reports(tx: &mut Tx<'_>, job: &JobRow) -> Result<bool, DbError> {
     match job.status {
-        JobStatus::Failed if job.task_table => tx.hold_retired_table(job.incarnation).await,
+        JobStatus::Failed | JobStatus::Cancelled if job.task_table => {
+            tx.hold_retired_table(job.incarnation).await
+        }
         status => Ok(!status.is_finished()),
     }
 }
@@ -100,8 +104,8 @@ async fn apply(
 ) -> Result<(u64, Outcome), DbError> {
     let incarnation = job.incarnation;
     let mut ledger = Ledger::new(job.totals.clone(), options.max_failures, now);
-    if job.status == JobStatus::Failed {
-        ledger = ledger.of_failed_job();
+    if job.status.is_finished() {
+        ledger = ledger.of_ended_job();
     }
     if job.task_table {
         ledger.load(tx.load_nodes(incarnation, &keys_of(steps(events))).await?);
@@ -185,13 +189,14 @@ fn by_job(events: &[TrackingEvent]) -> EventsByJob<'_> {
     groups
 }
 
-/// Returns the events of this incarnation of the job.
-fn of_this_incarnation<'a>(job: &JobRow, events: &[&'a TrackingEvent]) -> Events<'a> {
-    events
-        .iter()
-        .copied()
-        .filter(|event| job.matches(event.task.incarnation))
-        .collect()
+/// Returns the events that count for this incarnation of the job in its round. What is done is done, whatever the round; that a
+/// task runs, waits or has failed counts only in the round in which that is so.
+fn that_count<'a>(job: &JobRow, events: &[&'a TrackingEvent]) -> Events<'a> {
+    let counts = |event: &&TrackingEvent| {
+        job.matches(event.task.incarnation)
+            && (event.task.round == job.round || event.kind == EventKind::Complete)
+    };
+    events.iter().copied().filter(counts).collect()
 }
 
 fn steps<'a>(events: &'a [&TrackingEvent]) -> impl Iterator<Item = &'a [Step]> {

@@ -14,6 +14,8 @@ pub(crate) struct JobRow {
     pub job: JobId,
     pub incarnation: i64,
     pub first_life: bool,
+    /// The number of the round, from 1.
+    pub round: u32,
     pub name: Option<String>,
     pub description: Option<String>,
     pub external_data: Option<String>,
@@ -47,6 +49,7 @@ impl JobRow {
             job: self.job.clone(),
             number: self.incarnation,
             first: self.first_life,
+            round: self.round,
         }
     }
 

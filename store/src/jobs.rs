@@ -1,4 +1,4 @@
-//! The operations on jobs: create, read, list, cancel, delete, pause and resume.
+//! The operations on jobs: create, read, list, cancel, delete, pause, resume and retry.
 //!
 //! Those that change a job run a transaction under its lock; the status itself is changed in
 //! [`transition`](crate::transition). Reads run without a transaction: they take no locks and write nothing.
@@ -11,7 +11,9 @@ pub(crate) mod failures;
 mod pause;
 mod progress;
 mod read;
+mod retry;
 mod task;
 
 pub(crate) use delete::delete_locked;
+pub use retry::{RetriedBatch, RetryCursor};
 pub use task::TaskAnswer;

@@ -11,8 +11,9 @@
 //!   is reported first. An attempt that runs beats the failed ones before it, by their numbers. A task that is done is closed: events of it or below it change nothing. The same holds for the size of
 //!   a split, which any event with a `*` may report.
 //! - **Small.** The rows of a split are deleted once it is done; the only trace is its bit in its parent.
-//! - **Monotone.** The percentage never falls, and is 100 exactly when the job is Completed. The first outcome is final: of a
-//!   job that has failed, later events mark tasks as done and add failures, and change neither its status nor its percentage.
+//! - **Monotone.** The percentage never falls, and is 100 exactly when the job is Completed. The first outcome of a round is
+//!   final: of a job that has failed or was cancelled, later events mark tasks as done and add failures, and change neither its
+//!   status nor its percentage. Only a person begins another round ([`round`]). What is done stays done in it.
 //!
 //! # Example
 //!
@@ -44,6 +45,7 @@ mod kept;
 mod node;
 #[cfg(test)]
 mod properties;
+mod round;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
@@ -56,6 +58,7 @@ pub use counts::{Counts, Statement};
 pub use kept::{FAILURES_IN_FULL, KeptFailure, failure_kind, parse_failure};
 pub use node::{ACTIVE_TASK, ActiveTask, NodeKey, NodeRow, PERCENT};
 use node::{CONFLICT, REPORTED_FAILED, Split};
+pub use round::steps_of;
 
 /// The percentage of a Completed job, in hundredths.
 pub const COMPLETE: i32 = 10_000;
@@ -163,8 +166,8 @@ pub struct Ledger {
     pruned: Vec<String>,
     active: bool,
     decision: Option<(JobStatus, String)>,
-    /// Whether the job failed before this batch of events.
-    has_failed: bool,
+    /// Whether the job failed or was cancelled before this batch of events.
+    has_ended: bool,
     /// The split of the last event. Most often the next event is of the same split.
     latest: Option<(String, usize)>,
     path: String,
@@ -221,17 +224,17 @@ impl Ledger {
             pruned: Vec::new(),
             active: false,
             decision: None,
-            has_failed: false,
+            has_ended: false,
             latest: None,
             path: String::new(),
         }
     }
 
-    /// Makes this the ledger of a job that has failed: its outcome and its percentage stay.
+    /// Makes this the ledger of a job that has failed or was cancelled: its outcome and its percentage stay.
     #[must_use]
-    pub fn of_failed_job(self) -> Self {
+    pub fn of_ended_job(self) -> Self {
         Self {
-            has_failed: true,
+            has_ended: true,
             ..self
         }
     }
@@ -317,10 +320,10 @@ impl Ledger {
         self.kept = kinds;
     }
 
-    /// Returns whether the job's outcome is decided. Further events change neither the outcome nor the percentage. If the job
-    /// has failed, they still mark tasks as done and add failures.
+    /// Returns whether the job's outcome is decided. Further events change neither the outcome nor the percentage. Unless the job
+    /// is Completed, they still mark tasks as done and add failures.
     pub fn is_decided(&self) -> bool {
-        self.has_failed || self.decision.is_some()
+        self.has_ended || self.decision.is_some()
     }
 
     /// Returns whether the job is Completed. Further events change nothing.

@@ -8,10 +8,12 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `jobs/` | create, read, cancel, delete, pause and resume a job; cancel and delete many |
+//! | `jobs/` | create, read, cancel, delete, pause, resume and retry a job; cancel, delete and retry many |
+//! | `definition` | what a job was created from, packed |
 //! | `prerequisites`, `dependents` | the jobs that a new job waits for; the jobs that wait for one that ends |
 //! | `flush` | counts a batch of reports in one transaction |
 //! | `ledger/` | the state of a job's tasks; pure |
+//! | `round` | what happens to a job that is taken up again |
 //! | `outbox`, `parking`, `sweep` | messages to publish; tasks of paused jobs; deletion of old data |
 //! | `outputs` | the outputs that the service keeps, without their blobs |
 //! | `query/`, `retention` | which jobs a query selects; when a job expires; both pure |
@@ -26,6 +28,7 @@
 #![warn(missing_docs)]
 
 mod db;
+mod definition;
 mod dependents;
 mod error;
 mod flush;
@@ -43,6 +46,7 @@ mod parking;
 mod prerequisites;
 mod query;
 mod retention;
+mod round;
 mod store;
 mod sweep;
 mod transition;
@@ -51,12 +55,12 @@ pub use db::JobSignal;
 pub use db::memory::FaultPoint;
 pub use db::sqlite_file;
 pub use error::{Availability, Cause, StoreError};
-pub use jobs::TaskAnswer;
 pub use jobs::failures::FailureCursor;
+pub use jobs::{RetriedBatch, RetryCursor, TaskAnswer};
 pub use model::{
-    Backlog, Cancellation, CatalogueSize, Change, Creation, EventKind, Header, Headers,
-    Incarnation, JobRequest, OutboxMessage, ParkOutcome, ParkedTask, Prerequisite, Recorded,
-    Refusal, StartCondition, TaskTableSize, TrackingEvent, Transition,
+    Backlog, Begun, Cancellation, CatalogueSize, Change, Creation, Definition, EventKind, Header,
+    Headers, Incarnation, JobRequest, OutboxMessage, ParkOutcome, ParkedTask, Prerequisite,
+    Recorded, Refusal, Retry, StartCondition, TaskTableSize, TrackingEvent, Transition,
 };
 pub use outbox::Claim;
 pub use outputs::{Keeping, KeptBlob, NewBlob, NewOutputs, OutputsOf};

@@ -49,6 +49,8 @@ pub struct JobRequest {
     pub output_pipe: Option<String>,
     /// The headers of the start message.
     pub headers: Headers,
+    /// The request as the client sent it. It is kept with the job ([`Store::definition`](crate::Store::definition)).
+    pub definition: Vec<u8>,
     /// A hash of the whole request. It distinguishes a repeated request from a different one with the same id.
     pub content_hash: [u8; 32],
 }
@@ -70,6 +72,7 @@ impl JobRequest {
             correlation_id: None,
             output_pipe: None,
             headers: Headers::new(),
+            definition: Vec::new(),
             content_hash: [0; 32],
         }
     }
@@ -88,7 +91,7 @@ pub struct StartCondition {
 }
 
 /// A job that a new job waits for.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Prerequisite {
     /// The id of the job, in the partition of the new job.
     pub job: JobId,
@@ -96,7 +99,8 @@ pub struct Prerequisite {
     pub pre_created: bool,
 }
 
-/// One incarnation of a job. A job that is deleted and created again has the same id but another incarnation.
+/// One incarnation of a job, in one of its rounds. A job that is deleted and created again has the same id but another
+/// incarnation; one that is taken up again stays the same incarnation and begins another round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Incarnation {
     /// The partition of the job.
@@ -108,16 +112,19 @@ pub struct Incarnation {
     /// Whether this is the first incarnation, as far as the store remembers past ones
     /// ([`StoreOptions::past_incarnations_kept`](crate::StoreOptions::past_incarnations_kept)).
     pub first: bool,
+    /// The number of the round, from 1.
+    pub round: u32,
 }
 
 impl Incarnation {
-    /// Returns the job task id of the job's own task: `partition:job` for a first incarnation, `partition:job!number` for a
-    /// later one.
+    /// Returns the job task id of the job's own task: `partition:job` for the first round of a first incarnation,
+    /// `partition:job!number` for that of a later one, and `partition:job!number` with `r2` for a second round.
     pub fn job_task_id(&self) -> String {
         JobTaskId {
             partition: self.partition.to_string(),
             job: self.job.to_string(),
-            incarnation: (!self.first).then_some(self.number),
+            incarnation: (!self.first || self.round > 1).then_some(self.number),
+            round: self.round,
             steps: Vec::new(),
         }
         .to_string()
@@ -207,6 +214,53 @@ pub enum Cancellation {
     NotFound,
     /// The job has ended with this outcome.
     Finished(JobStatus),
+}
+
+/// What a job was created from, which is kept as long as the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Definition {
+    /// The request as the client sent it.
+    pub request: Vec<u8>,
+    /// The pipe to which the start message was sent.
+    pub pipe: String,
+    /// The start message of the first round.
+    pub start: Vec<u8>,
+    /// The headers of that message.
+    pub headers: Headers,
+    /// The jobs that had to complete first.
+    pub prerequisites: Vec<Prerequisite>,
+    /// Whether the job also waited until the jobs of its partition were dispatched.
+    pub suspended: bool,
+}
+
+/// The result of taking a job up again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Retry {
+    /// A round of the job has begun.
+    Begun(Begun),
+    /// There is no such job.
+    NotFound,
+    /// The job is not finished, or it is Completed.
+    WrongStatus(JobStatus),
+    /// An earlier version created the job, and did not keep what it was created from.
+    NotKept,
+    /// What was known about the tasks of the job is deleted.
+    Forgotten,
+    /// The job has not started, and would never start.
+    Refused(Refusal),
+}
+
+/// A round that has begun.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Begun {
+    /// The job in its new round.
+    pub job: Incarnation,
+    /// The status of the job. Completed if nothing was left to do.
+    pub status: JobStatus,
+    /// The jobs that had ended with this one and wait for it again.
+    pub revived: Vec<Incarnation>,
+    /// The jobs that had ended with this one and have not been taken up again.
+    pub fallen: Vec<JobId>,
 }
 
 /// The result of pausing or resuming a job.

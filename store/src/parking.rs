@@ -79,7 +79,8 @@ async fn park(
         let job: Option<&JobRow> = jobs
             .get(&(id.partition.as_str(), id.job.as_str()))
             .copied()
-            .filter(|job| job.matches(id.incarnation) && !job.status.is_finished());
+            .filter(|job| job.matches(id.incarnation) && job.round == id.round)
+            .filter(|job| !job.status.is_finished());
         outcomes.push(match job {
             None => ParkOutcome::Discard,
             Some(job) if job.status == JobStatus::Paused => {

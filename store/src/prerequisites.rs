@@ -62,14 +62,7 @@ pub(crate) async fn look_up(
     if let Some(refusal) = refusal(job, prerequisites, &existing) {
         return Ok(Lookup::Refused(refusal));
     }
-    let waits_for: Vec<&JobId> = prerequisites
-        .iter()
-        .filter(|prerequisite| match existing.get(&prerequisite.job) {
-            Some(status) => *status != JobStatus::Completed,
-            None => !prerequisite.pre_created,
-        })
-        .map(|prerequisite| &prerequisite.job)
-        .collect();
+    let waits_for = to_wait_for(prerequisites, &existing);
     let all_exist = waits_for.iter().all(|id| existing.contains_key(*id));
     let waits_for: Vec<String> = waits_for.into_iter().map(ToString::to_string).collect();
     let is_awaited = !tx
@@ -93,8 +86,23 @@ pub(crate) async fn look_up(
     Ok(Lookup::WaitFor(waits_for))
 }
 
+/// Returns the jobs to wait for: those prerequisites that are not complete, or do not exist yet.
+pub(crate) fn to_wait_for<'p>(
+    prerequisites: &'p [Prerequisite],
+    existing: &BTreeMap<JobId, JobStatus>,
+) -> Vec<&'p JobId> {
+    prerequisites
+        .iter()
+        .filter(|prerequisite| match existing.get(&prerequisite.job) {
+            Some(status) => *status != JobStatus::Completed,
+            None => !prerequisite.pre_created,
+        })
+        .map(|prerequisite| &prerequisite.job)
+        .collect()
+}
+
 /// Returns why the job would never start, as far as its prerequisites alone show it.
-fn refusal(
+pub(crate) fn refusal(
     job: &JobId,
     prerequisites: &[Prerequisite],
     existing: &BTreeMap<JobId, JobStatus>,

@@ -25,8 +25,10 @@ pub struct Store {
 /// How long the store keeps data that is no longer in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreOptions {
-    /// How long the task table of a failed job is kept, so that its tasks can be read.
+    /// How long the task table of a failed or cancelled job is kept, so that its tasks can be read and the job taken up again.
     pub failed_tables_kept: Duration,
+    /// The largest number of such tables. Beyond it, the oldest are dropped first.
+    pub most_failed_tables: u32,
     /// How long the store remembers the incarnations of deleted jobs. It must be longer than messages of a deleted job can
     /// stay in pipes.
     pub past_incarnations_kept: Duration,
@@ -41,6 +43,8 @@ impl StoreOptions {
     pub const DEFAULT_FAILURES: u32 = 10_000;
     /// The default of [`Self::max_items`].
     pub const DEFAULT_ITEMS: u64 = 10_000_000_000;
+    /// The default of [`Self::most_failed_tables`].
+    pub const DEFAULT_TABLES: u32 = 1000;
 }
 
 impl Default for StoreOptions {
@@ -48,6 +52,7 @@ impl Default for StoreOptions {
         let day = Duration::from_hours(24);
         Self {
             failed_tables_kept: day,
+            most_failed_tables: Self::DEFAULT_TABLES,
             past_incarnations_kept: 7 * day,
             max_items: Self::DEFAULT_ITEMS,
             max_failures: Self::DEFAULT_FAILURES,

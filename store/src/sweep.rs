@@ -44,9 +44,10 @@ impl Store {
             .await?;
         let keep = self.options.past_incarnations_kept.as_millis();
         let keep = u64::try_from(keep).unwrap_or(u64::MAX);
+        let most = self.options.most_failed_tables;
         let (tables, next) = self
             .run_tx("drop_retired_tables", JobLocks::new(), |tx| {
-                Box::pin(drop_retired_tables(tx, keep))
+                Box::pin(drop_retired_tables(tx, keep, most))
             })
             .await?;
         Ok(Swept { jobs, tables, next })
@@ -81,9 +82,10 @@ async fn delete_expired_jobs(tx: &mut Tx<'_>) -> Result<End<u64>, DbError> {
 async fn drop_retired_tables(
     tx: &mut Tx<'_>,
     keep_incarnations: u64,
+    most_kept: u32,
 ) -> Result<End<(u64, Option<u64>)>, DbError> {
     let mut tables = 0;
-    for incarnation in tx.due_tables(TABLES).await? {
+    for incarnation in tx.due_tables(TABLES, most_kept).await? {
         tables += u64::from(tx.drop_table(incarnation).await?);
     }
     tx.forget_incarnations(keep_incarnations).await?;

@@ -5,6 +5,7 @@
 //! - the status, the time of the change, and one row of history;
 //! - to Paused: the messages of the job in the outbox wait, and parked tasks stay where they are;
 //! - from Paused to Active: both may leave again;
+//! - from the end ([`reopen_job`], a new round): there is no end and no expiry any more;
 //! - to the end ([`finish_job`]): the time of the end and of the expiry; parked tasks are marked for removal; the task table
 //!   is listed for the sweeper; the jobs that wait for this one are released, or end as well ([`resolve_dependents`]);
 //! - waking those who watch jobs, the outbox, parked tasks or the sweeper's work, after the commit.
@@ -46,7 +47,7 @@ impl Actor {
     }
 }
 
-/// Every legal change. No row begins with a finished status, because outcomes are final.
+/// Every legal change. Only a client takes a job up again that has ended; reports never change an outcome.
 const LEGAL: &[(JobStatus, JobStatus, Actor)] = &[
     (Waiting, Active, Actor::Tracking),
     (Waiting, Paused, Actor::Client),
@@ -66,6 +67,10 @@ const LEGAL: &[(JobStatus, JobStatus, Actor)] = &[
     (Blocked, Cancelled, Actor::Client),
     (Blocked, Completed, Actor::Tracking),
     (Blocked, Failed, Actor::Tracking),
+    (Cancelled, Active, Actor::Client),
+    (Cancelled, Waiting, Actor::Client),
+    (Failed, Active, Actor::Client),
+    (Failed, Waiting, Actor::Client),
 ];
 
 fn is_legal(from: JobStatus, to: JobStatus, actor: Actor) -> bool {
@@ -104,6 +109,20 @@ pub(crate) async fn change_status(
     }
     tx.append_history(job.incarnation, &step).await?;
     tx.save_job(job).await?;
+    tx.notify_job(job.partition.as_str(), job.job.as_str());
+    Ok(())
+}
+
+/// Moves a locked job that has ended to a status in which it is not finished, and saves the job.
+pub(crate) async fn reopen_job(
+    tx: &mut Tx<'_>,
+    job: &mut JobRow,
+    change: StatusChange<'_>,
+) -> Result<(), DbError> {
+    let step = apply(job, change)?;
+    tx.append_history(job.incarnation, &step).await?;
+    tx.save_job(job).await?;
+    tx.notify(Signal::Outbox);
     tx.notify_job(job.partition.as_str(), job.job.as_str());
     Ok(())
 }
@@ -148,6 +167,15 @@ pub(crate) async fn resolve_dependents(
         .map(|job| job.incarnation)
         .chain(finished.iter().map(|(job, _)| job.number))
         .collect();
+    let stopped: Vec<i64> = ended
+        .iter()
+        .filter(|job| job.outcome != Completed)
+        .map(|job| job.incarnation)
+        .collect();
+    if !stopped.is_empty() {
+        tx.note_unstarted(&stopped, &fell_with(&dependents.cascades))
+            .await?;
+    }
     tx.forget_starts(&gone).await?;
     let released: Vec<i64> = dependents
         .released
@@ -228,6 +256,23 @@ async fn finish_dependents(
         .collect())
 }
 
+/// Returns the jobs that end with another one, each with that one, by their incarnations.
+fn fell_with(cascades: &[Cascade<'_>]) -> Vec<(i64, i64)> {
+    let pairs = cascades.iter().flat_map(|cascade| {
+        let root = cascade.root.incarnation;
+        cascade
+            .waits
+            .iter()
+            .map(move |wait| (wait.incarnation, root))
+    });
+    // A job may wait for several jobs that end; it ends once, with the first.
+    let mut first: BTreeMap<i64, i64> = BTreeMap::new();
+    for (incarnation, root) in pairs {
+        first.entry(incarnation).or_insert(root);
+    }
+    first.into_iter().collect()
+}
+
 /// Reads the jobs of these cascades, by incarnation.
 async fn lock_waiting(
     tx: &mut Tx<'_>,
@@ -296,6 +341,8 @@ fn apply(job: &mut JobRow, change: StatusChange<'_>) -> Result<Transition, DbErr
     if to.is_finished() {
         job.finish_time = Some(time);
         job.expiry_time = retention::due(&job.expiry, to, job.create_time, time);
+    } else if from.is_finished() {
+        (job.finish_time, job.expiry_time) = (None, None);
     }
     Ok(Transition {
         time,
@@ -335,9 +382,9 @@ mod tests {
               Active Blocked Cancelled Completed Failed Paused Waiting
     Active    -      s       c         t         t      c      -
     Blocked   s      -       c         t         t      -      -
-    Cancelled -      -       -         -         -      -      -
+    Cancelled c      -       -         -         -      -      c
     Completed -      -       -         -         -      -      -
-    Failed    -      -       -         -         -      -      -
+    Failed    c      -       -         -         -      -      c
     Paused    c      -       c         t         t      -      -
     Waiting   t      -       c         t         t      c      -";
 
@@ -371,7 +418,10 @@ mod tests {
     }
 
     #[test]
-    fn no_change_leaves_a_finished_status() {
-        assert!(LEGAL.iter().all(|(from, _, _)| !from.is_finished()));
+    fn only_a_client_leaves_a_finished_status_and_nobody_leaves_completed() {
+        for (from, to, actor) in LEGAL.iter().filter(|(from, _, _)| from.is_finished()) {
+            assert!(*from != Completed && !to.is_finished());
+            assert_eq!(*actor, Actor::Client);
+        }
     }
 }

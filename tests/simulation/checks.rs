@@ -105,7 +105,7 @@ impl Checks {
 
     async fn status(&self, incarnation: i64) -> Option<JobStatus> {
         self.store
-            .job_status(partition(), job_id(), Some(incarnation))
+            .job_status(partition(), job_id(), Some(incarnation), None)
             .await
             .ok()
             .flatten()

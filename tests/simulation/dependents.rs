@@ -121,7 +121,7 @@ impl Simulation {
     }
 
     async fn status(&self, job: &JobId) -> Option<JobStatus> {
-        self.insist(|| self.0.store.job_status(partition(), job, None))
+        self.insist(|| self.0.store.job_status(partition(), job, None, None))
             .await
             .ok()
             .flatten()

@@ -45,10 +45,9 @@ async fn a_cancelled_job_stops_within_one_status_interval(fixture: Fixture) {
     })
     .await;
     let state = system.job("j").await;
-    assert_eq!(
-        (state.status, state.completed_items),
-        (JobStatus::Cancelled, 200)
-    );
+    assert_eq!(state.status, JobStatus::Cancelled);
+    // What ran when it was cancelled, and was done all the same, is known for a retry.
+    assert!((200..220).contains(&state.completed_items), "{state:?}");
     system.stop().await;
     // The worker has not kept any of its messages either.
     let system = fixture.start(fixture.stack()).await;

@@ -215,6 +215,11 @@ impl System {
             .await
     }
 
+    /// Returns the partition of the story's jobs.
+    pub fn partition(&self) -> &str {
+        &self.partition
+    }
+
     /// Returns the job as it is now.
     pub async fn job(&self, job: &str) -> Job {
         self.client.get(job).await.unwrap()

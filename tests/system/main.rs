@@ -63,4 +63,5 @@ mod panics;
 mod pausing;
 mod restarts;
 mod results;
+mod retrying;
 mod workers;

@@ -19,7 +19,7 @@ use crate::text::{Column, MISSING, escaped, table};
 use crate::watch::{self, Show, exit_code};
 
 /// The exit code for an invalid command line.
-const USAGE: u8 = 2;
+pub(super) const USAGE: u8 = 2;
 /// The exit code of a program that Ctrl-C ends.
 const INTERRUPTED: u8 = 128 + 2;
 
@@ -33,7 +33,7 @@ pub struct JobArgs {
 
 /// Selects jobs of a partition. A job must match every given flag.
 #[derive(Debug, Args)]
-struct SelectorArgs {
+pub(super) struct SelectorArgs {
     /// Only jobs whose id starts with this text.
     #[arg(long, value_name = "PREFIX")]
     starts_with: Option<String>,
@@ -54,9 +54,9 @@ struct SelectorArgs {
 pub struct TargetArgs {
     /// Ids of the jobs. Without them, the command changes the jobs that match the conditions.
     #[arg(conflicts_with_all = ["all", "starts_with", "status_type", "filter", "label_exist"])]
-    job: Vec<String>,
+    pub(super) job: Vec<String>,
     #[command(flatten)]
-    selector: SelectorArgs,
+    pub(super) selector: SelectorArgs,
     /// Every job of the partition; required if there is neither an id nor a condition.
     #[arg(long, conflicts_with_all = ["starts_with", "status_type", "filter", "label_exist"])]
     all: bool,
@@ -211,7 +211,7 @@ pub async fn delete(args: DeleteArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Does something to each of several jobs, and says for which ones it failed. Returns for how many it did not.
-async fn each(
+pub(super) async fn each(
     jobs: &[String],
     output: Output,
     mut change: impl AsyncFnMut(&str) -> anyhow::Result<()>,
@@ -239,12 +239,12 @@ fn confirm(number: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn jobs(number: u64) -> String {
+pub(super) fn jobs(number: u64) -> String {
     let jobs = if number == 1 { "job" } else { "jobs" };
     format!("{number} {jobs}")
 }
 
-fn exit_code_of(is_success: bool) -> ExitCode {
+pub(super) fn exit_code_of(is_success: bool) -> ExitCode {
     if is_success {
         ExitCode::SUCCESS
     } else {
@@ -313,7 +313,7 @@ pub async fn change(
 impl SelectorArgs {
     /// Returns the query of a command that changes every matching job. Prints an error and returns `None` if a condition is
     /// empty, because the job service would ignore it and change every job.
-    fn conditions(self) -> Option<Vec<(&'static str, String)>> {
+    pub(super) fn conditions(self) -> Option<Vec<(&'static str, String)>> {
         let query = self.query();
         let is_empty = |value: &str| value.chars().all(|c| c == ',' || c.is_whitespace());
         if let Some((name, _)) = query.iter().find(|(_, value)| is_empty(value)) {
@@ -340,7 +340,7 @@ impl SelectorArgs {
 }
 
 /// Prints one job: for a person, its line, its notes and its failures.
-fn print(job: &Job, output: Output) -> anyhow::Result<()> {
+pub(super) fn print(job: &Job, output: Output) -> anyhow::Result<()> {
     match output {
         Output::Json | Output::Ndjson => say!("{}", serde_json::to_string(job)?),
         Output::Name => say!("{}", escaped(&job.id)),

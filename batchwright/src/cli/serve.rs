@@ -259,12 +259,15 @@ struct JobsArgs {
     /// Default expiry of cancelled jobs, in the format of `--keep-completed`.
     #[arg(long, env = "BATCHWRIGHT_KEEP_CANCELLED", default_value = "none", value_parser = expiry_time, value_name = "EXPIRY")]
     keep_cancelled: String,
-    /// How long the task records of a failed job are kept, e.g. `P1D` or `PT12H`.
+    /// How long the task records of a failed or cancelled job are kept, so that it can be retried, e.g. `P1D` or `PT12H`.
     #[arg(long, env = "BATCHWRIGHT_KEEP_FAILED_TASKS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
     keep_failed_tasks: Duration,
     /// Number of failures of a job that are kept, from 100 to 1000000; further failures are only counted.
     #[arg(long, env = "BATCHWRIGHT_MAX_FAILURES", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000), value_name = "FAILURES")]
     max_failures: u32,
+    /// Number of failed and cancelled jobs whose task records are kept; beyond it, the oldest are deleted first.
+    #[arg(long, env = "BATCHWRIGHT_MAX_FAILED_TABLES", default_value_t = StoreOptions::DEFAULT_TABLES, value_parser = clap::value_parser!(u32), value_name = "JOBS")]
+    max_failed_tables: u32,
 }
 
 /// The settings of the outputs that are kept, which the output worker and the job service share.
@@ -494,6 +497,7 @@ impl JobsArgs {
         let store = StoreOptions {
             failed_tables_kept: self.keep_failed_tasks,
             max_failures: self.max_failures,
+            most_failed_tables: self.max_failed_tables,
             ..StoreOptions::default()
         };
         Ok((service, store))

@@ -10,7 +10,7 @@ use framework::broker::embedded::{Embedded, Fate, MessageJob};
 use framework::health::Health;
 use framework::supervision::supervise;
 use futures_util::FutureExt as _;
-use store::Store;
+use store::{Store, StoreError};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -74,10 +74,21 @@ async fn fate(store: &Store, job: MessageJob) -> Fate {
     else {
         return Fate::Needed;
     };
-    match store.job_status(&partition, &id, job.incarnation).await {
-        Ok(None) => Fate::Deleted,
-        Ok(Some(JobStatus::Cancelled)) => Fate::Cancelled,
-        Ok(Some(_)) => Fate::Needed,
+    let status = async |round| {
+        store
+            .job_status(&partition, &id, job.incarnation, round)
+            .await
+    };
+    let fate = async {
+        Ok(match status(Some(job.round)).await? {
+            None if status(None).await?.is_none() => Fate::Deleted,
+            None | Some(JobStatus::Cancelled) => Fate::Cancelled,
+            Some(_) => Fate::Needed,
+        })
+    };
+    let fate: Result<Fate, StoreError> = fate.await;
+    match fate {
+        Ok(fate) => fate,
         Err(error) => {
             warn!(%error, code = error.code().as_str(), "cannot read a job; its messages stay");
             Fate::Needed

@@ -344,6 +344,7 @@ fn rest_bodies_match_the_fixtures() {
         failed_tasks: 1,
         failure_counts: BTreeMap::from([("RESULT_EXCEPTION".into(), 1)]),
         incarnation: 42,
+        round: None,
         expiry: contract::rest::Expiry::default(),
         waiting_for: Vec::new(),
         delay: 0,

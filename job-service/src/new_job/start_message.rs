@@ -1,7 +1,8 @@
 //! Builds the start message, the task message for the first worker of a job. Pure.
 //!
 //! What must stay true: `to` is the task pipe, tracking ends at the target pipe, and the status URL contains the incarnation, so
-//! that every worker discards the messages of past incarnations of the job id.
+//! that every worker discards the messages of past incarnations of the job id. From round 2 on it also contains the round, so that
+//! they discard the messages of past rounds.
 
 use std::collections::BTreeMap;
 
@@ -54,6 +55,32 @@ pub fn start_message(
     }
 }
 
+/// Returns the start message of another round of a job, made of that of its first round.
+///
+/// # Errors
+/// Returns an error if the stored message cannot be parsed.
+pub fn next_start_message(
+    first: &[u8],
+    incarnation: &Incarnation,
+    (task_id, now): (Uuid, i64),
+    options: &ServiceOptions,
+) -> Result<Vec<u8>, String> {
+    let message = TaskMessage::decode(first).map_err(|error| error.to_string())?;
+    let tracking = message.tracking.unwrap_or_default();
+    let message = TaskMessage {
+        // A worker may still run the task of an earlier round.
+        task_id: task_id.to_string(),
+        tracking: Some(Tracking {
+            job_task_id: Some(incarnation.job_task_id()),
+            last_status_check_time: Some(now),
+            status_check_url: Some(status_url(&options.webservice_url, incarnation)),
+            ..tracking
+        }),
+        ..message
+    };
+    Ok(message.encode())
+}
+
 /// Returns the URL at which workers check the status of the job.
 fn status_url(webservice_url: &str, incarnation: &Incarnation) -> String {
     /// Every character except those that never need encoding in a URL.
@@ -61,10 +88,12 @@ fn status_url(webservice_url: &str, incarnation: &Incarnation) -> String {
     let base = webservice_url.trim_end_matches('/');
     let partition = utf8_percent_encode(incarnation.partition.as_str(), ENCODED);
     let job = utf8_percent_encode(incarnation.job.as_str(), ENCODED);
-    format!(
-        "{base}/partitions/{partition}/jobs/{job}/status?n={}",
-        incarnation.number
-    )
+    let number = incarnation.number;
+    let round = match incarnation.round {
+        1 => String::new(),
+        round => format!("&r={round}"),
+    };
+    format!("{base}/partitions/{partition}/jobs/{job}/status?n={number}{round}")
 }
 
 #[cfg(test)]
@@ -79,6 +108,7 @@ mod tests {
             job: JobId::parse(job).unwrap(),
             number,
             first,
+            round: 1,
         }
     }
 
@@ -120,6 +150,28 @@ mod tests {
     #[test]
     fn from_the_second_incarnation_on_the_job_task_id_contains_its_number() {
         assert!(start(&incarnation("j", 43, false), None).contains(r#""jobTaskId":"acme:j!43""#));
+    }
+
+    #[test]
+    fn another_round_differs_in_its_ids_and_the_status_url_alone() {
+        let first = start(&incarnation("j", 42, true), Some("orders-out"));
+        let second = Incarnation {
+            round: 2,
+            ..incarnation("j", 42, true)
+        };
+        let options = ServiceOptions {
+            webservice_url: "http://job-service:8080/job-service/v1/".into(),
+            ..ServiceOptions::default()
+        };
+        let ids = (Uuid::max(), 1_767_225_700_000);
+        let next = next_start_message(first.as_bytes(), &second, ids, &options).unwrap();
+        let expected = first
+            .replace(&Uuid::nil().to_string(), &Uuid::max().to_string())
+            .replace("1767225600000", "1767225700000")
+            .replace(r#""acme:j""#, r#""acme:j!42r2""#)
+            .replace("status?n=42", "status?n=42&r=2");
+        assert_eq!(String::from_utf8(next).unwrap(), expected);
+        assert!(next_start_message(b"{", &second, ids, &options).is_err());
     }
 
     #[test]

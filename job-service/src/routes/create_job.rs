@@ -38,7 +38,7 @@ pub struct Created {
 /// completed; with `delay`, that many seconds later. If a prerequisite fails or is cancelled, so is this job.
 ///
 /// The request is idempotent: repeating it changes nothing, whatever the status of the job. To run a job again, delete it and
-/// create it again.
+/// create it again; to go on with one that has failed or was cancelled, retry it.
 ///
 /// With `"outputs": "keep"`, the service keeps the outputs of the tasks (see `getOutputs`); the task has no `targetPipe` then.
 ///
@@ -135,6 +135,7 @@ pub async fn create_job(
         task.target_pipe = Some(kept_track_to(pipe));
         request.output_pipe = Some(pipe.clone());
     }
+    request.definition = body.bytes;
     request.expiry = request.expiry.or(&options.expiry);
     request.start.suspended = options
         .suspended_partitions

@@ -38,7 +38,7 @@ pub async fn is_active(
     path: ApiResult<JobPath>,
 ) -> ApiResult<impl IntoResponse> {
     let found = match path {
-        Ok(JobPath(partition, job)) => state.store.job_status(&partition, &job, None).await?,
+        Ok(JobPath(partition, job)) => state.store.job_status(&partition, &job, None, None).await?,
         // The id is too long for any job.
         Err(ApiError::JobNotFound(_)) => None,
         Err(error) => return Err(error),

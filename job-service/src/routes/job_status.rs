@@ -1,7 +1,7 @@
 //! `GET …/jobs/{jobId}/status`: returns the status of a job. Workers call this often, so it reads nothing else.
 //!
 //! What must stay true:
-//! - A past incarnation of the job id is "not found"; this is how workers discard its leftover messages. They believe only
+//! - A past incarnation of the job id, or a past round of the job, is "not found"; this is how workers discard its leftover messages. They believe only
 //!   a 404 with the header of [`ApiError::JobNotFound`], or with CAF's text.
 //! - CAF's clients know six statuses, so Blocked is shown as Active.
 
@@ -30,6 +30,10 @@ pub struct StatusParams {
     /// The incarnation of the job: the number in the status URL of its messages. A past incarnation returns 404.
     #[param(value_type = Option<i64>, example = 42)]
     n: Option<String>,
+    /// The round of the job, as in that URL: from 2 for a job that was taken up again. With `n`, it is 1 if absent. A past round
+    /// returns 404.
+    #[param(value_type = Option<u32>, example = 2)]
+    r: Option<String>,
 }
 
 /// Get the status of a job
@@ -48,7 +52,7 @@ pub struct StatusParams {
         ), example = json!("Active")),
         (status = 400, description = "Invalid partition id, job id or parameter", body = ErrorBody,
             example = json!({"message": "The parameter 'n' must be a whole number, but is 'x'."})),
-        (status = 404, description = "The job, or this incarnation of it, does not exist", body = ErrorBody, headers(
+        (status = 404, description = "The job, or this incarnation of it, does not exist, or this round of it is over", body = ErrorBody, headers(
             ("X-Batchwright-Not-Found" = String, description = "Always `job`: by this, workers tell this answer from a gateway's")
         ),
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
@@ -58,12 +62,13 @@ pub struct StatusParams {
 pub async fn job_status(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
-    QueryParams(StatusParams { n }): QueryParams<StatusParams>,
+    QueryParams(StatusParams { n, r }): QueryParams<StatusParams>,
 ) -> ApiResult<impl IntoResponse> {
     let incarnation = whole_number("n", n.as_deref())?;
+    let round = whole_number("r", r.as_deref())?.or(incarnation.map(|_| 1));
     let found = state
         .store
-        .job_status(&partition, &job, incarnation)
+        .job_status(&partition, &job, incarnation, round)
         .await?;
     let status = found.ok_or_else(|| ApiError::job_not_found(&job))?;
     Ok((cache_headers(&state), Json(caf_status(status))))

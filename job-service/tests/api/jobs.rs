@@ -358,7 +358,12 @@ async fn jobs_of_another_partition_are_invisible() {
 
 #[tokio::test]
 async fn get_task_returns_its_state() {
-    let service = Service::start().await;
+    let options = store::StoreOptions {
+        failed_tables_kept: std::time::Duration::ZERO,
+        ..store::StoreOptions::default()
+    };
+    let store = store::Store::open_with("memory:", options).await.unwrap();
+    let service = Service::start_over(store).await;
     service.put("j", &new_job()).await.is(201);
     // Three subtasks: one done, one failed, one not reported. (The size is announced.)
     service.report("j", ".4*", EventKind::Progress(0)).await;

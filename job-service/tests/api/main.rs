@@ -40,5 +40,6 @@ mod pause;
 mod pipes;
 mod relay;
 mod requests;
+mod retry;
 mod scheduling;
 mod watch;

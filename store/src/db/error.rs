@@ -46,6 +46,12 @@ impl From<serde_json::Error> for DbError {
     }
 }
 
+impl From<std::io::Error> for DbError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Refused(format!("a definition cannot be packed or unpacked: {error}").into())
+    }
+}
+
 impl From<sqlx::Error> for DbError {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error as E;

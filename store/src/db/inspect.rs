@@ -75,6 +75,7 @@ pub fn sample(
         job: jobs::job_id(&id)?,
         incarnation: 0,
         first_life: true,
+        round: 1,
         name: Some(format!("Sample {}", number * 7919 % 1000)),
         description: None,
         external_data: None,

@@ -8,6 +8,7 @@ mod outputs;
 mod parking;
 mod prerequisites;
 mod retention;
+mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,6 +23,7 @@ use super::{
     Backend, Clock, DbError, DbFuture, Dependency, Inspect, JobKey, JobRow, KeptBlobRow, KeptRow,
     KeptTaskRow, Label, Reads, Signal, Signals, Transaction, UnsentStart, Wakes,
 };
+use crate::definition::PackedDefinition;
 use crate::error::Availability;
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
 use crate::model::{Backlog, CatalogueSize, OutboxMessage, ParkedTask, TaskTableSize, Transition};
@@ -99,6 +101,11 @@ struct State {
     kept: BTreeMap<i64, KeptRow>,
     kept_blobs: BTreeMap<(i64, i64), KeptBlobRow>,
     kept_tasks: BTreeMap<(i64, String, i32), KeptTaskRow>,
+    definitions: BTreeMap<i64, PackedDefinition>,
+    /// Jobs that have ended before their start, and the job with which they ended.
+    unstarted: BTreeMap<i64, Option<i64>>,
+    /// By incarnation, path and round.
+    past_failures: BTreeMap<(i64, String, u32), KeptFailure>,
     last_number: i64,
 }
 
@@ -309,6 +316,23 @@ impl Reads for Memory {
     }
     fn nodes<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> DbFuture<'a, Vec<NodeRow>> {
         Box::pin(async move { Ok(self.read().await?.nodes_of(incarnation, keys)) })
+    }
+    fn definition(&self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>> {
+        Box::pin(async move { Ok(self.read().await?.definitions.get(&incarnation).cloned()) })
+    }
+    fn past_failures<'a>(
+        &'a self,
+        incarnation: i64,
+        path: &'a str,
+    ) -> DbFuture<'a, Vec<(u32, KeptFailure)>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let of = (incarnation, path.to_owned(), 0)..=(incarnation, path.to_owned(), u32::MAX);
+            let failures = state.past_failures.range(of);
+            Ok(failures
+                .map(|((.., round), kept)| (*round, kept.clone()))
+                .collect())
+        })
     }
     fn parked(&self, incarnation: i64) -> DbFuture<'_, u64> {
         Box::pin(async move {

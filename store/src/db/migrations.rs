@@ -49,6 +49,10 @@ const POSTGRES: &[File] = &[
         "20261122174500_kept_outputs",
         include_str!("../../../migrations/postgres/20261122174500_kept_outputs.sql"),
     ),
+    (
+        "20261122184500_rounds",
+        include_str!("../../../migrations/postgres/20261122184500_rounds.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -91,6 +95,10 @@ const SQLITE: &[File] = &[
     (
         "20261122174500_kept_outputs",
         include_str!("../../../migrations/sqlite/20261122174500_kept_outputs.sql"),
+    ),
+    (
+        "20261122184500_rounds",
+        include_str!("../../../migrations/sqlite/20261122184500_rounds.sql"),
     ),
 ];
 

@@ -13,6 +13,7 @@ pub mod outputs;
 pub mod parking;
 pub mod prerequisites;
 pub mod retention;
+pub mod rounds;
 pub mod session;
 pub mod statement;
 pub mod transaction;
@@ -29,6 +30,7 @@ use super::{
     Backend, Clock, DbError, DbFuture, Inspect, JobRow, KeptBlobRow, KeptRow, KeptTaskRow, Label,
     Reads, Signals, Transaction, UnsentStart,
 };
+use crate::definition::PackedDefinition;
 use crate::error::{Availability, StoreError};
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
 use crate::model::{Backlog, OutboxMessage, Transition};
@@ -184,6 +186,18 @@ impl Reads for SqlBackend {
     }
     fn nodes<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> DbFuture<'a, Vec<NodeRow>> {
         Box::pin(async move { ledger::nodes(&mut self.reader().await?, incarnation, keys).await })
+    }
+    fn definition(&self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>> {
+        Box::pin(async move { rounds::definition(&mut self.reader().await?, incarnation).await })
+    }
+    fn past_failures<'a>(
+        &'a self,
+        incarnation: i64,
+        path: &'a str,
+    ) -> DbFuture<'a, Vec<(u32, KeptFailure)>> {
+        Box::pin(async move {
+            rounds::past_failures(&mut self.reader().await?, incarnation, path).await
+        })
     }
     fn parked(&self, incarnation: i64) -> DbFuture<'_, u64> {
         Box::pin(async move { parking::count(&mut self.reader().await?, incarnation).await })

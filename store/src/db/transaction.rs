@@ -14,6 +14,7 @@ use contract::ReportFailure;
 use super::{
     DbFuture, Dependency, DueTime, JobKey, JobRow, KeptBlobRow, KeptRow, KeptTaskRow, Signal,
 };
+use crate::definition::PackedDefinition;
 use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
 use crate::model::{Headers, OutboxMessage, ParkedTask, Transition};
 
@@ -26,6 +27,7 @@ pub trait Transaction:
     + PrerequisiteSteps
     + ParkingSteps
     + RetentionSteps
+    + RoundSteps
     + Send
 {
     /// Wakes the receivers of this signal once the transaction is committed.
@@ -275,8 +277,9 @@ pub trait RetentionSteps {
     /// any more, or is being dropped.
     fn hold_retired_table(&mut self, incarnation: i64) -> DbFuture<'_, bool>;
 
-    /// Returns some task tables that are due for dropping. No other transaction gets them.
-    fn due_tables(&mut self, limit: u32) -> DbFuture<'_, Vec<i64>>;
+    /// Returns some task tables that are due for dropping, or that are more than `most` and due the soonest. No other transaction
+    /// gets them.
+    fn due_tables(&mut self, limit: u32, most: u32) -> DbFuture<'_, Vec<i64>>;
 
     /// Drops a task table and takes it off the list. Returns false if it did not exist.
     fn drop_table(&mut self, incarnation: i64) -> DbFuture<'_, bool>;
@@ -289,4 +292,54 @@ pub trait RetentionSteps {
 
     /// Returns the milliseconds until something can be removed. Past incarnations are kept for `remembered` milliseconds.
     fn next_due(&mut self, remembered: u64) -> DbFuture<'_, Option<u64>>;
+}
+
+/// The number of failures of an earlier round that are kept.
+pub const FAILURES_OF_A_ROUND: u32 = 1000;
+
+/// Steps on what jobs were created from, and on what a new round changes. A transaction that begins a round holds the lock of the
+/// job.
+pub trait RoundSteps {
+    /// Keeps what a new job is created from.
+    fn insert_definition<'a>(
+        &'a mut self,
+        incarnation: i64,
+        definition: &'a PackedDefinition,
+    ) -> DbFuture<'a, ()>;
+
+    /// Returns what a job was created from, unless an earlier version created it.
+    fn definition(&mut self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>>;
+
+    /// Notes which of the jobs that have `ended` have an unsent message, and, as pairs, the jobs that end with another one.
+    fn note_unstarted<'a>(
+        &'a mut self,
+        ended: &'a [i64],
+        fell_with: &'a [(i64, i64)],
+    ) -> DbFuture<'a, ()>;
+
+    /// Returns whether a job ended before its start message was sent.
+    fn is_unstarted(&mut self, incarnation: i64) -> DbFuture<'_, bool>;
+
+    /// Forgets that a job ended before its start message was sent.
+    fn forget_unstarted(&mut self, incarnation: i64) -> DbFuture<'_, ()>;
+
+    /// Returns the jobs that ended with this one before they started.
+    fn fallen_with(&mut self, incarnation: i64) -> DbFuture<'_, Vec<(i64, JobKey)>>;
+
+    /// Takes a task table off the list of the sweeper. Returns false if it is not listed any more, or is being dropped.
+    fn unretire_table(&mut self, incarnation: i64) -> DbFuture<'_, bool>;
+
+    /// Deletes the nodes of active tasks, and what the nodes above count of them.
+    fn end_active_tasks(&mut self, incarnation: i64) -> DbFuture<'_, ()>;
+
+    /// Returns nodes of splits with anything that a new round clears, in the order of their keys, after this key.
+    fn nodes_to_clear<'a>(
+        &'a mut self,
+        incarnation: i64,
+        after: &'a NodeKey,
+        limit: u32,
+    ) -> DbFuture<'a, Vec<NodeRow>>;
+
+    /// Moves the failures of a job to those of its earlier rounds, as those of this `round`. Keeps those of this many `rounds`.
+    fn archive_failures(&mut self, incarnation: i64, round: u32, rounds: u32) -> DbFuture<'_, ()>;
 }

@@ -5,6 +5,7 @@
 //! that a job that has ended meanwhile is skipped.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use contract::{JobStatus, PartitionId};
 
@@ -19,7 +20,7 @@ use crate::query::{Candidate, JobQuery, Sort, SortBy};
 use crate::transition::resolve_dependents;
 use crate::{Store, StoreError};
 
-const OLDEST_FIRST: Sort = Sort {
+pub(super) const OLDEST_FIRST: Sort = Sort {
     by: SortBy::CreateTime,
     ascending: true,
 };
@@ -32,7 +33,7 @@ enum Action {
 }
 
 /// The jobs of a batch as they were when it was chosen, by incarnation.
-type Batch = BTreeMap<i64, Candidate>;
+pub(super) type Batch = BTreeMap<i64, Candidate>;
 
 impl Store {
     /// Cancels up to `limit` unfinished jobs that match the query, oldest first, and the jobs that wait for them. Returns
@@ -88,6 +89,7 @@ impl Store {
             Action::Cancel => "cancel_some_jobs",
             Action::Delete => "delete_some_jobs",
         };
+        let keep_table = self.options.failed_tables_kept;
         loop {
             let batch = &self.choose(partition, query).await?;
             if batch.is_empty() {
@@ -96,7 +98,7 @@ impl Store {
             let locks: JobLocks = batch.values().map(|chosen| chosen.job.key()).collect();
             let ended = self
                 .run_tx(name, locks, |tx| {
-                    Box::pin(end_batch(tx, batch, query, action))
+                    Box::pin(end_batch(tx, batch, query, action, keep_table))
                 })
                 .await?;
             // If other transactions were faster with each job of the batch, more jobs may match.
@@ -106,7 +108,11 @@ impl Store {
         }
     }
 
-    async fn choose(&self, partition: &PartitionId, query: &JobQuery) -> Result<Batch, DbError> {
+    pub(super) async fn choose(
+        &self,
+        partition: &PartitionId,
+        query: &JobQuery,
+    ) -> Result<Batch, DbError> {
         let rows = self.backend.jobs(partition.as_str(), query).await?;
         let mut batch: Batch = rows
             .into_iter()
@@ -132,6 +138,7 @@ async fn end_batch(
     batch: &Batch,
     query: &JobQuery,
     action: Action,
+    keep_table: Duration,
 ) -> Result<End<Vec<Incarnation>>, DbError> {
     let now = tx.now();
     let (mut jobs, mut ended) = (Vec::new(), Vec::new());
@@ -144,7 +151,7 @@ async fn end_batch(
             continue;
         }
         ended.push(match action {
-            Action::Cancel => cancel_locked(tx, &mut job, now).await?,
+            Action::Cancel => cancel_locked(tx, &mut job, keep_table, now).await?,
             Action::Delete => EndedJob::by_deletion(&job),
         });
         jobs.push(job);
@@ -165,7 +172,7 @@ async fn end_batch(
 }
 
 /// Returns whether a locked job matches the query still. Labels do not change while a job exists.
-fn still_matches(job: &JobRow, chosen: &Candidate, query: &JobQuery) -> bool {
+pub(super) fn still_matches(job: &JobRow, chosen: &Candidate, query: &JobQuery) -> bool {
     let unchanged =
         (chosen.job.status, chosen.job.totals.percentage) == (job.status, job.totals.percentage);
     unchanged || {

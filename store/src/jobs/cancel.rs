@@ -20,14 +20,19 @@ impl Store {
         job: &JobId,
     ) -> Result<Cancellation, StoreError> {
         let own = &job_key(partition, job);
+        let keep_table = self.options.failed_tables_kept;
         self.run_tx("cancel_job", JobLocks::from([own.clone()]), |tx| {
-            Box::pin(cancel(tx, own))
+            Box::pin(cancel(tx, own, keep_table))
         })
         .await
     }
 }
 
-async fn cancel(tx: &mut Tx<'_>, own: &JobKey) -> Result<End<Cancellation>, DbError> {
+async fn cancel(
+    tx: &mut Tx<'_>,
+    own: &JobKey,
+    keep_table: Duration,
+) -> Result<End<Cancellation>, DbError> {
     let locked = tx.lock_known_jobs().await?;
     let Some(mut job) = locked.into_iter().find(|job| job.key() == *own) else {
         return Ok(End::Rollback(Cancellation::NotFound));
@@ -39,7 +44,7 @@ async fn cancel(tx: &mut Tx<'_>, own: &JobKey) -> Result<End<Cancellation>, DbEr
         return Ok(End::Rollback(Cancellation::Finished(job.status)));
     }
     let now = tx.now();
-    let ended = cancel_locked(tx, &mut job, now).await?;
+    let ended = cancel_locked(tx, &mut job, keep_table, now).await?;
     let Some(dependents) = resolve_dependents(tx, &[ended], now).await? else {
         return Ok(End::Rerun);
     };
@@ -48,10 +53,11 @@ async fn cancel(tx: &mut Tx<'_>, own: &JobKey) -> Result<End<Cancellation>, DbEr
     Ok(End::Commit(Cancellation::Cancelled(cancelled)))
 }
 
-/// Cancels a locked job that has not ended.
+/// Cancels a locked job that has not ended. Its task table is kept for `keep_table`, so that it can be taken up again.
 pub(super) async fn cancel_locked(
     tx: &mut Tx<'_>,
     job: &mut JobRow,
+    keep_table: Duration,
     now: i64,
 ) -> Result<EndedJob, DbError> {
     let change = StatusChange {
@@ -60,5 +66,5 @@ pub(super) async fn cancel_locked(
         reason: "cancelled",
         time: now,
     };
-    finish_job(tx, job, change, Duration::ZERO).await
+    finish_job(tx, job, change, keep_table).await
 }

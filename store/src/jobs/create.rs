@@ -5,6 +5,7 @@ use contract::JobStatus;
 use crate::db::DueTime;
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, JobRow, Signal};
+use crate::definition::PackedDefinition;
 use crate::ledger::JobTotals;
 use crate::model::{Creation, Incarnation, JobRequest, Transition};
 use crate::pace::Pace;
@@ -110,6 +111,8 @@ async fn create(
     let (pipe, body) = start(&created);
     tx.push_outbox(incarnation, &pipe, &body, &request.headers, due)
         .await?;
+    let definition = PackedDefinition::of(request, pipe, &body)?;
+    tx.insert_definition(incarnation, &definition).await?;
     tx.notify(Signal::Outbox);
     Ok(End::Commit(Attempt::Done(Creation::Created(created))))
 }
@@ -120,6 +123,7 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         job: request.job.clone(),
         incarnation: 0,
         first_life: true,
+        round: 1,
         name: request.name.clone(),
         description: request.description.clone(),
         external_data: request.external_data.clone(),

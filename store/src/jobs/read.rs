@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 use contract::{JobId, JobStatus, PartitionId, rest};
 
 use crate::db::{DbError, JobSignal, UnsentStart};
+use crate::definition::PackedDefinition;
 use crate::job_row::JobRow;
 use crate::jobs::progress::Progress;
 use crate::ledger::FAILURES_IN_FULL;
-use crate::model::Transition;
+use crate::model::{Definition, Transition};
 use crate::query::JobQuery;
 use crate::{Store, StoreError};
 
@@ -28,16 +29,18 @@ impl Store {
     }
 
     /// Returns the status of a job, or `None` if there is no such job. With the number of an incarnation, past incarnations
-    /// count as unknown.
+    /// count as unknown; with the number of a round, so do past rounds.
     pub async fn job_status(
         &self,
         partition: &PartitionId,
         job: &JobId,
         incarnation: Option<i64>,
+        round: Option<u32>,
     ) -> Result<Option<JobStatus>, StoreError> {
         let row = self.backend.job(partition.as_str(), job.as_str()).await?;
         Ok(row
             .filter(|row| incarnation.is_none_or(|n| n == row.incarnation))
+            .filter(|row| round.is_none_or(|round| round == row.round))
             .map(|row| row.status))
     }
 
@@ -73,6 +76,19 @@ impl Store {
             Some(row) => Ok(self.backend.history(row.incarnation).await?),
             None => Ok(Vec::new()),
         }
+    }
+
+    /// Returns what a job was created from. Returns `None` if there is no such job, or if an earlier version created it.
+    pub async fn definition(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Option<Definition>, StoreError> {
+        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        let Some(row) = row else { return Ok(None) };
+        let packed = self.backend.definition(row.incarnation).await?;
+        let definition = packed.map(PackedDefinition::unpack).transpose();
+        Ok(definition.map_err(DbError::from)?)
     }
 
     /// Returns the signal that wakes a task when this job changes.
@@ -176,6 +192,7 @@ fn describe_row(row: JobRow, now: i64) -> rest::Job {
         failed_tasks: row.totals.failed_tasks,
         failure_counts: row.totals.failure_counts,
         incarnation: row.incarnation,
+        round: (row.round > 1).then_some(row.round),
         expiry: row.expiry,
         waiting_for: Vec::new(),
         delay: row.delay,

@@ -49,11 +49,35 @@ impl Store {
         } else {
             None
         };
+        let earlier_failures = self.earlier_failures(&row, &id).await?;
         Ok(match describe(&row, path, id, &nodes, failure) {
-            Some(task) => TaskAnswer::Task(Box::new(task)),
+            Some(task) => TaskAnswer::Task(Box::new(rest::Task {
+                earlier_failures,
+                ..task
+            })),
             None if is_forgotten(&row, path, &nodes) => TaskAnswer::NotKnown,
             None => TaskAnswer::NoTask,
         })
+    }
+}
+
+impl Store {
+    async fn earlier_failures(
+        &self,
+        job: &JobRow,
+        path: &str,
+    ) -> Result<Vec<rest::EarlierFailure>, StoreError> {
+        if job.round == 1 {
+            return Ok(Vec::new());
+        }
+        let failures = self.backend.past_failures(job.incarnation, path).await?;
+        let earlier = |(round, kept): (u32, KeptFailure)| rest::EarlierFailure {
+            round,
+            since: kept.since,
+            attempts: kept.attempts,
+            failure: rest::Failure::of_task(kept.path, kept.failure),
+        };
+        Ok(failures.into_iter().map(earlier).collect())
     }
 }
 
@@ -91,6 +115,7 @@ fn describe(
         subtasks: None,
         completed_subtasks: None,
         remark: None,
+        earlier_failures: Vec::new(),
     };
     if path.is_empty() {
         return Some(describe_job_task(job, task, find("", 0), failure));

@@ -159,7 +159,7 @@ impl Ledger {
 
     /// Returns the split with this path, and creates the splits on the path that do not exist. Returns `None` if a task on the
     /// path is done.
-    fn open(&mut self, steps: &[Step]) -> Option<usize> {
+    pub(super) fn open(&mut self, steps: &[Step]) -> Option<usize> {
         let mut path = std::mem::take(&mut self.path);
         path.clear();
         for step in steps {
@@ -472,7 +472,7 @@ impl Ledger {
 
     /// Checks whether every subtask of a split is done or has failed. If so, marks the split in its parent, or decides on the
     /// outcome of the job.
-    fn check_finished(&mut self, at: usize) {
+    pub(super) fn check_finished(&mut self, at: usize) {
         let split = &self.splits[at];
         let Some(size) = split.size else { return };
         let (parent, number) = (split.parent, split.number);

@@ -49,6 +49,16 @@ const fn is_zero(number: &i64) -> bool {
 }
 
 impl Counts {
+    /// Returns the counts as they are when no task runs or waits.
+    #[must_use]
+    pub const fn without_active_tasks(self) -> Self {
+        Self {
+            retrying: 0,
+            running: 0,
+            ..self
+        }
+    }
+
     /// Returns the counts of one task that is neither done nor failed nor split.
     pub const fn of_active_task(retrying: bool) -> Self {
         Self {
@@ -136,6 +146,15 @@ impl SplitCounts {
                 ..self.sum
             },
             None => self.sum,
+        }
+    }
+
+    /// Returns the counts as they are when no task runs or waits.
+    #[must_use]
+    pub fn without_active_tasks(self) -> Self {
+        Self {
+            sum: self.sum.without_active_tasks(),
+            ..self
         }
     }
 

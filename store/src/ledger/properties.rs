@@ -183,7 +183,7 @@ impl Job {
         let steps = || events.iter().map(|(steps, _)| steps.as_slice());
         let mut ledger = Ledger::new(self.totals.clone(), 100, 0);
         if self.decision.is_some() {
-            ledger = ledger.of_failed_job();
+            ledger = ledger.of_ended_job();
         }
         ledger.load(self.load(&keys_of(steps())));
         let more = ledger.also_needed(steps());

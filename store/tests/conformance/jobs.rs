@@ -202,7 +202,7 @@ async fn only_reports_of_the_current_incarnation_count(store: TestStore) {
         assert_eq!(store.job(&incarnation).await.completed_items, 1);
         let status = async |n| {
             store
-                .job_status(&incarnation.partition, &incarnation.job, n)
+                .job_status(&incarnation.partition, &incarnation.job, n, None)
                 .await
                 .unwrap()
         };

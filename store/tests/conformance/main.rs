@@ -47,4 +47,5 @@ mod pause;
 mod prerequisites;
 mod progress;
 mod retention;
+mod rounds;
 mod scheduling;

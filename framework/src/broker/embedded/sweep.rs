@@ -33,6 +33,8 @@ pub struct MessageJob {
     pub job: String,
     /// The incarnation of the job, if the message names it.
     pub incarnation: Option<i64>,
+    /// The round of the job that the message belongs to.
+    pub round: u32,
 }
 
 /// What has become of a job.
@@ -40,7 +42,7 @@ pub struct MessageJob {
 pub enum Fate {
     /// Its messages are needed.
     Needed,
-    /// It was cancelled.
+    /// It was cancelled, or the round of the message is over.
     Cancelled,
     /// It was deleted. Another incarnation may exist.
     Deleted,
@@ -144,6 +146,7 @@ fn job_of(body: &[u8]) -> Option<(MessageJob, bool)> {
         partition: id.partition,
         job: id.job,
         incarnation: id.incarnation.or(in_url),
+        round: id.round,
     };
     let is_failure = task_status.is_some_and(|status| {
         ["RESULT_EXCEPTION", "RESULT_FAILURE", "INVALID_TASK"].contains(&status.as_str())

@@ -56,6 +56,9 @@ impl JobSteps for MemoryTransaction {
         self.remove_all(|s| &mut s.history, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.parked, |(n, _), _| *n == incarnation);
         self.put(|s| &mut s.unparking, incarnation, None);
+        self.put(|s| &mut s.definitions, incarnation, None);
+        self.put(|s| &mut s.unstarted, incarnation, None);
+        self.remove_all(|s| &mut s.past_failures, |(n, ..), _| *n == incarnation);
         self.remove_all(
             |s| &mut s.outbox,
             |_, unsent| unsent.incarnation == incarnation,

@@ -17,15 +17,15 @@ impl RetentionSteps for MemoryTransaction {
     fn hold_retired_table(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
         done(self.state.retired.contains_key(&incarnation))
     }
-    fn due_tables(&mut self, limit: u32) -> DbFuture<'_, Vec<i64>> {
+    fn due_tables(&mut self, limit: u32, most: u32) -> DbFuture<'_, Vec<i64>> {
         let now = self.shared.clock.now();
-        let due = self
-            .state
-            .retired
-            .iter()
-            .filter(|(_, due)| **due <= now)
-            .map(|(n, _)| *n);
-        done(due.take(limit as usize).collect())
+        let listed = self.state.retired.iter();
+        let mut tables: Vec<(i64, i64)> = listed.map(|(n, due)| (*due, *n)).collect();
+        tables.sort_unstable();
+        let too_many = tables.len().saturating_sub(most as usize);
+        let due = tables.into_iter().enumerate();
+        let due = due.filter(|(at, (due, _))| *at < too_many || *due <= now);
+        done(due.map(|(_, (_, n))| n).take(limit as usize).collect())
     }
     fn drop_table(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
         let there = self.state.tables.contains_key(&incarnation);

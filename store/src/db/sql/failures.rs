@@ -152,7 +152,7 @@ fn number(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX)
 }
 
-fn read_failure(row: Row<'_>) -> Result<KeptFailure, DbError> {
+pub fn read_failure(row: Row<'_>) -> Result<KeptFailure, DbError> {
     Ok(KeptFailure {
         path: row.get("path")?,
         since: row.get("since")?,

@@ -14,7 +14,7 @@ use crate::model::Transition;
 use crate::pace::Pace;
 
 /// The columns that [`read_job`] reads.
-pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, name, description, external_data, content_hash, \
+pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, round, name, description, external_data, content_hash, \
     on_failure, status, percentage, completed_items, failed_tasks, failure_counts, own_task, delay, task_table, create_time, \
     last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe";
 
@@ -116,7 +116,7 @@ pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
     let statement = db
         .statement(
             "update job set status = $2, percentage = $3, completed_items = $4, failed_tasks = $5, failure_counts = $6, \
-             own_task = $7, task_table = $8, last_update_time = $9, finish_time = $10, expiry_time = $11, progress = $12 \
+             own_task = $7, task_table = $8, last_update_time = $9, finish_time = $10, expiry_time = $11, progress = $12, round = $13 \
              where incarnation = $1",
         )
         .bind(job.incarnation)
@@ -133,7 +133,8 @@ pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
         .bind(serde_json::to_string(&Progress {
             counts: job.totals.counts,
             pace: job.pace,
-        })?);
+        })?)
+        .bind(i32::try_from(job.round).unwrap_or(i32::MAX));
     db.execute(statement).await.map(drop)
 }
 
@@ -317,6 +318,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         job: job_id(row.get("job_id")?)?,
         incarnation: row.get("incarnation")?,
         first_life: row.get("first_life")?,
+        round: u32::try_from(row.get::<i32, _>("round")?).unwrap_or(1),
         name: row.get("name")?,
         description: row.get("description")?,
         external_data: row.get("external_data")?,

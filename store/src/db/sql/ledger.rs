@@ -8,7 +8,7 @@ use crate::db::DbError;
 use crate::ledger::{NodeChanges, NodeKey, NodeRow};
 
 /// The columns that [`read_node`] reads, in its order.
-const NODE_COLUMNS: &str = "path, chunk, size, top, done_count, failed_count, kept, counted, percent, flags, items, \
+pub const NODE_COLUMNS: &str = "path, chunk, size, top, done_count, failed_count, kept, counted, percent, flags, items, \
     open_sum, done, failed, attempts, since, detail";
 
 /// Replaces a row that exists.
@@ -222,7 +222,7 @@ fn upsert_values(
     Ok(insert.build())
 }
 
-fn read_node(row: Row<'_>) -> Result<NodeRow, DbError> {
+pub fn read_node(row: Row<'_>) -> Result<NodeRow, DbError> {
     Ok(NodeRow {
         path: row.get(0)?,
         chunk: row.get(1)?,

@@ -32,18 +32,22 @@ pub async fn hold_retired_table(db: &mut Session, incarnation: i64) -> Result<bo
     Ok(entry.await?.is_some())
 }
 
-/// Returns and locks some task tables that are due. PostgreSQL skips those that another sweeper has locked.
-pub async fn due_tables(db: &mut Session, limit: u32) -> Result<Vec<i64>, DbError> {
+/// Returns and locks some task tables that are due, or that are more than `most` and due the soonest. PostgreSQL skips those that
+/// another sweeper has locked.
+pub async fn due_tables(db: &mut Session, limit: u32, most: u32) -> Result<Vec<i64>, DbError> {
     let now = db.dialect().now();
     let lock = match db.dialect() {
         Dialect::Postgres => "for update skip locked",
         Dialect::Sqlite => "",
     };
     let statement = db.statement(format!(
-        "select incarnation from retired_table where droppable_at <= {now} order by droppable_at limit $1 {lock}"
+        "select incarnation from retired_table where droppable_at <= {now} or incarnation in \
+         (select incarnation from retired_table order by droppable_at desc, incarnation desc limit {} offset $2) \
+         order by droppable_at limit $1 {lock}",
+        i64::MAX
     ));
-    db.fetch(statement.bind(i64::from(limit)), |row| row.get(0))
-        .await
+    let statement = statement.bind(i64::from(limit)).bind(i64::from(most));
+    db.fetch(statement, |row| row.get(0)).await
 }
 
 /// Drops a task table and takes it off the list. Returns false if it did not exist.

@@ -7,13 +7,14 @@ use contract::ReportFailure;
 
 use super::session::Session;
 use super::statement::Dialect;
-use super::{failures, jobs, ledger, outbox, outputs, parking, prerequisites, retention};
+use super::{failures, jobs, ledger, outbox, outputs, parking, prerequisites, retention, rounds};
 use crate::db::postgres::CHANNEL;
 use crate::db::{
     DbError, DbFuture, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow, KeptRow,
     KeptTaskRow, LedgerSteps, OutboxSteps, OutputSteps, ParkingSteps, PrerequisiteSteps,
-    RetentionSteps, Signal, Signals, Transaction, Wakes,
+    RetentionSteps, RoundSteps, Signal, Signals, Transaction, Wakes,
 };
+use crate::definition::PackedDefinition;
 use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
 use crate::model::{Headers, OutboxMessage, ParkedTask, Transition};
 
@@ -343,8 +344,8 @@ impl RetentionSteps for SqlTransaction {
             incarnation,
         ))
     }
-    fn due_tables(&mut self, limit: u32) -> DbFuture<'_, Vec<i64>> {
-        Box::pin(retention::due_tables(&mut self.session, limit))
+    fn due_tables(&mut self, limit: u32, most: u32) -> DbFuture<'_, Vec<i64>> {
+        Box::pin(retention::due_tables(&mut self.session, limit, most))
     }
     fn drop_table(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
         Box::pin(retention::drop_table(&mut self.session, incarnation))
@@ -358,4 +359,69 @@ impl RetentionSteps for SqlTransaction {
     fn next_due(&mut self, remembered: u64) -> DbFuture<'_, Option<u64>> {
         Box::pin(retention::next_due(&mut self.session, remembered))
     }
+}
+
+impl RoundSteps for SqlTransaction {
+    fn insert_definition<'a>(
+        &'a mut self,
+        incarnation: i64,
+        definition: &'a PackedDefinition,
+    ) -> DbFuture<'a, ()> {
+        Box::pin(rounds::insert_definition(
+            &mut self.session,
+            incarnation,
+            definition,
+        ))
+    }
+    fn definition(&mut self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>> {
+        Box::pin(rounds::definition(&mut self.session, incarnation))
+    }
+    fn note_unstarted<'a>(
+        &'a mut self,
+        ended: &'a [i64],
+        fell_with: &'a [(i64, i64)],
+    ) -> DbFuture<'a, ()> {
+        Box::pin(rounds::note_unstarted(&mut self.session, ended, fell_with))
+    }
+    fn is_unstarted(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
+        Box::pin(rounds::is_unstarted(&mut self.session, incarnation))
+    }
+    fn forget_unstarted(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+        Box::pin(rounds::forget_unstarted(&mut self.session, incarnation))
+    }
+    fn fallen_with(&mut self, incarnation: i64) -> DbFuture<'_, Vec<(i64, JobKey)>> {
+        Box::pin(rounds::fallen_with(&mut self.session, incarnation))
+    }
+    fn unretire_table(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
+        Box::pin(rounds::unretire_table(&mut self.session, incarnation))
+    }
+    fn end_active_tasks(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+        Box::pin(rounds::end_active_tasks(&mut self.session, incarnation))
+    }
+    fn nodes_to_clear<'a>(
+        &'a mut self,
+        incarnation: i64,
+        after: &'a NodeKey,
+        limit: u32,
+    ) -> DbFuture<'a, Vec<NodeRow>> {
+        Box::pin(rounds::nodes_to_clear(
+            &mut self.session,
+            incarnation,
+            after,
+            limit,
+        ))
+    }
+    fn archive_failures(&mut self, incarnation: i64, round: u32, rounds: u32) -> DbFuture<'_, ()> {
+        Box::pin(rounds::archive_failures(
+            &mut self.session,
+            incarnation,
+            number(round),
+            number(rounds),
+        ))
+    }
+}
+
+/// A round has the type `integer`.
+fn number(round: u32) -> i32 {
+    i32::try_from(round).unwrap_or(i32::MAX)
 }

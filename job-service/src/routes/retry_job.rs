@@ -1,0 +1,143 @@
+//! `POST …/jobs/{jobId}/retry`: takes a job up again that has failed or was cancelled.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{OriginalUri, State};
+use contract::JobId;
+use contract::rest::{ErrorBody, ErrorCode, Retried};
+use framework::clock::Clock;
+use serde::Deserialize;
+use store::{Begun, Definition, Incarnation, Retry};
+use utoipa::IntoParams;
+use uuid::Uuid;
+
+use super::StoreErrors;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{JobPath, QueryParams, truth};
+use crate::new_job::{next_start_message, refusal_message};
+use crate::notes::Unknown;
+use crate::options::ServiceOptions;
+use crate::state::AppState;
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct RetryParams {
+    /// Whether the jobs that ended with this one wait for it again. By default they are only named.
+    #[param(value_type = Option<bool>, example = true)]
+    pub dependents: Option<String>,
+}
+
+/// Retry a job
+///
+/// Takes up again a job that has failed or was cancelled: it begins another round, in which only what is not done counts. Its
+/// tasks that are done stay done, and its percentage stays. A job that never started waits again, with its prerequisites and its
+/// delay.
+///
+/// Workers discard what earlier rounds have left in the pipes; what they still report as done counts.
+#[utoipa::path(
+    post,
+    path = "/partitions/{partitionId}/jobs/{jobId}/retry",
+    operation_id = "retryJob",
+    tag = "jobs",
+    params(JobPath, RetryParams),
+    responses(
+        (status = 200, description = "A round has begun", body = Retried,
+            example = json!({"jobId": "reindex-7", "round": 2, "status": "Active", "dependents": [], "fallen": ["report-7"]})),
+        (status = 400, description = "Invalid partition id, job id or parameter", body = ErrorBody,
+            example = json!({"message": "The parameter 'dependents' must be true or false, but is 'x'."})),
+        (status = 404, description = "The job does not exist", body = ErrorBody,
+            example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
+        (status = 409, description = "The job is not Failed or Cancelled, a prerequisite of it is not, or what is needed was not kept", body = ErrorBody,
+            example = json!({"message": "job_id {reindex-7} cannot be retried as it has a status of {Active}. Only jobs with a status of Failed or Cancelled can be retried."})),
+        StoreErrors
+    )
+)]
+pub async fn retry_job(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, job): JobPath,
+    OriginalUri(uri): OriginalUri,
+    QueryParams(RetryParams { dependents }): QueryParams<RetryParams>,
+) -> ApiResult<Json<Retried>> {
+    let notes = Unknown::of_query(&uri, &["dependents"])?.into_notes()?;
+    let dependents = truth("dependents", dependents.as_deref())?;
+    if let Some(reason) = state.no_space_for_jobs() {
+        return Err(ApiError::NoSpace(reason));
+    }
+    let start = start_again(&state.options);
+    let retry = state.store.retry_job(&partition, &job, dependents, start);
+    let begun = begun(&job, retry.await?)?;
+    announce(&state, &begun);
+    let Begun {
+        job: incarnation,
+        status,
+        revived,
+        fallen,
+    } = begun;
+    Ok(Json(Retried {
+        job_id: job.to_string(),
+        round: incarnation.round,
+        status,
+        dependents: revived.iter().map(|job| job.job.to_string()).collect(),
+        fallen: fallen.iter().map(ToString::to_string).collect(),
+        notes,
+    }))
+}
+
+/// Returns what makes the start message of a round.
+pub fn start_again(
+    options: &ServiceOptions,
+) -> impl Fn(&Incarnation, &Definition) -> Result<Vec<u8>, String> + Send + Sync {
+    move |incarnation, definition| {
+        let ids = (Uuid::new_v4(), Clock::system().now_millis());
+        next_start_message(&definition.start, incarnation, ids, options)
+    }
+}
+
+/// Returns the round that has begun.
+///
+/// # Errors
+/// Returns why none has begun: 404 if there is no such job, and 409 otherwise.
+pub fn begun(job: &JobId, retry: Retry) -> ApiResult<Begun> {
+    match retry {
+        Retry::Begun(begun) => Ok(begun),
+        Retry::NotFound => Err(ApiError::job_not_found(job)),
+        Retry::WrongStatus(status) => Err(ApiError::Conflict(
+            ErrorCode::WrongJobStatus,
+            format!(
+                "job_id {{{job}}} cannot be retried as it has a status of {{{status}}}. Only jobs with a status of Failed or \
+                 Cancelled can be retried."
+            ),
+        )),
+        Retry::NotKept => Err(ApiError::Conflict(
+            ErrorCode::DefinitionNotKept,
+            format!(
+                "job_id {{{job}}} cannot be retried: an earlier version of the service created it, and did not keep its definition. \
+                 Delete the job and create it again."
+            ),
+        )),
+        Retry::Forgotten => Err(ApiError::Conflict(
+            ErrorCode::TasksNotKept,
+            format!(
+                "job_id {{{job}}} cannot be retried: it ended long ago, and what was known about its tasks is deleted \
+                 (--keep-failed-tasks, --max-failed-tables). Delete the job and create it again."
+            ),
+        )),
+        Retry::Refused(refusal) => Err(ApiError::Conflict(
+            ErrorCode::InvalidPrerequisite,
+            refusal_message(&refusal),
+        )),
+    }
+}
+
+/// Tells the workers, so that they discard what earlier rounds have left.
+pub fn announce(state: &AppState, begun: &Begun) {
+    let Begun {
+        job,
+        status,
+        revived,
+        ..
+    } = begun;
+    tracing::info!(job = %format_args!("{}:{}", job.partition, job.job), round = job.round, %status, dependents = revived.len(), "took a job up again");
+    state.announce_all(&[std::slice::from_ref(job), revived].concat());
+}

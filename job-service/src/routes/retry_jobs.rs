@@ -1,0 +1,97 @@
+//! `POST …/jobs:retry`: takes up again every matching job that has failed or was cancelled.
+//!
+//! What must stay true: each job is taken up at most once, in a transaction of its own, also if it fails again meanwhile. An unknown
+//! parameter value is an error, because ignoring it would select every job.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{OriginalUri, State};
+use contract::rest::{ErrorBody, RefusedRetry, RetriedJobs};
+use store::RetryCursor;
+
+use super::StoreErrors;
+use super::retry_job::{RetryParams, announce, begun, start_again};
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{PartitionPath, QueryParams, truth};
+use crate::job_list::{JobSelector, SELECTOR};
+use crate::notes::Unknown;
+use crate::state::AppState;
+
+/// The number of refusals that a response names.
+const REFUSALS: usize = 100;
+
+/// Retry jobs
+///
+/// Takes up again every Failed or Cancelled job that matches; without a filter, every one in the partition. What that means for a
+/// job is described at the retry of one job. The oldest jobs come first. A job that fails again meanwhile is not taken up again.
+///
+/// If the request fails midway, the jobs that were taken up stay so; send the request again for the others.
+#[utoipa::path(
+    post,
+    path = "/partitions/{partitionId}/jobs:retry",
+    operation_id = "retryJobs",
+    tag = "jobs",
+    params(PartitionPath, JobSelector, RetryParams),
+    responses(
+        (status = 200, description = "The number of jobs that were taken up again", body = RetriedJobs,
+            example = json!({"jobsRetried": 3, "jobsRefused": 0})),
+        (status = 400, description = "Invalid partition id or parameter", body = ErrorBody,
+            example = json!({"message": "Unsupported filter key specified: colour"})),
+        StoreErrors
+    )
+)]
+pub async fn retry_jobs(
+    State(state): State<Arc<AppState>>,
+    PartitionPath(partition): PartitionPath,
+    OriginalUri(uri): OriginalUri,
+    QueryParams(selector): QueryParams<JobSelector>,
+    QueryParams(RetryParams { dependents }): QueryParams<RetryParams>,
+) -> ApiResult<Json<RetriedJobs>> {
+    let known = [&SELECTOR[..], &["dependents"]].concat();
+    let notes = Unknown::of_query(&uri, &known)?.into_notes()?;
+    let query = selector.strict_query()?;
+    let dependents = truth("dependents", dependents.as_deref())?;
+    if let Some(reason) = state.no_space_for_jobs() {
+        return Err(ApiError::NoSpace(reason));
+    }
+    let mut retried = RetriedJobs {
+        notes,
+        ..RetriedJobs::default()
+    };
+    let (mut cursor, limit) = (RetryCursor::default(), state.options.cancel_batch);
+    let start = start_again(&state.options);
+    loop {
+        let batch = state
+            .store
+            .retry_some_jobs(&partition, &query, dependents, &mut cursor, limit, &start)
+            .await?;
+        if batch.jobs.is_empty() {
+            let RetriedJobs {
+                jobs_retried,
+                jobs_refused,
+                ..
+            } = retried;
+            tracing::info!(%partition, jobs_retried, jobs_refused, "took jobs up again");
+            return Ok(Json(retried));
+        }
+        for (job, retry) in batch.jobs {
+            match begun(&job, retry) {
+                Ok(begun) => {
+                    retried.jobs_retried += 1 + begun.revived.len() as u64;
+                    announce(&state, &begun);
+                }
+                // It was deleted, or taken up by somebody else, since it was found.
+                Err(ApiError::JobNotFound(_)) => {}
+                Err(error) => refuse(&mut retried, job.to_string(), error.to_string()),
+            }
+        }
+    }
+}
+
+fn refuse(retried: &mut RetriedJobs, job_id: String, message: String) {
+    retried.jobs_refused += 1;
+    if retried.refusals.len() < REFUSALS {
+        retried.refusals.push(RefusedRetry { job_id, message });
+    }
+}

@@ -1,0 +1,129 @@
+//! What jobs were created from, and what a new round changes, in memory.
+
+use std::collections::BTreeMap;
+
+use super::{MemoryTransaction, done};
+use crate::db::{DbFuture, FAILURES_OF_A_ROUND, JobKey, RoundSteps};
+use crate::definition::PackedDefinition;
+use crate::ledger::{ACTIVE_TASK, NodeKey, NodeRow};
+
+impl RoundSteps for MemoryTransaction {
+    fn insert_definition<'a>(
+        &'a mut self,
+        incarnation: i64,
+        definition: &'a PackedDefinition,
+    ) -> DbFuture<'a, ()> {
+        self.put(
+            |s| &mut s.definitions,
+            incarnation,
+            Some(definition.clone()),
+        );
+        done(())
+    }
+    fn definition(&mut self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>> {
+        done(self.state.definitions.get(&incarnation).cloned())
+    }
+    fn note_unstarted<'a>(
+        &'a mut self,
+        ended: &'a [i64],
+        fell_with: &'a [(i64, i64)],
+    ) -> DbFuture<'a, ()> {
+        let unsent = self.state.outbox.values().map(|unsent| unsent.incarnation);
+        let unsent = unsent.filter(|n| ended.contains(n)).map(|n| (n, None));
+        let fallen = fell_with.iter().map(|(n, root)| (*n, Some(*root)));
+        let noted: Vec<(i64, Option<i64>)> = fallen.chain(unsent).collect();
+        for (incarnation, root) in noted {
+            if !self.state.unstarted.contains_key(&incarnation) {
+                self.put(|s| &mut s.unstarted, incarnation, Some(root));
+            }
+        }
+        done(())
+    }
+    fn is_unstarted(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
+        done(self.state.unstarted.contains_key(&incarnation))
+    }
+    fn forget_unstarted(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+        self.put(|s| &mut s.unstarted, incarnation, None);
+        done(())
+    }
+    fn fallen_with(&mut self, incarnation: i64) -> DbFuture<'_, Vec<(i64, JobKey)>> {
+        let fallen = self.state.unstarted.iter();
+        let fallen = fallen.filter(|(_, root)| **root == Some(incarnation));
+        done(
+            fallen
+                .filter_map(|(n, _)| Some((*n, self.state.ids.get(n)?.clone())))
+                .collect(),
+        )
+    }
+    fn unretire_table(&mut self, incarnation: i64) -> DbFuture<'_, bool> {
+        let listed = self.state.retired.contains_key(&incarnation);
+        self.put(|s| &mut s.retired, incarnation, None);
+        done(listed)
+    }
+    fn end_active_tasks(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+        let mut ended: BTreeMap<String, (i32, i64)> = BTreeMap::new();
+        for key in self.paths(incarnation, |_, chunk| chunk == ACTIVE_TASK) {
+            let parent = key.1.rsplit_once('.').map_or("", |(parent, _)| parent);
+            let sums = ended.entry(parent.to_owned()).or_default();
+            let percent = self.state.nodes.get(&key).map_or(0, |row| row.percent);
+            *sums = (sums.0 + 1, sums.1 + i64::from(percent));
+            self.put(|s| &mut s.nodes, key, None);
+        }
+        for (parent, (tasks, percent)) in ended {
+            let key = (incarnation, parent, 0);
+            if let Some(mut row) = self.state.nodes.get(&key).cloned() {
+                row.kept -= tasks;
+                row.open_sum -= percent;
+                self.put(|s| &mut s.nodes, key, Some(row));
+            }
+        }
+        done(())
+    }
+    fn nodes_to_clear<'a>(
+        &'a mut self,
+        incarnation: i64,
+        (path, chunk): &'a NodeKey,
+        limit: u32,
+    ) -> DbFuture<'a, Vec<NodeRow>> {
+        let keys = self.paths(incarnation, |other, number| {
+            (other, number) > (path.as_str(), *chunk)
+        });
+        let rows = keys.iter().filter_map(|key| self.state.nodes.get(key));
+        let is_marked = |row: &&NodeRow| {
+            let detail = row.detail.as_deref().unwrap_or_default();
+            let counts = ["\"retrying\"", "\"running\""];
+            row.failed.is_some()
+                || row.failed_count != 0
+                || row.flags != 0
+                || counts.iter().any(|name| detail.contains(name))
+        };
+        done(
+            rows.filter(is_marked)
+                .take(limit as usize)
+                .cloned()
+                .collect(),
+        )
+    }
+    fn archive_failures(&mut self, incarnation: i64, round: u32, rounds: u32) -> DbFuture<'_, ()> {
+        let range = (incarnation, String::new())..(incarnation + 1, String::new());
+        let mut failures: Vec<_> = self
+            .state
+            .failures
+            .range(range)
+            .map(|(key, kept)| (key.clone(), kept.clone()))
+            .collect();
+        failures.sort_by(|(_, a), (_, b)| (a.since, &a.path).cmp(&(b.since, &b.path)));
+        for (at, (key, kept)) in failures.into_iter().enumerate() {
+            if at < FAILURES_OF_A_ROUND as usize {
+                let past = (incarnation, key.1.clone(), round);
+                self.put(|s| &mut s.past_failures, past, Some(kept));
+            }
+            self.put(|s| &mut s.failures, key, None);
+        }
+        self.remove_all(
+            |s| &mut s.past_failures,
+            |(n, _, past), _| *n == incarnation && past.saturating_add(rounds) <= round,
+        );
+        done(())
+    }
+}

@@ -1,0 +1,182 @@
+//! The tables `definition`, `unstarted` and `past_failure`, and what a new round changes in `retired_table` and in task tables.
+
+use super::ledger::{NODE_COLUMNS, read_node};
+use super::outbox::singles;
+use super::parking::{read_headers, write_headers};
+use super::session::{Row, Session};
+use super::statement::json;
+use crate::db::{DbError, FAILURES_OF_A_ROUND, JobKey};
+use crate::definition::PackedDefinition;
+use crate::ledger::{KeptFailure, NodeKey, NodeRow};
+
+pub async fn insert_definition(
+    db: &mut Session,
+    incarnation: i64,
+    definition: &PackedDefinition,
+) -> Result<(), DbError> {
+    let statement = db
+        .statement(
+            "insert into definition (incarnation, request, pipe, start, headers, prerequisites, suspended) \
+             values ($1, $2, $3, $4, $5, $6, $7)",
+        )
+        .bind(incarnation)
+        .bind(&definition.request[..])
+        .bind(definition.pipe.as_str())
+        .bind(&definition.start[..])
+        .bind(write_headers(&definition.headers)?)
+        .bind(serde_json::to_string(&definition.prerequisites)?)
+        .bind(definition.suspended);
+    db.execute(statement).await.map(drop)
+}
+
+pub async fn definition(
+    db: &mut Session,
+    incarnation: i64,
+) -> Result<Option<PackedDefinition>, DbError> {
+    let statement = db.statement(
+        "select request, pipe, start, headers, prerequisites, suspended from definition where incarnation = $1",
+    );
+    db.fetch_first(statement.bind(incarnation), |row| {
+        Ok(PackedDefinition {
+            request: row.get(0)?,
+            pipe: row.get(1)?,
+            start: row.get(2)?,
+            headers: read_headers(row.get(3)?)?,
+            prerequisites: serde_json::from_str(row.get(4)?)?,
+            suspended: row.get(5)?,
+        })
+    })
+    .await
+}
+
+/// Notes which of these jobs end before their start message is sent, and with which jobs others end.
+pub async fn note_unstarted(
+    db: &mut Session,
+    ended: &[i64],
+    fell_with: &[(i64, i64)],
+) -> Result<(), DbError> {
+    let each = db.dialect().each();
+    if !fell_with.is_empty() {
+        let statement = db.statement(format!(
+            "insert into unstarted (incarnation, fell_with) \
+             select cast(k.value ->> 0 as bigint), cast(k.value ->> 1 as bigint) from {each} \
+             where true on conflict (incarnation) do nothing"
+        ));
+        db.execute(statement.bind(json(fell_with)?)).await?;
+    }
+    let statement = db.statement(format!(
+        "insert into unstarted (incarnation) select distinct incarnation from outbox \
+         where incarnation in (select cast(k.value ->> 0 as bigint) from {each}) on conflict (incarnation) do nothing"
+    ));
+    db.execute(statement.bind(singles(ended)?)).await.map(drop)
+}
+
+pub async fn is_unstarted(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
+    let statement = db.statement("select 1 from unstarted where incarnation = $1");
+    let found = db.fetch_first(statement.bind(incarnation), |_| Ok(()));
+    Ok(found.await?.is_some())
+}
+
+pub async fn forget_unstarted(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
+    let statement = db.statement("delete from unstarted where incarnation = $1");
+    db.execute(statement.bind(incarnation)).await.map(drop)
+}
+
+/// Returns the jobs that ended with this one before they started.
+pub async fn fallen_with(
+    db: &mut Session,
+    incarnation: i64,
+) -> Result<Vec<(i64, JobKey)>, DbError> {
+    let statement = db.statement(
+        "select incarnation, partition_id, job_id from unstarted join job using (incarnation) \
+         where fell_with = $1 order by incarnation",
+    );
+    db.fetch(statement.bind(incarnation), |row| {
+        Ok((row.get(0)?, (row.get(1)?, row.get(2)?)))
+    })
+    .await
+}
+
+/// Takes a task table that no sweeper has off the list. Returns false if there is no such entry.
+pub async fn unretire_table(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
+    if !super::retention::hold_retired_table(db, incarnation).await? {
+        return Ok(false);
+    }
+    let statement = db.statement("delete from retired_table where incarnation = $1");
+    db.execute(statement.bind(incarnation)).await?;
+    Ok(true)
+}
+
+/// Deletes the rows of active tasks, and what their parents count of them.
+pub async fn end_active_tasks(db: &mut Session, incarnation: i64) -> Result<(), DbError> {
+    // The parent of `3.17` is `3`, and that of `3` is the empty path.
+    let statement = db.statement(format!(
+        "update task_{incarnation} set kept = kept - active.tasks, open_sum = open_sum - active.percent from \
+         (select rtrim(rtrim(path, '0123456789'), '.') as parent, cast(count(*) as integer) as tasks, \
+         cast(sum(percent) as bigint) as percent from task_{incarnation} where chunk = -1 group by 1) as active \
+         where task_{incarnation}.path = active.parent and task_{incarnation}.chunk = 0"
+    ));
+    db.execute(statement).await?;
+    let statement = db.statement(format!("delete from task_{incarnation} where chunk = -1"));
+    db.execute(statement).await.map(drop)
+}
+
+/// Returns rows with anything that a new round clears, in the order of their keys, after this key.
+pub async fn nodes_to_clear(
+    db: &mut Session,
+    incarnation: i64,
+    (path, chunk): &NodeKey,
+    limit: u32,
+) -> Result<Vec<NodeRow>, DbError> {
+    let statement = db
+        .statement(format!(
+            "select {NODE_COLUMNS} from task_{incarnation} where (path, chunk) > ($1, $2) \
+             and (failed is not null or failed_count <> 0 or flags <> 0 \
+             or detail like '%retrying%' or detail like '%running%') order by path, chunk limit $3"
+        ))
+        .bind(path.as_str())
+        .bind(*chunk)
+        .bind(i64::from(limit));
+    db.fetch(statement, read_node).await
+}
+
+/// Moves the failures of a job to those of its earlier rounds, of which a few are kept.
+pub async fn archive_failures(
+    db: &mut Session,
+    incarnation: i64,
+    round: i32,
+    rounds: i32,
+) -> Result<(), DbError> {
+    let statement = db.statement(format!(
+        "insert into past_failure (incarnation, round, path, since, attempts, failure) \
+         select incarnation, $2, path, since, attempts, failure from failure where incarnation = $1 \
+         order by since, path limit {FAILURES_OF_A_ROUND} on conflict (incarnation, path, round) do nothing"
+    ));
+    db.execute(statement.bind(incarnation).bind(round)).await?;
+    let statement = db.statement("delete from failure where incarnation = $1");
+    db.execute(statement.bind(incarnation)).await?;
+    let statement = db.statement("delete from past_failure where incarnation = $1 and round <= $2");
+    db.execute(statement.bind(incarnation).bind(round - rounds))
+        .await
+        .map(drop)
+}
+
+/// Returns the failures of one task in earlier rounds, each with its round, oldest first.
+pub async fn past_failures(
+    db: &mut Session,
+    incarnation: i64,
+    path: &str,
+) -> Result<Vec<(u32, KeptFailure)>, DbError> {
+    let statement = db.statement(
+        "select round, path, since, attempts, failure from past_failure \
+         where incarnation = $1 and path = $2 order by round",
+    );
+    let read = |row: Row<'_>| {
+        let round: i32 = row.get("round")?;
+        Ok((
+            u32::try_from(round).unwrap_or(1),
+            super::failures::read_failure(row)?,
+        ))
+    };
+    db.fetch(statement.bind(incarnation).bind(path), read).await
+}

@@ -1,0 +1,235 @@
+//! The beginning of a round: what happens to a job that is taken up again, in one transaction under its lock.
+//!
+//! - Its task table leaves the list of the sweeper. If a sweeper has it, the job cannot be taken up again.
+//! - What the earlier round knew of tasks that are not done is cleared: that they failed, waited or ran. The failures are kept
+//!   as those of the earlier round.
+//! - The time of the end and the expiry are cleared. The percentage stays.
+//! - Parked tasks of the earlier round are dropped, and the start message goes to the outbox.
+//! - If nothing is left to do, the job is Completed at once.
+//! - A job that never started is Waiting again, with its prerequisites and its delay.
+//!
+//! What must stay true: what is done stays done, and is never counted twice.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use contract::{JobId, JobStatus};
+
+use crate::db::run_tx::Tx;
+use crate::db::{DbError, DueTime, JobRow, Signal};
+use crate::definition::PackedDefinition;
+use crate::dependents::EndedJob;
+use crate::ledger::{Ledger, NodeChanges, keys_of, steps_of};
+use crate::model::{Definition, Incarnation, Prerequisite, Retry};
+use crate::prerequisites::{refusal, to_wait_for};
+use crate::transition::{Actor, StatusChange, finish_job, reopen_job};
+
+/// The number of rows of a task table that are cleared at a time.
+const PAGE: u32 = 500;
+/// The number of earlier rounds whose failures are kept.
+const ROUNDS_KEPT: u32 = 10;
+
+/// Makes the start message of a round from what the job was created from.
+pub(crate) type MakeStart<'f> =
+    &'f (dyn Fn(&Incarnation, &Definition) -> Result<Vec<u8>, String> + Send + Sync);
+
+/// A locked job that has ended, and what it needs to begin a round.
+pub(crate) struct Ended {
+    pub job: JobRow,
+    pub definition: PackedDefinition,
+    /// Whether its start message was never sent, as far as is known.
+    pub unstarted: bool,
+}
+
+/// How the beginning of a round ends.
+pub(crate) enum Beginning {
+    /// The round has begun.
+    Begun,
+    /// The round has begun and nothing was left to do.
+    Completed(EndedJob),
+    /// No round has begun.
+    Refused(Retry),
+}
+
+impl Ended {
+    /// Reads what the job needs. Returns why no round can begin otherwise.
+    pub async fn read(tx: &mut Tx<'_>, job: JobRow) -> Result<Result<Self, Retry>, DbError> {
+        if !matches!(job.status, JobStatus::Failed | JobStatus::Cancelled) {
+            return Ok(Err(Retry::WrongStatus(job.status)));
+        }
+        let Some(definition) = tx.definition(job.incarnation).await? else {
+            return Ok(Err(Retry::NotKept));
+        };
+        // A message that was sent may have been in the outbox still.
+        let unstarted = has_no_trace(&job) && tx.is_unstarted(job.incarnation).await?;
+        Ok(Ok(Self {
+            job,
+            definition,
+            unstarted,
+        }))
+    }
+
+    /// Returns the prerequisites that decide when the job starts; none once it has started.
+    pub fn prerequisites(&self) -> &[Prerequisite] {
+        if has_no_trace(&self.job) {
+            &self.definition.prerequisites
+        } else {
+            &[]
+        }
+    }
+
+    /// Begins a round. `existing` has the statuses of the prerequisites, which are locked.
+    pub async fn begin_round(
+        &mut self,
+        tx: &mut Tx<'_>,
+        existing: &BTreeMap<JobId, JobStatus>,
+        start: MakeStart<'_>,
+    ) -> Result<Beginning, DbError> {
+        let own = &self.job.job;
+        if let Some(refusal) = refusal(own, self.prerequisites(), &known(self, existing)) {
+            return Ok(Beginning::Refused(Retry::Refused(refusal)));
+        }
+        let waits_for: Vec<String> = to_wait_for(self.prerequisites(), existing)
+            .into_iter()
+            .map(ToString::to_string)
+            .collect();
+        if self.job.task_table && !tx.unretire_table(self.job.incarnation).await? {
+            return Ok(Beginning::Refused(Retry::Forgotten));
+        }
+        let waiting = self.unstarted || !waits_for.is_empty();
+        self.clear_earlier_round(tx).await?;
+        let now = tx.now();
+        let reason = format!(
+            "taken up again: round {} after {}",
+            self.job.round, self.job.status
+        );
+        let change = StatusChange {
+            to: if waiting {
+                JobStatus::Waiting
+            } else {
+                JobStatus::Active
+            },
+            actor: Actor::Client,
+            reason: &reason,
+            time: now,
+        };
+        reopen_job(tx, &mut self.job, change).await?;
+        if let Some(reason) = self.conclude(tx, now).await? {
+            let change = StatusChange {
+                to: JobStatus::Completed,
+                actor: Actor::Tracking,
+                reason: &reason,
+                time: now,
+            };
+            let ended = finish_job(tx, &mut self.job, change, Duration::ZERO).await?;
+            return Ok(Beginning::Completed(ended));
+        }
+        if !waits_for.is_empty() {
+            tx.insert_prerequisites(&self.job, &waits_for).await?;
+        }
+        let delay = if waiting { self.job.delay } else { 0 };
+        let due = DueTime {
+            after: waits_for
+                .is_empty()
+                .then(|| u64::try_from(delay).unwrap_or(0) * 1000),
+            suspended: self.unstarted && self.definition.suspended,
+        };
+        let definition = self.definition.clone().unpack()?;
+        let body = start(&self.job.to_incarnation(), &definition)
+            .map_err(|reason| DbError::Refused(reason.into()))?;
+        let Definition { pipe, headers, .. } = definition;
+        tx.push_outbox(self.job.incarnation, &pipe, &body, &headers, due)
+            .await?;
+        tx.notify(Signal::Outbox);
+        Ok(Beginning::Begun)
+    }
+
+    /// Clears what the earlier round knew of tasks that are not done, and counts the new round.
+    async fn clear_earlier_round(&mut self, tx: &mut Tx<'_>) -> Result<(), DbError> {
+        let job = &mut self.job;
+        let incarnation = job.incarnation;
+        if job.totals.failed_tasks > 0 {
+            tx.archive_failures(incarnation, job.round, ROUNDS_KEPT)
+                .await?;
+        }
+        tx.drop_parked(incarnation, u32::MAX).await?;
+        tx.unmark_for_unparking(incarnation).await?;
+        tx.forget_unstarted(incarnation).await?;
+        job.totals.begin_round();
+        job.round += 1;
+        Ok(())
+    }
+
+    /// Clears the nodes of the tasks that are not done. Returns the reason if that leaves nothing to do.
+    async fn conclude(&mut self, tx: &mut Tx<'_>, now: i64) -> Result<Option<String>, DbError> {
+        if !self.job.task_table {
+            // Saved with the new status.
+            return Ok(None);
+        }
+        let incarnation = self.job.incarnation;
+        tx.end_active_tasks(incarnation).await?;
+        // The job's own split, and those that only a contradiction has kept from being done.
+        let mut complete = vec![Vec::new()];
+        let mut after = (String::new(), -1);
+        loop {
+            let mut rows = tx.nodes_to_clear(incarnation, &after, PAGE).await?;
+            let Some(last) = rows.last() else { break };
+            after = (last.path.clone(), last.chunk);
+            for row in &mut rows {
+                if row.begin_round() {
+                    complete.push(steps_of(&row.path));
+                }
+            }
+            let changes = NodeChanges {
+                rows,
+                ..NodeChanges::default()
+            };
+            tx.change_nodes(incarnation, &changes).await?;
+        }
+        let splits = || complete.iter().map(Vec::as_slice);
+        let mut ledger = Ledger::new(self.job.totals.clone(), 0, now);
+        ledger.load(
+            tx.load_nodes(incarnation, &with_root(keys_of(splits())))
+                .await?,
+        );
+        let more = ledger.also_needed(splits());
+        if !more.is_empty() {
+            ledger.load(tx.load_nodes(incarnation, &more).await?);
+        }
+        ledger.conclude(&complete);
+        let outcome = ledger.finish();
+        if !outcome.nodes.is_empty() {
+            tx.change_nodes(incarnation, &outcome.nodes).await?;
+        }
+        self.job.totals = outcome.totals;
+        let ended = self.job.totals.ended_items();
+        self.job.pace.restart(now, ended);
+        tx.save_job(&self.job).await?;
+        Ok(outcome.decision.map(|(_, reason)| reason))
+    }
+}
+
+/// Returns whether nothing was reported of a task of the job. It may have inherited a failure.
+fn has_no_trace(job: &JobRow) -> bool {
+    let totals = &job.totals;
+    let counted = i64::from(totals.percentage) + totals.completed_items;
+    !job.task_table && counted == 0 && totals.own_task.is_none()
+}
+
+/// Returns the statuses of the prerequisites of this job among those that exist.
+fn known(ended: &Ended, existing: &BTreeMap<JobId, JobStatus>) -> BTreeMap<JobId, JobStatus> {
+    ended
+        .prerequisites()
+        .iter()
+        .filter_map(|it| existing.get_key_value(&it.job))
+        .map(|(id, status)| (id.clone(), *status))
+        .collect()
+}
+
+fn with_root(mut keys: Vec<(String, i32)>) -> Vec<(String, i32)> {
+    let root = (String::new(), 0);
+    if !keys.contains(&root) {
+        keys.push(root);
+    }
+    keys
+}
