@@ -16,8 +16,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use contract::metrics::{
-    BROKER_STATE, BUILD_INFO, CONFIRM_SECONDS, EMBEDDED_UNREAD_DROPPED, MESSAGES_CONFIRMED,
-    MESSAGES_PUBLISHED, METRICS, MetricKind,
+    BROKER_STATE, BUILD_INFO, CONFIRM_SECONDS, MESSAGES_CONFIRMED, MESSAGES_PUBLISHED, METRICS,
+    MetricKind,
 };
 use futures_util::future::{BoxFuture, join_all};
 use metrics::{
@@ -50,7 +50,7 @@ pub struct Measurement(u64);
 #[cfg(feature = "embedded")]
 pub(crate) fn embedded_dropped() -> Counter {
     install();
-    counter!(EMBEDDED_UNREAD_DROPPED)
+    counter!(contract::metrics::EMBEDDED_UNREAD_DROPPED)
 }
 
 /// Installs the recorder of this process. Later calls do nothing. A program that wants another recorder installs it before.

@@ -33,7 +33,7 @@ use crate::steps::report_buffer::{OpenDeliveries, ReportBuffer};
 use crate::steps::status_check::StatusChecker;
 use crate::supervision::supervise;
 use crate::telemetry::{self, Checks, Endpoint};
-use crate::trace::{self, Export};
+use crate::trace;
 
 /// Settings and a broker. Add a worker or a handler to get a [`WorkerService`].
 #[derive(Debug)]
@@ -127,7 +127,7 @@ impl Runtime {
             .parse()
             .map_err(|error: String| SettingsError::of(&ratio.from, error))?;
         if let Some(found) = Settings::find(&variables, "OTLP_ENDPOINT")? {
-            let export = Export {
+            let export = trace::Export {
                 endpoint: &found.value,
                 service: &settings.name,
                 ratio,
