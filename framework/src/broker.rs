@@ -3,7 +3,7 @@
 //! A [`Broker`] stores messages in named pipes until a consumer has settled them. There are three implementations:
 //! `RabbitMQ` ([`amqp`]), a durable broker inside this process ([`embedded`]), and one that only keeps messages in
 //! memory ([`memory`]). Everything above this module speaks of pipes and deliveries; only the implementations know
-//! queues, channels, tags and rows. All three pass one conformance suite (`framework/tests/broker_conformance.rs`).
+//! queues, channels, tags and rows. All three pass one conformance suite (`framework/tests/broker_conformance`).
 //!
 //! What must stay true:
 //! - A message is confirmed only if it would survive a `kill -9` of this process (except in `memory`).

@@ -1,0 +1,107 @@
+//! What only one implementation of the broker has: a folder, a bound of memory, a server with a limit of its own.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use framework::broker::amqp::AmqpOptions;
+use framework::broker::embedded::Embedded;
+use framework::broker::{Broker as _, BrokerError, Outgoing, PublishError};
+use harness::in_time;
+
+use super::{TestBroker, connect, next, next_numbers, number, pipe};
+
+#[tokio::test]
+async fn folder_in_use_is_refused_and_names_the_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = Embedded::open(folder.path()).await.unwrap();
+    let refused = Embedded::open(folder.path()).await.unwrap_err();
+    let text = refused.to_string();
+    assert!(matches!(refused, BrokerError::FolderInUse { .. }), "{text}");
+    assert!(
+        text.contains(&folder.path().display().to_string())
+            && text.contains(&std::process::id().to_string()),
+        "{text}"
+    );
+    first.close().await;
+    Embedded::open(folder.path()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_messages_than_fit_in_memory_stay_ordered_and_counted() {
+    const COUNT: u32 = 50_000;
+    let mut fixture = TestBroker::embedded().await;
+    let pipe = pipe();
+    fixture.publish(&pipe, 0..COUNT).await;
+    assert_eq!(fixture.broker.depth(&pipe).await.unwrap(), 50_000);
+    let mut consumer = fixture.consume(&pipe, 1000).await;
+    assert_eq!(
+        next_numbers(&mut consumer, 25_000).await,
+        (0..25_000).collect::<Vec<_>>()
+    );
+    fixture.publish(&pipe, COUNT..COUNT + 1000).await;
+    drop(consumer);
+    fixture.wait_for_depth(&pipe, 26_000).await;
+    fixture.reopen().await;
+    assert_eq!(fixture.broker.depth(&pipe).await.unwrap(), 26_000);
+    let mut consumer = fixture.consume(&pipe, 1000).await;
+    assert_eq!(
+        next_numbers(&mut consumer, 26_000).await,
+        (25_000..51_000).collect::<Vec<_>>()
+    );
+    fixture.wait_for_depth(&pipe, 0).await;
+}
+
+/// `RabbitMQ` closes the channel for a message that is too large, and with it loses every unconfirmed neighbour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn message_that_the_server_never_takes_is_refused_alone() {
+    const LIMIT: usize = 65_536;
+    let server = harness::RabbitServer::start_with(&format!("max_message_size = {LIMIT}\n"))
+        .await
+        .unwrap();
+    let broker = connect(&AmqpOptions::new(server.url())).await;
+    let pipe = pipe();
+    let large = [(100, LIMIT + 1), (250, 3 * LIMIT)];
+    let body = |n: usize| match large.iter().find(|(at, _)| *at == n) {
+        Some((_, bytes)) => vec![b'x'; *bytes],
+        None => n.to_string().into_bytes(),
+    };
+    let confirms: Vec<_> = (0..400)
+        .map(|n| broker.publish(Outgoing::new(Arc::clone(&pipe), body(n))))
+        .collect();
+    for (n, confirm) in confirms.into_iter().enumerate() {
+        let outcome = in_time("a result", confirm).await;
+        match large.iter().find(|(at, _)| *at == n) {
+            None => outcome.unwrap(),
+            Some((_, bytes)) => {
+                let error = outcome.unwrap_err();
+                assert!(
+                    matches!(error, PublishError::Unacceptable { .. }),
+                    "{error}"
+                );
+                assert!(
+                    error.to_string().contains(&format!(" {bytes} bytes")),
+                    "{error}"
+                );
+            }
+        }
+    }
+    // The largest that it takes.
+    let largest = Outgoing::new(Arc::clone(&pipe), vec![b'x'; LIMIT]);
+    broker.publish(largest).await.unwrap();
+    let mut consumer = broker.consume(&pipe, 1000).await.unwrap();
+    let mut seen = BTreeSet::new();
+    loop {
+        let delivery = next(&mut consumer).await;
+        let is_last = delivery.body.len() == LIMIT;
+        if !is_last {
+            seen.insert(number(&delivery));
+        }
+        delivery.ack();
+        if is_last {
+            break;
+        }
+    }
+    let expected = (0..400).filter(|n| large.iter().all(|(at, _)| at != n));
+    assert!(seen.into_iter().map(|n| n as usize).eq(expected));
+    broker.close().await;
+}
