@@ -85,14 +85,9 @@ pub async fn run_or_give_up<F: Future>(
     name: &str,
     future: F,
 ) -> Option<F::Output> {
-    match AssertUnwindSafe(run(health, name, Box::pin(future)))
-        .catch_unwind()
-        .await
-    {
+    match caught(health, name, future).await {
         Ok(result) => Some(result),
         Err(panic) => {
-            let panic = panic_text(&*panic);
-            count_panic(name);
             error!(
                 name,
                 panic, "a panic that only a new process can mend; the process ends"
@@ -106,14 +101,9 @@ pub async fn run_or_give_up<F: Future>(
 /// Runs what need not begin again after a panic, because others do again what it has not done. Returns `None` after a panic,
 /// which is logged and counted.
 pub async fn run_or_tell<F: Future>(health: &Health, name: &str, future: F) -> Option<F::Output> {
-    match AssertUnwindSafe(run(health, name, Box::pin(future)))
-        .catch_unwind()
-        .await
-    {
+    match caught(health, name, future).await {
         Ok(result) => Some(result),
         Err(panic) => {
-            let panic = panic_text(&*panic);
-            count_panic(name);
             error!(
                 name,
                 panic, "a task has panicked; what it did is done again"
@@ -121,6 +111,15 @@ pub async fn run_or_tell<F: Future>(health: &Health, name: &str, future: F) -> O
             None
         }
     }
+}
+
+/// Runs to the end, or to a panic, which is counted. Returns the text of the panic.
+async fn caught<F: Future>(health: &Health, name: &str, future: F) -> Result<F::Output, String> {
+    let run = AssertUnwindSafe(run(health, name, Box::pin(future)));
+    run.catch_unwind().await.map_err(|panic| {
+        count_panic(name);
+        panic_text(&*panic).to_owned()
+    })
 }
 
 fn count_panic(name: &str) {
