@@ -85,7 +85,7 @@ pub fn job_and_path(job_task_id: &str) -> Option<(Cow<'_, str>, Cow<'_, str>)> {
         None => (None, job_task_id),
     };
     let (head, path) = rest.split_once('.').unwrap_or((rest, FIRST_TASK));
-    // The life of the job, behind the `!`, says nothing to whoever reads a result.
+    // The life of the job, behind the `!`, is of no use to the reader of a result.
     let id = head.split_once('!').map_or(head, |(id, _)| id);
     if job_task_id.len() > LONGEST || id.is_empty() || partition.is_some_and(str::is_empty) {
         return None;

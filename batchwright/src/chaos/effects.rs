@@ -1,6 +1,6 @@
 //! The effects of items: a table of the worker's own, in which each run of an item is a row.
 //!
-//! The table knows nothing of jobs. So it tells what really happened, whatever the job service counts.
+//! The job service neither reads nor writes this table, so the command can compare its counts with it.
 
 use std::str::FromStr as _;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Lets the embedded broker drop results that nobody reads, and tells that it does.
+//! Drops results in the embedded broker that nobody reads, and reports it in the log and the health checks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ async fn look_repeatedly(broker: &Embedded, health: &Health) {
     }
 }
 
-/// Tells what was dropped: each pipe once in the log, and the numbers in the health checks while results are dropped.
+/// Reports dropped results: each pipe once in the log, and the number of each pipe in the health checks as long as results are dropped.
 fn tell(all: &mut Dropped, dropped: Vec<DroppedOutputs>, health: &Health) {
     let now = Instant::now();
     for DroppedOutputs { pipe, count } in dropped {

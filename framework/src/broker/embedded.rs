@@ -86,7 +86,7 @@ pub struct EmbeddedOptions {
     /// The number of bytes of the file system that stay free: with less, published messages wait unconfirmed, and the
     /// state is [`BrokerState::Blocked`]. Half of them are for messages that consumers take soon, so that work can go on.
     pub reserve: u64,
-    /// How many results wait in pipes that nobody reads, for whoever calls [`Embedded::drop_unread`].
+    /// How many results wait in pipes without consumers; [`Embedded::drop_unread`] bounds them.
     pub unread: UnreadBounds,
     /// The clock that delays are measured by. If it is set back, a message becomes visible within its delay all the same.
     pub clock: Clock,

@@ -185,7 +185,7 @@ impl WorkerIdentity {
     }
 }
 
-/// Adds the headers by which whoever reads a result knows what it is about, wherever its tracking ends. Requests have none:
+/// Adds the headers that tell the reader of a result its job and its task, wherever its tracking ends. Requests have none:
 /// workers need none.
 pub(crate) fn describe(
     headers: &mut Headers,
