@@ -22,8 +22,8 @@ use anyhow::anyhow;
 use tokio::time::{Instant, timeout};
 
 pub use self::effects::Effects;
-pub use self::outcome::{Outcome, Survived};
-pub use self::plan::{Fault, Faults, Server, Step, plan};
+pub use self::outcome::{Outcome, OutputsIn, Survived};
+pub use self::plan::{Early, Fault, Faults, Server, Step, plan};
 pub use self::roles::{CHAOS_WORKER, INPUT_PIPE, ROLES, SystemOptions};
 pub use self::servers::{Given, Ground, Servers};
 pub use self::system::System;
@@ -76,6 +76,8 @@ pub async fn run(
     if let Some(trouble) = &trouble {
         tell(&format!("{trouble:#}"));
     }
+    // A job that was faster than its end is not taken up again.
+    survived.rounds = system.rounds();
     let (outcome, _) = system.finish(trouble.is_none()).await?;
     if outcome.kept.is_empty() && !outcome.is_exact() {
         tell("run it again with --keep to keep the logs");

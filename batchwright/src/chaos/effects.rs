@@ -15,6 +15,10 @@ use tokio::time::timeout;
 /// How long one effect may take. A network that carries nothing would hold it for ever.
 const LIMIT: Duration = Duration::from_secs(10);
 
+/// Writes an effect, unless effects are refused.
+const RECORD: &str = "insert into chaos_effects (item, process) select $1, $2 \
+                      where not exists (select 1 from chaos_refusal)";
+
 /// The table.
 #[derive(Debug, Clone)]
 pub enum Effects {
@@ -56,51 +60,64 @@ impl Effects {
 
     /// Creates the table, which must not exist.
     pub async fn create(&self) -> anyhow::Result<()> {
-        match self {
-            Self::Postgres(pool) => {
-                let statement = "create table chaos_effects (item bigint not null, process bigint not null, \
-                                 at timestamptz not null default now())";
-                sqlx::query(statement).execute(pool).await.map(drop)
+        let effects = match self {
+            Self::Postgres(_) => {
+                "create table chaos_effects (item bigint not null, process bigint not null, \
+                 at timestamptz not null default now())"
             }
-            Self::Sqlite(pool) => {
-                let statement = "create table chaos_effects (item integer not null, process integer not null, \
-                                 at text not null default current_timestamp)";
-                sqlx::query(statement).execute(pool).await.map(drop)
+            Self::Sqlite(_) => {
+                "create table chaos_effects (item integer not null, process integer not null, \
+                 at text not null default current_timestamp)"
             }
+        };
+        for statement in [effects, "create table chaos_refusal (reason text not null)"] {
+            self.execute(statement)
+                .await
+                .context("cannot create the table of effects")?;
         }
-        .context("cannot create the table of effects")
+        Ok(())
     }
 
-    /// Records that an item has run. A database that cannot be reached is unavailable; one that refuses is tried again later.
+    /// Lets all items fail from now on, or no longer.
+    pub async fn refuse(&self, refuse: bool) -> anyhow::Result<()> {
+        let statement = if refuse {
+            "insert into chaos_refusal (reason) values ('refused')"
+        } else {
+            "delete from chaos_refusal"
+        };
+        let changed = timeout(LIMIT, self.execute(statement)).await;
+        changed
+            .context("the database does not respond")?
+            .context("cannot change whether effects are refused")
+    }
+
+    async fn execute(&self, statement: &'static str) -> sqlx::Result<()> {
+        match self {
+            Self::Postgres(pool) => sqlx::query(statement).execute(pool).await.map(drop),
+            Self::Sqlite(pool) => sqlx::query(statement).execute(pool).await.map(drop),
+        }
+    }
+
+    /// Records that an item has run. A database that cannot be reached is unavailable; one that does not know the table is tried
+    /// again later. The item fails while effects are refused.
     pub async fn record(&self, item: u64) -> Result<(), TaskError> {
         let item = i64::try_from(item).map_err(TaskError::invalid)?;
         let process = i64::from(std::process::id());
         let recorded = timeout(LIMIT, async {
             match self {
                 Self::Postgres(pool) => {
-                    let insert =
-                        sqlx::query("insert into chaos_effects (item, process) values ($1, $2)");
-                    insert
-                        .bind(item)
-                        .bind(process)
-                        .execute(pool)
-                        .await
-                        .map(drop)
+                    let insert = sqlx::query(RECORD).bind(item).bind(process);
+                    insert.execute(pool).await.map(|done| done.rows_affected())
                 }
                 Self::Sqlite(pool) => {
-                    let insert =
-                        sqlx::query("insert into chaos_effects (item, process) values ($1, $2)");
-                    insert
-                        .bind(item)
-                        .bind(process)
-                        .execute(pool)
-                        .await
-                        .map(drop)
+                    let insert = sqlx::query(RECORD).bind(item).bind(process);
+                    insert.execute(pool).await.map(|done| done.rows_affected())
                 }
             }
         });
         match recorded.await {
-            Ok(Ok(())) => Ok(()),
+            Ok(Ok(0)) => Err(TaskError::failed("effects are refused")),
+            Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) if refuses(&error) => Err(TaskError::retry(error)),
             Ok(Err(error)) => Err(TaskError::unavailable(error)),
             Err(_) => Err(TaskError::unavailable("the database does not respond")),

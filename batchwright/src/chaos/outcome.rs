@@ -20,6 +20,18 @@ pub struct Survived {
     pub network_faults: u32,
     /// Times that the job was paused and resumed.
     pub pauses: u32,
+    /// Times that the job was cancelled or failed and was taken up again.
+    pub rounds: u32,
+}
+
+/// Where the outputs of the items go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OutputsIn {
+    /// To a pipe. An item that runs again sends its output again.
+    Pipe,
+    /// To the service, which keeps each once.
+    Service,
 }
 
 /// The result of a run.
@@ -39,8 +51,14 @@ pub struct Outcome {
     pub counted_twice: u64,
     /// Runs beyond the first of an item: the work that was repeated.
     pub run_more_than_once: u64,
-    /// Outputs beyond the first of an item.
+    /// Where the outputs went.
+    pub outputs: OutputsIn,
+    /// Items without an output.
+    pub outputs_lost: u64,
+    /// Outputs in the pipe beyond the first of an item.
     pub sent_more_than_once: u64,
+    /// Outputs that the service keeps beyond the first of an item, which there never are.
+    pub outputs_twice: u64,
     /// Tasks that failed or were given up.
     pub failed: u64,
     /// Messages that were left in pipes.
@@ -74,9 +92,10 @@ impl Outcome {
             && (
                 self.items_lost,
                 self.counted_twice,
+                self.outputs_twice,
                 self.failed,
                 self.left_in_pipes,
-            ) == (0, 0, 0, 0)
+            ) == (0, 0, 0, 0, 0)
             && !self.percentage_fell
     }
 }

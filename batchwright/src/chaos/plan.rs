@@ -20,6 +20,8 @@ pub struct Faults {
     pub network_faults: u32,
     /// Times that the job is paused and resumed.
     pub pauses: u32,
+    /// Times that the job is cancelled or fails, in turn, and is taken up again.
+    pub rounds: u32,
 }
 
 /// One fault.
@@ -35,6 +37,17 @@ pub enum Fault {
     Network(Server, Network),
     /// The job is paused for this time.
     Pause(Duration),
+    /// The job ends before it is done, and is taken up again after this time.
+    Round(Early, Duration),
+}
+
+/// How a job ends before it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Early {
+    /// A client cancels it.
+    Cancelled,
+    /// Its items fail.
+    Failed,
 }
 
 /// How a server ends.
@@ -92,6 +105,14 @@ pub fn plan(seed: u64, faults: &Faults, roles: &[String]) -> Vec<Step> {
     }));
     others.extend((0..faults.network_faults).map(|number| network_fault(number, &mut rng)));
     others.extend((0..faults.pauses).map(|_| Fault::Pause(millis(&mut rng, 500..2000))));
+    others.extend((0..faults.rounds).map(|number| {
+        let early = if number % 2 == 0 {
+            Early::Cancelled
+        } else {
+            Early::Failed
+        };
+        Fault::Round(early, millis(&mut rng, 0..2000))
+    }));
     // Every role has its turn before one has its second.
     let mut turns = Vec::new();
     let mut victim = |rng: &mut Rng| {
@@ -161,6 +182,7 @@ impl Step {
             Fault::Database(..) => survived.database_restarts += 1,
             Fault::Network(..) => survived.network_faults += 1,
             Fault::Pause(_) => survived.pauses += 1,
+            Fault::Round(..) => survived.rounds += 1,
         }
         survived.outages =
             survived.broker_restarts + survived.database_restarts + survived.network_faults;
@@ -200,6 +222,12 @@ impl fmt::Display for Fault {
                 }
             }
             Self::Pause(time) => write!(f, "the job is paused {:.1} s", time.as_secs_f64()),
+            Self::Round(Early::Cancelled, time) => {
+                write!(f, "the job is cancelled {:.1} s", time.as_secs_f64())
+            }
+            Self::Round(Early::Failed, time) => {
+                write!(f, "the job has failed {:.1} s", time.as_secs_f64())
+            }
         }
     }
 }
@@ -222,6 +250,7 @@ mod tests {
             database_restarts: 2,
             network_faults: 5,
             pauses: 4,
+            rounds: 6,
         };
         let mut orders = Vec::new();
         for seed in 0..100 {
@@ -237,6 +266,7 @@ mod tests {
                 database_restarts: survived.database_restarts,
                 network_faults: survived.network_faults,
                 pauses: survived.pauses,
+                rounds: survived.rounds,
             };
             assert_eq!(counted, faults, "seed {seed}");
             assert_eq!(survived.outages, 10);

@@ -9,6 +9,8 @@ use super::servers::Addresses;
 
 /// The roles of the product that run as processes.
 pub const ROLES: [&str; 3] = ["job-service", "batch-worker", "tracking-worker"];
+/// The role that runs if the service keeps the outputs.
+const OUTPUT_ROLE: &str = "output-worker";
 /// The name of the worker that runs the items, and of its process.
 pub const CHAOS_WORKER: &str = "chaos-worker";
 /// The only process of an embedded system.
@@ -23,6 +25,8 @@ pub const PAUSED_PIPE: &str = "paused-in";
 pub const INPUT_PIPE: &str = "items-in";
 /// See [`BATCH_PIPE`].
 pub const OUTPUT_PIPE: &str = "items-out";
+/// See [`BATCH_PIPE`].
+pub const KEPT_PIPE: &str = "outputs-in";
 
 /// The size of a system and its job.
 #[derive(Debug, Clone)]
@@ -47,6 +51,8 @@ pub struct SystemOptions {
     pub patience: Duration,
     /// The number of waiting items above which there are no splits. A small one makes the batch worker split throughout the job.
     pub max_depth: u64,
+    /// Whether the service keeps the outputs of the items.
+    pub keep_outputs: bool,
     /// Whether logs and data stay.
     pub keep: bool,
 }
@@ -56,6 +62,7 @@ pub fn listens(options: &SystemOptions, has_servers: bool) -> Vec<(String, Strin
     let mut names: Vec<String> = Vec::new();
     if has_servers {
         names.extend(ROLES.map(str::to_owned));
+        names.extend(options.keep_outputs.then(|| OUTPUT_ROLE.to_owned()));
         names.push(CHAOS_WORKER.to_owned());
         names.extend((2..=options.workers).map(|number| format!("{CHAOS_WORKER}-{number}")));
     } else {
@@ -77,15 +84,20 @@ pub fn role_options(
 ) -> ProcessOptions {
     let pipe = |suffix: &str| format!("{}-{suffix}", options.pipes);
     let (batch, tracking, paused) = (pipe(BATCH_PIPE), pipe(TRACKING_PIPE), pipe(PAUSED_PIPE));
+    let (kept, outputs) = (pipe(KEPT_PIPE), folder.join("outputs"));
+    let outputs = outputs.display().to_string();
     let (max_parts, max_depth) = (
         options.max_parts().to_string(),
         options.max_depth.to_string(),
     );
     let mut arguments: Vec<&str> = Vec::new();
     let work = item_arguments(options);
-    if ROLES.contains(&role) {
+    if ROLES.contains(&role) || role == OUTPUT_ROLE {
         arguments.extend(["run", role, "--listen", listen]);
         arguments.extend(["--tracking-pipe", &tracking, "--paused-pipe", &paused]);
+        if options.keep_outputs {
+            arguments.extend(["--outputs-pipe", &kept, "--outputs-folder", &outputs]);
+        }
         if role == "batch-worker" {
             arguments.extend([
                 "--input-pipe",
@@ -157,6 +169,7 @@ fn item_arguments(options: &SystemOptions) -> Vec<String> {
             .prefetch
             .map(|prefetch| format!("--prefetch={prefetch}")),
     );
+    arguments.extend(options.keep_outputs.then(|| "--keep-outputs".to_owned()));
     arguments
 }
 

@@ -1,6 +1,7 @@
 //! The processes of a system and the job that runs in it, which a scenario follows and disturbs.
 
 mod ending;
+mod round;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use contract::rest::{Job, JobTask, NewJob};
+use contract::rest::{ErrorCode, Job, JobTask, NewJob, Outputs};
 use contract::{BatchTask, TaskData};
 use faults::{Keeper, Process, ProcessOptions, Proxy, poll};
 use framework::broker::Broker;
@@ -188,9 +189,10 @@ impl System {
                 task_api_version: Some(BatchTask::API_VERSION),
                 task_data: Some(serde_json::to_value(batch)?),
                 task_pipe: Some(self.pipe(BATCH_PIPE)),
-                target_pipe: Some(self.pipe(OUTPUT_PIPE)),
+                target_pipe: (!self.options.keep_outputs).then(|| self.pipe(OUTPUT_PIPE)),
                 ..JobTask::default()
             }),
+            outputs: self.options.keep_outputs.then_some(Outputs::Keep),
             ..NewJob::default()
         };
         self.asked("create the job", async || {
@@ -335,6 +337,10 @@ impl System {
                 self.rests.store(false, Ordering::Relaxed);
                 Ok(())
             }
+            // The kill is at about the time at which the job is taken up again.
+            Fault::Round(early, away) => {
+                tokio::try_join!(self.round(*early, *away), kill(*away)).map(drop)
+            }
         }
     }
 
@@ -402,8 +408,13 @@ impl System {
         let asked = poll(
             self.options.patience.max(START_LIMIT),
             async || match request().await {
-                // What cannot be done any more is not needed any more: the job has just ended.
-                Ok(()) | Err(ClientError::Refused { status: 409, .. }) => Ok(Ok(())),
+                Ok(()) => Ok(Ok(())),
+                // What cannot be done any more is not needed any more: the job has just ended, or an earlier request has done it.
+                Err(ClientError::Refused { body, .. })
+                    if body.code.as_deref() == Some(ErrorCode::WrongJobStatus.as_str()) =>
+                {
+                    Ok(Ok(()))
+                }
                 Err(error) if error.is_transient() => Err(error.to_string()),
                 Err(error) => Ok(Err(error)),
             },

@@ -7,11 +7,13 @@ use std::time::Duration;
 use contract::{RangeItem, TaskData};
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::{Context, Reply, Settings, TaskError, Worker};
-use job_service::ServiceOptions;
+use job_service::{OutputOptions, ServiceOptions};
 use serde::{Deserialize, Serialize};
 
 use super::effects::Effects;
-use super::roles::{BATCH_PIPE, CHAOS_WORKER, INPUT_PIPE, OUTPUT_PIPE, PAUSED_PIPE, TRACKING_PIPE};
+use super::roles::{
+    BATCH_PIPE, CHAOS_WORKER, INPUT_PIPE, KEPT_PIPE, OUTPUT_PIPE, PAUSED_PIPE, TRACKING_PIPE,
+};
 use crate::{BatchOptions, Stack, StackOptions};
 
 /// How the process works.
@@ -33,6 +35,8 @@ pub struct ChaosWorkerOptions {
     pub prefetch: Option<u32>,
     /// How long an item takes.
     pub work: Duration,
+    /// Whether the service keeps the outputs.
+    pub keep_outputs: bool,
     /// The number of parts of a split, and the number of waiting items above which there are no splits, of the embedded system.
     pub max_parts: u32,
     /// See `max_parts`.
@@ -45,7 +49,8 @@ pub async fn run(options: ChaosWorkerOptions) -> anyhow::Result<()> {
     let is_embedded = options.broker.is_none();
     let settings = Settings {
         input: pipe(INPUT_PIPE),
-        output: Some(pipe(OUTPUT_PIPE)),
+        // Without a pipe of the worker's own, outputs go where their job wants them.
+        output: (!options.keep_outputs).then(|| pipe(OUTPUT_PIPE)),
         paused: Some(pipe(PAUSED_PIPE)),
         listen: (!is_embedded).then_some(options.listen),
         concurrency: usize::try_from(options.concurrency)?,
@@ -81,6 +86,10 @@ pub async fn run(options: ChaosWorkerOptions) -> anyhow::Result<()> {
         service: ServiceOptions {
             tracking_pipe: pipe(TRACKING_PIPE),
             paused_pipe: pipe(PAUSED_PIPE),
+            outputs: OutputOptions {
+                pipe: pipe(KEPT_PIPE),
+                ..embedded.service.outputs
+            },
             ..embedded.service
         },
         ..embedded

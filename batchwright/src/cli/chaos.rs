@@ -40,6 +40,9 @@ pub struct ChaosArgs {
     /// Seconds without any progress after which the command gives up.
     #[arg(long, default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..=1_000_000), value_name = "SECONDS")]
     patience: u64,
+    /// Let the service keep the outputs of the items, and compare them too.
+    #[arg(long)]
+    keep_outputs: bool,
     /// Leave logs and data where they are.
     #[arg(long)]
     keep: bool,
@@ -67,6 +70,9 @@ struct FaultArgs {
     /// Number of times that the job is paused and resumed.
     #[arg(long, default_value_t = 1)]
     pauses: u32,
+    /// Number of times that the job is cancelled or fails, in turn, and is retried.
+    #[arg(long, default_value_t = 1)]
+    rounds: u32,
 }
 
 #[derive(Debug, Args)]
@@ -120,6 +126,7 @@ pub async fn chaos(args: ChaosArgs) -> anyhow::Result<ExitCode> {
         heartbeat: 5,
         patience: Duration::from_secs(args.patience),
         max_depth: (args.items / 20).max(50),
+        keep_outputs: args.keep_outputs,
         keep: args.keep,
     };
     let options = Options {
@@ -176,6 +183,7 @@ impl ChaosArgs {
                 .network_faults
                 .unwrap_or(if given.embedded { 0 } else { 2 }),
             pauses: faults.pauses,
+            rounds: faults.rounds,
         })
     }
 }
@@ -223,6 +231,8 @@ pub struct ChaosWorkerArgs {
     prefetch: Option<u32>,
     #[arg(long)]
     work: u64,
+    #[arg(long)]
+    keep_outputs: bool,
     #[arg(long, default_value_t = 1000)]
     max_parts: u32,
     #[arg(long, default_value_t = 100_000)]
@@ -240,6 +250,7 @@ pub async fn chaos_worker(args: ChaosWorkerArgs) -> anyhow::Result<ExitCode> {
         concurrency: args.concurrency,
         prefetch: args.prefetch,
         work: Duration::from_millis(args.work),
+        keep_outputs: args.keep_outputs,
         max_parts: args.max_parts,
         max_depth: args.max_depth,
     })

@@ -18,7 +18,8 @@ async fn chaos(arguments: &[&str]) -> CommandOutput {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn embedded_system_loses_nothing_when_it_is_killed_and_paused() {
+async fn embedded_system_loses_nothing_when_it_is_killed_and_its_job_is_paused_cancelled_and_fails()
+{
     let output = chaos(&[
         "--embedded",
         "--items",
@@ -27,6 +28,9 @@ async fn embedded_system_loses_nothing_when_it_is_killed_and_paused() {
         "5",
         "--kills",
         "3",
+        "--rounds",
+        "2",
+        "--keep-outputs",
         "--seed",
         "7",
     ])
@@ -41,6 +45,10 @@ async fn embedded_system_loses_nothing_when_it_is_killed_and_paused() {
         ("kills", json!(3)),
         ("outages", json!(0)),
         ("pauses", json!(1)),
+        ("rounds", json!(2)),
+        ("outputs", json!("service")),
+        ("outputs_lost", json!(0)),
+        ("outputs_twice", json!(0)),
         ("left_in_pipes", json!(0)),
         ("broker", json!("embedded")),
         ("store", json!("sqlite")),
@@ -66,6 +74,8 @@ async fn run_that_gives_up_says_so_and_counts_what_is_lost() {
         "--kills",
         "0",
         "--pauses",
+        "0",
+        "--rounds",
         "0",
     ];
     let output = chaos(&[&slow[..], &["--patience", "2"]].concat())

@@ -1,6 +1,8 @@
 //! Faults in the middle of a job.
 
-use batchwright::chaos::{CHAOS_WORKER, INPUT_PIPE, ROLES, Server};
+use std::time::Duration;
+
+use batchwright::chaos::{CHAOS_WORKER, Early, Fault, INPUT_PIPE, ROLES, Server, Step};
 use harness::{psql, wait_for};
 use tokio::time::sleep;
 
@@ -99,6 +101,32 @@ async fn database_stays_away_for_a_while() {
             .await;
     })
     .await;
+}
+
+/// The service keeps the outputs, so each must be there once although items run again. A role is killed at about the time at which
+/// the job is taken up again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn job_is_cancelled_and_fails_and_goes_on() {
+    let system = Story::keeping_outputs().await;
+    system.start_all().unwrap();
+    let rounds = async {
+        for (early, share, killed) in [
+            (Early::Cancelled, 0.2, "tracking-worker"),
+            (Early::Failed, 0.5, "output-worker"),
+        ] {
+            system.reached(share).await;
+            let step = Step {
+                share,
+                fault: Fault::Round(early, Duration::from_millis(100)),
+                meanwhile: Some(killed.to_owned()),
+            };
+            system.strike(&step).await.unwrap();
+            system.resumes(&step.to_string()).await;
+        }
+    };
+    system.runs(rounds).await;
+    assert_eq!(system.rounds(), 2);
+    system.end("the job ends early, twice").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -41,6 +41,15 @@ impl Story {
     /// Waits for the turn of this story and prepares servers and processes, without starting a process. Batches are not split while
     /// more than `max_depth` items wait.
     pub async fn begin(items: u64, max_depth: u64) -> Self {
+        Self::prepare(items, max_depth, false).await
+    }
+
+    /// As [`begin`](Self::begin). The service keeps the outputs of the items.
+    pub async fn keeping_outputs() -> Self {
+        Self::prepare(SIZE.items, max_depth(), true).await
+    }
+
+    async fn prepare(items: u64, max_depth: u64, keep_outputs: bool) -> Self {
         let mut turn = SERVERS.lock().await;
         let servers = match turn.take() {
             Some(servers) => servers,
@@ -64,6 +73,7 @@ impl Story {
             },
             patience: PATIENCE + SIZE.outage + SIZE.hole,
             max_depth,
+            keep_outputs,
             keep: false,
         };
         let system = System::begin(Ground::Own(servers), options).await.unwrap();

@@ -5,15 +5,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use contract::TaskMessage;
+use contract::rest::KeptOutput;
+use contract::{TaskMessage, TaskStatus};
 use faults::poll;
 use framework::broker::Broker;
 use tokio::time::{sleep, timeout};
 
 use super::{JOB, System};
-use crate::chaos::outcome::{Outcome, Survived};
+use crate::chaos::outcome::{Outcome, OutputsIn, Survived};
 use crate::chaos::roles::{
-    BATCH_PIPE, CHAOS_WORKER, INPUT_PIPE, OUTPUT_PIPE, PAUSED_PIPE, TRACKING_PIPE,
+    BATCH_PIPE, CHAOS_WORKER, INPUT_PIPE, KEPT_PIPE, OUTPUT_PIPE, PAUSED_PIPE, TRACKING_PIPE,
 };
 use crate::chaos::servers::Ground;
 use crate::chaos::worker::ChaosOutput;
@@ -46,6 +47,12 @@ impl System {
             .borrow()
             .clone()
             .context("the job was never read")?;
+        // Only the job service can read what it keeps. One that has not brought the job to its end may not respond.
+        let kept = match (self.options.keep_outputs, has_ended) {
+            (true, true) => Some(self.kept_outputs().await?),
+            (true, false) => Some(Outputs::none(self.options.items)?),
+            (false, _) => None,
+        };
         let left = if has_ended {
             self.drained().await?
         } else {
@@ -56,10 +63,12 @@ impl System {
         };
         let broker = self.broker().await?;
         let given_up = given_up(&*broker).await?.saturating_sub(self.given_up);
-        let outputs = Outputs::take(&*broker, &self.pipe(OUTPUT_PIPE), self.options.items).await;
+        let (pipe, items) = (self.pipe(OUTPUT_PIPE), self.options.items);
+        let sent = Outputs::take(&*broker, &pipe, items).await;
         let kind = broker.kind().to_owned();
         broker.close().await;
-        let (outputs, items) = (outputs?, self.options.items);
+        let sent = sent?;
+        let outputs = kept.as_ref().unwrap_or(&sent);
         let effects = self.effects.count(items).await?;
         let counted = u64::try_from(job.completed_items).unwrap_or(0);
         let longest = *self.longest.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,7 +80,14 @@ impl System {
             items_lost: items - effects.items.min(outputs.items).min(counted).min(items),
             counted_twice: counted.saturating_sub(items),
             run_more_than_once: effects.runs - effects.items,
-            sent_more_than_once: outputs.all - outputs.items,
+            outputs: if kept.is_some() {
+                OutputsIn::Service
+            } else {
+                OutputsIn::Pipe
+            },
+            outputs_lost: items - outputs.items,
+            sent_more_than_once: sent.all - sent.items,
+            outputs_twice: kept.as_ref().map_or(0, |kept| kept.all - kept.items),
             failed: u64::try_from(job.failed_tasks).unwrap_or(0) + given_up,
             left_in_pipes: left,
             percentage_fell: self.percentage_fell.load(Ordering::Relaxed),
@@ -86,6 +102,20 @@ impl System {
             trouble: None,
             kept: self.kept().await?,
         })
+    }
+
+    /// Reads the outputs that the service has kept of the job.
+    async fn kept_outputs(&self) -> anyhow::Result<Outputs> {
+        let kept = poll(DRAIN_LIMIT, async || -> anyhow::Result<Outputs> {
+            let mut outputs = Outputs::none(self.options.items)?;
+            let mut lines = self.client.outputs(JOB, &[]).await?;
+            while let Some(line) = lines.next().await? {
+                outputs.add_line(&line)?;
+            }
+            Ok(outputs)
+        });
+        kept.await
+            .map_err(|last| anyhow!("cannot read the kept outputs: {last}"))
     }
 
     /// Waits until the workers have discarded the remaining messages of the job, and stops them. Returns how many are left.
@@ -145,7 +175,13 @@ impl System {
     /// Returns how many messages of the job wait.
     async fn left(&self, broker: &dyn Broker) -> anyhow::Result<u64> {
         let mut left = 0;
-        for pipe in [BATCH_PIPE, INPUT_PIPE, TRACKING_PIPE, PAUSED_PIPE] {
+        for pipe in [
+            BATCH_PIPE,
+            INPUT_PIPE,
+            TRACKING_PIPE,
+            PAUSED_PIPE,
+            KEPT_PIPE,
+        ] {
             for suffix in ["", ".suspects"] {
                 let pipe = format!("{}{suffix}", self.pipe(pipe));
                 left += broker.depth(&pipe).await?;
@@ -155,8 +191,10 @@ impl System {
     }
 }
 
-/// The messages in the output pipe.
+/// The outputs in the pipe, or those that the service keeps.
 struct Outputs {
+    /// Whether each item has one.
+    seen: Vec<bool>,
     all: u64,
     /// The number of different items that have an output.
     items: u64,
@@ -164,44 +202,75 @@ struct Outputs {
 
 impl Outputs {
     async fn take(broker: &dyn Broker, pipe: &str, items: u64) -> anyhow::Result<Self> {
-        let mut outputs = Self {
-            all: broker.depth(pipe).await?,
-            items: 0,
-        };
-        let mut seen = vec![false; usize::try_from(items)? + 1];
+        let waiting = broker.depth(pipe).await?;
+        let mut outputs = Self::none(items)?;
         let mut consumer = broker.consume(pipe, 2000).await?;
         let (mut taken, mut deliveries) = (0, Vec::new());
-        while taken < outputs.all {
+        while taken < waiting {
             let next = timeout(DRAIN_LIMIT, consumer.next_many(&mut deliveries, 1000)).await;
             ensure!(
                 matches!(next, Ok(1..)),
-                "only {taken} of {} outputs arrive",
-                outputs.all
+                "only {taken} of {waiting} outputs arrive"
             );
             for delivery in deliveries.drain(..) {
-                let message = TaskMessage::decode(&delivery.body)?;
-                ensure!(
-                    message.tracking.is_none(),
-                    "tracking does not end in the output pipe: {message:?}"
-                );
-                let output: ChaosOutput =
-                    serde_json::from_slice(message.task_data.as_deref().unwrap_or_default())?;
-                match seen.get_mut(usize::try_from(output.number)?) {
-                    Some(seen) => outputs.items += u64::from(!std::mem::replace(seen, true)),
-                    None => bail!("the output of {} is not of any item", output.number),
-                }
+                outputs.add_message(&TaskMessage::decode(&delivery.body)?)?;
                 delivery.ack();
                 taken += 1;
             }
         }
         Ok(outputs)
     }
+
+    fn none(items: u64) -> anyhow::Result<Self> {
+        Ok(Self {
+            seen: vec![false; usize::try_from(items)? + 1],
+            all: 0,
+            items: 0,
+        })
+    }
+
+    fn add_message(&mut self, message: &TaskMessage) -> anyhow::Result<()> {
+        if message.task_status != Some(TaskStatus::ResultSuccess) {
+            // An item that failed. It is done in a later round.
+            return Ok(());
+        }
+        ensure!(
+            message.tracking.is_none(),
+            "tracking does not end in the output pipe: {message:?}"
+        );
+        let data = message.task_data.as_deref().unwrap_or_default();
+        self.add(&serde_json::from_slice(data)?)
+    }
+
+    /// Adds a line of the service. One without a result is one too many.
+    fn add_line(&mut self, line: &[u8]) -> anyhow::Result<()> {
+        let line: KeptOutput = serde_json::from_slice(line)?;
+        let Some(output) = line.output else {
+            self.all += 1;
+            return Ok(());
+        };
+        self.add(&serde_json::from_value(output)?)
+    }
+
+    fn add(&mut self, output: &ChaosOutput) -> anyhow::Result<()> {
+        let Some(seen) = self.seen.get_mut(usize::try_from(output.number)?) else {
+            bail!("the output of {} is not of any item", output.number)
+        };
+        self.all += 1;
+        self.items += u64::from(!std::mem::replace(seen, true));
+        Ok(())
+    }
 }
 
 /// Returns how many messages are in the pipes for tasks that were given up or not understood.
 pub async fn given_up(broker: &dyn Broker) -> anyhow::Result<u64> {
     let mut all = 0;
-    for worker in ["worker-batch", "worker-jobtracking", CHAOS_WORKER] {
+    for worker in [
+        "worker-batch",
+        "worker-jobtracking",
+        "worker-output",
+        CHAOS_WORKER,
+    ] {
         for kind in ["reject", "invalid"] {
             all += broker.depth(&format!("{worker}-{kind}")).await?;
         }
