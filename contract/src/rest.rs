@@ -6,9 +6,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+mod history;
+
 use crate::ReportFailure;
 pub use crate::outputs::{KeptOutputs, OutputStatus, Outputs};
 pub use crate::problem::{ErrorBody, ErrorCode};
+pub use history::{History, StatusChange};
 
 /// The largest body of a request that the job service accepts, in bytes.
 pub const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;

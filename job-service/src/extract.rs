@@ -147,6 +147,13 @@ pub fn whole_number<N: FromStr>(name: &str, text: Option<&str>) -> ApiResult<Opt
     Ok(Some(number))
 }
 
+/// Parses the parameter `limit`: absent, 0 and negative mean `default`, and no page is larger than `most`.
+pub fn page_limit(text: Option<&str>, default: u32, most: u32) -> ApiResult<u32> {
+    let limit = whole_number::<i64>("limit", text)?.filter(|limit| *limit > 0);
+    let limit = limit.map_or(default, |limit| u32::try_from(limit).unwrap_or(u32::MAX));
+    Ok(limit.min(most))
+}
+
 /// Parses a truth value of the query. Absent and empty mean false.
 pub fn truth(name: &str, text: Option<&str>) -> ApiResult<bool> {
     match text {

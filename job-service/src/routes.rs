@@ -8,6 +8,7 @@ mod delete_job;
 mod delete_jobs;
 mod dispatch_partition;
 mod get_definition;
+mod get_history;
 mod get_job;
 mod get_outputs;
 mod get_task;
@@ -204,6 +205,7 @@ fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(resume_job::resume_job))
         .routes(routes!(retry_job::retry_job))
         .routes(routes!(get_definition::get_definition))
+        .routes(routes!(get_history::get_history))
         .routes(routes!(job_status::job_status))
         .routes(routes!(is_active::is_active))
         .routes(routes!(get_task::get_task))

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::backlog::BacklogReader;
+use crate::current_request::CurrentRequest;
 use crate::error::{ApiError, ApiResult};
 use crate::options::{PipeAccess, ServiceOptions};
 use crate::taken_messages::TakenMessages;
@@ -51,6 +52,12 @@ impl AppState {
             output_streams: Arc::new(Semaphore::new(options.limits.connections.div_ceil(4))),
             options,
         }
+    }
+
+    /// Returns the store for the request that this task handles. The history of the jobs that it changes names the request.
+    pub fn store_of_request(&self) -> Store {
+        let id = CurrentRequest::get().correlation_id;
+        self.store.for_request(id.as_deref())
     }
 
     /// Returns why no job can be created now: the embedded broker is short of disk space. The store is on the same disk and

@@ -66,6 +66,15 @@ pub struct DueTime {
     pub suspended: bool,
 }
 
+/// A transition of a job, as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransitionRow {
+    pub id: i64,
+    pub transition: Transition,
+    /// How many transitions after this one were deleted.
+    pub left_out: i64,
+}
+
 /// The start message of a job that is still in the outbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnsentStart {
@@ -168,8 +177,9 @@ pub trait Reads {
     /// Returns the failure of a task, if it is kept.
     fn failure<'a>(&'a self, incarnation: i64, path: &'a str) -> DbFuture<'a, Option<KeptFailure>>;
 
-    /// Returns the history of a job, oldest first.
-    fn history(&self, incarnation: i64) -> DbFuture<'_, Vec<Transition>>;
+    /// Returns transitions of a job that follow the one with this id, oldest first.
+    fn history(&self, incarnation: i64, after: i64, limit: u32)
+    -> DbFuture<'_, Vec<TransitionRow>>;
 
     /// Returns nodes in the order of their keys. A task table that has been swept has none.
     fn nodes<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> DbFuture<'a, Vec<NodeRow>>;

@@ -8,6 +8,7 @@ mod cancel;
 mod create;
 mod delete;
 pub(crate) mod failures;
+mod history;
 mod pause;
 mod progress;
 mod read;

@@ -354,8 +354,14 @@ pub struct Transition {
     pub from: Option<JobStatus>,
     /// The status after.
     pub to: JobStatus,
-    /// Who made the change: `client`, `tracking` or `service`.
+    /// Who made the change: `client`, `tracking`, `prerequisite` or `service`.
     pub actor: String,
     /// Why, in a short phrase.
     pub reason: String,
+    /// The number of the round in which it was made, or which it began.
+    pub round: u32,
+    /// The correlation id of the request that caused the change.
+    pub correlation_id: Option<String>,
+    /// The job whose end caused the change.
+    pub prerequisite: Option<String>,
 }

@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use crate::db::memory::{FaultPoint, Memory};
-use crate::db::run_tx::{End, JobLocks, Tx, run_tx};
+use crate::db::run_tx::{End, JobLocks, Source, Tx, run_tx};
 use crate::db::sql::SqlBackend;
 use crate::db::{Backend, DbError};
 use crate::error::{Availability, StoreError};
@@ -20,6 +20,8 @@ use crate::error::{Availability, StoreError};
 pub struct Store {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) options: StoreOptions,
+    /// The correlation id of the request for which this clone works.
+    request: Option<Arc<str>>,
 }
 
 /// How long the store keeps data that is no longer in use.
@@ -87,7 +89,11 @@ impl Store {
             "memory" => Arc::new(Memory::new(|_| false)),
             _ => return Err(unknown_scheme(url)),
         };
-        Ok(Self { backend, options })
+        Ok(Self {
+            backend,
+            options,
+            request: None,
+        })
     }
 
     /// Returns a store in memory that is unavailable wherever `fails` returns true. For simulations.
@@ -98,6 +104,16 @@ impl Store {
         Self {
             backend: Arc::new(Memory::new(fails)),
             options,
+            request: None,
+        }
+    }
+
+    /// Returns the store for the request with this correlation id: the history of a job names the requests that changed it.
+    #[must_use]
+    pub fn for_request(&self, correlation_id: Option<&str>) -> Self {
+        Self {
+            request: correlation_id.map(Into::into),
+            ..self.clone()
         }
     }
 
@@ -147,7 +163,11 @@ impl Store {
         F: for<'a> FnMut(&'a mut Tx<'s>) -> BoxFuture<'a, Result<End<T>, DbError>> + Send,
         T: Send,
     {
-        Ok(run_tx(&*self.backend, name, locks, body).await?)
+        let source = Source {
+            backend: &*self.backend,
+            request: self.request.as_deref(),
+        };
+        Ok(run_tx(source, name, locks, body).await?)
     }
 }
 

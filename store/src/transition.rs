@@ -2,7 +2,7 @@
 //!
 //! No other module writes a status. A change consists of, in one transaction and under the lock of the job:
 //!
-//! - the status, the time of the change, and one row of history;
+//! - the status, the time of the change, and one row of history, which says who, why, in which round and by which request;
 //! - to Paused: the messages of the job in the outbox wait, and parked tasks stay where they are;
 //! - from Paused to Active: both may leave again;
 //! - from the end ([`reopen_job`], a new round): there is no end and no expiry any more;
@@ -32,6 +32,8 @@ pub(crate) enum Actor {
     Client,
     /// The ledger, from reports of workers.
     Tracking,
+    /// The end of a job that this one waited for.
+    Prerequisite,
     /// The service itself.
     Service,
 }
@@ -42,6 +44,7 @@ impl Actor {
         match self {
             Self::Client => "client",
             Self::Tracking => "tracking",
+            Self::Prerequisite => "prerequisite",
             Self::Service => "service",
         }
     }
@@ -54,15 +57,21 @@ const LEGAL: &[(JobStatus, JobStatus, Actor)] = &[
     (Waiting, Cancelled, Actor::Client),
     (Waiting, Completed, Actor::Tracking),
     (Waiting, Failed, Actor::Tracking),
+    (Waiting, Cancelled, Actor::Prerequisite),
+    (Waiting, Failed, Actor::Prerequisite),
     (Active, Paused, Actor::Client),
     (Active, Blocked, Actor::Service),
     (Active, Cancelled, Actor::Client),
     (Active, Completed, Actor::Tracking),
     (Active, Failed, Actor::Tracking),
+    (Active, Cancelled, Actor::Prerequisite),
+    (Active, Failed, Actor::Prerequisite),
     (Paused, Active, Actor::Client),
     (Paused, Cancelled, Actor::Client),
     (Paused, Completed, Actor::Tracking),
     (Paused, Failed, Actor::Tracking),
+    (Paused, Cancelled, Actor::Prerequisite),
+    (Paused, Failed, Actor::Prerequisite),
     (Blocked, Active, Actor::Service),
     (Blocked, Cancelled, Actor::Client),
     (Blocked, Completed, Actor::Tracking),
@@ -76,6 +85,10 @@ const LEGAL: &[(JobStatus, JobStatus, Actor)] = &[
 fn is_legal(from: JobStatus, to: JobStatus, actor: Actor) -> bool {
     LEGAL.contains(&(from, to, actor))
 }
+
+/// The number of transitions of a job that are kept, besides the first one. Only pausing and taking up again repeat themselves,
+/// so only these shorten the history.
+const TRANSITIONS_KEPT: u32 = 500;
 
 /// A requested change of status.
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +108,7 @@ pub(crate) async fn change_status(
     change: StatusChange<'_>,
 ) -> Result<(), DbError> {
     let was_paused = job.status == Paused;
-    let step = apply(job, change)?;
+    let step = apply(job, change, tx.request())?;
     if was_paused {
         job.pace.restart(change.time, job.totals.ended_items());
     }
@@ -108,6 +121,10 @@ pub(crate) async fn change_status(
         unpark(tx, job).await?;
     }
     tx.append_history(job.incarnation, &step).await?;
+    if change.to == Paused {
+        tx.shorten_history(job.incarnation, TRANSITIONS_KEPT)
+            .await?;
+    }
     tx.save_job(job).await?;
     tx.notify_job(job.partition.as_str(), job.job.as_str());
     Ok(())
@@ -119,8 +136,10 @@ pub(crate) async fn reopen_job(
     job: &mut JobRow,
     change: StatusChange<'_>,
 ) -> Result<(), DbError> {
-    let step = apply(job, change)?;
+    let step = apply(job, change, tx.request())?;
     tx.append_history(job.incarnation, &step).await?;
+    tx.shorten_history(job.incarnation, TRANSITIONS_KEPT)
+        .await?;
     tx.save_job(job).await?;
     tx.notify(Signal::Outbox);
     tx.notify_job(job.partition.as_str(), job.job.as_str());
@@ -136,7 +155,7 @@ pub(crate) async fn finish_job(
     change: StatusChange<'_>,
     keep_table: Duration,
 ) -> Result<EndedJob, DbError> {
-    let step = apply(job, change)?;
+    let step = apply(job, change, tx.request())?;
     unpark(tx, job).await?;
     retire_table(tx, job, keep_table).await?;
     tx.append_history(job.incarnation, &step).await?;
@@ -220,15 +239,15 @@ async fn finish_dependents(
             };
             let change = StatusChange {
                 to: root.outcome,
-                actor: if failure.is_some() {
-                    Actor::Tracking
-                } else {
-                    Actor::Client
-                },
+                actor: Actor::Prerequisite,
                 reason: &dependent_reason(root, &wait.prerequisite),
                 time: now,
             };
-            steps.push((job.incarnation, apply(&mut job, change)?));
+            let step = Transition {
+                prerequisite: Some(wait.prerequisite.clone()),
+                ..apply(&mut job, change, tx.request())?
+            };
+            steps.push((job.incarnation, step));
             if let Some(failure) = &failure {
                 job.totals.count_failure(&failure_kind(failure));
                 let kept = KeptFailure {
@@ -318,8 +337,13 @@ async fn inherited_failure(tx: &mut Tx<'_>, root: &EndedJob) -> Result<ReportFai
     })
 }
 
-/// Changes the status of a job in memory, and what depends on it alone. Returns the row for the history.
-fn apply(job: &mut JobRow, change: StatusChange<'_>) -> Result<Transition, DbError> {
+/// Changes the status of a job in memory, and what depends on it alone. Returns the row for the history; `request` is the
+/// correlation id of the request that causes the change.
+fn apply(
+    job: &mut JobRow,
+    change: StatusChange<'_>,
+    request: Option<&str>,
+) -> Result<Transition, DbError> {
     let StatusChange {
         to,
         actor,
@@ -350,6 +374,9 @@ fn apply(job: &mut JobRow, change: StatusChange<'_>) -> Result<Transition, DbErr
         to,
         actor: actor.name().to_owned(),
         reason: reason.to_owned(),
+        round: job.round,
+        correlation_id: request.map(str::to_owned),
+        prerequisite: None,
     })
 }
 
@@ -377,16 +404,16 @@ async fn retire_table(tx: &mut Tx<'_>, job: &JobRow, keep: Duration) -> Result<(
 mod tests {
     use super::*;
 
-    /// Rows: from; columns: to. Letters: the actors that may make the change (c client, t tracking, s service).
+    /// Rows: from; columns: to. Letters: the actors that may make the change (c client, t tracking, p prerequisite, s service).
     const EXPECTED: &str = "\
               Active Blocked Cancelled Completed Failed Paused Waiting
-    Active    -      s       c         t         t      c      -
+    Active    -      s       cp        t         tp     c      -
     Blocked   s      -       c         t         t      -      -
     Cancelled c      -       -         -         -      -      c
     Completed -      -       -         -         -      -      -
     Failed    c      -       -         -         -      -      c
-    Paused    c      -       c         t         t      -      -
-    Waiting   t      -       c         t         t      c      -";
+    Paused    c      -       cp        t         tp     -      -
+    Waiting   t      -       cp        t         tp     c      -";
 
     #[test]
     fn each_change_of_status_is_legal_for_the_actors_in_the_table() {
@@ -402,7 +429,12 @@ mod tests {
             let mut words = line.split_whitespace();
             let from = JobStatus::from_name(words.next().unwrap()).unwrap();
             for (to, letters) in columns.iter().zip(words) {
-                for actor in [Actor::Client, Actor::Tracking, Actor::Service] {
+                for actor in [
+                    Actor::Client,
+                    Actor::Tracking,
+                    Actor::Prerequisite,
+                    Actor::Service,
+                ] {
                     let expected = letters.contains(&actor.name()[..1]);
                     assert_eq!(
                         is_legal(from, *to, actor),
@@ -414,7 +446,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(pairs, JobStatus::ALL.len() * JobStatus::ALL.len() * 3);
+        assert_eq!(pairs, JobStatus::ALL.len() * JobStatus::ALL.len() * 4);
     }
 
     #[test]

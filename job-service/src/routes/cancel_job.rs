@@ -34,7 +34,11 @@ pub async fn cancel_job(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
 ) -> ApiResult<StatusCode> {
-    match state.store.cancel_job(&partition, &job).await? {
+    match state
+        .store_of_request()
+        .cancel_job(&partition, &job)
+        .await?
+    {
         Cancellation::Cancelled(cancelled) => {
             tracing::info!(job = %format_args!("{partition}:{job}"), dependents = cancelled.len() - 1, "cancelled a job");
             state.announce_all(&cancelled);

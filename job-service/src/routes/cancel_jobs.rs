@@ -56,10 +56,10 @@ pub async fn cancel_jobs(
 ) -> ApiResult<Json<Canceled>> {
     let notes = Unknown::of_query(&uri, &SELECTOR)?.into_notes()?;
     let query = selector.strict_query()?;
+    let store = state.store_of_request();
     let mut jobs_canceled = 0;
     loop {
-        let batch = state
-            .store
+        let batch = store
             .cancel_some_jobs(&partition, &query, state.options.cancel_batch)
             .await?;
         if batch.is_empty() {

@@ -34,7 +34,11 @@ pub async fn delete_job(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
 ) -> ApiResult<StatusCode> {
-    if !state.store.delete_job(&partition, &job).await? {
+    if !state
+        .store_of_request()
+        .delete_job(&partition, &job)
+        .await?
+    {
         return Err(ApiError::job_not_found(&job));
     }
     tracing::info!(job = %format_args!("{partition}:{job}"), "deleted a job");

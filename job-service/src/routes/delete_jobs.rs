@@ -56,10 +56,10 @@ pub async fn delete_jobs(
 ) -> ApiResult<Json<Deleted>> {
     let notes = Unknown::of_query(&uri, &SELECTOR)?.into_notes()?;
     let query = selector.strict_query()?;
+    let store = state.store_of_request();
     let mut jobs_deleted = 0;
     loop {
-        let batch = state
-            .store
+        let batch = store
             .delete_some_jobs(&partition, &query, state.options.delete_batch)
             .await?;
         if batch.is_empty() {

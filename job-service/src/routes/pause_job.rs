@@ -39,7 +39,7 @@ pub async fn pause_job(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
 ) -> ApiResult<StatusCode> {
-    match state.store.pause_job(&partition, &job).await? {
+    match state.store_of_request().pause_job(&partition, &job).await? {
         Change::Made => {
             tracing::info!(job = %format_args!("{partition}:{job}"), "paused a job");
             state.announce(&partition, &job);

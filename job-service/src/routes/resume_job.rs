@@ -37,7 +37,11 @@ pub async fn resume_job(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
 ) -> ApiResult<StatusCode> {
-    match state.store.resume_job(&partition, &job).await? {
+    match state
+        .store_of_request()
+        .resume_job(&partition, &job)
+        .await?
+    {
         Change::Made => {
             tracing::info!(job = %format_args!("{partition}:{job}"), "resumed a job");
             state.announce(&partition, &job);

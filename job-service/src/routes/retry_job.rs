@@ -65,7 +65,8 @@ pub async fn retry_job(
         return Err(ApiError::NoSpace(reason));
     }
     let start = start_again(&state.options);
-    let retry = state.store.retry_job(&partition, &job, dependents, start);
+    let store = state.store_of_request();
+    let retry = store.retry_job(&partition, &job, dependents, start);
     let begun = begun(&job, retry.await?)?;
     announce(&state, &begun);
     let Begun {

@@ -51,6 +51,7 @@ pub async fn retry_jobs(
     let known = [&SELECTOR[..], &["dependents"]].concat();
     let notes = Unknown::of_query(&uri, &known)?.into_notes()?;
     let query = selector.strict_query()?;
+    let store = state.store_of_request();
     let dependents = truth("dependents", dependents.as_deref())?;
     if let Some(reason) = state.no_space_for_jobs() {
         return Err(ApiError::NoSpace(reason));
@@ -62,8 +63,7 @@ pub async fn retry_jobs(
     let (mut cursor, limit) = (RetryCursor::default(), state.options.cancel_batch);
     let start = start_again(&state.options);
     loop {
-        let batch = state
-            .store
+        let batch = store
             .retry_some_jobs(&partition, &query, dependents, &mut cursor, limit, &start)
             .await?;
         if batch.jobs.is_empty() {

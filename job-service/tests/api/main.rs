@@ -30,6 +30,7 @@ mod description;
 mod errors;
 mod expiry;
 mod failures;
+mod history;
 mod job_types;
 mod jobs;
 mod limits;

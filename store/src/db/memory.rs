@@ -21,12 +21,12 @@ use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
 use super::{
     Backend, Clock, DbError, DbFuture, Dependency, Inspect, JobKey, JobRow, KeptBlobRow, KeptRow,
-    KeptTaskRow, Label, Reads, Signal, Signals, Transaction, UnsentStart, Wakes,
+    KeptTaskRow, Label, Reads, Signal, Signals, Transaction, TransitionRow, UnsentStart, Wakes,
 };
 use crate::definition::PackedDefinition;
 use crate::error::Availability;
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
-use crate::model::{Backlog, CatalogueSize, OutboxMessage, ParkedTask, TaskTableSize, Transition};
+use crate::model::{Backlog, CatalogueSize, OutboxMessage, ParkedTask, TaskTableSize};
 use crate::query::{Candidate, JobQuery};
 use outbox::Unsent;
 use prerequisites::Dependencies;
@@ -83,7 +83,7 @@ struct State {
     ids: BTreeMap<i64, JobKey>,
     labels: BTreeMap<(i64, String), Option<String>>,
     failures: BTreeMap<(i64, String), KeptFailure>,
-    history: BTreeMap<(i64, i64), Transition>,
+    history: BTreeMap<(i64, i64), TransitionRow>,
     outbox: BTreeMap<i64, Unsent>,
     dependencies: Dependencies,
     /// With the time of their deletion.
@@ -304,13 +304,19 @@ impl Reads for Memory {
             Ok(self.read().await?.failures.get(&key).cloned())
         })
     }
-    fn history(&self, incarnation: i64) -> DbFuture<'_, Vec<Transition>> {
+    fn history(
+        &self,
+        incarnation: i64,
+        after: i64,
+        limit: u32,
+    ) -> DbFuture<'_, Vec<TransitionRow>> {
         Box::pin(async move {
             let state = self.read().await?;
-            Ok(state
-                .history
-                .range((incarnation, 0)..(incarnation + 1, 0))
-                .map(|(_, step)| step.clone())
+            let rows = state.history.range((incarnation, 0)..(incarnation + 1, 0));
+            let further = rows.filter(|((_, id), _)| *id > after);
+            Ok(further
+                .take(limit as usize)
+                .map(|(_, row)| row.clone())
                 .collect())
         })
     }

@@ -53,6 +53,10 @@ const POSTGRES: &[File] = &[
         "20261122184500_rounds",
         include_str!("../../../migrations/postgres/20261122184500_rounds.sql"),
     ),
+    (
+        "20261122203000_history",
+        include_str!("../../../migrations/postgres/20261122203000_history.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -99,6 +103,10 @@ const SQLITE: &[File] = &[
     (
         "20261122184500_rounds",
         include_str!("../../../migrations/sqlite/20261122184500_rounds.sql"),
+    ),
+    (
+        "20261122203000_history",
+        include_str!("../../../migrations/sqlite/20261122203000_history.sql"),
     ),
 ];
 

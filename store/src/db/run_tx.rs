@@ -47,13 +47,26 @@ pub(crate) struct Tx<'s> {
     transaction: Box<dyn Transaction>,
     locks: JobLocks,
     /// Bodies may borrow for `'s`, from outside the closure that makes them.
-    backend: &'s dyn Backend,
+    source: Source<'s>,
+}
+
+/// Where transactions begin, and for whom.
+#[derive(Clone, Copy)]
+pub(crate) struct Source<'s> {
+    pub backend: &'s dyn Backend,
+    /// The correlation id of the request.
+    pub request: Option<&'s str>,
 }
 
 impl Tx<'_> {
     /// Returns the time of the store's clock, in milliseconds since 1970.
     pub fn now(&self) -> i64 {
-        self.backend.clock().now()
+        self.source.backend.clock().now()
+    }
+
+    /// Returns the correlation id of the request that this transaction is for.
+    pub fn request(&self) -> Option<&str> {
+        self.source.request
     }
 
     /// Locks the jobs that this transaction is known to need, and returns those that exist.
@@ -99,7 +112,7 @@ impl DerefMut for Tx<'_> {
 /// Runs a transaction under this name until it is committed or rolled back, or until it fails for a reason that a retry
 /// does not remove. `locks` are the jobs that the body locks first ([`Tx::lock_known_jobs`]).
 pub(crate) async fn run_tx<'s, T, F>(
-    backend: &'s dyn Backend,
+    source: Source<'s>,
     name: &'static str,
     mut locks: JobLocks,
     mut body: F,
@@ -112,7 +125,7 @@ where
     let (mut attempts, mut contended) = (0, 0);
     loop {
         attempts += 1;
-        match attempt(backend, &mut locks, &mut body).await {
+        match attempt(source, &mut locks, &mut body).await {
             Ok(None) => {}
             Ok(Some(value)) => {
                 measure(name, attempts, begun.elapsed(), None);
@@ -133,7 +146,7 @@ where
 
 /// Runs the body once. Returns `None` if it must run again.
 async fn attempt<'s, T, F>(
-    backend: &'s dyn Backend,
+    source: Source<'s>,
     locks: &mut JobLocks,
     body: &mut F,
 ) -> Result<Option<T>, DbError>
@@ -141,9 +154,9 @@ where
     F: for<'a> FnMut(&'a mut Tx<'s>) -> BoxFuture<'a, Result<End<T>, DbError>> + Send,
 {
     let mut tx = Tx {
-        transaction: backend.begin().await?,
+        transaction: source.backend.begin().await?,
         locks: std::mem::take(locks),
-        backend,
+        source,
     };
     let end = body(&mut tx).await;
     *locks = std::mem::take(&mut tx.locks);
@@ -181,6 +194,11 @@ mod tests {
     use super::*;
     use crate::db::memory::Memory;
 
+    fn source(backend: &Memory) -> Source<'_> {
+        let request = None;
+        Source { backend, request }
+    }
+
     fn key(job: &str) -> JobKey {
         ("p".to_owned(), job.to_owned())
     }
@@ -189,7 +207,7 @@ mod tests {
     async fn contention_is_retried_up_to_a_limit() {
         let backend = Memory::new(|_| false);
         let attempts = &AtomicU32::new(0);
-        let result: Result<(), DbError> = run_tx(&backend, "test", JobLocks::new(), |_| {
+        let result: Result<(), DbError> = run_tx(source(&backend), "test", JobLocks::new(), |_| {
             Box::pin(async move {
                 attempts.fetch_add(1, Ordering::Relaxed);
                 Err(DbError::Contention("deadlock".to_owned().into()))
@@ -204,7 +222,7 @@ mod tests {
     async fn other_errors_are_not_retried() {
         let backend = Memory::new(|_| false);
         let attempts = &AtomicU32::new(0);
-        let result: Result<(), DbError> = run_tx(&backend, "test", JobLocks::new(), |_| {
+        let result: Result<(), DbError> = run_tx(source(&backend), "test", JobLocks::new(), |_| {
             Box::pin(async move {
                 attempts.fetch_add(1, Ordering::Relaxed);
                 Err(DbError::Refused("syntax".to_owned().into()))
@@ -220,7 +238,7 @@ mod tests {
         let backend = Memory::new(|_| false);
         let attempts = &AtomicU32::new(0);
         let locks = JobLocks::from([key("b")]);
-        let result = run_tx(&backend, "test", locks, |tx| {
+        let result = run_tx(source(&backend), "test", locks, |tx| {
             Box::pin(async move {
                 attempts.fetch_add(1, Ordering::Relaxed);
                 tx.lock_known_jobs().await?;

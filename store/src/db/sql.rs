@@ -4,6 +4,7 @@
 //! session; a statement that only one of them has stands in a `match` on it.
 
 pub mod failures;
+pub mod history;
 pub mod inspect;
 pub mod job_query;
 pub mod jobs;
@@ -28,12 +29,12 @@ use super::postgres::PostgresServer;
 use super::sqlite::SqliteFile;
 use super::{
     Backend, Clock, DbError, DbFuture, Inspect, JobRow, KeptBlobRow, KeptRow, KeptTaskRow, Label,
-    Reads, Signals, Transaction, UnsentStart,
+    Reads, Signals, Transaction, TransitionRow, UnsentStart,
 };
 use crate::definition::PackedDefinition;
 use crate::error::{Availability, StoreError};
 use crate::ledger::{KeptFailure, NodeKey, NodeRow};
-use crate::model::{Backlog, OutboxMessage, Transition};
+use crate::model::{Backlog, OutboxMessage};
 use crate::query::JobQuery;
 use session::Session;
 use statement::Dialect;
@@ -181,8 +182,15 @@ impl Reads for SqlBackend {
     fn failure<'a>(&'a self, incarnation: i64, path: &'a str) -> DbFuture<'a, Option<KeptFailure>> {
         Box::pin(async move { failures::find(&mut self.reader().await?, incarnation, path).await })
     }
-    fn history(&self, incarnation: i64) -> DbFuture<'_, Vec<Transition>> {
-        Box::pin(async move { jobs::history(&mut self.reader().await?, incarnation).await })
+    fn history(
+        &self,
+        incarnation: i64,
+        after: i64,
+        limit: u32,
+    ) -> DbFuture<'_, Vec<TransitionRow>> {
+        Box::pin(async move {
+            history::read(&mut self.reader().await?, incarnation, after, limit).await
+        })
     }
     fn nodes<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> DbFuture<'a, Vec<NodeRow>> {
         Box::pin(async move { ledger::nodes(&mut self.reader().await?, incarnation, keys).await })

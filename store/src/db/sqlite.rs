@@ -81,13 +81,10 @@ pub fn file_of(url: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use contract::{JobId, PartitionId};
 
     use super::*;
-    use crate::db::sql::SqlBackend;
-    use crate::{JobRequest, StartCondition, Store, StoreOptions};
+    use crate::{JobRequest, StartCondition, Store};
 
     /// Makes all times of the outbox a day later, which is the same as a clock that is set back by a day.
     async fn set_clock_back(url: &str) {
@@ -100,10 +97,7 @@ mod tests {
     }
 
     async fn open(url: &str) -> Store {
-        Store {
-            backend: Arc::new(SqlBackend::sqlite(url).await.unwrap()),
-            options: StoreOptions::default(),
-        }
+        Store::open(url).await.unwrap()
     }
 
     #[tokio::test]

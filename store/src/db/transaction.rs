@@ -81,6 +81,9 @@ pub trait JobSteps {
         transition: &'a Transition,
     ) -> DbFuture<'a, ()>;
 
+    /// Deletes all transitions of a job but the first one and the latest `keep`, and counts them in the first.
+    fn shorten_history(&mut self, incarnation: i64, keep: u32) -> DbFuture<'_, ()>;
+
     /// Adds transitions to the histories of many jobs.
     fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()>;
 

@@ -97,6 +97,9 @@ async fn create(
         to: JobStatus::Waiting,
         actor: Actor::Client.name().to_owned(),
         reason: "created".to_owned(),
+        round: job.round,
+        correlation_id: job.correlation_id.clone(),
+        prerequisite: None,
     };
     tx.append_history(incarnation, &step).await?;
     if !waits_for.is_empty() {

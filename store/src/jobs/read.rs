@@ -1,4 +1,4 @@
-//! Reads jobs and their history, one or a page at a time.
+//! Reads jobs, one or a page at a time.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,7 +9,7 @@ use crate::definition::PackedDefinition;
 use crate::job_row::JobRow;
 use crate::jobs::progress::Progress;
 use crate::ledger::FAILURES_IN_FULL;
-use crate::model::{Definition, Transition};
+use crate::model::Definition;
 use crate::query::JobQuery;
 use crate::{Store, StoreError};
 
@@ -64,18 +64,6 @@ impl Store {
         query: &JobQuery,
     ) -> Result<u64, StoreError> {
         Ok(self.backend.count_jobs(partition.as_str(), query).await?)
-    }
-
-    /// Returns the changes of a job's status, oldest first; none for an unknown job.
-    pub async fn history(
-        &self,
-        partition: &PartitionId,
-        job: &JobId,
-    ) -> Result<Vec<Transition>, StoreError> {
-        match self.backend.job(partition.as_str(), job.as_str()).await? {
-            Some(row) => Ok(self.backend.history(row.incarnation).await?),
-            None => Ok(Vec::new()),
-        }
     }
 
     /// Returns what a job was created from. Returns `None` if there is no such job, or if an earlier version created it.

@@ -64,7 +64,7 @@ async fn failure_fails_all_dependents_and_names_the_failed_job(store: TestStore)
     assert_eq!(
         store.last_transition("z").await,
         (
-            "tracking".to_owned(),
+            "prerequisite".to_owned(),
             "its prerequisite a has failed".to_owned()
         )
     );
@@ -92,7 +92,7 @@ async fn cancellation_cancels_all_dependents(store: TestStore) {
     assert_eq!(
         store.last_transition("c").await,
         (
-            "client".to_owned(),
+            "prerequisite".to_owned(),
             "its prerequisite m was cancelled".to_owned()
         )
     );

@@ -36,6 +36,7 @@ mod dependents;
 mod expiry;
 mod failures;
 mod filter;
+mod history;
 mod jobs;
 mod ledger;
 mod list;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{MemoryTransaction, done};
-use crate::db::{DbFuture, JobKey, JobRow, JobSteps};
+use crate::db::{DbFuture, JobKey, JobRow, JobSteps, TransitionRow};
 use crate::model::Transition;
 
 impl JobSteps for MemoryTransaction {
@@ -88,24 +88,41 @@ impl JobSteps for MemoryTransaction {
         incarnation: i64,
         transition: &'a Transition,
     ) -> DbFuture<'a, ()> {
-        let number = self.state.number();
-        self.put(
-            |s| &mut s.history,
-            (incarnation, number),
-            Some(transition.clone()),
-        );
+        let id = self.state.number();
+        let row = TransitionRow {
+            id,
+            transition: transition.clone(),
+            left_out: 0,
+        };
+        self.put(|s| &mut s.history, (incarnation, id), Some(row));
+        done(())
+    }
+    fn shorten_history(&mut self, incarnation: i64, keep: u32) -> DbFuture<'_, ()> {
+        let rows = self
+            .state
+            .history
+            .range((incarnation, 0)..(incarnation + 1, 0));
+        let ids: Vec<i64> = rows.map(|((_, id), _)| *id).collect();
+        let Some(([first], later)) = ids.split_first_chunk() else {
+            return done(());
+        };
+        let gone = &later[..later.len().saturating_sub(keep as usize)];
+        for id in gone {
+            self.put(|s| &mut s.history, (incarnation, *id), None);
+        }
+        if let Some(mut row) = self.state.history.get(&(incarnation, *first)).cloned() {
+            row.left_out += i64::try_from(gone.len()).unwrap_or(i64::MAX);
+            self.put(|s| &mut s.history, (incarnation, *first), Some(row));
+        }
         done(())
     }
     fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()> {
-        for (incarnation, step) in steps {
-            let number = self.state.number();
-            self.put(
-                |s| &mut s.history,
-                (*incarnation, number),
-                Some(step.clone()),
-            );
-        }
-        done(())
+        Box::pin(async move {
+            for (incarnation, step) in steps {
+                self.append_history(*incarnation, step).await?;
+            }
+            Ok(())
+        })
     }
     fn has_past_incarnation<'a>(
         &'a mut self,

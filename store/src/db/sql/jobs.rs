@@ -1,4 +1,4 @@
-//! The tables `job`, `label`, `history` and `past_life`.
+//! The tables `job`, `label` and `past_life`.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,6 @@ use super::session::{Row, Session};
 use super::statement::{Dialect, Statement, json};
 use crate::db::{DbError, JobKey, JobRow, Label};
 use crate::ledger::{Counts, JobTotals};
-use crate::model::Transition;
 use crate::pace::Pace;
 
 /// The columns that [`read_job`] reads.
@@ -191,59 +190,6 @@ pub async fn labels(db: &mut Session, incarnations: &[i64]) -> Result<Vec<Label>
         .await
 }
 
-pub async fn append_history(
-    db: &mut Session,
-    incarnation: i64,
-    transition: &Transition,
-) -> Result<(), DbError> {
-    let statement = db
-        .statement(
-            "insert into history (incarnation, time, from_status, to_status, actor, reason) values ($1, $2, $3, $4, $5, $6)",
-        )
-        .bind(incarnation)
-        .bind(transition.time)
-        .bind(transition.from.map(JobStatus::name))
-        .bind(transition.to.name())
-        .bind(transition.actor.as_str())
-        .bind(transition.reason.as_str());
-    db.execute(statement).await.map(drop)
-}
-
-pub async fn append_histories(
-    db: &mut Session,
-    transitions: &[(i64, Transition)],
-) -> Result<(), DbError> {
-    let rows: Vec<_> = transitions
-        .iter()
-        .map(|(n, step)| {
-            let from = step.from.map(JobStatus::name);
-            (
-                n,
-                step.time,
-                from,
-                step.to.name(),
-                &step.actor,
-                &step.reason,
-            )
-        })
-        .collect();
-    let each = db.dialect().each();
-    let statement = db.statement(format!(
-        "insert into history (incarnation, time, from_status, to_status, actor, reason) \
-         select cast(k.value ->> 0 as bigint), cast(k.value ->> 1 as bigint), k.value ->> 2, k.value ->> 3, \
-         k.value ->> 4, k.value ->> 5 from {each}"
-    ));
-    db.execute(statement.bind(json(&rows)?)).await.map(drop)
-}
-
-/// Returns the history of a job, oldest first.
-pub async fn history(db: &mut Session, incarnation: i64) -> Result<Vec<Transition>, DbError> {
-    let statement = db.statement(
-        "select time, from_status, to_status, actor, reason from history where incarnation = $1 order by id",
-    );
-    db.fetch(statement.bind(incarnation), read_transition).await
-}
-
 pub async fn has_past_incarnation(
     db: &mut Session,
     partition: &str,
@@ -339,17 +285,6 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         correlation_id: row.get("correlation_id")?,
         pace: progress.pace,
         output_pipe: row.get("output_pipe")?,
-    })
-}
-
-fn read_transition(row: Row<'_>) -> Result<Transition, DbError> {
-    let from: Option<&str> = row.get("from_status")?;
-    Ok(Transition {
-        time: row.get("time")?,
-        from: from.map(status).transpose()?,
-        to: status(row.get("to_status")?)?,
-        actor: row.get("actor")?,
-        reason: row.get("reason")?,
     })
 }
 

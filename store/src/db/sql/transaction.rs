@@ -7,7 +7,9 @@ use contract::ReportFailure;
 
 use super::session::Session;
 use super::statement::Dialect;
-use super::{failures, jobs, ledger, outbox, outputs, parking, prerequisites, retention, rounds};
+use super::{
+    failures, history, jobs, ledger, outbox, outputs, parking, prerequisites, retention, rounds,
+};
 use crate::db::postgres::CHANNEL;
 use crate::db::{
     DbError, DbFuture, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow, KeptRow,
@@ -111,14 +113,13 @@ impl JobSteps for SqlTransaction {
         incarnation: i64,
         transition: &'a Transition,
     ) -> DbFuture<'a, ()> {
-        Box::pin(jobs::append_history(
-            &mut self.session,
-            incarnation,
-            transition,
-        ))
+        Box::pin(history::append(&mut self.session, incarnation, transition))
+    }
+    fn shorten_history(&mut self, incarnation: i64, keep: u32) -> DbFuture<'_, ()> {
+        Box::pin(history::shorten(&mut self.session, incarnation, keep))
     }
     fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()> {
-        Box::pin(jobs::append_histories(&mut self.session, steps))
+        Box::pin(history::append_all(&mut self.session, steps))
     }
     fn has_past_incarnation<'a>(
         &'a mut self,

@@ -1,0 +1,80 @@
+//! Reads the history of a job: every change of its status, bounded in number.
+
+use contract::{JobId, PartitionId, rest};
+
+use crate::db::TransitionRow;
+use crate::model::Transition;
+use crate::{Store, StoreError};
+
+impl Store {
+    /// Returns the changes of a job's status, oldest first; none for an unknown job.
+    pub async fn history(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Vec<Transition>, StoreError> {
+        let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else {
+            return Ok(Vec::new());
+        };
+        let rows = self.backend.history(row.incarnation, 0, u32::MAX).await?;
+        Ok(rows.into_iter().map(|row| row.transition).collect())
+    }
+
+    /// Returns up to `limit` changes of a job's status, oldest first, from the one behind `after` on; `None` if there is no such
+    /// job.
+    pub async fn history_page(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+        after: Option<i64>,
+        limit: u32,
+    ) -> Result<Option<rest::History>, StoreError> {
+        let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else {
+            return Ok(None);
+        };
+        let limit = limit.max(1);
+        let found = self.backend.history(
+            row.incarnation,
+            after.unwrap_or_default(),
+            limit.saturating_add(1),
+        );
+        let mut found = found.await?;
+        let is_last = found.len() <= limit as usize;
+        found.truncate(limit as usize);
+        let next = found.last().filter(|_| !is_last);
+        Ok(Some(rest::History {
+            next: next.map(|last| last.id.to_string()),
+            left_out: found.iter().map(|row| row.left_out).sum(),
+            history: found
+                .into_iter()
+                .map(|step| shown(step, row.correlation_id.as_deref()))
+                .collect(),
+        }))
+    }
+}
+
+/// Returns a transition as the API shows it. `creator` is the correlation id of the request that created the job.
+fn shown(row: TransitionRow, creator: Option<&str>) -> rest::StatusChange {
+    let Transition {
+        time,
+        from,
+        to,
+        actor,
+        reason,
+        round,
+        correlation_id,
+        prerequisite,
+    } = row.transition;
+    // An earlier version kept it with the job only.
+    let creator = creator.filter(|_| from.is_none()).map(str::to_owned);
+    rest::StatusChange {
+        time,
+        from,
+        to,
+        actor,
+        reason,
+        round,
+        correlation_id: correlation_id.or(creator),
+        prerequisite,
+    }
+}
