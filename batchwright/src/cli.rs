@@ -11,6 +11,7 @@ mod manual;
 mod outputs;
 mod pipes;
 mod planned_panics;
+mod resubmit;
 mod retry;
 pub mod script;
 mod serve;
@@ -30,6 +31,7 @@ use self::jobs::{CountArgs, DeleteArgs, JobArgs, ListArgs, TargetArgs};
 use self::manual::{CompletionsArgs, ManArgs};
 use self::outputs::OutputsArgs;
 use self::pipes::{PutArgs, TakeArgs};
+use self::resubmit::ResubmitArgs;
 use self::retry::RetryArgs;
 use self::script::RunScriptArgs;
 use self::serve::{RunArgs, UpArgs};
@@ -101,6 +103,8 @@ pub enum Command {
     Resume(JobArgs),
     /// Go on with a job that has failed or was cancelled, or with those that match conditions: only what is not done is done.
     Retry(RetryArgs),
+    /// Run a job again as a new one with the same definition, under another id or in the place of the one that has ended.
+    Resubmit(ResubmitArgs),
     /// Take messages from a pipe: one line of JSON each, acknowledged when the line is written.
     Take(TakeArgs),
     /// Put messages into a pipe, as `take` prints them; they are stored when the command ends with 0.
@@ -148,6 +152,7 @@ impl Command {
                 jobs::change(&args, async |client| client.resume(&args.job).await).await
             }
             Self::Retry(args) => retry::retry(args).await,
+            Self::Resubmit(args) => resubmit::resubmit(args).await,
             Self::Take(args) => pipes::take(args).await,
             Self::Put(args) => pipes::put(args).await,
             Self::Bench(args) => bench::bench(args).await,
@@ -175,6 +180,7 @@ impl Command {
             Self::Cancel(args) => &args.service,
             Self::Delete(args) => &args.target.service,
             Self::Retry(args) => &args.target.service,
+            Self::Resubmit(args) => &args.service,
             Self::Bench(args) => return args.json,
             Self::Demo(_)
             | Self::Up(_)

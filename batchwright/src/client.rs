@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use contract::rest::{
-    ErrorBody, ErrorCode, Failures, Job, MAX_BODY_BYTES, NewJob, Retried, RetriedJobs,
+    ErrorBody, ErrorCode, Failures, Job, MAX_BODY_BYTES, NewJob, Resubmit, Retried, RetriedJobs,
+    SubmittedJob,
 };
 use contract::{PipeMessage, PutRequest, TakeRequest, TakenMessages};
 use framework::tls::Tls;
@@ -131,6 +132,52 @@ impl Client {
         }
         let (status, _) = self.send(Method::PUT, &self.job_url(job), body).await?;
         Ok(status == StatusCode::CREATED)
+    }
+
+    /// Creates a job whose id the service makes. Returns it, and whether it is new: with a key, an earlier request may have created
+    /// it.
+    pub async fn post_job(
+        &self,
+        new_job: &NewJob,
+        key: Option<&str>,
+    ) -> Result<(SubmittedJob, bool), ClientError> {
+        let body = serde_json::to_vec(new_job).unwrap_or_default();
+        if body.len() > MAX_BODY_BYTES {
+            return Err(ClientError::TooLarge { bytes: body.len() });
+        }
+        let url = self.partition_url("jobs", &[]);
+        self.create(&url, body, key).await
+    }
+
+    /// Creates a job like this one. Returns it, and whether it is new: an earlier request may have created it.
+    pub async fn resubmit(
+        &self,
+        job: &str,
+        new: &Resubmit,
+        key: Option<&str>,
+    ) -> Result<(SubmittedJob, bool), ClientError> {
+        let url = format!("{}/resubmit?strict=true", self.job_url(job));
+        let body = serde_json::to_vec(new).unwrap_or_default();
+        self.create(&url, body, key).await
+    }
+
+    async fn create(
+        &self,
+        url: &str,
+        body: Vec<u8>,
+        key: Option<&str>,
+    ) -> Result<(SubmittedJob, bool), ClientError> {
+        let request = self
+            .http
+            .post(url)
+            .header("content-type", "application/json");
+        let request = request.header("accept", ACCEPTED).body(body);
+        let request = match key {
+            Some(key) => request.header("idempotency-key", key),
+            None => request,
+        };
+        let (status, body) = self.exchange(request, url).await?;
+        Ok((parsed(&body, url)?, status == StatusCode::CREATED))
     }
 
     /// Returns the current state of a job.

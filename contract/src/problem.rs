@@ -99,6 +99,8 @@ pub enum ErrorCode {
     MethodNotAllowed,
     /// The id belongs to a job that another request created.
     JobExists,
+    /// The key belongs to another request.
+    IdempotencyKeyTaken,
     /// The status of the job does not allow the operation.
     WrongJobStatus,
     /// The service lets no client take or put messages.
@@ -135,7 +137,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 39] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -158,6 +160,7 @@ impl ErrorCode {
         Self::UrlNotFound,
         Self::MethodNotAllowed,
         Self::JobExists,
+        Self::IdempotencyKeyTaken,
         Self::WrongJobStatus,
         Self::PipesNotServed,
         Self::OutputsNotKept,
@@ -304,6 +307,11 @@ impl ErrorCode {
                 "Another job has this id",
                 "Choose another id, or delete the job first. The same request for the same job is accepted again.",
             ),
+            Self::IdempotencyKeyTaken => (
+                "IDEMPOTENCY_KEY_TAKEN",
+                "The key belongs to another request",
+                "Give each request a key of its own, and repeat a request unchanged.",
+            ),
             Self::WrongJobStatus => (
                 "WRONG_JOB_STATUS",
                 "The status of the job does not allow this",
@@ -337,7 +345,7 @@ impl ErrorCode {
             Self::TasksNotKept => (
                 "TASKS_NOT_KEPT",
                 "The tasks of the job were not kept",
-                "Delete the job and create it again. The operator sets how long tasks are kept.",
+                "Resubmit the job, which does all of it again. The operator sets how long tasks are kept.",
             ),
             Self::ForeignOrigin => (
                 "FOREIGN_ORIGIN",

@@ -580,6 +580,30 @@ pub enum TaskState {
     Failed,
 }
 
+/// A request to run a job again as a new one.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct Resubmit {
+    /// The id of the new job. By default the service makes one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job_id: Option<String>,
+    /// Whether the new job has the id of the job and takes its place. The job must have ended.
+    pub same_id: bool,
+}
+
+/// A job that was created, or that the same request created before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct SubmittedJob {
+    /// The id of the job.
+    pub job_id: String,
+    /// What the service ignored of the request. Absent if it ignored nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
 /// A job that was taken up again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]

@@ -28,6 +28,12 @@ pub enum ApiError {
     /// 403: another request created a job with this id.
     #[error("Job already exists")]
     JobExists,
+    /// 422: another request has this key, which created this job.
+    #[error(
+        "The Idempotency-Key '{key}' belongs to another request, which created the job '{job}'. Give each request a key of its own, and \
+         repeat a request unchanged."
+    )]
+    KeyTaken { key: String, job: String },
     /// 403: the operator does not give access to pipes.
     #[error(
         "This service gives no access to pipes over HTTP. Use the broker itself (--broker amqp://…), or start the service with \
@@ -129,6 +135,7 @@ impl ApiError {
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::Conflict(..) | Self::OutputsNotKept(_) => StatusCode::CONFLICT,
             Self::OutputsRemoved(_) => StatusCode::GONE,
+            Self::KeyTaken { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NoSpace(_)
@@ -149,6 +156,7 @@ impl ApiError {
             Self::BadRequest(code, _) | Self::NotFound(code, _) | Self::Conflict(code, _) => *code,
             Self::JobNotFound(_) => ErrorCode::JobNotFound,
             Self::JobExists => ErrorCode::JobExists,
+            Self::KeyTaken { .. } => ErrorCode::IdempotencyKeyTaken,
             Self::PipesNotServed => ErrorCode::PipesNotServed,
             Self::BrokerUnavailable(_) => ErrorCode::BrokerUnavailable,
             Self::OutputsNotKept(_) => ErrorCode::OutputsNotKept,

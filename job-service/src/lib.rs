@@ -37,6 +37,7 @@ mod request_body;
 mod routes;
 mod server;
 mod state;
+mod submission;
 mod taken_messages;
 mod watched_jobs;
 

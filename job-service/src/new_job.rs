@@ -108,6 +108,8 @@ impl RawRequest {
             headers: Headers::new(),
             definition: Vec::new(),
             content_hash,
+            key: None,
+            replaces: None,
         };
         Ok(ValidJob {
             request,

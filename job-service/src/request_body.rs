@@ -1,5 +1,6 @@
 //! Reads the body of a request within bounds: its own size and time, and the bytes of all bodies together.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -7,9 +8,11 @@ use axum::extract::{FromRequest, Request};
 use axum::http::header;
 use futures_util::StreamExt as _;
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{ApiError, ApiResult};
+use crate::notes::Unknown;
 use crate::state::AppState;
 use contract::rest::ErrorCode;
 
@@ -24,16 +27,34 @@ pub struct RequestBody {
 impl RequestBody {
     /// Returns the body as the JSON that an operation reads. An empty body counts as an empty object.
     pub fn parsed<T: DeserializeOwned>(&self) -> ApiResult<T> {
-        let body: &[u8] = if self.bytes.is_empty() {
+        serde_json::from_slice(self.or_empty_object()).map_err(not_understood)
+    }
+
+    /// Returns the body as [`parsed`](Self::parsed) does, and notes the fields that the operation does not know.
+    pub fn parsed_noting<T: DeserializeOwned>(&self, unknown: &mut Unknown) -> ApiResult<T> {
+        let body = self.or_empty_object();
+        // serde's derived types would accept an array instead of an object.
+        serde_json::from_slice::<HashMap<String, &RawValue>>(body).map_err(not_understood)?;
+        let mut json = serde_json::Deserializer::from_slice(body);
+        let parsed = serde_ignored::deserialize(&mut json, |path| {
+            unknown.add("field", &path.to_string().replace(".?", ""));
+        });
+        parsed.map_err(not_understood)
+    }
+
+    fn or_empty_object(&self) -> &[u8] {
+        if self.bytes.is_empty() {
             b"{}"
         } else {
             &self.bytes
-        };
-        serde_json::from_slice(body).map_err(|error| {
-            let message = format!("The body cannot be understood: {error}.");
-            ApiError::bad_request(ErrorCode::InvalidJson, message)
-        })
+        }
     }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the argument of map_err")]
+fn not_understood(error: serde_json::Error) -> ApiError {
+    let message = format!("The body cannot be understood: {error}.");
+    ApiError::bad_request(ErrorCode::InvalidJson, message)
 }
 
 impl FromRequest<Arc<AppState>> for RequestBody {

@@ -20,9 +20,11 @@ mod list_jobs;
 mod pause_job;
 mod ping;
 mod put_messages;
+mod resubmit_job;
 mod resume_job;
 mod retry_job;
 mod retry_jobs;
+mod submit_job;
 mod take_messages;
 mod watch_job;
 
@@ -32,7 +34,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{RawQuery, Request, State};
-use axum::http::{Method, StatusCode, Uri, header};
+use axum::http::{HeaderName, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -61,6 +63,7 @@ use crate::measured;
 use crate::options::BASE_PATH;
 use crate::server;
 use crate::state::AppState;
+use crate::submission::KEY_HEADER;
 
 /// How long a scrape waits for the health check. A service that takes longer is not ready.
 const READY_LIMIT: Duration = Duration::from_secs(2);
@@ -119,7 +122,7 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
         .layer(middleware::from_fn(current_request::layer))
         .layer(middleware::from_fn(correlation::layer));
     // A layer runs after routing, but the URL must change before routing.
-    Router::new().fallback_service(router.map_request(strip_trailing_slash))
+    Router::new().fallback_service(router.map_request(plain_path))
 }
 
 /// Shows at each scrape whether the service is ready, until the result is dropped.
@@ -152,33 +155,51 @@ fn cross_origin(allowed: &[AllowedOrigin]) -> Option<CorsLayer> {
         CorsLayer::new()
             .allow_origin(is_allowed)
             .allow_methods(methods)
-            .allow_headers([header::CONTENT_TYPE, correlation::HEADER])
+            .allow_headers([
+                header::CONTENT_TYPE,
+                HeaderName::from_static(KEY_HEADER),
+                correlation::HEADER,
+            ])
             .expose_headers([header::LOCATION, correlation::HEADER]),
     )
 }
 
-/// Treats `…/jobs/` like `…/jobs`, as CAF does.
-fn strip_trailing_slash(mut request: Request) -> Request {
-    let Some(path) = request
-        .uri()
-        .path()
-        .strip_suffix('/')
-        .filter(|path| path.starts_with(BASE_PATH))
-    else {
+/// Treats `…/jobs/` like `…/jobs`, as CAF does, and `POST …/jobs/j:retry` like `POST …/jobs/j/retry`.
+fn plain_path(mut request: Request) -> Request {
+    let path = request.uri().path();
+    let Some(path) = path.strip_prefix(BASE_PATH) else {
         return request;
     };
-    let path = request
-        .uri()
-        .query()
-        .map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
+    let plain = path.strip_suffix('/').unwrap_or(path);
+    let operation = (request.method() == Method::POST)
+        .then(|| operation_of_job(plain))
+        .flatten();
+    let plain = match operation {
+        Some((job, operation)) => format!("{BASE_PATH}{job}/{operation}"),
+        None if plain.len() < path.len() => format!("{BASE_PATH}{plain}"),
+        None => return request,
+    };
+    let plain = match request.uri().query() {
+        Some(query) => format!("{plain}?{query}"),
+        None => plain,
+    };
     let mut parts = request.uri().clone().into_parts();
-    if let Ok(path) = path.parse() {
-        parts.path_and_query = Some(path);
+    if let Ok(plain) = plain.parse() {
+        parts.path_and_query = Some(plain);
     }
     if let Ok(uri) = Uri::from_parts(parts) {
         *request.uri_mut() = uri;
     }
     request
+}
+
+/// Splits `/partitions/p/jobs/j:retry` into the path of the job and the operation. No id contains a colon.
+fn operation_of_job(path: &str) -> Option<(&str, &str)> {
+    let (job, operation) = path.rsplit_once(':').or_else(|| path.rsplit_once("%3A"))?;
+    let mut segments = job.strip_prefix("/partitions/")?.split('/');
+    let (_, jobs, id) = (segments.next()?, segments.next()?, segments.next()?);
+    let is_job = jobs == "jobs" && !id.is_empty() && segments.next().is_none();
+    (is_job && ["retry", "resubmit"].contains(&operation)).then_some((job, operation))
 }
 
 /// Returns the OpenAPI 3.1 document of the API.
@@ -196,6 +217,7 @@ fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(delete_jobs::delete_jobs))
         .routes(routes!(retry_jobs::retry_jobs))
         .routes(routes!(create_job::create_job))
+        .routes(routes!(submit_job::submit_job))
         .routes(routes!(dispatch_partition::dispatch_partition))
         .routes(routes!(get_job::get_job))
         .routes(routes!(watch_job::watch_job))
@@ -204,6 +226,7 @@ fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(pause_job::pause_job))
         .routes(routes!(resume_job::resume_job))
         .routes(routes!(retry_job::retry_job))
+        .routes(routes!(resubmit_job::resubmit_job))
         .routes(routes!(get_definition::get_definition))
         .routes(routes!(get_history::get_history))
         .routes(routes!(job_status::job_status))

@@ -33,7 +33,7 @@ pub use inspect::Inspect;
 pub use signals::{JobSignal, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
-    FAILURES_OF_A_ROUND, JobSteps, LONGEST_LEASE, LedgerSteps, OutboxSteps, OutputSteps,
+    FAILURES_OF_A_ROUND, JobSteps, KeyState, LONGEST_LEASE, LedgerSteps, OutboxSteps, OutputSteps,
     ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps, Transaction,
 };
 

@@ -60,7 +60,8 @@ pub use jobs::{RetriedBatch, RetryCursor, TaskAnswer};
 pub use model::{
     Backlog, Begun, Cancellation, CatalogueSize, Change, Creation, Definition, EventKind, Header,
     Headers, Incarnation, JobRequest, OutboxMessage, ParkOutcome, ParkedTask, Prerequisite,
-    Recorded, Refusal, Retry, StartCondition, TaskTableSize, TrackingEvent, Transition,
+    Recorded, Refusal, RequestKey, Retry, Source, StartCondition, TaskTableSize, TrackingEvent,
+    Transition,
 };
 pub use outbox::Claim;
 pub use outputs::{Keeping, KeptBlob, NewBlob, NewOutputs, OutputsOf};

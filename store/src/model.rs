@@ -53,6 +53,20 @@ pub struct JobRequest {
     pub definition: Vec<u8>,
     /// A hash of the whole request. It distinguishes a repeated request from a different one with the same id.
     pub content_hash: [u8; 32],
+    /// The key that the client gave to the request.
+    pub key: Option<RequestKey>,
+    /// The number of the incarnation that the job replaces, which must have ended. It is deleted in the same transaction.
+    pub replaces: Option<i64>,
+}
+
+/// The key that a client gave to a request that creates a job. Within a partition and for a while
+/// ([`StoreOptions::request_keys_kept`](crate::StoreOptions::request_keys_kept)), a key creates one job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestKey {
+    /// The key.
+    pub key: String,
+    /// A hash of all that the request asks for. It distinguishes a repeated request from a different one with the same key.
+    pub fingerprint: [u8; 32],
 }
 
 impl JobRequest {
@@ -74,6 +88,8 @@ impl JobRequest {
             headers: Headers::new(),
             definition: Vec::new(),
             content_hash: [0; 32],
+            key: None,
+            replaces: None,
         }
     }
 }
@@ -190,6 +206,14 @@ pub enum Creation {
     Conflict,
     /// The job would never start; nothing was created.
     Refused(Refusal),
+    /// A request with the same key created this job before; nothing was changed.
+    Repeated(JobId),
+    /// A different request with the same key created this job before; nothing was changed.
+    KeyTaken(JobId),
+    /// The job to be replaced has not ended; nothing was changed.
+    NotEnded(JobStatus),
+    /// The job to be replaced was deleted or replaced by another request; nothing was changed.
+    NotThere,
 }
 
 /// Why a job would never start.
@@ -231,6 +255,15 @@ pub struct Definition {
     pub prerequisites: Vec<Prerequisite>,
     /// Whether the job also waited until the jobs of its partition were dispatched.
     pub suspended: bool,
+}
+
+/// A job that another one is created like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// The number of its incarnation.
+    pub incarnation: i64,
+    /// What it was created from, unless an earlier version created it.
+    pub definition: Option<Definition>,
 }
 
 /// The result of taking a job up again.

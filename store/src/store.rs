@@ -34,6 +34,8 @@ pub struct StoreOptions {
     /// How long the store remembers the incarnations of deleted jobs. It must be longer than messages of a deleted job can
     /// stay in pipes.
     pub past_incarnations_kept: Duration,
+    /// How long the store remembers the keys that clients gave to requests.
+    pub request_keys_kept: Duration,
     /// The largest number of items of a job. A job that has more fails.
     pub max_items: u64,
     /// The number of failures of a job that are kept. Failures beyond are only counted.
@@ -56,6 +58,7 @@ impl Default for StoreOptions {
             failed_tables_kept: day,
             most_failed_tables: Self::DEFAULT_TABLES,
             past_incarnations_kept: 7 * day,
+            request_keys_kept: day,
             max_items: Self::DEFAULT_ITEMS,
             max_failures: Self::DEFAULT_FAILURES,
         }

@@ -1,15 +1,17 @@
-//! The sweeper's work: deletes expired jobs, drops the task tables of jobs that have ended, and forgets past incarnations.
+//! The sweeper's work: deletes expired jobs, drops the task tables of jobs that have ended, and forgets past incarnations and the
+//! keys of requests.
 //!
 //! Each call does a little of it. Dropping a table takes locks, and a database has a limited number of them.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, Signal};
 use crate::jobs::delete_locked;
-use crate::{Store, StoreError};
+use crate::{Store, StoreError, StoreOptions};
 
 /// The number of task tables that one transaction drops.
 const TABLES: u32 = 8;
@@ -34,7 +36,7 @@ impl Store {
     }
 
     /// Deletes some expired jobs, drops some task tables of finished and deleted jobs, and forgets some incarnations that
-    /// were deleted long enough ago.
+    /// were deleted, and some keys that requests got, long enough ago.
     pub async fn sweep(&self) -> Result<Swept, StoreError> {
         // Two transactions, because a deletion locks the job before its task table's entry in the list of retired tables.
         let jobs = self
@@ -42,12 +44,10 @@ impl Store {
                 Box::pin(delete_expired_jobs(tx))
             })
             .await?;
-        let keep = self.options.past_incarnations_kept.as_millis();
-        let keep = u64::try_from(keep).unwrap_or(u64::MAX);
-        let most = self.options.most_failed_tables;
+        let options = self.options;
         let (tables, next) = self
             .run_tx("drop_retired_tables", JobLocks::new(), |tx| {
-                Box::pin(drop_retired_tables(tx, keep, most))
+                Box::pin(drop_retired_tables(tx, options))
             })
             .await?;
         Ok(Swept { jobs, tables, next })
@@ -81,14 +81,20 @@ async fn delete_expired_jobs(tx: &mut Tx<'_>) -> Result<End<u64>, DbError> {
 /// Returns the number of dropped tables, and how long until there is more to do.
 async fn drop_retired_tables(
     tx: &mut Tx<'_>,
-    keep_incarnations: u64,
-    most_kept: u32,
+    options: StoreOptions,
 ) -> Result<End<(u64, Option<u64>)>, DbError> {
     let mut tables = 0;
-    for incarnation in tx.due_tables(TABLES, most_kept).await? {
+    for incarnation in tx.due_tables(TABLES, options.most_failed_tables).await? {
         tables += u64::from(tx.drop_table(incarnation).await?);
     }
-    tx.forget_incarnations(keep_incarnations).await?;
-    let next = tx.next_due(keep_incarnations).await?;
+    let incarnations_kept = millis(options.past_incarnations_kept);
+    let keys_kept = millis(options.request_keys_kept);
+    tx.forget_incarnations(incarnations_kept).await?;
+    tx.forget_keys(keys_kept).await?;
+    let next = tx.next_due(incarnations_kept, keys_kept).await?;
     Ok(End::Commit((tables, next)))
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -262,6 +262,9 @@ struct JobsArgs {
     /// How long the task records of a failed or cancelled job are kept, so that it can be retried, e.g. `P1D` or `PT12H`.
     #[arg(long, env = "BATCHWRIGHT_KEEP_FAILED_TASKS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
     keep_failed_tasks: Duration,
+    /// How long the `Idempotency-Key` of a request is remembered, e.g. `P1D` or `PT12H`.
+    #[arg(long, env = "BATCHWRIGHT_KEEP_IDEMPOTENCY_KEYS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
+    keep_idempotency_keys: Duration,
     /// Number of failures of a job that are kept, from 100 to 1000000; further failures are only counted.
     #[arg(long, env = "BATCHWRIGHT_MAX_FAILURES", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000), value_name = "FAILURES")]
     max_failures: u32,
@@ -496,6 +499,7 @@ impl JobsArgs {
         };
         let store = StoreOptions {
             failed_tables_kept: self.keep_failed_tasks,
+            request_keys_kept: self.keep_idempotency_keys,
             max_failures: self.max_failures,
             most_failed_tables: self.max_failed_tables,
             ..StoreOptions::default()

@@ -18,10 +18,19 @@ use super::outputs::Destination;
 use crate::print::{remark, say};
 use crate::text::escaped;
 
+/// What a command says of its request itself.
+#[derive(Debug, Args)]
+pub(super) struct RequestArgs {
+    /// Key of this request: a repeated request with the same key creates no second job.
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+}
+
 #[derive(Debug, Args)]
 pub struct SubmitArgs {
-    /// Id of the new job.
-    job: String,
+    /// Id of the new job; without it the service makes one.
+    #[arg(conflicts_with = "idempotency_key")]
+    job: Option<String>,
     /// JSON file with the body of the request; `-` reads standard input.
     #[arg(long, short, conflicts_with_all = ["batch_type", "definition"])]
     file: Option<PathBuf>,
@@ -60,6 +69,8 @@ pub struct SubmitArgs {
     #[arg(long, conflicts_with = "target_pipe", value_name = "keep|FILE")]
     outputs: Option<PathBuf>,
     #[command(flatten)]
+    request: RequestArgs,
+    #[command(flatten)]
     pub service: ServiceArgs,
 }
 
@@ -73,25 +84,36 @@ pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
     if destination.is_some() {
         new_job.outputs = Some(Outputs::Keep);
     }
-    let created = args.service.client()?.put(&args.job, &new_job).await?;
+    let client = args.service.client()?;
+    let (job, created) = if let Some(job) = args.job {
+        let created = client.put(&job, &new_job).await?;
+        (job, created)
+    } else {
+        let (submitted, created) = client.post_job(&new_job, args.request.key()).await?;
+        (submitted.job_id, created)
+    };
     if let Some(destination) = destination
         && !matches!(destination, Destination::Service)
     {
-        return jobs::follow_to_outputs(&args.job, &args.service, destination).await;
+        return jobs::follow_to_outputs(&job, &args.service, destination).await;
     }
     if args.watch {
-        return jobs::follow(&args.job, &args.service).await;
+        return jobs::follow(&job, &args.service).await;
     }
-    let id = escaped(&args.job);
-    match args.service.output {
-        Output::Json | Output::Ndjson => {
-            say!("{}", json!({ "id": args.job, "created": created }));
-        }
+    print_created(&job, created, &args.service)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the id of a job that this request or an earlier one created.
+pub(super) fn print_created(job: &str, created: bool, service: &ServiceArgs) -> anyhow::Result<()> {
+    let id = escaped(job);
+    match service.output {
+        Output::Json | Output::Ndjson => say!("{}", json!({ "id": job, "created": created })),
         Output::Name => say!("{id}"),
         Output::Table | Output::Wide if created => say!("{id} created"),
         Output::Table | Output::Wide => say!("{id} already exists with the same definition"),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn read(file: &Path) -> anyhow::Result<NewJob> {
@@ -109,6 +131,13 @@ fn read(file: &Path) -> anyhow::Result<NewJob> {
     });
     job.and_then(|job| json.end().map(|()| job))
         .with_context(|| format!("{} is not a valid job", file.display()))
+}
+
+impl RequestArgs {
+    /// Returns the key of the request, if it has one.
+    pub fn key(&self) -> Option<&str> {
+        self.idempotency_key.as_deref()
+    }
 }
 
 impl SubmitArgs {

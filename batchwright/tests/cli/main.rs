@@ -17,6 +17,7 @@ mod outputs;
 mod panics;
 mod pipes;
 mod readme;
+mod resubmit;
 mod startup;
 mod trace;
 mod watching;

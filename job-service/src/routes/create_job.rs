@@ -3,27 +3,21 @@
 use std::sync::Arc;
 
 use axum::extract::{OriginalUri, State};
-use axum::http::uri::Authority;
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use contract::kept_track_to;
-use contract::rest::{ErrorBody, ErrorCode, NewJob};
-use framework::clock::Clock;
-use framework::trace::{Span, SpanKind, TRACEPARENT, TRACESTATE, TraceContext};
+use contract::rest::{ErrorBody, NewJob};
 use serde::Serialize;
-use store::{Creation, Header, Incarnation};
 use utoipa::ToSchema;
-use uuid::Uuid;
 
 use super::StoreErrors;
 use crate::correlation::CorrelationId;
-use crate::error::{ApiError, ApiResult};
+use crate::error::ApiResult;
 use crate::extract::JobPath;
-use crate::new_job::{RawRequest, RequestContext, ValidJob, refusal_message, start_message};
 use crate::notes::Unknown;
 use crate::request_body::RequestBody;
 use crate::state::AppState;
+use crate::submission::{Submission, Submitted, trace_context, url};
 
 /// The body of the response that creates a job, if there is something to say about the request.
 #[derive(Debug, Serialize, ToSchema)]
@@ -37,8 +31,8 @@ pub struct Created {
 /// Stores the job and sends its first task to `taskPipe`. With `prerequisiteJobIds`, the task is sent after these jobs have
 /// completed; with `delay`, that many seconds later. If a prerequisite fails or is cancelled, so is this job.
 ///
-/// The request is idempotent: repeating it changes nothing, whatever the status of the job. To run a job again, delete it and
-/// create it again; to go on with one that has failed or was cancelled, retry it.
+/// The request is idempotent: repeating it changes nothing, whatever the status of the job. To run a job again, resubmit it; to go on
+/// with one that has failed or was cancelled, retry it. `POST …/jobs` creates a job whose id the service makes.
 ///
 /// With `"outputs": "keep"`, the service keeps the outputs of the tasks (see `getOutputs`); the task has no `targetPipe` then.
 ///
@@ -102,128 +96,26 @@ pub async fn create_job(
     headers: HeaderMap,
     body: RequestBody,
 ) -> ApiResult<Response> {
-    if let Some(reason) = state.no_space_for_jobs() {
-        return Err(ApiError::NoSpace(reason));
-    }
-    let options = &state.options;
-    let unknown = Unknown::of_query(&uri, &[])?;
-    let mut raw = RawRequest::parse(&body.bytes)?;
-    let notes = unknown.and(raw.take_unknown_fields()).into_notes()?;
-    raw.check_limits(&options.limits)?;
-    let made_task = match raw.job_type()? {
-        Some((id, parameters)) => Some(
-            options
-                .job_types
-                .make_task(id, &partition, &job, parameters)
-                .await?,
-        ),
-        None => None,
-    };
-    let ValidJob {
-        mut request,
-        mut task,
-        outputs,
-    } = raw.validate(partition, job, made_task, &state.reserved_pipes)?;
-    if outputs.is_some() {
-        if options.outputs.blobs.is_none() {
-            return Err(ApiError::bad_request(
-                ErrorCode::InvalidRequest,
-                "This service keeps no outputs, because it has no place for them: its operator sets it with --outputs-folder.",
-            ));
-        }
-        let pipe = &options.outputs.pipe;
-        task.target_pipe = Some(kept_track_to(pipe));
-        request.output_pipe = Some(pipe.clone());
-    }
-    request.definition = body.bytes;
-    request.expiry = request.expiry.or(&options.expiry);
-    request.start.suspended = options
-        .suspended_partitions
-        .as_ref()
-        .is_some_and(|pattern| pattern.matches(&request.partition));
-    let span = Span::begin(SpanKind::Request, trace_context(&headers), || {
-        let job = format!("{}:{}", request.partition, request.job);
-        let attributes = vec![
-            ("batchwright.job", job),
-            ("batchwright.correlation_id", correlation_id.clone()),
-        ];
-        ("create job".to_owned(), attributes)
-    });
-    if let Some(context) = span.context() {
-        let header =
-            |(name, value): (&str, &str)| (name.to_owned(), Header::Text(value.to_owned()));
-        request.headers = context.headers().map(header).collect();
-    }
-    request.correlation_id = Some(correlation_id.clone());
-    let context = RequestContext {
-        task_id: Uuid::new_v4(),
-        now: now(),
+    let submission = Submission {
+        job,
+        key: None,
+        replaces: None,
+        body: body.bytes,
+        unknown: Unknown::of_query(&uri, &[])?,
         correlation_id,
+        trace: trace_context(&headers),
     };
-    // The store calls this once per attempt of its transaction.
-    let start = |incarnation: &Incarnation| {
-        let message = start_message(task.clone(), incarnation, context.clone(), options);
-        (task.pipe.clone(), message.encode())
-    };
-    match state.store.create_job(&request, start).await? {
-        Creation::Created(created) => {
-            tracing::info!(
-                job = created.job_task_id(),
-                incarnation = created.number,
-                "created a job"
-            );
-            let location = [(header::LOCATION, requested_url(&uri, &headers))];
+    match state.submit(&partition, submission).await? {
+        Submitted::Created { notes, .. } => {
+            let location = [(header::LOCATION, url(uri.path(), &uri, &headers))];
             Ok(if notes.is_empty() {
                 (StatusCode::CREATED, location).into_response()
             } else {
                 (StatusCode::CREATED, location, Json(Created { notes })).into_response()
             })
         }
-        Creation::AlreadyThere => Ok(StatusCode::NO_CONTENT.into_response()),
-        Creation::Refused(refusal) => Err(ApiError::bad_request(
-            ErrorCode::InvalidPrerequisite,
-            refusal_message(&refusal),
-        )),
-        Creation::Conflict => Err(ApiError::JobExists),
+        Submitted::AlreadyThere | Submitted::Repeated(_) => {
+            Ok(StatusCode::NO_CONTENT.into_response())
+        }
     }
-}
-
-/// Returns the trace that the request belongs to. A client may spread the state over several headers.
-fn trace_context(headers: &HeaderMap) -> Option<TraceContext> {
-    let text = |name| headers.get_all(name).iter().map(|value| value.to_str());
-    let mut parents = text(TRACEPARENT);
-    let (Some(Ok(parent)), None) = (parents.next(), parents.next()) else {
-        return None;
-    };
-    let state: Vec<&str> = text(TRACESTATE)
-        .collect::<Result<_, _>>()
-        .unwrap_or_default();
-    TraceContext::parse(parent, Some(&state.join(",")))
-}
-
-/// Returns the URL of the request as the client sees it, also behind a proxy that sets `X-Forwarded-Host` and
-/// `X-Forwarded-Proto`.
-fn requested_url(uri: &Uri, headers: &HeaderMap) -> String {
-    let header = |name: &str| {
-        headers
-            .get(name)?
-            .to_str()
-            .ok()?
-            .split(',')
-            .next()
-            .map(str::trim)
-    };
-    let host = header("x-forwarded-host")
-        .or_else(|| uri.authority().map(Authority::as_str))
-        .or_else(|| header("host"));
-    let scheme = header("x-forwarded-proto").unwrap_or("http");
-    host.map_or_else(
-        || uri.path().to_owned(),
-        |host| format!("{scheme}://{host}{}", uri.path()),
-    )
-}
-
-/// Returns the current time in milliseconds since 1970.
-fn now() -> i64 {
-    Clock::system().now_millis()
 }

@@ -34,7 +34,8 @@ pub struct RetryParams {
 /// tasks that are done stay done, and its percentage stays. A job that never started waits again, with its prerequisites and its
 /// delay.
 ///
-/// Workers discard what earlier rounds have left in the pipes; what they still report as done counts.
+/// Workers discard what earlier rounds have left in the pipes; what they still report as done counts. `…/jobs/{jobId}:retry` is the
+/// same operation.
 #[utoipa::path(
     post,
     path = "/partitions/{partitionId}/jobs/{jobId}/retry",
@@ -121,7 +122,7 @@ pub fn begun(job: &JobId, retry: Retry) -> ApiResult<Begun> {
             ErrorCode::TasksNotKept,
             format!(
                 "job_id {{{job}}} cannot be retried: it ended long ago, and what was known about its tasks is deleted \
-                 (--keep-failed-tasks, --max-failed-tables). Delete the job and create it again."
+                 (--keep-failed-tasks, --max-failed-tables). Resubmit the job, which does all of it again."
             ),
         )),
         Retry::Refused(refusal) => Err(ApiError::Conflict(

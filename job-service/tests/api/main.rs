@@ -41,6 +41,7 @@ mod pause;
 mod pipes;
 mod relay;
 mod requests;
+mod resubmit;
 mod retry;
 mod scheduling;
 mod watch;

@@ -355,7 +355,11 @@ async fn unknown_url_is_404_and_wrong_method_is_405() {
             service.path("/jobs/j"),
             vec!["DELETE", "GET", "HEAD", "PUT"],
         ),
-        (Method::PUT, service.path("/jobs"), vec!["GET", "HEAD"]),
+        (
+            Method::PUT,
+            service.path("/jobs"),
+            vec!["GET", "HEAD", "POST"],
+        ),
         (Method::GET, service.path("/jobs/j/cancel"), vec!["POST"]),
         (Method::GET, service.path("/jobs:delete"), vec!["POST"]),
         (

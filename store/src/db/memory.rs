@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::JobStatus;
+use contract::{JobId, JobStatus};
 use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
@@ -88,6 +88,8 @@ struct State {
     dependencies: Dependencies,
     /// With the time of their deletion.
     past_incarnations: BTreeMap<(String, String, i64), i64>,
+    /// By partition and key: the fingerprint of the request, its job and the time.
+    request_keys: BTreeMap<(String, String), (Vec<u8>, JobId, i64)>,
     parked: BTreeMap<(i64, i64), ParkedTask>,
     #[expect(
         clippy::zero_sized_map_values,

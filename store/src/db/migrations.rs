@@ -57,6 +57,10 @@ const POSTGRES: &[File] = &[
         "20261122203000_history",
         include_str!("../../../migrations/postgres/20261122203000_history.sql"),
     ),
+    (
+        "20261122203517_request_keys",
+        include_str!("../../../migrations/postgres/20261122203517_request_keys.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -107,6 +111,10 @@ const SQLITE: &[File] = &[
     (
         "20261122203000_history",
         include_str!("../../../migrations/sqlite/20261122203000_history.sql"),
+    ),
+    (
+        "20261122203517_request_keys",
+        include_str!("../../../migrations/sqlite/20261122203517_request_keys.sql"),
     ),
 ];
 

@@ -13,6 +13,7 @@ pub mod outbox;
 pub mod outputs;
 pub mod parking;
 pub mod prerequisites;
+pub mod request_keys;
 pub mod retention;
 pub mod rounds;
 pub mod session;

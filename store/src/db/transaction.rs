@@ -9,14 +9,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use contract::ReportFailure;
+use contract::{JobId, ReportFailure};
 
 use super::{
     DbFuture, Dependency, DueTime, JobKey, JobRow, KeptBlobRow, KeptRow, KeptTaskRow, Signal,
 };
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
-use crate::model::{Headers, OutboxMessage, ParkedTask, Transition};
+use crate::model::{Headers, OutboxMessage, ParkedTask, RequestKey, Transition};
 
 /// A transaction that has begun.
 pub trait Transaction:
@@ -97,6 +97,15 @@ pub trait JobSteps {
     /// Records that this is not the first incarnation of its id.
     fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()>;
 
+    /// Gives a key to the request that creates this job. If the partition has the key already, changes nothing and returns what
+    /// the key belongs to. Waits for the end of another transaction that gives the same key.
+    fn give_key<'a>(
+        &'a mut self,
+        partition: &'a str,
+        key: &'a RequestKey,
+        job: &'a str,
+    ) -> DbFuture<'a, KeyState>;
+
     /// Remembers an incarnation that is being deleted.
     fn remember_incarnation<'a>(
         &'a mut self,
@@ -104,6 +113,17 @@ pub trait JobSteps {
         job: &'a str,
         incarnation: i64,
     ) -> DbFuture<'a, ()>;
+}
+
+/// What has become of a key that a request was to be given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyState {
+    /// The request has it.
+    Given,
+    /// Another request with this fingerprint has it, which created this job.
+    Taken(Vec<u8>, JobId),
+    /// Another request had it, and it was forgotten in this moment.
+    Lost,
 }
 
 /// Steps on the task table of a job, and on its failures.
@@ -293,8 +313,12 @@ pub trait RetentionSteps {
     /// Forgets some of the incarnations that were deleted more than this many milliseconds ago.
     fn forget_incarnations(&mut self, older_than: u64) -> DbFuture<'_, ()>;
 
-    /// Returns the milliseconds until something can be removed. Past incarnations are kept for `remembered` milliseconds.
-    fn next_due(&mut self, remembered: u64) -> DbFuture<'_, Option<u64>>;
+    /// Forgets some of the keys that requests got more than this many milliseconds ago.
+    fn forget_keys(&mut self, older_than: u64) -> DbFuture<'_, ()>;
+
+    /// Returns the milliseconds until something can be removed. Past incarnations are kept for `remembered` milliseconds, and the
+    /// keys of requests for `keys_kept`.
+    fn next_due(&mut self, remembered: u64, keys_kept: u64) -> DbFuture<'_, Option<u64>>;
 }
 
 /// The number of failures of an earlier round that are kept.

@@ -1,11 +1,12 @@
-//! Creates a job together with its start message.
+//! Creates a job together with its start message: a new one, or one in the place of a job that has ended.
 
 use contract::JobStatus;
 
 use crate::db::DueTime;
-use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, JobRow, Signal};
+use crate::db::run_tx::{End, JobLocks, Tx, job_key};
+use crate::db::{DbError, JobRow, KeyState, Signal};
 use crate::definition::PackedDefinition;
+use crate::jobs::delete_locked;
 use crate::ledger::JobTotals;
 use crate::model::{Creation, Incarnation, JobRequest, Transition};
 use crate::pace::Pace;
@@ -30,16 +31,19 @@ impl Store {
     ///
     /// `start` makes the pipe and the body of the start message for the new incarnation. It runs once per attempt at the
     /// transaction.
+    ///
+    /// A request with a key creates a job only if the key is new. One that replaces a job deletes that one in the same transaction.
     pub async fn create_job(
         &self,
         request: &JobRequest,
         start: impl Fn(&Incarnation) -> (String, Vec<u8>) + Send + Sync,
     ) -> Result<Creation, StoreError> {
         let start: MakeStart<'_> = &start;
+        let locks = locks_to_replace(request);
         let mut exclusive = false;
         loop {
             let attempt = self
-                .run_tx("create_job", JobLocks::new(), |tx| {
+                .run_tx("create_job", locks.clone(), |tx| {
                     Box::pin(create(tx, request, start, exclusive))
                 })
                 .await?;
@@ -72,12 +76,28 @@ async fn create(
     let mut job = new_job(request, now);
     let (partition, id) = (request.partition.as_str(), request.job.as_str());
     tx.lock_creations(partition, !exclusive).await?;
+    let refused = |creation| Ok(End::Rollback(Attempt::Done(creation)));
+    if let Some(key) = &request.key {
+        match tx.give_key(partition, key, id).await? {
+            KeyState::Given => tx.notify(Signal::Sweep),
+            KeyState::Lost => return Ok(End::Rerun),
+            KeyState::Taken(other, job) if other == key.fingerprint => {
+                return refused(Creation::Repeated(job));
+            }
+            KeyState::Taken(_, job) => return refused(Creation::KeyTaken(job)),
+        }
+    }
+    if let Some(incarnation) = request.replaces
+        && let Some(refusal) = make_way(tx, request, incarnation).await?
+    {
+        return refused(refusal);
+    }
     let waits_for = match prerequisites::look_up(tx, request, exclusive).await? {
         Lookup::WaitFor(jobs) => jobs,
         Lookup::IdTaken => return Ok(End::Rollback(Attempt::IdTaken)),
         Lookup::NeedsExclusive => return Ok(End::Rollback(Attempt::NeedsExclusive)),
         Lookup::Refused(refusal) => {
-            return Ok(End::Rollback(Attempt::Done(Creation::Refused(refusal))));
+            return refused(Creation::Refused(refusal));
         }
     };
     let Some(incarnation) = tx.insert_job(&job).await? else {
@@ -118,6 +138,38 @@ async fn create(
     tx.insert_definition(incarnation, &definition).await?;
     tx.notify(Signal::Outbox);
     Ok(End::Commit(Attempt::Done(Creation::Created(created))))
+}
+
+/// Returns the jobs that a creation locks first, in one go: if it replaces a job, that one and all prerequisites.
+fn locks_to_replace(request: &JobRequest) -> JobLocks {
+    if request.replaces.is_none() {
+        return JobLocks::new();
+    }
+    let prerequisites = request.start.prerequisites.iter().map(|it| &it.job);
+    prerequisites
+        .chain([&request.job])
+        .map(|job| job_key(&request.partition, job))
+        .collect()
+}
+
+/// Deletes the incarnation that the new job replaces. Returns why it stays, if it does. No job waits for one that has ended.
+async fn make_way(
+    tx: &mut Tx<'_>,
+    request: &JobRequest,
+    incarnation: i64,
+) -> Result<Option<Creation>, DbError> {
+    let locked = tx.lock_known_jobs().await?;
+    let Some(old) = locked
+        .into_iter()
+        .find(|job| job.incarnation == incarnation && job.job == request.job)
+    else {
+        return Ok(Some(Creation::NotThere));
+    };
+    if !old.status.is_finished() {
+        return Ok(Some(Creation::NotEnded(old.status)));
+    }
+    delete_locked(tx, &old).await?;
+    Ok(None)
 }
 
 fn new_job(request: &JobRequest, now: i64) -> JobRow {

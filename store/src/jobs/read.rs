@@ -9,7 +9,7 @@ use crate::definition::PackedDefinition;
 use crate::job_row::JobRow;
 use crate::jobs::progress::Progress;
 use crate::ledger::FAILURES_IN_FULL;
-use crate::model::Definition;
+use crate::model::{Definition, Source};
 use crate::query::JobQuery;
 use crate::{Store, StoreError};
 
@@ -72,11 +72,24 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
     ) -> Result<Option<Definition>, StoreError> {
+        let source = self.source(partition, job).await?;
+        Ok(source.and_then(|source| source.definition))
+    }
+
+    /// Returns the incarnation of a job, and what it was created from. Returns `None` if there is no such job.
+    pub async fn source(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Option<Source>, StoreError> {
         let row = self.backend.job(partition.as_str(), job.as_str()).await?;
         let Some(row) = row else { return Ok(None) };
         let packed = self.backend.definition(row.incarnation).await?;
         let definition = packed.map(PackedDefinition::unpack).transpose();
-        Ok(definition.map_err(DbError::from)?)
+        Ok(Some(Source {
+            incarnation: row.incarnation,
+            definition: definition.map_err(DbError::from)?,
+        }))
     }
 
     /// Returns the signal that wakes a task when this job changes.

@@ -47,6 +47,7 @@ mod parking;
 mod pause;
 mod prerequisites;
 mod progress;
+mod resubmit;
 mod retention;
 mod rounds;
 mod scheduling;

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{MemoryTransaction, done};
-use crate::db::{DbFuture, JobKey, JobRow, JobSteps, TransitionRow};
-use crate::model::Transition;
+use crate::db::sql::jobs::job_id;
+use crate::db::{DbFuture, JobKey, JobRow, JobSteps, KeyState, TransitionRow};
+use crate::model::{RequestKey, Transition};
 
 impl JobSteps for MemoryTransaction {
     fn lock_creations<'a>(&'a mut self, _partition: &'a str, _shared: bool) -> DbFuture<'a, ()> {
@@ -141,6 +142,23 @@ impl JobSteps for MemoryTransaction {
     fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         self.change_job(incarnation, |job| job.first_life = false);
         done(())
+    }
+    fn give_key<'a>(
+        &'a mut self,
+        partition: &'a str,
+        RequestKey { key, fingerprint }: &'a RequestKey,
+        job: &'a str,
+    ) -> DbFuture<'a, KeyState> {
+        let own = (partition.to_owned(), key.clone());
+        if let Some((fingerprint, job, _)) = self.state.request_keys.get(&own) {
+            return done(KeyState::Taken(fingerprint.clone(), job.clone()));
+        }
+        let now = self.shared.clock.now();
+        Box::pin(async move {
+            let given = (fingerprint.to_vec(), job_id(job)?, now);
+            self.put(|s| &mut s.request_keys, own, Some(given));
+            Ok(KeyState::Given)
+        })
     }
     fn remember_incarnation<'a>(
         &'a mut self,

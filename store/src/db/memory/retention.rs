@@ -56,18 +56,29 @@ impl RetentionSteps for MemoryTransaction {
         self.remove_all(|s| &mut s.past_incarnations, |_, ended| *ended <= limit);
         done(())
     }
-    fn next_due(&mut self, remembered: u64) -> DbFuture<'_, Option<u64>> {
+    fn forget_keys(&mut self, older_than: u64) -> DbFuture<'_, ()> {
+        let limit = self.shared.clock.now().saturating_sub_unsigned(older_than);
+        self.remove_all(|s| &mut s.request_keys, |_, (.., given)| *given <= limit);
+        done(())
+    }
+    fn next_due(&mut self, remembered: u64, keys_kept: u64) -> DbFuture<'_, Option<u64>> {
         let tables = self.state.retired.values().copied();
         let past_incarnations = self
             .state
             .past_incarnations
             .values()
             .map(|ended| ended.saturating_add_unsigned(remembered));
+        let keys = self
+            .state
+            .request_keys
+            .values()
+            .map(|(.., given)| given.saturating_add_unsigned(keys_kept));
         let now = self.shared.clock.now();
         let jobs = self.state.jobs.values().filter_map(|job| job.expiry_time);
         done(
             tables
                 .chain(past_incarnations)
+                .chain(keys)
                 .chain(jobs)
                 .min()
                 .map(|due| u64::try_from(due - now).unwrap_or(0)),

@@ -80,16 +80,21 @@ pub async fn due_jobs(db: &mut Session, limit: u32) -> Result<Vec<(String, Strin
     .await
 }
 
-/// Returns the milliseconds until something can be removed. Past incarnations are kept for `remembered` milliseconds.
-pub async fn next_due(db: &mut Session, remembered: u64) -> Result<Option<u64>, DbError> {
+/// Returns the milliseconds until something can be removed. Past incarnations are kept for `remembered` milliseconds, and the keys of
+/// requests for `keys_kept`.
+pub async fn next_due(
+    db: &mut Session,
+    remembered: u64,
+    keys_kept: u64,
+) -> Result<Option<u64>, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "select min(due) - {now} from (select min(droppable_at) as due from retired_table \
          union all select min(expiry_time) from job where expiry_time is not null \
-         union all select min(deleted_at) + $1 from past_life) as things"
+         union all select min(deleted_at) + $1 from past_life \
+         union all select min(created_at) + $2 from request_key) as things"
     ));
-    let left: Option<Option<i64>> = db
-        .fetch_first(statement.bind(millis(remembered)), |row| row.get(0))
-        .await?;
+    let statement = statement.bind(millis(remembered)).bind(millis(keys_kept));
+    let left: Option<Option<i64>> = db.fetch_first(statement, |row| row.get(0)).await?;
     Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
 }

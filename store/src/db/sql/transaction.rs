@@ -8,17 +8,18 @@ use contract::ReportFailure;
 use super::session::Session;
 use super::statement::Dialect;
 use super::{
-    failures, history, jobs, ledger, outbox, outputs, parking, prerequisites, retention, rounds,
+    failures, history, jobs, ledger, outbox, outputs, parking, prerequisites, request_keys,
+    retention, rounds,
 };
 use crate::db::postgres::CHANNEL;
 use crate::db::{
     DbError, DbFuture, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow, KeptRow,
-    KeptTaskRow, LedgerSteps, OutboxSteps, OutputSteps, ParkingSteps, PrerequisiteSteps,
+    KeptTaskRow, KeyState, LedgerSteps, OutboxSteps, OutputSteps, ParkingSteps, PrerequisiteSteps,
     RetentionSteps, RoundSteps, Signal, Signals, Transaction, Wakes,
 };
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
-use crate::model::{Headers, OutboxMessage, ParkedTask, Transition};
+use crate::model::{Headers, OutboxMessage, ParkedTask, RequestKey, Transition};
 
 pub struct SqlTransaction {
     session: Session,
@@ -134,6 +135,14 @@ impl JobSteps for SqlTransaction {
     }
     fn mark_recreated(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         Box::pin(jobs::mark_recreated(&mut self.session, incarnation))
+    }
+    fn give_key<'a>(
+        &'a mut self,
+        partition: &'a str,
+        key: &'a RequestKey,
+        job: &'a str,
+    ) -> DbFuture<'a, KeyState> {
+        Box::pin(request_keys::give(&mut self.session, partition, key, job))
     }
     fn remember_incarnation<'a>(
         &'a mut self,
@@ -357,8 +366,15 @@ impl RetentionSteps for SqlTransaction {
     fn forget_incarnations(&mut self, older_than: u64) -> DbFuture<'_, ()> {
         Box::pin(jobs::forget_incarnations(&mut self.session, older_than))
     }
-    fn next_due(&mut self, remembered: u64) -> DbFuture<'_, Option<u64>> {
-        Box::pin(retention::next_due(&mut self.session, remembered))
+    fn forget_keys(&mut self, older_than: u64) -> DbFuture<'_, ()> {
+        Box::pin(request_keys::forget(&mut self.session, older_than))
+    }
+    fn next_due(&mut self, remembered: u64, keys_kept: u64) -> DbFuture<'_, Option<u64>> {
+        Box::pin(retention::next_due(
+            &mut self.session,
+            remembered,
+            keys_kept,
+        ))
     }
 }
 
