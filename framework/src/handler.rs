@@ -35,6 +35,12 @@ pub trait BatchHandler: Send + Sync + 'static {
     /// Returns the largest number of deliveries that [`Self::handle`] takes at a time. Batches may be smaller.
     fn max_batch(&self) -> usize;
 
+    /// Returns the largest number of bytes that the bodies of a batch have together, unless a single body has more. The worker
+    /// then holds about twice as many bytes, however large the deliveries are. By default, only their number is limited.
+    fn max_bytes(&self) -> Option<usize> {
+        None
+    }
+
     /// Decides about a batch. Returns one disposition per delivery, in the same order.
     ///
     /// A delivery without a disposition (the handler panicked, or returned too few) is redelivered.
@@ -107,6 +113,11 @@ impl Received {
     /// Returns the decoded message.
     pub fn message(&self) -> &TaskMessage {
         &self.message
+    }
+
+    /// Returns the number of bytes of the body.
+    pub fn bytes(&self) -> usize {
+        self.delivery.body.len()
     }
 
     /// Returns whether the message is addressed to another pipe and only passes through here.

@@ -25,6 +25,7 @@
 //!   ([`quarantine`](crate::steps::quarantine)).
 
 pub(crate) mod busy_threads;
+pub(crate) mod byte_window;
 pub(crate) mod executor;
 pub(crate) mod in_flight;
 pub(crate) mod quarantine_loop;

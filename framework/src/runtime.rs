@@ -21,8 +21,9 @@ use crate::log;
 #[cfg(feature = "amqp")]
 use crate::log::LogFormat;
 use crate::meters::{self, Begun, Counters};
+use crate::pipeline::byte_window::ByteWindow;
 use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
-use crate::pipeline::in_flight::{InFlight, Taken};
+use crate::pipeline::in_flight::{InFlight, Taken, Windows};
 use crate::pipeline::window::{self, Window};
 use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
 use crate::steps::discards::Discards;
@@ -289,14 +290,8 @@ impl<H: BatchHandler> WorkerService<H> {
             None => None,
         };
         let handler = make_handler(shared.clone());
-        // A handler of batches takes what there is.
-        let window = (settings.prefetch.is_none() && handler.max_batch() == 1)
-            .then(|| Window::new(u32::try_from(settings.concurrency).unwrap_or(u32::MAX)));
-        let prefetch = match &window {
-            Some(window) => window.size(),
-            None => settings.prefetch.unwrap_or(window::LARGEST),
-        };
-        let consumer = broker.consume(&settings.input, prefetch).await?;
+        let window = windows(&handler, &settings);
+        let consumer = broker.consume(&settings.input, window.size()).await?;
         info!(
             worker = settings.name,
             input = settings.input,
@@ -372,6 +367,19 @@ async fn take_deliveries<H: BatchHandler>(
     tokio::select! {
         _ = supervise(health, &deliveries, stop, take) => {}
         _ = supervise(health, &quarantine, stop, isolate) => {}
+    }
+}
+
+/// Returns how many deliveries this handler holds.
+fn windows(handler: &impl BatchHandler, settings: &Settings) -> Windows {
+    let slots = u32::try_from(settings.concurrency).unwrap_or(u32::MAX);
+    let most = settings.prefetch.unwrap_or(window::LARGEST);
+    match (settings.prefetch, handler.max_bytes()) {
+        // While a batch is handled, the next one arrives.
+        (_, Some(bytes)) => Windows::ByBytes(ByteWindow::new(bytes.saturating_mul(2), most)),
+        (None, None) if handler.max_batch() == 1 => Windows::ByTime(Window::new(slots)),
+        // A handler of batches takes what there is.
+        _ => Windows::Fixed(most),
     }
 }
 

@@ -12,8 +12,8 @@
 //! - A diverted message that can never reach its pipe, or that the store rejects, fails its task.
 #![warn(missing_docs)]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_recursion::async_recursion;
@@ -26,10 +26,9 @@ use contract::{
 use framework::broker::{HeaderValue, Headers, PublishError};
 use framework::clock::Clock;
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
-use framework::health::Health;
+use framework::health::{Health, Waiting};
 use futures_util::future::{OptionFuture, join_all};
 use store::{Availability, EventKind, Store, StoreError, TrackingEvent};
-use tokio::time::Instant;
 use tracing::{info, warn};
 
 /// The largest number of messages in a batch.
@@ -48,8 +47,6 @@ const RETRY_HEADER: &str = "x-caf-worker-retry";
 const MIN_DELAY: Duration = Duration::from_millis(50);
 /// The longest of these delays.
 const MAX_DELAY: Duration = Duration::from_secs(5);
-/// How long the ledger cannot be written before the worker is not ready.
-const OUTAGE_AFTER: Duration = Duration::from_secs(10);
 /// The degradation of a ledger that is written later, and what reports it.
 const LEDGER: &str = "ledger";
 const SOURCE: &str = "tracking worker";
@@ -59,9 +56,8 @@ const SOURCE: &str = "tracking worker";
 pub struct TrackingWorker {
     store: Store,
     reports: Arc<AtomicU64>,
-    health: Health,
-    /// Since when the ledger cannot be written, and why, while it cannot.
-    unwritten: Arc<Mutex<Option<(Instant, String)>>>,
+    /// The reports, which wait while the ledger cannot be written.
+    waiting: Waiting,
 }
 
 /// What one message reports.
@@ -93,15 +89,14 @@ impl TrackingWorker {
         Self {
             store,
             reports: Arc::default(),
-            health: Health::default(),
-            unwritten: Arc::default(),
+            waiting: Waiting::new(Health::default(), LEDGER, SOURCE),
         }
     }
 
     /// Sets what the process can do, to which the worker adds a ledger that cannot be written.
     #[must_use]
     pub fn health(mut self, health: Health) -> Self {
-        self.health = health;
+        self.waiting = Waiting::new(health, LEDGER, SOURCE);
         self
     }
 
@@ -168,7 +163,7 @@ impl BatchHandler for TrackingWorker {
 
     fn unready_reason(&self) -> Option<String> {
         match &*self.store.availability().borrow() {
-            Availability::Available => self.unwritten_for_long(),
+            Availability::Available => self.waiting.outage(),
             Availability::Unavailable(reason) => {
                 Some(format!("the database is not available: {reason}"))
             }
@@ -225,10 +220,10 @@ impl TrackingWorker {
                 if delay == MIN_DELAY {
                     warn!(%error, code = error.code().as_str(), "the ledger cannot be written; the reports are kept and written later");
                 }
-                self.tell_unwritten(Some(error));
+                self.waiting.waits(format!("the ledger cannot be written: {error}"));
             })
             .await;
-        self.tell_unwritten(None);
+        self.waiting.goes_on();
         let recorded = recorded?;
         self.reports
             .fetch_add(events.len() as u64, Ordering::Relaxed);
@@ -236,40 +231,6 @@ impl TrackingWorker {
             info!(job = %format_args!("{}:{}", incarnation.partition, incarnation.job), incarnation = incarnation.number, %status, "a job has ended");
         }
         Ok(())
-    }
-}
-
-impl TrackingWorker {
-    /// Tells the health checks whether the ledger cannot be written, and why.
-    fn tell_unwritten(&self, error: Option<&StoreError>) {
-        let mut unwritten = self
-            .unwritten
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        match error {
-            Some(error) => {
-                let since = unwritten
-                    .as_ref()
-                    .map_or_else(Instant::now, |(since, _)| *since);
-                let reason = format!("the ledger cannot be written: {error}");
-                self.health.degrade(LEDGER, SOURCE, &reason);
-                *unwritten = Some((since, reason));
-            }
-            None if unwritten.take().is_some() => self.health.recover(LEDGER, SOURCE),
-            None => {}
-        }
-    }
-
-    /// Returns why the ledger cannot be written, if that has been so for [`OUTAGE_AFTER`].
-    fn unwritten_for_long(&self) -> Option<String> {
-        let unwritten = self
-            .unwritten
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let long = unwritten
-            .as_ref()
-            .filter(|(since, _)| since.elapsed() >= OUTAGE_AFTER);
-        long.map(|(_, reason)| reason.clone())
     }
 }
 

@@ -13,6 +13,7 @@ use crate::broker::{Consumer, Delivery};
 use crate::config::Settings;
 use crate::handler::BatchHandler;
 use crate::pipeline::Pipeline;
+use crate::pipeline::byte_window::{ByteWindow, batch_size};
 use crate::pipeline::window::{SHRINKS_EVERY, Window};
 
 /// The smallest number of deliveries that the consumer is asked for at a time, even if a batch is smaller.
@@ -34,11 +35,31 @@ pub(crate) struct InFlight {
 pub(crate) struct Taken {
     consumer: Consumer,
     received: Vec<Delivery>,
-    window: Option<Window>,
+    window: Windows,
+}
+
+/// How many deliveries a worker holds.
+pub(crate) enum Windows {
+    /// Always as many.
+    Fixed(u32),
+    /// By the time that tasks take.
+    ByTime(Window),
+    /// By the bytes of the deliveries.
+    ByBytes(ByteWindow),
+}
+
+impl Windows {
+    pub const fn size(&self) -> u32 {
+        match self {
+            Self::Fixed(size) => *size,
+            Self::ByTime(window) => window.size(),
+            Self::ByBytes(window) => window.size(),
+        }
+    }
 }
 
 impl Taken {
-    pub const fn by(consumer: Consumer, window: Option<Window>) -> Self {
+    pub const fn by(consumer: Consumer, window: Windows) -> Self {
         Self {
             consumer,
             received: Vec::new(),
@@ -64,8 +85,8 @@ impl InFlight {
         (Arc::clone(&self.slots), self.concurrency)
     }
 
-    /// Receives deliveries and starts them as slots become free. Returns when the broker is closed. If there is a `window`,
-    /// it adapts the number of deliveries that the consumer holds.
+    /// Receives deliveries and starts them as slots become free. Returns when the broker is closed. The window adapts the
+    /// number of deliveries that the consumer holds, unless that is fixed.
     pub async fn consume<H: BatchHandler>(
         &self,
         pipeline: &Arc<Pipeline<H>>,
@@ -77,11 +98,12 @@ impl InFlight {
         mut unavailable: watch::Receiver<Option<String>>,
     ) {
         let max_batch = pipeline.handler.max_batch();
+        let max_bytes = pipeline.handler.max_bytes().unwrap_or(usize::MAX);
         received.reserve(max_batch.max(BURST));
         loop {
             if received.is_empty() {
                 let limit = max_batch.max(BURST);
-                let count = receive(consumer, received, limit, window.as_mut()).await;
+                let count = receive(consumer, received, limit, window).await;
                 if count == 0 {
                     return;
                 }
@@ -95,8 +117,9 @@ impl InFlight {
             pipeline
                 .open
                 .add(consumer.take_waiting(received, max_batch));
-            let next = received.drain(..max_batch.min(received.len()));
-            let count = next.len();
+            let sizes = received.iter().map(|delivery| delivery.body.len());
+            let count = batch_size(sizes, max_batch, max_bytes).min(received.len());
+            let next = received.drain(..count);
             // What the broker has taken back comes again. If it began now, it would run beside its redelivery.
             let batch: Vec<_> = next.filter(|delivery| !delivery.is_gone()).collect();
             if batch.len() < count {
@@ -105,13 +128,24 @@ impl InFlight {
             if batch.is_empty() {
                 continue;
             }
-            let Some(window) = window else {
-                self.start(pipeline, batch, slot);
-                continue;
+            let adapted = match window {
+                Windows::Fixed(_) => {
+                    self.start(pipeline, batch, slot);
+                    None
+                }
+                Windows::ByTime(window) => {
+                    let now = Instant::now();
+                    self.start(pipeline, batch, window.measure(slot, now));
+                    window.adapt(now)
+                }
+                Windows::ByBytes(window) => {
+                    let bytes = batch.iter().map(|delivery| delivery.body.len() as u64);
+                    let (count, bytes) = (batch.len(), bytes.sum());
+                    self.start(pipeline, batch, slot);
+                    window.adapt(u32::try_from(count).unwrap_or(u32::MAX), bytes)
+                }
             };
-            let now = Instant::now();
-            self.start(pipeline, batch, window.measure(slot, now));
-            if let Some(size) = window.adapt(now) {
+            if let Some(size) = adapted {
                 consumer.resize(size);
             }
         }
@@ -222,17 +256,20 @@ async fn receive(
     consumer: &mut Consumer,
     into: &mut Vec<Delivery>,
     limit: usize,
-    window: Option<&mut Window>,
+    window: &mut Windows,
 ) -> usize {
-    if let Some(window) = window {
-        match timeout(SHRINKS_EVERY, consumer.next_many(into, limit)).await {
-            Ok(count) => return count,
-            Err(_) => {
-                if let Some(size) = window.rest(Instant::now()) {
-                    consumer.resize(size);
-                }
-            }
-        }
+    if !matches!(window, Windows::Fixed(_))
+        && let Ok(count) = timeout(SHRINKS_EVERY, consumer.next_many(into, limit)).await
+    {
+        return count;
+    }
+    let rested = match window {
+        Windows::Fixed(_) => None,
+        Windows::ByTime(window) => window.rest(Instant::now()),
+        Windows::ByBytes(window) => window.rest(),
+    };
+    if let Some(size) = rested {
+        consumer.resize(size);
     }
     consumer.next_many(into, limit).await
 }
