@@ -19,15 +19,27 @@ const UNFINISHED: &str = ".part";
 const BUFFER: usize = 64 * 1024;
 
 #[derive(Debug, Clone)]
-pub struct Folder(Arc<PathBuf>);
+pub struct Folder {
+    path: Arc<PathBuf>,
+    /// How many bytes of the disk stay free.
+    reserve: u64,
+}
 
 impl Folder {
     pub fn new(folder: PathBuf) -> Self {
-        Self(Arc::new(folder))
+        Self {
+            path: Arc::new(folder),
+            reserve: 0,
+        }
+    }
+
+    /// Leaves this many bytes of the disk free.
+    pub fn leaving(self, reserve: u64) -> Self {
+        Self { reserve, ..self }
     }
 
     fn group(&self, owner: &str, group: i64) -> PathBuf {
-        self.0.join(owner).join(group.to_string())
+        self.path.join(owner).join(group.to_string())
     }
 
     fn file(&self, name: &BlobName) -> PathBuf {
@@ -49,6 +61,7 @@ impl Folder {
         if !fs::try_exists(&group).await? {
             make_folder(&group).await?;
         }
+        self.check_room(&group, content.len() as u64)?;
         let unfinished = group.join(format!("{}{UNFINISHED}", name.name));
         let written = write_file(&unfinished, content).await;
         if let Err(error) = written {
@@ -58,6 +71,25 @@ impl Folder {
         }
         fs::rename(&unfinished, group.join(&name.name)).await?;
         sync_folder(&group).await
+    }
+
+    /// Refuses a blob that leaves less than the reserve free. What is not known does not count.
+    fn check_room(&self, group: &Path, bytes: u64) -> io::Result<()> {
+        if self.reserve == 0 {
+            return Ok(());
+        }
+        let Ok(system) = rustix::fs::statvfs(group) else {
+            return Ok(());
+        };
+        let free = system.f_bavail.saturating_mul(system.f_frsize);
+        if free.saturating_sub(bytes) >= self.reserve {
+            return Ok(());
+        }
+        let (free, reserve) = (free >> 20, self.reserve >> 20);
+        Err(io::Error::new(
+            io::ErrorKind::StorageFull,
+            format!("the disk has {free} MiB free, and {reserve} MiB must stay free"),
+        ))
     }
 
     pub async fn open(&self, name: &BlobName) -> Result<BlobReader, BlobError> {
@@ -76,7 +108,7 @@ impl Folder {
     }
 
     pub async fn groups(&self, owner: &str) -> Result<Vec<i64>, BlobError> {
-        let names = names(&self.0.join(owner)).await;
+        let names = names(&self.path.join(owner)).await;
         let names = names.map_err(self.error("read"))?;
         // What is no number is not ours.
         Ok(names
@@ -99,7 +131,7 @@ impl Folder {
 
 impl fmt::Display for Folder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the folder {}", self.0.display())
+        write!(f, "the folder {}", self.path.display())
     }
 }
 

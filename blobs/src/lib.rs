@@ -88,6 +88,15 @@ impl Blobs {
         Self(Place::Folder(Folder::new(folder.into())))
     }
 
+    /// Leaves this many bytes of the disk free if the blobs are in a folder: blobs that do not fit are refused.
+    #[must_use]
+    pub fn leaving(self, reserve: u64) -> Self {
+        Self(match self.0 {
+            Place::Folder(folder) => Place::Folder(folder.leaving(reserve)),
+            place @ Place::Memory(_) => place,
+        })
+    }
+
     /// Returns blobs in the memory of this process, for tests and simulations.
     pub fn memory() -> Self {
         Self(Place::Memory(Memory::default()))
@@ -220,6 +229,28 @@ mod tests {
     #[tokio::test]
     async fn memory_keeps_blobs() {
         keeps_blobs(Blobs::memory()).await;
+    }
+
+    #[tokio::test]
+    async fn folder_refuses_a_blob_that_leaves_less_than_the_reserve_free() {
+        let folder = tempfile::tempdir().unwrap();
+        let system = rustix::fs::statvfs(folder.path()).unwrap();
+        let size = system.f_blocks * system.f_frsize;
+        let write = async |reserve| {
+            let blobs = Blobs::folder(folder.path()).leaving(reserve);
+            blobs.write(&name(1, "a"), Bytes::from_static(b"one")).await
+        };
+        let refused = write(size).await.unwrap_err().to_string();
+        let expected = format!("and {} MiB must stay free", size >> 20);
+        assert!(refused.ends_with(&expected), "{refused}");
+        assert!(
+            Blobs::folder(folder.path())
+                .list("db", 1)
+                .await
+                .unwrap()
+                .is_empty()
+        );
+        write(1).await.unwrap();
     }
 
     #[tokio::test]

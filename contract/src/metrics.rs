@@ -149,6 +149,8 @@ metrics! {
         "Bytes of the outputs that it kept.";
     BLOBS_WRITTEN = "batchwright_output_blobs_total", COUNTER, [],
         "Blobs that it wrote them to.";
+    BLOBS_MERGED = "batchwright_output_blobs_merged_total", COUNTER, [],
+        "Small blobs of a job that were joined with others.";
     BLOB_SECONDS = "batchwright_output_write_seconds", TIMES, [],
         "Time until the blobs of a batch of outputs were safe, with the time for which they waited for room.";
     JOBS = "batchwright_jobs", GAUGE, ["status"],

@@ -118,23 +118,34 @@ impl Lines {
             return Ok(Some(open));
         }
         let Selection { offset, status, .. } = self.selection;
-        if self.next.is_empty() {
-            let blobs = self
-                .store
-                .kept_blobs(self.incarnation, offset, status, BLOBS);
-            self.next = blobs.await?.into();
+        let mut missing = None;
+        loop {
+            if self.next.is_empty() {
+                let blobs = self
+                    .store
+                    .kept_blobs(self.incarnation, offset, status, BLOBS);
+                self.next = blobs.await?.into();
+            }
+            let Some(blob) = self.next.pop_front() else {
+                return Ok(None);
+            };
+            let name = BlobName {
+                owner: self.owner.to_string(),
+                group: self.incarnation,
+                name: blob.name.clone(),
+            };
+            match self.blobs.open(&name).await {
+                // Another blob has its lines by now, unless it is looked for in vain again.
+                Err(error) if error.is_missing() && missing.as_ref() != Some(&blob) => {
+                    self.next.clear();
+                    missing = Some(blob);
+                }
+                reader => {
+                    let (reader, line) = (reader?, blob.first_line);
+                    return Ok(Some(OpenBlob { blob, reader, line }));
+                }
+            }
         }
-        let Some(blob) = self.next.pop_front() else {
-            return Ok(None);
-        };
-        let name = BlobName {
-            owner: self.owner.to_string(),
-            group: self.incarnation,
-            name: blob.name.clone(),
-        };
-        let reader = self.blobs.open(&name).await?;
-        let line = blob.first_line;
-        Ok(Some(OpenBlob { blob, reader, line }))
     }
 
     /// Returns lines as a client gets them, each with its number.
@@ -195,4 +206,81 @@ fn task_of(line: &[u8]) -> Vec<u32> {
     // `0` is the job's own task, whose path is empty.
     let numbers = task.split('.').filter_map(|number| number.parse().ok());
     numbers.filter(|number| *number > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::{JobId, PartitionId};
+    use store::{Creation, JobRequest, NewBlob, NewOutputs};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn lines_of_a_blob_that_was_merged_meanwhile_are_read_from_the_merged_one() {
+        let (store, blobs) = (Store::open("memory:").await.unwrap(), Blobs::memory());
+        let (partition, job) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
+        let request = JobRequest {
+            output_pipe: Some("out".to_owned()),
+            ..JobRequest::new(partition, job)
+        };
+        let created = store.create_job(&request, |_| ("in".to_owned(), Vec::new()));
+        let Creation::Created(job) = created.await.unwrap() else {
+            panic!("the job is not created")
+        };
+        let name = |name: &str| BlobName {
+            owner: "memory".to_owned(),
+            group: job.number,
+            name: name.to_owned(),
+        };
+        let line = |number: u32| format!("{{\"task\":\"{number}\"}}\n");
+        let mut new = Vec::new();
+        for number in [1, 2, 3] {
+            let blob = NewBlob {
+                name: number.to_string(),
+                bytes: line(number).len() as u64,
+                status: OutputStatus::Done,
+                tasks: vec![vec![number]],
+            };
+            let content = line(number).into();
+            blobs.write(&name(&blob.name), content).await.unwrap();
+            new.push(blob);
+        }
+        let new = NewOutputs {
+            job: job.clone(),
+            blobs: new,
+            left_out: Vec::new(),
+            reason: None,
+        };
+        store.keep_outputs(&[new]).await.unwrap();
+        let selection = Selection::default();
+        let mut lines = Lines::new(
+            store.clone(),
+            blobs.clone(),
+            "memory".into(),
+            job.number,
+            selection,
+        );
+        let mut read = lines.next_piece().await.unwrap().unwrap().to_vec();
+
+        let all = store.last_kept_blobs(job.number, 10).await.unwrap();
+        let content = [1, 2, 3].map(line).concat().into();
+        blobs.write(&name("merged"), content).await.unwrap();
+        assert!(store.merge_kept_blobs(&job, &all, "merged").await.unwrap());
+        for blob in &all {
+            blobs.delete(&name(&blob.name)).await.unwrap();
+        }
+
+        while let Some(piece) = lines.next_piece().await.unwrap() {
+            read.extend(piece);
+        }
+        let read = String::from_utf8(read).unwrap();
+        let expected = "{\"offset\":0,\"task\":\"1\"}\n{\"offset\":1,\"task\":\"2\"}\n{\"offset\":2,\"task\":\"3\"}\n";
+        assert_eq!(read, expected);
+
+        // One that is really missing is an error, and not looked for without an end.
+        blobs.delete(&name("merged")).await.unwrap();
+        let mut lines = Lines::new(store, blobs, "memory".into(), job.number, selection);
+        let missing = lines.next_piece().await.unwrap_err().to_string();
+        assert!(missing.contains("cannot be read"), "{missing}");
+    }
 }

@@ -16,12 +16,12 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::line::Output;
-use crate::{Limits, OUTPUTS, OutputWorker, SOURCE};
+use crate::{Limits, OutputWorker};
 
 /// The size of a blob from which on a further one is begun, in bytes.
-const BLOB: usize = 16 << 20;
+pub(crate) const BLOB: usize = 16 << 20;
 /// The number of blobs that are written at the same time.
-const WRITERS: usize = 16;
+pub(crate) const WRITERS: usize = 16;
 /// The first pause after an error. It doubles up to [`MAX_DELAY`].
 const MIN_DELAY: Duration = Duration::from_millis(50);
 /// The longest of these pauses.
@@ -98,7 +98,7 @@ impl OutputWorker {
                 self.store.keep_outputs(&new).await.map(Some)
             })
             .await?;
-        self.tell_waiting(None);
+        self.waiting.goes_on();
         Ok(match committed {
             Some(results) => results.into_iter().map(Some).collect(),
             None => plans.iter().map(|_| None).collect(),
@@ -127,7 +127,7 @@ impl OutputWorker {
                     .await
                     .is_ok();
             }
-            self.tell_waiting(Some(reason));
+            self.waiting.waits(reason);
             sleep(delays.next().unwrap_or(MAX_DELAY)).await;
         }
         histogram!(BLOB_SECONDS).record(begun.elapsed());
@@ -195,7 +195,7 @@ impl OutputWorker {
         Ok(self.limits.bytes.saturating_sub(bytes))
     }
 
-    async fn owner(&self) -> Result<String, StoreError> {
+    pub(crate) async fn owner(&self) -> Result<String, StoreError> {
         let known = self.state().owner.clone();
         if let Some(owner) = known {
             return Ok(owner);
@@ -222,28 +222,11 @@ impl OutputWorker {
         loop {
             match operation().await {
                 Err(StoreError::Unavailable(cause)) => {
-                    self.tell_waiting(Some(format!("{trouble}: {cause}")));
+                    self.waiting.waits(format!("{trouble}: {cause}"));
                     sleep(delays.next().unwrap_or(MAX_DELAY)).await;
                 }
                 result => return result,
             }
-        }
-    }
-
-    /// Tells the health checks whether outputs cannot be kept, and why.
-    fn tell_waiting(&self, reason: Option<String>) {
-        let mut state = self.state();
-        match reason {
-            Some(reason) => {
-                let since = state
-                    .waiting
-                    .as_ref()
-                    .map_or_else(Instant::now, |(since, _)| *since);
-                self.health.degrade(OUTPUTS, SOURCE, &reason);
-                state.waiting = Some((since, reason));
-            }
-            None if state.waiting.take().is_some() => self.health.recover(OUTPUTS, SOURCE),
-            None => {}
         }
     }
 
@@ -259,6 +242,7 @@ impl OutputWorker {
         }
         counter!(OUTPUTS_KEPT, "outcome" => "left-out").increment(plan.new.left_out.len() as u64);
         counter!(OUTPUT_BYTES).increment(bytes);
+        self.count_small(&plan.new.job, &plan.new.blobs);
         counter!(BLOBS_WRITTEN).increment(plan.new.blobs.len() as u64);
         if let Some((known, _)) = &mut self.state().bytes {
             *known += bytes;

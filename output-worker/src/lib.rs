@@ -15,6 +15,7 @@
 
 mod keep;
 mod line;
+mod merge;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,19 +27,19 @@ use contract::rest::OutputStatus;
 use contract::{JobId, PartitionId, ReportStatus, TrackingReport};
 use framework::broker::HeaderValue;
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
-use framework::health::Health;
-use store::{Availability, OutputsOf, Store, StoreError};
+use framework::health::{Health, Waiting};
+use store::{Availability, Incarnation, OutputsOf, Store, StoreError};
 use tokio::time::{Instant, sleep_until};
 
 use self::keep::JobOutputs;
 use self::line::{NoOutput, Output, read};
 
-/// The largest number of messages in a batch. Each may be large, and all are in memory.
+/// The largest number of messages in a batch.
 const MAX_BATCH: usize = 500;
+/// The largest number of bytes of their bodies. All are in memory, several times: as messages, as lines and as blobs.
+const MAX_BYTES: usize = 16 << 20;
 /// The shortest time between two batches that are not full. Each batch is at least one file for each of its jobs.
 const GATHERED: Duration = Duration::from_millis(100);
-/// How long outputs cannot be kept before the worker is not ready.
-const OUTAGE_AFTER: Duration = Duration::from_secs(10);
 /// The degradation of outputs that wait, and what reports it.
 const OUTPUTS: &str = "outputs";
 const SOURCE: &str = "output worker";
@@ -79,7 +80,8 @@ pub struct OutputWorker {
     store: Store,
     blobs: Blobs,
     limits: Limits,
-    health: Health,
+    /// The outputs, which wait while they cannot be kept.
+    waiting: Waiting,
     state: Arc<Mutex<State>>,
 }
 
@@ -87,10 +89,10 @@ pub struct OutputWorker {
 struct State {
     /// When the last batch began.
     batch: Option<Instant>,
-    /// Since when outputs cannot be kept, and why, while they cannot.
-    waiting: Option<(Instant, String)>,
     /// The name of the database among others.
     owner: Option<String>,
+    /// The jobs with small blobs, and how many of these were written since the last ones were merged.
+    small: HashMap<i64, (Incarnation, u32)>,
     /// The bytes that are kept of all jobs, and when they were counted.
     bytes: Option<(u64, Instant)>,
 }
@@ -102,7 +104,7 @@ impl OutputWorker {
             store,
             blobs,
             limits: Limits::default(),
-            health: Health::default(),
+            waiting: Waiting::new(Health::default(), OUTPUTS, SOURCE),
             state: Arc::default(),
         }
     }
@@ -117,7 +119,7 @@ impl OutputWorker {
     /// Sets what the process can do, to which the worker adds outputs that cannot be kept.
     #[must_use]
     pub fn health(mut self, health: Health) -> Self {
-        self.health = health;
+        self.waiting = Waiting::new(health, OUTPUTS, SOURCE);
         self
     }
 }
@@ -127,13 +129,17 @@ impl BatchHandler for OutputWorker {
         MAX_BATCH
     }
 
+    fn max_bytes(&self) -> Option<usize> {
+        Some(MAX_BYTES)
+    }
+
     /// What a failed or cancelled job has made is kept, too.
     fn handles_ended_jobs(&self) -> bool {
         true
     }
 
     async fn handle(&self, batch: &[Received], _: &Publisher) -> Vec<Disposition> {
-        self.gather(batch.len()).await;
+        self.gather(batch).await;
         let (mut dispositions, mut outputs) = (Vec::with_capacity(batch.len()), Vec::new());
         for (index, received) in batch.iter().enumerate() {
             if received.is_diverted() {
@@ -172,7 +178,7 @@ impl BatchHandler for OutputWorker {
 
     fn unready_reason(&self) -> Option<String> {
         match &*self.store.availability().borrow() {
-            Availability::Available => self.waiting_for_long(),
+            Availability::Available => self.waiting.outage(),
             Availability::Unavailable(reason) => {
                 Some(format!("the database is not available: {reason}"))
             }
@@ -201,11 +207,14 @@ fn when_kept(received: &Received, status: OutputStatus) -> Disposition {
 }
 
 impl OutputWorker {
-    /// Lets further outputs arrive, unless the batch has many or the last one is some time ago.
-    async fn gather(&self, outputs: usize) {
+    /// Lets further outputs arrive, unless the batch has many or the last one is some time ago. Tidies up meanwhile.
+    async fn gather(&self, batch: &[Received]) {
+        self.merge_small().await;
         let now = Instant::now();
         let begin = self.state().batch.map_or(now, |last| last + GATHERED);
-        if outputs < MAX_BATCH / 2 && begin > now {
+        let bytes: usize = batch.iter().map(Received::bytes).sum();
+        let is_large = batch.len() >= MAX_BATCH / 2 || bytes >= MAX_BYTES / 2;
+        if !is_large && begin > now {
             sleep_until(begin).await;
         }
         self.state().batch = Some(Instant::now());
@@ -262,13 +271,5 @@ impl OutputWorker {
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns why outputs cannot be kept, if that has been so for [`OUTAGE_AFTER`].
-    fn waiting_for_long(&self) -> Option<String> {
-        let state = self.state();
-        let waiting = state.waiting.as_ref();
-        let long = waiting.filter(|(since, _)| since.elapsed() >= OUTAGE_AFTER);
-        long.map(|(_, reason)| reason.clone())
     }
 }

@@ -224,6 +224,9 @@ pub trait Reads {
         limit: u32,
     ) -> DbFuture<'_, Vec<KeptBlobRow>>;
 
+    /// Returns the blobs with the last lines, in the order of their lines.
+    fn last_kept_blobs(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<KeptBlobRow>>;
+
     /// Returns bitmaps of tasks that have outputs.
     fn kept_tasks<'a>(
         &'a self,

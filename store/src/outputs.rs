@@ -83,6 +83,8 @@ pub struct KeptBlob {
     pub first_line: u64,
     /// The number of its lines.
     pub lines: u64,
+    /// The number of its bytes.
+    pub bytes: u64,
     /// What the lines are.
     pub status: OutputStatus,
 }
@@ -166,6 +168,30 @@ impl Store {
             .into_iter()
             .map(KeptBlobRow::into_blob)
             .collect())
+    }
+
+    /// Returns the blobs with the last lines of a job, in the order of their lines.
+    pub async fn last_kept_blobs(
+        &self,
+        incarnation: i64,
+        limit: u32,
+    ) -> Result<Vec<KeptBlob>, StoreError> {
+        let rows = self.backend.last_kept_blobs(incarnation, limit).await?;
+        Ok(rows.into_iter().map(KeptBlobRow::into_blob).collect())
+    }
+
+    /// Puts the blob `name`, which has the lines of these blobs one after the other, in their place. Returns false, and changes
+    /// nothing, if they are not all there any more.
+    pub async fn merge_kept_blobs(
+        &self,
+        job: &Incarnation,
+        blobs: &[KeptBlob],
+        name: &str,
+    ) -> Result<bool, StoreError> {
+        self.run_tx("merge_kept_blobs", JobLocks::from([key(job)]), |tx| {
+            Box::pin(merge(tx, job.number, blobs, name))
+        })
+        .await
     }
 
     /// Returns which of these tasks have a result that is kept.
@@ -291,6 +317,41 @@ async fn keep(tx: &mut Tx<'_>, new: &NewOutputs, now: i64) -> Result<Keeping, Db
     Ok(Keeping::Kept)
 }
 
+/// Replaces the rows of blobs whose lines follow each other by one row.
+async fn merge(
+    tx: &mut Tx<'_>,
+    incarnation: i64,
+    blobs: &[KeptBlob],
+    name: &str,
+) -> Result<End<bool>, DbError> {
+    let jobs = tx.lock_known_jobs().await?;
+    let kept = tx.lock_kept(incarnation).await?;
+    let is_there = jobs.iter().any(|job| job.incarnation == incarnation)
+        && kept.is_some_and(|kept| kept.removed_time.is_none());
+    let ([first, ..], Some(last), true) = (blobs, blobs.last(), is_there) else {
+        return Ok(End::Rollback(false));
+    };
+    let line = |line: u64| i64::try_from(line).unwrap_or(i64::MAX);
+    let lines = line(first.first_line)..line(last.first_line + last.lines);
+    let rows = tx.take_kept_blobs(incarnation, lines).await?;
+    let Some(newest) = rows.last().cloned() else {
+        return Ok(End::Rollback(false));
+    };
+    let merged = KeptBlobRow {
+        first_line: line(first.first_line),
+        lines: rows.iter().map(|row| row.lines).sum(),
+        bytes: rows.iter().map(|row| row.bytes).sum(),
+        name: name.to_owned(),
+        ..newest
+    };
+    let found: Vec<KeptBlob> = rows.into_iter().map(KeptBlobRow::into_blob).collect();
+    if found != blobs || blobs.iter().any(|blob| blob.status != first.status) {
+        return Ok(End::Rollback(false));
+    }
+    tx.insert_kept_blobs(&[merged]).await?;
+    Ok(End::Commit(true))
+}
+
 impl KeptRow {
     fn new(incarnation: i64) -> Self {
         Self {
@@ -318,6 +379,7 @@ impl KeptBlobRow {
             name: self.name,
             first_line: u64::try_from(self.first_line).unwrap_or_default(),
             lines: u64::try_from(self.lines).unwrap_or_default(),
+            bytes: u64::try_from(self.bytes).unwrap_or_default(),
             status: if self.failed {
                 OutputStatus::Failed
             } else {

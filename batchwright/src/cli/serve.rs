@@ -45,9 +45,6 @@ pub struct UpArgs {
         value_name = "FOLDER"
     )]
     data: PathBuf,
-    /// Megabytes (MiB) of disk that the embedded broker leaves free; with less, messages wait until some are deleted.
-    #[arg(long, env = "BATCHWRIGHT_DISK_RESERVE", default_value_t = DISK_RESERVE, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
-    disk_reserve: u64,
     /// Megabytes (MiB) of results that stay in the embedded broker's pipes that nobody reads; the oldest ones beyond are dropped.
     #[arg(long, env = "BATCHWRIGHT_MAX_UNREAD", default_value_t = MAX_UNREAD, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
     max_unread: u64,
@@ -283,6 +280,10 @@ struct OutputArgs {
     /// Folder of the outputs, which output worker and job service share; `up` uses `outputs` in `--data` by default.
     #[arg(long, env = "BATCHWRIGHT_OUTPUTS_FOLDER", value_name = "FOLDER")]
     outputs_folder: Option<PathBuf>,
+    /// Megabytes (MiB) of disk that the embedded broker leaves free, and half of which kept outputs leave free; with less, messages and
+    /// outputs wait until some are deleted.
+    #[arg(long, env = "BATCHWRIGHT_DISK_RESERVE", default_value_t = DISK_RESERVE, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
+    disk_reserve: u64,
     /// Number of outputs that are kept of a job; further ones are counted.
     #[arg(long, env = "BATCHWRIGHT_OUTPUTS_PER_JOB", default_value_t = OutputLimits::DEFAULT_PER_JOB, value_name = "OUTPUTS")]
     outputs_per_job: u64,
@@ -370,10 +371,11 @@ impl UpArgs {
         let folder = self.data.join("outputs");
         let mut stack = self.stack;
         stack.outputs.outputs_folder.get_or_insert(folder);
+        let reserve = stack.outputs.disk_reserve << 20;
         Ok(StackOptions {
             roles: Role::ALL.to_vec(),
             embedded: EmbeddedOptions {
-                reserve: self.disk_reserve << 20,
+                reserve,
                 unread: UnreadBounds {
                     bytes: self.max_unread << 20,
                     age: self.max_unread_age,
@@ -427,7 +429,10 @@ impl StackArgs {
         service.status_origins = self.workers.status_origins.clone();
         service.outputs = OutputOptions {
             pipe: self.outputs.outputs_pipe,
-            blobs: self.outputs.outputs_folder.map(Blobs::folder),
+            // The broker may use the upper half of the reserve for pipes that are being emptied, as this one is: what an output
+            // takes, its message gives back.
+            blobs: (self.outputs.outputs_folder)
+                .map(|folder| Blobs::folder(folder).leaving(self.outputs.disk_reserve << 19)),
             keep: Some(self.outputs.keep_outputs),
         };
         Ok(StackOptions {

@@ -398,6 +398,9 @@ impl Reads for Memory {
             Ok(state.kept_blobs_of(incarnation, from_line, failed, limit))
         })
     }
+    fn last_kept_blobs(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<KeptBlobRow>> {
+        Box::pin(async move { Ok(self.read().await?.last_kept_blobs_of(incarnation, limit)) })
+    }
     fn kept_tasks<'a>(
         &'a self,
         incarnation: i64,

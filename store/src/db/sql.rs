@@ -235,6 +235,11 @@ impl Reads for SqlBackend {
             outputs::blobs(db, incarnation, from_line, failed, limit).await
         })
     }
+    fn last_kept_blobs(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<KeptBlobRow>> {
+        Box::pin(
+            async move { outputs::last_blobs(&mut self.reader().await?, incarnation, limit).await },
+        )
+    }
     fn kept_tasks<'a>(
         &'a self,
         incarnation: i64,

@@ -7,6 +7,7 @@
 //! - Due times are counted by the database's clock, so that it does not matter which process asks.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::time::Duration;
 
 use contract::{JobId, ReportFailure};
@@ -282,6 +283,13 @@ pub trait OutputSteps {
 
     /// Adds blobs to the manifest.
     fn insert_kept_blobs<'a>(&'a mut self, blobs: &'a [KeptBlobRow]) -> DbFuture<'a, ()>;
+
+    /// Removes the blobs that begin with one of these lines from the manifest, and returns them in the order of their lines.
+    fn take_kept_blobs(
+        &mut self,
+        incarnation: i64,
+        lines: Range<i64>,
+    ) -> DbFuture<'_, Vec<KeptBlobRow>>;
 
     /// Marks as removed what is kept of jobs that have ended this many milliseconds ago. Returns how many jobs that concerns.
     fn expire_kept(&mut self, keep: u64) -> DbFuture<'_, u64>;

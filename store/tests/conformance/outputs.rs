@@ -12,6 +12,7 @@ suite![
     an_output_is_kept_once_and_a_blob_with_one_that_is_there_is_refused,
     failure_is_superseded_by_a_result_and_never_follows_one,
     blobs_are_found_by_their_lines,
+    merged_blob_has_the_lines_of_those_that_it_replaces_or_replaces_none,
     outputs_over_a_limit_are_counted_once,
     a_reason_to_wait_is_noted_until_outputs_are_kept_again,
     rows_of_a_deleted_job_stay_until_its_blobs_are_deleted,
@@ -148,6 +149,54 @@ async fn blobs_are_found_by_their_lines(store: TestStore) {
             .collect();
         assert_eq!(found, expected, "{line} {status:?} {limit}");
     }
+}
+
+async fn merged_blob_has_the_lines_of_those_that_it_replaces_or_replaces_none(store: TestStore) {
+    use OutputStatus::{Done, Failed};
+    let job = keeping(&store, "merging").await;
+    for blobs in [
+        vec![blob("a", Done, &[&[1], &[2]]), blob("b", Done, &[&[3]])],
+        vec![blob("c", Done, &[&[4]]), blob("d", Done, &[&[5]])],
+        vec![blob("e", Failed, &[&[6]])],
+    ] {
+        assert_eq!(keep(&store, &job, blobs).await, Keeping::Kept);
+    }
+    let last = async |limit| store.last_kept_blobs(job.number, limit).await.unwrap();
+    let before = last(10).await;
+    assert_eq!(before.len(), 5);
+    assert_eq!(last(2).await, before[3..]);
+    let merge = async |of: &[&store::KeptBlob], name: &str| {
+        let of: Vec<_> = of.iter().map(|blob| (*blob).clone()).collect();
+        store.merge_kept_blobs(&job, &of, name).await.unwrap()
+    };
+    let middle = [&before[1], &before[2], &before[3]];
+    // One is left out, or another kind is among them.
+    for refused in [
+        &[&before[0], &before[2]][..],
+        &[&before[3], &before[4]],
+        &[],
+    ] {
+        assert!(!merge(refused, "x").await, "{refused:?}");
+    }
+    let sums = kept(&store, &job).await;
+    assert!(merge(&middle, "m").await);
+    // Another process has done the same.
+    assert!(!merge(&middle, "n").await);
+    assert_eq!(kept(&store, &job).await, sums);
+    let merged = store::KeptBlob {
+        name: "m".to_owned(),
+        lines: 3,
+        bytes: 30,
+        ..before[1].clone()
+    };
+    assert_eq!(
+        last(10).await,
+        [before[0].clone(), merged.clone(), before[4].clone()]
+    );
+    let found = store.kept_blobs(job.number, 4, None, 1).await.unwrap();
+    assert_eq!(found, [merged]);
+    store.delete(&job).await;
+    assert!(!merge(&[&before[0]], "y").await);
 }
 
 async fn outputs_over_a_limit_are_counted_once(store: TestStore) {

@@ -1,5 +1,7 @@
 //! The outputs that are kept, in memory.
 
+use std::ops::Range;
+
 use super::{MemoryTransaction, State, done};
 use crate::db::{DbFuture, KeptBlobRow, KeptRow, KeptTaskRow, OutputSteps};
 use crate::ledger::NodeKey;
@@ -29,6 +31,16 @@ impl State {
             .take(limit as usize)
             .cloned()
             .collect()
+    }
+
+    pub fn last_kept_blobs_of(&self, incarnation: i64, limit: u32) -> Vec<KeptBlobRow> {
+        let blobs = self
+            .kept_blobs
+            .range((incarnation, 0)..(incarnation + 1, 0));
+        let last = blobs.rev().take(limit as usize).map(|(_, blob)| blob);
+        let mut last: Vec<KeptBlobRow> = last.cloned().collect();
+        last.reverse();
+        last
     }
 
     pub fn doomed_outputs(&self, limit: u32) -> Vec<i64> {
@@ -76,6 +88,23 @@ impl OutputSteps for MemoryTransaction {
             self.put(|s| &mut s.kept_blobs, key, Some(blob.clone()));
         }
         done(())
+    }
+    fn take_kept_blobs(
+        &mut self,
+        incarnation: i64,
+        lines: Range<i64>,
+    ) -> DbFuture<'_, Vec<KeptBlobRow>> {
+        let keys = (incarnation, lines.start)..(incarnation, lines.end);
+        let taken: Vec<KeptBlobRow> = self
+            .state
+            .kept_blobs
+            .range(keys)
+            .map(|(_, blob)| blob.clone())
+            .collect();
+        for blob in &taken {
+            self.put(|s| &mut s.kept_blobs, (incarnation, blob.first_line), None);
+        }
+        done(taken)
     }
     fn expire_kept(&mut self, keep: u64) -> DbFuture<'_, u64> {
         let now = self.shared.clock.now();

@@ -1,5 +1,7 @@
 //! The tables `kept_outputs`, `kept_blob` and `kept_task`, and the name in `blob_owner`.
 
+use std::ops::Range;
+
 use sqlx::AssertSqlSafe;
 
 use super::millis;
@@ -96,6 +98,41 @@ pub async fn insert_blobs(db: &mut Session, blobs: &[KeptBlobRow]) -> Result<(),
         db.execute(statement).await?;
     }
     Ok(())
+}
+
+/// Returns the blobs with the last lines, in the order of their lines.
+pub async fn last_blobs(
+    db: &mut Session,
+    incarnation: i64,
+    limit: u32,
+) -> Result<Vec<KeptBlobRow>, DbError> {
+    let statement = db
+        .statement(format!(
+            "select {BLOB} from kept_blob where incarnation = $1 order by first_line desc limit $2"
+        ))
+        .bind(incarnation)
+        .bind(i64::from(limit));
+    let mut blobs = db.fetch(statement, read_blob).await?;
+    blobs.reverse();
+    Ok(blobs)
+}
+
+/// Deletes the blobs that begin with one of these lines, and returns them in the order of their lines.
+pub async fn take_blobs(
+    db: &mut Session,
+    incarnation: i64,
+    lines: Range<i64>,
+) -> Result<Vec<KeptBlobRow>, DbError> {
+    let statement = db
+        .statement(format!(
+            "delete from kept_blob where incarnation = $1 and first_line >= $2 and first_line < $3 returning {BLOB}"
+        ))
+        .bind(incarnation)
+        .bind(lines.start)
+        .bind(lines.end);
+    let mut blobs = db.fetch(statement, read_blob).await?;
+    blobs.sort_unstable_by_key(|blob| blob.first_line);
+    Ok(blobs)
 }
 
 /// Reads bitmaps, in the order of their keys; locks them, too, if asked to.

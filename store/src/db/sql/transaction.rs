@@ -1,6 +1,7 @@
 //! A transaction of either database: each step is a function of the module for its tables.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use contract::ReportFailure;
@@ -306,6 +307,13 @@ impl OutputSteps for SqlTransaction {
     }
     fn insert_kept_blobs<'a>(&'a mut self, blobs: &'a [KeptBlobRow]) -> DbFuture<'a, ()> {
         Box::pin(outputs::insert_blobs(&mut self.session, blobs))
+    }
+    fn take_kept_blobs(
+        &mut self,
+        incarnation: i64,
+        lines: Range<i64>,
+    ) -> DbFuture<'_, Vec<KeptBlobRow>> {
+        Box::pin(outputs::take_blobs(&mut self.session, incarnation, lines))
     }
     fn expire_kept(&mut self, keep: u64) -> DbFuture<'_, u64> {
         Box::pin(outputs::expire(&mut self.session, keep))

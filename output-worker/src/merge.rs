@@ -1,0 +1,326 @@
+//! Merges the small blobs of a job, so that a slow job does not leave a file for each of its batches.
+//!
+//! A batch of outputs is written at once, however small it is, because its tasks are complete only then. When this process has
+//! written [`MERGED_AT`] small blobs of a job, it joins those that follow each other.
+//!
+//! What must stay true:
+//! - The numbers of lines do not change, and no line is missing at any moment: the merged blob is safe before the store names
+//!   it, and the others are deleted only after the store has confirmed that it does.
+//! - Merging is not needed for anything. If it fails, nothing has changed, and it is tried later.
+//! - A byte is rewritten a few times only, however long a job runs: a blob joins others that have at least a quarter of its size
+//!   together.
+
+use std::ops::Range;
+
+use blobs::{BlobError, BlobName};
+use bytes::Bytes;
+use contract::metrics::BLOBS_MERGED;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use metrics::counter;
+use store::{Incarnation, KeptBlob, NewBlob, StoreError};
+use tokio::io::AsyncReadExt as _;
+use tracing::warn;
+use uuid::Uuid;
+
+use crate::OutputWorker;
+use crate::keep::{BLOB, WRITERS};
+
+/// The size from which on a blob that is written is not small, in bytes.
+const SMALL: u64 = (BLOB / 4) as u64;
+/// The number of new small blobs of a job at which they are merged.
+const MERGED_AT: u32 = 64;
+/// How many of the last blobs of a job are looked at.
+const LOOKED_AT: u32 = 4 * MERGED_AT;
+/// The smallest number of blobs that are merged into one.
+const FEWEST: usize = 4;
+/// The size up to which a blob joins any others, in bytes.
+const TINY: u64 = 64 * 1024;
+/// The number of jobs whose small blobs are counted. Beyond it, the counting begins anew.
+const COUNTED: usize = 10_000;
+
+/// Why blobs are not merged.
+#[derive(Debug, thiserror::Error)]
+enum MergeError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Blob(#[from] BlobError),
+    #[error("the blob {0} has {1} bytes, and {2} were written")]
+    Broken(String, usize, u64),
+}
+
+impl OutputWorker {
+    /// Counts the new blobs of a job that are small.
+    pub(crate) fn count_small(&self, job: &Incarnation, blobs: &[NewBlob]) {
+        let small = blobs.iter().filter(|blob| blob.bytes < SMALL).count();
+        if small == 0 {
+            return;
+        }
+        let counts = &mut self.state().small;
+        if counts.len() >= COUNTED && !counts.contains_key(&job.number) {
+            counts.clear();
+        }
+        let (_, count) = counts.entry(job.number).or_insert_with(|| (job.clone(), 0));
+        *count = count.saturating_add(u32::try_from(small).unwrap_or(u32::MAX));
+    }
+
+    /// Merges the small blobs of the job that has most of them, if these are many.
+    pub(crate) async fn merge_small(&self) {
+        let Some(job) = self.due() else { return };
+        if let Err(error) = self.merge_of(&job).await {
+            warn!(job = %job.job, %error, "small blobs are not merged; they stay as they are");
+        }
+    }
+
+    fn due(&self) -> Option<Incarnation> {
+        let counts = &mut self.state().small;
+        let most = counts.iter().max_by_key(|(_, (_, count))| *count);
+        let (number, _) = most.filter(|(_, (_, count))| *count >= MERGED_AT)?;
+        let number = *number;
+        counts.remove(&number).map(|(job, _)| job)
+    }
+
+    async fn merge_of(&self, job: &Incarnation) -> Result<(), MergeError> {
+        let owner = self.owner().await?;
+        let last = self.store.last_kept_blobs(job.number, LOOKED_AT).await?;
+        for run in runs(&last) {
+            let run = &last[run];
+            let name = |name: &str| BlobName {
+                owner: owner.clone(),
+                group: job.number,
+                name: name.to_owned(),
+            };
+            let mut reads = Vec::with_capacity(run.len());
+            for blob in run {
+                reads.push(self.content(blob, name(&blob.name)));
+            }
+            let reads = stream::iter(reads).buffered(WRITERS);
+            let contents: Vec<Bytes> = reads.try_collect().await?;
+            let merged = name(&format!("{}.ndjson", Uuid::now_v7()));
+            self.blobs.write(&merged, contents.concat().into()).await?;
+            // If this fails, nobody knows which blobs the store names. The others are deleted as orphans.
+            let is_merged = self.store.merge_kept_blobs(job, run, &merged.name).await?;
+            let unnamed: Vec<BlobName> = if is_merged {
+                counter!(BLOBS_MERGED).increment(run.len() as u64);
+                run.iter().map(|blob| name(&blob.name)).collect()
+            } else {
+                vec![merged]
+            };
+            let mut deletions = Vec::with_capacity(unnamed.len());
+            for name in &unnamed {
+                deletions.push(self.blobs.delete(name));
+            }
+            let deletions = stream::iter(deletions).buffer_unordered(WRITERS);
+            deletions.try_collect::<Vec<()>>().await?;
+        }
+        Ok(())
+    }
+
+    async fn content(&self, blob: &KeptBlob, name: BlobName) -> Result<Bytes, MergeError> {
+        let mut content = Vec::new();
+        let mut reader = self.blobs.open(&name).await?;
+        let read = reader.read_to_end(&mut content).await;
+        if read.is_err() || content.len() as u64 != blob.bytes {
+            let (name, length) = (blob.name.clone(), content.len());
+            return Err(MergeError::Broken(name, length, blob.bytes));
+        }
+        Ok(content.into())
+    }
+}
+
+/// Returns which of the last blobs of a job, in the order of their lines, are merged: those of each range into one.
+fn runs(blobs: &[KeptBlob]) -> Vec<Range<usize>> {
+    let (mut runs, mut run, mut bytes) = (Vec::new(), blobs.len()..blobs.len(), 0);
+    for (at, blob) in blobs.iter().enumerate().rev() {
+        let is_alike = blobs
+            .get(at + 1)
+            .is_none_or(|next| next.status == blob.status);
+        let joins =
+            is_alike && blob.bytes <= TINY.max(bytes * 4) && bytes + blob.bytes <= BLOB as u64;
+        if !joins {
+            runs.push(std::mem::replace(&mut run, at + 1..at + 1));
+            bytes = 0;
+        }
+        run.start = at;
+        bytes += blob.bytes;
+    }
+    runs.push(run);
+    runs.retain(|run| run.len() >= FEWEST);
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use blobs::Blobs;
+    use contract::rest::OutputStatus;
+    use contract::{JobId, PartitionId};
+    use store::{JobRequest, OutputsOf, Store};
+
+    use super::*;
+    use crate::keep::JobOutputs;
+    use crate::line::Output;
+
+    fn blob(first_line: u64, bytes: u64, status: OutputStatus) -> KeptBlob {
+        KeptBlob {
+            name: String::new(),
+            first_line,
+            lines: 1,
+            bytes,
+            status,
+        }
+    }
+
+    /// Keeps an output of each of these tasks in a blob of its own. Returns the job.
+    async fn keep_singly(worker: &OutputWorker, tasks: Range<u32>) -> Incarnation {
+        let (partition, id) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
+        let request = JobRequest {
+            output_pipe: Some("out".to_owned()),
+            ..JobRequest::new(partition.clone(), id.clone())
+        };
+        let created = worker
+            .store
+            .create_job(&request, |_| ("in".to_owned(), Vec::new()));
+        created.await.unwrap();
+        let mut job = None;
+        for number in tasks {
+            let of = worker
+                .store
+                .outputs_of(&partition, &id, None)
+                .await
+                .unwrap();
+            let OutputsOf::Kept(incarnation, kept) = of else {
+                panic!("{of:?}")
+            };
+            let output = Output {
+                partition: partition.clone(),
+                job: id.clone(),
+                incarnation: None,
+                task: vec![number],
+                status: OutputStatus::Done,
+                line: line(number).into_bytes(),
+            };
+            let new = JobOutputs {
+                job: (*incarnation).clone(),
+                kept,
+                outputs: vec![(0, output)],
+            };
+            worker.keep_of(vec![new]).await.unwrap();
+            job = Some(*incarnation);
+        }
+        job.unwrap()
+    }
+
+    fn line(number: u32) -> String {
+        format!("{{\"task\":\"{number}\"}}\n")
+    }
+
+    async fn names(worker: &OutputWorker, job: &Incarnation) -> BTreeSet<String> {
+        let owner = worker.owner().await.unwrap();
+        let listed = worker.blobs.list(&owner, job.number).await.unwrap();
+        listed.into_iter().map(|blob| blob.name).collect()
+    }
+
+    #[tokio::test]
+    async fn small_blobs_of_a_slow_job_become_one_with_every_line_in_its_place() {
+        let worker = OutputWorker::new(Store::open("memory:").await.unwrap(), Blobs::memory());
+        let job = keep_singly(&worker, 1..MERGED_AT + 1).await;
+        assert_eq!(names(&worker, &job).await.len(), MERGED_AT as usize);
+        worker.merge_small().await;
+        let last = worker.store.last_kept_blobs(job.number, 10).await.unwrap();
+        let [merged] = &last[..] else {
+            panic!("{last:?}")
+        };
+        assert_eq!((merged.first_line, merged.lines), (0, MERGED_AT.into()));
+        assert_eq!(names(&worker, &job).await, [merged.name.clone()].into());
+        let name = BlobName {
+            owner: worker.owner().await.unwrap(),
+            group: job.number,
+            name: merged.name.clone(),
+        };
+        let content = worker.content(merged, name).await.unwrap();
+        let expected: String = (1..=MERGED_AT).map(line).collect();
+        assert_eq!(content, expected);
+    }
+
+    #[tokio::test]
+    async fn blobs_stay_as_they_are_if_one_cannot_be_read() {
+        let worker = OutputWorker::new(Store::open("memory:").await.unwrap(), Blobs::memory());
+        let job = keep_singly(&worker, 1..MERGED_AT + 1).await;
+        let last = worker.store.last_kept_blobs(job.number, 100).await.unwrap();
+        let torn = BlobName {
+            owner: worker.owner().await.unwrap(),
+            group: job.number,
+            name: last[7].name.clone(),
+        };
+        worker.blobs.write(&torn, "{".into()).await.unwrap();
+        let before = names(&worker, &job).await;
+        worker.merge_small().await;
+        let after = worker.store.last_kept_blobs(job.number, 100).await.unwrap();
+        assert_eq!((after, names(&worker, &job).await), (last, before));
+    }
+
+    #[test]
+    fn blobs_of_one_kind_that_follow_each_other_are_merged_up_to_the_size_of_a_blob() {
+        use OutputStatus::{Done, Failed};
+        let mib = 1 << 20;
+        for (blobs, expected) in [
+            (vec![], vec![]),
+            (vec![(10, Done); 3], vec![]),
+            (vec![(10, Done); 5], vec![(0, 5)]),
+            // Failures are among them.
+            (
+                [vec![(10, Done); 4], vec![(10, Failed)], vec![(10, Done); 6]].concat(),
+                vec![(5, 11), (0, 4)],
+            ),
+            // The first one is large beside the others.
+            (
+                [vec![(3 * mib, Done)], vec![(100, Done); 8]].concat(),
+                vec![(1, 9)],
+            ),
+            (
+                [vec![(3 * mib, Done)], vec![(mib, Done); 4]].concat(),
+                vec![(0, 5)],
+            ),
+            (
+                [vec![(3 * mib, Done); 6], vec![(60_000, Done); 20]].concat(),
+                vec![(2, 26)],
+            ),
+        ] {
+            let blobs: Vec<KeptBlob> = (0..)
+                .zip(&blobs)
+                .map(|(line, (bytes, status))| blob(line, *bytes, *status))
+                .collect();
+            let found = runs(&blobs).into_iter().map(|run| (run.start, run.end));
+            let found: Vec<(usize, usize)> = found.collect();
+            assert_eq!(found, expected, "{blobs:?}");
+        }
+    }
+
+    #[test]
+    fn a_job_that_writes_small_blobs_for_long_has_few_and_rewrites_each_byte_a_few_times() {
+        for bytes in [100, 10_000, 200_000] {
+            let (mut blobs, mut rewritten, mut most) = (Vec::new(), 0, 0);
+            let count = 20_000_u64;
+            for line in 0..count {
+                blobs.push(blob(line, bytes, OutputStatus::Done));
+                if line % u64::from(MERGED_AT) != 0 {
+                    continue;
+                }
+                let begin = blobs.len().saturating_sub(LOOKED_AT as usize);
+                for run in runs(&blobs[begin..]) {
+                    let run = begin + run.start..begin + run.end;
+                    let sum: u64 = blobs[run.clone()].iter().map(|blob| blob.bytes).sum();
+                    let merged = blob(blobs[run.start].first_line, sum, OutputStatus::Done);
+                    rewritten += sum;
+                    blobs.splice(run, [merged]);
+                }
+                let full = line * bytes / (BLOB as u64 / 2);
+                most = most.max((blobs.len() as u64).saturating_sub(full));
+            }
+            assert!(most < 200, "{bytes}: {most} blobs");
+            assert!(rewritten < count * bytes * 30, "{bytes}: {rewritten}");
+        }
+    }
+}
