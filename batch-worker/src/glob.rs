@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use self::pattern::PathPattern;
 use crate::source::{Kind, Root, check_path};
-use crate::{Batch, BatchPlugin, Part, SplitError, even_size};
+use crate::{Batch, BatchPlugin, Part, Source, SplitError, even_size};
 
 mod pattern;
 
@@ -145,6 +145,53 @@ impl BatchPlugin for Glob {
             })
             .collect()
     }
+
+    /// The names decide, in order: a file that has been mended or replaced between two rounds is the same item.
+    fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
+        let definition: Definition = serde_json::from_str(batch.definition).ok()?;
+        let pattern = &definition.pattern;
+        let mut source = match (definition.folder, definition.entries.as_slice()) {
+            (None, [only]) => {
+                let base = definition.base.unwrap_or_default();
+                batch.new_source(format!(
+                    "the folder {:?} (pattern {pattern:?} below {base:?})",
+                    only.path
+                ))
+            }
+            (folder, _) => {
+                let base = folder.or(definition.base).unwrap_or_default();
+                batch.new_source(format!("the folder {base:?} (pattern {pattern:?})"))
+            }
+        };
+        for part in parts {
+            match part {
+                Part::Item(item) => {
+                    let file: NameOfFile = serde_json::from_slice(&item.data).ok()?;
+                    source.add("file");
+                    source.add(&file.path);
+                }
+                Part::Batch(definition) => {
+                    let names: Definition = serde_json::from_str(definition).ok()?;
+                    source.add((names.entries.len() as u64).to_le_bytes());
+                    for entry in names.entries {
+                        source.add(if entry.size.is_some() {
+                            "file"
+                        } else {
+                            "folder"
+                        });
+                        source.add(&entry.path);
+                    }
+                }
+            }
+        }
+        Some(source)
+    }
+}
+
+/// What of a [`FileItem`] makes a source.
+#[derive(Deserialize)]
+struct NameOfFile {
+    path: String,
 }
 
 fn pin(root: &Root, folder: &str) -> Result<Entry, SplitError> {

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use contract::{Announced, BatchResult, BatchTask, JobTaskId, MAX_PIPE_BYTES};
+pub use framework::Source;
 use framework::{Context, OrFail, Reply, TaskError, Worker};
 
 pub use glob::Glob;
@@ -150,7 +151,8 @@ impl BatchWorker {
         Arc::clone(&self.splits)
     }
 
-    async fn split(&self, task: &BatchTask) -> Result<Vec<Part>, TaskError> {
+    /// Splits a batch. Returns its parts, and from what they were made.
+    async fn split(&self, task: &BatchTask) -> Result<(Vec<Part>, Option<Source>), TaskError> {
         let batch_type = task.batch_type.as_deref().unwrap_or_default();
         let plugin = self.plugins.get(batch_type).ok_or_else(|| {
             let known = self.plugins.keys().copied().collect::<Vec<_>>().join(", ");
@@ -176,12 +178,14 @@ impl BatchWorker {
             max_parts: self.parts_of(task)?,
             max_items: self.max_items,
         };
-        plugin.split(batch).await.map_err(|error| match error {
+        let parts = plugin.split(batch).await.map_err(|error| match error {
             SplitError::Definition(problem) => {
                 TaskError::failed(format!("batch definition of {batch_type}: {problem}"))
             }
             SplitError::Temporary(error) => TaskError::retry(error),
-        })
+        })?;
+        let source = plugin.source(batch, &parts);
+        Ok((parts, source))
     }
 
     /// States what the split becomes: how many of its parts are sub-batches, and how many items there are in the end.
@@ -254,8 +258,11 @@ impl Worker for BatchWorker {
         {
             return Err(TaskError::snooze(self.pace.wait()));
         }
-        let parts = self.split(&task).await?;
+        let (parts, source) = self.split(&task).await?;
         self.keep_pace(&parts, &ctx).await?;
+        if let Some(source) = source {
+            ctx.repeatable(&source).await?;
+        }
         let subtasks = u32::try_from(parts.len()).map_err(TaskError::failed)?;
         ctx.expect_parts(subtasks, self.announced(&task, &parts));
         self.splits.fetch_add(1, Ordering::Relaxed);

@@ -17,10 +17,12 @@ use contract::{LineRange, TaskData};
 use serde::{Deserialize, Serialize};
 
 use crate::source::{Kind, Root, Stamp, check_path};
-use crate::{Batch, BatchPlugin, Part, SplitError};
+use crate::{Batch, BatchPlugin, Part, Source, SplitError};
 
 /// A split of at most this many bytes reads its segments and makes items.
 const LEAF_BYTES: u64 = 1024 * 1024;
+/// How many files a message to people names.
+const SHOWN: usize = 3;
 
 /// Splits text files below a root folder by lines.
 #[derive(Debug, Clone)]
@@ -115,6 +117,29 @@ impl BatchPlugin for Lines {
                     Ok(Part::Batch(serde_json::to_string(&definition)?))
                 })
                 .collect(),
+        }
+    }
+
+    /// The parts have the size and the time of each file: where a line begins depends on the whole content.
+    fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
+        let definition: Definition = serde_json::from_str(batch.definition).ok()?;
+        Some(batch.parts_as_source(definition.name(), parts))
+    }
+}
+
+impl Definition {
+    /// Names the first files, for people.
+    fn name(&self) -> String {
+        let segments = self.segments.iter().map(|segment| &segment.path);
+        let mut files: Vec<&String> = self.files.iter().chain(segments).collect();
+        files.dedup();
+        let first = files.iter().take(SHOWN).map(|path| format!("{path:?}"));
+        let first = first.collect::<Vec<_>>().join(", ");
+        match files.len() {
+            0 => "no file".to_owned(),
+            1 => format!("the file {first}"),
+            2..=SHOWN => format!("the files {first}"),
+            more => format!("the files {first} and {} more", more - SHOWN),
         }
     }
 }

@@ -3,7 +3,7 @@
 use contract::{ListItem, TaskData};
 use serde_json::value::RawValue;
 
-use crate::{Batch, BatchPlugin, Part, SplitError, even_size};
+use crate::{Batch, BatchPlugin, Part, Source, SplitError, even_size};
 
 /// Splits a JSON array.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +33,10 @@ impl BatchPlugin for List {
             .chunks(usize::try_from(size)?)
             .map(|values| Ok(Part::Batch(serde_json::to_string(values)?)))
             .collect()
+    }
+
+    fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
+        Some(batch.parts_as_source("the list", parts))
     }
 
     fn count_items(&self, definition: &str) -> Option<u64> {

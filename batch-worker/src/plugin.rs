@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
 
-use framework::Payload;
+use framework::{Payload, Source};
 
 /// Splits one kind of batch definition.
 ///
@@ -37,6 +37,29 @@ pub trait BatchPlugin: Send + Sync + 'static {
     /// The same definition must always give the same parts in the same order, and at most `max_parts` of them.
     fn split(&self, batch: Batch<'_>)
     -> impl Future<Output = Result<Vec<Part>, SplitError>> + Send;
+
+    /// Returns from what the batch was split into these parts, so that a job that is taken up again makes only those parts that are not
+    /// done. By default it makes all of them again. [`Batch::parts_as_source`] is right for a plugin whose parts are the same, byte
+    /// for byte, as long as its source is.
+    ///
+    /// ```
+    /// use batch_worker::{Batch, BatchPlugin, Part, Source, SplitError};
+    ///
+    /// struct Letters;
+    ///
+    /// impl BatchPlugin for Letters {
+    ///     const NAME: &'static str = "letters";
+    ///     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
+    ///         batch.definition.chars().map(|letter| batch.item("Letter", &letter)).collect()
+    ///     }
+    ///     fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
+    ///         Some(batch.parts_as_source("the letters", parts))
+    ///     }
+    /// }
+    /// ```
+    fn source(&self, _batch: Batch<'_>, _parts: &[Part]) -> Option<Source> {
+        None
+    }
 
     /// Returns how many items the batch becomes in the end, its sub-batches included, if the definition alone shows it. The
     /// progress of the job then knows its total from the start.
@@ -70,6 +93,30 @@ impl Batch<'_> {
             )));
         }
         Ok(())
+    }
+
+    /// Returns a source that is these parts. The name tells people where they come from.
+    pub fn parts_as_source(&self, name: impl fmt::Display, parts: &[Part]) -> Source {
+        let mut source = self.new_source(name);
+        for part in parts {
+            match part {
+                Part::Batch(definition) => {
+                    source.add("batch");
+                    source.add(definition);
+                }
+                Part::Item(item) => {
+                    source.add(&item.classifier);
+                    source.add(&item.data);
+                }
+            }
+        }
+        source
+    }
+
+    /// Returns a source with nothing in it. A worker with another limit makes other parts, so that people have to know it.
+    pub(crate) fn new_source(&self, name: impl fmt::Display) -> Source {
+        let limit = self.max_parts;
+        Source::new(format!("{name}, split into at most {limit} parts"))
     }
 
     /// Makes an item with this data. Its classifier is the item type of the batch, or else `default_type`.
@@ -116,6 +163,7 @@ impl<E: Error + Send + Sync + 'static> From<E> for SplitError {
 pub(crate) trait AnyPlugin: Send + Sync {
     fn name(&self) -> &'static str;
     fn count_items(&self, definition: &str) -> Option<u64>;
+    fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source>;
     fn split<'a>(
         &'a self,
         batch: Batch<'a>,
@@ -129,6 +177,10 @@ impl<P: BatchPlugin> AnyPlugin for P {
 
     fn count_items(&self, definition: &str) -> Option<u64> {
         BatchPlugin::count_items(self, definition)
+    }
+
+    fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
+        BatchPlugin::source(self, batch, parts)
     }
 
     fn split<'a>(

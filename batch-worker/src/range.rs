@@ -2,7 +2,7 @@
 
 use contract::{RangeItem, TaskData};
 
-use crate::{Batch, BatchPlugin, Part, SplitError, even_size};
+use crate::{Batch, BatchPlugin, Part, Source, SplitError, even_size};
 
 /// Splits a range of whole numbers.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +39,12 @@ impl BatchPlugin for Range {
                 ))
             })
             .collect())
+    }
+
+    fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
+        // It has been parsed, so that it is short.
+        let name = format!("the range {}", batch.definition.trim());
+        Some(batch.parts_as_source(name, parts))
     }
 
     fn count_items(&self, definition: &str) -> Option<u64> {

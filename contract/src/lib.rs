@@ -28,6 +28,7 @@ mod problem;
 mod report;
 mod reserved_pipes;
 pub mod rest;
+mod split;
 mod task_message;
 
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem};
@@ -46,6 +47,7 @@ pub use reserved_pipes::{
     kept_track_to, quarantine_pipe,
 };
 pub use rest::{JobStatus, OnFailure};
+pub use split::{SourceDigest, SourceDigestError, SplitState, SubtaskRange};
 pub use task_message::{
     ContextData, DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking,
     same_pipe,

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::TaskData;
+use crate::split::digest_if_known;
+use crate::{SourceDigest, TaskData};
 
 /// The payload of a report message: reports about any number of tasks, of any number of jobs.
 ///
@@ -44,6 +45,9 @@ pub struct TrackingReport {
     /// In a `Progress` report of a final task: what its splitter states. Travels in [`ReportDetails`].
     #[serde(skip)]
     pub announced: Option<Announced>,
+    /// In a `Progress` report of a final task: the digest of what its split is made from. Travels in [`ReportDetails`].
+    #[serde(skip)]
+    pub digest: Option<SourceDigest>,
 }
 
 impl TrackingReport {
@@ -56,6 +60,7 @@ impl TrackingReport {
             retries: None,
             failure: None,
             announced: None,
+            digest: None,
         }
     }
 
@@ -171,6 +176,8 @@ pub struct ReportDetails(BTreeMap<usize, ReportDetail>);
 struct ReportDetail {
     item: Option<FailedItem>,
     announced: Option<Announced>,
+    #[serde(deserialize_with = "digest_if_known")]
+    digest: Option<SourceDigest>,
 }
 
 /// [`ReportDetail`] to write.
@@ -181,13 +188,20 @@ struct DetailOf<'a> {
     item: Option<&'a FailedItem>,
     #[serde(skip_serializing_if = "Option::is_none")]
     announced: Option<&'a Announced>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    digest: Option<SourceDigest>,
 }
 
 impl<'a> DetailOf<'a> {
     fn of(report: &'a TrackingReport) -> Option<Self> {
         let item = report.failure.as_ref().and_then(|it| it.item.as_ref());
-        let announced = report.announced.as_ref();
-        (item.is_some() || announced.is_some()).then_some(Self { item, announced })
+        let (announced, digest) = (report.announced.as_ref(), report.digest);
+        let any = item.is_some() || announced.is_some() || digest.is_some();
+        any.then_some(Self {
+            item,
+            announced,
+            digest,
+        })
     }
 }
 
@@ -226,11 +240,16 @@ impl ReportDetails {
         let Ok(details) = serde_json::from_str::<Self>(header) else {
             return;
         };
-        for (index, ReportDetail { item, announced }) in details.0 {
+        for (index, detail) in details.0 {
             let Some(report) = reports.get_mut(index) else {
                 continue;
             };
-            report.announced = announced;
+            let ReportDetail {
+                item,
+                announced,
+                digest,
+            } = detail;
+            (report.announced, report.digest) = (announced, digest);
             if let Some(failure) = &mut report.failure {
                 failure.item = item.map(FailedItem::bounded);
             }

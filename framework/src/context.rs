@@ -1,5 +1,7 @@
 //! What a running task can do besides replying: dispatch subtasks, report progress, and check for cancellation.
 
+mod repeat;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +15,8 @@ use contract::{
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
+pub use self::repeat::Source;
+use self::repeat::{Announcement, Repeat, RepeatError};
 use crate::broker::depth_cache::DepthCache;
 use crate::broker::{Broker, PublishError};
 use crate::current::CurrentMessage;
@@ -37,6 +41,7 @@ struct Inner {
     shared: Arc<Shared>,
     attempt: u32,
     split: tokio::sync::Mutex<Split>,
+    announcement: Mutex<Announcement>,
     /// The task has said how many subtasks it has, which may be none.
     is_size_known: AtomicBool,
     /// It is reported that the task runs.
@@ -71,6 +76,8 @@ struct Split {
     reports: Vec<TrackingReport>,
     /// The pipe of the latest subtask, which has been checked.
     checked_pipe: Option<String>,
+    /// How the split is made again; `None` if it does not say from what it is made.
+    repeat: Option<Box<Repeat>>,
 }
 
 /// The last number of a subtask, less the one of the report of their number.
@@ -91,6 +98,8 @@ pub(crate) enum DispatchError {
         "a task of {0} subtasks cannot be counted; at most {MOST_SUBTASKS} are possible. Make sub-batches of them"
     )]
     TooMany(u32),
+    #[error(transparent)]
+    Repeat(#[from] RepeatError),
 }
 
 impl DispatchError {
@@ -98,6 +107,7 @@ impl DispatchError {
     pub(crate) const fn is_permanent(&self) -> bool {
         match self {
             Self::Unpublished(error) => error.is_permanent(),
+            Self::Repeat(error) => error.is_permanent(),
             Self::Reserved(_) | Self::Nesting(_) | Self::TooMany(_) => true,
         }
     }
@@ -144,6 +154,7 @@ impl Context {
             shared,
             attempt,
             split: tokio::sync::Mutex::default(),
+            announcement: Mutex::default(),
             is_size_known: AtomicBool::new(false),
             is_told_running: AtomicBool::new(false),
             refusal: Mutex::default(),
@@ -183,6 +194,9 @@ impl Context {
             self.check_dispatch(pipe)
                 .map_err(|error| self.refuse(error))?;
             split.checked_pipe = Some(pipe.to_owned());
+        }
+        if split.repeat.is_some() && self.pass_over(&mut split).await? {
+            return Ok(());
         }
         // The caller may drop this future at any `await`. The oldest subtask stays in the queue until it is confirmed.
         while split.pending.len() >= WINDOW
@@ -256,8 +270,10 @@ impl Context {
             return;
         }
         let report = WorkerIdentity::size_report(&self.0.input, subtasks);
+        let digest = self.announcement().send();
         self.send_report(report.map(|report| TrackingReport {
             announced,
+            digest,
             ..report
         }));
     }
@@ -359,6 +375,7 @@ impl Context {
             reports,
             ..
         } = std::mem::take(&mut *split);
+        *self.announcement() = Announcement::default();
         let is_split = count > 0 || self.0.is_size_known.load(Ordering::Relaxed);
         Dispatched {
             count,
@@ -391,6 +408,11 @@ impl Context {
         let refused = undispatched(&error);
         self.refusal().get_or_insert(error);
         refused
+    }
+
+    fn announcement(&self) -> MutexGuard<'_, Announcement> {
+        let announcement = self.0.announcement.lock();
+        announcement.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn refusal(&self) -> MutexGuard<'_, Option<DispatchError>> {
@@ -467,6 +489,7 @@ pub(crate) fn check_result_pipe(
 pub(crate) fn undispatched(error: &DispatchError) -> TaskError {
     match error {
         DispatchError::Unpublished(error) => undelivered(error),
+        DispatchError::Repeat(error) => error.of_task(),
         DispatchError::Reserved(_) | DispatchError::Nesting(_) | DispatchError::TooMany(_) => {
             TaskError::failed(error.to_string())
         }

@@ -54,7 +54,7 @@ pub mod trace;
 mod worker;
 
 pub use config::{Settings, SettingsError};
-pub use context::{Context, Payload};
+pub use context::{Context, Payload, Source};
 pub use contract::TaskData;
 pub use outputs::{Output, Outputs};
 pub use retry::RetryPolicy;

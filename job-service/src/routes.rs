@@ -11,6 +11,7 @@ mod get_definition;
 mod get_history;
 mod get_job;
 mod get_outputs;
+mod get_split;
 mod get_task;
 pub(crate) mod health_check;
 mod is_active;
@@ -232,6 +233,7 @@ fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(job_status::job_status))
         .routes(routes!(is_active::is_active))
         .routes(routes!(get_task::get_task))
+        .routes(routes!(get_split::get_split))
         .routes(routes!(list_failures::list_failures))
         .routes(routes!(take_messages::take_messages))
         .routes(routes!(put_messages::put_messages))

@@ -103,7 +103,7 @@ async fn apply(
     now: i64,
 ) -> Result<(u64, Outcome), DbError> {
     let incarnation = job.incarnation;
-    let mut ledger = Ledger::new(job.totals.clone(), options.max_failures, now);
+    let mut ledger = Ledger::new(job.totals.clone(), options.max_failures, now).in_round(job.round);
     if job.status.is_finished() {
         ledger = ledger.of_ended_job();
     }

@@ -13,6 +13,7 @@ mod pause;
 mod progress;
 mod read;
 mod retry;
+mod split;
 mod task;
 
 pub(crate) use delete::delete_locked;

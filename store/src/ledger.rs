@@ -46,19 +46,21 @@ mod node;
 #[cfg(test)]
 mod properties;
 mod round;
+mod source;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
 
 use contract::{JobStatus, OnFailure, Step};
 
-pub use bitmap::{Bits, position};
+pub use bitmap::{Bits, CHUNK, position};
 use counts::SplitCounts;
 pub use counts::{Counts, Statement};
 pub use kept::{FAILURES_IN_FULL, KeptFailure, failure_kind, parse_failure};
 pub use node::{ACTIVE_TASK, ActiveTask, NodeKey, NodeRow, PERCENT};
 use node::{CONFLICT, REPORTED_FAILED, Split};
 pub use round::steps_of;
+pub use source::SplitSource;
 
 /// The percentage of a Completed job, in hundredths.
 pub const COMPLETE: i32 = 10_000;
@@ -154,6 +156,8 @@ impl NodeChanges {
 pub struct Ledger {
     totals: JobTotals,
     now: i64,
+    /// The round of the job.
+    round: u32,
     splits: Vec<Split>,
     by_path: HashMap<String, usize>,
     active_tasks: HashMap<String, Slot>,
@@ -214,6 +218,7 @@ impl Ledger {
         Self {
             totals,
             now,
+            round: 1,
             splits: Vec::new(),
             by_path: HashMap::new(),
             active_tasks: HashMap::new(),
@@ -228,6 +233,12 @@ impl Ledger {
             latest: None,
             path: String::new(),
         }
+    }
+
+    /// Makes this the ledger of a job in this round.
+    #[must_use]
+    pub fn in_round(self, round: u32) -> Self {
+        Self { round, ..self }
     }
 
     /// Makes this the ledger of a job that has failed or was cancelled: its outcome and its percentage stay.

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use contract::rest::Expiry;
-use contract::{JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure};
+use contract::{
+    Announced, JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure, SourceDigest,
+};
 use serde::{Deserialize, Serialize};
 
 /// What waits in the store, for metrics.
@@ -329,12 +331,12 @@ pub enum EventKind {
         /// The number of attempts that have failed before.
         attempts: i32,
     },
-    /// Of a final task: like progress 0, the size of its split, and what the splitter states about the other subtasks.
+    /// Of a final task: like progress 0, the size of its split, and what the splitter announces about it.
     Announced {
-        /// The number of subtasks that are sub-batches and not items.
-        batches: u32,
-        /// The number of items below the split in the end, if the splitter knows it.
-        items: Option<u64>,
+        /// What the other subtasks are.
+        stated: Option<Announced>,
+        /// From what the split is made.
+        digest: Option<SourceDigest>,
     },
     /// The task is done.
     Complete,

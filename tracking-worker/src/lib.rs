@@ -20,8 +20,8 @@ use async_recursion::async_recursion;
 use backon::{ExponentialBuilder, Retryable};
 use contract::headers::{INPUT_HEADER, LABEL_HEADER, REPORT_DETAILS_HEADER};
 use contract::{
-    Announced, FailedItem, JobTaskId, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus,
-    TaskData, TaskMessage, TrackingReport, TrackingReportTask,
+    FailedItem, JobTaskId, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus, TaskData,
+    TaskMessage, TrackingReport, TrackingReportTask,
 };
 use framework::broker::{HeaderValue, Headers, PublishError};
 use framework::clock::Clock;
@@ -329,9 +329,9 @@ fn event(report: TrackingReport) -> Result<TrackingEvent, String> {
         {
             EventKind::Started { attempts }
         }
-        ReportStatus::Progress => match report.announced {
-            Some(Announced { batches, items }) if is_final(&task) => {
-                EventKind::Announced { batches, items }
+        ReportStatus::Progress => match (report.announced, report.digest) {
+            (stated, digest) if (stated.is_some() || digest.is_some()) && is_final(&task) => {
+                EventKind::Announced { stated, digest }
             }
             _ => EventKind::Progress(
                 u8::try_from(report.estimated_percentage_completed.clamp(0, 100)).unwrap_or(0),

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use contract::rest::{ErrorBody, Failure, Items, Job, JobTask, NewJob};
 use contract::{
     Announced, BatchResult, BatchTask, ContextData, FailedItem, JobStatus, JobTaskId, OnFailure,
-    ReportDetails, ReportFailure, ReportStatus, SourceInfo, TaskData, TaskMessage, TaskStatus,
-    Tracking, TrackingReport, TrackingReportTask, patch_tracking, subtask_id,
+    ReportDetails, ReportFailure, ReportStatus, SourceDigest, SourceInfo, TaskData, TaskMessage,
+    TaskStatus, Tracking, TrackingReport, TrackingReportTask, patch_tracking, subtask_id,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -191,12 +191,13 @@ fn details_of_reports_travel_beside_the_reports() {
                 batches: 3,
                 items: Some(2500),
             }),
+            digest: Some(SourceDigest([0xa7; 32])),
             ..TrackingReport::new("library:scan-12.4*", ReportStatus::Progress)
         },
     ];
     let json = serde_json::to_string(&reports).unwrap();
     assert!(
-        !json.contains("a.tif") && !json.contains("batches"),
+        !json.contains("a.tif") && !json.contains("batches") && !json.contains("a7a7"),
         "{json}"
     );
     let mut read: Vec<TrackingReport> = serde_json::from_str(&json).unwrap();
@@ -211,6 +212,8 @@ fn details_of_reports_travel_beside_the_reports() {
         "[]",
         "{\"7\":{}}",
         "{\"0\":{\"announced\":null,\"later\":[1]}}",
+        "{\"0\":{\"digest\":\"sha3:x\"}}",
+        "{\"0\":{\"digest\":[1]}}",
         "{\"0\":{\"item\":{\"label\":\"x\"}}}",
     ] {
         ReportDetails::add_to(entry, &mut read);

@@ -13,6 +13,7 @@
 
 mod all_gone;
 mod answer;
+mod split_state;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +31,7 @@ use tracing::warn;
 
 use self::all_gone::AllGone;
 use self::answer::read_answer;
+pub(crate) use self::split_state::SplitQueryError;
 use crate::announcement::{ChangedJobs, job_of};
 use crate::broker::Broker;
 use crate::clock::Clock;

@@ -9,6 +9,7 @@ mod lags;
 mod outputs;
 mod panics;
 mod pausing;
+mod repeating;
 mod retries;
 mod undeliverable;
 mod window;

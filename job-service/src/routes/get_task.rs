@@ -70,7 +70,7 @@ pub async fn get_task(
 }
 
 /// Returns the numbers of the path; none for the job's first task.
-fn parse_id(text: &str) -> ApiResult<Vec<u32>> {
+pub(super) fn parse_id(text: &str) -> ApiResult<Vec<u32>> {
     if text == "0" {
         return Ok(Vec::new());
     }

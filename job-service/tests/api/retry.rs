@@ -1,7 +1,7 @@
 //! Taking jobs up again, and the requests that created them.
 
 use contract::rest::ErrorCode;
-use contract::{ReportFailure, TaskMessage};
+use contract::{ReportFailure, SourceDigest, TaskMessage};
 use framework::broker::{Broker, Event};
 use harness::in_time;
 use job_service::JobTypes;
@@ -84,6 +84,53 @@ async fn round_begins_with_a_start_message_of_its_own_and_ends_the_round_before(
     assert_eq!(message["jobs"], json!([format!("{}:j", service.partition)]));
     service.cancel("j").await.is(204);
     assert_eq!(retry(&service, "j", &[]).await.json()["round"], 3);
+}
+
+#[tokio::test]
+async fn split_tells_what_is_done_to_the_workers_of_its_round() {
+    let service = Service::start().await;
+    service.put("j", &new_job()).await.is(201);
+    let announced = EventKind::Announced {
+        stated: None,
+        digest: Some(SourceDigest([0xab; 32])),
+    };
+    service.report("j", ".4*", announced).await;
+    service.report("j", ".2", EventKind::Complete).await;
+    service.report("j", ".3", failed()).await;
+    retry(&service, "j", &[]).await.is(200);
+    let number = service.get("/jobs/j").await.json()["incarnation"].clone();
+    let url = format!("/jobs/j/splits/0?n={number}&r=2&after=0");
+    let split = service.get(&url);
+    assert_eq!(
+        split.await.is(200).json(),
+        json!({
+            "known": true, "completed": false, "digest": "ab".repeat(32), "round": 1, "contradictory": false,
+            "done": [{"first": 2, "last": 2}], "upTo": null
+        })
+    );
+    for query in [format!("?n={number}"), format!("?n={number}&r=3")] {
+        let gone = service
+            .get(&format!("/jobs/j/splits/0{query}"))
+            .await
+            .is(404);
+        assert_eq!(gone.header("x-batchwright-not-found"), "job");
+    }
+    for (path, reason) in [
+        (
+            "/jobs/j/splits/x",
+            "The task id 'x' is not of the form 3.17 or 3.17*, nor 0 for the job's own task.",
+        ),
+        (
+            "/jobs/j/splits/0?after=x",
+            "The parameter 'after' must be a whole number, but is 'x'.",
+        ),
+        (
+            "/jobs/j/splits/0?after=2147483648",
+            "The parameter 'after' must be at most 2147483647, but is 2147483648.",
+        ),
+    ] {
+        service.get(path).await.refuses(400, reason);
+    }
 }
 
 #[tokio::test]

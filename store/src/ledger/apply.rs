@@ -1,6 +1,6 @@
 //! Applies one event to the ledger.
 
-use contract::{JobStatus, OnFailure, ReportFailure, Step};
+use contract::{Announced, JobStatus, OnFailure, ReportFailure, SourceDigest, Step};
 
 use super::kept::bounded;
 use super::{
@@ -38,10 +38,8 @@ impl Ledger {
             return true;
         };
         self.see_child(parent, *own);
-        if let EventKind::Announced { batches, items } = kind {
-            let items = items.map(|items| i64::try_from(items).unwrap_or(i64::MAX));
-            let batches = *batches;
-            self.state(parent, Statement { batches, items });
+        if let EventKind::Announced { stated, digest } = kind {
+            self.announce(parent, stated.as_ref(), *digest);
         }
         let split = &self.splits[parent];
         if size_only || self.is_completed() || split.closed || split.is_done(own.number) {
@@ -258,27 +256,27 @@ impl Ledger {
             self.add_items(at, -1);
         }
         if conflict && self.splits[at].flags & CONFLICT == 0 {
-            self.contradict(at);
+            let size = self.splits[at].size.unwrap_or_default();
+            let message = format!(
+                "the split was reported with different numbers of subtasks; {size} is the largest"
+            );
+            self.contradict(at, CONFLICT_FAILURE, message);
         } else if learned {
             self.check_finished(at);
         }
     }
 
-    /// Fails a split because reports disagree about the number of its subtasks. Nothing that is reported later changes that.
-    fn contradict(&mut self, at: usize) {
+    /// Fails a split because reports contradict each other about it. Nothing that is reported later changes that.
+    pub(super) fn contradict(&mut self, at: usize, kind: &str, message: String) {
         let split = &mut self.splits[at];
         split.flags |= CONFLICT;
         split.dirty = true;
-        let size = split.size.unwrap_or_default();
         let (number, parent) = (split.number, split.parent);
-        let message = format!(
-            "the split was reported with different numbers of subtasks; {size} is the largest"
-        );
         if let Some(parent) = parent {
-            let failure = self.own_failure(CONFLICT_FAILURE, message);
+            let failure = self.own_failure(kind, message);
             self.fail(parent, number, &failure, CONFLICT);
         } else {
-            self.fail_job(CONFLICT_FAILURE, message, "the job's own split");
+            self.fail_job(kind, message, "the job's own split");
         }
     }
 
@@ -476,7 +474,7 @@ impl Ledger {
         let split = &self.splits[at];
         let Some(size) = split.size else { return };
         let (parent, number) = (split.parent, split.number);
-        if split.flags & CONFLICT != 0 {
+        if split.flags & CONFLICT != 0 || split.is_contradictory() {
             return;
         }
         if split.done == size {
@@ -552,6 +550,17 @@ impl Ledger {
         let active = self.active_tasks.get_mut(path)?.now.take()?;
         self.add_counts(parent, -Counts::of_active_task(active.retrying));
         Some(active)
+    }
+
+    /// Keeps what a splitter announces about its split.
+    fn announce(&mut self, at: usize, stated: Option<&Announced>, digest: Option<SourceDigest>) {
+        let was_stated = self.splits[at].counts.is_some_and(|it| it.is_stated());
+        if let Some(Announced { batches, items }) = stated {
+            let items = items.map(|items| i64::try_from(items).unwrap_or(i64::MAX));
+            let batches = *batches;
+            self.state(at, Statement { batches, items });
+        }
+        self.see_source(at, digest, was_stated);
     }
 
     /// Keeps what a splitter states about its split.

@@ -24,6 +24,8 @@ use std::ops::{Add, Neg, Sub};
 
 use serde::{Deserialize, Serialize};
 
+use super::source::SplitSource;
+
 /// Sums over the tasks below a split. Statements come from messages, so that the sums may overflow: they wrap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -117,6 +119,9 @@ pub struct SplitCounts {
     /// The number of subtasks that have turned out to be splits, without the final one.
     #[serde(skip_serializing_if = "is_zero")]
     opened: i64,
+    /// From what the split was made, as far as its splitter states it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) source: Option<SplitSource>,
 }
 
 /// What a splitter states about its split.
@@ -173,6 +178,11 @@ impl SplitCounts {
     /// Keeps what the splitter states. The first statement holds.
     pub fn state(&mut self, statement: Statement) {
         self.stated.get_or_insert(statement);
+    }
+
+    /// Returns whether the splitter has stated anything.
+    pub const fn is_stated(&self) -> bool {
+        self.stated.is_some()
     }
 
     /// Counts a subtask that has turned out to be a split, or uncounts it.

@@ -159,6 +159,11 @@ impl Split {
         &mut self.chunks[at].1
     }
 
+    /// Returns whether the split was made from different sources.
+    pub fn is_contradictory(&self) -> bool {
+        self.counts.is_some_and(|counts| counts.is_contradictory())
+    }
+
     pub fn set_done(&mut self, number: u32) {
         let (chunk, bit) = position(number);
         let chunk = self.chunk_mut(chunk);

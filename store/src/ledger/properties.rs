@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use contract::{JobStatus, OnFailure, ReportFailure, Step};
+use contract::{Announced, JobStatus, OnFailure, ReportFailure, SourceDigest, Step};
 use proptest::prelude::*;
 
 use super::{ACTIVE_TASK, COMPLETE, Counts, JobTotals, Ledger, NodeKey, NodeRow, PERCENT, keys_of};
@@ -141,7 +141,11 @@ fn report(task: &Task, way: &mut Vec<Step>, chance: &mut Chance, events: &mut Ve
                 if at + 1 == children.len() && is_stated {
                     let (batches, items) = task.announced();
                     let items = knows_items.then_some(items);
-                    events.push((way.clone(), EventKind::Announced { batches, items }));
+                    let mut kind = announced(batches, items);
+                    if let EventKind::Announced { digest, .. } = &mut kind {
+                        *digest = chance.one_in(2).then_some(SourceDigest([7; 32]));
+                    }
+                    events.push((way.clone(), kind));
                 }
                 report(child, way, chance, events);
                 way.pop();
@@ -306,7 +310,9 @@ impl Model {
                 let top = model.tops.entry(path[..depth].to_vec()).or_default();
                 *top = path[depth].max(*top);
             }
-            if let EventKind::Announced { batches, items } = kind {
+            if let EventKind::Announced { stated, .. } = kind
+                && let Some(Announced { batches, items }) = stated
+            {
                 model
                     .stated
                     .insert(path[..path.len() - 1].to_vec(), (*batches, *items));
@@ -521,7 +527,10 @@ fn path(text: &str) -> Vec<Step> {
 }
 
 const fn announced(batches: u32, items: Option<u64>) -> EventKind {
-    EventKind::Announced { batches, items }
+    EventKind::Announced {
+        stated: Some(Announced { batches, items }),
+        digest: None,
+    }
 }
 
 #[test]

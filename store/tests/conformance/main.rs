@@ -51,3 +51,4 @@ mod resubmit;
 mod retention;
 mod rounds;
 mod scheduling;
+mod splits;

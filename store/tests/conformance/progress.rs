@@ -1,7 +1,7 @@
 //! What a job tells of its items.
 
 use contract::rest::Items;
-use contract::{JobStatus, OnFailure};
+use contract::{Announced, JobStatus, OnFailure};
 use store::{EventKind, JobRequest};
 
 use crate::fixture::{TestStore, event, failed, failure, request};
@@ -16,7 +16,10 @@ suite![
 ];
 
 const fn announced(batches: u32, items: Option<u64>) -> EventKind {
-    EventKind::Announced { batches, items }
+    EventKind::Announced {
+        stated: Some(Announced { batches, items }),
+        digest: None,
+    }
 }
 
 async fn total_is_that_of_the_announced_splits_and_final_once_all_are_announced(

@@ -656,7 +656,7 @@ impl TestStore {
             .unwrap()
     }
 
-    async fn retry(&self, job: impl JobRef) -> Begun {
+    pub async fn retry(&self, job: impl JobRef) -> Begun {
         let name = job.job();
         match self.try_retry(job, false).await {
             Retry::Begun(begun) => begun,

@@ -55,7 +55,7 @@ fn names_missing_job(body: &str, job: &str) -> bool {
 }
 
 /// Quotes the start of a text that may be of any length.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     format!("{:?}", &text[..text.floor_char_boundary(SHOWN)])
 }
 

@@ -1,0 +1,73 @@
+//! Asks the job service what is known of a split that a later round makes again, at a URL beside that of the status check.
+
+use contract::rest::NOT_FOUND_HEADER;
+use contract::{JobTaskId, SplitState, Tracking};
+use reqwest::{StatusCode, Url};
+
+use super::{StatusChecker, answer, chain, make_client, read_body};
+use crate::steps::status_url::allowed_url;
+
+/// Why it is not known what is done of a split.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum SplitQueryError {
+    /// There is no such job any more, or the round is over.
+    Gone,
+    /// The URL may not be asked.
+    NotAllowed(String),
+    /// There was no answer, or none that can be understood.
+    NoAnswer(String),
+}
+
+impl StatusChecker {
+    /// Asks what is known of the split of this message's task, and which of its subtasks behind the number `after` are done.
+    pub async fn split_state(
+        &self,
+        tracking: &Tracking,
+        after: u32,
+    ) -> Result<SplitState, SplitQueryError> {
+        let id = tracking.job_task_id.as_deref();
+        let url = tracking.status_check_url.as_deref().unwrap_or_default();
+        let url = allowed_url(url, id, &self.origins)
+            .map_err(|reason| SplitQueryError::NotAllowed(format!("{reason} ({url})")))?;
+        let own = id.and_then(|id| JobTaskId::parse(id).ok());
+        let own = own.ok_or_else(|| SplitQueryError::NotAllowed("it names no job".to_owned()))?;
+        let url = split_url(url, &own, after);
+        let failed = |reason: String| SplitQueryError::NoAnswer(format!("{url}: {reason}"));
+        let make = || async { make_client(self.time_limit, &self.tls) };
+        let client = self.client.get_or_try_init(make).await;
+        let client = client.map_err(|error| failed(chain(&*error)))?;
+        let response = client.get(url.clone()).send().await;
+        let response = response.map_err(|error| failed(chain(&error)))?;
+        let (code, headers) = (response.status(), response.headers().clone());
+        let body = read_body(response).await.map_err(failed)?;
+        if code == StatusCode::NOT_FOUND && headers.contains_key(NOT_FOUND_HEADER) {
+            return Err(SplitQueryError::Gone);
+        }
+        if !code.is_success() {
+            let body = answer::quoted(&body);
+            return Err(failed(format!("the response is {code} ({body})")));
+        }
+        let state: SplitState =
+            serde_json::from_str(&body).map_err(|error| failed(error.to_string()))?;
+        if state.up_to.is_some_and(|up_to| up_to <= after) {
+            return Err(failed("the answer does not go on".to_owned()));
+        }
+        Ok(state)
+    }
+}
+
+/// Returns the URL of a split, made of the status URL of its job.
+fn split_url(mut url: Url, task: &JobTaskId, after: u32) -> Url {
+    let numbers: Vec<String> = task.steps.iter().map(|it| it.number.to_string()).collect();
+    let path = if numbers.is_empty() {
+        contract::headers::FIRST_TASK.to_owned()
+    } else {
+        numbers.join(".")
+    };
+    if let Ok(mut segments) = url.path_segments_mut() {
+        segments.pop().extend(["splits", &path]);
+    }
+    url.query_pairs_mut()
+        .append_pair("after", &after.to_string());
+    url
+}
