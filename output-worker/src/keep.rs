@@ -6,7 +6,7 @@ use std::time::Duration;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use blobs::{BlobError, BlobName, Blobs};
 use bytes::Bytes;
-use contract::metrics::{BLOB_SECONDS, BLOBS_WRITTEN, OUTPUT_BYTES, OUTPUTS_KEPT};
+use contract::metrics::{BLOB_SECONDS, BLOBS_MERGED, BLOBS_WRITTEN, OUTPUT_BYTES, OUTPUTS_KEPT};
 use contract::rest::{KeptOutputs, OutputStatus};
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use metrics::{counter, histogram};
@@ -242,6 +242,8 @@ impl OutputWorker {
         }
         counter!(OUTPUTS_KEPT, "outcome" => "left-out").increment(plan.new.left_out.len() as u64);
         counter!(OUTPUT_BYTES).increment(bytes);
+        // So that it is there before the first ones are merged.
+        counter!(BLOBS_MERGED).increment(0);
         self.count_small(&plan.new.job, &plan.new.blobs);
         counter!(BLOBS_WRITTEN).increment(plan.new.blobs.len() as u64);
         if let Some((known, _)) = &mut self.state().bytes {
