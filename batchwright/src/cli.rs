@@ -16,6 +16,7 @@ mod retry;
 pub mod script;
 mod serve;
 mod submit;
+mod task;
 
 use std::process::ExitCode;
 
@@ -27,7 +28,7 @@ use self::bench::BenchArgs;
 #[cfg(feature = "chaos")]
 use self::chaos::{ChaosArgs, ChaosWorkerArgs};
 use self::failures::FailuresArgs;
-use self::jobs::{CountArgs, DeleteArgs, JobArgs, ListArgs, TargetArgs};
+use self::jobs::{CountArgs, DeleteArgs, GetArgs, JobArgs, ListArgs, TargetArgs};
 use self::manual::{CompletionsArgs, ManArgs};
 use self::outputs::OutputsArgs;
 use self::pipes::{PutArgs, TakeArgs};
@@ -81,8 +82,8 @@ pub enum Command {
     Run(RunArgs),
     /// Create a job from a JSON file or from flags.
     Submit(SubmitArgs),
-    /// Show a job; exits with the code of `watch`, or with 0 while the job is unfinished.
-    Get(JobArgs),
+    /// Show a job, or one task of it; for a job, exits with the code of `watch`, or with 0 while it is unfinished.
+    Get(GetArgs),
     /// List the failures of a job, each with the item that has failed.
     Failures(FailuresArgs),
     /// Print the kept outputs of a job, one line of JSON each; goes on by itself after the connection broke.
@@ -170,9 +171,8 @@ impl Command {
     pub fn prints_json(&self) -> bool {
         let service = match self {
             Self::Submit(args) => &args.service,
-            Self::Get(args) | Self::Watch(args) | Self::Pause(args) | Self::Resume(args) => {
-                &args.service
-            }
+            Self::Get(args) => &args.job.service,
+            Self::Watch(args) | Self::Pause(args) | Self::Resume(args) => &args.service,
             Self::Failures(args) => &args.service,
             Self::Outputs(args) => &args.service,
             Self::List(args) => &args.service,

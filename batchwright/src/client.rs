@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use contract::rest::{
     ErrorBody, ErrorCode, Failures, Job, MAX_BODY_BYTES, NewJob, Resubmit, Retried, RetriedJobs,
-    SubmittedJob,
+    SubmittedJob, Task,
 };
 use contract::{PipeMessage, PutRequest, TakeRequest, TakenMessages};
 use framework::tls::Tls;
@@ -183,6 +183,12 @@ impl Client {
     /// Returns the current state of a job.
     pub async fn get(&self, job: &str) -> Result<Job, ClientError> {
         self.read(self.job_url(job)).await
+    }
+
+    /// Returns a task of a job, named by the path to it.
+    pub async fn task(&self, job: &str, path: &str) -> Result<Task, ClientError> {
+        let (url, path) = (self.job_url(job), encode(path));
+        self.read(format!("{url}/tasks/{path}")).await
     }
 
     /// Returns the failures of a job that follow the place `after`, at most `limit`.

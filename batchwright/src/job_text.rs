@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use contract::JobStatus;
 use contract::rest::{AwaitedJob, ExpiryPolicy, Job};
 
+use crate::task_text::due;
 use crate::text::{Column, MISSING, age, cut, date, duration, escaped, width_of};
 
 /// The shortest form to which the id of a job is cut in a line of progress.
@@ -192,6 +193,9 @@ pub fn details(job: &Job, now: i64) -> Vec<String> {
             .policies()
             .map(|(status, policy)| ("expiry", expires(status.name(), policy))),
     );
+    if job.failed_attempts > 0 {
+        fields.push(("retries", retries(job, now)));
+    }
     let failures = job.failure_counts.iter();
     fields
         .extend(failures.map(|(kind, count)| ("failures", format!("{count} x {}", escaped(kind)))));
@@ -271,6 +275,17 @@ fn parts(job: &Job) -> Option<String> {
             .map(|rate| format!("{rate:.1} items/s")),
     );
     Some(parts.join(", "))
+}
+
+/// Returns how many attempts were followed by another one, and when the next one is due.
+fn retries(job: &Job, now: i64) -> String {
+    let next = job.next_attempt_time.map(|time| due(time, now));
+    let next = next.map(|next| format!("; next {next}"));
+    let attempts = match job.failed_attempts {
+        1 => "1 attempt".to_owned(),
+        number => format!("{number} attempts"),
+    };
+    format!("after {attempts}{}", next.unwrap_or_default())
 }
 
 fn labels(labels: &BTreeMap<String, Option<String>>) -> String {
@@ -419,6 +434,7 @@ mod tests {
         let ended = job(&json!({
             "status": "Failed", "startTime": NOW - 100_000, "endTime": NOW - 10_000, "itemsPerSecond": 50.04,
             "items": {"total": 4600, "totalIsFinal": true, "done": 4520, "failed": 3, "retrying": 0, "running": 7, "waiting": 70},
+            "failedAttempts": 12, "nextAttemptTime": NOW + 5000,
         }));
         assert_eq!(
             details(&ended, NOW)[3..],
@@ -426,6 +442,7 @@ mod tests {
                 "  started  2026-11-22 17:18:23 UTC (1m ago)",
                 "  ended    2026-11-22 17:19:53 UTC (took 1m30s)",
                 "  items    4600, 4520 done, 3 failed, 7 running, 70 waiting, 50.0 items/s",
+                "  retries  after 12 attempts; next 2026-11-22 17:20:08 UTC (in 5s)",
             ]
         );
         let job = job(&json!({

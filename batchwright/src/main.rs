@@ -10,6 +10,7 @@ mod demo;
 mod documented;
 mod job_text;
 mod print;
+mod task_text;
 mod text;
 mod tls_args;
 mod watch;

@@ -18,6 +18,9 @@ pub const OUTCOME_HEADER: &str = "x-batchwright-outcome";
 /// On a failure that passes through the tracking worker: the beginning of the item's task data; at most
 /// [`FailedItem::INPUT_BYTES`](crate::FailedItem::INPUT_BYTES).
 pub const INPUT_HEADER: &str = "x-batchwright-input";
+/// On a failure that passes through the tracking worker: which attempt has failed and where it ran, as the JSON of a
+/// [`FailedRun`](crate::FailedRun).
+pub const RUN_HEADER: &str = "x-batchwright-run";
 /// On a message with tracking reports: their [details](crate::ReportDetails).
 pub const REPORT_DETAILS_HEADER: &str = "x-batchwright-report-details";
 

@@ -39,7 +39,7 @@ pub use pipe_message::{
     TakeRequest, TakenMessages,
 };
 pub use report::{
-    Announced, FailedItem, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus,
+    Announced, FailedItem, FailedRun, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus,
     TrackingReport, TrackingReportTask,
 };
 pub use reserved_pipes::{

@@ -106,6 +106,52 @@ pub struct ReportFailure {
     /// Which item has failed. Travels in [`ReportDetails`].
     #[serde(skip)]
     pub item: Option<FailedItem>,
+    /// Which attempt has failed, and where it ran. Travels in [`ReportDetails`].
+    #[serde(skip)]
+    pub run: Option<FailedRun>,
+}
+
+impl ReportFailure {
+    /// Returns when the task is due for its next attempt, if one follows and not at once.
+    pub fn next_attempt(&self) -> Option<i64> {
+        self.run.as_ref().and_then(|run| run.next)
+    }
+}
+
+/// Which attempt of a task has failed, when it began and where it ran. What the worker does not know is left out.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FailedRun {
+    /// The number of the attempt, from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+    /// When the attempt began, in milliseconds since 1970, UTC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub began: Option<i64>,
+    /// The name of the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The number of the process on its host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub process: Option<u32>,
+    /// When the task is due for its next attempt, in milliseconds since 1970, UTC. `None` if it begins at once, or none follows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<i64>,
+}
+
+impl FailedRun {
+    /// The longest name of a host, in bytes.
+    pub const HOST_BYTES: usize = 255;
+
+    /// Cuts what a message says to the bounds.
+    #[must_use]
+    pub fn bounded(self) -> Self {
+        let host = self.host;
+        Self {
+            host: host.map(|host| cut(&host, Self::HOST_BYTES).to_owned()),
+            ..self
+        }
+    }
 }
 
 /// Which item has failed.
@@ -133,6 +179,14 @@ impl FailedItem {
         Self {
             label: label.map(|label| cut(label, Self::LABEL_BYTES).to_owned()),
             input: Some(cut(&String::from_utf8_lossy(beginning), Self::INPUT_BYTES).to_owned()),
+        }
+    }
+
+    /// Describes an item by its label alone, cut to its bound.
+    pub fn labelled(label: &str) -> Self {
+        Self {
+            label: Some(cut(label, Self::LABEL_BYTES).to_owned()),
+            input: None,
         }
     }
 
@@ -175,6 +229,7 @@ pub struct ReportDetails(BTreeMap<usize, ReportDetail>);
 #[serde(rename_all = "camelCase", default)]
 struct ReportDetail {
     item: Option<FailedItem>,
+    run: Option<FailedRun>,
     announced: Option<Announced>,
     #[serde(deserialize_with = "digest_if_known")]
     digest: Option<SourceDigest>,
@@ -187,6 +242,8 @@ struct DetailOf<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     item: Option<&'a FailedItem>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    run: Option<&'a FailedRun>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     announced: Option<&'a Announced>,
     #[serde(skip_serializing_if = "Option::is_none")]
     digest: Option<SourceDigest>,
@@ -194,11 +251,14 @@ struct DetailOf<'a> {
 
 impl<'a> DetailOf<'a> {
     fn of(report: &'a TrackingReport) -> Option<Self> {
-        let item = report.failure.as_ref().and_then(|it| it.item.as_ref());
+        let failure = report.failure.as_ref();
+        let item = failure.and_then(|it| it.item.as_ref());
+        let run = failure.and_then(|it| it.run.as_ref());
         let (announced, digest) = (report.announced.as_ref(), report.digest);
-        let any = item.is_some() || announced.is_some() || digest.is_some();
+        let any = item.is_some() || run.is_some() || announced.is_some() || digest.is_some();
         any.then_some(Self {
             item,
+            run,
             announced,
             digest,
         })
@@ -246,12 +306,14 @@ impl ReportDetails {
             };
             let ReportDetail {
                 item,
+                run,
                 announced,
                 digest,
             } = detail;
             (report.announced, report.digest) = (announced, digest);
             if let Some(failure) = &mut report.failure {
                 failure.item = item.map(FailedItem::bounded);
+                failure.run = run.map(FailedRun::bounded);
             }
         }
     }

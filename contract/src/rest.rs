@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+mod attempts;
 mod history;
 
 use crate::ReportFailure;
 pub use crate::outputs::{KeptOutputs, OutputStatus, Outputs};
 pub use crate::problem::{ErrorBody, ErrorCode};
+pub use attempts::{EarlierFailure, FailedAttempt};
 pub use history::{History, StatusChange};
 
 /// The largest body of a request that the job service accepts, in bytes.
@@ -185,6 +187,13 @@ pub struct Job {
     /// The number of failures by `failureId`.
     #[serde(default)]
     pub failure_counts: BTreeMap<String, i64>,
+    /// The number of failed attempts that another attempt follows, in all rounds. Absent if 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failed_attempts: i64,
+    /// The earliest time at which one of the tasks in `items.retrying` is due for its next attempt, in milliseconds since 1970.
+    /// Absent if none is known to wait for a later time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_attempt_time: Option<i64>,
     /// The incarnation: distinguishes this job from earlier jobs with the same id.
     #[serde(default)]
     pub incarnation: i64,
@@ -426,6 +435,15 @@ pub struct Failure {
     /// The beginning of the task data, at most 1 KiB, as text. Absent if the worker did not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<String>,
+    /// When the attempt that failed began, in milliseconds since 1970. Absent if the worker did not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<i64>,
+    /// The host on which it ran. Absent if the worker did not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The number of the process on that host. Absent if the worker did not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<u32>,
 }
 
 impl Failure {
@@ -437,8 +455,9 @@ impl Failure {
             failure_source,
             failure_message,
             item,
+            run,
         } = failure;
-        let item = item.unwrap_or_default();
+        let (item, run) = (item.unwrap_or_default(), run.unwrap_or_default());
         Self {
             failure_id,
             failure_time,
@@ -447,6 +466,9 @@ impl Failure {
             task_id: task_id.into(),
             label: item.label,
             input: item.input,
+            start_time: run.began,
+            host: run.host,
+            process: run.process,
         }
     }
 }
@@ -533,10 +555,14 @@ pub struct Task {
     pub status: TaskState,
     /// The time at which the task reached this status, in milliseconds since 1970. Null if only the status is stored.
     pub since: Option<i64>,
-    /// The number of attempts that have failed. Null unless a worker reported a retry.
+    /// The number of attempts that have failed. Null if no worker reported it.
     pub attempts: Option<i32>,
     /// The last reported failure.
     pub failure: Option<Failure>,
+    /// When a task that waits for another attempt is due for it, in milliseconds since 1970. Absent for any other task, and if
+    /// it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_attempt_time: Option<i64>,
     /// The number of subtasks, including the task's own final output. Null unless the task has split and is not done.
     pub subtasks: Option<i64>,
     /// The number of completed subtasks. Null unless the task has split and is not done.
@@ -547,21 +573,10 @@ pub struct Task {
     /// The failures of the task in earlier rounds of the job, up to ten rounds back. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier_failures: Vec<EarlierFailure>,
-}
-
-/// A failure of a task in an earlier round of its job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct EarlierFailure {
-    /// The number of the round.
-    pub round: u32,
-    /// The time at which the failure was counted, in milliseconds since 1970.
-    pub since: i64,
-    /// The number of attempts that had failed. Null unless a worker reported a retry.
-    pub attempts: Option<i32>,
-    /// The failure.
-    pub failure: Failure,
+    /// The failed attempts of the task in all rounds of the job, oldest first; of each round the first twenty and the last one.
+    /// Absent if there are none, or if the job had more than it keeps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed_attempts: Vec<FailedAttempt>,
 }
 
 /// The status of a task.

@@ -224,6 +224,7 @@ impl Context {
             data: payload.data,
             note: None,
             failure: None,
+            run: None,
             label: None,
             ends_tracking: false,
         };

@@ -8,6 +8,7 @@ use crate::broker::amqp::lost_deliveries::Content;
 use crate::broker::{Outgoing, Settlement};
 use crate::clock::Clock;
 use crate::config::Route;
+use crate::process_name::ProcessName;
 use crate::steps::output::{OutputSpec, TaskPart, WorkerIdentity};
 use crate::steps::routing::{Admission, JobKnowledge, admit, next_hop};
 
@@ -55,6 +56,7 @@ impl OutputMaker {
             route: Route::Direct,
             zero_progress: false,
             clock: Clock::system(),
+            process: ProcessName::default(),
         })
     }
 
@@ -74,6 +76,7 @@ impl OutputMaker {
             data,
             note: None,
             failure: None,
+            run: None,
             label: None,
             ends_tracking: false,
         };

@@ -43,6 +43,7 @@ pub mod meters;
 pub mod outputs;
 pub mod pipe_message;
 mod pipeline;
+mod process_name;
 mod retry;
 pub mod runtime;
 mod steps;

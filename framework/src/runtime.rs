@@ -26,6 +26,7 @@ use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
 use crate::pipeline::in_flight::{InFlight, Taken, Windows};
 use crate::pipeline::window::{self, Window};
 use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
+use crate::process_name::ProcessName;
 use crate::steps::discards::Discards;
 use crate::steps::full_pipe::full_pipes;
 use crate::steps::output::WorkerIdentity;
@@ -231,6 +232,7 @@ impl Runtime {
                 route,
                 zero_progress,
                 clock,
+                process: ProcessName::of_this_process(),
             }),
             broker: Arc::clone(&self.broker),
             reports,

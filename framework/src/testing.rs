@@ -16,6 +16,7 @@ use crate::context::Shared;
 use crate::current::CurrentMessage;
 use crate::health::Health;
 use crate::meters::Counters;
+use crate::process_name::ProcessName;
 use crate::steps::output::{WorkerIdentity, new_message};
 use crate::steps::report_buffer::ReportBuffer;
 use crate::steps::status_check::StatusChecker;
@@ -87,6 +88,7 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
             service_path: "batchwright/test".into(),
             route: Route::Direct,
             clock: Clock::system(),
+            process: ProcessName::default(),
         }),
         reports: ReportBuffer::start(
             Arc::clone(&broker),

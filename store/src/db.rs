@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use crate::definition::PackedDefinition;
 use crate::error::Availability;
 pub(crate) use crate::job_row::JobRow;
-use crate::ledger::{KeptFailure, NodeKey, NodeRow};
+use crate::ledger::{KeptAttempt, KeptFailure, NodeKey, NodeRow};
 use crate::model::{Backlog, OutboxMessage, Transition};
 use crate::query::JobQuery;
 pub use clock::Clock;
@@ -193,6 +193,17 @@ pub trait Reads {
         incarnation: i64,
         path: &'a str,
     ) -> DbFuture<'a, Vec<(u32, KeptFailure)>>;
+
+    /// Returns the failed attempts of a task that are kept, each with its round, oldest first.
+    fn attempts<'a>(
+        &'a self,
+        incarnation: i64,
+        path: &'a str,
+    ) -> DbFuture<'a, Vec<(u32, KeptAttempt)>>;
+
+    /// Returns of each of these jobs the earliest time to come at which a task of its round is due for another attempt, as far as
+    /// attempts are kept.
+    fn next_attempts<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<(i64, i64)>>;
 
     /// Returns how many tasks of a job are parked.
     fn parked(&self, incarnation: i64) -> DbFuture<'_, u64>;

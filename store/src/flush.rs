@@ -103,7 +103,9 @@ async fn apply(
     now: i64,
 ) -> Result<(u64, Outcome), DbError> {
     let incarnation = job.incarnation;
-    let mut ledger = Ledger::new(job.totals.clone(), options.max_failures, now).in_round(job.round);
+    let mut ledger = Ledger::new(job.totals.clone(), options.max_failures, now)
+        .in_round(job.round)
+        .with_failed_attempts(job.failed_attempts);
     if job.status.is_finished() {
         ledger = ledger.of_ended_job();
     }
@@ -135,9 +137,10 @@ async fn save(
     now: i64,
 ) -> Result<Option<EndedJob>, DbError> {
     let incarnation = job.incarnation;
-    let mut changed = job.totals != outcome.totals;
+    let mut changed =
+        job.totals != outcome.totals || job.failed_attempts != outcome.failed_attempts;
     let is_first_report = job.has_no_reports();
-    job.totals = outcome.totals;
+    (job.totals, job.failed_attempts) = (outcome.totals, outcome.failed_attempts);
     job.pace
         .record(now, job.totals.ended_items(), is_first_report);
     if !outcome.nodes.is_empty() {
@@ -149,6 +152,10 @@ async fn save(
     }
     if !outcome.new_failures.is_empty() || !outcome.gone_failures.is_empty() {
         tx.change_failures(incarnation, &outcome.new_failures, &outcome.gone_failures)
+            .await?;
+    }
+    if !outcome.new_attempts.is_empty() {
+        tx.insert_attempts(incarnation, job.round, &outcome.new_attempts)
             .await?;
     }
     let by_tracking = |to, reason| StatusChange {

@@ -22,6 +22,8 @@ pub(crate) struct JobRow {
     pub content_hash: Vec<u8>,
     pub status: JobStatus,
     pub totals: JobTotals,
+    /// The number of failed attempts that another attempt follows, in all rounds.
+    pub failed_attempts: i64,
     /// Seconds from the creation, or from the completion of the last prerequisite, to the start.
     pub delay: i64,
     /// Whether the job has, or has had, a table of its tasks.
@@ -64,6 +66,15 @@ impl JobRow {
         } = &self.totals;
         let counted = i64::from(*percentage) + completed_items + failed_tasks;
         !self.task_table && counted == 0 && own_task.is_none()
+    }
+
+    /// Returns whether a task may wait for another attempt.
+    pub fn is_retrying(&self) -> bool {
+        let counts = self.totals.counts.as_ref();
+        let own = self.totals.own_task.as_ref();
+        let retrying = counts.is_none_or(|counts| counts.retrying > 0);
+        let is_any = retrying || own.is_some_and(|own| own.retrying);
+        self.failed_attempts > 0 && !self.status.is_finished() && is_any
     }
 
     /// Returns the key by which the job is locked.

@@ -39,6 +39,7 @@
 //!   its star, it would count as an item until a report with the star shows that it is final.
 
 mod apply;
+mod attempts;
 mod bitmap;
 mod counts;
 mod kept;
@@ -56,7 +57,10 @@ use contract::{JobStatus, OnFailure, Step};
 pub use bitmap::{Bits, CHUNK, position};
 use counts::SplitCounts;
 pub use counts::{Counts, Statement};
-pub use kept::{FAILURES_IN_FULL, KeptFailure, failure_kind, parse_failure};
+pub use kept::{
+    ATTEMPTS_OF_A_TASK, FAILURES_IN_FULL, KeptAttempt, KeptFailure, failure_json, failure_kind,
+    parse_failure,
+};
 pub use node::{ACTIVE_TASK, ActiveTask, NodeKey, NodeRow, PERCENT};
 use node::{CONFLICT, REPORTED_FAILED, Split};
 pub use round::steps_of;
@@ -127,6 +131,9 @@ pub struct Outcome {
     pub nodes: NodeChanges,
     pub new_failures: Vec<KeptFailure>,
     pub gone_failures: Vec<String>,
+    /// The number of failed attempts of the job that another attempt follows.
+    pub failed_attempts: i64,
+    pub new_attempts: Vec<KeptAttempt>,
 }
 
 /// The changes of a task table. They must be made in the order of the fields.
@@ -167,6 +174,9 @@ pub struct Ledger {
     most_kept: i64,
     new_failures: BTreeMap<String, KeptFailure>,
     gone_failures: Vec<String>,
+    /// The number of failed attempts of the job that another attempt follows.
+    failed_attempts: i64,
+    new_attempts: BTreeMap<(String, i32), KeptAttempt>,
     pruned: Vec<String>,
     active: bool,
     decision: Option<(JobStatus, String)>,
@@ -186,13 +196,14 @@ struct Slot {
 }
 
 /// Returns the keys of the rows that events of these tasks touch: for every split on the path to a task its first row, and the
-/// row with the bit of the next step.
+/// row with the bit of the next step. Of the job's own task, that is the first row of its split.
 pub fn keys_of<'a>(tasks: impl Iterator<Item = &'a [Step]>) -> Vec<NodeKey> {
     let mut keys = HashSet::new();
     let mut path = String::new();
     let mut latest: (&[Step], i32) = (&[], -1);
     for steps in tasks {
         let Some((own, parents)) = steps.split_last() else {
+            keys.insert((String::new(), 0));
             continue;
         };
         let (chunk, _) = position(own.number);
@@ -226,6 +237,8 @@ impl Ledger {
             most_kept: i64::from(most_kept),
             new_failures: BTreeMap::new(),
             gone_failures: Vec::new(),
+            failed_attempts: 0,
+            new_attempts: BTreeMap::new(),
             pruned: Vec::new(),
             active: false,
             decision: None,
@@ -246,6 +259,15 @@ impl Ledger {
     pub fn of_ended_job(self) -> Self {
         Self {
             has_ended: true,
+            ..self
+        }
+    }
+
+    /// Makes this the ledger of a job of which so many attempts have failed before another one.
+    #[must_use]
+    pub fn with_failed_attempts(self, failed_attempts: i64) -> Self {
+        Self {
+            failed_attempts,
             ..self
         }
     }
@@ -381,6 +403,8 @@ impl Ledger {
             nodes,
             new_failures: self.new_failures.into_values().collect(),
             gone_failures: self.gone_failures,
+            failed_attempts: self.failed_attempts,
+            new_attempts: self.new_attempts.into_values().collect(),
         }
     }
 

@@ -38,7 +38,8 @@ pub struct StoreOptions {
     pub request_keys_kept: Duration,
     /// The largest number of items of a job. A job that has more fails.
     pub max_items: u64,
-    /// The number of failures of a job that are kept. Failures beyond are only counted.
+    /// The number of failures of a job that are kept, and of failed attempts that another one follows. Those beyond are only
+    /// counted.
     pub max_failures: u32,
 }
 

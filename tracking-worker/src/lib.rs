@@ -18,10 +18,10 @@ use std::time::Duration;
 
 use async_recursion::async_recursion;
 use backon::{ExponentialBuilder, Retryable};
-use contract::headers::{INPUT_HEADER, LABEL_HEADER, REPORT_DETAILS_HEADER};
+use contract::headers::{INPUT_HEADER, LABEL_HEADER, REPORT_DETAILS_HEADER, RUN_HEADER};
 use contract::{
-    FailedItem, JobTaskId, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus, TaskData,
-    TaskMessage, TrackingReport, TrackingReportTask,
+    FailedItem, FailedRun, JobTaskId, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus,
+    TaskData, TaskMessage, TrackingReport, TrackingReportTask,
 };
 use framework::broker::{HeaderValue, Headers, PublishError};
 use framework::clock::Clock;
@@ -369,6 +369,7 @@ fn diverted_event(
                 .as_deref()
                 .map(|data| String::from_utf8_lossy(data).into_owned()),
             item: failed_item(headers),
+            run: failed_run(headers),
         }),
         _ => EventKind::Complete,
     };
@@ -383,6 +384,12 @@ fn failed_item(headers: &Headers) -> Option<FailedItem> {
         input: text(INPUT_HEADER),
     };
     (item != FailedItem::default()).then(|| item.bounded())
+}
+
+/// Reads from the headers of a failure which attempt has failed. What cannot be parsed says nothing.
+fn failed_run(headers: &Headers) -> Option<FailedRun> {
+    let run: FailedRun = serde_json::from_str(&text(headers, RUN_HEADER)?).ok()?;
+    Some(run.bounded())
 }
 
 fn text(headers: &Headers, name: &str) -> Option<String> {
@@ -411,6 +418,7 @@ fn rejected_event(received: &Received) -> Option<TrackingEvent> {
             .task_data
             .as_deref()
             .map(|data| FailedItem::new(None, data)),
+        run: None,
     };
     Some(TrackingEvent {
         task,
@@ -475,6 +483,35 @@ mod tests {
                 panic!("{event:?}")
             };
             assert_eq!(failure.failure_message.as_deref(), Some(text));
+        }
+    }
+
+    #[test]
+    fn failure_of_a_diverted_message_tells_which_attempt_failed_if_its_header_does() {
+        let tracking = Tracking {
+            job_task_id: Some("p:j.1".to_owned()),
+            ..Tracking::default()
+        };
+        let message = TaskMessage {
+            tracking: Some(tracking),
+            ..TaskMessage::new("t", "in", &contract::BatchTask::default()).unwrap()
+        };
+        let run = FailedRun {
+            attempt: Some(3),
+            host: Some("host-1".to_owned()),
+            ..FailedRun::default()
+        };
+        for (text, expected) in [
+            (serde_json::to_string(&run).unwrap(), Some(run)),
+            ("[]x".to_owned(), None),
+        ] {
+            let mut headers = Headers::default();
+            headers.set(RUN_HEADER, HeaderValue::Text(text));
+            let event = diverted_event(&message, &headers, ReportStatus::Failed).unwrap();
+            let EventKind::Failed(failure) = event.kind else {
+                panic!("{event:?}")
+            };
+            assert_eq!(failure.run, expected);
         }
     }
 

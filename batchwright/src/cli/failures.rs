@@ -11,6 +11,7 @@ use contract::rest::{Failure, FailureGroup};
 use super::connect::{Output, ServiceArgs};
 use super::jobs::print_table;
 use crate::print::{self, remark, say};
+use crate::task_text;
 use crate::text::{Column, MISSING, escaped};
 
 /// The number of failures that one request asks for.
@@ -23,12 +24,14 @@ const COLUMNS: [Column; 4] = [
     Column::cut_to("MESSAGE", 20),
 ];
 
-const WIDE_COLUMNS: [Column; 6] = [
+const WIDE_COLUMNS: [Column; 8] = [
     Column::text("TASK"),
     Column::text("ITEM"),
     Column::text("KIND"),
     Column::text("MESSAGE"),
     Column::text("WORKER"),
+    Column::text("PROCESS"),
+    Column::number("RAN"),
     Column::text("INPUT"),
 ];
 
@@ -133,8 +136,12 @@ fn row(failure: &Failure, output: Output) -> Vec<String> {
         text(failure.failure_message.as_deref()).into_owned(),
     ];
     if output == Output::Wide {
-        let further = [&failure.failure_source, &failure.input];
-        row.extend(further.map(|field| text(field.as_deref()).into_owned()));
+        row.extend([
+            text(failure.failure_source.as_deref()).into_owned(),
+            task_text::process(failure),
+            task_text::ran(failure),
+            text(failure.input.as_deref()).into_owned(),
+        ]);
     }
     row
 }

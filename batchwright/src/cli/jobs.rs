@@ -13,6 +13,7 @@ use contract::rest::Job;
 
 use super::connect::{Output, ServiceArgs};
 use super::outputs::Destination;
+use super::task;
 use crate::job_text;
 use crate::print::{self, remark, say};
 use crate::text::{Column, MISSING, escaped, table};
@@ -29,6 +30,15 @@ pub struct JobArgs {
     pub job: String,
     #[command(flatten)]
     pub service: ServiceArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct GetArgs {
+    #[command(flatten)]
+    pub job: JobArgs,
+    /// Show this task of the job and its failed attempts: the path to it, e.g. `3.17`; `0` for the job's first task.
+    #[arg(long, value_name = "PATH")]
+    task: Option<String>,
 }
 
 /// Selects jobs of a partition. A job must match every given flag.
@@ -98,7 +108,11 @@ pub struct CountArgs {
     pub service: ServiceArgs,
 }
 
-pub async fn get(args: JobArgs) -> anyhow::Result<ExitCode> {
+pub async fn get(args: GetArgs) -> anyhow::Result<ExitCode> {
+    let GetArgs { job: args, task } = args;
+    if let Some(task) = task {
+        return task::get(&args.job, &task, &args.service).await;
+    }
     let job = args.service.client()?.get(&args.job).await?;
     match args.service.output {
         Output::Table | Output::Wide => {
@@ -389,6 +403,6 @@ pub fn print_table(
 }
 
 /// Returns the time in milliseconds since 1970.
-fn now() -> i64 {
+pub(super) fn now() -> i64 {
     Utc::now().timestamp_millis()
 }

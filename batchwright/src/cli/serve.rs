@@ -262,7 +262,7 @@ struct JobsArgs {
     /// How long the `Idempotency-Key` of a request is remembered, e.g. `P1D` or `PT12H`.
     #[arg(long, env = "BATCHWRIGHT_KEEP_IDEMPOTENCY_KEYS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
     keep_idempotency_keys: Duration,
-    /// Number of failures of a job that are kept, from 100 to 1000000; further failures are only counted.
+    /// Number of failures of a job that are kept, and of failed attempts, from 100 to 1000000; further ones are only counted.
     #[arg(long, env = "BATCHWRIGHT_MAX_FAILURES", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000), value_name = "FAILURES")]
     max_failures: u32,
     /// Number of failed and cancelled jobs whose task records are kept; beyond it, the oldest are deleted first.

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use contract::rest::{ErrorBody, Failure, Items, Job, JobTask, NewJob};
 use contract::{
-    Announced, BatchResult, BatchTask, ContextData, FailedItem, JobStatus, JobTaskId, OnFailure,
-    ReportDetails, ReportFailure, ReportStatus, SourceDigest, SourceInfo, TaskData, TaskMessage,
-    TaskStatus, Tracking, TrackingReport, TrackingReportTask, patch_tracking, subtask_id,
+    Announced, BatchResult, BatchTask, ContextData, FailedItem, FailedRun, JobStatus, JobTaskId,
+    OnFailure, ReportDetails, ReportFailure, ReportStatus, SourceDigest, SourceInfo, TaskData,
+    TaskMessage, TaskStatus, Tracking, TrackingReport, TrackingReportTask, patch_tracking,
+    subtask_id,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -183,9 +184,23 @@ fn details_of_reports_travel_beside_the_reports() {
         item: Some(FailedItem::new(Some("a.tif"), "ü".repeat(2000).as_bytes())),
         ..ReportFailure::default()
     };
+    let retried = ReportFailure {
+        run: Some(FailedRun {
+            attempt: Some(1),
+            began: Some(NOW),
+            host: Some("host-1".to_owned()),
+            process: Some(4711),
+            next: Some(NOW + 5000),
+        }),
+        ..ReportFailure::default()
+    };
     let reports = vec![
         TrackingReport::new("library:scan-12.1", ReportStatus::Complete),
         TrackingReport::failed("library:scan-12.2", failure),
+        TrackingReport {
+            failure: Some(retried),
+            ..TrackingReport::new("library:scan-12.3", ReportStatus::Retry)
+        },
         TrackingReport {
             announced: Some(Announced {
                 batches: 3,
@@ -197,7 +212,9 @@ fn details_of_reports_travel_beside_the_reports() {
     ];
     let json = serde_json::to_string(&reports).unwrap();
     assert!(
-        !json.contains("a.tif") && !json.contains("batches") && !json.contains("a7a7"),
+        ["a.tif", "host-1", "batches", "a7a7"]
+            .iter()
+            .all(|text| !json.contains(text)),
         "{json}"
     );
     let mut read: Vec<TrackingReport> = serde_json::from_str(&json).unwrap();
@@ -219,15 +236,17 @@ fn details_of_reports_travel_beside_the_reports() {
         ReportDetails::add_to(entry, &mut read);
     }
     let long = format!(
-        "{{\"1\":{{\"item\":{{\"label\":\"{}\"}}}}}}",
+        "{{\"1\":{{\"item\":{{\"label\":\"{0}\"}},\"run\":{{\"host\":\"{0}\",\"later\":1}}}}}}",
         "x".repeat(9000)
     );
     ReportDetails::add_to(&long, &mut read);
     let item = read[1].failure.as_ref().unwrap().item.as_ref().unwrap();
     assert_eq!(item.label.as_ref().unwrap().len(), FailedItem::LABEL_BYTES);
+    let run = read[1].failure.as_ref().unwrap().run.as_ref().unwrap();
+    assert_eq!(run.host.as_ref().unwrap().len(), FailedRun::HOST_BYTES);
     assert_eq!(ReportDetails::of(&reports[..1]), None);
     let bytes: usize = reports.iter().map(ReportDetails::bytes_of).sum();
-    assert!(entry.len() <= bytes && bytes <= entry.len() + 32, "{bytes}");
+    assert!(entry.len() <= bytes && bytes <= entry.len() + 48, "{bytes}");
 }
 
 #[test]
@@ -263,6 +282,7 @@ fn reported_failure_is_the_task_data_of_the_failed_result() {
         failure_source: Some("worker-pages".into()),
         failure_message: Some("\"the page is torn\"".into()),
         item: None,
+        run: None,
     };
     let report = TrackingReportTask {
         tracking_reports: vec![TrackingReport::failed("library:scan-12.3.19", failure)],
@@ -313,6 +333,7 @@ fn rest_bodies_match_the_fixtures() {
         failure_source: Some("worker-pages".into()),
         failure_message: Some("the page is torn".into()),
         item: None,
+        run: None,
     };
     let job = Job {
         id: "scan-12".into(),
@@ -346,6 +367,8 @@ fn rest_bodies_match_the_fixtures() {
         estimated_end_time: None,
         failed_tasks: 1,
         failure_counts: BTreeMap::from([("RESULT_EXCEPTION".into(), 1)]),
+        failed_attempts: 0,
+        next_attempt_time: None,
         incarnation: 42,
         round: None,
         expiry: contract::rest::Expiry::default(),

@@ -8,7 +8,10 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::{ReportStatus, TaskData, TaskMessage, TaskStatus, TrackingReport};
+use contract::{
+    FailedItem, FailedRun, ReportFailure, ReportStatus, TaskData, TaskMessage, TaskStatus,
+    TrackingReport,
+};
 use futures_util::FutureExt;
 use tokio::sync::watch;
 use tracing::{debug, warn};
@@ -73,19 +76,20 @@ impl<W: Worker> BatchHandler for TaskExecutor<W> {
             return Disposition::Fail(error.to_string());
         }
         let nothing = Dispatched::default();
+        // When the attempt began is not known any more.
+        let (run, reason) = (None, error.to_string());
         let (pipe, mut outputs) = match error {
             PublishError::Refused { pipe, .. } => {
-                (pipe, self.give_up(received, &error.to_string(), nothing))
+                (pipe, self.give_up(received, &reason, run, nothing))
             }
             PublishError::Unacceptable { .. } => {
                 // The pipe takes others, so it takes the result.
-                let failed = self.fail(received.message(), &error.to_string(), nothing);
+                let failed = self.fail(received.message(), &reason, run, nothing);
                 return Disposition::Done(failed);
             }
-            PublishError::Impossible { pipe, .. } | PublishError::Unroutable { pipe, .. } => (
-                pipe,
-                self.fail(received.message(), &error.to_string(), nothing),
-            ),
+            PublishError::Impossible { pipe, .. } | PublishError::Unroutable { pipe, .. } => {
+                (pipe, self.fail(received.message(), &reason, run, nothing))
+            }
             PublishError::Closed => return Disposition::Redeliver(error.to_string()),
         };
         if outputs
@@ -94,7 +98,7 @@ impl<W: Worker> BatchHandler for TaskExecutor<W> {
             .any(|message| *message.pipe == **pipe)
         {
             // The result cannot be published either. Keep a copy of the task for people.
-            outputs.messages = vec![self.reject_copy(received, &error.to_string())];
+            outputs.messages = vec![self.reject_copy(received, &reason)];
         }
         Disposition::Done(outputs)
     }
@@ -105,14 +109,16 @@ impl<W: Worker> BatchHandler for TaskExecutor<W> {
 
     fn reject_poison(&self, received: &Received) -> Disposition {
         let reason = format!("{} could not process the item.", self.shared.identity.name);
-        Disposition::Done(self.give_up(received, &reason, Dispatched::default()))
+        // It did not run here.
+        Disposition::Done(self.give_up(received, &reason, None, Dispatched::default()))
     }
 }
 
 impl<W: Worker> TaskExecutor<W> {
     /// Executes a task: one attempt, or several if the retry policy has no delays.
     async fn execute(&self, received: &Received) -> Disposition {
-        let mut attempts = Attempts::of(received.headers(), self.now());
+        let mut began = self.now();
+        let mut attempts = Attempts::of(received.headers(), began);
         // Earlier attempts dispatched the same subtasks under the same ids. Their confirms are awaited all the same.
         let mut earlier = Vec::new();
         loop {
@@ -138,9 +144,10 @@ impl<W: Worker> TaskExecutor<W> {
                     "an attempt failed; the task runs again at once"
                 );
                 self.shared.counters.retried.increment(1);
-                ctx.send_report(self.retry_report(received, &error.chain(), next));
+                let run = self.failed_run(attempts, began);
+                ctx.send_report(self.retry_report(received, &error.chain(), run, label));
                 earlier.append(&mut dispatched.pending);
-                attempts = next;
+                (attempts, began) = (next, self.now());
                 received
                     .message
                     .set_attempt(attempts.failed.saturating_add(1));
@@ -150,9 +157,13 @@ impl<W: Worker> TaskExecutor<W> {
             return match result {
                 Ok(reply) => {
                     let label = label.as_deref();
-                    self.on_reply(received.message(), &reply.0, label, dispatched)
+                    let run = || self.failed_run(attempts, began);
+                    self.on_reply(received.message(), &reply.0, label, run, dispatched)
                 }
-                Err(error) => self.on_error(received, &error, attempts, dispatched),
+                Err(error) => {
+                    let run = self.failed_run(attempts, began);
+                    self.on_error(received, &error, attempts, run, label, dispatched)
+                }
             };
         }
     }
@@ -237,6 +248,7 @@ impl<W: Worker> TaskExecutor<W> {
         input: &TaskMessage,
         reply: &ReplyKind<W::Output>,
         label: Option<&str>,
+        run: impl FnOnce() -> FailedRun,
         dispatched: Dispatched,
     ) -> Disposition {
         let part = dispatched.reply_part();
@@ -260,18 +272,24 @@ impl<W: Worker> TaskExecutor<W> {
                 let Some(to) = to.or_else(|| reply_pipe(configured, input.tracking.as_ref()))
                 else {
                     let reason = "the worker sends output, but it has no output pipe, and the job names no target pipe";
-                    return Disposition::Done(self.fail(input, reason, dispatched));
+                    return Disposition::Done(self.fail(input, reason, Some(run()), dispatched));
                 };
                 if Some(to) != configured
                     && let Err(refusal) = check_result_pipe(&self.shared.reserved, input, to)
                 {
-                    return Disposition::Done(self.fail(input, &refusal.to_string(), dispatched));
+                    let reason = refusal.to_string();
+                    return Disposition::Done(self.fail(input, &reason, Some(run()), dispatched));
                 }
                 let data = match serde_json::to_vec(output) {
                     Ok(data) => data,
                     Err(error) => {
                         let reason = format!("the output cannot be serialized to JSON: {error}");
-                        return Disposition::Done(self.fail(input, &reason, dispatched));
+                        return Disposition::Done(self.fail(
+                            input,
+                            &reason,
+                            Some(run()),
+                            dispatched,
+                        ));
                     }
                 };
                 let status = if *is_failure {
@@ -296,6 +314,8 @@ impl<W: Worker> TaskExecutor<W> {
         received: &Received,
         error: &TaskError,
         attempts: Attempts,
+        run: FailedRun,
+        label: Option<String>,
         dispatched: Dispatched,
     ) -> Disposition {
         let input = received.message();
@@ -308,21 +328,27 @@ impl<W: Worker> TaskExecutor<W> {
                 Disposition::Snooze(delay)
             }
             TaskErrorKind::Invalid => {
-                Disposition::Done(self.refuse(input, &error.chain(), dispatched))
+                Disposition::Done(self.refuse(input, &error.chain(), run, dispatched))
             }
             TaskErrorKind::Failed => {
-                Disposition::Done(self.fail(input, &error.chain(), dispatched))
+                Disposition::Done(self.fail(input, &error.chain(), Some(run), dispatched))
             }
             TaskErrorKind::Retry => {
                 let reason = error.chain();
-                let next = attempts.next(&self.shared.retry, self.now());
-                let outputs = if let Some((delay, attempts)) = next {
-                    self.retry(received, &reason, delay, attempts, dispatched)
-                } else {
-                    let count = attempts.failed.saturating_add(1);
-                    let reason = format!("{reason} (given up after {count} attempts)");
-                    self.give_up(received, &reason, dispatched)
-                };
+                let now = self.now();
+                let outputs =
+                    if let Some((delay, attempts)) = attempts.next(&self.shared.retry, now) {
+                        let run = FailedRun {
+                            next: (!delay.is_zero()).then(|| later(now, delay)),
+                            ..run
+                        };
+                        let report = self.retry_report(received, &reason, run, label);
+                        self.retry(received, &reason, delay, attempts, report, dispatched)
+                    } else {
+                        let count = attempts.failed.saturating_add(1);
+                        let reason = format!("{reason} (given up after {count} attempts)");
+                        self.give_up(received, &reason, Some(run), dispatched)
+                    };
                 Disposition::Done(outputs)
             }
         }
@@ -335,6 +361,7 @@ impl<W: Worker> TaskExecutor<W> {
         reason: &str,
         delay: Duration,
         attempts: Attempts,
+        report: Option<TrackingReport>,
         dispatched: Dispatched,
     ) -> Outputs {
         current::fail(reason);
@@ -345,7 +372,6 @@ impl<W: Worker> TaskExecutor<W> {
             ..Outgoing::new(self.pipes.input.as_str(), received.delivery.body.clone())
         };
         self.shared.counters.retried.increment(1);
-        let report = self.retry_report(received, reason, attempts);
         // Without the reports of `dispatched`: the next attempt dispatches the same subtasks and reports them.
         Outputs {
             pending: dispatched.pending,
@@ -358,18 +384,29 @@ impl<W: Worker> TaskExecutor<W> {
         &self,
         received: &Received,
         reason: &str,
-        attempts: Attempts,
+        run: FailedRun,
+        label: Option<String>,
     ) -> Option<TrackingReport> {
         received.message().job_task_id().map(|id| TrackingReport {
-            retries: i32::try_from(attempts.failed).ok(),
-            failure: Some(self.shared.identity.failure("RETRY", reason)),
+            retries: run.attempt.and_then(|attempt| i32::try_from(attempt).ok()),
+            failure: Some(ReportFailure {
+                item: label.map(|label| FailedItem::labelled(&label)),
+                run: Some(run),
+                ..self.shared.identity.failure("RETRY", reason)
+            }),
             ..TrackingReport::new(id, ReportStatus::Retry)
         })
     }
 
     /// Fails the task after its last attempt, with a copy for the reject pipe.
-    fn give_up(&self, received: &Received, reason: &str, dispatched: Dispatched) -> Outputs {
-        self.fail(received.message(), reason, dispatched)
+    fn give_up(
+        &self,
+        received: &Received,
+        reason: &str,
+        run: Option<FailedRun>,
+        dispatched: Dispatched,
+    ) -> Outputs {
+        self.fail(received.message(), reason, run, dispatched)
             .with_message(self.reject_copy(received, reason))
     }
 
@@ -402,19 +439,33 @@ impl<W: Worker> TaskExecutor<W> {
     }
 
     /// Fails the task: its result is `RESULT_EXCEPTION` with the reason as a JSON string.
-    fn fail(&self, input: &TaskMessage, reason: &str, dispatched: Dispatched) -> Outputs {
+    fn fail(
+        &self,
+        input: &TaskMessage,
+        reason: &str,
+        run: Option<FailedRun>,
+        dispatched: Dispatched,
+    ) -> Outputs {
         current::fail(reason);
         warn!(reason, "a task has failed");
         let data = serde_json::to_vec(reason).unwrap_or_default();
-        self.failure(input, TaskStatus::ResultException, data, reason, dispatched)
+        let status = TaskStatus::ResultException;
+        self.failure(input, status, data, reason, run, dispatched)
     }
 
     /// Fails a task that was not understood: its result is `INVALID_TASK` with the reason as plain text.
-    fn refuse(&self, input: &TaskMessage, reason: &str, dispatched: Dispatched) -> Outputs {
+    fn refuse(
+        &self,
+        input: &TaskMessage,
+        reason: &str,
+        run: FailedRun,
+        dispatched: Dispatched,
+    ) -> Outputs {
         current::fail(reason);
         warn!(reason, "a task was not understood");
         let data = reason.as_bytes().to_vec();
-        self.failure(input, TaskStatus::InvalidTask, data, reason, dispatched)
+        let status = TaskStatus::InvalidTask;
+        self.failure(input, status, data, reason, Some(run), dispatched)
     }
 
     fn failure(
@@ -423,6 +474,7 @@ impl<W: Worker> TaskExecutor<W> {
         status: TaskStatus,
         data: Vec<u8>,
         reason: &str,
+        run: Option<FailedRun>,
         dispatched: Dispatched,
     ) -> Outputs {
         self.shared.counters.failed.increment(1);
@@ -443,6 +495,7 @@ impl<W: Worker> TaskExecutor<W> {
             data,
             note: None,
             failure: Some(reason),
+            run,
             label: label.as_deref(),
             ends_tracking: false,
         };
@@ -454,9 +507,20 @@ impl<W: Worker> TaskExecutor<W> {
         task_data::label(&task_data::decode::<W::Input>(input).ok()?)
     }
 
+    /// Describes the attempt that has failed after these.
+    fn failed_run(&self, before: Attempts, began: i64) -> FailedRun {
+        let process = &self.shared.identity.process;
+        process.failed_run(before.failed.saturating_add(1), began)
+    }
+
     fn now(&self) -> i64 {
         self.shared.identity.clock.now_millis()
     }
+}
+
+/// Returns the time after this delay.
+fn later(now: i64, delay: Duration) -> i64 {
+    now.saturating_add(i64::try_from(delay.as_millis()).unwrap_or(i64::MAX))
 }
 
 /// Returns whether a task with this result runs again.
@@ -496,6 +560,7 @@ fn success<T: TaskData>(
         data,
         note,
         failure: None,
+        run: None,
         label: None,
         ends_tracking: false,
     }

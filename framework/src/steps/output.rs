@@ -7,16 +7,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use contract::headers::{
-    INPUT_HEADER, JOB_HEADER, LABEL_HEADER, OUTCOME_HEADER, Outcome, TASK_HEADER, job_and_path,
+    INPUT_HEADER, JOB_HEADER, LABEL_HEADER, OUTCOME_HEADER, Outcome, RUN_HEADER, TASK_HEADER,
+    job_and_path,
 };
 use contract::{
-    ContextData, FailedItem, ReportFailure, ReportStatus, SourceInfo, TaskData, TaskMessage,
-    TaskStatus, Tracking, TrackingReport, subtask_id,
+    ContextData, FailedItem, FailedRun, ReportFailure, ReportStatus, SourceInfo, TaskData,
+    TaskMessage, TaskStatus, Tracking, TrackingReport, subtask_id,
 };
 
 use crate::broker::{HeaderValue, Headers, Outgoing};
 use crate::clock::Clock;
 use crate::config::Route;
+use crate::process_name::ProcessName;
 use crate::steps::routing::next_hop;
 
 /// The longest reason in a report and in a header, in bytes. The result in the output pipe has the whole reason.
@@ -33,6 +35,7 @@ pub(crate) struct WorkerIdentity {
     /// Whether an output that does not end its task is reported with 0 %.
     pub zero_progress: bool,
     pub clock: Clock,
+    pub process: ProcessName,
 }
 
 /// Which part of a task an output is.
@@ -60,6 +63,8 @@ pub(crate) struct OutputSpec<'a> {
     pub note: Option<Vec<u8>>,
     /// For failures: the reason in plain text.
     pub failure: Option<&'a str>,
+    /// For failures: which attempt has failed, if the task ran.
+    pub run: Option<FailedRun>,
     /// What the task calls itself.
     pub label: Option<&'a str>,
     /// Whether tracking ends with this output, regardless of the task's `trackTo`.
@@ -108,6 +113,7 @@ impl WorkerIdentity {
             .map(|(status, id)| TrackingReport {
                 failure: spec.failure.map(|reason| ReportFailure {
                     item: Some(failed_item(input, spec.label)),
+                    run: spec.run.clone(),
                     ..self.failure(spec.status.name(), reason)
                 }),
                 ..TrackingReport::new(id, status)
@@ -131,11 +137,17 @@ impl WorkerIdentity {
                 correlation_id: input.correlation_id.clone(),
             };
             // The tracking worker reads a failure that passes through it from the message.
-            if spec.failure.is_some()
-                && self.route == Route::Reroute
-                && let Some(data) = failed_item(input, None).input
-            {
-                headers.set(INPUT_HEADER, HeaderValue::Text(data));
+            if spec.failure.is_some() && self.route == Route::Reroute {
+                let run = spec.run.as_ref();
+                let run = run.and_then(|run| serde_json::to_string(run).ok());
+                for (name, text) in [
+                    (INPUT_HEADER, failed_item(input, None).input),
+                    (RUN_HEADER, run),
+                ] {
+                    if let Some(text) = text {
+                        headers.set(name, HeaderValue::Text(text));
+                    }
+                }
             }
             Outgoing {
                 headers,
@@ -170,6 +182,7 @@ impl WorkerIdentity {
             failure_source: Some(self.name.clone()),
             failure_message: Some(reason),
             item: None,
+            run: None,
         }
     }
 
@@ -262,6 +275,7 @@ mod tests {
             route,
             zero_progress: false,
             clock: Clock::system(),
+            process: ProcessName::default(),
         }
     }
 
@@ -290,6 +304,7 @@ mod tests {
             data: b"{}".to_vec(),
             note: None,
             failure: None,
+            run: None,
             label: None,
             ends_tracking: false,
         }

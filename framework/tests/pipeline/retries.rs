@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use contract::headers::REPORT_DETAILS_HEADER;
 use contract::{
-    RangeItem, ReportStatus, TaskMessage, Tracking, TrackingReport, TrackingReportTask,
+    RangeItem, ReportDetails, ReportStatus, TaskMessage, Tracking, TrackingReport,
+    TrackingReportTask,
 };
 use framework::broker::memory::Memory;
 use framework::broker::{Broker, Confirm, HeaderValue, Outgoing, PublishError};
@@ -91,8 +93,13 @@ pub(super) async fn reports(pipes: &Memory, ends: usize) -> Vec<TrackingReport> 
     while reports.iter().filter(is_end).count() < ends {
         let delivery = harness::in_time("a report", consumer.next()).await.unwrap();
         let message = TaskMessage::decode(&delivery.body).unwrap();
+        let details = delivery.headers.get(REPORT_DETAILS_HEADER).cloned();
         delivery.ack();
-        let task: TrackingReportTask = serde_json::from_slice(&message.task_data.unwrap()).unwrap();
+        let mut task: TrackingReportTask =
+            serde_json::from_slice(&message.task_data.unwrap()).unwrap();
+        if let Some(HeaderValue::Text(details)) = details {
+            ReportDetails::add_to(&details, &mut task.tracking_reports);
+        }
         reports.extend(task.tracking_reports);
     }
     reports

@@ -234,6 +234,7 @@ impl<'a> Relay<'a> {
             failure_source: Some(FAILURE_SOURCE.to_owned()),
             failure_message: Some(error.to_string()),
             item: None,
+            run: None,
         });
         match self.store.record(&[TrackingEvent { task, kind }]).await {
             Ok(_) => Ok(()),

@@ -19,7 +19,8 @@ use crate::state::AppState;
 /// Get a task of a job
 ///
 /// Returns a task of any status, including tasks that are done and tasks that no worker has reported yet. Below a completed task
-/// it is not known which tasks existed; the `remark` says so.
+/// it is not known which tasks existed; the `remark` says so. Lists the failed attempts of the task, with when, how long and where
+/// each ran, as far as its worker reports that, and when the next one is due.
 #[utoipa::path(
     get,
     path = "/partitions/{partitionId}/jobs/{jobId}/tasks/{taskId}",
@@ -37,7 +38,15 @@ use crate::state::AppState;
                 "failureId": "RESULT_EXCEPTION", "failureTime": 1_767_225_605_123_i64, "failureSource": "worker-order",
                 "failureMessage": "no such file", "taskId": "3.17"
             },
-            "subtasks": null, "completedSubtasks": null
+            "subtasks": null, "completedSubtasks": null,
+            "failedAttempts": [{
+                "round": 1, "attempt": 1, "nextAttemptTime": 1_767_225_604_000_i64,
+                "failure": {
+                    "failureId": "RETRY", "failureTime": 1_767_225_602_000_i64, "failureSource": "worker-order",
+                    "failureMessage": "the share is busy", "taskId": "3.17", "startTime": 1_767_225_601_480_i64, "host": "node-4",
+                    "process": 71
+                }
+            }]
         })),
         (status = 400, description = "Invalid partition id, job id or task id", body = ErrorBody,
             example = json!({"message": "The task id 'x' is not of the form 3.17 or 3.17*, nor 0 for the job's own task."})),

@@ -324,6 +324,7 @@ async fn failed_job_shows_its_failure() {
         failure_source: Some("worker-order".into()),
         failure_message: Some("no such file: ü".into()),
         item: None,
+        run: None,
     };
     service.report("j", ".3", EventKind::Failed(failure)).await;
     let job = service.get("/jobs/j").await.json();

@@ -45,6 +45,7 @@ async fn fail(service: &Service, job: &str) {
         failure_source: Some("worker-pages".into()),
         failure_message: Some("the page is torn".into()),
         item: None,
+        run: None,
     };
     service.report(job, "", EventKind::Failed(failure)).await;
 }

@@ -82,6 +82,7 @@ pub fn sample(
         content_hash: vec![0; 32],
         status,
         delay: 0,
+        failed_attempts: 0,
         totals: JobTotals {
             percentage: if number % 10 < 3 { 0 } else { 10_000 },
             ..JobTotals::new(OnFailure::Stop)

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::definition::PackedDefinition;
 use crate::error::Availability;
-use crate::ledger::{KeptFailure, NodeKey, NodeRow};
+use crate::ledger::{KeptAttempt, KeptFailure, NodeKey, NodeRow};
 use crate::model::{Backlog, CatalogueSize, OutboxMessage, ParkedTask, TaskTableSize};
 use crate::query::{Candidate, JobQuery};
 use outbox::Unsent;
@@ -108,6 +108,8 @@ struct State {
     unstarted: BTreeMap<i64, Option<i64>>,
     /// By incarnation, path and round.
     past_failures: BTreeMap<(i64, String, u32), KeptFailure>,
+    /// By incarnation, path, round and number.
+    attempts: BTreeMap<(i64, String, u32, i32), KeptAttempt>,
     last_number: i64,
 }
 
@@ -340,6 +342,39 @@ impl Reads for Memory {
             Ok(failures
                 .map(|((.., round), kept)| (*round, kept.clone()))
                 .collect())
+        })
+    }
+    fn attempts<'a>(
+        &'a self,
+        incarnation: i64,
+        path: &'a str,
+    ) -> DbFuture<'a, Vec<(u32, KeptAttempt)>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let first = (incarnation, path.to_owned(), 0, i32::MIN);
+            let last = (incarnation, path.to_owned(), u32::MAX, i32::MAX);
+            let attempts = state.attempts.range(first..=last);
+            Ok(attempts
+                .map(|((_, _, round, _), kept)| (*round, kept.clone()))
+                .collect())
+        })
+    }
+    fn next_attempts<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<(i64, i64)>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let now = self.shared.clock.now();
+            let next = |n: &i64| {
+                let round = state.jobs.get(state.ids.get(n)?)?.round;
+                let first = (*n, String::new(), 0, i32::MIN);
+                let rows = state
+                    .attempts
+                    .range(first..)
+                    .take_while(|(key, _)| key.0 == *n);
+                let of_round = rows.filter(|(key, _)| key.2 == round);
+                let times = of_round.filter_map(|(_, kept)| kept.next);
+                Some((*n, times.filter(|time| *time > now).min()?))
+            };
+            Ok(incarnations.iter().filter_map(next).collect())
         })
     }
     fn parked(&self, incarnation: i64) -> DbFuture<'_, u64> {

@@ -58,6 +58,10 @@ const POSTGRES: &[File] = &[
         include_str!("../../../migrations/postgres/20261122203000_history.sql"),
     ),
     (
+        "20261122203100_attempts",
+        include_str!("../../../migrations/postgres/20261122203100_attempts.sql"),
+    ),
+    (
         "20261122203517_request_keys",
         include_str!("../../../migrations/postgres/20261122203517_request_keys.sql"),
     ),
@@ -111,6 +115,10 @@ const SQLITE: &[File] = &[
     (
         "20261122203000_history",
         include_str!("../../../migrations/sqlite/20261122203000_history.sql"),
+    ),
+    (
+        "20261122203100_attempts",
+        include_str!("../../../migrations/sqlite/20261122203100_attempts.sql"),
     ),
     (
         "20261122203517_request_keys",

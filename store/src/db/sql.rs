@@ -3,6 +3,7 @@
 //! The databases share nearly every statement. What they spell differently is a value, the [`Dialect`] of the
 //! session; a statement that only one of them has stands in a `match` on it.
 
+mod attempts;
 pub mod failures;
 pub mod history;
 pub mod inspect;
@@ -34,7 +35,7 @@ use super::{
 };
 use crate::definition::PackedDefinition;
 use crate::error::{Availability, StoreError};
-use crate::ledger::{KeptFailure, NodeKey, NodeRow};
+use crate::ledger::{KeptAttempt, KeptFailure, NodeKey, NodeRow};
 use crate::model::{Backlog, OutboxMessage};
 use crate::query::JobQuery;
 use session::Session;
@@ -207,6 +208,18 @@ impl Reads for SqlBackend {
         Box::pin(async move {
             rounds::past_failures(&mut self.reader().await?, incarnation, path).await
         })
+    }
+    fn attempts<'a>(
+        &'a self,
+        incarnation: i64,
+        path: &'a str,
+    ) -> DbFuture<'a, Vec<(u32, KeptAttempt)>> {
+        Box::pin(
+            async move { attempts::of_task(&mut self.reader().await?, incarnation, path).await },
+        )
+    }
+    fn next_attempts<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<(i64, i64)>> {
+        Box::pin(async move { attempts::next_times(&mut self.reader().await?, incarnations).await })
     }
     fn parked(&self, incarnation: i64) -> DbFuture<'_, u64> {
         Box::pin(async move { parking::count(&mut self.reader().await?, incarnation).await })

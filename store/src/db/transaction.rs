@@ -16,7 +16,7 @@ use super::{
     DbFuture, Dependency, DueTime, JobKey, JobRow, KeptBlobRow, KeptRow, KeptTaskRow, Signal,
 };
 use crate::definition::PackedDefinition;
-use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
+use crate::ledger::{KeptAttempt, KeptFailure, NodeChanges, NodeKey, NodeRow};
 use crate::model::{Headers, OutboxMessage, ParkedTask, RequestKey, Transition};
 
 /// A transaction that has begun.
@@ -166,6 +166,14 @@ pub trait LedgerSteps {
 
     /// Adds failures of many jobs. A failure whose path is there already is left out.
     fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> DbFuture<'a, ()>;
+
+    /// Adds failed attempts of a round of a job. One that is there already stays as it is.
+    fn insert_attempts<'a>(
+        &'a mut self,
+        incarnation: i64,
+        round: u32,
+        attempts: &'a [KeptAttempt],
+    ) -> DbFuture<'a, ()>;
 }
 
 /// The longest lease. A relay that needs a message longer renews its lease.

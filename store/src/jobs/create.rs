@@ -185,6 +185,7 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         content_hash: request.content_hash.to_vec(),
         status: JobStatus::Waiting,
         totals: JobTotals::new(request.on_failure),
+        failed_attempts: 0,
         delay: i64::from(request.start.delay),
         task_table: false,
         create_time: now,

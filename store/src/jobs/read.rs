@@ -107,6 +107,7 @@ impl Store {
         let failed = numbers(|row| row.totals.failed_tasks > 0);
         let unstarted = numbers(may_be_unstarted);
         let keeping = numbers(|row| row.output_pipe.is_some());
+        let retrying = numbers(JobRow::is_retrying);
         let now = self.backend.clock().now();
         let describe = |row| describe_row(row, now);
         let mut jobs: Vec<rest::Job> = rows.into_iter().map(describe).collect();
@@ -121,6 +122,11 @@ impl Store {
                 jobs[at[&n]]
                     .failures
                     .push(rest::Failure::of_task(kept.path, kept.failure));
+            }
+        }
+        if !retrying.is_empty() {
+            for (n, next) in self.backend.next_attempts(&retrying).await? {
+                jobs[at[&n]].next_attempt_time = Some(next);
             }
         }
         if !keeping.is_empty() {
@@ -192,6 +198,8 @@ fn describe_row(row: JobRow, now: i64) -> rest::Job {
         estimated_end_time: progress.estimated_end_time,
         failed_tasks: row.totals.failed_tasks,
         failure_counts: row.totals.failure_counts,
+        failed_attempts: row.failed_attempts,
+        next_attempt_time: None,
         incarnation: row.incarnation,
         round: (row.round > 1).then_some(row.round),
         expiry: row.expiry,

@@ -3,7 +3,9 @@
 use contract::{JobId, JobStatus, PartitionId, rest};
 
 use crate::job_row::JobRow;
-use crate::ledger::{ACTIVE_TASK, ActiveTask, KeptFailure, NodeRow, extend, path_of, position};
+use crate::ledger::{
+    ACTIVE_TASK, ActiveTask, KeptAttempt, KeptFailure, NodeRow, extend, path_of, position,
+};
 use crate::{Store, StoreError};
 
 /// What is known about a task.
@@ -50,11 +52,20 @@ impl Store {
             None
         };
         let earlier_failures = self.earlier_failures(&row, &id).await?;
+        let attempts = if row.failed_attempts > 0 {
+            self.backend.attempts(row.incarnation, &id).await?
+        } else {
+            Vec::new()
+        };
         Ok(match describe(&row, path, id, &nodes, failure) {
-            Some(task) => TaskAnswer::Task(Box::new(rest::Task {
-                earlier_failures,
-                ..task
-            })),
+            Some(task) => TaskAnswer::Task(Box::new(with_attempts(
+                rest::Task {
+                    earlier_failures,
+                    ..task
+                },
+                row.round,
+                attempts,
+            ))),
             None if is_forgotten(&row, path, &nodes) => TaskAnswer::NotKnown,
             None => TaskAnswer::NoTask,
         })
@@ -74,11 +85,54 @@ impl Store {
         let earlier = |(round, kept): (u32, KeptFailure)| rest::EarlierFailure {
             round,
             since: kept.since,
-            attempts: kept.attempts,
+            attempts: kept.attempts(),
             failure: rest::Failure::of_task(kept.path, kept.failure),
         };
         Ok(failures.into_iter().map(earlier).collect())
     }
+}
+
+/// Adds the failed attempts of a task: those that are kept, and the last one of each round, by which it failed or after which it
+/// waits.
+fn with_attempts(task: rest::Task, round: u32, kept: Vec<(u32, KeptAttempt)>) -> rest::Task {
+    let shown = |(round, kept): (u32, KeptAttempt)| rest::FailedAttempt {
+        round,
+        attempt: Some(kept.attempt),
+        next_attempt_time: kept.next,
+        failure: rest::Failure::of_task(kept.path, kept.failure),
+    };
+    let mut attempts: Vec<_> = kept.into_iter().map(shown).collect();
+    let last_of = |earlier: &rest::EarlierFailure| rest::FailedAttempt {
+        round: earlier.round,
+        attempt: earlier.attempts,
+        next_attempt_time: None,
+        failure: earlier.failure.clone(),
+    };
+    attempts.extend(task.earlier_failures.iter().map(last_of));
+    if let Some(failure) = &task.failure
+        && (task.status == rest::TaskState::Failed || !has(&attempts, round, task.attempts))
+    {
+        attempts.push(rest::FailedAttempt {
+            round,
+            attempt: task.attempts,
+            next_attempt_time: task.next_attempt_time,
+            failure: failure.clone(),
+        });
+    }
+    // Of a round, what has no number is the last.
+    attempts.sort_by_key(|it| (it.round, it.attempt.unwrap_or(i32::MAX)));
+    rest::Task {
+        failed_attempts: attempts,
+        ..task
+    }
+}
+
+/// Returns whether these have the attempt with this number. A retry without a number is the first.
+fn has(attempts: &[rest::FailedAttempt], round: u32, attempt: Option<i32>) -> bool {
+    let number = Some(attempt.unwrap_or(1).max(1));
+    attempts
+        .iter()
+        .any(|it| it.round == round && it.attempt == number)
 }
 
 /// Returns whether a task that is not found may have existed, because its job has ended and its nodes are gone.
@@ -116,6 +170,8 @@ fn describe(
         completed_subtasks: None,
         remark: None,
         earlier_failures: Vec::new(),
+        next_attempt_time: None,
+        failed_attempts: Vec::new(),
     };
     if path.is_empty() {
         return Some(describe_job_task(job, task, find("", 0), failure));
@@ -185,7 +241,7 @@ fn describe_job_task(
         }
     };
     if let Some(kept) = failure {
-        task.attempts = kept.attempts;
+        task.attempts = kept.attempts();
         task.failure = Some(rest::Failure::of_task(kept.path, kept.failure));
     } else if let Some(active) = &job.totals.own_task
         && active.is_reported()
@@ -220,7 +276,7 @@ fn describe_failed(mut task: rest::Task, failure: Option<KeptFailure>) -> rest::
     task.status = rest::TaskState::Failed;
     if let Some(kept) = failure {
         task.since = Some(kept.since);
-        task.attempts = kept.attempts;
+        task.attempts = kept.attempts();
         task.failure = Some(rest::Failure::of_task(kept.path, kept.failure));
     }
     task
@@ -232,6 +288,7 @@ fn describe_active(task: &mut rest::Task, active: ActiveTask) {
     } else {
         rest::TaskState::Active
     };
+    task.next_attempt_time = active.next.filter(|_| active.waits());
     task.since = Some(active.since);
     task.attempts = active.attempts;
     task.failure = active

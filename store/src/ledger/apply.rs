@@ -59,9 +59,7 @@ impl Ledger {
                 });
             }
             EventKind::Retry { attempts, failure } => {
-                self.change_active_task(parent, own.number, |active, now| {
-                    active.retry(*attempts, failure.as_ref(), now);
-                });
+                self.retry(parent, own.number, *attempts, failure.as_ref());
             }
             EventKind::Complete => self.complete(parent, own.number),
             EventKind::Failed(failure) => self.fail(parent, own.number, failure, 0),
@@ -93,6 +91,7 @@ impl Ledger {
             failure_source: Some("ledger".to_owned()),
             failure_message: Some(message),
             item: None,
+            run: None,
         }
     }
 
@@ -112,7 +111,12 @@ impl Ledger {
             EventKind::Announced { .. } => {}
             // Once the task is split, its subtasks determine the percentage.
             EventKind::Progress(_) | EventKind::Started { .. } | EventKind::Retry { .. }
-                if root.is_some() => {}
+                if let Some(root) = root =>
+            {
+                if let EventKind::Retry { attempts, failure } = kind {
+                    self.retry_split(root, *attempts, failure.as_ref());
+                }
+            }
             EventKind::Progress(percent) => {
                 self.publish((i64::from(*percent) * PERCENT).min(PROGRESS_CAP));
             }
@@ -126,11 +130,10 @@ impl Ledger {
                 own.start(*attempts, now);
             }
             EventKind::Retry { attempts, failure } => {
-                self.totals.own_task.get_or_insert_default().retry(
-                    *attempts,
-                    failure.as_ref(),
-                    self.now,
-                );
+                let own = self.totals.own_task.get_or_insert_default();
+                let before = own.failed_attempts();
+                own.retry(*attempts, failure.as_ref(), self.now);
+                self.keep_attempt(String::new(), before, *attempts, failure.as_ref());
             }
         }
     }
@@ -184,8 +187,10 @@ impl Ledger {
         let mut at = if let Some(at) = self.by_path.get("") {
             *at
         } else {
-            self.totals.own_task = None;
-            self.add_split("")
+            let own = self.totals.own_task.take();
+            let at = self.add_split("");
+            self.know_attempts(at, own.map_or(0, |own| own.failed_attempts()));
+            at
         };
         for step in steps {
             self.see_child(at, *step);
@@ -206,6 +211,7 @@ impl Ledger {
         }
         // From now on its subtasks determine its percentage, instead of its own reports.
         let before = self.take_active_task(parent, &path);
+        let attempts = before.as_ref().map_or(0, ActiveTask::failed_attempts);
         let split = &mut self.splits[parent];
         match before {
             Some(active) => split.open_sum -= active.percent,
@@ -215,6 +221,7 @@ impl Ledger {
         let failed = split.is_failed(number);
         let at = self.add_split(&path);
         self.splits[at].dirty = true;
+        self.know_attempts(at, attempts);
         if failed {
             self.splits[at].flags |= REPORTED_FAILED;
         }
@@ -281,7 +288,7 @@ impl Ledger {
     }
 
     /// Updates an active subtask; ignored once it is done, failed or split.
-    fn change_active_task(
+    pub(super) fn change_active_task(
         &mut self,
         parent: usize,
         number: u32,
@@ -625,7 +632,7 @@ impl Ledger {
         }
     }
 
-    fn child_path(&self, parent: usize, number: u32) -> String {
+    pub(super) fn child_path(&self, parent: usize, number: u32) -> String {
         let mut path = self.splits[parent].path.clone();
         extend(&mut path, number);
         path

@@ -50,6 +50,11 @@ const fn is_zero(number: &i64) -> bool {
     *number == 0
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+const fn is_none_of_them(number: &i32) -> bool {
+    *number == 0
+}
+
 impl Counts {
     /// Returns the counts as they are when no task runs or waits.
     #[must_use]
@@ -122,6 +127,9 @@ pub struct SplitCounts {
     /// From what the split was made, as far as its splitter states it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) source: Option<SplitSource>,
+    /// The number of attempts of the task itself that have failed in this round.
+    #[serde(skip_serializing_if = "is_none_of_them")]
+    pub retried: i32,
 }
 
 /// What a splitter states about its split.
@@ -159,6 +167,7 @@ impl SplitCounts {
     pub fn without_active_tasks(self) -> Self {
         Self {
             sum: self.sum.without_active_tasks(),
+            retried: 0,
             ..self
         }
     }

@@ -1,12 +1,17 @@
-//! Failures that are kept: the first hundred in full, the others within bounds.
+//! Failures that are kept: the first hundred in full, the others within bounds. So are the failures of attempts that another
+//! attempt follows.
 
-use contract::{FailedItem, ReportFailure};
+use contract::{FailedItem, FailedRun, ReportFailure};
 use serde::{Deserialize, Serialize};
 
 use super::UNNAMED_FAILURE;
 
 /// The number of failures of a job that are kept in full, and that the job itself shows.
 pub const FAILURES_IN_FULL: usize = 100;
+/// The number of failed attempts of a task that are kept of each round, the last one not counted.
+pub const ATTEMPTS_OF_A_TASK: i32 = 20;
+/// The number of failed attempts that are kept of one job in one flush.
+pub const ATTEMPTS_OF_A_FLUSH: usize = 1000;
 /// The longest message of another failure, in bytes.
 const MESSAGE_BYTES: usize = 1024;
 /// The longest kind and the longest source of another failure, in bytes.
@@ -24,6 +29,20 @@ pub struct KeptFailure {
     pub failure: ReportFailure,
 }
 
+/// A failed attempt of a task that another attempt follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptAttempt {
+    /// The path of the task; empty for the job's own.
+    pub path: String,
+    /// The number of the attempt in its round, from 1.
+    pub attempt: i32,
+    /// When it was counted, in milliseconds since 1970.
+    pub since: i64,
+    /// When the next attempt is due, in milliseconds since 1970. `None` if it begins at once, or if that is not known.
+    pub next: Option<i64>,
+    pub failure: ReportFailure,
+}
+
 /// The JSON of a stored failure.
 #[derive(Serialize, Deserialize)]
 struct Stored<F> {
@@ -31,22 +50,41 @@ struct Stored<F> {
     failure: F,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     item: Option<FailedItem>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    run: Option<FailedRun>,
 }
 
 impl KeptFailure {
+    /// Returns the number of attempts, all of which have failed, as far as it is known.
+    pub fn attempts(&self) -> Option<i32> {
+        let reported = self.failure.run.as_ref().and_then(|run| run.attempt);
+        let reported = reported.and_then(|attempt| i32::try_from(attempt).ok());
+        reported.or(self.attempts)
+    }
+
     /// Returns the failure as JSON.
     pub fn json(&self) -> Result<String, serde_json::Error> {
-        serde_json::to_string(&Stored {
-            failure: &self.failure,
-            item: self.failure.item.clone(),
-        })
+        failure_json(&self.failure)
     }
+}
+
+/// Returns a failure as JSON.
+pub fn failure_json(failure: &ReportFailure) -> Result<String, serde_json::Error> {
+    serde_json::to_string(&Stored {
+        failure,
+        item: failure.item.clone(),
+        run: failure.run.clone(),
+    })
 }
 
 /// Parses the JSON of a stored failure.
 pub fn parse_failure(json: &str) -> Result<ReportFailure, serde_json::Error> {
-    let Stored { failure, item } = serde_json::from_str::<Stored<ReportFailure>>(json)?;
-    Ok(ReportFailure { item, ..failure })
+    let Stored { failure, item, run } = serde_json::from_str::<Stored<ReportFailure>>(json)?;
+    Ok(ReportFailure {
+        item,
+        run,
+        ..failure
+    })
 }
 
 /// Returns the kind by which a failure is counted.
@@ -72,5 +110,6 @@ pub fn bounded(failure: &ReportFailure) -> ReportFailure {
         failure_source: cut(&failure.failure_source, NAME_BYTES),
         failure_message: cut(&failure.failure_message, MESSAGE_BYTES),
         item: failure.item.clone().map(FailedItem::bounded),
+        run: failure.run.clone().map(FailedRun::bounded),
     }
 }

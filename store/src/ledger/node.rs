@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bitmap::{Bits, position};
 use super::counts::SplitCounts;
+use super::kept::{failure_json, parse_failure};
 
 /// The chunk number of an active task's row.
 pub const ACTIVE_TASK: i32 = -1;
@@ -25,7 +26,8 @@ pub type NodeKey = (String, i32);
 /// A row of a task table, as the databases store it.
 ///
 /// Chunk 0 of a path is a split, with the bits of its first subtasks. A higher chunk has further bits only. Chunk -1 is an
-/// active task; it uses `percent`, `flags`, `attempts`, `since` and `detail`, and `counted` for one more than `started`. The
+/// active task; it uses `percent`, `flags`, `attempts`, `since` and `detail`, `counted` for one more than `started`, and
+/// `items` for `next`, 0 where there is none. The
 /// fields of a split are those of [`Split`]; its `detail` has the [`SplitCounts`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeRow {
@@ -283,6 +285,9 @@ pub struct ActiveTask {
     pub since: i64,
     /// The failure of the last attempt.
     pub failure: Option<ReportFailure>,
+    /// When the next attempt is due, in milliseconds since 1970, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<i64>,
 }
 
 impl ActiveTask {
@@ -297,7 +302,8 @@ impl ActiveTask {
             failure: row
                 .detail
                 .as_deref()
-                .and_then(|text| serde_json::from_str(text).ok()),
+                .and_then(|text| parse_failure(text).ok()),
+            next: (row.items > 0).then_some(row.items),
         }
     }
 
@@ -313,9 +319,21 @@ impl ActiveTask {
             detail: self
                 .failure
                 .as_ref()
-                .and_then(|failure| serde_json::to_string(failure).ok()),
+                .and_then(|failure| failure_json(failure).ok()),
+            items: self.next.unwrap_or_default(),
             ..NodeRow::default()
         }
+    }
+
+    /// Returns the number of attempts that have failed, as far as is known.
+    pub fn failed_attempts(&self) -> i32 {
+        // A retry without a number is the first.
+        let reported = if self.retrying {
+            self.attempts.unwrap_or(1)
+        } else {
+            0
+        };
+        reported.max(0)
     }
 
     /// Returns the number of attempts once the task has failed for good, in the attempt after those that were reported.
@@ -355,6 +373,7 @@ impl ActiveTask {
         if !self.retrying || rank(attempts, failure) > rank(self.attempts, self.failure.as_ref()) {
             self.attempts = attempts;
             self.failure = failure.cloned();
+            self.next = failure.and_then(ReportFailure::next_attempt);
             self.since = now;
         }
         self.retrying = true;

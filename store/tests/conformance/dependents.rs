@@ -253,5 +253,6 @@ fn failed() -> EventKind {
         failure_source: Some("worker-pages".to_owned()),
         failure_message: Some("the page is torn\0".to_owned()),
         item: None,
+        run: None,
     })
 }

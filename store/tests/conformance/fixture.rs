@@ -342,6 +342,7 @@ pub fn failure(kind: &str) -> ReportFailure {
         failure_source: None,
         failure_message: Some(format!("a {kind} of a failure\0, 'quoted' and ünusual")),
         item: None,
+        run: None,
     }
 }
 

@@ -31,6 +31,7 @@ mod fixture;
 mod queries;
 
 mod agreement;
+mod attempts;
 mod bulk;
 mod dependents;
 mod expiry;

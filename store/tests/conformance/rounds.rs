@@ -650,7 +650,7 @@ async fn continuing(store: &TestStore, job: &str) -> Incarnation {
 }
 
 impl TestStore {
-    async fn try_retry(&self, job: impl JobRef, dependents: bool) -> Retry {
+    pub async fn try_retry(&self, job: impl JobRef, dependents: bool) -> Retry {
         self.retry_job(&job.partition(), &job.job(), dependents, again)
             .await
             .unwrap()
@@ -664,7 +664,7 @@ impl TestStore {
         }
     }
 
-    async fn retry_after_cancel(&self, job: &str) -> Incarnation {
+    pub async fn retry_after_cancel(&self, job: &str) -> Incarnation {
         self.cancel(job).await;
         self.retry(job).await.job
     }

@@ -60,6 +60,7 @@ impl JobSteps for MemoryTransaction {
         self.put(|s| &mut s.definitions, incarnation, None);
         self.put(|s| &mut s.unstarted, incarnation, None);
         self.remove_all(|s| &mut s.past_failures, |(n, ..), _| *n == incarnation);
+        self.remove_all(|s| &mut s.attempts, |(n, ..), _| *n == incarnation);
         self.remove_all(
             |s| &mut s.outbox,
             |_, unsent| unsent.incarnation == incarnation,

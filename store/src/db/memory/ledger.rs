@@ -6,7 +6,7 @@ use contract::ReportFailure;
 
 use super::{MemoryTransaction, done};
 use crate::db::{DbFuture, LedgerSteps};
-use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow, failure_kind};
+use crate::ledger::{KeptAttempt, KeptFailure, NodeChanges, NodeKey, NodeRow, failure_kind};
 
 impl MemoryTransaction {
     pub fn paths(
@@ -108,6 +108,20 @@ impl LedgerSteps for MemoryTransaction {
             let key = (*incarnation, kept.path.clone());
             if !self.state.failures.contains_key(&key) {
                 self.put(|s| &mut s.failures, key, Some(kept.clone()));
+            }
+        }
+        done(())
+    }
+    fn insert_attempts<'a>(
+        &'a mut self,
+        incarnation: i64,
+        round: u32,
+        attempts: &'a [KeptAttempt],
+    ) -> DbFuture<'a, ()> {
+        for kept in attempts {
+            let key = (incarnation, kept.path.clone(), round, kept.attempt);
+            if !self.state.attempts.contains_key(&key) {
+                self.put(|s| &mut s.attempts, key, Some(kept.clone()));
             }
         }
         done(())

@@ -91,7 +91,7 @@ impl RoundSteps for MemoryTransaction {
         let rows = keys.iter().filter_map(|key| self.state.nodes.get(key));
         let is_marked = |row: &&NodeRow| {
             let detail = row.detail.as_deref().unwrap_or_default();
-            let counts = ["\"retrying\"", "\"running\""];
+            let counts = ["\"retrying\"", "\"running\"", "\"retried\""];
             row.failed.is_some()
                 || row.failed_count != 0
                 || row.flags != 0

@@ -14,7 +14,7 @@ use crate::pace::Pace;
 
 /// The columns that [`read_job`] reads.
 pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, round, name, description, external_data, content_hash, \
-    on_failure, status, percentage, completed_items, failed_tasks, failure_counts, own_task, delay, task_table, create_time, \
+    on_failure, status, percentage, completed_items, failed_tasks, failed_attempts, failure_counts, own_task, delay, task_table, create_time, \
     last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe";
 
 /// The content of the column `progress`.
@@ -115,7 +115,8 @@ pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
     let statement = db
         .statement(
             "update job set status = $2, percentage = $3, completed_items = $4, failed_tasks = $5, failure_counts = $6, \
-             own_task = $7, task_table = $8, last_update_time = $9, finish_time = $10, expiry_time = $11, progress = $12, round = $13 \
+             own_task = $7, task_table = $8, last_update_time = $9, finish_time = $10, expiry_time = $11, progress = $12, round = $13, \
+             failed_attempts = $14 \
              where incarnation = $1",
         )
         .bind(job.incarnation)
@@ -133,7 +134,8 @@ pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
             counts: job.totals.counts,
             pace: job.pace,
         })?)
-        .bind(i32::try_from(job.round).unwrap_or(i32::MAX));
+        .bind(i32::try_from(job.round).unwrap_or(i32::MAX))
+        .bind(job.failed_attempts);
     db.execute(statement).await.map(drop)
 }
 
@@ -271,6 +273,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         content_hash: row.get("content_hash")?,
         status: status(row.get("status")?)?,
         totals,
+        failed_attempts: row.get("failed_attempts")?,
         delay: row.get("delay")?,
         task_table: row.get("task_table")?,
         create_time: row.get("create_time")?,

@@ -132,7 +132,7 @@ pub async fn nodes_to_clear(
         .statement(format!(
             "select {NODE_COLUMNS} from task_{incarnation} where (path, chunk) > ($1, $2) \
              and (failed is not null or failed_count <> 0 or flags <> 0 \
-             or detail like '%retrying%' or detail like '%running%') order by path, chunk limit $3"
+             or detail like '%retrying%' or detail like '%running%' or detail like '%retried%') order by path, chunk limit $3"
         ))
         .bind(path.as_str())
         .bind(*chunk)

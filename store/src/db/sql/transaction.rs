@@ -9,8 +9,8 @@ use contract::ReportFailure;
 use super::session::Session;
 use super::statement::Dialect;
 use super::{
-    failures, history, jobs, ledger, outbox, outputs, parking, prerequisites, request_keys,
-    retention, rounds,
+    attempts, failures, history, jobs, ledger, outbox, outputs, parking, prerequisites,
+    request_keys, retention, rounds,
 };
 use crate::db::postgres::CHANNEL;
 use crate::db::{
@@ -19,7 +19,7 @@ use crate::db::{
     RetentionSteps, RoundSteps, Signal, Signals, Transaction, Wakes,
 };
 use crate::definition::PackedDefinition;
-use crate::ledger::{KeptFailure, NodeChanges, NodeKey, NodeRow};
+use crate::ledger::{KeptAttempt, KeptFailure, NodeChanges, NodeKey, NodeRow};
 use crate::model::{Headers, OutboxMessage, ParkedTask, RequestKey, Transition};
 
 pub struct SqlTransaction {
@@ -202,6 +202,20 @@ impl LedgerSteps for SqlTransaction {
     }
     fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> DbFuture<'a, ()> {
         Box::pin(failures::insert(&mut self.session, failures))
+    }
+    fn insert_attempts<'a>(
+        &'a mut self,
+        incarnation: i64,
+        round: u32,
+        kept: &'a [KeptAttempt],
+    ) -> DbFuture<'a, ()> {
+        let round = number(round);
+        Box::pin(attempts::insert(
+            &mut self.session,
+            incarnation,
+            round,
+            kept,
+        ))
     }
 }
 

@@ -1,0 +1,14 @@
+-- Failed attempts that another attempt follows: as rows, some of each task and of each job, and as a number.
+alter table job add column failed_attempts bigint not null default 0;
+
+create table attempt (
+    incarnation bigint  not null references job on delete cascade,
+    path        text    collate "C" not null,
+    round       integer not null,
+    attempt     integer not null,
+    since       bigint  not null,
+    next_time   bigint,           -- when the next attempt is due
+    failure     text    not null, -- JSON
+    primary key (incarnation, path, round, attempt)
+);
+create index attempt_by_next_time on attempt (incarnation, round, next_time) where next_time is not null;
