@@ -434,6 +434,8 @@ impl Simulation {
             Creation::Created(_) | Creation::AlreadyThere => Ok(()),
             Creation::Refused(refusal) => Err(format!("refused: {refusal:?}")),
             Creation::Conflict => Err("a job that was deleted is in the way".to_owned()),
+            // Of requests with a key and of replaced jobs, of which there are none here.
+            other => Err(format!("not created: {other:?}")),
         }
     }
 
