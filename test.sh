@@ -2,8 +2,8 @@
 # Runs all checks and all tests, as continuous integration does. The last line is `N passed, N failed`.
 #
 # The tests need PostgreSQL and RabbitMQ. Both servers are started for this run and stopped after it, unless DATABASE_URL and
-# AMQP_URL name running ones. Missing servers, and Prometheus for one test, are installed from Debian's packages if that needs
-# no password. Nothing else runs as root.
+# AMQP_URL name running ones. Missing servers, Prometheus for one test and Chromium for those of the web page are installed from
+# Debian's packages if that needs no password. Nothing else runs as root.
 #
 # What each test binary prints is in target/test-output. CONTRIBUTING.md says how to run a part of this.
 set -uo pipefail
@@ -59,10 +59,13 @@ missing_packages() {
     [ -n "${AMQP_URL:-}" ] || [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmq-server >/dev/null || echo rabbitmq-server
 }
 
-# One test tries the alert rules on a real Prometheus. Without the package it says so and passes.
+# One test tries the alert rules on a real Prometheus, and some look at the web page with a real browser. Without the packages they say
+# so and pass.
 wanted_packages() {
     missing_packages
     command -v prometheus >/dev/null || echo prometheus
+    command -v chromium >/dev/null || echo chromium
+    command -v chromedriver >/dev/null || echo chromium-driver
 }
 
 install_servers() {

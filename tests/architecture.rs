@@ -28,11 +28,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("example-worker", &["contract", "framework"]),
     ("tracking-worker", &["contract", "framework", "store"]),
     ("blobs", &[]),
+    ("page", &["contract"]),
     (
         "output-worker",
         &["blobs", "contract", "framework", "store"],
     ),
-    ("job-service", &["blobs", "contract", "framework", "store"]),
+    (
+        "job-service",
+        &["blobs", "contract", "framework", "page", "store"],
+    ),
     (
         "batchwright",
         &[

@@ -110,6 +110,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
 /// Counts the words with a job of the running system.
 async fn count(running: &Running, texts: &Texts, lines_per_item: u64) -> anyhow::Result<Words> {
     say!("API         {}", running.api_url());
+    say!("web page    {}/", running.url());
     say!("Swagger UI  {}/job-service-ui/", running.url());
     let client = Client::new(&running.api_url(), "demo")?;
     let began = Instant::now();

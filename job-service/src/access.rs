@@ -4,6 +4,7 @@
 //! What must stay true:
 //! - A page of another origin changes nothing. A browser sends `POST` without asking first, so the service compares the `Origin`
 //!   of every request that may change something. Programs that are not browsers send no `Origin`.
+//! - The same is so of a browser that says nothing of the origin: then `Sec-Fetch-Site` decides.
 //! - A page cannot pretend to be of this origin by pointing its own host name at this address (DNS rebinding): on a loopback
 //!   address, or where hosts are configured, the `Host` of every request must be one of the server's. An IP address is never
 //!   rebound, because no name was resolved.
@@ -17,7 +18,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
@@ -25,6 +26,13 @@ use crate::error::ApiError;
 
 /// The most characters of a refused header that an error repeats.
 const QUOTED_CHARS: usize = 200;
+
+/// Where a browser says whether a request comes from a page of the same origin.
+const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+/// What it says then.
+const OWN: &str = "same-origin";
+/// What it says of a page of another origin.
+const FOREIGN: [&str; 2] = ["cross-site", "same-site"];
 
 /// A host name under which clients may call the service: a name without a port, or `*` for every name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,6 +83,23 @@ pub async fn layer(
     }
 }
 
+/// The layer around the forms of the web page: a change must come from the page itself. The API accepts programs, which a browser
+/// cannot be made to look like; a form needs no program, so what does not show where it comes from is refused, too.
+pub async fn only_from_own_page(request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    // The origin was compared by the rules for all requests.
+    let is_own = match headers.get(SITE) {
+        Some(site) => site == OWN,
+        None => headers.contains_key(header::ORIGIN),
+    };
+    if is_read || is_own {
+        next.run(request).await
+    } else {
+        ApiError::NotOwnPage("/job-service-ui/").into_response()
+    }
+}
+
 impl AccessRules {
     /// Returns the rules of a service that listens on `address`, if that is known, and that workers reach at `public_url`.
     pub fn new(
@@ -111,10 +136,16 @@ impl AccessRules {
         if matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
             return Ok(());
         }
+        let mut named = false;
         for origin in headers.get_all(header::ORIGIN).iter().map(text) {
             if !self.is_own_origin(origin, uri, headers) {
                 return Err(ApiError::ForeignOrigin(quoted(origin)));
             }
+            named = true;
+        }
+        let site = headers.get(SITE).map_or("", text);
+        if !named && FOREIGN.contains(&site) {
+            return Err(ApiError::ForeignOrigin(site.to_owned()));
         }
         Ok(())
     }

@@ -15,6 +15,9 @@ pub const PLAIN: &str = "application/json";
 /// The media type of an error for clients that accept it.
 pub const PROBLEM: &str = "application/problem+json";
 
+/// The media type that a browser accepts when a person follows a link or sends a form.
+const PAGE: &str = "text/html";
+
 tokio::task_local! {
     static CURRENT: CurrentRequest;
 }
@@ -27,6 +30,8 @@ pub struct CurrentRequest {
     pub job: Option<String>,
     /// Whether the client names [`PROBLEM`] among the media types that it accepts.
     pub accepts_problem: bool,
+    /// Whether a person sees the response: a browser asks for it, outside of the API.
+    pub wants_page: bool,
 }
 
 impl CurrentRequest {
@@ -37,14 +42,18 @@ impl CurrentRequest {
 
     fn of(request: &Request) -> Self {
         let id = request.extensions().get::<CorrelationId>();
-        let mut accepted = request.headers().get_all(header::ACCEPT).iter();
-        let (partition, job) = named_by(request.uri().path());
+        let accepts = |media_type: &str| {
+            let mut accepted = request.headers().get_all(header::ACCEPT).iter();
+            accepted.any(|accept| accept.to_str().is_ok_and(|text| text.contains(media_type)))
+        };
+        let path = request.uri().path();
+        let (partition, job) = named_by(path);
         Self {
             correlation_id: id.map(|id| id.0.clone()),
             partition,
             job,
-            accepts_problem: accepted
-                .any(|accept| accept.to_str().is_ok_and(|text| text.contains(PROBLEM))),
+            accepts_problem: accepts(PROBLEM),
+            wants_page: !path.starts_with("/job-service") && accepts(PAGE),
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The error type of the API. It becomes a status code and an [`ErrorBody`]: CAF's message, and for clients that accept them the
-//! details of a problem.
+//! details of a problem. For a person who looks at the web page it becomes a page.
 //!
 //! Internal details, such as the errors of the database and the messages of panics, are not sent to the client. They are logged
 //! here, once, in the span of the request.
@@ -14,9 +14,11 @@ use axum::response::{IntoResponse, Response};
 use contract::IdError;
 use contract::rest::{ERROR_HEADER, ErrorBody, ErrorCode, NOT_FOUND_HEADER};
 use framework::clock::Clock;
+use page::ErrorPage;
 use store::StoreError;
 
 use crate::current_request::{CurrentRequest, PLAIN, PROBLEM};
+use crate::html::html;
 
 pub type ApiResult<T> = Result<T, ApiError>;
 
@@ -49,6 +51,11 @@ pub enum ApiError {
          (BATCHWRIGHT_ALLOWED_ORIGIN)."
     )]
     ForeignOrigin(String),
+    /// 403: a form of the web page was sent by something else than the page.
+    #[error(
+        "This form can be sent by the page itself only, and nothing in the request shows that it was. A program uses the API: {0}."
+    )]
+    NotOwnPage(&'static str),
     /// 421: this host is not a name of this server.
     #[error(
         "The host '{0}' is not a name of this service. Call it by its address, or allow the name with --allowed-host \
@@ -124,12 +131,13 @@ impl ApiError {
         Self::Bug(text.unwrap_or_else(|_| "panic".to_owned())).into_response()
     }
 
-    const fn status(&self) -> StatusCode {
+    pub const fn status(&self) -> StatusCode {
         match self {
             Self::BadRequest(..) => StatusCode::BAD_REQUEST,
-            Self::JobExists | Self::ForeignOrigin(_) | Self::PipesNotServed => {
-                StatusCode::FORBIDDEN
-            }
+            Self::JobExists
+            | Self::ForeignOrigin(_)
+            | Self::NotOwnPage(_)
+            | Self::PipesNotServed => StatusCode::FORBIDDEN,
             Self::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::JobNotFound(_) | Self::NotFound(..) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
@@ -162,7 +170,7 @@ impl ApiError {
             Self::OutputsNotKept(_) => ErrorCode::OutputsNotKept,
             Self::OutputsRemoved(_) => ErrorCode::OutputsRemoved,
             Self::OutputsUnreadable(_) => ErrorCode::OutputsUnreadable,
-            Self::ForeignOrigin(_) => ErrorCode::ForeignOrigin,
+            Self::ForeignOrigin(_) | Self::NotOwnPage(_) => ErrorCode::ForeignOrigin,
             Self::ForeignHost(_) => ErrorCode::ForeignHost,
             Self::MethodNotAllowed(_) => ErrorCode::MethodNotAllowed,
             Self::TooSlow(_) => ErrorCode::BodyTooSlow,
@@ -191,8 +199,22 @@ impl ApiError {
         }
     }
 
+    /// Returns the response for a person.
+    fn page(&self, request: CurrentRequest) -> Response {
+        let (status, code) = (self.status(), self.code());
+        let page = ErrorPage::new(
+            status.as_u16(),
+            code.title(),
+            self.message(),
+            code.remedy(),
+            request.correlation_id,
+            request.partition,
+        );
+        html(status, &page)
+    }
+
     /// Returns the message that the client sees.
-    fn message(&self) -> String {
+    pub fn message(&self) -> String {
         match self {
             Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => {
                 "The database is not available. Try again later.".into()
@@ -229,6 +251,9 @@ impl IntoResponse for ApiError {
             }
         }
         let request = CurrentRequest::get();
+        if request.wants_page {
+            return self.page(request);
+        }
         let (content_type, body) = if request.accepts_problem {
             (PROBLEM, self.problem(request))
         } else {

@@ -34,7 +34,7 @@ pub struct JobPath(
     pub JobId,
 );
 
-/// The path `/partitions/{partitionId}/jobs/{jobId}/tasks/{taskId}`. The task id is not parsed yet.
+/// The path `/partitions/{partitionId}/jobs/{jobId}/tasks/{taskId}`, or another one with a text behind the job. It is not parsed yet.
 #[derive(Debug)]
 pub struct TaskPath(pub PartitionId, pub JobId, pub String);
 

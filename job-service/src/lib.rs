@@ -12,7 +12,7 @@
 //!   database. An internal failure is logged once, when it becomes a response.
 //! - Paths, statuses, error texts and headers are CAF's. Invalid input for which CAF returns 500 returns 400 here.
 //!
-//! Where to look: `routes` has one file per operation. `new_job` validates a request to create a job and builds its start
+//! Where to look: `routes` has one file per operation of the API, `page` has the web page, and `router` puts both together. `new_job` validates a request to create a job and builds its start
 //! message. `job_list` parses the parameters that select jobs. `job_types` builds tasks from parameters. `background`
 //! has everything that runs without a request.
 
@@ -25,6 +25,7 @@ mod correlation;
 mod current_request;
 mod error;
 mod extract;
+mod html;
 mod job_list;
 mod job_types;
 mod kept_outputs;
@@ -32,8 +33,10 @@ mod measured;
 mod new_job;
 mod notes;
 mod options;
+mod page;
 mod partition_pattern;
 mod request_body;
+mod router;
 mod routes;
 mod server;
 mod state;
@@ -99,7 +102,7 @@ impl JobService {
             measured::measure(&self.0),
             routes::measure_readiness(&self.0),
         );
-        let router = routes::router(Arc::clone(&self.0), Some(listener.local_addr()?));
+        let router = router::router(Arc::clone(&self.0), Some(listener.local_addr()?));
         let shutting_down = &self.0.shutting_down;
         let (health, limits) = (&self.0.options.health, &self.0.options.limits);
         let server = server::serve(listener, router, limits, health, shutting_down);
@@ -150,10 +153,10 @@ impl JobService {
         );
     }
 
-    /// Returns the router with every URL of the service: the REST API, the health check, the metrics and Swagger UI.
+    /// Returns the router with every URL of the service: the REST API, the web page, the health check, the metrics and Swagger UI.
     ///
     /// The host of a request is checked only if the options allow certain hosts: the router does not know where it is served.
     pub fn router(&self) -> axum::Router {
-        routes::router(Arc::clone(&self.0), None)
+        router::router(Arc::clone(&self.0), None)
     }
 }

@@ -56,6 +56,8 @@ pub struct ServiceOptions {
     pub limits: Limits,
     /// Whether clients may take and put messages over HTTP.
     pub pipe_access: PipeAccess,
+    /// Whether the service has a web page.
+    pub page: bool,
     /// The job types that clients can use instead of a task.
     pub job_types: JobTypes,
     /// The outputs that the service keeps.
@@ -191,6 +193,7 @@ impl Default for ServiceOptions {
             max_body_bytes: MAX_BODY_BYTES,
             limits: Limits::default(),
             pipe_access: PipeAccess::default(),
+            page: true,
             job_types: JobTypes::default(),
             outputs: OutputOptions::default(),
             expiry: Expiry::default(),

@@ -154,6 +154,24 @@ pub trait Reads {
     /// Returns how many jobs there are on all pages.
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, u64>;
 
+    /// Returns how many jobs match a query, by status.
+    fn count_by_status<'a>(
+        &'a self,
+        partition: &'a str,
+        query: &'a JobQuery,
+    ) -> DbFuture<'a, Vec<(JobStatus, u64)>>;
+
+    /// Returns the partitions with jobs that follow this one, in order. Costs by their number, not by that of the jobs.
+    fn partitions<'a>(&'a self, after: &'a str, limit: u32) -> DbFuture<'a, Vec<String>>;
+
+    /// Returns jobs that wait for this one, with their statuses, in the order of their ids.
+    fn dependents_of<'a>(
+        &'a self,
+        partition: &'a str,
+        job: &'a str,
+        limit: u32,
+    ) -> DbFuture<'a, Vec<(String, JobStatus)>>;
+
     fn labels<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<Label>>;
 
     /// Returns the first failures of these jobs, at most `limit` of each, oldest first.

@@ -1,6 +1,7 @@
 //! The flags of `up` and `run` that say who may call the REST API, and how much of it.
 
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -57,6 +58,33 @@ pub struct ApiArgs {
         value_name = "ACCESS"
     )]
     pipe_access: PipeAccess,
+    /// Whether the service has a web page at `/`: `on` or `off`.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_PAGE",
+        default_value = "on",
+        value_name = "SWITCH"
+    )]
+    page: Switch,
+}
+
+/// Whether something is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Switch {
+    On,
+    Off,
+}
+
+impl FromStr for Switch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => Err(format!("{text:?} is not on or off")),
+        }
+    }
 }
 
 impl ApiArgs {
@@ -76,6 +104,7 @@ impl ApiArgs {
             allowed_origins: self.allowed_origin,
             limits,
             pipe_access: self.pipe_access,
+            page: self.page == Switch::On,
             ..service
         }
     }

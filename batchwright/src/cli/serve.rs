@@ -311,6 +311,7 @@ pub async fn up(
     let (api, url) = (running.api_url(), running.url());
     tell(&[
         format!("API         {api}"),
+        format!("web page    {url}/"),
         format!("Swagger UI  {url}/job-service-ui/"),
         format!("health      {url}/health-check?name=all&type=READY"),
     ]);

@@ -131,7 +131,6 @@ async fn health_check_reports_the_requested_checks(store: Store) {
 async fn unknown_url_is_404_and_wrong_method_is_405(store: Store) {
     let service = Service::start(store).await;
     for path in [
-        "/",
         "/job-service",
         "/job-service/v1",
         "/job-service/v1/partitions",

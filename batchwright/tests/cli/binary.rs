@@ -164,7 +164,7 @@ impl Home {
                 panic!("the process ended with {status}: {}", read(&said[1]));
             }
             let out = read(&said[0]);
-            let is_told = ["API ", "Swagger UI ", "health "]
+            let is_told = ["API ", "web page ", "Swagger UI ", "health "]
                 .iter()
                 .all(|what| out.contains(what))
                 && out.contains(&self.url());

@@ -7,8 +7,10 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
+use contract::PartitionId;
 use contract::rest::ErrorBody;
 use serde::Serialize;
+use store::JobQuery;
 use utoipa::ToSchema;
 
 use super::StoreErrors;
@@ -56,18 +58,28 @@ pub async fn cancel_jobs(
 ) -> ApiResult<Json<Canceled>> {
     let notes = Unknown::of_query(&uri, &SELECTOR)?.into_notes()?;
     let query = selector.strict_query()?;
+    let jobs_canceled = cancel_all(&state, &partition, &query).await?;
+    Ok(Json(Canceled {
+        jobs_canceled,
+        notes,
+    }))
+}
+
+/// Cancels every unfinished job that matches, and returns how many there were.
+pub async fn cancel_all(
+    state: &AppState,
+    partition: &PartitionId,
+    query: &JobQuery,
+) -> ApiResult<usize> {
     let store = state.store_of_request();
     let mut jobs_canceled = 0;
     loop {
         let batch = store
-            .cancel_some_jobs(&partition, &query, state.options.cancel_batch)
+            .cancel_some_jobs(partition, query, state.options.cancel_batch)
             .await?;
         if batch.is_empty() {
             tracing::info!(%partition, jobs_canceled, "cancelled jobs");
-            return Ok(Json(Canceled {
-                jobs_canceled,
-                notes,
-            }));
+            return Ok(jobs_canceled);
         }
         jobs_canceled += batch.len();
         state.announce_all(&batch);

@@ -7,8 +7,10 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
+use contract::PartitionId;
 use contract::rest::ErrorBody;
 use serde::Serialize;
+use store::JobQuery;
 use utoipa::ToSchema;
 
 use super::StoreErrors;
@@ -56,18 +58,28 @@ pub async fn delete_jobs(
 ) -> ApiResult<Json<Deleted>> {
     let notes = Unknown::of_query(&uri, &SELECTOR)?.into_notes()?;
     let query = selector.strict_query()?;
+    let jobs_deleted = delete_all(&state, &partition, &query).await?;
+    Ok(Json(Deleted {
+        jobs_deleted,
+        notes,
+    }))
+}
+
+/// Deletes every job that matches, and returns how many there were.
+pub async fn delete_all(
+    state: &AppState,
+    partition: &PartitionId,
+    query: &JobQuery,
+) -> ApiResult<usize> {
     let store = state.store_of_request();
     let mut jobs_deleted = 0;
     loop {
         let batch = store
-            .delete_some_jobs(&partition, &query, state.options.delete_batch)
+            .delete_some_jobs(partition, query, state.options.delete_batch)
             .await?;
         if batch.is_empty() {
             tracing::info!(%partition, jobs_deleted, "deleted jobs");
-            return Ok(Json(Deleted {
-                jobs_deleted,
-                notes,
-            }));
+            return Ok(jobs_deleted);
         }
         jobs_deleted += batch.len();
         state.announce_all(&batch);

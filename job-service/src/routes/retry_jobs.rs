@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
+use contract::PartitionId;
 use contract::rest::{ErrorBody, RefusedRetry, RetriedJobs};
-use store::RetryCursor;
+use store::{JobQuery, RetryCursor};
 
 use super::StoreErrors;
 use super::retry_job::{RetryParams, announce, begun, start_again};
@@ -51,20 +52,28 @@ pub async fn retry_jobs(
     let known = [&SELECTOR[..], &["dependents"]].concat();
     let notes = Unknown::of_query(&uri, &known)?.into_notes()?;
     let query = selector.strict_query()?;
-    let store = state.store_of_request();
     let dependents = truth("dependents", dependents.as_deref())?;
+    let retried = retry_all(&state, &partition, &query, dependents).await?;
+    Ok(Json(RetriedJobs { notes, ..retried }))
+}
+
+/// Takes up again every job that matches and has failed or was cancelled, and returns how many there were, without notes.
+pub async fn retry_all(
+    state: &AppState,
+    partition: &PartitionId,
+    query: &JobQuery,
+    dependents: bool,
+) -> ApiResult<RetriedJobs> {
     if let Some(reason) = state.no_space_for_jobs() {
         return Err(ApiError::NoSpace(reason));
     }
-    let mut retried = RetriedJobs {
-        notes,
-        ..RetriedJobs::default()
-    };
+    let store = state.store_of_request();
+    let mut retried = RetriedJobs::default();
     let (mut cursor, limit) = (RetryCursor::default(), state.options.cancel_batch);
     let start = start_again(&state.options);
     loop {
         let batch = store
-            .retry_some_jobs(&partition, &query, dependents, &mut cursor, limit, &start)
+            .retry_some_jobs(partition, query, dependents, &mut cursor, limit, &start)
             .await?;
         if batch.jobs.is_empty() {
             let RetriedJobs {
@@ -73,13 +82,13 @@ pub async fn retry_jobs(
                 ..
             } = retried;
             tracing::info!(%partition, jobs_retried, jobs_refused, "took jobs up again");
-            return Ok(Json(retried));
+            return Ok(retried);
         }
         for (job, retry) in batch.jobs {
             match begun(&job, retry) {
                 Ok(begun) => {
                     retried.jobs_retried += 1 + begun.revived.len() as u64;
-                    announce(&state, &begun);
+                    announce(state, &begun);
                 }
                 // It was deleted, or taken up by somebody else, since it was found.
                 Err(ApiError::JobNotFound(_)) => {}

@@ -37,6 +37,7 @@ mod limits;
 mod list;
 mod notes;
 mod outputs;
+mod page;
 mod pause;
 mod pipes;
 mod relay;

@@ -338,7 +338,7 @@ async fn bad_query_parameters_are_refused_by_name() {
 async fn unknown_url_is_404_and_wrong_method_is_405() {
     let service = Service::start().await;
     for path in [
-        "/",
+        "/nothing",
         "/job-service/v1",
         "/job-service/v1/partitions/p/jobs/j/unknown",
         "/job-service-ui/unknown",

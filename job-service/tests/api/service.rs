@@ -116,7 +116,32 @@ impl Service {
         broker: Arc<dyn Broker>,
         change: impl FnOnce(&mut ServiceOptions),
     ) -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = "127.0.0.1:0".to_owned();
+        Self::start_at(&address, database, store, memory, broker, change).await
+    }
+
+    /// Serves what this service has served, at the same address. That one must have stopped.
+    pub async fn start_again(self) -> Self {
+        let address = self.root.trim_start_matches("http://").to_owned();
+        let (store, broker) = (self.store.clone(), self.broker.clone());
+        let partition = self.partition.clone();
+        let served: Arc<dyn Broker> = Arc::new(broker.clone());
+        let again = Self::start_at(&address, self.database, store, broker, served, |_| {});
+        Self {
+            partition,
+            ..again.await
+        }
+    }
+
+    async fn start_at(
+        address: &str,
+        database: Database,
+        store: Store,
+        memory: Memory,
+        broker: Arc<dyn Broker>,
+        change: impl FnOnce(&mut ServiceOptions),
+    ) -> Self {
+        let listener = tokio::net::TcpListener::bind(address).await.unwrap();
         let root = format!("http://{}", listener.local_addr().unwrap());
         let mut options = options(&root);
         change(&mut options);

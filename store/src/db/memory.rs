@@ -252,6 +252,50 @@ impl Reads for Memory {
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, u64> {
         Box::pin(async move { Ok(self.read().await?.matching(partition, query).len() as u64) })
     }
+    fn count_by_status<'a>(
+        &'a self,
+        partition: &'a str,
+        query: &'a JobQuery,
+    ) -> DbFuture<'a, Vec<(JobStatus, u64)>> {
+        Box::pin(async move {
+            let mut counts = BTreeMap::new();
+            for candidate in self.read().await?.matching(partition, query) {
+                *counts.entry(candidate.job.status).or_default() += 1;
+            }
+            Ok(counts.into_iter().collect())
+        })
+    }
+    fn partitions<'a>(&'a self, after: &'a str, limit: u32) -> DbFuture<'a, Vec<String>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let mut names: Vec<&str> = state.jobs.keys().map(|(name, _)| name.as_str()).collect();
+            names.dedup();
+            let follow = names.into_iter().filter(|name| *name > after);
+            Ok(follow.take(limit as usize).map(str::to_owned).collect())
+        })
+    }
+    fn dependents_of<'a>(
+        &'a self,
+        partition: &'a str,
+        job: &'a str,
+        limit: u32,
+    ) -> DbFuture<'a, Vec<(String, JobStatus)>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let mut found: Vec<_> = state
+                .waiting_for(&(partition.to_owned(), job.to_owned()))
+                .filter_map(|wait| {
+                    let job = state
+                        .jobs
+                        .get(&(wait.partition.clone(), wait.job.clone()))?;
+                    Some((wait.job.clone(), job.status))
+                })
+                .collect();
+            found.sort();
+            found.truncate(limit as usize);
+            Ok(found)
+        })
+    }
     fn labels<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<Label>> {
         Box::pin(async move {
             let state = self.read().await?;

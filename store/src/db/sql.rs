@@ -156,6 +156,28 @@ impl Reads for SqlBackend {
     fn count_jobs<'a>(&'a self, partition: &'a str, query: &'a JobQuery) -> DbFuture<'a, u64> {
         Box::pin(async move { job_query::count(&mut self.reader().await?, partition, query).await })
     }
+    fn count_by_status<'a>(
+        &'a self,
+        partition: &'a str,
+        query: &'a JobQuery,
+    ) -> DbFuture<'a, Vec<(JobStatus, u64)>> {
+        Box::pin(async move {
+            job_query::count_by_status(&mut self.reader().await?, partition, query).await
+        })
+    }
+    fn partitions<'a>(&'a self, after: &'a str, limit: u32) -> DbFuture<'a, Vec<String>> {
+        Box::pin(async move { jobs::partitions(&mut self.reader().await?, after, limit).await })
+    }
+    fn dependents_of<'a>(
+        &'a self,
+        partition: &'a str,
+        job: &'a str,
+        limit: u32,
+    ) -> DbFuture<'a, Vec<(String, JobStatus)>> {
+        Box::pin(async move {
+            prerequisites::waiting_for(&mut self.reader().await?, partition, job, limit).await
+        })
+    }
     fn labels<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<Label>> {
         Box::pin(async move { jobs::labels(&mut self.reader().await?, incarnations).await })
     }

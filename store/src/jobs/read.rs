@@ -66,6 +66,38 @@ impl Store {
         Ok(self.backend.count_jobs(partition.as_str(), query).await?)
     }
 
+    /// Counts the jobs that match a query, by status. Its limit, offset and order are ignored.
+    pub async fn count_jobs_by_status(
+        &self,
+        partition: &PartitionId,
+        query: &JobQuery,
+    ) -> Result<Vec<(JobStatus, u64)>, StoreError> {
+        let counts = self.backend.count_by_status(partition.as_str(), query);
+        Ok(counts.await?)
+    }
+
+    /// Returns the partitions that have jobs, in order: those that follow `after`, all if it is empty.
+    pub async fn partitions(&self, after: &str, limit: u32) -> Result<Vec<String>, StoreError> {
+        Ok(self.backend.partitions(after, limit).await?)
+    }
+
+    /// Returns the jobs that wait for this one, in the order of their ids; none for an unknown job.
+    pub async fn dependents(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+        limit: u32,
+    ) -> Result<Vec<rest::AwaitedJob>, StoreError> {
+        let waiting = self
+            .backend
+            .dependents_of(partition.as_str(), job.as_str(), limit);
+        let awaited = |(job_id, status)| rest::AwaitedJob {
+            job_id,
+            status: Some(status),
+        };
+        Ok(waiting.await?.into_iter().map(awaited).collect())
+    }
+
     /// Returns what a job was created from. Returns `None` if there is no such job, or if an earlier version created it.
     pub async fn definition(
         &self,

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use Comparison::Equal;
 use JobStatus::{Active, Cancelled, Completed, Failed};
-use contract::{JobStatus, PartitionId};
+use contract::{JobId, JobStatus, PartitionId};
 use store::{
     Comparison, EventKind, Filter, JobQuery, JobRequest, Sort, SortBy, TextField, TextTest,
 };
 
-use crate::fixture::{TestStore, acme, request};
+use crate::fixture::{TestStore, acme, after, request};
 use crate::queries::{is, label, texts};
 
 suite![
@@ -19,7 +19,73 @@ suite![
     pages_neither_overlap_nor_skip_jobs,
     pages_of_jobs_with_several_of_the_labels_neither_overlap_nor_skip_jobs,
     sample_jobs_have_the_documented_distribution,
+    counts_jobs_by_status,
+    lists_the_partitions_that_have_jobs,
+    lists_the_jobs_that_wait_for_a_job,
 ];
+
+async fn counts_jobs_by_status(store: TestStore) {
+    for job in ["a1", "a2", "a3", "b1"] {
+        store.create(job).await;
+    }
+    store.cancel("a2").await;
+    let counts = async |query: JobQuery| {
+        let mut counts = store.count_jobs_by_status(&acme(), &query).await.unwrap();
+        counts.sort();
+        counts
+    };
+    let waiting = JobStatus::Waiting;
+    let all = JobQuery::default();
+    assert_eq!(counts(all.clone()).await, [(Cancelled, 1), (waiting, 3)]);
+    let of_a = JobQuery {
+        id_prefix: Some("a".to_owned()),
+        ..all.clone()
+    };
+    assert_eq!(counts(of_a).await, [(Cancelled, 1), (waiting, 2)]);
+    let filtered = JobQuery {
+        filter: Some(is(TextField::Id, Equal, "b1")),
+        ..all
+    };
+    assert_eq!(counts(filtered).await, [(waiting, 1)]);
+}
+
+async fn lists_the_partitions_that_have_jobs(store: TestStore) {
+    assert!(store.partitions("", 10).await.unwrap().is_empty());
+    for (partition, job) in [("b", "1"), ("a", "1"), ("a", "2"), ("A b", "1"), ("ä", "1")] {
+        let partition = PartitionId::parse(partition).unwrap();
+        let request = JobRequest {
+            partition,
+            ..request(job)
+        };
+        store.create_with(request).await;
+    }
+    let partitions = async |after, limit| store.partitions(after, limit).await.unwrap();
+    assert_eq!(partitions("", 10).await, ["A b", "a", "b", "ä"]);
+    assert_eq!(partitions("", 2).await, ["A b", "a"]);
+    assert_eq!(partitions("a", 2).await, ["b", "ä"]);
+    assert!(partitions("ä", 2).await.is_empty());
+}
+
+async fn lists_the_jobs_that_wait_for_a_job(store: TestStore) {
+    store.create("first").await;
+    for job in ["c", "a", "b"] {
+        store.create_scheduled(job, after(&["first"])).await;
+    }
+    let first = JobId::parse("first").unwrap();
+    let waiting = async |limit| -> Vec<String> {
+        let found = store.dependents(&acme(), &first, limit).await.unwrap();
+        assert!(
+            found
+                .iter()
+                .all(|job| job.status == Some(JobStatus::Waiting))
+        );
+        found.into_iter().map(|job| job.job_id).collect()
+    };
+    assert_eq!(waiting(10).await, ["a", "b", "c"]);
+    assert_eq!(waiting(2).await, ["a", "b"]);
+    store.complete_jobs(&["first"]).await;
+    assert!(waiting(10).await.is_empty());
+}
 
 async fn lists_jobs_by_time_and_filters_by_prefix_and_status(store: TestStore) {
     let names = ["a_1", "a_2", "A_3", "ax4", "b%5"];

@@ -10,7 +10,8 @@
 //!   reads its metrics.
 //! - [`tls`] makes certificates and a server that speaks TLS.
 //! - [`wait_for`], [`in_time`] and [`block_on_in_time`] bound every wait. [`unique`] and [`free_port`] keep tests apart.
-//! - [`Prometheus`] scrapes a process and evaluates rules and queries. It is the only server that a test may do without.
+//! - [`Prometheus`] scrapes a process and evaluates rules and queries. [`Browser`] shows pages. These two are the only servers that a
+//!   test may do without.
 //!
 //! The binary `servers` starts both servers ([`Servers`]) for a command, so that many test processes can share them. The
 //! binary `run-tests` runs all test binaries of the workspace (see `test.sh`).
@@ -21,6 +22,7 @@
 //! - **No wait is unbounded.** A wait that gives up says what it waited for and what it saw last.
 //! - Of the project's crates the harness depends only on `faults`, which starts servers, so each of the others can use it in its tests.
 
+mod browser;
 mod database;
 mod http;
 mod names;
@@ -33,6 +35,7 @@ mod servers;
 pub mod tls;
 mod wait;
 
+pub use crate::browser::{Browser, Tab};
 pub use crate::database::{Backend, Database};
 pub use crate::http::{HttpClient, HttpResponse};
 pub use crate::names::sized;

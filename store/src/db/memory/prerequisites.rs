@@ -10,7 +10,10 @@ use crate::db::{DbFuture, Dependency, JobKey, JobRow, PrerequisiteSteps};
 pub type Dependencies = BTreeMap<(String, String, i64), Dependency>;
 
 impl State {
-    fn waiting_for(&self, (partition, prerequisite): &JobKey) -> impl Iterator<Item = &Dependency> {
+    pub(super) fn waiting_for(
+        &self,
+        (partition, prerequisite): &JobKey,
+    ) -> impl Iterator<Item = &Dependency> {
         let first = (partition.clone(), prerequisite.clone(), i64::MIN);
         let last = (partition.clone(), prerequisite.clone(), i64::MAX);
         self.dependencies.range(first..=last).map(|(_, wait)| wait)

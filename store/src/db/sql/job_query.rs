@@ -6,6 +6,8 @@
 //! The texts differ as much as the queries do, so they are not cached as prepared statements. PostgreSQL then plans each with
 //! the values of its parameters. They decide whether it starts from the labels or reads the jobs in the order of time.
 
+use contract::JobStatus;
+
 use super::jobs;
 use super::session::Session;
 use super::statement::{Dialect, StatementBuilder};
@@ -56,6 +58,27 @@ pub async fn count(db: &mut Session, partition: &str, query: &JobQuery) -> Resul
     push_jobs(&mut select, first_label)?;
     push_conditions(&mut select, partition, query)?;
     db.fetch_count(select.build().uncached()).await
+}
+
+/// Returns the same by status. A query without conditions reads only the index of the statuses.
+pub async fn count_by_status(
+    db: &mut Session,
+    partition: &str,
+    query: &JobQuery,
+) -> Result<Vec<(JobStatus, u64)>, DbError> {
+    let first_label = rare_label(db, query).await?;
+    let mut select = StatementBuilder::new(db.dialect(), "select status, count(*)");
+    push_jobs(&mut select, first_label)?;
+    push_conditions(&mut select, partition, query)?;
+    select.push(" group by status");
+    db.fetch(select.build().uncached(), |row| {
+        let count: i64 = row.get(1)?;
+        Ok((
+            jobs::status(row.get("status")?)?,
+            u64::try_from(count).unwrap_or_default(),
+        ))
+    })
+    .await
 }
 
 /// Returns a label that the query demands and that only few jobs have.

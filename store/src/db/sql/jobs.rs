@@ -44,6 +44,19 @@ pub async fn count_by_status(db: &mut Session) -> Result<BTreeMap<&'static str, 
     Ok(counts.await?.into_iter().collect())
 }
 
+/// Returns the partitions with jobs that follow this one: looks up the first job behind each, by an index.
+pub async fn partitions(db: &mut Session, after: &str, limit: u32) -> Result<Vec<String>, DbError> {
+    let statement = db
+        .statement(
+            "with recursive found (id) as (select min(partition_id) from job where partition_id > $1 union all \
+             select (select min(partition_id) from job where partition_id > found.id) from found where found.id is not null) \
+             select id from found where id is not null limit $2",
+        )
+        .bind(after)
+        .bind(i64::from(limit));
+    db.fetch(statement, |row| row.get(0)).await
+}
+
 /// Locks jobs in (partition, job) order. The one writer of SQLite has every lock.
 ///
 /// The ids may come from messages. PostgreSQL refuses a text with U+0000, even to compare with; no job has such an id.

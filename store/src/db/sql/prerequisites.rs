@@ -27,6 +27,27 @@ pub async fn of_jobs(
     .await
 }
 
+/// Returns jobs that wait for this one, with their statuses.
+pub async fn waiting_for(
+    db: &mut Session,
+    partition: &str,
+    job: &str,
+    limit: u32,
+) -> Result<Vec<(String, JobStatus)>, DbError> {
+    let statement = db
+        .statement(
+            "select p.job_id, j.status from prerequisite p join job j on j.incarnation = p.incarnation \
+             where p.partition_id = $1 and p.prerequisite_id = $2 order by p.job_id limit $3",
+        )
+        .bind(partition)
+        .bind(job)
+        .bind(i64::from(limit));
+    db.fetch(statement, |row| {
+        Ok((row.get(0)?, jobs::status(row.get(1)?)?))
+    })
+    .await
+}
+
 /// Locks the creation of jobs in a partition until the end of the transaction. The one writer of SQLite needs no lock.
 pub async fn lock_creations(
     db: &mut Session,

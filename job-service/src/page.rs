@@ -1,0 +1,81 @@
+//! The web page at `/`: what a person sees of the service in a browser, and does with it.
+//!
+//! The crate `page` has the templates and knows nothing of this service. Here is what reads the values for them: the functions that the
+//! API's routes use, so that page and API never disagree.
+//!
+//! What must stay true:
+//! - A page costs what the same request to the API costs: never more for a job with more items.
+//! - Every change is a `POST` that only the page itself can send (`access::only_from_own_page`).
+//! - What concerns several jobs, and what cannot be undone, is asked about first.
+
+mod action;
+mod bulk;
+mod form;
+mod job;
+mod list;
+mod live;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Path;
+use axum::http::{HeaderName, header};
+use axum::middleware;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use contract::rest::ErrorCode;
+use page::Asset;
+
+use crate::access;
+use crate::error::{ApiError, ApiResult};
+use crate::state::AppState;
+
+/// Returns the routes of the page.
+pub fn router() -> Router<Arc<AppState>> {
+    Router::new()
+        .route("/", get(list::partitions))
+        .route("/partitions/{partition}/jobs", get(list::jobs))
+        .route(
+            "/partitions/{partition}/bulk",
+            get(bulk::confirm).post(bulk::act),
+        )
+        .route("/partitions/{partition}/jobs/{job}", get(job::overview))
+        .route("/partitions/{partition}/jobs/{job}/live", get(live::live))
+        .route(
+            "/partitions/{partition}/jobs/{job}/failures",
+            get(job::failures),
+        )
+        .route(
+            "/partitions/{partition}/jobs/{job}/outputs",
+            get(job::outputs),
+        )
+        .route(
+            "/partitions/{partition}/jobs/{job}/definition",
+            get(job::definition),
+        )
+        .route(
+            "/partitions/{partition}/jobs/{job}/confirm",
+            get(action::confirm),
+        )
+        .route(
+            "/partitions/{partition}/jobs/{job}/{action}",
+            axum::routing::post(action::act),
+        )
+        .route("/assets/{hash}/{name}", get(asset))
+        .layer(middleware::from_fn(access::only_from_own_page))
+}
+
+/// Serves a file that pages load. Its URL changes with its content, so browsers may keep it.
+async fn asset(Path((hash, name)): Path<(String, String)>) -> ApiResult<Response> {
+    let Some(asset) = Asset::find(&hash, &name) else {
+        let message =
+            format!("There is no file {name} of this version. Load the page that uses it again.");
+        return Err(ApiError::NotFound(ErrorCode::UrlNotFound, message));
+    };
+    let headers: [(HeaderName, &str); 3] = [
+        (header::CONTENT_TYPE, asset.content_type),
+        (header::CACHE_CONTROL, "public, max-age=31536000, immutable"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    Ok((headers, asset.content).into_response())
+}

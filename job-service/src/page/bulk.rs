@@ -1,0 +1,229 @@
+//! What a viewer does with several jobs: those that are selected, or all that match.
+
+use std::sync::Arc;
+
+use axum::extract::{OriginalUri, Query, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse as _, Redirect, Response};
+use contract::rest::ErrorCode;
+use contract::{JobId, JobStatus, PartitionId};
+use page::{Action, ActionConfirmation, BulkOutcome, url};
+use store::JobQuery;
+
+use super::action::perform;
+use super::form::{Fields, done};
+use super::list::statuses;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::PartitionPath;
+use crate::html::html;
+use crate::job_list::JobSelector;
+use crate::request_body::RequestBody;
+use crate::routes::cancel_jobs::cancel_all;
+use crate::routes::delete_jobs::delete_all;
+use crate::routes::retry_jobs::retry_all;
+use crate::state::AppState;
+
+/// The fields that select jobs, beside the tab.
+const SELECTION: [&str; 4] = ["status", "filter", "jobIdStartsWith", "labelExist"];
+/// The number of refusals that are shown.
+const REFUSALS: usize = 100;
+/// The number of jobs that are looked up at a time.
+const BATCH: u32 = 100;
+
+/// `GET …/bulk`: asks whether to do it, with the number of jobs.
+pub async fn confirm(
+    State(state): State<Arc<AppState>>,
+    PartitionPath(partition): PartitionPath,
+    OriginalUri(uri): OriginalUri,
+) -> ApiResult<Response> {
+    let fields = Fields::of_url(&uri)?;
+    let action = fields.action()?;
+    let back = SELECTION.map(|name| (name, fields.get(name)));
+    let back = format!("{}{}", url::jobs(partition.as_str()), url::query(back));
+    let page = if concerns_all(&fields)? {
+        let matching = matching(&fields)?;
+        let counts = state
+            .store
+            .count_jobs_by_status(&partition, &matching)
+            .await?;
+        let count = |of: &dyn Fn(&JobStatus) -> bool| -> u64 {
+            let counted = counts.iter().filter(|(status, _)| of(status));
+            counted.map(|(_, count)| count).sum()
+        };
+        let possible = count(&|status| action.from_statuses().contains(status));
+        let query = SELECTION.map(|name| (name, fields.get(name).to_owned()));
+        let counts = (count(&|_| true), possible);
+        ActionConfirmation::of_all(partition.as_str(), action, counts, query.into(), back)
+    } else {
+        let jobs = fields.all("job").map(str::to_owned).collect();
+        ActionConfirmation::of_selection(partition.as_str(), action, jobs, back)
+    };
+    Ok(html(StatusCode::OK, &page))
+}
+
+/// `POST …/bulk`: does it, and shows the list, or what was refused.
+pub async fn act(
+    State(state): State<Arc<AppState>>,
+    PartitionPath(partition): PartitionPath,
+    body: RequestBody,
+) -> ApiResult<Response> {
+    let fields = Fields::of_body(body).await?;
+    let action = fields.action()?;
+    let outcome = if concerns_all(&fields)? {
+        all(&state, &partition, &fields, action).await?
+    } else {
+        let mut outcome = Outcome::default();
+        for job in fields.all("job") {
+            outcome.act(&state, &partition, job, action).await?;
+        }
+        outcome
+    };
+    let Outcome {
+        done: count,
+        refused,
+        more,
+    } = outcome;
+    if refused.is_empty() {
+        let list = url::jobs(partition.as_str());
+        let next = format!("{list}{}", done(action, Some(count)));
+        return Ok(Redirect::to(&next).into_response());
+    }
+    let page = BulkOutcome::new(partition.as_str(), action, count, refused, more);
+    Ok(html(StatusCode::OK, &page))
+}
+
+/// What has become of the jobs.
+#[derive(Debug, Default)]
+struct Outcome {
+    done: u64,
+    /// The jobs that were refused, with the reasons.
+    refused: Vec<(String, String)>,
+    /// How many further ones were refused.
+    more: usize,
+}
+
+impl Outcome {
+    /// Acts on one job. An error that the others would have, too, ends it all.
+    async fn act(
+        &mut self,
+        state: &Arc<AppState>,
+        partition: &PartitionId,
+        job: &str,
+        action: Action,
+    ) -> ApiResult<()> {
+        let performed = match JobId::parse(job) {
+            Ok(id) => perform(state, partition, &id, action).await,
+            Err(error) => Err(error.into()),
+        };
+        match performed {
+            Ok(()) => self.done += 1,
+            Err(error) if error.status().is_server_error() => return Err(error),
+            Err(error) => self.refuse(job.to_owned(), error.message()),
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, job: String, reason: String) {
+        if self.refused.len() < REFUSALS {
+            self.refused.push((job, reason));
+        } else {
+            self.more += 1;
+        }
+    }
+}
+
+/// Acts on all jobs that match and are in a status that allows the action.
+async fn all(
+    state: &Arc<AppState>,
+    partition: &PartitionId,
+    fields: &Fields,
+    action: Action,
+) -> ApiResult<Outcome> {
+    let matching = matching(fields)?;
+    let possible =
+        |status: &JobStatus| matching.statuses.is_empty() || matching.statuses.contains(status);
+    let statuses: Vec<JobStatus> = action
+        .from_statuses()
+        .iter()
+        .copied()
+        .filter(possible)
+        .collect();
+    if statuses.is_empty() {
+        // Without a status the query would select jobs of every status.
+        return Ok(Outcome::default());
+    }
+    let query = JobQuery {
+        statuses,
+        ..matching
+    };
+    let count = |count: usize| Outcome {
+        done: count as u64,
+        ..Outcome::default()
+    };
+    match action {
+        Action::Cancel => Ok(count(cancel_all(state, partition, &query).await?)),
+        Action::Delete => Ok(count(delete_all(state, partition, &query).await?)),
+        Action::Retry => {
+            let retried = retry_all(state, partition, &query, false).await?;
+            let shown = retried.refusals.len() as u64;
+            let refused = retried.refusals.into_iter();
+            Ok(Outcome {
+                done: retried.jobs_retried,
+                refused: refused.map(|job| (job.job_id, job.message)).collect(),
+                more: usize::try_from(retried.jobs_refused - shown).unwrap_or(usize::MAX),
+            })
+        }
+        Action::Pause | Action::Resume => one_by_one(state, partition, query, action).await,
+    }
+}
+
+/// Acts on the jobs one by one. Each that is done leaves the query; those that were refused are passed over.
+async fn one_by_one(
+    state: &Arc<AppState>,
+    partition: &PartitionId,
+    query: JobQuery,
+    action: Action,
+) -> ApiResult<Outcome> {
+    let mut outcome = Outcome::default();
+    loop {
+        let passed = outcome.refused.len() + outcome.more;
+        let query = JobQuery {
+            limit: BATCH,
+            offset: passed as u64,
+            ..query.clone()
+        };
+        let jobs = state.store.jobs(partition, &query).await?;
+        if jobs.is_empty() {
+            return Ok(outcome);
+        }
+        for job in jobs {
+            outcome.act(state, partition, &job.id, action).await?;
+        }
+    }
+}
+
+/// Returns whether the form is about all jobs that match, and not about those that are selected.
+fn concerns_all(fields: &Fields) -> ApiResult<bool> {
+    match fields.get("of") {
+        "all" => Ok(true),
+        "selected" => Ok(false),
+        other => Err(ApiError::bad_request(
+            ErrorCode::InvalidParameter,
+            format!("The field 'of' must be all or selected, but is '{other}'."),
+        )),
+    }
+}
+
+/// Returns the query that selects the jobs of a list.
+fn matching(fields: &Fields) -> ApiResult<JobQuery> {
+    let query = SELECTION.map(|name| (name, fields.get(name)));
+    let uri: Uri = format!("/{}", url::query(query)).parse().map_err(|_| {
+        ApiError::bad_request(ErrorCode::InvalidParameter, "The filter is too long.")
+    })?;
+    let Query(selector) = Query::<JobSelector>::try_from_uri(&uri)
+        .map_err(|error| ApiError::bad_request(ErrorCode::InvalidParameter, error.body_text()))?;
+    Ok(JobQuery {
+        statuses: statuses(fields.get("status"))?,
+        ..selector.strict_query()?
+    })
+}

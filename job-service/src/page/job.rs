@@ -1,0 +1,169 @@
+//! The pages of one job.
+
+use std::sync::Arc;
+
+use axum::body::{Bytes, to_bytes};
+use axum::extract::{OriginalUri, Query, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse as _, Response};
+use contract::rest::{ErrorCode, Job, KeptOutput};
+use contract::{JobId, PartitionId};
+use page::{Definition, FailuresPage, JobPage, OutputLine, OutputsPage, url};
+use store::FailureCursor;
+
+use super::form::Fields;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{JobPath, QueryParams, whole_number};
+use crate::html::html;
+use crate::options::BASE_PATH;
+use crate::routes::get_definition::get_definition;
+use crate::routes::get_job::get_job;
+use crate::routes::get_outputs::get_outputs;
+use crate::state::AppState;
+
+/// The number of failures on a page.
+const FAILURES: usize = 50;
+/// The number of outputs on a page.
+const OUTPUTS: usize = 50;
+/// The most bytes of outputs on a page, and of a definition.
+const BYTES: usize = 4 * 1024 * 1024;
+/// The most changes of the status that a job shows: as many as are kept.
+const CHANGES: u32 = 1000;
+/// The number of dependents that a job shows.
+const DEPENDENTS: u32 = 50;
+
+/// `GET /partitions/{partition}/jobs/{job}`: the overview.
+pub async fn overview(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, id): JobPath,
+    OriginalUri(uri): OriginalUri,
+) -> ApiResult<Response> {
+    let done = Fields::of_url(&uri)?.done();
+    let job = job(&state, &partition, &id).await?;
+    let groups = if job.failed_tasks > 0 {
+        let groups = state.store.failure_groups(&partition, &id).await?;
+        groups.and_then(|found| found.groups).unwrap_or_default()
+    } else {
+        Vec::new()
+    };
+    let (history, dependents) = tokio::try_join!(
+        state.store.history_page(&partition, &id, None, CHANGES),
+        state.store.dependents(&partition, &id, DEPENDENTS),
+    )?;
+    let history = history.ok_or_else(|| ApiError::job_not_found(&id))?;
+    let page = JobPage::new(partition.as_str(), job, groups, history, dependents, done);
+    Ok(html(StatusCode::OK, &page))
+}
+
+/// `GET …/failures`: the failures in groups, and one by one.
+pub async fn failures(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, id): JobPath,
+    OriginalUri(uri): OriginalUri,
+) -> ApiResult<Response> {
+    let fields = Fields::of_url(&uri)?;
+    let after = Some(fields.get("after")).filter(|after| !after.is_empty());
+    let after: Option<FailureCursor> = after
+        .map(str::parse)
+        .transpose()
+        .map_err(|problem| invalid(format!("The parameter 'after': {problem}.")))?;
+    let job = job(&state, &partition, &id).await?;
+    let store = &state.store;
+    let (groups, failures) = tokio::try_join!(
+        store.failure_groups(&partition, &id),
+        store.failures(&partition, &id, after.as_ref(), FAILURES),
+    )?;
+    let (Some(groups), Some(failures)) = (groups, failures) else {
+        return Err(ApiError::job_not_found(&id));
+    };
+    let page = FailuresPage::new(partition.as_str(), &job, groups, failures, after.is_none());
+    Ok(html(StatusCode::OK, &page))
+}
+
+/// `GET …/outputs`: the outputs that are kept.
+pub async fn outputs(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, id): JobPath,
+    OriginalUri(uri): OriginalUri,
+) -> ApiResult<Response> {
+    let fields = Fields::of_url(&uri)?;
+    let offset: u64 = whole_number("offset", Some(fields.get("offset")))?.unwrap_or_default();
+    let job = job(&state, &partition, &id).await?;
+    let query = format!("/?offset={offset}&limit={}", OUTPUTS + 1);
+    let lines = match read_outputs(&state, &partition, &id, &query).await {
+        Ok(lines) => Ok(lines),
+        Err(error) if error.status().is_server_error() => return Err(error),
+        Err(error) => Err(error.message()),
+    };
+    let more = lines.as_ref().is_ok_and(|lines| lines.len() > OUTPUTS);
+    let lines = lines.map(|mut lines| {
+        lines.truncate(OUTPUTS);
+        lines.into_iter().map(OutputLine::of).collect()
+    });
+    let download = format!(
+        "{BASE_PATH}{}/outputs",
+        url::job(partition.as_str(), id.as_str())
+    );
+    let page = OutputsPage::new(partition.as_str(), &job, lines, more, download);
+    Ok(html(StatusCode::OK, &page))
+}
+
+/// `GET …/definition`: the request that created the job.
+pub async fn definition(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, id): JobPath,
+) -> ApiResult<Response> {
+    let job = job(&state, &partition, &id).await?;
+    let path = JobPath(partition.clone(), id);
+    let page = match get_definition(State(state), path).await {
+        Ok(response) => {
+            let request = content(response.into_response()).await?;
+            Definition::new(partition.as_str(), &job, Ok(&request))
+        }
+        Err(error @ ApiError::NotFound(..)) => {
+            Definition::new(partition.as_str(), &job, Err(error.message()))
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(html(StatusCode::OK, &page))
+}
+
+async fn job(state: &Arc<AppState>, partition: &PartitionId, job: &JobId) -> ApiResult<Job> {
+    let path = JobPath(partition.clone(), job.clone());
+    Ok(get_job(State(Arc::clone(state)), path).await?.0)
+}
+
+async fn read_outputs(
+    state: &Arc<AppState>,
+    partition: &PartitionId,
+    job: &JobId,
+    query: &str,
+) -> ApiResult<Vec<KeptOutput>> {
+    let bug = |error: String| ApiError::Bug(error);
+    let uri: Uri = query
+        .parse()
+        .map_err(|error| bug(format!("{query}: {error}")))?;
+    let Query(params) = Query::try_from_uri(&uri).map_err(|error| bug(error.body_text()))?;
+    let path = JobPath(partition.clone(), job.clone());
+    let state = State(Arc::clone(state));
+    let response = get_outputs(state, path, OriginalUri(uri), QueryParams(params)).await?;
+    let lines = content(response).await?;
+    lines
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(|line| serde_json::from_slice(line).map_err(|error| bug(error.to_string())))
+        .collect()
+}
+
+/// Reads what an operation of the API returns.
+async fn content(response: Response) -> ApiResult<Bytes> {
+    to_bytes(response.into_body(), BYTES).await.map_err(|_| {
+        invalid(format!(
+            "This is too large for a page (more than {BYTES} bytes). Download it from the API."
+        ))
+    })
+}
+
+fn invalid(message: String) -> ApiError {
+    ApiError::bad_request(ErrorCode::InvalidParameter, message)
+}

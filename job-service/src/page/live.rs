@@ -1,0 +1,40 @@
+//! `GET …/live`: tells an open page of a job when to read itself again.
+//!
+//! Unlike the event stream of the API it carries no job and does not end with it: a job can be taken up again.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Sse;
+use axum::response::sse::{Event, KeepAlive};
+use futures_util::stream::{self, Stream};
+
+use crate::error::{ApiError, ApiResult};
+use crate::extract::JobPath;
+use crate::state::AppState;
+use crate::watched_jobs::State as Seen;
+
+pub async fn live(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, job): JobPath,
+) -> ApiResult<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
+    let place = Arc::clone(&state.event_streams).try_acquire_owned();
+    let place = place.map_err(|_| ApiError::Busy("as many event streams as it may have"))?;
+    let mut follower = state.watched_jobs.follow(partition, job.clone());
+    if follower.first().await? == Seen::Gone {
+        return Err(ApiError::job_not_found(&job));
+    }
+    let stop = state.shutting_down.clone();
+    let follow = (follower, stop, place, false);
+    let events = stream::unfold(follow, |(mut follower, stop, place, ended)| async move {
+        if ended {
+            return None;
+        }
+        // A browser ignores an event without data. The page reads itself again when the stream has begun, so that the state of that moment is no event.
+        let seen = stop.run_until_cancelled(follower.next()).await??;
+        let event = Event::default().event("changed").data("read again");
+        Some((Ok(event), (follower, stop, place, seen == Seen::Gone)))
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::default()))
+}

@@ -1,0 +1,153 @@
+//! The router: the API, the page, Swagger UI and the metrics, with the layers around them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{HeaderName, Method, StatusCode, Uri, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use contract::rest::ErrorCode;
+use tower::ServiceExt as _;
+use tower::util::option_layer;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+use utoipa_swagger_ui::SwaggerUi;
+
+use crate::access::{self, AccessRules, AllowedOrigin};
+use crate::correlation;
+use crate::current_request;
+use crate::error::ApiError;
+use crate::measured;
+use crate::options::BASE_PATH;
+use crate::page;
+use crate::routes;
+use crate::server;
+use crate::state::AppState;
+use crate::submission::KEY_HEADER;
+
+/// Returns the router with every URL of the service.
+///
+/// `address` is where the service listens, if that is known.
+pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
+    let (router, document) = routes::routes().split_for_parts();
+    let ui =
+        SwaggerUi::new("/job-service-ui").url("/job-service-ui/api-docs/openapi.json", document);
+    let options = &state.options;
+    let (hosts, origins) = (&options.allowed_hosts, &options.allowed_origins);
+    let rules = AccessRules::new(&options.webservice_url, hosts, origins, address);
+    let cross_origin = cross_origin(origins);
+    let page = if options.page {
+        page::router()
+    } else {
+        Router::new()
+    };
+    let router = router
+        .merge(page)
+        .with_state(state)
+        .route(
+            "/job-service-ui/api-docs/swagger.yaml",
+            get(routes::openapi_as_yaml),
+        )
+        .route("/metrics", get(measured::metrics))
+        .merge(Router::from(ui).layer(middleware::from_fn(not_found_as_json)))
+        .fallback(unknown_url)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(option_layer(cross_origin))
+        .layer(middleware::from_fn(server::refuse_on_spare_connections))
+        .layer(middleware::from_fn_with_state(
+            Arc::new(rules),
+            access::layer,
+        ))
+        .layer(CatchPanicLayer::custom(ApiError::panic_response))
+        .layer(middleware::from_fn(measured::layer))
+        .layer(middleware::from_fn(current_request::layer))
+        .layer(middleware::from_fn(correlation::layer));
+    // A layer runs after routing, but the URL must change before routing.
+    Router::new().fallback_service(router.map_request(plain_path))
+}
+
+/// Returns the layer that tells browsers which origins may call the service, if any are allowed.
+fn cross_origin(allowed: &[AllowedOrigin]) -> Option<CorsLayer> {
+    if allowed.is_empty() {
+        return None;
+    }
+    let allowed = allowed.to_vec();
+    let is_allowed = AllowOrigin::predicate(move |origin, _| {
+        allowed.iter().any(|allowed| allowed.matches(origin))
+    });
+    let methods = [Method::GET, Method::PUT, Method::POST, Method::DELETE];
+    Some(
+        CorsLayer::new()
+            .allow_origin(is_allowed)
+            .allow_methods(methods)
+            .allow_headers([
+                header::CONTENT_TYPE,
+                HeaderName::from_static(KEY_HEADER),
+                correlation::HEADER,
+            ])
+            .expose_headers([header::LOCATION, correlation::HEADER]),
+    )
+}
+
+/// Treats `…/jobs/` like `…/jobs`, as CAF does, and `POST …/jobs/j:retry` like `POST …/jobs/j/retry`.
+fn plain_path(mut request: Request) -> Request {
+    let path = request.uri().path();
+    let Some(path) = path.strip_prefix(BASE_PATH) else {
+        return request;
+    };
+    let plain = path.strip_suffix('/').unwrap_or(path);
+    let operation = (request.method() == Method::POST)
+        .then(|| operation_of_job(plain))
+        .flatten();
+    let plain = match operation {
+        Some((job, operation)) => format!("{BASE_PATH}{job}/{operation}"),
+        None if plain.len() < path.len() => format!("{BASE_PATH}{plain}"),
+        None => return request,
+    };
+    let plain = match request.uri().query() {
+        Some(query) => format!("{plain}?{query}"),
+        None => plain,
+    };
+    let mut parts = request.uri().clone().into_parts();
+    if let Ok(plain) = plain.parse() {
+        parts.path_and_query = Some(plain);
+    }
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
+    request
+}
+
+/// Splits `/partitions/p/jobs/j:retry` into the path of the job and the operation. No id contains a colon.
+fn operation_of_job(path: &str) -> Option<(&str, &str)> {
+    let (job, operation) = path.rsplit_once(':').or_else(|| path.rsplit_once("%3A"))?;
+    let mut segments = job.strip_prefix("/partitions/")?.split('/');
+    let (_, jobs, id) = (segments.next()?, segments.next()?, segments.next()?);
+    let is_job = jobs == "jobs" && !id.is_empty() && segments.next().is_none();
+    (is_job && ["retry", "resubmit"].contains(&operation)).then_some((job, operation))
+}
+
+async fn unknown_url(uri: Uri) -> ApiError {
+    let message = format!(
+        "There is nothing at {}. The API is described at /job-service-ui/.",
+        uri.path()
+    );
+    ApiError::NotFound(ErrorCode::UrlNotFound, message)
+}
+
+/// Replaces the 404 of Swagger UI, which is not JSON.
+async fn not_found_as_json(uri: Uri, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    if response.status() == StatusCode::NOT_FOUND {
+        unknown_url(uri).await.into_response()
+    } else {
+        response
+    }
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::MethodNotAllowed(format!("{} does not support {method}.", uri.path()))
+}

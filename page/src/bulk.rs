@@ -1,0 +1,163 @@
+//! The pages around an action that is asked about first, or that concerns several jobs.
+
+use askama::Template;
+
+use crate::job::Action;
+use crate::layout::{Layout, Place};
+use crate::text;
+use crate::url;
+
+/// Asks whether to do something with one job.
+#[derive(Debug, Template)]
+#[template(path = "confirm.html")]
+pub struct ActionConfirmation {
+    layout: Layout,
+    action: Action,
+    question: String,
+    post: String,
+    hidden: Vec<(&'static str, String)>,
+    back: String,
+    list: Vec<String>,
+    note: String,
+    is_possible: bool,
+}
+
+impl ActionConfirmation {
+    /// Asks about one job.
+    pub fn of_job(partition: &str, job: &str, action: Action) -> Self {
+        let url = url::job(partition, job);
+        Self {
+            layout: layout(partition, action),
+            action,
+            question: format!("{} the job {job}?", action.title()),
+            post: format!("{url}/{}", action.name()),
+            hidden: Vec::new(),
+            back: url,
+            list: Vec::new(),
+            note: String::new(),
+            is_possible: true,
+        }
+    }
+
+    /// Asks about the jobs that are selected.
+    pub fn of_selection(partition: &str, action: Action, jobs: Vec<String>, back: String) -> Self {
+        let count = jobs.len();
+        let hidden = jobs.iter().map(|job| ("job", job.clone()));
+        Self {
+            hidden: std::iter::once(("of", "selected".to_owned()))
+                .chain(hidden)
+                .collect(),
+            question: match count {
+                0 => "No job is selected".to_owned(),
+                1 => format!("{} 1 job?", action.title()),
+                _ => format!("{} {count} jobs?", action.title()),
+            },
+            is_possible: count > 0,
+            note: if count > 0 {
+                String::new()
+            } else {
+                "Go back, and select jobs in the list or choose all that match.".to_owned()
+            },
+            list: jobs,
+            ..Self::of_many(partition, action, back)
+        }
+    }
+
+    /// Asks about all jobs that match: `possible` of them are in a status that allows the action. `query` are the parameters that
+    /// select them.
+    pub fn of_all(
+        partition: &str,
+        action: Action,
+        (matching, possible): (u64, u64),
+        query: Vec<(&'static str, String)>,
+        back: String,
+    ) -> Self {
+        let number = |count: u64| text::number(i64::try_from(count).unwrap_or(i64::MAX));
+        let jobs = if possible == 1 { "job" } else { "jobs" };
+        let list = query.iter().filter(|(_, value)| !value.is_empty());
+        Self {
+            list: list
+                .map(|(name, value)| format!("{name} = {value}"))
+                .collect(),
+            hidden: std::iter::once(("of", "all".to_owned()))
+                .chain(query)
+                .collect(),
+            question: if possible == 0 {
+                format!("No job can be {}", action.done())
+            } else {
+                format!("{} {} {jobs}?", action.title(), number(possible))
+            },
+            is_possible: possible > 0,
+            note: format!(
+                "{} match; {} of them can be {}. Jobs that match by the time you confirm are included.",
+                number(matching),
+                number(possible),
+                action.done()
+            ),
+            ..Self::of_many(partition, action, back)
+        }
+    }
+
+    fn of_many(partition: &str, action: Action, back: String) -> Self {
+        Self {
+            layout: layout(partition, action),
+            action,
+            question: String::new(),
+            post: format!("/partitions/{}/bulk", url::encode(partition)),
+            hidden: Vec::new(),
+            back,
+            list: Vec::new(),
+            note: String::new(),
+            is_possible: true,
+        }
+    }
+}
+
+fn layout(partition: &str, action: Action) -> Layout {
+    Layout {
+        title: action.title().to_owned(),
+        place: Place::Jobs,
+        partition: Some(partition.to_owned()),
+        ..Layout::default()
+    }
+}
+
+/// Says what has become of an action on several jobs of which some were refused.
+#[derive(Debug, Template)]
+#[template(path = "outcome.html")]
+pub struct BulkOutcome {
+    layout: Layout,
+    sentence: String,
+    refused: Vec<(String, String)>,
+    more: usize,
+    back: String,
+}
+
+impl BulkOutcome {
+    /// `done` jobs, and those that were refused with the reasons; `more` further ones were refused, too.
+    pub fn new(
+        partition: &str,
+        action: Action,
+        done: u64,
+        refused: Vec<(String, String)>,
+        more: usize,
+    ) -> Self {
+        Self {
+            layout: layout(partition, action),
+            sentence: many(action, done),
+            refused,
+            more,
+            back: url::jobs(partition),
+        }
+    }
+}
+
+/// Returns what was done with so many jobs: `3 jobs were paused.`
+pub fn many(action: Action, count: u64) -> String {
+    let number = text::number(i64::try_from(count).unwrap_or(i64::MAX));
+    match count {
+        0 => format!("No job was {}.", action.done()),
+        1 => format!("1 job was {}.", action.done()),
+        _ => format!("{number} jobs were {}.", action.done()),
+    }
+}

@@ -1,0 +1,613 @@
+//! One job: what it is and how far, its failures, its outputs, and what it was created from.
+
+use askama::Template;
+use contract::JobStatus;
+use contract::rest::{
+    AwaitedJob, Failure, FailureGroup, Failures, History, Job, KeptOutput, OutputStatus,
+    StatusChange,
+};
+
+use crate::layout::{Layout, Live, Place};
+use crate::text::{self, Time};
+use crate::url;
+
+/// The longest input or output that a page shows, in characters.
+const SHOWN: usize = 2000;
+
+/// How far a job is, as a bar.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Bar {
+    done: f64,
+    failed: f64,
+    /// The text beside it, without `%`.
+    text: String,
+}
+
+impl Bar {
+    /// Returns the bar of a job: by its items if their number is known, by its percentage otherwise.
+    pub fn of(job: &Job) -> Self {
+        #[expect(clippy::cast_precision_loss, reason = "a bar has a few hundred pixels")]
+        let share = |part: i64, total: i64| 100.0 * part as f64 / total as f64;
+        let (done, failed) = match job.items.total {
+            Some(total) if job.items.total_is_final && total > 0 => (
+                share(job.items.done, total).clamp(0.0, 100.0),
+                share(job.items.failed, total),
+            ),
+            _ => (job.percentage_complete, 0.0),
+        };
+        Self {
+            done,
+            failed: failed.clamp(0.0, 100.0 - done),
+            text: text::percent(job.progress.unwrap_or(job.percentage_complete)),
+        }
+    }
+
+    /// Returns the part that is done, in percent.
+    pub(crate) fn done(&self) -> String {
+        format!("{:.2}", self.done)
+    }
+
+    /// Returns the part that has failed, in percent.
+    pub(crate) fn failed(&self) -> String {
+        format!("{:.2}", self.failed)
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub(crate) fn label(&self) -> String {
+        if self.failed > 0.0 {
+            format!("{:.1} % done, {:.1} % failed", self.done, self.failed)
+        } else {
+            format!("{:.1} % done", self.done)
+        }
+    }
+}
+
+/// What a viewer can do with a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Pause it.
+    Pause,
+    /// Resume it.
+    Resume,
+    /// Take it up again.
+    Retry,
+    /// Cancel it.
+    Cancel,
+    /// Delete it.
+    Delete,
+}
+
+impl Action {
+    /// All actions, in the order of the buttons.
+    pub const ALL: [Self; 5] = [
+        Self::Pause,
+        Self::Resume,
+        Self::Retry,
+        Self::Cancel,
+        Self::Delete,
+    ];
+
+    /// Returns the action with this name in URLs.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|action| action.name() == name)
+    }
+
+    /// Returns the name in URLs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::Retry => "retry",
+            Self::Cancel => "cancel",
+            Self::Delete => "delete",
+        }
+    }
+
+    /// Returns the name on a button.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Pause => "Pause",
+            Self::Resume => "Resume",
+            Self::Retry => "Retry",
+            Self::Cancel => "Cancel",
+            Self::Delete => "Delete",
+        }
+    }
+
+    /// Returns what has been done: `paused`.
+    pub const fn done(self) -> &'static str {
+        match self {
+            Self::Pause => "paused",
+            Self::Resume => "resumed",
+            Self::Retry => "taken up again",
+            Self::Cancel => "cancelled",
+            Self::Delete => "deleted",
+        }
+    }
+
+    /// Returns what the action means, for the page that asks whether to do it.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Pause => {
+                "Running tasks continue to their end; no other task starts until the job is resumed."
+            }
+            Self::Resume => "The tasks that have waited are sent to their workers again.",
+            Self::Retry => {
+                "Another round begins, in which only what is not done counts. Tasks that are done stay done."
+            }
+            Self::Cancel => {
+                "Tasks that have not begun are discarded. Jobs that wait for it are cancelled, too. A cancelled job can be retried."
+            }
+            Self::Delete => {
+                "The job, its progress, its failures and its outputs are gone for good; a job that runs is cancelled first."
+            }
+        }
+    }
+
+    /// Returns whether the action is asked about before it is done.
+    pub const fn is_grave(self) -> bool {
+        matches!(self, Self::Cancel | Self::Delete)
+    }
+
+    /// Returns the statuses from which the action is possible.
+    pub const fn from_statuses(self) -> &'static [JobStatus] {
+        use JobStatus::{Active, Blocked, Cancelled, Failed, Paused, Waiting};
+        match self {
+            Self::Pause => &[Active, Waiting],
+            Self::Resume => &[Paused],
+            Self::Retry => &[Failed, Cancelled],
+            Self::Cancel => &[Active, Blocked, Paused, Waiting],
+            Self::Delete => &JobStatus::ALL,
+        }
+    }
+}
+
+/// The head of every page of a job.
+#[derive(Debug, Clone)]
+pub struct JobHead {
+    partition: String,
+    id: String,
+    name: String,
+    status: JobStatus,
+    round: Option<u32>,
+    failed: i64,
+    keeps_outputs: bool,
+    /// Which of the pages this is.
+    page: &'static str,
+}
+
+impl JobHead {
+    /// The head of a page of a job; `page` is the end of the page's path, empty for the overview.
+    pub fn new(partition: &str, job: &Job, page: &'static str) -> Self {
+        Self {
+            partition: partition.to_owned(),
+            id: job.id.clone(),
+            name: job.name.clone().unwrap_or_default(),
+            status: job.status,
+            round: job.round,
+            failed: job.failed_tasks,
+            keeps_outputs: job.outputs.is_some(),
+            page,
+        }
+    }
+
+    fn url(&self) -> String {
+        url::job(&self.partition, &self.id)
+    }
+
+    fn jobs_url(&self) -> String {
+        url::jobs(&self.partition)
+    }
+
+    fn failed_text(&self) -> String {
+        text::number(self.failed)
+    }
+
+    fn actions(&self) -> Vec<Action> {
+        let possible = |action: &Action| action.from_statuses().contains(&self.status);
+        Action::ALL.into_iter().filter(possible).collect()
+    }
+
+    fn layout(&self, done: Option<String>) -> Layout {
+        Layout {
+            title: format!("{} ({})", self.id, self.partition),
+            place: Place::Jobs,
+            partition: Some(self.partition.clone()),
+            live: Live::Events(format!("{}/live", self.url())),
+            done,
+        }
+    }
+}
+
+/// A fact in the list beside the progress.
+#[derive(Debug, Clone)]
+enum Value {
+    Text(String),
+    Time(Time),
+}
+
+/// The overview of a job.
+#[derive(Debug, Template)]
+#[template(path = "job.html")]
+pub struct JobPage {
+    layout: Layout,
+    head: JobHead,
+    bar: Bar,
+    summary: String,
+    ends: Option<Time>,
+    counts: Vec<(&'static str, String, &'static str)>,
+    notes: Vec<String>,
+    labels: Vec<(String, String)>,
+    waiting_for: Vec<(String, String, Option<JobStatus>)>,
+    dependents: Vec<(String, String, Option<JobStatus>)>,
+    facts: Vec<(&'static str, Value)>,
+    description: Option<String>,
+    external_data: Option<String>,
+    groups: Vec<Group>,
+    more_groups: usize,
+    steps: Vec<StatusChange>,
+    left_out: i64,
+}
+
+/// How many groups of failures the overview shows.
+const GROUPS: usize = 5;
+
+impl JobPage {
+    /// The overview of a job, with the groups of its failures, its history, and the jobs that wait for it.
+    pub fn new(
+        partition: &str,
+        job: Job,
+        groups: Vec<FailureGroup>,
+        history: History,
+        dependents: Vec<AwaitedJob>,
+        done: Option<String>,
+    ) -> Self {
+        let head = JobHead::new(partition, &job, "");
+        let other = |other: AwaitedJob| {
+            (
+                url::job(partition, &other.job_id),
+                other.job_id,
+                other.status,
+            )
+        };
+        Self {
+            layout: head.layout(done),
+            bar: Bar::of(&job),
+            summary: summary(&job),
+            ends: job.estimated_end_time.map(Time),
+            counts: counts(&job),
+            facts: facts(&job),
+            notes: job.notes,
+            labels: job
+                .labels
+                .into_iter()
+                .map(|(key, value)| (key, value.unwrap_or_default()))
+                .collect(),
+            waiting_for: job.waiting_for.into_iter().map(other).collect(),
+            dependents: dependents.into_iter().map(other).collect(),
+            description: job.description,
+            external_data: job.external_data,
+            more_groups: groups.len().saturating_sub(GROUPS),
+            groups: groups.into_iter().take(GROUPS).map(Group::of).collect(),
+            steps: history.history,
+            left_out: history.left_out,
+            head,
+        }
+    }
+}
+
+impl JobPage {
+    fn at(step: &StatusChange) -> Time {
+        Time(step.time)
+    }
+}
+
+/// Returns how far the job is, in a line.
+fn summary(job: &Job) -> String {
+    let mut parts = Vec::new();
+    match job.items.total {
+        Some(total) => parts.push(format!(
+            "{} of {}{} items",
+            text::number(job.items.done),
+            if job.items.total_is_final {
+                ""
+            } else {
+                "at least "
+            },
+            text::number(total)
+        )),
+        None if job.completed_items > 0 => {
+            parts.push(format!("{} items done", text::number(job.completed_items)));
+        }
+        None => {}
+    }
+    parts.extend(
+        job.items_per_second
+            .map(|rate| format!("{} items/s", text::rate(rate))),
+    );
+    if let (Some(start), Some(end)) = (job.start_time, job.end_time) {
+        parts.push(format!("took {}", text::duration(end - start)));
+    }
+    parts.join(" · ")
+}
+
+/// Returns the numbers of items, by what has become of them.
+fn counts(job: &Job) -> Vec<(&'static str, String, &'static str)> {
+    let known =
+        |name, number: Option<i64>, class| number.map(|number| (name, text::number(number), class));
+    let failed = if job.items.failed > 0 { "bad" } else { "" };
+    [
+        known("Items", job.items.total, ""),
+        known("Done", Some(job.items.done), "good"),
+        known("Failed", Some(job.items.failed), failed),
+        known("Running", job.items.running, ""),
+        known("Retrying", job.items.retrying, ""),
+        known("Waiting", job.items.waiting, ""),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn facts(job: &Job) -> Vec<(&'static str, Value)> {
+    let time = |time: Option<i64>| time.map(|time| Value::Time(Time(time)));
+    let some = |text: Option<String>| text.map(Value::Text);
+    let expiry = [
+        (JobStatus::Completed, &job.expiry.completed),
+        (JobStatus::Failed, &job.expiry.failed),
+        (JobStatus::Cancelled, &job.expiry.cancelled),
+    ];
+    let expiry: Vec<String> = expiry
+        .iter()
+        .filter_map(|(status, policy)| {
+            let policy = policy.as_ref()?;
+            Some(format!("{} {}", status.name(), policy.expiry_time))
+        })
+        .collect();
+    let outputs = job.outputs.as_ref().map(|kept| {
+        format!(
+            "{} kept, {}",
+            text::number(kept.done + kept.failed),
+            text::bytes(kept.bytes)
+        )
+    });
+    [
+        ("Created", time(Some(job.create_time))),
+        ("Due", time(job.due_time)),
+        ("First report", time(job.start_time)),
+        ("Ended", time(job.end_time)),
+        ("Changed", time(Some(job.last_update_time))),
+        ("Round", some(job.round.map(|round| round.to_string()))),
+        (
+            "After a failure",
+            some(Some(job.on_failure.name().to_owned())),
+        ),
+        (
+            "Delay",
+            some((job.delay > 0).then(|| text::duration(job.delay.saturating_mul(1000)))),
+        ),
+        (
+            "Suspended",
+            some(
+                job.suspended
+                    .then(|| "until its partition is dispatched".to_owned()),
+            ),
+        ),
+        ("Outputs", some(outputs)),
+        (
+            "Kept until",
+            some((!expiry.is_empty()).then(|| expiry.join(", "))),
+        ),
+        ("Correlation id", some(job.correlation_id.clone())),
+        ("Incarnation", some(Some(job.incarnation.to_string()))),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| Some((name, value?)))
+    .collect()
+}
+
+/// Failures with the same kind and message.
+#[derive(Debug)]
+struct Group {
+    kind: String,
+    message: String,
+    count: String,
+    first: Time,
+    last: Time,
+    example: FailedTask,
+}
+
+impl Group {
+    fn of(group: FailureGroup) -> Self {
+        Self {
+            kind: group.failure_id.unwrap_or_default(),
+            message: group.failure_message.unwrap_or_default(),
+            count: text::number(group.count),
+            first: Time(group.first_time),
+            last: Time(group.last_time),
+            example: FailedTask::of(group.example),
+        }
+    }
+}
+
+/// A task that has failed.
+#[derive(Debug)]
+struct FailedTask {
+    id: String,
+    label: String,
+    input: String,
+    kind: String,
+    message: String,
+    source: String,
+    time: Option<Time>,
+}
+
+impl FailedTask {
+    fn of(failure: Failure) -> Self {
+        Self {
+            id: task_name(&failure.task_id),
+            label: failure.label.unwrap_or_default(),
+            input: failure.input.unwrap_or_default(),
+            kind: failure.failure_id.unwrap_or_default(),
+            message: failure.failure_message.unwrap_or_default(),
+            source: failure.failure_source.unwrap_or_default(),
+            time: failure.failure_time.map(Time),
+        }
+    }
+}
+
+/// Returns the id of a task; the job's own is empty in failures.
+fn task_name(id: &str) -> String {
+    if id.is_empty() { "0" } else { id }.to_owned()
+}
+
+/// The failures of a job: in groups, and one by one.
+#[derive(Debug, Template)]
+#[template(path = "failures.html")]
+pub struct FailuresPage {
+    layout: Layout,
+    head: JobHead,
+    groups: Vec<Group>,
+    failures: Vec<FailedTask>,
+    kept: i64,
+    ungrouped: i64,
+    first: bool,
+    next: Option<String>,
+}
+
+impl FailuresPage {
+    /// The failures of a job. `first` says whether this is the first page of them.
+    pub fn new(partition: &str, job: &Job, groups: Failures, page: Failures, first: bool) -> Self {
+        let head = JobHead::new(partition, job, "failures");
+        let next = page.next.as_deref();
+        let next =
+            next.map(|after| format!("{}/failures{}", head.url(), url::query([("after", after)])));
+        Self {
+            layout: head.layout(None),
+            kept: groups.kept,
+            ungrouped: groups.ungrouped.unwrap_or_default(),
+            groups: groups
+                .groups
+                .unwrap_or_default()
+                .into_iter()
+                .map(Group::of)
+                .collect(),
+            failures: page.failures.into_iter().map(FailedTask::of).collect(),
+            first,
+            next,
+            head,
+        }
+    }
+
+    fn kept_text(&self) -> String {
+        text::number(self.kept)
+    }
+}
+
+/// A line of the outputs.
+#[derive(Debug)]
+pub struct OutputLine {
+    offset: u64,
+    task: String,
+    label: String,
+    status: &'static str,
+    text: String,
+    is_cut: bool,
+}
+
+impl OutputLine {
+    /// The line of an output.
+    pub fn of(output: KeptOutput) -> Self {
+        let failed = output.status == OutputStatus::Failed;
+        let text = match (output.output, output.output_base64, output.failure) {
+            (_, _, Some(failure)) => failure.failure_message.unwrap_or_default(),
+            (Some(json), ..) => json.to_string(),
+            (None, Some(base64), None) => base64,
+            (None, None, None) => String::new(),
+        };
+        let cut = text.char_indices().nth(SHOWN).map(|(at, _)| at);
+        Self {
+            offset: output.offset,
+            task: output.task,
+            label: output.label.unwrap_or_default(),
+            status: match (failed, output.negative) {
+                (true, _) => "failed",
+                (false, true) => "negative",
+                (false, false) => "done",
+            },
+            is_cut: cut.is_some(),
+            text: text[..cut.unwrap_or(text.len())].to_owned(),
+        }
+    }
+}
+
+/// The outputs that are kept of a job.
+#[derive(Debug, Template)]
+#[template(path = "outputs.html")]
+pub struct OutputsPage {
+    layout: Layout,
+    head: JobHead,
+    lines: Vec<OutputLine>,
+    problem: Option<String>,
+    next: Option<String>,
+    download: String,
+}
+
+impl OutputsPage {
+    /// A page of the outputs, or why there are none. `download` is the URL of all of them.
+    pub fn new(
+        partition: &str,
+        job: &Job,
+        lines: Result<Vec<OutputLine>, String>,
+        more: bool,
+        download: String,
+    ) -> Self {
+        let head = JobHead::new(partition, job, "outputs");
+        let (lines, problem) = match lines {
+            Ok(lines) => (lines, None),
+            Err(problem) => (Vec::new(), Some(problem)),
+        };
+        let after = lines.last().filter(|_| more).map(|line| line.offset + 1);
+        Self {
+            layout: head.layout(None),
+            next: after.map(|offset| {
+                let offset = offset.to_string();
+                let query = url::query([("offset", offset.as_str())]);
+                format!("{}/outputs{query}", head.url())
+            }),
+            lines,
+            problem,
+            download,
+            head,
+        }
+    }
+}
+
+/// What a job was created from.
+#[derive(Debug, Template)]
+#[template(path = "definition.html")]
+pub struct Definition {
+    layout: Layout,
+    head: JobHead,
+    request: Result<String, String>,
+}
+
+impl Definition {
+    /// The request that created a job, or why it is not known.
+    pub fn new(partition: &str, job: &Job, request: Result<&[u8], String>) -> Self {
+        let head = JobHead::new(partition, job, "definition");
+        let pretty = |request: &[u8]| {
+            let json: Result<serde_json::Value, _> = serde_json::from_slice(request);
+            let pretty = json.and_then(|json| serde_json::to_string_pretty(&json));
+            pretty.unwrap_or_else(|_| String::from_utf8_lossy(request).into_owned())
+        };
+        Self {
+            layout: head.layout(None),
+            request: request.map(pretty),
+            head,
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What surrounds every page: the head, the navigation and the switches.
+
+use crate::assets;
+use crate::url;
+
+/// What surrounds a page.
+#[derive(Debug, Clone, Default)]
+pub struct Layout {
+    /// The title of the page, without the name of the program.
+    pub title: String,
+    /// Where the page is in the navigation.
+    pub place: Place,
+    /// The partition that the page is about.
+    pub partition: Option<String>,
+    /// How the page stays up to date; a page that does not is read once.
+    pub live: Live,
+    /// What was just done, in a sentence.
+    pub done: Option<String>,
+}
+
+/// An entry of the navigation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Place {
+    /// The lists of jobs, and the jobs.
+    #[default]
+    Jobs,
+    /// A new job.
+    Submit,
+    /// What is not in the navigation.
+    Nowhere,
+}
+
+/// How a page stays up to date.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Live {
+    /// Not at all.
+    #[default]
+    No,
+    /// The page is read again when this event stream has an event.
+    Events(String),
+    /// The page is read again after so many seconds.
+    Every(u32),
+}
+
+impl Layout {
+    /// Returns the URL of an asset.
+    pub fn asset(&self, name: &'static str) -> &'static str {
+        assets::url(name)
+    }
+
+    /// Returns whether this is the current entry of the navigation.
+    pub fn is_at(&self, place: &str) -> bool {
+        place
+            == match self.place {
+                Place::Jobs => "jobs",
+                Place::Submit => "submit",
+                Place::Nowhere => "",
+            }
+    }
+
+    /// Returns the URL of the list of jobs.
+    pub fn jobs_url(&self) -> String {
+        self.partition
+            .as_deref()
+            .map_or_else(|| "/".to_owned(), url::jobs)
+    }
+
+    /// Returns the event stream that says when to read the page again; an empty text if there is none.
+    pub fn events(&self) -> &str {
+        match &self.live {
+            Live::Events(url) => url,
+            Live::No | Live::Every(_) => "",
+        }
+    }
+
+    /// Returns after how many seconds to read the page again; 0 for never.
+    pub const fn every(&self) -> u32 {
+        match self.live {
+            Live::Every(seconds) => seconds,
+            Live::No | Live::Events(_) => 0,
+        }
+    }
+
+    /// Returns whether the page stays up to date.
+    pub fn is_live(&self) -> bool {
+        self.live != Live::No
+    }
+}

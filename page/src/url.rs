@@ -1,0 +1,55 @@
+//! The URLs of the pages. An id may contain nearly every character, so each is encoded.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+/// What is encoded in a segment of a path, and in a value of a query.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~');
+
+/// Encodes a text for a segment of a path, or for a value of a query.
+pub fn encode(text: &str) -> String {
+    utf8_percent_encode(text, ENCODED).to_string()
+}
+
+/// Returns the path of the list of jobs of a partition.
+pub fn jobs(partition: &str) -> String {
+    format!("/partitions/{}/jobs", encode(partition))
+}
+
+/// Returns the path of a job.
+pub fn job(partition: &str, job: &str) -> String {
+    format!("{}/{}", jobs(partition), encode(job))
+}
+
+/// Returns a query, with `?`, of those parameters that have a value; an empty text if none has.
+pub fn query<'a>(parameters: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+    let mut query = String::new();
+    for (name, value) in parameters {
+        if !value.is_empty() {
+            query.push(if query.is_empty() { '?' } else { '&' });
+            query.push_str(name);
+            query.push('=');
+            query.push_str(&encode(value));
+        }
+    }
+    query
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_encoded_and_empty_parameters_left_out() {
+        assert_eq!(
+            job("a/b", "<ä> #1"),
+            "/partitions/a%2Fb/jobs/%3C%C3%A4%3E%20%231"
+        );
+        let parameters = [("filter", "id==a&b"), ("sort", ""), ("offset", "25")];
+        assert_eq!(query(parameters), "?filter=id%3D%3Da%26b&offset=25");
+        assert_eq!(query([("a", "")]), "");
+    }
+}
