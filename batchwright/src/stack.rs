@@ -277,10 +277,15 @@ impl Running {
         let Some(store) = self.store.clone() else {
             return;
         };
-        let (broker, stop) = (Arc::clone(&self.broker), self.tracking.token());
-        let (role, reports) = roles::tracking_worker(options, store, broker, stop);
+        let stop = self.tracking.token();
+        let (roles, reports) = roles::tracking_worker(options, store, &self.broker, &stop);
         self.reports = reports;
-        self.tracking.run("worker-jobtracking", role);
+        for (name, role) in ["worker-jobtracking", "worker-jobtracking-rounds"]
+            .into_iter()
+            .zip(roles)
+        {
+            self.tracking.run(name, role);
+        }
     }
 
     fn start_output_worker(&mut self, options: &StackOptions) {

@@ -44,7 +44,7 @@ pub use report::{
 };
 pub use reserved_pipes::{
     PipePurpose, ReservedPipe, ReservedPipes, delay_pipe, is_delay_pipe, kept_outputs_pipe,
-    kept_track_to, quarantine_pipe,
+    kept_track_to, quarantine_pipe, rounds_pipe,
 };
 pub use rest::{JobStatus, OnFailure};
 pub use split::{SourceDigest, SourceDigestError, SplitState, SubtaskRange};

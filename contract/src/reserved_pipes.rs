@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use crate::same_pipe;
+use crate::{MAX_PIPE_BYTES, same_pipe};
 
 /// Between the name of a pipe and a delay in milliseconds, in the name of the queue for messages with that delay.
 const DELAY_INFIX: &str = ".delay.";
@@ -15,6 +15,8 @@ const DELAY_INFIX: &str = ".delay.";
 const QUARANTINE_SUFFIX: &str = ".suspects";
 /// The end of the name of the pipe where tracking ends for a job that keeps its outputs. No pipe has such a name.
 const KEPT_SUFFIX: &str = ".kept";
+/// The end of the name of the pipe with the reports of later rounds.
+const ROUNDS_SUFFIX: &str = ".rounds";
 
 /// What a reserved pipe is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,7 +98,7 @@ impl ReservedPipes {
     /// Returns an error with the purpose of the pipe if it is reserved and not allowed.
     pub fn check(&self, pipe: &str, tracking_pipe: Option<&str>) -> Result<(), ReservedPipe> {
         let is_tracking =
-            tracking_pipe.is_some_and(|tracking| !pipe.is_empty() && same_pipe(tracking, pipe));
+            tracking_pipe.is_some_and(|tracking| !pipe.is_empty() && tracks(tracking, pipe));
         let purpose = own_purpose(pipe)
             .or(is_tracking.then_some(PipePurpose::Tracking))
             .or_else(|| self.configured_purpose(pipe));
@@ -132,7 +134,7 @@ impl ReservedPipes {
 
     fn configured_purpose(&self, pipe: &str) -> Option<PipePurpose> {
         let is_found = |(name, purpose): &&(String, PipePurpose)| {
-            name == pipe || (*purpose == PipePurpose::Tracking && same_pipe(name, pipe))
+            name == pipe || (*purpose == PipePurpose::Tracking && tracks(name, pipe))
         };
         self.pipes
             .iter()
@@ -162,6 +164,26 @@ pub fn kept_outputs_pipe(track_to: &str) -> Option<&str> {
     track_to
         .strip_suffix(KEPT_SUFFIX)
         .filter(|outputs| !outputs.is_empty())
+}
+
+/// Returns the tracking pipe of the messages of a job that was taken up again, beside that of its first round. Tracking workers of
+/// a version that knows no rounds do not take from it: they would reject the reports of a round, which wait there instead.
+///
+/// A name that would be too long is that of the first round.
+pub fn rounds_pipe(tracking: &str) -> String {
+    if tracking.is_empty()
+        || tracking.ends_with(ROUNDS_SUFFIX)
+        || tracking.len() + ROUNDS_SUFFIX.len() > MAX_PIPE_BYTES
+    {
+        return tracking.to_owned();
+    }
+    format!("{tracking}{ROUNDS_SUFFIX}")
+}
+
+/// Returns whether a pipe is this tracking pipe, in whatever round.
+fn tracks(tracking: &str, pipe: &str) -> bool {
+    let of_first_round = |pipe| str::strip_suffix(pipe, ROUNDS_SUFFIX).unwrap_or(pipe);
+    same_pipe(of_first_round(tracking), of_first_round(pipe))
 }
 
 /// Returns what a pipe of this name is for in every installation, if the framework itself makes such names.
@@ -250,7 +272,11 @@ mod tests {
             ("Worker-JobTracking-IN", Some(Tracking)),
             ("worker-jobtracking-in-2", None),
             ("my-worker-jobtracking-in", None),
+            ("worker-jobtracking-in.rounds", Some(Tracking)),
+            ("worker-paused-in.rounds", None),
+            (".rounds", None),
             ("tracking-of-the-message", Some(Tracking)),
+            ("tracking-of-the-message.rounds", Some(Tracking)),
             ("worker-paused-in", Some(Paused)),
             ("Worker-Paused-in", None),
             ("worker-batch-invalid", Some(Invalid)),
@@ -290,6 +316,22 @@ mod tests {
         );
         assert_eq!(kept_outputs_pipe("orders-out"), None);
         assert_eq!(kept_outputs_pipe(".kept"), None);
+    }
+
+    #[test]
+    fn pipe_of_later_rounds_is_beside_the_tracking_pipe_and_stays_the_same() {
+        let rounds = rounds_pipe("worker-jobtracking-in");
+        assert_eq!(rounds, "worker-jobtracking-in.rounds");
+        assert_eq!(rounds_pipe(&rounds), rounds);
+        let reserved = ReservedPipes::default();
+        assert!(
+            reserved
+                .check("worker-jobtracking-in", Some(&rounds))
+                .is_err()
+        );
+        let long = "t".repeat(249);
+        assert_eq!(rounds_pipe(&long), long);
+        assert_eq!(rounds_pipe(""), "");
     }
 
     proptest! {

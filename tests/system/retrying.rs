@@ -4,15 +4,19 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use batchwright::{Role, Stack};
 use contract::rest::{NewJob, OnFailure};
 use contract::{FileItem, JobStatus, RangeItem, ReportFailure, ReportStatus, TrackingReport};
 use framework::{Context, NoOutput, OrFail, Reply, TaskError, Worker};
+
+use harness::wait_for;
 
 use crate::fixture::{Fixture, System};
 use crate::workers::{Each, Gate};
 
 stories![
     a_job_that_failed_or_was_cancelled_goes_on_where_it_stopped,
+    reports_of_a_round_wait_for_a_tracking_worker_that_knows_rounds,
     a_folder_that_has_changed_since_the_first_round_fails_the_split_by_name,
 ];
 
@@ -91,9 +95,55 @@ async fn a_job_that_failed_or_was_cancelled_goes_on_where_it_stopped(fixture: Fi
     assert!((2..=3).contains(&broken), "{broken}");
     assert!(runs.values().all(|times| *times == 1), "{runs:?}");
     mended
-        .drained(&["batch", "items", "tracking"].map(|pipe| fixture.pipe(pipe)))
+        .drained(&["batch", "items", "tracking", "tracking.rounds"].map(|pipe| fixture.pipe(pipe)))
         .await;
     mended.stop().await;
+}
+
+async fn reports_of_a_round_wait_for_a_tracking_worker_that_knows_rounds(fixture: Fixture) {
+    let (runs, gate) = (Runs::default(), Gate::closed());
+    gate.open();
+    let broken = system(&fixture, &runs, &gate, true).await;
+    let request = NewJob {
+        on_failure: OnFailure::Continue,
+        ..fixture.range(100)
+    };
+    broken.client.put("j", &request).await.unwrap();
+    assert_eq!(broken.ended("j").await.failed_tasks, 1);
+    broken.stop().await;
+
+    // As if the only tracking worker were of a version before rounds, which takes from its own pipe alone.
+    let mut options = fixture.options();
+    options.roles.retain(|role| *role != Role::TrackingWorker);
+    let again = || {
+        Each(Arc::clone(&runs), async |runs: Runs, item: RangeItem, _| {
+            *runs.lock().unwrap().entry(item.number).or_default() += 1;
+            Ok(Reply::send(item))
+        })
+    };
+    let stack = Stack::new(options).worker(fixture.settings("items"), again());
+    let without = fixture.start(stack).await;
+    without.client.retry("j", false).await.unwrap();
+    let rounds = fixture.pipe("tracking.rounds");
+    wait_for("the reports to wait", async || {
+        match without.running.broker().depth(&rounds).await {
+            Ok(0) => Err("none waits".to_owned()),
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    })
+    .await;
+    without
+        .drained(&["batch", "items", "tracking"].map(|pipe| fixture.pipe(pipe)))
+        .await;
+    assert_eq!(without.job("j").await.status, JobStatus::Active);
+    without.stop().await;
+
+    let with = fixture.run(again()).await;
+    with.completed("j", 100).await;
+    with.drained(&[rounds]).await;
+    with.stop().await;
+    assert_eq!(runs.lock().unwrap()[&BROKEN], 2);
 }
 
 /// How often each file has been read.

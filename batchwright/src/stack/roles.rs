@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use batch_worker::{BatchWorker, Glob, Lines, List, Range, Root};
+use contract::rounds_pipe;
 use example_worker::WordCounter;
 use framework::broker::Broker;
 use framework::handler::BatchHandler;
@@ -84,16 +85,16 @@ pub fn batch_worker(
     )
 }
 
-/// Returns the tracking worker, and its number of recorded reports.
+/// Returns the tracking worker, for the reports of first and of later rounds, and its number of recorded reports.
 pub fn tracking_worker(
     options: &StackOptions,
     store: Store,
-    broker: Arc<dyn Broker>,
-    stop: CancellationToken,
-) -> (RunningRole, Arc<AtomicU64>) {
+    broker: &Arc<dyn Broker>,
+    stop: &CancellationToken,
+) -> ([RunningRole; 2], Arc<AtomicU64>) {
     let worker = TrackingWorker::new(store).health(options.health.clone());
     let reports = worker.reports();
-    let settings = Settings {
+    let first = Settings {
         input: options.service.tracking_pipe.clone(),
         // The worker handles all waiting deliveries at once, and a single writer per job is fastest.
         concurrency: 1,
@@ -102,10 +103,18 @@ pub fn tracking_worker(
         paused: None,
         ..options.settings(TRACKING_WORKER)
     };
-    (
-        worker_role(Runtime::new(settings, broker).handler(worker), stop),
-        reports,
-    )
+    let later = Settings {
+        input: rounds_pipe(&first.input),
+        // One of them serves the health checks of both.
+        listen: None,
+        name: format!("{TRACKING_WORKER}-rounds"),
+        ..first.clone()
+    };
+    let roles = [first, later].map(|settings| {
+        let runtime = Runtime::new(settings, Arc::clone(broker)).handler(worker.clone());
+        worker_role(runtime, stop.clone())
+    });
+    (roles, reports)
 }
 
 /// Returns the output worker; `None` if there is no place for outputs.

@@ -2,11 +2,12 @@
 //!
 //! What must stay true: `to` is the task pipe, tracking ends at the target pipe, and the status URL contains the incarnation, so
 //! that every worker discards the messages of past incarnations of the job id. From round 2 on it also contains the round, so that
-//! they discard the messages of past rounds.
+//! they discard the messages of past rounds, and tracking goes to a pipe of its own, which tracking workers that know no rounds leave
+//! alone.
 
 use std::collections::BTreeMap;
 
-use contract::{TaskMessage, TaskStatus, Tracking};
+use contract::{TaskMessage, TaskStatus, Tracking, rounds_pipe};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use store::Incarnation;
 use uuid::Uuid;
@@ -74,6 +75,7 @@ pub fn next_start_message(
             job_task_id: Some(incarnation.job_task_id()),
             last_status_check_time: Some(now),
             status_check_url: Some(status_url(&options.webservice_url, incarnation)),
+            tracking_pipe: tracking.tracking_pipe.as_deref().map(rounds_pipe),
             ..tracking
         }),
         ..message
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn another_round_differs_in_its_ids_and_the_status_url_alone() {
+    fn another_round_differs_in_its_ids_its_tracking_pipe_and_the_status_url_alone() {
         let first = start(&incarnation("j", 42, true), Some("orders-out"));
         let second = Incarnation {
             round: 2,
@@ -169,6 +171,7 @@ mod tests {
             .replace(&Uuid::nil().to_string(), &Uuid::max().to_string())
             .replace("1767225600000", "1767225700000")
             .replace(r#""acme:j""#, r#""acme:j!42r2""#)
+            .replace("worker-jobtracking-in", "worker-jobtracking-in.rounds")
             .replace("status?n=42", "status?n=42&r=2");
         assert_eq!(String::from_utf8(next).unwrap(), expected);
         assert!(next_start_message(b"{", &second, ids, &options).is_err());

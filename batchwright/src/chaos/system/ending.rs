@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use contract::rest::KeptOutput;
-use contract::{TaskMessage, TaskStatus};
+use contract::{TaskMessage, TaskStatus, rounds_pipe};
 use faults::poll;
 use framework::broker::Broker;
 use tokio::time::{sleep, timeout};
@@ -174,11 +174,12 @@ impl System {
 
     /// Returns how many messages of the job wait.
     async fn left(&self, broker: &dyn Broker) -> anyhow::Result<u64> {
-        let mut left = 0;
+        let (mut left, rounds) = (0, rounds_pipe(TRACKING_PIPE));
         for pipe in [
             BATCH_PIPE,
             INPUT_PIPE,
             TRACKING_PIPE,
+            &rounds,
             PAUSED_PIPE,
             KEPT_PIPE,
         ] {
