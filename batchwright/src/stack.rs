@@ -18,7 +18,7 @@ use framework::broker::embedded::{Embedded, EmbeddedOptions};
 use framework::broker::{Broker, BrokerError};
 use framework::health::Health;
 use framework::{Runtime, Settings, Worker};
-use job_service::{BASE_PATH, PipeAccess, ServiceOptions};
+use job_service::{BASE_PATH, PagePipes, PipeAccess, ServiceOptions};
 use store::{Store, StoreError};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -249,6 +249,11 @@ impl Running {
         let service = ServiceOptions {
             webservice_url: options.public_url.clone().unwrap_or_else(|| self.api_url()),
             pipe_access: self.pipe_access(options),
+            page_pipes: PagePipes {
+                batch: options.batch.input.clone(),
+                items: options.example_pipe.clone(),
+                target: EXAMPLE_OUT_PIPE.to_owned(),
+            },
             ..options.service()
         };
         let (broker, stop) = (Arc::clone(&self.broker), self.service.token());

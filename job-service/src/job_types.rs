@@ -186,6 +186,13 @@ impl JobTypes {
         self.types.keys().map(String::as_str)
     }
 
+    /// Returns the JSON Schemas of the parameters, each with the id of its job type, in alphabetical order.
+    pub(crate) fn schemas(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.types
+            .iter()
+            .map(|(id, job_type)| (id.as_str(), &job_type.schema))
+    }
+
     /// Returns a request to create a job without the parameters that its job type marks as secret. If the job type is unknown, all
     /// of them are hidden.
     pub(crate) fn without_secrets(&self, request: Vec<u8>) -> Vec<u8> {

@@ -60,7 +60,7 @@ use self::state::AppState;
 pub use self::access::{AllowError, AllowedHost, AllowedOrigin};
 pub use self::correlation::HEADER as CORRELATION_ID;
 pub use self::job_types::{JobTypes, JobTypesError, ScriptProcess, limit_script, run_script};
-pub use self::options::{BASE_PATH, Limits, OutputOptions, PipeAccess, ServiceOptions};
+pub use self::options::{BASE_PATH, Limits, OutputOptions, PagePipes, PipeAccess, ServiceOptions};
 pub use self::partition_pattern::{PartitionPattern, PatternError};
 pub use self::routes::openapi;
 

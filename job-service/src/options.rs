@@ -58,6 +58,8 @@ pub struct ServiceOptions {
     pub pipe_access: PipeAccess,
     /// Whether the service has a web page.
     pub page: bool,
+    /// The pipes that its form for a new job begins with.
+    pub page_pipes: PagePipes,
     /// The job types that clients can use instead of a task.
     pub job_types: JobTypes,
     /// The outputs that the service keeps.
@@ -108,6 +110,17 @@ impl FromStr for PipeAccess {
             _ => Err(format!("{text:?} is not auto, on or off")),
         }
     }
+}
+
+/// The pipes that the page's form for a new job begins with; the viewer may write others.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PagePipes {
+    /// The input of the batch worker.
+    pub batch: String,
+    /// The input of a worker for the items.
+    pub items: String,
+    /// Where tracking ends.
+    pub target: String,
 }
 
 /// The outputs that the service keeps for jobs with `"outputs": "keep"`.
@@ -194,6 +207,7 @@ impl Default for ServiceOptions {
             limits: Limits::default(),
             pipe_access: PipeAccess::default(),
             page: true,
+            page_pipes: PagePipes::default(),
             job_types: JobTypes::default(),
             outputs: OutputOptions::default(),
             expiry: Expiry::default(),

@@ -14,6 +14,7 @@ mod form;
 mod job;
 mod list;
 mod live;
+mod submit;
 
 use std::sync::Arc;
 
@@ -39,11 +40,19 @@ pub fn router() -> Router<Arc<AppState>> {
             "/partitions/{partition}/bulk",
             get(bulk::confirm).post(bulk::act),
         )
+        .route(
+            "/partitions/{partition}/submit",
+            get(submit::form).post(submit::act),
+        )
         .route("/partitions/{partition}/jobs/{job}", get(job::overview))
         .route("/partitions/{partition}/jobs/{job}/live", get(live::live))
         .route(
             "/partitions/{partition}/jobs/{job}/failures",
             get(job::failures),
+        )
+        .route(
+            "/partitions/{partition}/jobs/{job}/tasks/{task}",
+            get(job::task),
         )
         .route(
             "/partitions/{partition}/jobs/{job}/outputs",

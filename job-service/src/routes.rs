@@ -12,7 +12,7 @@ pub(crate) mod get_history;
 pub(crate) mod get_job;
 pub(crate) mod get_outputs;
 mod get_split;
-mod get_task;
+pub(crate) mod get_task;
 pub(crate) mod health_check;
 mod is_active;
 mod job_status;

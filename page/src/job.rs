@@ -168,15 +168,15 @@ impl Action {
 /// The head of every page of a job.
 #[derive(Debug, Clone)]
 pub struct JobHead {
-    partition: String,
-    id: String,
-    name: String,
-    status: JobStatus,
-    round: Option<u32>,
+    pub(crate) partition: String,
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) status: JobStatus,
+    pub(crate) round: Option<u32>,
     failed: i64,
-    keeps_outputs: bool,
+    pub(crate) keeps_outputs: bool,
     /// Which of the pages this is.
-    page: &'static str,
+    pub(crate) page: &'static str,
 }
 
 impl JobHead {
@@ -194,24 +194,24 @@ impl JobHead {
         }
     }
 
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         url::job(&self.partition, &self.id)
     }
 
-    fn jobs_url(&self) -> String {
+    pub(crate) fn jobs_url(&self) -> String {
         url::jobs(&self.partition)
     }
 
-    fn failed_text(&self) -> String {
+    pub(crate) fn failed_text(&self) -> String {
         text::number(self.failed)
     }
 
-    fn actions(&self) -> Vec<Action> {
+    pub(crate) fn actions(&self) -> Vec<Action> {
         let possible = |action: &Action| action.from_statuses().contains(&self.status);
         Action::ALL.into_iter().filter(possible).collect()
     }
 
-    fn layout(&self, done: Option<String>) -> Layout {
+    pub(crate) fn layout(&self, done: Option<String>) -> Layout {
         Layout {
             title: format!("{} ({})", self.id, self.partition),
             place: Place::Jobs,
@@ -379,6 +379,11 @@ fn facts(job: &Job) -> Vec<(&'static str, Value)> {
         ("Due", time(job.due_time)),
         ("First report", time(job.start_time)),
         ("Ended", time(job.end_time)),
+        ("Next attempt", time(job.next_attempt_time)),
+        (
+            "Failed attempts",
+            some((job.failed_attempts > 0).then(|| text::number(job.failed_attempts))),
+        ),
         ("Changed", time(Some(job.last_update_time))),
         ("Round", some(job.round.map(|round| round.to_string()))),
         (

@@ -65,6 +65,12 @@ impl Layout {
             .map_or_else(|| "/".to_owned(), url::jobs)
     }
 
+    /// Returns the URL of the form for a new job; it belongs to a partition.
+    pub fn submit_url(&self) -> Option<String> {
+        let partition = self.partition.as_deref()?;
+        Some(format!("/partitions/{}/submit", url::encode(partition)))
+    }
+
     /// Returns the event stream that says when to read the page again; an empty text if there is none.
     pub fn events(&self) -> &str {
         match &self.live {

@@ -20,6 +20,8 @@ mod job;
 mod layout;
 mod list;
 mod partitions;
+mod submit;
+mod task;
 pub mod text;
 pub mod url;
 
@@ -30,6 +32,8 @@ pub use job::{Action, Definition, FailuresPage, JobHead, JobPage, OutputLine, Ou
 pub use layout::{Layout, Live, Place};
 pub use list::{Asked, Found, ListPage};
 pub use partitions::PartitionsPage;
+pub use submit::{Entry, Field, Kind, Request, SubmitPage};
+pub use task::TaskPage;
 
 pub use askama::Template;
 

@@ -8,17 +8,18 @@ use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use contract::rest::{ErrorCode, Job, KeptOutput};
 use contract::{JobId, PartitionId};
-use page::{Definition, FailuresPage, JobPage, OutputLine, OutputsPage, url};
+use page::{Definition, FailuresPage, JobPage, OutputLine, OutputsPage, TaskPage, url};
 use store::FailureCursor;
 
 use super::form::Fields;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{JobPath, QueryParams, whole_number};
+use crate::extract::{JobPath, QueryParams, TaskPath, whole_number};
 use crate::html::html;
 use crate::options::BASE_PATH;
 use crate::routes::get_definition::get_definition;
 use crate::routes::get_job::get_job;
 use crate::routes::get_outputs::get_outputs;
+use crate::routes::get_task::get_task;
 use crate::state::AppState;
 
 /// The number of failures on a page.
@@ -77,6 +78,18 @@ pub async fn failures(
         return Err(ApiError::job_not_found(&id));
     };
     let page = FailuresPage::new(partition.as_str(), &job, groups, failures, after.is_none());
+    Ok(html(StatusCode::OK, &page))
+}
+
+/// `GET …/tasks/{task}`: one task.
+pub async fn task(
+    State(state): State<Arc<AppState>>,
+    TaskPath(partition, id, task): TaskPath,
+) -> ApiResult<Response> {
+    let job = job(&state, &partition, &id).await?;
+    let path = TaskPath(partition.clone(), id, task);
+    let task = get_task(State(state), path).await?.0;
+    let page = TaskPage::new(partition.as_str(), &job, task);
     Ok(html(StatusCode::OK, &page))
 }
 

@@ -75,6 +75,8 @@ async fn every_page_forbids_scripts_and_styles_that_are_not_its_own() {
         format!("/partitions/{}/jobs", service.partition),
         format!("/partitions/{}/jobs?filter=nonsense", service.partition),
         format!("{job}/failures"),
+        format!("{job}/tasks/0"),
+        format!("{job}/tasks/nonsense"),
         format!("{job}/definition"),
         format!("{job}/outputs"),
         format!("{job}/confirm?action=delete"),
@@ -382,6 +384,7 @@ async fn text_of_a_job_is_never_markup() {
             path.clone(),
             format!("{path}/failures"),
             format!("{path}/definition"),
+            format!("{path}/tasks/0"),
             format!("{path}/confirm?action=delete"),
             format!("/partitions/{partition}/jobs"),
             format!("/partitions/{partition}/jobs{query}"),
@@ -394,4 +397,63 @@ async fn text_of_a_job_is_never_markup() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn job_is_submitted_by_a_form_that_shows_the_same_request_for_other_clients() {
+    let service = Service::start_configured(|options| {
+        options.page_pipes.batch = "batch-in".to_owned();
+    })
+    .await;
+    let submit_url = format!("/partitions/{}/submit", service.partition);
+    let form = page(&service, &submit_url).await.is(200);
+    form.contains(r#"name="definition""#);
+    form.contains(r#"value="batch-in""#);
+    let fields = "kind=range&id=r1&definition=1-7&itemPipe=items-in&outputs=pipe&targetPipe=out&taskPipe=batch-in&\
+                  params=region%3Deu%0D%0A&labels=team%3Dsearch&onFailure=continue&name=Numbers&itemType=";
+    let shown = submit(&service, &submit_url, &format!("{fields}&do=show"), OWN)
+        .await
+        .is(200);
+    shown.contains("curl -X PUT ");
+    shown.contains("batchwright submit r1 ");
+    shown.contains(r#"value="items-in""#);
+    service.get("/jobs/r1").await.is(404);
+    let created = submit(&service, &submit_url, fields, OWN).await.is(303);
+    assert_eq!(
+        created.header("location"),
+        format!("/partitions/{}/jobs/r1", service.partition)
+    );
+    let definition = service.get("/jobs/r1/definition").await.is(200).json();
+    assert_eq!(
+        definition,
+        json!({
+            "name": "Numbers", "labels": {"team": "search"}, "onFailure": "continue",
+            "task": {
+                "taskClassifier": "BatchWorker", "taskApiVersion": 1, "taskPipe": "batch-in", "targetPipe": "out",
+                "taskData": {
+                    "batchDefinition": "1-7", "batchType": "range", "targetPipe": "items-in", "taskMessageParams": {"region": "eu"}
+                }
+            }
+        })
+    );
+    let without_pipe = fields.replace("taskPipe=batch-in", "taskPipe=");
+    let without_pipe = without_pipe.replace("id=r1", "id=r2");
+    let refused = submit(&service, &submit_url, &without_pipe, OWN)
+        .await
+        .is(400);
+    refused.contains("The task queue name has not been specified.");
+    refused.contains("region=eu");
+    let label = fields.replace("team%3Dsearch", "team");
+    let refused = submit(&service, &submit_url, &label, OWN).await.is(400);
+    refused.contains("expected NAME=VALUE");
+    let json = "kind=json&id=raw&json=%7B";
+    let refused = submit(&service, &submit_url, json, OWN).await.is(400);
+    refused.contains("is not JSON");
+    page(&service, &format!("{submit_url}?kind=nonsense"))
+        .await
+        .is(400)
+        .contains("There is no kind of job");
+    submit(&service, &submit_url, fields, ("X-Nothing", "x"))
+        .await
+        .is(403);
 }

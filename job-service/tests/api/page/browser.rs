@@ -78,6 +78,7 @@ fn items(total: u32, done: u32, failed: u32) -> Vec<(String, EventKind)> {
                     "{{\"path\":\"scans/2016/{number}.tif\",\"language\":\"de\"}}"
                 )),
             }),
+            ..ReportFailure::default()
         })
     };
     let last = |number: u32| if number == total { "*" } else { "" };
@@ -174,7 +175,10 @@ async fn every_page_is_accessible_in_both_themes_and_asks_no_other_host() {
     picture(&tab, "empty-light").await;
     many_jobs(&service).await;
     let list = format!("{}/partitions/{}/jobs", service.root, service.partition);
+    // The address of the form for a new job, from that of the list.
+    let form = "/../submit?kind=glob".to_owned();
     let pages = [
+        ("submit", form),
         ("list", String::new()),
         ("wrong-filter", "?filter=colour%3D%3Dred".to_owned()),
         ("no-match", "?filter=id%3D%3Dnothing".to_owned()),
@@ -182,6 +186,7 @@ async fn every_page_is_accessible_in_both_themes_and_asks_no_other_host() {
         ("waiting-job", "/report-q3".to_owned()),
         ("failed-job", "/cleanup".to_owned()),
         ("failures", "/ocr-2016/failures".to_owned()),
+        ("task", "/ocr-2016/tasks/23".to_owned()),
         ("definition", "/reindex-7/definition".to_owned()),
         ("confirm", "/ocr-2016/confirm?action=delete".to_owned()),
         ("not-found", "/nothing".to_owned()),

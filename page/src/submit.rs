@@ -1,0 +1,242 @@
+//! A new job: a form for each batch plugin, for each job type, and for a request as JSON.
+
+use askama::Template;
+use serde_json::Value;
+
+use crate::layout::{Layout, Place};
+use crate::url;
+
+/// What a job is made of.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kind {
+    /// The name in URLs, such as `range` or `type:thumbnails`.
+    pub name: String,
+    /// The name that a viewer reads.
+    pub title: String,
+    /// What it does, in a sentence.
+    pub about: String,
+    /// What is asked for, beside what all jobs have.
+    pub fields: Vec<Field>,
+}
+
+/// A field of a form.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Field {
+    /// The name in the form.
+    pub name: String,
+    /// What the viewer reads.
+    pub title: String,
+    /// What to write there.
+    pub about: String,
+    /// The value at the beginning.
+    pub value: String,
+    /// An example of a value.
+    pub example: String,
+    /// How it is entered.
+    pub entry: Entry,
+    /// Whether a value must be there.
+    pub required: bool,
+}
+
+/// How a value is entered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Entry {
+    /// A line.
+    Line,
+    /// A number.
+    Number,
+    /// A line that is not shown.
+    Secret,
+    /// Several lines.
+    Text,
+    /// One of these; an empty one where none needs to be chosen.
+    Choice(Vec<String>),
+}
+
+impl Field {
+    /// A field for a line of text that must be there.
+    pub fn new(name: &str, title: &str, about: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            title: title.to_owned(),
+            about: about.to_owned(),
+            value: String::new(),
+            example: String::new(),
+            entry: Entry::Line,
+            required: true,
+        }
+    }
+
+    /// The same for a field that may be empty.
+    #[must_use]
+    pub fn optional(self) -> Self {
+        Self {
+            required: false,
+            ..self
+        }
+    }
+
+    /// The same with an example.
+    #[must_use]
+    pub fn example(self, example: &str) -> Self {
+        Self {
+            example: example.to_owned(),
+            ..self
+        }
+    }
+
+    /// The same with a value.
+    #[must_use]
+    pub fn value(self, value: &str) -> Self {
+        Self {
+            value: value.to_owned(),
+            ..self
+        }
+    }
+
+    /// The same with another entry.
+    #[must_use]
+    pub fn entry(self, entry: Entry) -> Self {
+        Self { entry, ..self }
+    }
+
+    fn is_text(&self) -> bool {
+        self.entry == Entry::Text
+    }
+
+    fn input_type(&self) -> &'static str {
+        match self.entry {
+            Entry::Number => "number",
+            Entry::Secret => "password",
+            Entry::Line | Entry::Text | Entry::Choice(_) => "text",
+        }
+    }
+
+    fn choices(&self) -> Option<Vec<(&str, bool)>> {
+        match &self.entry {
+            Entry::Choice(choices) => Some(
+                choices
+                    .iter()
+                    .map(|choice| (choice.as_str(), *choice == self.value))
+                    .collect(),
+            ),
+            Entry::Line | Entry::Number | Entry::Secret | Entry::Text => None,
+        }
+    }
+}
+
+/// The form for a new job.
+#[derive(Debug, Template)]
+#[template(path = "submit.html")]
+pub struct SubmitPage {
+    layout: Layout,
+    partition: String,
+    kinds: Vec<(String, String, bool)>,
+    kind: Kind,
+    common: Vec<Field>,
+    problem: Option<String>,
+    request: Option<Request>,
+}
+
+/// A request, as it can be sent by other means.
+#[derive(Debug)]
+pub struct Request {
+    json: String,
+    curl: String,
+    command: String,
+}
+
+impl Request {
+    /// The request that creates this job. `api` is the URL of the API.
+    pub fn new(api: &str, partition: &str, job: &str, body: &Value) -> Self {
+        let json = serde_json::to_string_pretty(body).unwrap_or_default();
+        let target = format!("{api}{}", url::job(partition, job));
+        Self {
+            curl: format!(
+                "curl -X PUT {} -H 'Content-Type: application/json' -d {}",
+                quoted(&target),
+                quoted(&body.to_string())
+            ),
+            command: format!(
+                "batchwright submit {} --url {} --partition {} --file - <<'END'\n{json}\nEND",
+                quoted(job),
+                quoted(api),
+                quoted(partition)
+            ),
+            json,
+        }
+    }
+}
+
+impl SubmitPage {
+    /// The form of one of these kinds, with the fields that all jobs have; what is wrong with what was entered; and the request that
+    /// it makes.
+    pub fn new(
+        partition: &str,
+        kinds: &[Kind],
+        kind: Kind,
+        common: Vec<Field>,
+        problem: Option<String>,
+        request: Option<Request>,
+    ) -> Self {
+        let path = format!("/partitions/{}/submit", url::encode(partition));
+        let link = |other: &Kind| {
+            let query = url::query([("kind", other.name.as_str())]);
+            (
+                format!("{path}{query}"),
+                other.title.clone(),
+                other.name == kind.name,
+            )
+        };
+        Self {
+            layout: Layout {
+                title: format!("New job in {partition}"),
+                place: Place::Submit,
+                partition: Some(partition.to_owned()),
+                ..Layout::default()
+            },
+            partition: partition.to_owned(),
+            kinds: kinds.iter().map(link).collect(),
+            kind,
+            common,
+            problem,
+            request,
+        }
+    }
+
+    fn path(&self) -> String {
+        format!("/partitions/{}/submit", url::encode(&self.partition))
+    }
+}
+
+/// Returns a text as one word of a shell.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn request_is_shown_as_curl_and_as_a_command_that_a_shell_reads_as_one() {
+        let body = json!({"name": "it's"});
+        let request = Request::new("http://h:1/job-service/v1", "a b", "j'1", &body);
+        assert_eq!(
+            request.curl,
+            r#"curl -X PUT http://h:1/job-service/v1/partitions/a%20b/jobs/j%271 -H 'Content-Type: application/json' -d '{"name":"it'\''s"}'"#
+        );
+        assert_eq!(
+            request.command,
+            "batchwright submit 'j'\\''1' --url http://h:1/job-service/v1 --partition 'a b' --file - <<'END'\n{\n  \"name\": \"it's\"\n}\nEND"
+        );
+        assert_eq!(quoted(""), "''");
+    }
+}
