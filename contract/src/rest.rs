@@ -8,12 +8,16 @@ use serde::{Deserialize, Serialize};
 
 mod attempts;
 mod history;
+mod tasks;
 
 use crate::ReportFailure;
 pub use crate::outputs::{KeptOutputs, OutputStatus, Outputs};
 pub use crate::problem::{ErrorBody, ErrorCode};
 pub use attempts::{EarlierFailure, FailedAttempt};
 pub use history::{History, StatusChange};
+pub use tasks::{
+    CurvePoint, ListedTask, ProgressCurve, SubtaskState, TaskCounts, TaskEntry, TaskRange, Tasks,
+};
 
 /// The largest body of a request that the job service accepts, in bytes.
 pub const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;

@@ -74,6 +74,11 @@ pub enum ApiError {
     /// 410: the outputs of this job are gone.
     #[error("The outputs of the job '{0}' were removed, because their time was over.")]
     OutputsRemoved(String),
+    /// 410: what was known about the tasks of this job is gone.
+    #[error(
+        "The job '{0}' ended long ago, and what was known about its tasks is deleted (--keep-failed-tasks, --max-failed-tables)."
+    )]
+    TasksRemoved(String),
     /// 503: the outputs are kept in a place that this process cannot read.
     #[error("the outputs cannot be read: {0}")]
     OutputsUnreadable(String),
@@ -142,8 +147,8 @@ impl ApiError {
             Self::JobNotFound(_) | Self::NotFound(..) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::Conflict(..) | Self::OutputsNotKept(_) => StatusCode::CONFLICT,
-            Self::OutputsRemoved(_) => StatusCode::GONE,
             Self::KeyTaken { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::OutputsRemoved(_) | Self::TasksRemoved(_) => StatusCode::GONE,
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NoSpace(_)
@@ -169,6 +174,7 @@ impl ApiError {
             Self::BrokerUnavailable(_) => ErrorCode::BrokerUnavailable,
             Self::OutputsNotKept(_) => ErrorCode::OutputsNotKept,
             Self::OutputsRemoved(_) => ErrorCode::OutputsRemoved,
+            Self::TasksRemoved(_) => ErrorCode::TasksNotKept,
             Self::OutputsUnreadable(_) => ErrorCode::OutputsUnreadable,
             Self::ForeignOrigin(_) | Self::NotOwnPage(_) => ErrorCode::ForeignOrigin,
             Self::ForeignHost(_) => ErrorCode::ForeignHost,

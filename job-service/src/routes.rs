@@ -3,6 +3,7 @@
 pub(crate) mod cancel_job;
 pub(crate) mod cancel_jobs;
 mod count_jobs;
+mod count_tasks;
 mod create_job;
 pub(crate) mod delete_job;
 pub(crate) mod delete_jobs;
@@ -11,6 +12,7 @@ pub(crate) mod get_definition;
 pub(crate) mod get_history;
 pub(crate) mod get_job;
 pub(crate) mod get_outputs;
+mod get_progress;
 mod get_split;
 pub(crate) mod get_task;
 pub(crate) mod health_check;
@@ -18,6 +20,7 @@ mod is_active;
 mod job_status;
 mod list_failures;
 mod list_jobs;
+mod list_tasks;
 pub(crate) mod pause_job;
 mod ping;
 mod put_messages;
@@ -120,8 +123,11 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(get_history::get_history))
         .routes(routes!(job_status::job_status))
         .routes(routes!(is_active::is_active))
+        .routes(routes!(list_tasks::list_tasks))
+        .routes(routes!(count_tasks::count_tasks))
         .routes(routes!(get_task::get_task))
         .routes(routes!(get_split::get_split))
+        .routes(routes!(get_progress::get_progress))
         .routes(routes!(list_failures::list_failures))
         .routes(routes!(take_messages::take_messages))
         .routes(routes!(put_messages::put_messages))

@@ -16,6 +16,7 @@ mod signals;
 pub mod sql;
 mod sqlite;
 mod transaction;
+pub mod views;
 
 use contract::JobStatus;
 use futures_util::future::BoxFuture;
@@ -36,6 +37,7 @@ pub use transaction::{
     FAILURES_OF_A_ROUND, JobSteps, KeyState, LONGEST_LEASE, LedgerSteps, OutboxSteps, OutputSteps,
     ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps, Transaction,
 };
+use views::TreeReads;
 
 /// The result of a step or a read. The seam is used as trait objects, so its futures are boxed.
 pub type DbFuture<'a, T> = BoxFuture<'a, Result<T, DbError>>;
@@ -122,7 +124,7 @@ pub struct KeptTaskRow {
 }
 
 /// A database. It may still be unavailable.
-pub trait Backend: Reads + std::fmt::Debug + Send + Sync {
+pub trait Backend: Reads + TreeReads + std::fmt::Debug + Send + Sync {
     /// `postgres`, `sqlite` or `memory`.
     fn kind(&self) -> &'static str;
 

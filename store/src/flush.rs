@@ -11,6 +11,7 @@ use contract::{JobStatus, JobTaskId, Step};
 use metrics::histogram;
 use tokio::time::Instant;
 
+use crate::curve::{Moment, points_of, text_of};
 use crate::db::DbError;
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::dependents::EndedJob;
@@ -164,6 +165,10 @@ async fn save(
         reason,
         time: now,
     };
+    // Only what is saved.
+    if changed || outcome.decision.is_some() {
+        extend_curve(tx, job, now).await?;
+    }
     if let Some((status, reason)) = &outcome.decision {
         let keep_table = if *status == JobStatus::Failed {
             keep_failed_table
@@ -182,6 +187,24 @@ async fn save(
         tx.notify_job(job.partition.as_str(), job.job.as_str());
     }
     Ok(None)
+}
+
+/// Adds the present numbers of a locked job to its curve, if a point is due. The job is saved afterwards.
+async fn extend_curve(tx: &mut Tx<'_>, job: &mut JobRow, now: i64) -> Result<(), DbError> {
+    let totals = &job.totals;
+    let present = Moment(now, totals.completed_items, totals.failed_tasks);
+    let points = job.curve.take(present);
+    if points.is_empty() {
+        return Ok(());
+    }
+    if !job.curve.is_full() {
+        return tx.extend_curve(job.incarnation, &text_of(&points)).await;
+    }
+    let stored = tx.curve(job.incarnation).await?;
+    let mut all = points_of(stored.as_deref().unwrap_or_default());
+    all.extend(points);
+    let kept = job.curve.thin(&all);
+    tx.replace_curve(job.incarnation, &text_of(&kept)).await
 }
 
 fn by_job(events: &[TrackingEvent]) -> EventsByJob<'_> {

@@ -3,6 +3,7 @@
 use contract::rest::Expiry;
 use contract::{JobId, JobStatus, PartitionId};
 
+use crate::curve::CurveState;
 use crate::ledger::JobTotals;
 use crate::model::Incarnation;
 use crate::pace::Pace;
@@ -40,6 +41,8 @@ pub(crate) struct JobRow {
     pub correlation_id: Option<String>,
     /// When its items ended.
     pub pace: Pace,
+    /// Where its curve stands.
+    pub curve: CurveState,
     /// The pipe of the outputs that the service keeps; `None` if the job does not keep its outputs.
     pub output_pipe: Option<String>,
 }

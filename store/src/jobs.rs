@@ -17,5 +17,7 @@ mod split;
 mod task;
 
 pub(crate) use delete::delete_locked;
+pub(crate) use progress::Progress;
 pub use retry::{RetriedBatch, RetryCursor};
 pub use task::TaskAnswer;
+pub(crate) use task::remark_of_done;

@@ -13,6 +13,7 @@
 //! | `prerequisites`, `dependents` | the jobs that a new job waits for; the jobs that wait for one that ends |
 //! | `flush` | counts a batch of reports in one transaction |
 //! | `ledger/` | the state of a job's tasks; pure |
+//! | `tree/`, `curve` | the tasks of a job as a person sees them; its progress over time |
 //! | `round` | what happens to a job that is taken up again |
 //! | `outbox`, `parking`, `sweep` | messages to publish; tasks of paused jobs; deletion of old data |
 //! | `outputs` | the outputs that the service keeps, without their blobs |
@@ -27,6 +28,7 @@
 
 #![warn(missing_docs)]
 
+mod curve;
 mod db;
 mod definition;
 mod dependents;
@@ -50,6 +52,7 @@ mod round;
 mod store;
 mod sweep;
 mod transition;
+mod tree;
 
 pub use db::JobSignal;
 pub use db::memory::FaultPoint;
@@ -70,3 +73,4 @@ pub use query::{JobQuery, Sort, SortBy};
 pub use retention::{KeptUntil, span};
 pub use store::{Store, StoreOptions, masked};
 pub use sweep::Swept;
+pub use tree::{CountsAnswer, TaskCursor, TaskQuery, TasksAnswer};

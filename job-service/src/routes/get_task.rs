@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use contract::rest::{ErrorBody, ErrorCode, Task};
-use contract::{JobTaskId, Step};
+use contract::{JobId, JobTaskId, Step};
 use store::TaskAnswer;
 
 use super::StoreErrors;
@@ -60,22 +60,26 @@ pub async fn get_task(
     TaskPath(partition, job, task): TaskPath,
 ) -> ApiResult<Json<Task>> {
     let path = parse_id(&task)?;
-    let not_found = |why: &str| {
-        let id = format_id(&path);
-        let message = format!("ERROR: task_id {{{id}}} of job_id {{{job}}} not found{why}");
-        ApiError::NotFound(ErrorCode::TaskNotFound, message)
-    };
     match state.store.task(&partition, &job, &path).await? {
         TaskAnswer::Task(found) => Ok(Json(Task {
             id: format_id(&path),
             ..*found
         })),
         TaskAnswer::NoJob => Err(ApiError::job_not_found(&job)),
-        TaskAnswer::NoTask => Err(not_found("")),
-        TaskAnswer::NotKnown => Err(not_found(
+        TaskAnswer::NoTask => Err(task_not_found(&job, &path, "")),
+        TaskAnswer::NotKnown => Err(task_not_found(
+            &job,
+            &path,
             ". The job has ended and its tasks are no longer stored, so it is not known whether it had this one.",
         )),
     }
+}
+
+/// Returns the error that the job has no task with this path.
+pub fn task_not_found(job: &JobId, path: &[u32], why: &str) -> ApiError {
+    let id = format_id(path);
+    let message = format!("ERROR: task_id {{{id}}} of job_id {{{job}}} not found{why}");
+    ApiError::NotFound(ErrorCode::TaskNotFound, message)
 }
 
 /// Returns the numbers of the path; none for the job's first task.

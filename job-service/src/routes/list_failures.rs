@@ -30,7 +30,7 @@ const PAGE_SIZE: u32 = 100;
 /// The names of the parameters.
 const PARAMETERS: [&str; 3] = ["limit", "after", "group"];
 /// The media type of one JSON object on each line.
-const NDJSON: &str = "application/x-ndjson";
+pub const NDJSON: &str = "application/x-ndjson";
 /// The number of failures that a stream reads at a time.
 const STREAM_PAGE: usize = 500;
 
@@ -130,7 +130,8 @@ pub async fn list_failures(
     Ok(Json(found).into_response())
 }
 
-fn accepts_ndjson(headers: &HeaderMap) -> bool {
+/// Returns whether the client accepts one JSON object on each line.
+pub fn accepts_ndjson(headers: &HeaderMap) -> bool {
     headers
         .get_all(header::ACCEPT)
         .iter()

@@ -45,4 +45,5 @@ mod requests;
 mod resubmit;
 mod retry;
 mod scheduling;
+mod tasks;
 mod watch;

@@ -10,6 +10,7 @@ use contract::{JobStatus, OnFailure, PartitionId};
 
 use super::sql::jobs;
 use super::{DbError, DbFuture, JobRow};
+use crate::curve::CurveState;
 use crate::ledger::JobTotals;
 use crate::model::{CatalogueSize, TaskTableSize};
 use crate::pace::Pace;
@@ -96,6 +97,7 @@ pub fn sample(
         without_target: false,
         correlation_id: None,
         pace: Pace::default(),
+        curve: CurveState::default(),
         output_pipe: None,
     };
     Ok((

@@ -9,6 +9,7 @@ mod parking;
 mod prerequisites;
 mod retention;
 mod rounds;
+mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -83,6 +84,7 @@ struct State {
     ids: BTreeMap<i64, JobKey>,
     labels: BTreeMap<(i64, String), Option<String>>,
     failures: BTreeMap<(i64, String), KeptFailure>,
+    curves: BTreeMap<i64, String>,
     history: BTreeMap<(i64, i64), TransitionRow>,
     outbox: BTreeMap<i64, Unsent>,
     dependencies: Dependencies,

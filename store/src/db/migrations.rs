@@ -65,6 +65,10 @@ const POSTGRES: &[File] = &[
         "20261122203517_request_keys",
         include_str!("../../../migrations/postgres/20261122203517_request_keys.sql"),
     ),
+    (
+        "20261122204500_curve",
+        include_str!("../../../migrations/postgres/20261122204500_curve.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -123,6 +127,10 @@ const SQLITE: &[File] = &[
     (
         "20261122203517_request_keys",
         include_str!("../../../migrations/sqlite/20261122203517_request_keys.sql"),
+    ),
+    (
+        "20261122204500_curve",
+        include_str!("../../../migrations/sqlite/20261122204500_curve.sql"),
     ),
 ];
 

@@ -4,6 +4,7 @@
 //! session; a statement that only one of them has stands in a `match` on it.
 
 mod attempts;
+pub mod curve;
 pub mod failures;
 pub mod history;
 pub mod inspect;
@@ -20,6 +21,7 @@ pub mod rounds;
 pub mod session;
 pub mod statement;
 pub mod transaction;
+mod views;
 
 use std::sync::Arc;
 

@@ -164,6 +164,15 @@ pub trait LedgerSteps {
         gone: &'a [String],
     ) -> DbFuture<'a, ()>;
 
+    /// Returns the points of the curve of a job.
+    fn curve(&mut self, incarnation: i64) -> DbFuture<'_, Option<String>>;
+
+    /// Appends points to the curve of a job.
+    fn extend_curve<'a>(&'a mut self, incarnation: i64, points: &'a str) -> DbFuture<'a, ()>;
+
+    /// Replaces the points of the curve of a job.
+    fn replace_curve<'a>(&'a mut self, incarnation: i64, points: &'a str) -> DbFuture<'a, ()>;
+
     /// Adds failures of many jobs. A failure whose path is there already is left out.
     fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> DbFuture<'a, ()>;
 

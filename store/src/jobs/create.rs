@@ -2,6 +2,7 @@
 
 use contract::JobStatus;
 
+use crate::curve::CurveState;
 use crate::db::DueTime;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
 use crate::db::{DbError, JobRow, KeyState, Signal};
@@ -196,6 +197,7 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         without_target: request.without_target,
         correlation_id: request.correlation_id.clone(),
         pace: Pace::default(),
+        curve: CurveState::default(),
         output_pipe: request.output_pipe.clone(),
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use contract::{JobId, JobStatus, PartitionId, rest};
 
+use crate::curve::{self, Moment};
 use crate::db::{DbError, JobSignal, UnsentStart};
 use crate::definition::PackedDefinition;
 use crate::job_row::JobRow;
@@ -96,6 +97,23 @@ impl Store {
             status: Some(status),
         };
         Ok(waiting.await?.into_iter().map(awaited).collect())
+    }
+
+    /// Returns how the items of a job ended over time; `None` if there is no such job.
+    pub async fn progress_curve(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+    ) -> Result<Option<rest::ProgressCurve>, StoreError> {
+        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        let Some(row) = row else { return Ok(None) };
+        let stored = self.backend.curve_of(row.incarnation).await?;
+        let items = Progress::of(&row, self.backend.clock().now()).items;
+        Ok(Some(rest::ProgressCurve {
+            points: curve::shown(row.curve, stored.as_deref(), present(&row)),
+            total: items.total,
+            total_is_final: items.total_is_final,
+        }))
     }
 
     /// Returns what a job was created from. Returns `None` if there is no such job, or if an earlier version created it.
@@ -197,6 +215,14 @@ impl Store {
 /// while it was Waiting is Active once it is resumed.
 fn may_be_unstarted(row: &JobRow) -> bool {
     !row.status.is_finished() && !row.task_table && row.totals.percentage == 0
+}
+
+/// Returns the last point of the curve of a job; `None` before anything is reported.
+fn present(row: &JobRow) -> Option<Moment> {
+    let time = row.finish_time.unwrap_or(row.last_update_time);
+    let (done, failed) = (row.totals.completed_items, row.totals.failed_tasks);
+    let is_reported = row.pace.start.is_some() || done + failed > 0;
+    is_reported.then_some(Moment(time, done, failed))
 }
 
 fn describe_row(row: JobRow, now: i64) -> rest::Job {

@@ -266,6 +266,11 @@ fn remark(above: &str) -> String {
     )
 }
 
+/// Returns a remark on the subtasks of a task that is done, which are not stored.
+pub(crate) fn remark_of_done(remark: Option<String>) -> String {
+    remark.unwrap_or_else(|| "The task is done. Its subtasks are no longer stored.".to_owned())
+}
+
 fn describe_split(task: &mut rest::Task, split: &NodeRow) {
     task.status = rest::TaskState::Active;
     task.subtasks = split.size.map(i64::from);

@@ -4,7 +4,7 @@ use contract::ReportFailure;
 use serde::{Deserialize, Serialize};
 
 use super::bitmap::{Bits, position};
-use super::counts::SplitCounts;
+use super::counts::{Counts, SplitCounts};
 use super::kept::{failure_json, parse_failure};
 
 /// The chunk number of an active task's row.
@@ -54,6 +54,20 @@ pub struct NodeRow {
 impl NodeRow {
     pub fn bits(&self) -> Bits {
         Bits(self.done.clone())
+    }
+
+    /// Returns whether the split itself was reported failed, or is contradictory.
+    pub const fn is_reported_failed(&self) -> bool {
+        self.flags & REPORTED_FAILED != 0
+    }
+
+    /// Returns what is known about the items of a split; `None` if an older build has written the row.
+    pub fn counts_seen_from_above(&self) -> Option<Counts> {
+        let counts: Option<SplitCounts> = self
+            .detail
+            .as_deref()
+            .and_then(|text| serde_json::from_str(text).ok());
+        counts.map(|counts| counts.seen_from_above())
     }
 
     pub fn failed_bits(&self) -> Bits {

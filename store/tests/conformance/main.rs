@@ -53,3 +53,4 @@ mod retention;
 mod rounds;
 mod scheduling;
 mod splits;
+mod tree;

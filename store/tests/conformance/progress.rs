@@ -4,7 +4,7 @@ use contract::rest::Items;
 use contract::{Announced, JobStatus, OnFailure};
 use store::{EventKind, JobRequest};
 
-use crate::fixture::{TestStore, event, failed, failure, request};
+use crate::fixture::{TestStore, acme, event, failed, failure, id, request};
 
 suite![
     total_is_that_of_the_announced_splits_and_final_once_all_are_announced,
@@ -13,6 +13,7 @@ suite![
     job_that_is_cancelled_has_nothing_under_way,
     items_are_counted_by_what_has_become_of_them,
     job_tells_its_start_and_its_end,
+    curve_has_points_a_second_apart_and_ends_with_the_present,
 ];
 
 const fn announced(batches: u32, items: Option<u64>) -> EventKind {
@@ -165,6 +166,47 @@ async fn job_tells_its_start_and_its_end(store: TestStore) {
     let done = store.job(&job).await;
     assert_eq!(done.start_time, active.start_time);
     assert_eq!(done.end_time, Some(done.last_update_time));
+}
+
+async fn curve_has_points_a_second_apart_and_ends_with_the_present(mut store: TestStore) {
+    let curve = async |store: &TestStore| {
+        let curve = store.progress_curve(&acme(), &id("curve")).await;
+        curve.unwrap().unwrap()
+    };
+    let job = store.create_with(continuing("curve")).await;
+    assert_eq!(curve(&store).await.points, []);
+    store.report(&job, "1000*", announced(0, None)).await;
+    store.complete(&job, &["1"]).await;
+    let first = curve(&store).await.points;
+    assert_eq!(first.last().map(|point| point.done), Some(1), "{first:?}");
+    // A point is due by the clock of the store.
+    let mut done = 1;
+    harness::wait_for("a point to be stored", async || {
+        done += 1;
+        store.complete(&job, &[&done.to_string()]).await;
+        let points = curve(&store).await.points;
+        if points.len() > 2 {
+            Ok(())
+        } else {
+            Err(format!("{points:?}"))
+        }
+    })
+    .await;
+    store.reopen().await;
+    store.report(&job, "999", failed("BROKEN")).await;
+    let present = curve(&store).await;
+    assert_eq!((present.total, present.total_is_final), (Some(999), true));
+    let points = present.points;
+    assert!(points.is_sorted_by_key(|point| point.time), "{points:?}");
+    assert_eq!(points[0].time, first[0].time);
+    assert!(points[1].time - points[0].time >= 1000);
+    let last = points[points.len() - 1];
+    assert_eq!((last.done, last.failed), (done, 1));
+    let unknown = store.progress_curve(&acme(), &id("unknown")).await;
+    assert_eq!(unknown.unwrap(), None);
+    store.delete("curve").await;
+    store.create_with(continuing("curve")).await;
+    assert_eq!(curve(&store).await.points, []);
 }
 
 async fn total(store: &TestStore, job: &str) -> (Option<i64>, bool) {

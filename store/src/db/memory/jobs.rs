@@ -57,6 +57,7 @@ impl JobSteps for MemoryTransaction {
         self.remove_all(|s| &mut s.history, |(n, _), _| *n == incarnation);
         self.remove_all(|s| &mut s.parked, |(n, _), _| *n == incarnation);
         self.put(|s| &mut s.unparking, incarnation, None);
+        self.put(|s| &mut s.curves, incarnation, None);
         self.put(|s| &mut s.definitions, incarnation, None);
         self.put(|s| &mut s.unstarted, incarnation, None);
         self.remove_all(|s| &mut s.past_failures, |(n, ..), _| *n == incarnation);

@@ -103,6 +103,19 @@ impl LedgerSteps for MemoryTransaction {
         }
         done(())
     }
+    fn curve(&mut self, incarnation: i64) -> DbFuture<'_, Option<String>> {
+        done(self.state.curves.get(&incarnation).cloned())
+    }
+    fn extend_curve<'a>(&'a mut self, incarnation: i64, points: &'a str) -> DbFuture<'a, ()> {
+        let stored = self.state.curves.get(&incarnation);
+        let all = stored.cloned().unwrap_or_default() + points;
+        self.put(|s| &mut s.curves, incarnation, Some(all));
+        done(())
+    }
+    fn replace_curve<'a>(&'a mut self, incarnation: i64, points: &'a str) -> DbFuture<'a, ()> {
+        self.put(|s| &mut s.curves, incarnation, Some(points.to_owned()));
+        done(())
+    }
     fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> DbFuture<'a, ()> {
         for (incarnation, kept) in failures {
             let key = (*incarnation, kept.path.clone());

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::millis;
 use super::session::{Row, Session};
 use super::statement::{Dialect, Statement, json};
+use crate::curve::CurveState;
 use crate::db::{DbError, JobKey, JobRow, Label};
 use crate::ledger::{Counts, JobTotals};
 use crate::pace::Pace;
@@ -24,6 +25,12 @@ struct Progress {
     #[serde(skip_serializing_if = "Option::is_none")]
     counts: Option<Counts>,
     pace: Pace,
+    #[serde(skip_serializing_if = "is_new")]
+    curve: CurveState,
+}
+
+fn is_new(curve: &CurveState) -> bool {
+    *curve == CurveState::default()
 }
 
 pub async fn find(db: &mut Session, partition: &str, job: &str) -> Result<Option<JobRow>, DbError> {
@@ -146,6 +153,7 @@ pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
         .bind(serde_json::to_string(&Progress {
             counts: job.totals.counts,
             pace: job.pace,
+            curve: job.curve,
         })?)
         .bind(i32::try_from(job.round).unwrap_or(i32::MAX))
         .bind(job.failed_attempts);
@@ -300,6 +308,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         without_target: row.get("without_target")?,
         correlation_id: row.get("correlation_id")?,
         pace: progress.pace,
+        curve: progress.curve,
         output_pipe: row.get("output_pipe")?,
     })
 }

@@ -9,7 +9,7 @@ use contract::ReportFailure;
 use super::session::Session;
 use super::statement::Dialect;
 use super::{
-    attempts, failures, history, jobs, ledger, outbox, outputs, parking, prerequisites,
+    attempts, curve, failures, history, jobs, ledger, outbox, outputs, parking, prerequisites,
     request_keys, retention, rounds,
 };
 use crate::db::postgres::CHANNEL;
@@ -199,6 +199,15 @@ impl LedgerSteps for SqlTransaction {
         gone: &'a [String],
     ) -> DbFuture<'a, ()> {
         Box::pin(failures::change(&mut self.session, incarnation, new, gone))
+    }
+    fn curve(&mut self, incarnation: i64) -> DbFuture<'_, Option<String>> {
+        Box::pin(curve::find(&mut self.session, incarnation))
+    }
+    fn extend_curve<'a>(&'a mut self, incarnation: i64, points: &'a str) -> DbFuture<'a, ()> {
+        Box::pin(curve::extend(&mut self.session, incarnation, points))
+    }
+    fn replace_curve<'a>(&'a mut self, incarnation: i64, points: &'a str) -> DbFuture<'a, ()> {
+        Box::pin(curve::replace(&mut self.session, incarnation, points))
     }
     fn insert_failures<'a>(&'a mut self, failures: &'a [(i64, KeptFailure)]) -> DbFuture<'a, ()> {
         Box::pin(failures::insert(&mut self.session, failures))

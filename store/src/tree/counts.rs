@@ -1,0 +1,149 @@
+//! Counts the tasks of a job, or below one of its tasks, by state: from the sums that the ledger keeps.
+
+use contract::rest::{Items, TaskCounts, TaskState};
+use contract::{JobId, JobStatus, PartitionId, rest};
+
+use super::shown_id;
+use crate::db::JobRow;
+use crate::jobs::{Progress, TaskAnswer};
+use crate::ledger::{NodeRow, path_of};
+use crate::{Store, StoreError};
+
+/// What is known about the number of tasks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CountsAnswer {
+    /// The numbers.
+    Counts(TaskCounts),
+    /// There is no such job.
+    NoJob,
+    /// The job has no such task, or did not have it when it ended.
+    NoTask,
+    /// The job has ended, and its tasks are no longer stored.
+    NotKept,
+}
+
+impl Store {
+    /// Counts the tasks below a task by state; those of the whole job for an empty path. A task without subtasks counts itself.
+    pub async fn task_counts(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+        under: &[u32],
+    ) -> Result<CountsAnswer, StoreError> {
+        let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else {
+            return Ok(CountsAnswer::NoJob);
+        };
+        if under.is_empty() {
+            let items = Progress::of(&row, self.backend.clock().now()).items;
+            return Ok(CountsAnswer::Counts(of_items(&items)));
+        }
+        let task = match self.task(partition, job, under).await? {
+            TaskAnswer::Task(task) => task,
+            TaskAnswer::NoJob => return Ok(CountsAnswer::NoJob),
+            TaskAnswer::NoTask => return Ok(CountsAnswer::NoTask),
+            TaskAnswer::NotKnown => return Ok(CountsAnswer::NotKept),
+        };
+        let path = path_of(under.iter().copied());
+        let split = if row.task_table && row.status != JobStatus::Completed {
+            let keys = [(path.clone(), 0)];
+            self.backend.nodes(row.incarnation, &keys).await?.pop()
+        } else {
+            None
+        };
+        let counts = match split {
+            Some(split) => {
+                let failed = self.failed_under(&row, &path).await?;
+                of_split(&row, &split, failed)
+            }
+            None => of_task(&task),
+        };
+        Ok(CountsAnswer::Counts(TaskCounts {
+            under: shown_id(under),
+            ..counts
+        }))
+    }
+
+    /// Returns how many tasks have failed below this one and itself; `None` if not all failures of the job are kept.
+    async fn failed_under(&self, row: &JobRow, path: &str) -> Result<Option<i64>, StoreError> {
+        let failed = row.totals.failed_tasks;
+        if failed == 0 {
+            return Ok(Some(0));
+        }
+        if self.backend.failures_kept(row.incarnation).await? < failed {
+            return Ok(None);
+        }
+        let under = self.backend.count_failures_under(row.incarnation, path);
+        Ok(Some(under.await?))
+    }
+}
+
+fn of_items(items: &Items) -> TaskCounts {
+    TaskCounts {
+        under: shown_id(&[]),
+        total: items.total,
+        total_is_final: items.total_is_final,
+        failed: Some(items.failed),
+        retrying: items.retrying,
+        running: items.running,
+        waiting: items.waiting,
+        blocked: Some(0),
+        done: Some(items.done),
+    }
+}
+
+fn of_split(row: &JobRow, split: &NodeRow, failed: Option<i64>) -> TaskCounts {
+    let is_over = row.status.is_finished();
+    let known = split.counts_seen_from_above();
+    let known = known.map(|counts| {
+        if is_over {
+            counts.without_active_tasks()
+        } else {
+            counts
+        }
+    });
+    let total = known.map(|counts| counts.total.max(split.items));
+    let under_way = known.map(|counts| counts.retrying + counts.running);
+    let ended = failed.map(|failed| split.items + failed);
+    let waiting = |((total, under_way), ended): ((i64, i64), i64)| total - ended - under_way;
+    TaskCounts {
+        total,
+        total_is_final: known.is_some_and(|counts| counts.unsettled == 0),
+        failed,
+        retrying: known.map(|counts| counts.retrying.max(0)),
+        running: known.map(|counts| counts.running.max(0)),
+        waiting: total
+            .zip(under_way)
+            .zip(ended)
+            .map(|numbers| waiting(numbers).max(0)),
+        blocked: Some(0),
+        done: Some(split.items),
+        ..TaskCounts::default()
+    }
+}
+
+/// Counts a task that is not an open split. How many tasks one had that is done is not stored.
+fn of_task(task: &rest::Task) -> TaskCounts {
+    let mut counts = TaskCounts {
+        total: Some(1),
+        total_is_final: true,
+        failed: Some(0),
+        retrying: Some(0),
+        running: Some(0),
+        waiting: Some(0),
+        blocked: Some(0),
+        done: Some(0),
+        ..TaskCounts::default()
+    };
+    let one = Some(1);
+    match task.status {
+        TaskState::Completed => {
+            (counts.total, counts.done) = (None, None);
+            counts.total_is_final = false;
+        }
+        TaskState::Failed => counts.failed = one,
+        TaskState::Retrying => counts.retrying = one,
+        TaskState::Active => counts.running = one,
+        TaskState::Waiting => counts.waiting = one,
+    }
+    counts
+}
