@@ -6,8 +6,15 @@
 # Debian's packages if that needs no password. Nothing else runs as root.
 #
 # What each test binary prints is in target/test-output. CONTRIBUTING.md says how to run a part of this.
+#
+# `./test.sh --long` simulates 10,000 seeds as well, which takes some ten minutes more.
 set -uo pipefail
 cd "$(dirname "$0")" || exit 1
+case $* in
+    '') long= ;;
+    --long) long=yes ;;
+    *) echo "usage: ./test.sh [--long]" >&2; exit 2 ;;
+esac
 export INSTA_UPDATE=no CARGO_TERM_COLOR=never CARGO_TERM_QUIET=false
 export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false # a fresh build is smaller and faster so; a panic still names its line
 target=${CARGO_TARGET_DIR:-target}
@@ -108,6 +115,15 @@ build() {
     mkdir -p "$output" && cargo test --workspace --no-run --message-format=json-render-diagnostics >"$output/messages"
 }
 
+# Runs half of the seeds on each route of outputs.
+simulate() {
+    local binary
+    binary=$(sed -n 's/.*"executable":"\([^"]*\/simulation-[^"]*\)".*/\1/p' "$output/messages" | tail -1)
+    SIMULATION_RUNS=5000 timeout 3600 "$binary" any_faults >"$output/simulation-long" 2>&1 && return
+    tail -60 "$output/simulation-long"
+    return 1
+}
+
 # --- the run ---------------------------------------------------------------------------------------------------------------
 
 output=$target/test-output
@@ -128,4 +144,5 @@ if [ -s "$output/counts" ]; then
     # The runner fails for its failed tests, which are counted already.
     [ "$status" -eq 0 ] || [ "$failed" -eq 0 ] || unset 'failures[-1]'
 fi
+[ -z "$long" ] || check "simulation of 10,000 seeds" simulate
 finish

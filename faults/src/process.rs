@@ -175,11 +175,10 @@ impl Process {
             .is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 
-    /// Returns whether the process has ended by itself.
-    pub fn has_ended(&self) -> bool {
-        self.lock()
-            .as_mut()
-            .is_some_and(|child| matches!(child.try_wait(), Ok(Some(_))))
+    /// Returns how the process has ended, if it has ended by itself.
+    pub fn ended(&self) -> Option<ExitStatus> {
+        let mut child = self.lock();
+        child.as_mut().and_then(|child| child.try_wait().ok()?)
     }
 
     /// Returns everything that the process has written so far, also before it was started again.
@@ -264,7 +263,7 @@ mod tests {
         greeted(1).await;
         assert!(process.is_running());
         process.kill().unwrap();
-        assert!(!process.is_running() && !process.has_ended());
+        assert!(!process.is_running() && process.ended().is_none());
         process.start().unwrap();
         greeted(2).await;
         let ended = process.terminate().await.unwrap();
@@ -289,7 +288,7 @@ mod tests {
             }
         };
         poll(LIMIT, ended).await.unwrap();
-        assert!(process.has_ended());
+        assert!(process.ended().is_some());
         let error = process.kill().unwrap_err().to_string();
         assert_eq!(error, "sh -c echo gone; exit 3 is not running:\ngone");
     }

@@ -16,8 +16,8 @@ use crate::db::DbError;
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::dependents::EndedJob;
 use crate::job_row::JobRow;
-use crate::ledger::{Ledger, Outcome, keys_of};
-use crate::model::{EventKind, Recorded, TrackingEvent};
+use crate::ledger::{Ledger, Outcome, counts_in, keys_of};
+use crate::model::{Recorded, TrackingEvent};
 use crate::transition::{Actor, StatusChange, change_status, finish_job, resolve_dependents};
 use crate::{Store, StoreError, StoreOptions};
 
@@ -219,12 +219,10 @@ fn by_job(events: &[TrackingEvent]) -> EventsByJob<'_> {
     groups
 }
 
-/// Returns the events that count for this incarnation of the job in its round. What is done is done, whatever the round; that a
-/// task runs, waits or has failed counts only in the round in which that is so.
+/// Returns the events that count for this incarnation of the job in its round.
 fn that_count<'a>(job: &JobRow, events: &[&'a TrackingEvent]) -> Events<'a> {
     let counts = |event: &&TrackingEvent| {
-        job.matches(event.task.incarnation)
-            && (event.task.round == job.round || event.kind == EventKind::Complete)
+        job.matches(event.task.incarnation) && counts_in(&event.kind, event.task.round, job.round)
     };
     events.iter().copied().filter(counts).collect()
 }

@@ -63,7 +63,7 @@ pub use kept::{
 };
 pub use node::{ACTIVE_TASK, ActiveTask, NodeKey, NodeRow, PERCENT};
 use node::{CONFLICT, REPORTED_FAILED, Split};
-pub use round::steps_of;
+pub use round::{counts_in, steps_of};
 pub use source::SplitSource;
 
 /// The percentage of a Completed job, in hundredths.

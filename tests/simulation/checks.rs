@@ -7,23 +7,24 @@ use std::time::Duration;
 
 use contract::{JobStatus, TaskMessage, patch_tracking};
 use framework::broker::Delivery;
-use store::Store;
+use store::{Store, StoreError};
 use tokio::time::Instant;
 
 use crate::faults::Who;
+use crate::rounds::round_of;
 use crate::simulation::{job_id, partition};
 
 /// The status checks of one process.
 pub struct Checks {
     store: Store,
-    /// Whether the process learns at once that a job has been completed. Otherwise it never does.
+    /// Whether the process learns at once that a job has been completed, or that a round is over. Otherwise it never does.
     completions: bool,
     /// How long the process relies on what it has read about a pause. `None`: it never learns of pauses.
     pauses: Option<Duration>,
     /// The zero of the times that are written to messages.
     start: Instant,
-    /// Whether an incarnation is paused, and when that was read.
-    cached: Mutex<HashMap<i64, (i64, bool)>>,
+    /// Whether a round of an incarnation is paused, and when that was read.
+    cached: Mutex<HashMap<(i64, u32), (i64, bool)>>,
 }
 
 pub enum Checked {
@@ -56,7 +57,8 @@ impl Checks {
         let (Some(tracking), Some(incarnation)) = (&mut message.tracking, incarnation) else {
             return Checked::Admitted;
         };
-        if self.completions && self.status(incarnation).await == Some(JobStatus::Completed) {
+        let life = (incarnation, round_of(tracking.job_task_id.as_deref()));
+        if self.completions && self.is_over(life).await {
             return Checked::Discarded;
         }
         let Some(holds) = self
@@ -72,7 +74,7 @@ impl Checks {
         {
             return Checked::Admitted;
         }
-        let (asked, is_paused) = self.is_paused(incarnation, holds).await;
+        let (asked, is_paused) = self.is_paused(life, holds).await;
         if !is_paused {
             return Checked::Admitted;
         }
@@ -82,33 +84,47 @@ impl Checks {
         )
     }
 
-    async fn is_paused(&self, incarnation: i64, holds: i64) -> (i64, bool) {
+    async fn is_paused(&self, life: (i64, u32), holds: i64) -> (i64, bool) {
         let known = self
             .cached
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .get(&incarnation)
+            .get(&life)
             .copied();
         if let Some(answer) = known.filter(|(asked, _)| asked + holds > self.now()) {
             return answer;
         }
         let answer = (
             self.now(),
-            self.status(incarnation).await == Some(JobStatus::Paused),
+            matches!(self.status(life).await, Ok(Some(JobStatus::Paused))),
         );
         self.cached
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(incarnation, answer);
+            .insert(life, answer);
         answer
     }
 
-    async fn status(&self, incarnation: i64) -> Option<JobStatus> {
+    /// Returns whether the job is completed, or goes on in a later round.
+    async fn is_over(&self, life: (i64, u32)) -> bool {
+        match self.status(life).await {
+            Ok(Some(status)) => status == JobStatus::Completed,
+            Ok(None) => {
+                let store = &self.store;
+                let job = store.job_status(partition(), job_id(), Some(life.0), None);
+                matches!(job.await, Ok(Some(_)))
+            }
+            Err(_) => false,
+        }
+    }
+
+    async fn status(
+        &self,
+        (incarnation, round): (i64, u32),
+    ) -> Result<Option<JobStatus>, StoreError> {
         self.store
-            .job_status(partition(), job_id(), Some(incarnation), None)
+            .job_status(partition(), job_id(), Some(incarnation), Some(round))
             .await
-            .ok()
-            .flatten()
     }
 
     fn now(&self) -> i64 {

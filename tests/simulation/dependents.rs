@@ -48,10 +48,11 @@ impl Simulation {
                 content_hash: [9; 32],
                 ..JobRequest::new(partition().clone(), id(number))
             };
+            let scenario = &self.0.scenario;
             let start = |incarnation: &Incarnation| {
                 (
                     ITEMS_IN.to_owned(),
-                    start_message(number, incarnation, self.0.scenario.output).encode(),
+                    start_message(number, incarnation, scenario.output || scenario.kept).encode(),
                 )
             };
             match self

@@ -32,6 +32,7 @@ pub enum Who {
     Batch,
     Items,
     Tracking,
+    Outputs,
 }
 
 /// A fault, or an action of a client or a supervisor. It happens once.
@@ -102,6 +103,8 @@ impl PublishFault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     Cancel,
+    /// Takes the job up again, with its dependents, if it has failed or was cancelled.
+    Retry,
     Delete,
     Pause,
     Resume,

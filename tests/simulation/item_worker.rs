@@ -7,6 +7,7 @@ use contract::RangeItem;
 use framework::{Context, Reply, TaskError, Worker};
 use tokio::time::sleep;
 
+use crate::rounds::round_of;
 use crate::scenario::Scenario;
 use crate::simulation::lock;
 
@@ -27,10 +28,11 @@ impl Worker for ItemWorker {
         *lock(&self.executed)
             .entry((incarnation, item.number))
             .or_default() += 1;
-        if self.scenario.fails_at_once(item.number) {
+        let round = round_of(ctx.job_task_id());
+        if self.scenario.fails_at_once(item.number, round) {
             return Err(TaskError::failed(format!("item {} is bad", item.number)));
         }
-        if self.scenario.fails(item.number) {
+        if self.scenario.fails(item.number, round) {
             return Err(TaskError::retry(format!(
                 "item {} is hopeless",
                 item.number
@@ -47,7 +49,7 @@ impl Worker for ItemWorker {
                 item.number
             )));
         }
-        Ok(if self.scenario.output {
+        Ok(if self.scenario.output || self.scenario.kept {
             Reply::send(item)
         } else {
             Reply::none()

@@ -13,8 +13,11 @@
 mod checks;
 mod dependents;
 mod faults;
+mod invariants;
 mod item_worker;
+mod kept;
 mod observer;
+mod rounds;
 mod scenario;
 mod simulation;
 
@@ -207,6 +210,59 @@ fn a_job_that_is_paused_and_resumed_at_any_moment_is_counted_exactly() {
                 run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
             }
         }
+    }
+}
+
+#[test]
+fn a_job_that_is_taken_up_again_at_any_moment_is_exact_and_forgets_nothing() {
+    let at = Duration::from_millis;
+    for route in [Route::Direct, Route::Reroute] {
+        for (cancel, retry) in (0..36)
+            .step_by(6)
+            .flat_map(|cancel| [(cancel, cancel), (cancel, cancel + 9)])
+        {
+            let ops = vec![
+                Op::Client(Action::Cancel, at(cancel)),
+                Op::Client(Action::Retry, at(retry)),
+                // The first item that fails has ended the job, unless it was mended in time.
+                Op::Client(Action::Retry, at(2000)),
+            ];
+            let scenario = Scenario {
+                items: 40,
+                ops,
+                failing: Some(13),
+                mended: Some(2),
+                checked: retry % 2 == 0,
+                ..small(route, OnFailure::Stop)
+            };
+            run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
+        }
+    }
+}
+
+#[test]
+fn no_single_fault_changes_the_outputs_that_are_kept() {
+    let at = Duration::from_millis;
+    let scenario = Scenario {
+        items: 5,
+        retrying: None,
+        output: false,
+        kept: true,
+        ops: vec![
+            Op::Client(Action::Cancel, at(3)),
+            Op::Client(Action::Retry, at(6)),
+        ],
+        ..small(Route::Direct, OnFailure::Stop)
+    };
+    for fault in [
+        PublishFault::CrashBefore,
+        PublishFault::CrashAfter,
+        PublishFault::Twice,
+    ] {
+        run_at_every_step(&scenario, |nth| Op::Publish(Who::Outputs, nth, fault));
+    }
+    for fault in [AckFault::CrashBefore, AckFault::CrashAfter] {
+        run_at_every_step(&scenario, |nth| Op::Ack(Who::Outputs, nth, fault));
     }
 }
 

@@ -44,7 +44,14 @@ impl Observer {
                 seen.broken
                     .push(format!("the percentage fell: {before:?}, then {job:?}"));
             }
-            if before.status.is_finished() && !keeps_outcome(&before, &job) {
+            if before.round != job.round {
+                if job.completed_items < before.completed_items
+                    || before.status == JobStatus::Completed
+                {
+                    let broken = format!("a round forgets: {before:?}, then {job:?}");
+                    seen.broken.push(broken);
+                }
+            } else if before.status.is_finished() && !keeps_outcome(&before, &job) {
                 seen.broken
                     .push(format!("an outcome changed: {before:?}, then {job:?}"));
             }

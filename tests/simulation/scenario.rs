@@ -21,6 +21,8 @@ pub struct Scenario {
     pub hopeless: Option<u64>,
     /// Items send output, and tracking ends where it goes.
     pub output: bool,
+    /// Items send output, and the service keeps it.
+    pub kept: bool,
     /// The time that an item takes.
     pub work: Duration,
     /// Processes of each role.
@@ -33,6 +35,8 @@ pub struct Scenario {
     pub checked: bool,
     /// How long workers rely on what they have read about a pause. `None`: they never learn of pauses.
     pub pauses_hold: Option<Duration>,
+    /// The round from which on no item fails any more.
+    pub mended: Option<u32>,
     /// Jobs in a chain, each of which waits for the one before; the first waits for the job.
     pub dependents: u64,
     pub ops: Vec<Op>,
@@ -49,6 +53,7 @@ impl Default for Scenario {
             retrying: None,
             hopeless: None,
             output: false,
+            kept: false,
             work: Duration::from_millis(1),
             processes: 1,
             concurrency: 4,
@@ -56,6 +61,7 @@ impl Default for Scenario {
             flush: 1000,
             checked: false,
             pauses_hold: None,
+            mended: None,
             dependents: 0,
             ops: Vec::new(),
         }
@@ -80,6 +86,7 @@ impl Scenario {
             retrying: dice.chance(3).then(|| dice.between(1, 20)),
             hopeless,
             output: dice.chance(2),
+            kept: false,
             work: Duration::from_millis(dice.below(4)),
             processes: dice.pick(&[1, 1, 2, 3]),
             concurrency: dice.pick(&[1, 2, 8]),
@@ -87,6 +94,7 @@ impl Scenario {
             flush: dice.pick(&[1, 5, 1000]),
             checked: dice.chance(2),
             pauses_hold: None,
+            mended: None,
             dependents: 0,
             ops: Vec::new(),
         };
@@ -102,20 +110,35 @@ impl Scenario {
         }
         // Last, so that older seeds keep their meaning.
         scenario.dependents = dice.pick(&[0, 0, 1, 3]);
+        if dice.chance(3) {
+            scenario.mended = dice.pick(&[None, Some(2), Some(2), Some(3)]);
+            for _ in 0..dice.between(1, 3) {
+                scenario.ops.extend(round(&mut dice));
+            }
+        }
+        if scenario.output && dice.chance(3) {
+            (scenario.output, scenario.kept) = (false, true);
+            scenario.ops.extend(fault_of_outputs(&mut dice));
+        }
         scenario
     }
 
-    /// Whether the item with this number is reported failed in the end.
-    pub fn fails(&self, number: u64) -> bool {
-        [self.failing, self.hopeless]
-            .into_iter()
-            .flatten()
-            .any(|n| number.is_multiple_of(n))
+    /// Whether the item with this number is reported failed in the end of this round.
+    pub fn fails(&self, number: u64, round: u32) -> bool {
+        !self.is_mended(round)
+            && [self.failing, self.hopeless]
+                .into_iter()
+                .flatten()
+                .any(|n| number.is_multiple_of(n))
     }
 
     /// Whether the worker says at once that this item has failed.
-    pub fn fails_at_once(&self, number: u64) -> bool {
-        self.failing.is_some_and(|n| number.is_multiple_of(n))
+    pub fn fails_at_once(&self, number: u64, round: u32) -> bool {
+        !self.is_mended(round) && self.failing.is_some_and(|n| number.is_multiple_of(n))
+    }
+
+    fn is_mended(&self, round: u32) -> bool {
+        self.mended.is_some_and(|mended| round >= mended)
     }
 
     /// Returns a smaller scenario that still fails, found by leaving things out.
@@ -166,6 +189,14 @@ impl Scenario {
                 },
                 Self {
                     dependents: 0,
+                    ..self.clone()
+                },
+                Self {
+                    kept: false,
+                    ..self.clone()
+                },
+                Self {
+                    mended: None,
                     ..self.clone()
                 },
                 Self {
@@ -241,6 +272,38 @@ fn pause(dice: &mut Dice) -> Vec<Op> {
         _ => {}
     }
     ops
+}
+
+/// The job is taken up again, perhaps after it was cancelled. Most often soon, so that the earlier round is still under way.
+fn round(dice: &mut Dice) -> Vec<Op> {
+    let within = dice.pick(&[60, 120, 120, 4000]);
+    let moment = dice.between(0, within);
+    let at = Duration::from_millis(moment + dice.pick(&[0, 1, 5, 30, 80, 3000]));
+    let mut ops = Vec::new();
+    if !dice.chance(3) {
+        ops.push(Op::Client(Action::Cancel, Duration::from_millis(moment)));
+    }
+    ops.push(Op::Client(Action::Retry, at));
+    match dice.below(8) {
+        0 => ops.push(Op::Publish(Who::Service, 2, publish_fault(dice))),
+        1 => ops.push(Op::Restart(Who::Service, at)),
+        2 => ops.push(Op::Restart(Who::Tracking, at)),
+        _ => {}
+    }
+    ops
+}
+
+/// Perhaps a fault of the processes that keep outputs.
+fn fault_of_outputs(dice: &mut Dice) -> Option<Op> {
+    let nth = u32::try_from(dice.between(1, 12)).unwrap_or(1);
+    let crash = dice.pick(&[AckFault::CrashBefore, AckFault::CrashAfter]);
+    let moment = Duration::from_millis(dice.between(0, 300));
+    match dice.below(4) {
+        0 => Some(Op::Publish(Who::Outputs, nth, publish_fault(dice))),
+        1 => Some(Op::Ack(Who::Outputs, nth, crash)),
+        2 => Some(Op::Restart(Who::Outputs, moment)),
+        _ => None,
+    }
 }
 
 fn publish_fault(dice: &mut Dice) -> PublishFault {

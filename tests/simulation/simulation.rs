@@ -1,20 +1,19 @@
 //! The simulated system: the real roles on the memory broker and the memory store, under a paused clock that advances
-//! only when no task can run. And the invariants that must hold once the system has come to rest.
+//! only when no task can run.
 //!
 //! A scenario has one of two kinds of status check. Either no worker ever learns that a job has ended: then every
 //! message in flight is executed, and only the ledger keeps it from being counted. Or every worker learns at once that
 //! a job has been completed (`checked`): then everything that the job caused must have been safe before. Either all
 //! workers learn of pauses, and rely on that for a while, or none does.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use batch_worker::{BatchWorker, Range};
-use contract::rest::{Items, Job};
+use batch_worker::BatchWorker;
+use blobs::Blobs;
 use contract::{
-    BatchTask, JobId, JobStatus, OnFailure, PAUSED_PIPE, PartitionId, RangeItem, TaskMessage,
-    TaskStatus, Tracking,
+    BatchTask, JobId, OUTPUTS_PIPE, PAUSED_PIPE, PartitionId, TaskMessage, Tracking, kept_track_to,
 };
 use framework::broker::Broker as _;
 use framework::broker::memory::Memory;
@@ -22,6 +21,7 @@ use framework::handler::{BatchHandler, Disposition, Publisher, Received};
 use framework::{RetryPolicy, Runtime, RuntimeError, Settings};
 use harness::block_on_in_time;
 use job_service::{JobService, ServiceOptions};
+use output_worker::OutputWorker;
 use store::{Cancellation, Creation, Incarnation, JobRequest, Store, StoreError, StoreOptions};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -32,15 +32,16 @@ use crate::checks::Checks;
 use crate::faults::{Action, Faults, FaultyBroker, Op, Who};
 use crate::item_worker::ItemWorker;
 use crate::observer::Observer;
+use crate::rounds::WholeRange;
 use crate::scenario::Scenario;
 
 const BATCH_IN: &str = "worker-batch-in";
 pub const ITEMS_IN: &str = "worker-items-in";
 pub const ITEMS_OUT: &str = "worker-items-out";
-const ITEMS_REJECT: &str = "worker-items-reject";
+pub const ITEMS_REJECT: &str = "worker-items-reject";
 pub const TRACKING_IN: &str = "worker-jobtracking-in";
 /// The pipes that must be empty at the end.
-const PIPES: [&str; 10] = [
+const PIPES: [&str; 13] = [
     BATCH_IN,
     ITEMS_IN,
     TRACKING_IN,
@@ -51,11 +52,14 @@ const PIPES: [&str; 10] = [
     "worker-jobtracking-invalid",
     "worker-batch-reject",
     "worker-jobtracking-reject",
+    OUTPUTS_PIPE,
+    "worker-output-invalid",
+    "worker-output-reject",
 ];
 /// Simulated seconds without a change after which the system is at rest. Every delay in the system is shorter.
 const REST: u32 = 40;
 /// Short, because every runtime keeps looking for work while the simulated time passes.
-const FAILED_TABLES_KEPT: Duration = Duration::from_mins(1);
+const FAILED_TABLES_KEPT: Duration = Duration::from_secs(20);
 /// Simulated seconds after which a system that does not come to rest is broken.
 const PATIENCE: u32 = 3600;
 /// Real time for one scenario. Most take some ten milliseconds.
@@ -80,7 +84,7 @@ pub fn run(scenario: &Scenario) -> Result<usize, String> {
 
 /// How the job must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Expected {
+pub enum Expected {
     Outcome,
     Cancelled,
     Gone,
@@ -91,15 +95,16 @@ pub struct Simulation(pub Arc<Parts>);
 
 pub struct Parts {
     pub scenario: Scenario,
-    pipes: Memory,
+    pub pipes: Memory,
     pub store: Store,
+    pub blobs: Blobs,
     faults: Arc<Faults>,
     tasks: TaskTracker,
     over: CancellationToken,
     start: Instant,
     /// The tokens that stop the processes, with their roles.
     stops: Mutex<Vec<(Who, CancellationToken)>>,
-    observer: Observer,
+    pub observer: Observer,
     /// How often each item was executed, by incarnation and number.
     pub executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
 }
@@ -118,6 +123,7 @@ impl Simulation {
             scenario,
             pipes: Memory::new(),
             store,
+            blobs: Blobs::memory(),
             faults,
             tasks: TaskTracker::new(),
             over: CancellationToken::new(),
@@ -138,7 +144,9 @@ impl Simulation {
         self.create(&job).await?;
         self.create_dependents().await?;
         let processes = TaskTracker::new();
-        for role in [Who::Service, Who::Batch, Who::Items, Who::Tracking] {
+        let roles = [Who::Service, Who::Batch, Who::Items, Who::Tracking];
+        let keeps = parts.scenario.kept.then_some(Who::Outputs);
+        for role in roles.into_iter().chain(keeps) {
             for _ in 0..parts.scenario.processes {
                 let simulation = self.clone();
                 processes.spawn(async move { simulation.keep_running(role).await });
@@ -164,7 +172,8 @@ impl Simulation {
         self.come_to_rest(job.expected).await?;
         let mut broken = self.check(&job).await;
         broken.extend(self.check_dependents().await);
-        sleep(FAILED_TABLES_KEPT + Duration::from_secs(30)).await;
+        // It has rested for longer than the tables are kept.
+        sleep(Duration::from_secs(5)).await;
         let size = parts
             .store
             .task_table_size()
@@ -298,6 +307,7 @@ impl Simulation {
         let Parts {
             scenario,
             store,
+            blobs,
             observer,
             executed,
             ..
@@ -318,7 +328,7 @@ impl Simulation {
                 Ok(())
             }
             Who::Batch => {
-                let worker = BatchWorker::new(BatchWorker::MIN_PARTS).with(Range);
+                let worker = BatchWorker::new(BatchWorker::MIN_PARTS).with(WholeRange);
                 Runtime::new(settings("worker-batch"), broker)
                     .worker(worker)
                     .run_until(stop)
@@ -350,6 +360,17 @@ impl Simulation {
                     .run_until(stop)
                     .await
             }
+            Who::Outputs => {
+                let worker = OutputWorker::new(store.clone(), blobs.clone());
+                let settings = Settings {
+                    concurrency: 1,
+                    ..settings("worker-output")
+                };
+                Runtime::new(settings, broker)
+                    .handler(worker)
+                    .run_until(stop)
+                    .await
+            }
         }
     }
 
@@ -361,14 +382,15 @@ impl Simulation {
 }
 
 /// The job as its client last put it.
-struct Put {
-    number: u32,
-    items: u64,
-    expected: Expected,
+pub struct Put {
+    pub number: u32,
+    pub items: u64,
+    pub expected: Expected,
 }
 
 impl Put {
-    fn task_id(&self) -> String {
+    /// Returns the id of the task that starts the first round.
+    pub fn task_id(&self) -> String {
         format!("incarnation-{}", self.number)
     }
 }
@@ -386,6 +408,7 @@ impl Simulation {
                 }
                 Cancellation::NotFound | Cancellation::Finished(_) => {}
             },
+            Action::Retry => self.retry(job).await?,
             Action::Delete => self.delete(job).await?,
             Action::Pause => drop(
                 self.insist(|| self.0.store.pause_job(partition(), job_id()))
@@ -418,6 +441,7 @@ impl Simulation {
     async fn create(&self, job: &Put) -> Result<(), String> {
         let request = JobRequest {
             on_failure: self.0.scenario.on_failure,
+            output_pipe: self.0.scenario.kept.then(|| OUTPUTS_PIPE.to_owned()),
             content_hash: [u8::try_from(job.number).unwrap_or(u8::MAX); 32],
             ..JobRequest::new(partition().clone(), job_id().clone())
         };
@@ -432,10 +456,8 @@ impl Simulation {
             .await?
         {
             Creation::Created(_) | Creation::AlreadyThere => Ok(()),
-            Creation::Refused(refusal) => Err(format!("refused: {refusal:?}")),
-            Creation::Conflict => Err("a job that was deleted is in the way".to_owned()),
-            // Of requests with a key and of replaced jobs, of which there are none here.
-            other => Err(format!("not created: {other:?}")),
+            // Of requests with a key and of replaced jobs, there are none here.
+            other => Err(format!("the job is not created: {other:?}")),
         }
     }
 
@@ -450,7 +472,7 @@ impl Simulation {
         let tracking = Tracking {
             job_task_id: Some(incarnation.job_task_id()),
             tracking_pipe: Some(TRACKING_IN.to_owned()),
-            track_to: self.0.scenario.output.then(|| ITEMS_OUT.to_owned()),
+            track_to: self.track_to(),
             ..Tracking::default()
         };
         let new = TaskMessage::new(job.task_id(), BATCH_IN, &batch).unwrap();
@@ -458,6 +480,15 @@ impl Simulation {
             tracking: Some(tracking),
             correlation_id: Some(incarnation.number.to_string()),
             ..new
+        }
+    }
+
+    /// Returns where the tracking of the job ends.
+    fn track_to(&self) -> Option<String> {
+        match (self.0.scenario.output, self.0.scenario.kept) {
+            (true, _) => Some(ITEMS_OUT.to_owned()),
+            (_, true) => Some(kept_track_to(OUTPUTS_PIPE)),
+            _ => None,
         }
     }
 
@@ -472,160 +503,6 @@ impl Simulation {
                 Err(error) => return Err(error.to_string()),
             }
         }
-    }
-}
-
-/// The invariants at rest.
-impl Simulation {
-    /// Returns the invariants that do not hold.
-    async fn check(&self, put: &Put) -> Vec<String> {
-        let scenario = &self.0.scenario;
-        let mut broken = Vec::new();
-        let Some(job) = self.0.observer.look().await else {
-            return broken;
-        };
-        let failing = (1..=put.items)
-            .filter(|number| scenario.fails(*number))
-            .count();
-        let status = match put.expected {
-            Expected::Cancelled => JobStatus::Cancelled,
-            _ if failing > 0 => JobStatus::Failed,
-            _ => JobStatus::Completed,
-        };
-        if job.status != status {
-            broken.push(format!("the job must be {status}: {job:?}"));
-        }
-        if put.expected == Expected::Outcome {
-            broken.extend(self.check_counts(&job, put.items, failing));
-            broken.extend(self.check_work(put));
-            if scenario.output {
-                broken.extend(self.check_output(put, failing).await);
-            }
-            let hopeless = (1..=put.items)
-                .filter(|number| !scenario.fails_at_once(*number) && scenario.fails(*number))
-                .count() as u64;
-            let copies = self.0.pipes.depth(ITEMS_REJECT).await.unwrap_or(0);
-            if copies < hopeless {
-                broken.push(format!(
-                    "{hopeless} tasks were given up, but {copies} copies are in the reject pipe"
-                ));
-            }
-        }
-        match self.0.store.history(partition(), job_id()).await {
-            Ok(history) if history.iter().filter(|step| step.to.is_finished()).count() == 1 => {}
-            other => broken.push(format!("the history has not one outcome: {other:?}")),
-        }
-        broken
-    }
-
-    fn check_counts(&self, job: &Job, items: u64, failing: usize) -> Option<String> {
-        let items = i64::try_from(items).unwrap_or(i64::MAX);
-        let failing = i64::try_from(failing).unwrap_or(i64::MAX);
-        let counted: i64 = job.failure_counts.values().sum();
-        let exact = match self.0.scenario.on_failure {
-            _ if failing == 0 => job.completed_items == items && job.failed_tasks == 0,
-            // What is reported after the failure that ended the job counts as well.
-            OnFailure::Stop => {
-                job.completed_items <= items - failing
-                    && (1..=failing).contains(&job.failed_tasks)
-                    && i64::try_from(job.failures.len()) == Ok(job.failed_tasks.min(100))
-            }
-            OnFailure::Continue => {
-                job.completed_items == items - failing
-                    && job.failed_tasks == failing
-                    && i64::try_from(job.failures.len()) == Ok(failing.min(100))
-            }
-        };
-        let Items {
-            total,
-            total_is_final,
-            done,
-            failed,
-            ..
-        } = job.items;
-        // Every item is known once every task is done or has failed, whatever announcement was lost.
-        let all_known = failing == 0 || self.0.scenario.on_failure == OnFailure::Continue;
-        let known = total.unwrap_or(0);
-        let exact = exact
-            && (done, failed) == (job.completed_items, job.failed_tasks)
-            && known <= items
-            && (known == items || !(all_known || total_is_final));
-        (!exact || counted != job.failed_tasks)
-            .then(|| format!("of {items} items {failing} fail, but the counts are {job:?}"))
-    }
-
-    fn check_work(&self, put: &Put) -> Option<String> {
-        let executed = lock(&self.0.executed);
-        let incarnation = put.task_id();
-        let missed: Vec<u64> = (1..=put.items)
-            .filter(|number| !executed.contains_key(&(incarnation.clone(), *number)))
-            .collect();
-        let strange: Vec<_> = executed
-            .keys()
-            .filter(|(of, number)| *of == incarnation && !(1..=put.items).contains(number))
-            .collect();
-        (!missed.is_empty() || !strange.is_empty())
-            .then(|| format!("never executed: {missed:?}; executed, but no items: {strange:?}"))
-    }
-
-    async fn check_output(&self, put: &Put, failing: usize) -> Vec<String> {
-        let (incarnation, mut broken) = (put.task_id(), Vec::new());
-        let (mut done, mut failed) = (BTreeSet::new(), BTreeSet::new());
-        for message in self.outputs().await {
-            if message.tracking.is_some() {
-                broken.push(format!(
-                    "tracking has ended, but a message in the output pipe has some: {message:?}"
-                ));
-            }
-            match message.task_status {
-                Some(TaskStatus::ResultSuccess) => {
-                    let item: RangeItem =
-                        serde_json::from_slice(&message.task_data.unwrap_or_default()).unwrap();
-                    done.extend(
-                        (item.params.get("incarnation") == Some(&incarnation))
-                            .then_some(item.number),
-                    );
-                }
-                _ => failed.extend(
-                    message
-                        .task_id
-                        .starts_with(&format!("{incarnation}."))
-                        .then_some(message.task_id),
-                ),
-            }
-        }
-        let all: BTreeSet<u64> = (1..=put.items)
-            .filter(|number| !self.0.scenario.fails(*number))
-            .collect();
-        if done != all || failed.len() != failing {
-            broken.push(format!("the output pipe has the results of {done:?}, not {all:?}; {failing} fail, and there are {failed:?}"));
-        }
-        broken
-    }
-
-    /// Takes all messages out of the output pipe.
-    async fn outputs(&self) -> Vec<TaskMessage> {
-        let waiting = self.0.pipes.depth(ITEMS_OUT).await.unwrap_or(0);
-        let mut consumer = self
-            .0
-            .pipes
-            .consume(ITEMS_OUT, u32::try_from(waiting).unwrap_or(u32::MAX))
-            .await
-            .unwrap();
-        let (mut deliveries, mut messages) = (Vec::new(), Vec::new());
-        if waiting > 0 {
-            consumer
-                .next_many(
-                    &mut deliveries,
-                    usize::try_from(waiting).unwrap_or(usize::MAX),
-                )
-                .await;
-        }
-        for delivery in deliveries {
-            messages.push(TaskMessage::decode(&delivery.body).unwrap());
-            delivery.ack();
-        }
-        messages
     }
 }
 

@@ -210,11 +210,12 @@ impl System {
                 _ => self.options.patience,
             };
             for (role, (process, _)) in &self.processes {
-                ensure!(
-                    !process.has_ended(),
-                    "{role} has ended by itself:\n{}",
-                    process.log_tail()
-                );
+                if let Some(status) = process.ended() {
+                    bail!(
+                        "{role} has ended by itself ({status}):\n{}",
+                        process.log_tail()
+                    );
+                }
             }
             // A service that is down, or has no database, returns an error.
             if let Ok(job) = self.client.get(JOB).await {

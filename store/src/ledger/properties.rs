@@ -7,10 +7,12 @@ use contract::{Announced, JobStatus, OnFailure, ReportFailure, SourceDigest, Ste
 use proptest::prelude::*;
 
 use super::{
-    ACTIVE_TASK, COMPLETE, Counts, JobTotals, Ledger, NodeKey, NodeRow, PERCENT, SplitCounts,
-    keys_of,
+    ACTIVE_TASK, COMPLETE, Counts, JobTotals, Ledger, NodeKey, NodeRow, Outcome, PERCENT,
+    SplitCounts, keys_of,
 };
 use crate::model::EventKind;
+
+mod rounds;
 
 type Event = (Vec<Step>, EventKind);
 
@@ -202,7 +204,10 @@ impl Job {
         for (steps, kind) in events {
             ledger.apply(steps, kind);
         }
-        let outcome = ledger.finish();
+        self.save(ledger.finish());
+    }
+
+    fn save(&mut self, outcome: Outcome) {
         for path in &outcome.nodes.pruned {
             let below = format!("{path}.");
             self.rows

@@ -8,6 +8,7 @@ use contract::Step;
 use super::counts::{Counts, SplitCounts};
 use super::node::{ActiveTask, CONFLICT, NodeRow};
 use super::{JobTotals, Ledger};
+use crate::model::EventKind;
 
 impl NodeRow {
     /// Clears what a new round does not know of this split. Returns whether nothing but its contradiction has kept it from being
@@ -53,6 +54,12 @@ impl Ledger {
             }
         }
     }
+}
+
+/// Returns whether an event of one round counts in another. What is done is done, whatever the round; that a task runs, waits or
+/// has failed counts only in the round in which that is so.
+pub fn counts_in(event: &EventKind, of: u32, now: u32) -> bool {
+    of == now || *event == EventKind::Complete
 }
 
 /// Returns the steps of the path of a row.
