@@ -22,6 +22,8 @@ mod pace;
 mod plugin;
 mod range;
 mod source;
+#[cfg(test)]
+mod sources;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

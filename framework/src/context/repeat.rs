@@ -6,6 +6,7 @@
 //! - An answer that does not come is never taken for "nothing is done": the task waits.
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use contract::headers::job_and_path;
 use contract::{JobTaskId, SourceDigest, SplitState, SubtaskRange};
@@ -28,7 +29,7 @@ use crate::steps::status_check::SplitQueryError;
 /// let mut source = Source::new("the folder scans");
 /// names.iter().for_each(|name| source.add(name));
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Source {
     name: String,
     digest: Sha256,
@@ -52,6 +53,24 @@ impl Source {
 
     fn digest(&self) -> SourceDigest {
         SourceDigest(self.digest.clone().finalize().into())
+    }
+}
+
+/// Sources are equal if a later round takes one for the other: by their digests, whatever their names.
+impl PartialEq for Source {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest() == other.digest()
+    }
+}
+
+impl Eq for Source {}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source")
+            .field("name", &self.name)
+            .field("digest", &self.digest())
+            .finish()
     }
 }
 
