@@ -224,7 +224,7 @@ impl Client {
     /// Subscribes to the states of a job. If several follow each other quickly, the stream may contain only the latest.
     pub async fn watch(&self, job: &str) -> Result<Watch, ClientError> {
         let url = format!("{}/events", self.job_url(job));
-        let response = self.stream(&url).await?;
+        let response = self.stream(Method::GET, &url).await?;
         Ok(Watch {
             response,
             read: Vec::new(),
@@ -242,19 +242,37 @@ impl Client {
             .map(|(name, value)| format!("{name}={}", encode(value)))
             .collect();
         let url = format!("{}/outputs?{}", self.job_url(job), query.join("&"));
-        let response = self.stream(&url).await?;
+        self.lines(Method::GET, &url).await
+    }
+
+    /// Exports the outputs of a job to a place that the operator has named, or continues to do so. The lines tell the progress.
+    pub async fn export(
+        &self,
+        job: &str,
+        store: &str,
+        path: &str,
+    ) -> Result<OutputLines, ClientError> {
+        let (store, path) = (encode(store), encode(path));
+        let url = format!(
+            "{}/outputs:export?store={store}&path={path}",
+            self.job_url(job)
+        );
+        self.lines(Method::POST, &url).await
+    }
+
+    async fn lines(&self, method: Method, url: &str) -> Result<OutputLines, ClientError> {
         Ok(OutputLines {
-            response,
+            response: self.stream(method, url).await?,
             read: Vec::new(),
             base: self.base.clone(),
         })
     }
 
     /// Begins to read a response that may last for long.
-    async fn stream(&self, url: &str) -> Result<reqwest::Response, ClientError> {
+    async fn stream(&self, method: Method, url: &str) -> Result<reqwest::Response, ClientError> {
         let request = self
             .http
-            .get(url)
+            .request(method, url)
             // The default timeout would end the stream.
             .timeout(Duration::from_secs(u64::from(u32::MAX)));
         let response = timeout(BEGIN_LIMIT, request.send())

@@ -2,6 +2,7 @@
 //!
 //! What must stay true: a file gets its name when its content is on the disk, and the name is on the disk when the write returns.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -61,35 +62,51 @@ impl Folder {
         if !fs::try_exists(&group).await? {
             make_folder(&group).await?;
         }
-        self.check_room(&group, content.len() as u64)?;
-        let unfinished = group.join(format!("{}{UNFINISHED}", name.name));
-        let written = write_file(&unfinished, content).await;
-        if let Err(error) = written {
-            // It may hold the last of the space.
-            let _ = fs::remove_file(&unfinished).await;
-            return Err(error);
-        }
-        fs::rename(&unfinished, group.join(&name.name)).await?;
-        sync_folder(&group).await
+        let mut file = NewFile::create(self.reserve, &group, &name.name).await?;
+        file.write(content).await?;
+        file.finish().await
     }
 
-    /// Refuses a blob that leaves less than the reserve free. What is not known does not count.
-    fn check_room(&self, group: &Path, bytes: u64) -> io::Result<()> {
-        if self.reserve == 0 {
-            return Ok(());
-        }
-        let Ok(system) = rustix::fs::statvfs(group) else {
-            return Ok(());
+    /// Begins a file with this path below the folder.
+    pub async fn create_file(&self, path: &str) -> Result<NewFile, BlobError> {
+        self.try_create(path).await.map_err(self.error("written"))
+    }
+
+    async fn try_create(&self, path: &str) -> io::Result<NewFile> {
+        let path = self.path.join(path);
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str))
+        else {
+            return Err(io::ErrorKind::InvalidFilename.into());
         };
-        let free = system.f_bavail.saturating_mul(system.f_frsize);
-        if free.saturating_sub(bytes) >= self.reserve {
-            return Ok(());
+        // Before a folder is made, what is there of the path must be inside.
+        let mut known = folder;
+        while !fs::try_exists(known).await?
+            && let Some(above) = known.parent().filter(|it| !it.as_os_str().is_empty())
+        {
+            known = above;
         }
-        let (free, reserve) = (free >> 20, self.reserve >> 20);
-        Err(io::Error::new(
-            io::ErrorKind::StorageFull,
-            format!("the disk has {free} MiB free, and {reserve} MiB must stay free"),
-        ))
+        if known.starts_with(&*self.path)
+            && !fs::canonicalize(known)
+                .await?
+                .starts_with(fs::canonicalize(&*self.path).await?)
+        {
+            let text = format!("{} leads out of it", known.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+        }
+        make_folder(folder).await?;
+        NewFile::create(self.reserve, folder, name).await
+    }
+
+    /// Opens the file with this path below the folder.
+    pub async fn open_file(&self, path: &str) -> Result<BlobReader, BlobError> {
+        let file = File::open(self.path.join(path)).await;
+        let file = file.map_err(self.error("read"))?;
+        Ok(Box::pin(BufReader::with_capacity(BUFFER, file)))
+    }
+
+    /// Deletes the file with this path below the folder.
+    pub async fn delete_file(&self, path: &str) -> Result<(), BlobError> {
+        or_missing(fs::remove_file(self.path.join(path)).await).map_err(self.error("changed"))
     }
 
     pub async fn open(&self, name: &BlobName) -> Result<BlobReader, BlobError> {
@@ -135,11 +152,81 @@ impl fmt::Display for Folder {
     }
 }
 
-async fn write_file(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path).await?;
-    file.write_all(content).await?;
-    file.flush().await?;
-    file.sync_data().await
+/// A file that gets its name when it is finished.
+#[derive(Debug)]
+pub struct NewFile {
+    reserve: u64,
+    folder: PathBuf,
+    name: String,
+    file: File,
+}
+
+impl NewFile {
+    /// Begins a file, which leaves this many bytes of the disk free.
+    async fn create(reserve: u64, folder: &Path, name: &str) -> io::Result<Self> {
+        check_room(folder, 0, reserve)?;
+        Ok(Self {
+            reserve,
+            folder: folder.to_owned(),
+            name: name.to_owned(),
+            file: File::create(folder.join(format!("{name}{UNFINISHED}"))).await?,
+        })
+    }
+
+    pub async fn write(&mut self, content: &[u8]) -> io::Result<()> {
+        let written = async {
+            check_room(&self.folder, content.len() as u64, self.reserve)?;
+            self.file.write_all(content).await
+        };
+        match written.await {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.remove().await;
+                Err(error)
+            }
+        }
+    }
+
+    pub async fn finish(mut self) -> io::Result<()> {
+        let written = async {
+            self.file.flush().await?;
+            self.file.sync_data().await
+        };
+        if let Err(error) = written.await {
+            self.remove().await;
+            return Err(error);
+        }
+        fs::rename(self.unfinished(), self.folder.join(&self.name)).await?;
+        sync_folder(&self.folder).await
+    }
+
+    /// Removes what is written: it may hold the last of the space.
+    async fn remove(&self) {
+        let _ = fs::remove_file(self.unfinished()).await;
+    }
+
+    fn unfinished(&self) -> PathBuf {
+        self.folder.join(format!("{}{UNFINISHED}", self.name))
+    }
+}
+
+/// Refuses to write if less than the reserve would stay free. What is not known does not count.
+fn check_room(folder: &Path, bytes: u64, reserve: u64) -> io::Result<()> {
+    if reserve == 0 {
+        return Ok(());
+    }
+    let Ok(system) = rustix::fs::statvfs(folder) else {
+        return Ok(());
+    };
+    let free = system.f_bavail.saturating_mul(system.f_frsize);
+    if free.saturating_sub(bytes) >= reserve {
+        return Ok(());
+    }
+    let (free, reserve) = (free >> 20, reserve >> 20);
+    Err(io::Error::new(
+        io::ErrorKind::StorageFull,
+        format!("the disk has {free} MiB free, and {reserve} MiB must stay free"),
+    ))
 }
 
 /// Makes a folder and those above it that are missing. Each new name is on the disk when this returns.

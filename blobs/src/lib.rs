@@ -1,4 +1,5 @@
-//! Keeps blobs: pieces of data that are written once, read from the beginning, and deleted. In a folder or in memory.
+//! Keeps blobs: pieces of data that are written once, read from the beginning, and deleted. In a folder, in a bucket of S3
+//! (with the feature `s3`), or in memory. [`ExportStore`] is a place for files that others read.
 //!
 //! Hides where the blobs are. A blob has a name of three parts, `owner/group/name`: the owner is the database that knows the
 //! blob, so that several can share a place, and all blobs of a group are deleted together.
@@ -7,8 +8,12 @@
 //! is being written is not visible under its name.
 #![warn(missing_docs)]
 
+mod export;
 mod folder;
+mod location;
 mod memory;
+#[cfg(feature = "s3")]
+mod s3;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -18,8 +23,12 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use tokio::io::AsyncBufRead;
 
+pub use self::export::{ExportFile, ExportPath, ExportStore};
 use self::folder::Folder;
+pub use self::location::{Location, LocationError, S3Options};
 use self::memory::Memory;
+#[cfg(feature = "s3")]
+use self::s3::S3;
 
 /// A place for blobs. Clones share it.
 #[derive(Debug, Clone)]
@@ -28,6 +37,8 @@ pub struct Blobs(Place);
 #[derive(Debug, Clone)]
 enum Place {
     Folder(Folder),
+    #[cfg(feature = "s3")]
+    S3(S3),
     Memory(Memory),
 }
 
@@ -76,6 +87,11 @@ impl BlobError {
         }
     }
 
+    /// Returns the text of the error with another name of the place, for readers who need not know where it is.
+    pub fn with_place(&self, place: &str) -> String {
+        format!("{place} cannot be {}: {}", self.action, self.reason)
+    }
+
     /// Returns whether there is no such blob.
     pub const fn is_missing(&self) -> bool {
         self.is_missing
@@ -83,6 +99,23 @@ impl BlobError {
 }
 
 impl Blobs {
+    /// Returns the blobs at this location.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if this build, or these options, can never reach it.
+    pub fn at(location: &Location, s3: &S3Options) -> Result<Self, LocationError> {
+        match location {
+            Location::Folder(folder) => Ok(Self::folder(folder)),
+            #[cfg(feature = "s3")]
+            Location::Bucket { bucket, prefix } => {
+                Ok(Self(Place::S3(S3::new(bucket, prefix, s3)?)))
+            }
+            #[cfg(not(feature = "s3"))]
+            Location::Bucket { .. } => Err(LocationError::without_s3(location, s3)),
+        }
+    }
+
     /// Returns the blobs in this folder, which is made when the first blob is written.
     pub fn folder(folder: impl Into<PathBuf>) -> Self {
         Self(Place::Folder(Folder::new(folder.into())))
@@ -93,7 +126,7 @@ impl Blobs {
     pub fn leaving(self, reserve: u64) -> Self {
         Self(match self.0 {
             Place::Folder(folder) => Place::Folder(folder.leaving(reserve)),
-            place @ Place::Memory(_) => place,
+            place => place,
         })
     }
 
@@ -106,6 +139,8 @@ impl Blobs {
     pub async fn write(&self, name: &BlobName, content: Bytes) -> Result<(), BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.write(name, &content).await,
+            #[cfg(feature = "s3")]
+            Place::S3(s3) => s3.write(name, content).await,
             Place::Memory(memory) => {
                 memory.write(name.clone(), content);
                 Ok(())
@@ -117,6 +152,8 @@ impl Blobs {
     pub async fn open(&self, name: &BlobName) -> Result<BlobReader, BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.open(name).await,
+            #[cfg(feature = "s3")]
+            Place::S3(s3) => s3.open(name).await,
             Place::Memory(memory) => memory.open(name),
         }
     }
@@ -125,6 +162,8 @@ impl Blobs {
     pub async fn delete(&self, name: &BlobName) -> Result<(), BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.delete(name).await,
+            #[cfg(feature = "s3")]
+            Place::S3(s3) => s3.delete(name).await,
             Place::Memory(memory) => {
                 memory.delete(name);
                 Ok(())
@@ -136,6 +175,8 @@ impl Blobs {
     pub async fn delete_group(&self, owner: &str, group: i64) -> Result<(), BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.delete_group(owner, group).await,
+            #[cfg(feature = "s3")]
+            Place::S3(s3) => s3.delete_group(owner, group).await,
             Place::Memory(memory) => {
                 memory.delete_group(owner, group);
                 Ok(())
@@ -147,6 +188,8 @@ impl Blobs {
     pub async fn groups(&self, owner: &str) -> Result<Vec<i64>, BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.groups(owner).await,
+            #[cfg(feature = "s3")]
+            Place::S3(s3) => s3.groups(owner).await,
             Place::Memory(memory) => Ok(memory.groups(owner)),
         }
     }
@@ -155,6 +198,8 @@ impl Blobs {
     pub async fn list(&self, owner: &str, group: i64) -> Result<Vec<Listed>, BlobError> {
         match &self.0 {
             Place::Folder(folder) => folder.list(owner, group).await,
+            #[cfg(feature = "s3")]
+            Place::S3(s3) => s3.list(owner, group).await,
             Place::Memory(memory) => Ok(memory.list(owner, group)),
         }
     }
@@ -164,6 +209,8 @@ impl fmt::Display for Blobs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Place::Folder(folder) => write!(f, "{folder}"),
+            #[cfg(feature = "s3")]
+            Place::S3(s3) => write!(f, "{s3}"),
             Place::Memory(_) => f.write_str("memory"),
         }
     }
@@ -229,6 +276,50 @@ mod tests {
     #[tokio::test]
     async fn memory_keeps_blobs() {
         keeps_blobs(Blobs::memory()).await;
+    }
+
+    /// In S3 itself, or in what speaks its protocol, if `BLOBS_S3_URL` is `s3://BUCKET/PREFIX` and `AWS_…` say where; otherwise in
+    /// the memory of the library.
+    #[cfg(feature = "s3")]
+    #[tokio::test]
+    async fn bucket_keeps_blobs() {
+        let text = |name: &str| std::env::var_os(name)?.into_string().ok();
+        let Some(url) = text("BLOBS_S3_URL") else {
+            keeps_blobs(Blobs(Place::S3(S3::in_memory("a/prefix")))).await;
+            return keeps_blobs(Blobs(Place::S3(S3::in_memory("")))).await;
+        };
+        let variable = |name: &&str| Some(((*name).to_owned(), text(name)?));
+        let options = S3Options {
+            variables: S3Options::VARIABLES.iter().filter_map(variable).collect(),
+            ..S3Options::default()
+        };
+        keeps_blobs(Blobs::at(&url.parse().unwrap(), &options).unwrap()).await;
+    }
+
+    #[cfg(feature = "s3")]
+    #[tokio::test]
+    async fn error_names_the_bucket_that_does_not_answer_and_no_secret() {
+        let secret = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
+        let options = S3Options {
+            // A port that nothing listens on.
+            endpoint: Some("http://127.0.0.1:1".to_owned()),
+            variables: secret
+                .map(|name| (name.to_owned(), "hush".to_owned()))
+                .into(),
+            ..S3Options::default()
+        };
+        let blobs = Blobs::at(&"s3://bucket/a".parse().unwrap(), &options).unwrap();
+        let error = blobs.write(&name(1, "a"), Bytes::new()).await.unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.starts_with("the bucket s3://bucket/a cannot be written: "),
+            "{text}"
+        );
+        assert!(
+            !text.contains("hush") && !format!("{blobs:?}").contains("hush"),
+            "{text}"
+        );
+        assert!(!error.is_missing());
     }
 
     #[tokio::test]

@@ -41,6 +41,75 @@ const fn is_zero(number: &i64) -> bool {
     *number == 0
 }
 
+/// What an export has written: a manifest, which names the parts.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ExportManifest {
+    /// The version of this form, 1.
+    pub version: u32,
+    /// The partition of the job.
+    pub partition: String,
+    /// The id of the job.
+    pub job: String,
+    /// The number of the incarnation of the job.
+    pub incarnation: i64,
+    /// The number of results and failures that were kept when the export began. The lines are fewer by the failures of tasks that
+    /// were done later.
+    pub kept: i64,
+    /// The number of lines in all parts.
+    pub lines: u64,
+    /// The number of bytes in all parts.
+    pub bytes: u64,
+    /// Whether the export is complete. If it is not, the same request continues it.
+    pub complete: bool,
+    /// The offset of the first output that is not in a part.
+    pub next_offset: u64,
+    /// The parts, in the order of their lines.
+    pub parts: Vec<ExportPart>,
+}
+
+/// A file of an export: lines of JSON, as `GET …/outputs` returns them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ExportPart {
+    /// The name of the file, which is beside the manifest.
+    pub name: String,
+    /// The number of its lines.
+    pub lines: u64,
+    /// The number of its bytes.
+    pub bytes: u64,
+    /// The SHA-256 of its content, in hexadecimal digits.
+    pub sha256: String,
+}
+
+/// How much of a part is written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ExportProgress {
+    /// The number of lines.
+    pub lines: u64,
+    /// The number of bytes.
+    pub bytes: u64,
+}
+
+/// A line of the response of an export: a part that is safe, and at the end the manifest or an error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum ExportLine {
+    /// This much of the next part is written. It is not safe yet.
+    Progress(ExportProgress),
+    /// A part is safe.
+    Part(ExportPart),
+    /// Everything is exported, and the manifest is safe.
+    Manifest(ExportManifest),
+    /// The export has stopped. The same request continues it.
+    Error(String),
+}
+
 /// Whether an output is a result or a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]

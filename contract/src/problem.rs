@@ -111,6 +111,10 @@ pub enum ErrorCode {
     OutputsRemoved,
     /// The service cannot read the outputs that are kept.
     OutputsUnreadable,
+    /// The service cannot write an export to its place.
+    ExportFailed,
+    /// Something else is at the path of an export.
+    ExportExists,
     /// An earlier version created the job, and did not keep what it was created from.
     DefinitionNotKept,
     /// What was known about the tasks of the job is deleted.
@@ -137,7 +141,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 39] = [
+    pub const ALL: [Self; 41] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -166,6 +170,8 @@ impl ErrorCode {
         Self::OutputsNotKept,
         Self::OutputsRemoved,
         Self::OutputsUnreadable,
+        Self::ExportFailed,
+        Self::ExportExists,
         Self::DefinitionNotKept,
         Self::TasksNotKept,
         Self::ForeignOrigin,
@@ -336,6 +342,16 @@ impl ErrorCode {
                 "OUTPUTS_UNREADABLE",
                 "The outputs cannot be read",
                 "Tell the operator the correlation id; the log of the service has the reason.",
+            ),
+            Self::ExportFailed => (
+                "EXPORT_FAILED",
+                "The place for exports cannot be used",
+                "Send the request again when the operator has repaired the place; it continues the export.",
+            ),
+            Self::ExportExists => (
+                "EXPORT_EXISTS",
+                "Something else is at the path of the export",
+                "Choose another path, or delete what is there.",
             ),
             Self::DefinitionNotKept => (
                 "DEFINITION_NOT_KEPT",

@@ -11,7 +11,9 @@ mod history;
 mod tasks;
 
 use crate::ReportFailure;
-pub use crate::outputs::{KeptOutputs, OutputStatus, Outputs};
+pub use crate::outputs::{
+    ExportLine, ExportManifest, ExportPart, ExportProgress, KeptOutputs, OutputStatus, Outputs,
+};
 pub use crate::problem::{ErrorBody, ErrorCode};
 pub use attempts::{EarlierFailure, FailedAttempt};
 pub use history::{History, StatusChange};

@@ -82,6 +82,9 @@ pub enum ApiError {
     /// 503: the outputs are kept in a place that this process cannot read.
     #[error("the outputs cannot be read: {0}")]
     OutputsUnreadable(String),
+    /// 503: the place for exports with this name cannot be used.
+    #[error("{0}")]
+    OutputsNotExported(String),
     /// 409: the job is not in a state that allows this.
     #[error("{1}")]
     Conflict(ErrorCode, String),
@@ -155,6 +158,7 @@ impl ApiError {
             | Self::Busy(_)
             | Self::BrokerUnavailable(_)
             | Self::OutputsUnreadable(_)
+            | Self::OutputsNotExported(_)
             | Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -176,6 +180,7 @@ impl ApiError {
             Self::OutputsRemoved(_) => ErrorCode::OutputsRemoved,
             Self::TasksRemoved(_) => ErrorCode::TasksNotKept,
             Self::OutputsUnreadable(_) => ErrorCode::OutputsUnreadable,
+            Self::OutputsNotExported(_) => ErrorCode::ExportFailed,
             Self::ForeignOrigin(_) | Self::NotOwnPage(_) => ErrorCode::ForeignOrigin,
             Self::ForeignHost(_) => ErrorCode::ForeignHost,
             Self::MethodNotAllowed(_) => ErrorCode::MethodNotAllowed,

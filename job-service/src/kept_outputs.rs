@@ -86,6 +86,11 @@ impl Lines {
         }
     }
 
+    /// Returns the number of the line that is read next.
+    pub const fn offset(&self) -> u64 {
+        self.selection.offset
+    }
+
     /// Returns the next lines; `None` after the last one.
     pub async fn next_piece(&mut self) -> Result<Option<Bytes>, ReadError> {
         loop {

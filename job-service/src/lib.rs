@@ -24,6 +24,7 @@ mod backlog;
 mod correlation;
 mod current_request;
 mod error;
+mod export;
 mod extract;
 mod html;
 mod job_list;

@@ -1,9 +1,10 @@
 //! The options of the job service.
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::time::Duration;
 
-use blobs::Blobs;
+use blobs::{Blobs, ExportStore};
 use contract::rest::{Expiry, MAX_BODY_BYTES};
 use contract::{PipePurpose, ReservedPipes};
 use framework::config::StatusOrigins;
@@ -130,6 +131,8 @@ pub struct OutputOptions {
     pub pipe: String,
     /// Where the output worker writes them. Without a place, no job can keep its outputs.
     pub blobs: Option<Blobs>,
+    /// The places to which they can be exported, by their names.
+    pub export_stores: BTreeMap<String, ExportStore>,
     /// How long they are kept after the end of the job; `None` keeps them as long as the job.
     pub keep: Option<Duration>,
 }
@@ -144,6 +147,7 @@ impl Default for OutputOptions {
         Self {
             pipe: contract::OUTPUTS_PIPE.to_owned(),
             blobs: None,
+            export_stores: BTreeMap::new(),
             keep: Some(Self::DEFAULT_KEEP),
         }
     }

@@ -8,6 +8,7 @@ mod create_job;
 pub(crate) mod delete_job;
 pub(crate) mod delete_jobs;
 mod dispatch_partition;
+mod export_outputs;
 pub(crate) mod get_definition;
 pub(crate) mod get_history;
 pub(crate) mod get_job;
@@ -131,7 +132,8 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(list_failures::list_failures))
         .routes(routes!(take_messages::take_messages))
         .routes(routes!(put_messages::put_messages))
-        .routes(routes!(get_outputs::get_outputs));
+        .routes(routes!(get_outputs::get_outputs))
+        .routes(routes!(export_outputs::export_outputs));
     OpenApiRouter::with_openapi(Document::openapi())
         .nest(BASE_PATH, api)
         .routes(routes!(health_check::health_check))

@@ -156,6 +156,7 @@ mod tests {
     use blobs::Blobs;
     use contract::rest::OutputStatus;
     use contract::{JobId, PartitionId};
+    use harness::wait_for;
     use store::{JobRequest, OutputsOf, Store};
 
     use super::*;
@@ -242,6 +243,31 @@ mod tests {
         let content = worker.content(merged, name).await.unwrap();
         let expected: String = (1..=MERGED_AT).map(line).collect();
         assert_eq!(content, expected);
+    }
+
+    #[tokio::test]
+    async fn outputs_wait_and_say_why_until_their_place_takes_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("outputs");
+        std::fs::write(&place, "not a folder").unwrap();
+        let store = Store::open("memory:").await.unwrap();
+        let worker = OutputWorker::new(store.clone(), Blobs::folder(&place));
+        let (partition, id) = (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
+        let waiting = async || {
+            let job = store.job(&partition, &id).await.unwrap();
+            job.and_then(|job| job.outputs?.waiting)
+        };
+        let repaired = async {
+            let reason = wait_for("the note of the job", async || {
+                waiting().await.ok_or_else(|| "there is none".to_owned())
+            })
+            .await;
+            assert!(reason.contains("cannot be written"), "{reason}");
+            std::fs::remove_file(&place).unwrap();
+        };
+        let (job, ()) = tokio::join!(keep_singly(&worker, 1..2), repaired);
+        assert_eq!(waiting().await, None);
+        assert_eq!(names(&worker, &job).await.len(), 1);
     }
 
     #[tokio::test]

@@ -9,19 +9,22 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use batchwright::client::{Client, ClientError};
 use clap::Args;
+use contract::rest::{ExportLine, ExportManifest};
 use serde::Deserialize;
 use tempfile::NamedTempFile;
 use tokio::time::Instant;
 
 use super::connect::ServiceArgs;
-use crate::print::{Unwritten, remark};
+use crate::print::{Unwritten, remark, say};
 
 /// How often and how long the command tries to go on after the connection broke.
 const PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How often `--follow` looks for further outputs.
+const LOOK: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_mins(10);
 
 #[derive(Debug, Args)]
@@ -37,6 +40,13 @@ pub struct OutputsArgs {
     /// Maximum number of outputs to print; without it, all.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
+    /// Print further outputs as they are kept, until the job has ended.
+    #[arg(long, conflicts_with = "limit")]
+    follow: bool,
+    /// Let the service write the outputs of a job that has ended to a folder in a place that the operator has named
+    /// (`--export-store`), instead of printing them: parts, and `manifest.json`.
+    #[arg(long, value_name = "STORE/PATH", value_parser = destination, conflicts_with_all = ["status", "offset", "limit", "follow"])]
+    export: Option<(String, String)>,
     #[command(flatten)]
     pub service: ServiceArgs,
 }
@@ -86,7 +96,7 @@ impl Destination {
 
     /// Writes the outputs of a job. Returns whether standard output is free for other things.
     pub async fn write(self, client: &Client, job: &str) -> anyhow::Result<bool> {
-        let wanted = Wanted::default();
+        let wanted = &mut Wanted::default();
         match self {
             Self::Service => Ok(true),
             Self::Stdout => {
@@ -115,44 +125,148 @@ struct Line {
 
 /// Prints outputs.
 pub async fn outputs(args: OutputsArgs) -> anyhow::Result<ExitCode> {
-    let wanted = Wanted {
+    let mut wanted = Wanted {
         status: args.status,
         offset: args.offset,
         limit: args.limit,
     };
     let client = args.service.client()?;
-    copy(&client, &args.job, wanted, &mut io::stdout(), PAUSE).await?;
-    Ok(ExitCode::SUCCESS)
+    if let Some((store, path)) = args.export {
+        export(&client, &args.job, &store, &path).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    loop {
+        // Asked first: what is kept at the end of the job is printed, then.
+        let is_last = !args.follow || has_ended(&client, &args.job).await?;
+        copy(&client, &args.job, &mut wanted, &mut io::stdout(), PAUSE).await?;
+        if is_last {
+            return Ok(ExitCode::SUCCESS);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
-/// Writes the outputs of a job. If the connection breaks, goes on after the last line that was written.
-pub async fn copy(
+/// Returns whether a job has ended. A service that is away does not say so.
+async fn has_ended(client: &Client, job: &str) -> Result<bool, ClientError> {
+    match client.get(job).await {
+        Ok(job) => Ok(job.status.is_finished()),
+        Err(error) if error.is_transient() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Lets the service export the outputs of a job, across its restarts.
+async fn export(client: &Client, job: &str, store: &str, path: &str) -> anyhow::Result<()> {
+    let (mut patience, mut parts) = (Patience::new(PAUSE), 0);
+    loop {
+        let before = parts;
+        match export_some(client, job, (store, path), &mut parts).await {
+            Ok(manifest) => {
+                let (lines, bytes, parts) = (manifest.lines, manifest.bytes, manifest.parts.len());
+                say!(
+                    "{lines} outputs ({bytes} bytes) in {parts} parts, listed in {store}/{path}/manifest.json"
+                );
+                return Ok(());
+            }
+            Err(error) => {
+                if parts > before {
+                    patience = Patience::new(PAUSE);
+                }
+                patience.wait(error).await?;
+            }
+        }
+    }
+}
+
+/// Reads what an export tells until it is complete. `parts` is the number of parts that are told already.
+async fn export_some(
     client: &Client,
     job: &str,
-    mut wanted: Wanted,
-    to: &mut impl Write,
-    first_pause: Duration,
-) -> anyhow::Result<()> {
-    let (mut pause, mut away_since) = (first_pause, None);
-    loop {
-        let before = wanted.offset;
-        let error = match copy_some(client, job, &mut wanted, to).await {
-            Ok(()) => return Ok(to.flush().map_err(Unwritten::from)?),
-            Err(error) => error,
-        };
-        if wanted.offset > before {
-            (pause, away_since) = (first_pause, None);
+    (store, path): (&str, &str),
+    parts: &mut usize,
+) -> anyhow::Result<ExportManifest> {
+    let mut lines = client.export(job, store, path).await?;
+    let mut seen = 0;
+    while let Some(line) = lines.next().await? {
+        match serde_json::from_slice(&line)? {
+            ExportLine::Progress(_) => {}
+            ExportLine::Part(part) => {
+                seen += 1;
+                if seen > *parts {
+                    *parts = seen;
+                    remark!(
+                        "{}: {} outputs, {} bytes",
+                        part.name,
+                        part.lines,
+                        part.bytes
+                    );
+                }
+            }
+            ExportLine::Manifest(manifest) => return Ok(manifest),
+            ExportLine::Error(error) => {
+                bail!("{error} The export has stopped; the same command continues it.")
+            }
         }
-        let since = *away_since.get_or_insert_with(Instant::now);
+    }
+    bail!("the response to the export has no end; the same command continues it")
+}
+
+fn destination(text: &str) -> Result<(String, String), String> {
+    let parts = text
+        .split_once('/')
+        .map(|(store, path)| (store.to_owned(), path.to_owned()));
+    parts.ok_or_else(|| format!("{text:?} is not STORE/PATH, e.g. archive/2026/words"))
+}
+
+/// Tries again after errors that may go away, with growing pauses, for [`PATIENCE`].
+struct Patience {
+    pause: Duration,
+    away_since: Option<Instant>,
+}
+
+impl Patience {
+    const fn new(pause: Duration) -> Self {
+        Self {
+            pause,
+            away_since: None,
+        }
+    }
+
+    /// Waits before the next attempt. Returns the error if it is final.
+    async fn wait(&mut self, error: anyhow::Error) -> anyhow::Result<()> {
+        let since = *self.away_since.get_or_insert_with(Instant::now);
         let is_transient = error
             .downcast_ref::<ClientError>()
             .is_some_and(ClientError::is_transient);
         if !is_transient || since.elapsed() >= PATIENCE {
             return Err(error);
         }
-        remark!("{error}; trying again in {pause:?}");
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        remark!("{error}; trying again in {:?}", self.pause);
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        Ok(())
+    }
+}
+
+/// Writes the outputs of a job. If the connection breaks, goes on after the last line that was written.
+pub async fn copy(
+    client: &Client,
+    job: &str,
+    wanted: &mut Wanted,
+    to: &mut impl Write,
+    first_pause: Duration,
+) -> anyhow::Result<()> {
+    let mut patience = Patience::new(first_pause);
+    loop {
+        let before = wanted.offset;
+        let error = match copy_some(client, job, wanted, to).await {
+            Ok(()) => return Ok(to.flush().map_err(Unwritten::from)?),
+            Err(error) => error,
+        };
+        if wanted.offset > before {
+            patience = Patience::new(first_pause);
+        }
+        patience.wait(error).await?;
     }
 }
 
@@ -224,12 +338,18 @@ mod tests {
                 socket.write_all(response.as_bytes()).await.unwrap();
             }
         };
-        let wanted = Wanted {
+        let mut wanted = Wanted {
             limit: Some(4),
             ..Wanted::default()
         };
         let mut written = Vec::new();
-        let copied = copy(&client, "j", wanted, &mut written, Duration::from_millis(1));
+        let copied = copy(
+            &client,
+            "j",
+            &mut wanted,
+            &mut written,
+            Duration::from_millis(1),
+        );
         let (copied, ()) = in_time("the outputs", async { tokio::join!(copied, serving) }).await;
         copied.unwrap();
         let written = String::from_utf8(written).unwrap();

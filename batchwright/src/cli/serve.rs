@@ -1,5 +1,6 @@
 //! `batchwright up` and `batchwright run ROLE`: the commands that serve until they are stopped.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use batchwright::{
     BatchOptions, BatchResults, OutputLimits, Role, Running, Stack, StackOptions, TRACKING_PIPE,
     WorkerOptions,
 };
-use blobs::Blobs;
+use blobs::{Blobs, ExportStore, Location, S3Options};
 use clap::Args;
 use contract::rest::{Expiry, ExpiryPolicy, Policer};
 use contract::{OUTPUTS_PIPE, PAUSED_PIPE};
@@ -277,9 +278,26 @@ struct OutputArgs {
     /// Pipe to which workers send the results of jobs with `"outputs": "keep"`.
     #[arg(long, env = "BATCHWRIGHT_OUTPUTS_PIPE", default_value = OUTPUTS_PIPE, value_name = "PIPE")]
     outputs_pipe: String,
-    /// Folder of the outputs, which output worker and job service share; `up` uses `outputs` in `--data` by default.
+    /// Folder of the outputs, which output worker and job service share, or `s3://BUCKET/PREFIX`; `up` uses `outputs` in `--data` by
+    /// default.
     #[arg(long, env = "BATCHWRIGHT_OUTPUTS_FOLDER", value_name = "FOLDER")]
-    outputs_folder: Option<PathBuf>,
+    outputs_folder: Option<Location>,
+    /// Place to which clients may export outputs, and the name by which they call it: a folder, or `s3://BUCKET/PREFIX`; repeat the flag,
+    /// or separate places with commas.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_EXPORT_STORE",
+        value_delimiter = ',',
+        value_parser = named_location,
+        value_name = "NAME=PLACE"
+    )]
+    export_store: Vec<(String, Location)>,
+    /// URL of the store where `s3://…` is not Amazon's, e.g. `https://minio.example.com`; by default `AWS_ENDPOINT_URL`.
+    #[arg(long, env = "BATCHWRIGHT_S3_ENDPOINT", value_name = "URL")]
+    s3_endpoint: Option<String>,
+    /// Region of `s3://…`; by default `AWS_REGION`, else `us-east-1`.
+    #[arg(long, env = "BATCHWRIGHT_S3_REGION", value_name = "REGION")]
+    s3_region: Option<String>,
     /// Megabytes (MiB) of disk that the embedded broker leaves free, and half of which kept outputs leave free; with less, messages and
     /// outputs wait until some are deleted.
     #[arg(long, env = "BATCHWRIGHT_DISK_RESERVE", default_value_t = DISK_RESERVE, value_parser = clap::value_parser!(u64).range(..1 << 40), value_name = "MEGABYTES")]
@@ -371,7 +389,10 @@ impl UpArgs {
     pub fn options(self, variables: &Variables) -> anyhow::Result<StackOptions> {
         let folder = self.data.join("outputs");
         let mut stack = self.stack;
-        stack.outputs.outputs_folder.get_or_insert(folder);
+        stack
+            .outputs
+            .outputs_folder
+            .get_or_insert(Location::Folder(folder));
         let reserve = stack.outputs.disk_reserve << 20;
         Ok(StackOptions {
             roles: Role::ALL.to_vec(),
@@ -428,14 +449,8 @@ impl StackArgs {
     fn options(self, data: PathBuf, variables: &Variables) -> anyhow::Result<StackOptions> {
         let (mut service, store) = self.jobs.options(variables)?;
         service.status_origins = self.workers.status_origins.clone();
-        service.outputs = OutputOptions {
-            pipe: self.outputs.outputs_pipe,
-            // The broker may use the upper half of the reserve for pipes that are being emptied, as this one is: what an output
-            // takes, its message gives back.
-            blobs: (self.outputs.outputs_folder)
-                .map(|folder| Blobs::folder(folder).leaving(self.outputs.disk_reserve << 19)),
-            keep: Some(self.outputs.keep_outputs),
-        };
+        let outputs = self.outputs.limits();
+        service.outputs = self.outputs.options(variables)?;
         Ok(StackOptions {
             tls: self.servers.tls.load()?,
             database: self.servers.database,
@@ -463,16 +478,53 @@ impl StackArgs {
                 ..BatchOptions::default()
             },
             service: self.api.apply_to(service),
-            outputs: OutputLimits {
-                per_job: self.outputs.outputs_per_job,
-                bytes_per_job: self.outputs.outputs_size_per_job << 20,
-                bytes: self.outputs.outputs_size << 20,
-            },
+            outputs,
             store: StoreOptions {
                 max_items: self.batch.max_items,
                 ..store
             },
             ..StackOptions::embedded(data)
+        })
+    }
+}
+
+impl OutputArgs {
+    const fn limits(&self) -> OutputLimits {
+        OutputLimits {
+            per_job: self.outputs_per_job,
+            bytes_per_job: self.outputs_size_per_job << 20,
+            bytes: self.outputs_size << 20,
+        }
+    }
+
+    fn options(self, variables: &Variables) -> anyhow::Result<OutputOptions> {
+        let variable = |name: &str| Some((name.to_owned(), variables.get(name)?.to_owned()));
+        let s3 = S3Options {
+            endpoint: self.s3_endpoint,
+            region: self.s3_region,
+            variables: S3Options::VARIABLES
+                .iter()
+                .filter_map(|name| variable(name))
+                .collect(),
+        };
+        let reserve = self.disk_reserve << 20;
+        let mut export_stores = BTreeMap::new();
+        for (name, location) in self.export_store {
+            let store = ExportStore::at(&location, reserve, &s3)?;
+            if export_stores.insert(name.clone(), store).is_some() {
+                bail!("--export-store names {name:?} twice");
+            }
+        }
+        let blobs = self
+            .outputs_folder
+            .map(|location| Blobs::at(&location, &s3));
+        Ok(OutputOptions {
+            pipe: self.outputs_pipe,
+            // The broker may use the upper half of the reserve for pipes that are being emptied, as this one is: what an output
+            // takes, its message gives back.
+            blobs: blobs.transpose()?.map(|blobs| blobs.leaving(reserve / 2)),
+            export_stores,
+            keep: Some(self.keep_outputs),
         })
     }
 }
@@ -512,6 +564,22 @@ impl JobsArgs {
         };
         Ok((service, store))
     }
+}
+
+fn named_location(text: &str) -> Result<(String, Location), String> {
+    let Some((name, location)) = text.split_once('=') else {
+        return Err(format!(
+            "{text:?} is not NAME=PLACE, e.g. archive=/var/archive"
+        ));
+    };
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    let name = name.trim();
+    if name.is_empty() || name.len() > 64 || !name.chars().all(is_allowed) {
+        return Err(format!(
+            "{name:?} is not a name: 1 to 64 letters, digits, - and _"
+        ));
+    }
+    Ok((name.to_owned(), location.trim().parse()?))
 }
 
 fn expiry_time(text: &str) -> Result<String, String> {

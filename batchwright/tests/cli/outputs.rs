@@ -8,7 +8,9 @@ use crate::binary::{Home, run};
 async fn outputs_of_a_job_are_written_to_a_file_and_read_again() {
     let home = Home::new();
     home.write("a.txt", "one two\nthree\nfour\n");
-    let up = home.up().await;
+    let archive = home.folder.path().join("archive");
+    let store = format!("archive={}", archive.display());
+    let up = home.up_with(&["--export-store", &store]).await;
     let url = home.url();
     let command = async |arguments: &[&str]| run(&[arguments, &["--url", &url]].concat()).await;
     let submit = async |job: &str, more: &[&str]| {
@@ -56,6 +58,32 @@ async fn outputs_of_a_job_are_written_to_a_file_and_read_again() {
         submit("l", &["--outputs", "keep"]).await.with(0).out,
         "l created\n"
     );
+
+    let followed = command(&["outputs", "j", "--follow"]).await.with(0).out;
+    assert_eq!(followed, written);
+    for _ in 0..2 {
+        let exported = command(&["outputs", "j", "--export", "archive/a/b"])
+            .await
+            .with(0);
+        let expected = format!(
+            "3 outputs ({} bytes) in 1 parts, listed in archive/a/b/manifest.json\n",
+            written.len()
+        );
+        assert_eq!(exported.out, expected);
+        assert!(
+            exported.err.contains("part-00001.ndjson: 3 outputs"),
+            "{exported:?}"
+        );
+    }
+    let part = archive.join("a/b/part-00001.ndjson");
+    assert_eq!(std::fs::read_to_string(part).unwrap(), written);
+    let unknown = command(&["outputs", "j", "--export", "attic/a"])
+        .await
+        .with(1);
+    assert!(unknown.err.contains("There are: archive."), "{unknown:?}");
+    command(&["outputs", "j", "--export", "archive"])
+        .await
+        .with(2);
 
     // The exit code is that of the job, not that of the copy.
     let failed = [

@@ -7,7 +7,9 @@ use axum::body::{Body, Bytes};
 use axum::extract::{OriginalUri, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use contract::rest::{ErrorBody, ErrorCode, KeptOutput, OutputStatus};
+use blobs::Blobs;
+use contract::rest::{ErrorBody, ErrorCode, Job, KeptOutput, OutputStatus};
+use contract::{JobId, PartitionId};
 use futures_util::stream;
 use serde::Deserialize;
 use tokio::sync::OwnedSemaphorePermit;
@@ -17,7 +19,7 @@ use utoipa::IntoParams;
 use super::StoreErrors;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{JobPath, QueryParams, whole_number};
-use crate::kept_outputs::{Lines, Selection};
+use crate::kept_outputs::{Lines, ReadError, Selection};
 use crate::notes::Unknown;
 use crate::state::AppState;
 
@@ -73,29 +75,14 @@ pub async fn get_outputs(
 ) -> ApiResult<Response> {
     Unknown::of_query(&uri, &PARAMETERS)?.into_notes()?;
     let selection = params.selection()?;
-    let found = state.store.job(&partition, &job).await?;
-    let found = found.ok_or_else(|| ApiError::job_not_found(&job))?;
-    let Some(kept) = found.outputs else {
-        return Err(ApiError::OutputsNotKept(job.to_string()));
-    };
-    if kept.removed_time.is_some() {
-        return Err(ApiError::OutputsRemoved(job.to_string()));
-    }
-    let Some(blobs) = state.options.outputs.blobs.clone() else {
-        let reason = "this process has no folder of outputs (--outputs-folder)";
-        return Err(ApiError::OutputsUnreadable(reason.to_owned()));
-    };
+    let (found, blobs) = readable(&state, &partition, &job).await?;
     let place = Arc::clone(&state.output_streams).try_acquire_owned();
     let place = place.map_err(|_| ApiError::Busy("as many streams of outputs as it may have"))?;
     let owner = state.store.blob_owner().await?;
     let store = state.store.clone();
     let mut lines = Lines::new(store, blobs, owner.into(), found.incarnation, selection);
     // What is wrong from the beginning on is an error of the request.
-    let unreadable = |error: crate::kept_outputs::ReadError| match error {
-        crate::kept_outputs::ReadError::Store(error) => ApiError::Store(error),
-        error => ApiError::OutputsUnreadable(error.to_string()),
-    };
-    let first = lines.next_piece().await.map_err(unreadable)?;
+    let first = lines.next_piece().await?;
     let streamed = Streamed {
         lines,
         first,
@@ -105,6 +92,36 @@ pub async fn get_outputs(
     let pieces = stream::try_unfold(streamed, Streamed::next);
     let headers = [(header::CONTENT_TYPE, "application/x-ndjson")];
     Ok((headers, Body::from_stream(pieces)).into_response())
+}
+
+/// Returns a job whose outputs can be read, and where they are.
+pub async fn readable(
+    state: &AppState,
+    partition: &PartitionId,
+    job: &JobId,
+) -> ApiResult<(Job, Blobs)> {
+    let found = state.store.job(partition, job).await?;
+    let found = found.ok_or_else(|| ApiError::job_not_found(job))?;
+    let Some(kept) = &found.outputs else {
+        return Err(ApiError::OutputsNotKept(job.to_string()));
+    };
+    if kept.removed_time.is_some() {
+        return Err(ApiError::OutputsRemoved(job.to_string()));
+    }
+    let Some(blobs) = state.options.outputs.blobs.clone() else {
+        let reason = "this process has no folder of outputs (--outputs-folder)";
+        return Err(ApiError::OutputsUnreadable(reason.to_owned()));
+    };
+    Ok((found, blobs))
+}
+
+impl From<ReadError> for ApiError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Store(error) => Self::Store(error),
+            error => Self::OutputsUnreadable(error.to_string()),
+        }
+    }
 }
 
 impl OutputParams {

@@ -1,13 +1,29 @@
 //! The outputs that the service keeps: how a job asks for them, and how they are read.
 
-use blobs::{BlobName, Blobs};
+use std::path::Path;
+
+use blobs::{BlobName, Blobs, ExportStore, Location, S3Options};
 use contract::rest::OutputStatus;
 use contract::{JobId, PartitionId, TaskMessage};
 use framework::broker::Broker as _;
+use reqwest::Method;
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 use store::{Keeping, NewBlob, NewOutputs, OutputsOf};
 
 use crate::service::{Answer, Service};
+
+/// Starts a service that keeps outputs in memory, and exports them to the folder under the name `archive`.
+async fn start_exporting(folder: &Path) -> (Service, Blobs) {
+    let (blobs, location) = (Blobs::memory(), Location::Folder(folder.to_owned()));
+    let archive = ExportStore::at(&location, 0, &S3Options::default()).unwrap();
+    let kept = blobs.clone();
+    let service = Service::start_configured(|options| {
+        options.outputs.blobs = Some(kept);
+        options.outputs.export_stores = [("archive".to_owned(), archive)].into();
+    });
+    (service.await, blobs)
+}
 
 /// Starts a service that keeps outputs in this place.
 async fn start(blobs: &Blobs) -> Service {
@@ -194,4 +210,140 @@ async fn outputs_that_are_not_there_are_told_apart() {
         .doomed_outputs(Some(std::time::Duration::ZERO));
     assert_eq!(doomed.await.unwrap(), [job]);
     refused("j", 410, "OUTPUTS_REMOVED").await;
+}
+
+/// Keeps `lines` results of the job `j`, each with this many bytes of text, and lets the job end.
+async fn keep_long(service: &Service, blobs: &Blobs, lines: u32, bytes: usize) {
+    assert_eq!(service.put("j", &keeping()).await.status, 201);
+    let text = "x".repeat(bytes);
+    let line = |task: u32| format!(r#"{{"task":"{task}","status":"done","output":"{text}"}}"#);
+    let lines: Vec<(u32, String)> = (1..=lines).map(|task| (task, line(task))).collect();
+    let lines: Vec<(u32, &str)> = lines
+        .iter()
+        .map(|(task, line)| (*task, line.as_str()))
+        .collect();
+    keep(service, blobs, OutputStatus::Done, &lines).await;
+}
+
+async fn export(service: &Service, query: &str) -> Answer {
+    let path = service.path(&format!("/jobs/j/outputs:export{query}"));
+    service.call(Method::POST, &path, None).await
+}
+
+/// Returns the names and contents of all files in a folder.
+fn files(folder: &Path) -> Vec<(String, String)> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut files: Vec<(String, String)> = entries
+        .map(|entry| {
+            let entry = entry.unwrap();
+            let content = std::fs::read_to_string(entry.path()).unwrap();
+            (entry.file_name().into_string().unwrap(), content)
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+#[tokio::test]
+async fn export_has_all_lines_in_parts_that_the_manifest_names_and_continues_after_a_break() {
+    let folder = tempfile::tempdir().unwrap();
+    let (service, blobs) = start_exporting(folder.path()).await;
+    keep_long(&service, &blobs, 50, 5000).await;
+    let query = "?store=archive&path=2026/words&partBytes=100000";
+    let running = export(&service, query).await;
+    assert_eq!(running.status, 409, "{running:?}");
+    assert!(running.body.contains("when it has ended"), "{running:?}");
+    assert_eq!(service.cancel("j").await.status, 204);
+
+    let answer = export(&service, query).await;
+    let told = lines(&answer);
+    let [parts @ .., last] = &told[..] else {
+        panic!("{answer:?}")
+    };
+    let manifest = &last["manifest"];
+    assert_eq!((parts.len(), &manifest["lines"]), (2, &json!(50)));
+    let place = folder.path().join("2026/words");
+    let written = files(&place);
+    let names: Vec<&str> = written.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names,
+        ["manifest.json", "part-00001.ndjson", "part-00002.ndjson"]
+    );
+    let stored: Value = serde_json::from_str(&written[0].1).unwrap();
+    assert_eq!(&stored, manifest);
+    for ((name, content), part) in written[1..].iter().zip(parts) {
+        let digest = format!("{:x}", Sha256::digest(content));
+        let expected = json!({"part": {
+            "name": name, "lines": content.lines().count(), "bytes": content.len(), "sha256": digest
+        }});
+        assert_eq!(part, &expected);
+    }
+    let all = service.get("/jobs/j/outputs").await.body;
+    let exported: String = written[1..].iter().map(|(_, text)| text.as_str()).collect();
+    assert!(exported == all, "the lines differ");
+
+    // Again: nothing is written, not even what somebody has changed.
+    std::fs::write(place.join("part-00002.ndjson"), "changed").unwrap();
+    assert_eq!(lines(&export(&service, query).await), told);
+    assert_eq!(files(&place)[2].1, "changed");
+
+    // As after a break within the second part.
+    let mut incomplete = stored.clone();
+    incomplete["complete"] = false.into();
+    let first = incomplete["parts"].as_array_mut().unwrap();
+    first.truncate(1);
+    let (count, bytes) = (first[0]["lines"].clone(), first[0]["bytes"].clone());
+    incomplete["nextOffset"] = count.clone();
+    (incomplete["lines"], incomplete["bytes"]) = (count, bytes);
+    let progress = place.join("manifest.incomplete.json");
+    std::fs::write(progress, incomplete.to_string()).unwrap();
+    std::fs::remove_file(place.join("manifest.json")).unwrap();
+    assert_eq!(lines(&export(&service, query).await), told);
+    assert_eq!(files(&place), written);
+}
+
+#[tokio::test]
+async fn export_that_cannot_be_is_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let (service, blobs) = start_exporting(folder.path()).await;
+    keep_long(&service, &blobs, 1, 10).await;
+    assert_eq!(service.cancel("j").await.status, 204);
+    let refused = async |query: &str, status: u16, code: &str, text: &str| {
+        let answer = export(&service, query).await;
+        assert_eq!(answer.status, status, "{query}: {answer:?}");
+        assert_eq!(answer.headers["x-batchwright-error"], code, "{query}");
+        assert!(answer.body.contains(text), "{query}: {answer:?}");
+        answer
+    };
+    let invalid = "INVALID_PARAMETER";
+    for (query, text) in [
+        ("", "'store' is missing"),
+        ("?store=archive", "'path' is missing"),
+        ("?store=archiv&path=a", "There are: archive."),
+        ("?store=archive&path=../a", "must be relative"),
+        ("?store=archive&path=/etc", "must be relative"),
+        ("?store=archive&path=a&partBytes=1", "from 65536 to"),
+    ] {
+        refused(query, 400, invalid, text).await;
+    }
+    std::fs::create_dir(folder.path().join("other")).unwrap();
+    std::fs::write(folder.path().join("other/manifest.json"), "{}").unwrap();
+    let other = "?store=archive&path=other";
+    refused(other, 409, "EXPORT_EXISTS", "Choose another path").await;
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let file = "?store=archive&path=file/a";
+    let failed = refused(
+        file,
+        503,
+        "EXPORT_FAILED",
+        "The place 'archive' for exports",
+    )
+    .await;
+    let folder = folder.path().to_str().unwrap();
+    assert!(!failed.body.contains(folder), "{failed:?}");
+
+    let without = Service::start().await;
+    let answer = export(&without, "?store=archive&path=a").await;
+    assert_eq!(answer.status, 400, "{answer:?}");
+    assert!(answer.body.contains("--export-store"), "{answer:?}");
 }

@@ -1,0 +1,281 @@
+//! Files for others: what the service exports to a place that the operator has named.
+//!
+//! Hides where the files are. What must stay true: a file appears under its name when it is complete, and not before; no path
+//! leads out of the place.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::folder::{Folder, NewFile};
+use crate::location::{Location, LocationError, S3Options};
+#[cfg(feature = "s3")]
+use crate::s3::S3;
+use crate::{BlobError, BlobReader};
+
+/// The largest file that is read as a whole, in bytes.
+const LARGEST_READ: u64 = 16 << 20;
+/// The largest number of parts of a path, and the longest part.
+const MOST_PARTS: usize = 16;
+const LONGEST_PART: usize = 100;
+
+/// A place for exported files. Clones share it.
+#[derive(Debug, Clone)]
+pub struct ExportStore(Place);
+
+#[derive(Debug, Clone)]
+enum Place {
+    Folder(Folder),
+    #[cfg(feature = "s3")]
+    S3(S3),
+}
+
+/// A relative path that stays below the place that it is joined to: parts of letters, digits and `-_.=+@`, which do not begin with
+/// a dot, joined by `/`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ExportPath(String);
+
+/// A file that is being written. It appears when it is finished.
+#[derive(Debug)]
+pub struct ExportFile {
+    store: ExportStore,
+    writer: Writer,
+}
+
+#[derive(Debug)]
+enum Writer {
+    Folder(NewFile),
+    #[cfg(feature = "s3")]
+    S3(Box<object_store::buffered::BufWriter>),
+}
+
+impl ExportStore {
+    /// Returns the place at this location. `reserve` bytes of a disk stay free.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if this build, or these options, can never reach it.
+    pub fn at(location: &Location, reserve: u64, s3: &S3Options) -> Result<Self, LocationError> {
+        match location {
+            Location::Folder(folder) => {
+                let folder = Folder::new(folder.clone()).leaving(reserve);
+                Ok(Self(Place::Folder(folder)))
+            }
+            #[cfg(feature = "s3")]
+            Location::Bucket { bucket, prefix } => {
+                Ok(Self(Place::S3(S3::new(bucket, prefix, s3)?)))
+            }
+            #[cfg(not(feature = "s3"))]
+            Location::Bucket { .. } => Err(LocationError::without_s3(location, s3)),
+        }
+    }
+
+    /// Returns the content of a file; `None` if there is none.
+    pub async fn read(&self, path: &ExportPath) -> Result<Option<Bytes>, BlobError> {
+        let opened: Result<BlobReader, BlobError> = match &self.0 {
+            Place::Folder(folder) => folder.open_file(&path.0).await,
+            #[cfg(feature = "s3")]
+            Place::S3(s3) => s3.open_file(&path.0).await,
+        };
+        let reader = match opened {
+            Err(error) if error.is_missing() => return Ok(None),
+            reader => reader?,
+        };
+        let mut content = Vec::new();
+        let read = reader
+            .take(LARGEST_READ + 1)
+            .read_to_end(&mut content)
+            .await;
+        let too_large = || io::Error::other(format!("{path} is larger than {LARGEST_READ} bytes"));
+        match read {
+            Ok(_) if content.len() as u64 <= LARGEST_READ => Ok(Some(content.into())),
+            Ok(_) => Err(BlobError::new(self, "read", &too_large())),
+            Err(error) => Err(BlobError::new(self, "read", &error)),
+        }
+    }
+
+    /// Begins a file, which replaces one of this name when it is finished.
+    pub async fn begin(&self, path: &ExportPath) -> Result<ExportFile, BlobError> {
+        let writer = match &self.0 {
+            Place::Folder(folder) => Writer::Folder(folder.create_file(&path.0).await?),
+            #[cfg(feature = "s3")]
+            Place::S3(s3) => Writer::S3(Box::new(s3.create_file(&path.0)?)),
+        };
+        let store = self.clone();
+        Ok(ExportFile { store, writer })
+    }
+
+    /// Writes a file.
+    pub async fn write(&self, path: &ExportPath, content: Bytes) -> Result<(), BlobError> {
+        let mut file = self.begin(path).await?;
+        file.write(content).await?;
+        file.finish().await
+    }
+
+    /// Deletes a file. One that is not there is deleted.
+    pub async fn delete(&self, path: &ExportPath) -> Result<(), BlobError> {
+        match &self.0 {
+            Place::Folder(folder) => folder.delete_file(&path.0).await,
+            #[cfg(feature = "s3")]
+            Place::S3(s3) => s3.delete_file(&path.0).await,
+        }
+    }
+}
+
+impl ExportFile {
+    /// Appends to the file.
+    pub async fn write(&mut self, content: Bytes) -> Result<(), BlobError> {
+        let written = match &mut self.writer {
+            Writer::Folder(file) => file.write(&content).await,
+            #[cfg(feature = "s3")]
+            Writer::S3(writer) => writer.write_all(&content).await,
+        };
+        written.map_err(|error| BlobError::new(&self.store, "written", &error))
+    }
+
+    /// Lets the file appear. Returns when it is safe.
+    pub async fn finish(self) -> Result<(), BlobError> {
+        let finished = match self.writer {
+            Writer::Folder(file) => file.finish().await,
+            #[cfg(feature = "s3")]
+            Writer::S3(mut writer) => writer.shutdown().await,
+        };
+        finished.map_err(|error| BlobError::new(&self.store, "written", &error))
+    }
+}
+
+impl ExportPath {
+    /// Returns the path of a file in this folder.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if that is no path.
+    pub fn join(&self, name: &str) -> Result<Self, String> {
+        format!("{self}/{name}").parse()
+    }
+}
+
+impl FromStr for ExportPath {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_allowed = |c: char| c.is_alphanumeric() || "-_.=+@".contains(c);
+        let is_part = |part: &str| {
+            !part.is_empty()
+                && part.len() <= LONGEST_PART
+                && !part.starts_with('.')
+                && part.chars().all(is_allowed)
+        };
+        if text.split('/').all(is_part) && text.split('/').count() <= MOST_PARTS {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(format!(
+            "it must be relative: up to {MOST_PARTS} parts joined by `/`, each of 1 to {LONGEST_PART} letters, digits and -_.=+@, and none \
+             that begins with a dot"
+        ))
+    }
+}
+
+impl fmt::Display for ExportPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for ExportStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Place::Folder(folder) => write!(f, "{folder}"),
+            #[cfg(feature = "s3")]
+            Place::S3(s3) => write!(f, "{s3}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn path(text: &str) -> ExportPath {
+        text.parse().unwrap()
+    }
+
+    fn store(folder: &std::path::Path) -> ExportStore {
+        let location = Location::Folder(folder.to_owned());
+        ExportStore::at(&location, 0, &S3Options::default()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn file_appears_when_it_is_finished_and_replaces_the_one_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(&folder.path().join("not/there/yet"));
+        let name = path("2026/words/part-1.ndjson");
+        for text in ["one", "two"] {
+            let before = store.read(&name).await.unwrap();
+            let mut file = store.begin(&name).await.unwrap();
+            file.write(text.into()).await.unwrap();
+            assert_eq!(store.read(&name).await.unwrap(), before);
+            file.write("!".into()).await.unwrap();
+            file.finish().await.unwrap();
+            let read = store.read(&name).await.unwrap().unwrap();
+            assert_eq!(read, format!("{text}!"));
+        }
+        store.delete(&name).await.unwrap();
+        store.delete(&name).await.unwrap();
+        assert_eq!(store.read(&name).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn link_does_not_lead_out_of_the_folder() {
+        let (folder, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::os::unix::fs::symlink(outside.path(), folder.path().join("link")).unwrap();
+        let store = store(folder.path());
+        let error = store.write(&path("link/a/b"), "x".into()).await;
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("leads out of it"), "{error}");
+        assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn path_that_could_lead_elsewhere_is_refused() {
+        for refused in [
+            "",
+            "/",
+            "/a",
+            "a/",
+            "a//b",
+            ".",
+            "..",
+            "a/../b",
+            "a/.hidden",
+            "a\\b",
+            "a\0b",
+            "a b",
+            "a:b",
+            "~/a*",
+        ] {
+            refused.parse::<ExportPath>().unwrap_err();
+        }
+        for accepted in ["a", "2026/dt=01-02/words_1.x", "übung"] {
+            assert_eq!(path(accepted).to_string(), accepted);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn accepted_path_has_only_ordinary_parts(text in "[a./\\\\:\u{0}ü-]{0,24}|\\PC{0,300}") {
+            if let Ok(path) = text.parse::<ExportPath>() {
+                use std::path::{Component, Path};
+                let text = path.to_string();
+                prop_assert!(text.len() <= MOST_PARTS * (LONGEST_PART + 1));
+                let parts: Vec<Component<'_>> = Path::new(&text).components().collect();
+                prop_assert!(parts.iter().all(|part| matches!(part, Component::Normal(_))));
+            }
+        }
+    }
+}

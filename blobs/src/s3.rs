@@ -1,0 +1,269 @@
+//! Blobs as objects in a bucket of S3: `prefix/owner/group/name`.
+//!
+//! S3 does what the folder has to work for: an object appears whole, and is safe when the request returns.
+//!
+//! What must stay true: a request fails within a minute, so that the caller can say why it waits; it is the caller who asks
+//! again.
+
+use std::fmt;
+use std::io::Cursor;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use futures_util::stream::StreamExt as _;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::buffered::{BufReader, BufWriter};
+use object_store::path::Path;
+use object_store::{
+    BackoffConfig, ClientOptions, Error, ObjectStore, ObjectStoreExt as _, RetryConfig,
+};
+
+use crate::location::{LocationError, S3Options};
+use crate::{BlobError, BlobName, BlobReader, Listed};
+
+/// The region where none is set. Stores that are not Amazon's mostly ignore it.
+const REGION: &str = "us-east-1";
+/// The size up to which an object is read at once, and the bytes that are read at a time of a larger one.
+const BUFFER: usize = 1 << 20;
+/// The bytes that are written at a time of a file that is exported. S3 demands 5 MiB at least.
+const PART: usize = 8 << 20;
+/// How many objects are deleted at the same time.
+const DELETIONS: usize = 16;
+/// The longest text of an error.
+const LONGEST: usize = 300;
+
+#[derive(Clone)]
+pub struct S3 {
+    store: Arc<dyn ObjectStore>,
+    prefix: String,
+    place: Arc<str>,
+}
+
+impl S3 {
+    pub fn new(bucket: &str, prefix: &str, options: &S3Options) -> Result<Self, LocationError> {
+        // The HTTP client takes what the process has. If it has something already, that stays.
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let mut builder = AmazonS3Builder::new().with_region(REGION);
+        for (name, value) in &options.variables {
+            if let Ok(key) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>() {
+                builder = builder.with_config(key, value);
+            }
+        }
+        if let Some(region) = &options.region {
+            builder = builder.with_region(region);
+        }
+        if let Some(endpoint) = &options.endpoint {
+            builder = builder.with_endpoint(endpoint);
+        }
+        let endpoints = [AmazonS3ConfigKey::Endpoint, AmazonS3ConfigKey::S3Endpoint];
+        let is_plain = endpoints.iter().any(|key| {
+            let endpoint = builder.get_config_value(key);
+            endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"))
+        });
+        let client = ClientOptions::new()
+            .with_allow_http(is_plain)
+            .with_connect_timeout(Duration::from_secs(5))
+            .with_timeout(Duration::from_mins(1));
+        let retry = RetryConfig {
+            backoff: BackoffConfig::default(),
+            max_retries: 2,
+            retry_timeout: Duration::from_secs(10),
+        };
+        let built = builder
+            .with_bucket_name(bucket)
+            .with_client_options(client)
+            .with_retry(retry)
+            .build();
+        let place = match prefix {
+            "" => format!("the bucket s3://{bucket}"),
+            prefix => format!("the bucket s3://{bucket}/{prefix}"),
+        };
+        let store = built.map_err(|error| LocationError {
+            location: place.clone(),
+            reason: text_of(&error),
+        })?;
+        Ok(Self {
+            store: Arc::new(store),
+            prefix: prefix.to_owned(),
+            place: place.into(),
+        })
+    }
+
+    /// Returns a bucket in the memory of the library, which behaves as S3 does.
+    #[cfg(test)]
+    pub fn in_memory(prefix: &str) -> Self {
+        Self {
+            store: Arc::new(object_store::memory::InMemory::new()),
+            prefix: prefix.to_owned(),
+            place: "the bucket in memory".into(),
+        }
+    }
+
+    /// Returns the path of an object below the prefix.
+    fn path(&self, action: &'static str, parts: &[&str]) -> Result<Path, BlobError> {
+        let prefix = Some(self.prefix.as_str()).filter(|prefix| !prefix.is_empty());
+        let parts: Vec<&str> = prefix.into_iter().chain(parts.iter().copied()).collect();
+        Path::parse(parts.join("/")).map_err(|error| self.error(action)(error.into()))
+    }
+
+    fn blob(&self, action: &'static str, name: &BlobName) -> Result<Path, BlobError> {
+        self.path(action, &[&name.owner, &name.group.to_string(), &name.name])
+    }
+
+    fn error(&self, action: &'static str) -> impl Fn(Error) -> BlobError {
+        let place = Arc::clone(&self.place);
+        move |error| BlobError {
+            place: place.to_string(),
+            action,
+            reason: text_of(&error),
+            is_missing: matches!(error, Error::NotFound { .. }),
+        }
+    }
+
+    pub async fn write(&self, name: &BlobName, content: Bytes) -> Result<(), BlobError> {
+        let path = self.blob("written", name)?;
+        let written = self.store.put(&path, content.into()).await;
+        written.map(drop).map_err(self.error("written"))
+    }
+
+    pub async fn open(&self, name: &BlobName) -> Result<BlobReader, BlobError> {
+        let path = self.blob("read", name)?;
+        self.open_path(&path).await
+    }
+
+    async fn open_path(&self, path: &Path) -> Result<BlobReader, BlobError> {
+        let found = self.store.get(path).await.map_err(self.error("read"))?;
+        if found.meta.size <= BUFFER as u64 {
+            let content = found.bytes().await.map_err(self.error("read"))?;
+            return Ok(Box::pin(Cursor::new(content)));
+        }
+        // Piece by piece: a reader may be slow, and a request may not.
+        let store = Arc::clone(&self.store);
+        let reader = BufReader::with_capacity(store, &found.meta, BUFFER);
+        Ok(Box::pin(reader))
+    }
+
+    pub async fn delete(&self, name: &BlobName) -> Result<(), BlobError> {
+        self.delete_path(&self.blob("changed", name)?).await
+    }
+
+    async fn delete_path(&self, path: &Path) -> Result<(), BlobError> {
+        match self.store.delete(path).await {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.error("changed")(error)),
+        }
+    }
+
+    pub async fn delete_group(&self, owner: &str, group: i64) -> Result<(), BlobError> {
+        let folder = self.path("changed", &[owner, &group.to_string()])?;
+        let mut listed = self.store.list(Some(&folder)).chunks(DELETIONS);
+        while let Some(found) = listed.next().await {
+            let mut paths = Vec::with_capacity(found.len());
+            for found in found {
+                paths.push(found.map_err(self.error("read"))?.location);
+            }
+            try_join_all(paths.iter().map(|path| self.delete_path(path))).await?;
+        }
+        Ok(())
+    }
+
+    pub async fn groups(&self, owner: &str) -> Result<Vec<i64>, BlobError> {
+        let folder = self.path("read", &[owner])?;
+        let listed = self.store.list_with_delimiter(Some(&folder)).await;
+        let folders = listed.map_err(self.error("read"))?.common_prefixes;
+        // What is no number is not ours.
+        let numbers = folders.iter().filter_map(|folder| folder.filename());
+        Ok(numbers.filter_map(|name| name.parse().ok()).collect())
+    }
+
+    pub async fn list(&self, owner: &str, group: i64) -> Result<Vec<Listed>, BlobError> {
+        let folder = self.path("read", &[owner, &group.to_string()])?;
+        let mut listed = self.store.list(Some(&folder));
+        let mut blobs = Vec::new();
+        while let Some(found) = listed.next().await {
+            let found = found.map_err(self.error("read"))?;
+            blobs.extend(found.location.filename().map(|name| Listed {
+                group,
+                name: name.to_owned(),
+                written: found.last_modified.into(),
+            }));
+        }
+        Ok(blobs)
+    }
+
+    /// Opens an object by its path below the prefix.
+    pub async fn open_file(&self, path: &str) -> Result<BlobReader, BlobError> {
+        self.open_path(&self.path("read", &[path])?).await
+    }
+
+    /// Deletes an object by its path below the prefix.
+    pub async fn delete_file(&self, path: &str) -> Result<(), BlobError> {
+        self.delete_path(&self.path("changed", &[path])?).await
+    }
+
+    /// Begins an object that appears when the writer is shut down.
+    pub fn create_file(&self, path: &str) -> Result<BufWriter, BlobError> {
+        let (store, path) = (Arc::clone(&self.store), self.path("written", &[path])?);
+        Ok(BufWriter::with_capacity(store, path, PART))
+    }
+}
+
+/// Returns what a person needs of an error, on one line: an error of S3 is a page of XML.
+fn text_of(error: &Error) -> String {
+    let text = error.to_string();
+    let element = |name: &str| {
+        let (_, rest) = text.split_once(&format!("<{name}>"))?;
+        Some(rest.split_once('<')?.0)
+    };
+    let text = match (element("Code"), element("Message")) {
+        (Some(code), Some(message)) => format!("{code}: {message}"),
+        (Some(code), None) => code.to_owned(),
+        _ => text,
+    };
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let mut text = words.join(" ");
+    text.truncate(text.floor_char_boundary(LONGEST));
+    match error {
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+            format!("access is denied ({text}); check its rights and the credentials (AWS_…)")
+        }
+        _ => text,
+    }
+}
+
+impl fmt::Debug for S3 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "S3({})", self.place)
+    }
+}
+
+impl fmt::Display for S3 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_of_s3_is_one_line_with_its_code_and_message() {
+        let generic = |text: &str| Error::Generic {
+            store: "S3",
+            source: text.to_owned().into(),
+        };
+        let page = "Server returned 503: <?xml version=\"1.0\"?>\n<Error><Code>SlowDown</Code>\n<Message>Reduce your\nrate</Message></Error>";
+        assert_eq!(text_of(&generic(page)), "SlowDown: Reduce your rate");
+        let long = text_of(&generic(&"ü".repeat(10_000)));
+        assert!(long.len() <= LONGEST, "{long}");
+        let denied = Error::PermissionDenied {
+            path: "a".to_owned(),
+            source: page.into(),
+        };
+        let denied = text_of(&denied);
+        assert!(denied.starts_with("access is denied (SlowDown"), "{denied}");
+    }
+}
