@@ -5,7 +5,9 @@ mod bench;
 #[cfg(feature = "chaos")]
 mod chaos;
 mod connect;
+mod doctor;
 mod failures;
+mod history;
 mod jobs;
 mod manual;
 mod outputs;
@@ -17,6 +19,7 @@ pub mod script;
 mod serve;
 mod submit;
 mod task;
+mod top;
 
 use std::process::ExitCode;
 
@@ -27,8 +30,9 @@ use framework::log::LogFormat;
 use self::bench::BenchArgs;
 #[cfg(feature = "chaos")]
 use self::chaos::{ChaosArgs, ChaosWorkerArgs};
+use self::doctor::DoctorArgs;
 use self::failures::FailuresArgs;
-use self::jobs::{CountArgs, DeleteArgs, GetArgs, JobArgs, ListArgs, TargetArgs};
+use self::jobs::{CountArgs, DeleteArgs, GetArgs, JobArgs, ListArgs, TargetArgs, WatchArgs};
 use self::manual::{CompletionsArgs, ManArgs};
 use self::outputs::OutputsArgs;
 use self::pipes::{PutArgs, TakeArgs};
@@ -37,6 +41,7 @@ use self::retry::RetryArgs;
 use self::script::RunScriptArgs;
 use self::serve::{RunArgs, UpArgs};
 use self::submit::SubmitArgs;
+use self::top::TopArgs;
 use crate::bench::PacedOptions;
 use crate::config::Configuration;
 use crate::demo::{self, DemoArgs};
@@ -86,14 +91,20 @@ pub enum Command {
     Get(GetArgs),
     /// List the failures of a job, each with the item that has failed.
     Failures(FailuresArgs),
+    /// List the changes of a job's status: when, who made it and why.
+    History(JobArgs),
     /// Print the kept outputs of a job, one line of JSON each; goes on by itself after the connection broke.
     Outputs(OutputsArgs),
     /// List the jobs of a partition, newest first by default.
     List(ListArgs),
     /// Count the jobs of a partition.
     Count(CountArgs),
-    /// Follow a job until it finishes; exits with 0 (Completed), 10 (Failed) or 11 (Cancelled).
-    Watch(JobArgs),
+    /// Follow jobs until they finish; exits with 0 (Completed), 10 (one has failed) or 11 (one is cancelled).
+    Watch(WatchArgs),
+    /// Show the jobs of a partition on a page that is drawn anew every few seconds; without a terminal, once.
+    Top(TopArgs),
+    /// Say what is wrong with a system, and why jobs do not go on; exits with 1 if anything is broken. Changes nothing.
+    Doctor(DoctorArgs),
     /// Cancel jobs, or the unfinished jobs that match conditions.
     Cancel(TargetArgs),
     /// Delete jobs, or the jobs that match conditions, whatever their status; asks for a confirmation on a terminal.
@@ -140,10 +151,13 @@ impl Command {
             Self::Submit(args) => submit::submit(args).await,
             Self::Get(args) => jobs::get(args).await,
             Self::Failures(args) => failures::failures(args).await,
+            Self::History(args) => history::history(args).await,
             Self::Outputs(args) => outputs::outputs(args).await,
             Self::List(args) => jobs::list(args).await,
             Self::Count(args) => jobs::count(args).await,
             Self::Watch(args) => jobs::watch(args).await,
+            Self::Top(args) => top::top(args).await,
+            Self::Doctor(args) => doctor::doctor(args).await,
             Self::Cancel(args) => jobs::cancel(args).await,
             Self::Delete(args) => jobs::delete(args).await,
             Self::Pause(args) => {
@@ -172,7 +186,10 @@ impl Command {
         let service = match self {
             Self::Submit(args) => &args.service,
             Self::Get(args) => &args.job.service,
-            Self::Watch(args) | Self::Pause(args) | Self::Resume(args) => &args.service,
+            Self::Watch(args) => &args.service,
+            Self::Top(args) => &args.service,
+            Self::Doctor(args) => &args.service,
+            Self::History(args) | Self::Pause(args) | Self::Resume(args) => &args.service,
             Self::Failures(args) => &args.service,
             Self::Outputs(args) => &args.service,
             Self::List(args) => &args.service,

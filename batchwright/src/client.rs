@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use contract::rest::{
-    ErrorBody, ErrorCode, Failures, Job, MAX_BODY_BYTES, NewJob, Resubmit, Retried, RetriedJobs,
-    SubmittedJob, Task,
+    ErrorBody, ErrorCode, Failures, History, Job, MAX_BODY_BYTES, NewJob, Resubmit, Retried,
+    RetriedJobs, SubmittedJob, Task,
 };
 use contract::{PipeMessage, PutRequest, TakeRequest, TakenMessages};
 use framework::tls::Tls;
@@ -24,6 +24,21 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const BEGIN_LIMIT: Duration = Duration::from_secs(30);
 /// How long an event stream may be silent. The job service sends a comment every 15 s.
 const SILENCE_LIMIT: Duration = Duration::from_mins(1);
+
+/// One check of the health of a job service.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
+pub struct HealthCheck {
+    /// What was checked.
+    pub name: String,
+    /// Whether it works.
+    pub healthy: bool,
+    /// Whether it works, but something grows or lags.
+    #[serde(default)]
+    pub degraded: bool,
+    /// What is wrong.
+    #[serde(default)]
+    pub message: Option<String>,
+}
 
 /// A client for the jobs of one partition. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -205,10 +220,40 @@ impl Client {
             .await
     }
 
+    /// Returns the request that created a job.
+    pub async fn definition(&self, job: &str) -> Result<NewJob, ClientError> {
+        let url = self.job_url(job);
+        self.read(format!("{url}/definition")).await
+    }
+
+    /// Returns what the job service says of its own health. That it is unhealthy is no error.
+    pub async fn health(&self) -> Result<Vec<HealthCheck>, ClientError> {
+        let root = self.base.strip_suffix("/job-service/v1");
+        let root = root.unwrap_or(&self.base);
+        let url = format!("{root}/health-check?name=all&type=READY");
+        let request = self.http.get(&url).header("accept", "application/json");
+        let response = request.send().await.map_err(|it| self.unreachable(&it))?;
+        let status = response.status();
+        let body = response.text().await.map_err(|it| self.unreachable(&it))?;
+        if status.is_success() || body.starts_with('[') {
+            parsed(&body, &url)
+        } else {
+            Err(refused(status, &body, &url))
+        }
+    }
+
     /// Returns the failures of a job in groups.
     pub async fn failure_groups(&self, job: &str) -> Result<Failures, ClientError> {
         let url = self.job_url(job);
         self.read(format!("{url}/failures?group=true")).await
+    }
+
+    /// Returns a page of the changes of a job's status that follow the place `after`.
+    pub async fn history(&self, job: &str, after: Option<&str>) -> Result<History, ClientError> {
+        let after = after.map(|after| format!("?after={}", encode(after)));
+        let after = after.unwrap_or_default();
+        let url = self.job_url(job);
+        self.read(format!("{url}/history{after}")).await
     }
 
     /// Returns the jobs of the partition, newest first unless the query parameters sort them.

@@ -19,10 +19,15 @@ use framework::config::caf::{self, Reader};
 use framework::config::env::{self, EnvValue, UrlParts, Variables, url_encoded};
 use framework::config::{DEFAULT_CONCURRENCY, PREFIX, VARIABLES};
 
+use crate::contexts;
+
 /// The commands that read CAF's variables.
 pub(crate) const SERVING: [&str; 2] = ["up", "run"];
 /// The settings whose value can come from a file; `<name>_FILE` is its path.
 pub(crate) const SECRET: [&str; 2] = ["BATCHWRIGHT_DATABASE", "BATCHWRIGHT_BROKER"];
+
+/// The flag that names a context.
+const CONTEXT: &str = "context";
 
 /// The origin of a setting that is not set.
 const DEFAULT: &str = "default";
@@ -51,6 +56,8 @@ pub enum Refusal {
     CommandLine(Box<clap::Error>, Option<String>),
     /// An invalid or unknown variable.
     Variable(SettingsError),
+    /// A context that cannot be had, and why.
+    Context(String),
 }
 
 /// Parses the command line and the variables.
@@ -72,10 +79,15 @@ pub fn read<P: Parser>(
         Refusal::CommandLine(Box::new(error), from)
     };
     let found = fallbacks.as_ref().cloned().unwrap_or_default();
-    let matches = command
+    let mut matches = command
         .clone()
         .try_get_matches_from(&arguments)
         .map_err(|error| refusal(error, &found))?;
+    if let Some(context) = context(&matches, variables).map_err(Refusal::Context)? {
+        matches = with_context(command.clone(), &matches, &context)
+            .try_get_matches_from(&arguments)
+            .map_err(|error| refusal(error, &found))?;
+    }
     let parsed = P::from_arg_matches(&matches).map_err(|error| refusal(error, &found))?;
     // Invalid variables are reported only here, so that `--help` works in spite of them.
     let found = fallbacks.map_err(Refusal::Variable)?;
@@ -168,6 +180,42 @@ fn with_defaults(
     command.mut_subcommands(|sub| with_defaults(sub, fallbacks, variables))
 }
 
+/// Returns the settings of the context that a command of a client is to use.
+fn context(
+    matches: &ArgMatches,
+    variables: &Variables,
+) -> Result<Option<contexts::Settings>, String> {
+    let name = matches.subcommand().map(|(_, below)| below);
+    // A command that calls no job service has no such flag.
+    let name = name.map(|below| below.try_get_one::<String>(CONTEXT));
+    match name {
+        Some(Ok(name)) => contexts::settings(name.map(String::as_str), variables),
+        _ => Ok(None),
+    }
+}
+
+/// Returns `command` with the settings of a context: before variables if the command line names it, otherwise after them.
+fn with_context(command: Command, matches: &ArgMatches, context: &contexts::Settings) -> Command {
+    let Some((name, below)) = matches.subcommand() else {
+        return command;
+    };
+    let is_named = below.value_source(CONTEXT) == Some(ValueSource::CommandLine);
+    command.mut_subcommand(name, |sub| {
+        sub.mut_args(|arg| {
+            let name = own_name(&arg);
+            let Some(setting) = name.and_then(|name| context.get(name.as_str())) else {
+                return arg;
+            };
+            let arg = if is_named {
+                arg.env(Resettable::Reset)
+            } else {
+                arg
+            };
+            arg.default_value(setting.value.clone())
+        })
+    })
+}
+
 /// Returns the name of the variable of an argument.
 pub(crate) fn own_name(arg: &Arg) -> Option<String> {
     arg.get_env()
@@ -181,6 +229,7 @@ pub(crate) fn known(command: &Command) -> Vec<String> {
     let arguments = command.get_arguments().chain(subcommands);
     let mut known: Vec<String> = arguments.filter_map(own_name).collect();
     known.extend(SECRET.map(|name| format!("{name}_FILE")));
+    known.push(contexts::FILE.to_owned());
     known.extend(
         VARIABLES
             .iter()
@@ -335,6 +384,10 @@ impl Refusal {
             }
             Self::Variable(error) => {
                 crate::print::remark!("batchwright: {error}");
+                ExitCode::from(2)
+            }
+            Self::Context(problem) => {
+                crate::print::remark!("batchwright: {problem}");
                 ExitCode::from(2)
             }
         }

@@ -310,6 +310,7 @@ fn configuration(arguments: &str, all: &[(&str, &str)]) -> Result<String, String
     match read::<Cli>(arguments.split(' ').map(OsString::from), &variables(all)) {
         Ok((_, configuration)) => Ok(configuration.to_string()),
         Err(Refusal::Variable(error)) => Err(error.to_string()),
+        Err(Refusal::Context(problem)) => Err(problem),
         Err(Refusal::CommandLine(error, from)) => Err(format!("{error}from {from:?}")),
     }
 }

@@ -34,6 +34,18 @@ pub const WIDE_COLUMNS: [Column; 9] = [
     Column::text("LABELS"),
 ];
 
+/// The columns of a page that shows what goes on.
+pub const TOP_COLUMNS: [Column; 8] = [
+    Column::cut_to("ID", 12),
+    Column::text("STATUS"),
+    Column::number("PROGRESS"),
+    Column::number("DONE"),
+    Column::number("FAILED"),
+    Column::number("RETRYING"),
+    Column::number("ITEMS/S"),
+    Column::number("LEFT"),
+];
+
 /// Returns the cells of a job in a list with [`COLUMNS`].
 pub fn row(job: &Job, now: i64) -> Vec<String> {
     vec![
@@ -56,6 +68,28 @@ pub fn wide_row(job: &Job, now: i64) -> Vec<String> {
     ];
     row.splice(5..5, further);
     row
+}
+
+/// Returns the cells of a job in a page with [`TOP_COLUMNS`]. Of a job that has ended, it shows how long ago that was.
+pub fn top_row(job: &Job, now: i64) -> Vec<String> {
+    let pace = pace(job).map(|(rate, _)| rate);
+    #[expect(clippy::cast_possible_truncation, reason = "three digits are left")]
+    let pace = pace.map(|rate| short(rate.round() as i64));
+    let left = match (job.end_time, job.estimated_end_time) {
+        (Some(end), _) => format!("{} ago", age(now - end)),
+        (None, Some(end)) => duration((end - job.last_update_time).max(0)),
+        (None, None) => MISSING.to_owned(),
+    };
+    vec![
+        escaped(&job.id).into_owned(),
+        job.status.to_string(),
+        format!("{:.2} %", percentage(job)),
+        short(job.completed_items),
+        short(job.failed_tasks),
+        short(job.items.retrying.unwrap_or(0)),
+        pace.unwrap_or_else(|| MISSING.to_owned()),
+        left,
+    ]
 }
 
 /// Returns one line with the status and progress of a job.
@@ -402,6 +436,27 @@ mod tests {
             let line = progress(&second, Some(width));
             assert!(width_of(&line) <= width, "{line}");
         }
+    }
+
+    #[test]
+    fn page_of_jobs_fits_eighty_columns() {
+        let [first, mut second, third] = jobs();
+        second.end_time = Some(NOW - 7 * MINUTE);
+        let fast = job(&json!({
+            "items": {"total": 10_000_000, "totalIsFinal": true, "done": 4_520_000, "retrying": 12_345}, "progress": 45.2,
+            "completedItems": 4_520_000, "failedTasks": 31_415, "itemsPerSecond": 51_234.5, "estimatedEndTime": NOW + 4_000_000,
+        }));
+        let rows = [fast, first, second, third].map(|job| top_row(&job, NOW));
+        assert_eq!(
+            table(&TOP_COLUMNS, &rows, Some(80)),
+            [
+                "ID                 STATUS     PROGRESS   DONE  FAILED  RETRYING  ITEMS/S    LEFT",
+                "words              Active      45.20 %  4.52M   31.4k     12.3k    51.2k   1h06m",
+                "words              Active      45.20 %  4.52k       0         0        -       -",
+                "0197f3a2-7c1b-7c…  Completed  100.00 %  4.52k      12         0        -  7m ago",
+                "evil\\u{1b}[2J      Waiting      0.00 %  4.52k       0         0        -       -",
+            ]
+        );
     }
 
     #[test]

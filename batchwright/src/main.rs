@@ -3,8 +3,10 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod bench;
+mod board;
 mod cli;
 mod config;
+mod contexts;
 mod demo;
 #[cfg(test)]
 mod documented;

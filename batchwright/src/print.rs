@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use batchwright::client::ClientError;
 use contract::rest::ErrorBody;
-use terminal_size::{Width, terminal_size_of};
+use terminal_size::{Height, Width, terminal_size_of};
 
 /// The exit code of a command whose reader has gone: the one of a program that the signal SIGPIPE ends.
 const READER_GONE: u8 = 128 + 13;
@@ -63,6 +63,14 @@ pub fn rewrite_line(text: &str) {
 /// Returns the number of columns of a terminal; 80 if it does not tell.
 pub fn width(terminal: &impl AsFd) -> usize {
     terminal_size_of(terminal).map_or(80, |(Width(columns), _)| usize::from(columns))
+}
+
+/// Returns the number of columns and of rows of a terminal; 80 and 24 if it does not tell.
+pub fn size(terminal: &impl AsFd) -> (usize, usize) {
+    let told = terminal_size_of(terminal);
+    told.map_or((80, 24), |(Width(columns), Height(rows))| {
+        (usize::from(columns), usize::from(rows))
+    })
 }
 
 /// Returns the width that a line of standard output may have; `None` if it is not a terminal.

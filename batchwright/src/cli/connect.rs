@@ -2,6 +2,7 @@
 
 use batchwright::client::Client;
 use clap::{Args, ValueEnum};
+use framework::tls::{Tls, TlsError};
 
 use crate::text::quoted;
 use crate::tls_args::TlsArgs;
@@ -34,6 +35,9 @@ pub struct ServerArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection and output")]
 pub struct ServiceArgs {
+    /// Name of the job service in the file of contexts, which says its URL, its partition and its certificates.
+    #[arg(long, env = crate::contexts::NAME, value_name = "NAME")]
+    context: Option<String>,
     /// URL of the job service's REST API.
     #[arg(long, env = "BATCHWRIGHT_URL", default_value = DEFAULT_URL)]
     pub url: String,
@@ -59,9 +63,17 @@ impl ServiceArgs {
         Ok(Client::with_tls(&self.url, &self.partition, &tls)?)
     }
 
+    /// Returns whom encrypted connections trust, and the client's certificate.
+    pub fn tls(&self) -> Result<Tls, TlsError> {
+        self.tls.load()
+    }
+
     /// Returns the command line of another command about the same job, for a person to copy.
     pub fn command(&self, command: &str, job: &str) -> String {
         let mut line = format!("batchwright {command} {}", quoted(job));
+        if let Some(context) = &self.context {
+            line.extend([" --context ", &quoted(context)]);
+        }
         let flags = [
             (" -p ", &self.partition, DEFAULT_PARTITION),
             (" --url ", &self.url, DEFAULT_URL),

@@ -14,6 +14,7 @@ use contract::rest::Job;
 use super::connect::{Output, ServiceArgs};
 use super::outputs::Destination;
 use super::task;
+use crate::board;
 use crate::job_text;
 use crate::print::{self, remark, say};
 use crate::text::{Column, MISSING, escaped, table};
@@ -39,6 +40,15 @@ pub struct GetArgs {
     /// Show this task of the job and its failed attempts: the path to it, e.g. `3.17`; `0` for the job's first task.
     #[arg(long, value_name = "PATH")]
     task: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct WatchArgs {
+    /// Ids of the jobs.
+    #[arg(required = true)]
+    job: Vec<String>,
+    #[command(flatten)]
+    pub service: ServiceArgs,
 }
 
 /// Selects jobs of a partition. A job must match every given flag.
@@ -266,10 +276,40 @@ pub(super) fn exit_code_of(is_success: bool) -> ExitCode {
     }
 }
 
-/// Follows a job that exists, as [`follow`] does. A wrong URL or id is an error at once.
-pub async fn watch(args: JobArgs) -> anyhow::Result<ExitCode> {
-    args.service.client()?.get(&args.job).await?;
-    follow(&args.job, &args.service).await
+/// Follows jobs that exist, as [`follow`] does. A wrong URL or id is an error at once.
+pub async fn watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
+    let (client, output) = (args.service.client()?, args.service.output);
+    for job in &args.job {
+        client.get(job).await?;
+    }
+    if let [job] = &args.job[..] {
+        return follow(job, &args.service).await;
+    }
+    let followed = tokio::select! {
+        followed = board::follow_all(&client, &args.job) => followed,
+        Ok(()) = tokio::signal::ctrl_c() => return Ok(ExitCode::from(INTERRUPTED)),
+    };
+    let mut ended = Vec::with_capacity(followed.len());
+    for job in followed {
+        match job {
+            Ok(job) => ended.push(job),
+            Err(error) => print::failure(&error.into(), output.is_json()),
+        }
+    }
+    if output == Output::Json {
+        say!("{}", serde_json::to_string(&ended)?);
+    } else {
+        for job in &ended {
+            print(job, output)?;
+        }
+    }
+    if ended.len() < args.job.len() {
+        return Ok(ExitCode::FAILURE);
+    }
+    // Of several, a failure says the most.
+    let codes = ended.iter().map(|job| exit_code(job.status));
+    let code = codes.filter(|code| *code > 0).min();
+    Ok(code.unwrap_or_default().into())
 }
 
 /// Follows a job until it finishes, then prints it. The exit code depends on its final status, or says that the person at the

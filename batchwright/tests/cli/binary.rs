@@ -23,10 +23,13 @@ pub fn batchwright(arguments: &[&str]) -> Command {
         "DATA",
         "URL",
         "PARTITION",
+        "CONTEXT",
         "LOG",
     ] {
         command.env_remove(format!("BATCHWRIGHT_{variable}"));
     }
+    // Those of the person who runs the tests.
+    command.env("BATCHWRIGHT_CONTEXTS", "/nonexistent/contexts.yaml");
     command.args(arguments);
     command
 }
@@ -75,7 +78,7 @@ pub async fn run_with_input(arguments: &[&str], input: &str) -> Ended {
     ended(batchwright(arguments), input).await
 }
 
-async fn ended(mut command: Command, input: &str) -> Ended {
+pub async fn ended(mut command: Command, input: &str) -> Ended {
     let input = input.to_owned();
     let ended = tokio::task::spawn_blocking(move || {
         let mut child = command

@@ -12,6 +12,7 @@ mod bench;
 mod closed_outputs;
 mod commands;
 mod log;
+mod looking;
 mod metrics;
 mod outputs;
 mod panics;

@@ -257,6 +257,21 @@ impl Amqp {
         })
     }
 
+    /// Returns in which way a queue that exists has other arguments than those it would be declared with here; `None` if it has
+    /// the same.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unusable`] if the broker cannot be reached or does not answer this.
+    pub async fn other_arguments(&self, pipe: &str) -> Result<Option<String>, BrokerError> {
+        let connection = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.connected())
+            .await
+            .map_err(|_| self.unusable(ConnectionLost::NotConnected))?;
+        self.queues
+            .other_arguments(&connection, pipe)
+            .await
+            .map_err(|reason| self.unusable(reason))
+    }
+
     /// Returns how many messages wait in a queue; `None` if it does not exist.
     async fn queue_depth(&self, pipe: &str) -> Result<Option<u64>, BrokerError> {
         // Wait a little: right after the start, or after a lost connection, there will soon be one.

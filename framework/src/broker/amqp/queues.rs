@@ -227,6 +227,17 @@ impl Queues {
         }
     }
 
+    /// Declares a queue that exists, which changes nothing. Returns what the broker says if it has other arguments.
+    pub async fn other_arguments(
+        &self,
+        connection: &Connection,
+        pipe: &str,
+    ) -> Result<Option<String>, QueueError> {
+        let arguments = arguments(self.queue_type, self.max_priority);
+        let difference = self.declare_queue(connection, pipe, arguments).await?;
+        Ok(difference.map(|error| error.to_string()))
+    }
+
     /// Declares a queue. Returns the broker's error if the queue exists with other arguments.
     async fn declare_queue(
         &self,

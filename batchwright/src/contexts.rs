@@ -1,0 +1,206 @@
+//! Contexts: job services that a person works with, each under a name, in a file of theirs.
+//!
+//! ```yaml
+//! current: staging          # the context of commands that name none; may be left out
+//! contexts:
+//!   staging:
+//!     url: https://batch.staging.example/job-service/v1
+//!     partition: search
+//!     tls-ca: staging.pem   # relative to this file
+//! ```
+//!
+//! A context only says what flags would. One that the command line names comes before variables; one that is chosen otherwise comes
+//! after them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use framework::config::env::{EnvValue, Variables};
+use framework::tls;
+use serde::Deserialize;
+
+/// The variable with the path of the file.
+pub const FILE: &str = "BATCHWRIGHT_CONTEXTS";
+/// The variable with the name of the context.
+pub const NAME: &str = "BATCHWRIGHT_CONTEXT";
+
+/// The settings of a context, by the names of their variables.
+pub type Settings = BTreeMap<&'static str, EnvValue>;
+
+/// The content of the file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contexts {
+    /// The context of commands that name none.
+    #[serde(default)]
+    pub current: Option<String>,
+    #[serde(default)]
+    pub contexts: BTreeMap<String, Context>,
+}
+
+/// How a job service is called.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Context {
+    pub url: String,
+    pub partition: Option<String>,
+    tls_ca: Option<PathBuf>,
+    tls_certificate: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+}
+
+/// Returns the settings of the context with this name, or of the current one. Returns `None` if no context is asked for.
+pub fn settings(name: Option<&str>, variables: &Variables) -> Result<Option<Settings>, String> {
+    let Some(file) = file(variables) else {
+        return name.map_or(Ok(None), |name| {
+            Err(format!(
+                "there is no context {name:?}, because no file has contexts: set {FILE} to its path"
+            ))
+        });
+    };
+    if name.is_none() && !file.exists() {
+        return Ok(None);
+    }
+    let contexts = read(&file)?;
+    let Some(name) = name.or(contexts.current.as_deref()) else {
+        return Ok(None);
+    };
+    let Some(context) = contexts.contexts.get(name) else {
+        let known: Vec<&str> = contexts.contexts.keys().map(String::as_str).collect();
+        let known = match known.len() {
+            0 => "it has none".to_owned(),
+            _ => format!("it has {}", known.join(", ")),
+        };
+        return Err(format!(
+            "{} has no context {name:?}; {known}",
+            file.display()
+        ));
+    };
+    let from = format!("the context {name} of {}", file.display());
+    Ok(Some(context.settings(&file, &from)))
+}
+
+/// Returns the path of the file, whether it exists or not. Returns `None` if the person has no home.
+pub fn file(variables: &Variables) -> Option<PathBuf> {
+    if let Some(file) = variables.get(FILE) {
+        return Some(file.into());
+    }
+    let folder = variables.get("XDG_CONFIG_HOME").map(PathBuf::from);
+    let home = || Some(Path::new(variables.get("HOME")?).join(".config"));
+    Some(folder.or_else(home)?.join("batchwright/contexts.yaml"))
+}
+
+/// Reads the file.
+pub fn read(file: &Path) -> Result<Contexts, String> {
+    let path = file.display();
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| format!("the contexts in {path} cannot be read: {error}"))?;
+    // An empty file has no contexts.
+    if text
+        .lines()
+        .all(|line| line.trim().is_empty() || line.starts_with('#'))
+    {
+        return Ok(Contexts::default());
+    }
+    let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
+    serde_saphyr::from_str_with_options(&text, options)
+        .map_err(|error| format!("the contexts in {path} cannot be read: {error}"))
+}
+
+impl Context {
+    fn settings(&self, file: &Path, from: &str) -> Settings {
+        let beside = |path: &Option<PathBuf>| {
+            let path = file.parent()?.join(path.as_ref()?);
+            path.into_os_string().into_string().ok()
+        };
+        let values = [
+            ("BATCHWRIGHT_URL", Some(self.url.clone())),
+            ("BATCHWRIGHT_PARTITION", self.partition.clone()),
+            (tls::CA, beside(&self.tls_ca)),
+            (tls::CERTIFICATE, beside(&self.tls_certificate)),
+            (tls::KEY, beside(&self.tls_key)),
+        ];
+        let from = from.to_owned();
+        values
+            .into_iter()
+            .filter_map(|(name, value)| {
+                let (value, from) = (value?, from.clone());
+                Some((name, EnvValue { value, from }))
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::cli::{Cli, Command, Program};
+    use crate::config;
+
+    /// Returns the URL and the partition with which `list` calls the job service.
+    fn called(file: &Path, arguments: &[&str]) -> Result<[String; 2], String> {
+        let path = file.to_str().unwrap().to_owned();
+        let variables = Variables::new([(FILE.to_owned(), path)]);
+        let arguments = ["batchwright", "list"].iter().chain(arguments);
+        match config::read::<Cli>(arguments.map(Into::into), &variables) {
+            Ok((cli, _)) => match cli.program {
+                Program::Command(Command::List(args)) => {
+                    Ok([args.service.url, args.service.partition])
+                }
+                other => panic!("{other:?}"),
+            },
+            Err(config::Refusal::Context(problem)) => Err(problem),
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn context_says_what_flags_would_and_flags_come_before_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("contexts.yaml");
+        fs::write(
+            &file,
+            "current: a\ncontexts:\n  a: {url: http://a/v1}\n  b:\n    url: http://b/v1\n    partition: search\n",
+        )
+        .unwrap();
+        for (arguments, expected) in [
+            (&[][..], ["http://a/v1", "default"]),
+            (&["--context", "b"], ["http://b/v1", "search"]),
+            (&["--context", "b", "-p", "x"], ["http://b/v1", "x"]),
+            (
+                &["--context=b", "--url", "http://own/v1"],
+                ["http://own/v1", "search"],
+            ),
+        ] {
+            let expected = Ok(expected.map(str::to_owned));
+            assert_eq!(called(&file, arguments), expected, "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn unknown_context_and_bad_file_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("contexts.yaml");
+        let refused = |arguments: &[&str]| called(&file, arguments).unwrap_err();
+        assert!(called(&file, &[]).is_ok(), "there need be no file");
+        let missing = refused(&["--context", "b"]);
+        assert!(
+            missing.contains("contexts.yaml cannot be read"),
+            "{missing}"
+        );
+        fs::write(&file, "contexts: {a: {url: http://a}, z: {url: http://z}}").unwrap();
+        let unknown = refused(&["--context", "b"]);
+        assert!(
+            unknown.ends_with("has no context \"b\"; it has a, z"),
+            "{unknown}"
+        );
+        fs::write(&file, "contexts: {a: {uri: http://a}}").unwrap();
+        let bad = refused(&[]);
+        assert!(
+            bad.contains("uri") && bad.contains("contexts.yaml"),
+            "{bad}"
+        );
+    }
+}

@@ -1,0 +1,122 @@
+//! The commands that show what goes on: `history`, `watch` of several jobs, `top`, `doctor`, `get --task`, and contexts.
+
+use std::fs;
+
+use crate::binary::{Home, batchwright, ended, run};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn person_sees_what_goes_on_and_why_a_job_waits() {
+    let home = Home::new();
+    let up = home.up().await;
+    let url = home.url();
+    let at = async |arguments: &[&str]| run(&[arguments, &["--url", &url]].concat()).await;
+    for job in ["first", "second"] {
+        let range = ["--batch-type", "range", "--definition", "1-5"];
+        let submit = [&["submit", job, "--task-pipe", "nobody"][..], &range].concat();
+        at(&submit).await.with(0);
+    }
+
+    let doctor = at(&["doctor", "first"]).await.with(0);
+    let lines: Vec<&str> = doctor.out.lines().collect();
+    assert!(lines[1].starts_with("ok     job service"), "{doctor:?}");
+    let last = lines.last().unwrap();
+    assert!(
+        last.ends_with("first        Waiting; its first task goes to the pipe nobody"),
+        "{doctor:?}"
+    );
+    at(&["pause", "first"]).await.with(0);
+    let doctor = at(&["doctor", "first", "-o", "json"]).await.with(0).json();
+    let found = doctor.as_array().unwrap().last().unwrap().clone();
+    assert_eq!(
+        (found["of"].as_str(), found["state"].as_str()),
+        (Some("first"), Some("note"))
+    );
+    assert_eq!(
+        found["remedy"],
+        format!("batchwright resume first --url {url}")
+    );
+    let nowhere = run(&["doctor", "--url", "http://127.0.0.1:1/job-service/v1"]);
+    let nowhere = nowhere.await.with(1);
+    assert!(
+        nowhere.out.contains("BROKEN  job service  cannot reach"),
+        "{nowhere:?}"
+    );
+    let unknown = at(&["doctor", "unknown"]).await.with(1);
+    assert!(
+        unknown.out.contains("job_id {unknown} not found"),
+        "{unknown:?}"
+    );
+
+    let page = at(&["top"]).await.with(0);
+    assert!(page.out.contains("2 jobs unfinished, 2 in all"), "{page:?}");
+    let shown = at(&["top", "--filter", "id==first", "-o", "name"]).await;
+    assert_eq!(shown.with(0).out, "first\n");
+    at(&["top", "--filter", "nonsense"]).await.with(1);
+
+    let task = at(&["get", "first", "--task", "0"]).await.with(0);
+    assert_eq!(task.out.lines().next(), Some("task 0 of first: Active"));
+    at(&["get", "first", "--task", "0.1"]).await.with(1);
+
+    at(&["cancel", "first", "second"]).await.with(0);
+    let watched = at(&["watch", "first", "second", "-o", "ndjson"])
+        .await
+        .with(11);
+    assert_eq!(watched.out.lines().count(), 2, "{watched:?}");
+    at(&["watch", "first", "unknown"]).await.with(1);
+    let history = at(&["history", "first"]).await.with(0);
+    let rows: Vec<Vec<&str>> = history
+        .out
+        .lines()
+        .map(|it| it.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows[0], ["AGE", "ROUND", "STATUS", "BY", "WHY"]);
+    assert_eq!(rows[1][2..4], ["Waiting", "client"]);
+    assert_eq!(
+        rows.last().unwrap()[2..6],
+        ["Paused", "→", "Cancelled", "client"]
+    );
+    let history = at(&["history", "first", "-o", "json"]).await.with(0).json();
+    assert_eq!(history.as_array().unwrap().len(), rows.len() - 1);
+    at(&["history", "unknown"]).await.with(1);
+    assert_eq!(up.stop().await, Some(0));
+}
+
+#[tokio::test]
+async fn context_that_is_named_comes_before_variables_and_another_one_after_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("contexts.yaml");
+    // Nobody listens at either; the error names the URL.
+    let contexts = "current: a\ncontexts:\n  a: {url: 'http://127.0.0.1:1/a'}\n  b: {url: 'http://127.0.0.1:1/b'}\n";
+    fs::write(&file, contexts).unwrap();
+    for (arguments, variables, expected) in [
+        (&["count"][..], &[][..], "http://127.0.0.1:1/a"),
+        (
+            &["count"],
+            &[("BATCHWRIGHT_CONTEXT", "b")],
+            "http://127.0.0.1:1/b",
+        ),
+        (
+            &["count"],
+            &[("BATCHWRIGHT_URL", "http://127.0.0.1:1/own")],
+            "http://127.0.0.1:1/own",
+        ),
+        (
+            &["count", "--context", "b"],
+            &[("BATCHWRIGHT_URL", "http://127.0.0.1:1/own")],
+            "http://127.0.0.1:1/b",
+        ),
+    ] {
+        let mut command = batchwright(arguments);
+        command.env("BATCHWRIGHT_CONTEXTS", &file);
+        command.envs(variables.iter().copied());
+        let ended = ended(command, "").await.with(1);
+        assert!(ended.err.contains(&format!("{expected}:")), "{ended:?}");
+    }
+    let mut command = batchwright(&["count", "--context", "c"]);
+    command.env("BATCHWRIGHT_CONTEXTS", &file);
+    let refused = ended(command, "").await.with(2);
+    assert!(
+        refused.err.ends_with("has no context \"c\"; it has a, b\n"),
+        "{refused:?}"
+    );
+}
