@@ -20,6 +20,7 @@ mod serve;
 mod submit;
 mod task;
 mod top;
+mod tree;
 
 use std::process::ExitCode;
 
@@ -42,6 +43,7 @@ use self::script::RunScriptArgs;
 use self::serve::{RunArgs, UpArgs};
 use self::submit::SubmitArgs;
 use self::top::TopArgs;
+use self::tree::{TasksArgs, TreeArgs};
 use crate::bench::PacedOptions;
 use crate::config::Configuration;
 use crate::demo::{self, DemoArgs};
@@ -91,6 +93,10 @@ pub enum Command {
     Get(GetArgs),
     /// List the failures of a job, each with the item that has failed.
     Failures(FailuresArgs),
+    /// List tasks of a job, or count them by state; tasks of which only the state is known share a line.
+    Tasks(TasksArgs),
+    /// Show the tree of a job's tasks, those first that need attention.
+    Tree(TreeArgs),
     /// List the changes of a job's status: when, who made it and why.
     History(JobArgs),
     /// Print the kept outputs of a job, one line of JSON each; goes on by itself after the connection broke.
@@ -151,6 +157,8 @@ impl Command {
             Self::Submit(args) => submit::submit(args).await,
             Self::Get(args) => jobs::get(args).await,
             Self::Failures(args) => failures::failures(args).await,
+            Self::Tasks(args) => tree::tasks(args).await,
+            Self::Tree(args) => tree::tree(args).await,
             Self::History(args) => history::history(args).await,
             Self::Outputs(args) => outputs::outputs(args).await,
             Self::List(args) => jobs::list(args).await,
@@ -188,6 +196,8 @@ impl Command {
             Self::Get(args) => &args.job.service,
             Self::Watch(args) => &args.service,
             Self::Top(args) => &args.service,
+            Self::Tasks(args) => &args.service,
+            Self::Tree(args) => &args.service,
             Self::Doctor(args) => &args.service,
             Self::History(args) | Self::Pause(args) | Self::Resume(args) => &args.service,
             Self::Failures(args) => &args.service,

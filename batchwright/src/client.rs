@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use contract::rest::{
     ErrorBody, ErrorCode, Failures, History, Job, MAX_BODY_BYTES, NewJob, Resubmit, Retried,
-    RetriedJobs, SubmittedJob, Task,
+    RetriedJobs, SubmittedJob, Task, TaskCounts, Tasks,
 };
 use contract::{PipeMessage, PutRequest, TakeRequest, TakenMessages};
 use framework::tls::Tls;
@@ -218,6 +218,26 @@ impl Client {
         let url = self.job_url(job);
         self.read(format!("{url}/failures?limit={limit}{after}"))
             .await
+    }
+
+    /// Returns a page of the tasks of a job that the query parameters select.
+    pub async fn tasks(&self, job: &str, query: &[(&str, String)]) -> Result<Tasks, ClientError> {
+        let path = format!("jobs/{}/tasks", encode(job));
+        self.read(self.partition_url(&path, query)).await
+    }
+
+    /// Returns how many tasks of a job there are in each state, below one task or in all.
+    pub async fn task_counts(
+        &self,
+        job: &str,
+        under: Option<&str>,
+    ) -> Result<TaskCounts, ClientError> {
+        let query: Vec<_> = under
+            .map(|it| ("under", it.to_owned()))
+            .into_iter()
+            .collect();
+        let path = format!("jobs/{}/tasks/count", encode(job));
+        self.read(self.partition_url(&path, &query)).await
     }
 
     /// Returns the request that created a job.

@@ -212,7 +212,7 @@ fn reasons(job: &Job, now: i64, command: impl Fn(&str) -> String) -> Vec<Finding
             note("Completed: there is nothing left to do".to_owned(), None);
         }
         JobStatus::Completed | JobStatus::Failed | JobStatus::Cancelled => note(
-            format!("{}, {} tasks have failed", job.status, job.failed_tasks),
+            format!("{}; failed tasks: {}", job.status, job.failed_tasks),
             Some(if job.status == JobStatus::Completed {
                 command("failures")
             } else {
@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(
             found(&json!({"status": "Failed", "failedTasks": 2})),
             [
-                "note   words  Failed, 2 tasks have failed",
+                "note   words  Failed; failed tasks: 2",
                 "              → batchwright failures words; batchwright retry words",
             ]
         );

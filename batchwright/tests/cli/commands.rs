@@ -385,8 +385,13 @@ TASK  ITEM       KIND              MESSAGE
         .await
         .with(0)
         .out;
-    let input = "worker-batch  {\"batchDefinition\":\"1-x\"";
-    assert!(wide.contains(input), "{wide}");
+    for shown in [
+        "WORKER        PROCESS",
+        "worker-batch  ",
+        "ms  {\"batchDefinition\":\"1-x\"",
+    ] {
+        assert!(wide.contains(shown), "{wide}");
+    }
     let groups = command(&["failures", "failed", "--group"])
         .await
         .with(0)

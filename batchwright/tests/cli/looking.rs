@@ -57,6 +57,21 @@ async fn person_sees_what_goes_on_and_why_a_job_waits() {
     assert_eq!(task.out.lines().next(), Some("task 0 of first: Active"));
     at(&["get", "first", "--task", "0.1"]).await.with(1);
 
+    let tree = at(&["tree", "first"]).await.with(0);
+    assert!(tree.out.starts_with("first: Paused, 0.00 %"), "{tree:?}");
+    let counts = at(&["tasks", "first", "--count", "-o", "json"])
+        .await
+        .with(0)
+        .json();
+    assert_eq!(counts["under"], "0");
+    at(&["tasks", "first"]).await.with(0);
+    let refused = at(&["tasks", "first", "--state", "open"]).await.with(1);
+    assert!(
+        refused.err.contains("failed, retrying, running"),
+        "{refused:?}"
+    );
+    at(&["tree", "unknown"]).await.with(1);
+
     at(&["cancel", "first", "second"]).await.with(0);
     let watched = at(&["watch", "first", "second", "-o", "ndjson"])
         .await
