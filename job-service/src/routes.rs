@@ -21,7 +21,7 @@ mod is_active;
 mod job_status;
 mod list_failures;
 mod list_jobs;
-mod list_tasks;
+pub(crate) mod list_tasks;
 pub(crate) mod pause_job;
 mod ping;
 mod put_messages;

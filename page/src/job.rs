@@ -8,6 +8,7 @@ use contract::rest::{
 };
 
 use crate::layout::{Layout, Live, Place};
+use crate::plot::Plot;
 use crate::text::{self, Time};
 use crate::url;
 
@@ -152,6 +153,11 @@ impl Action {
         matches!(self, Self::Cancel | Self::Delete)
     }
 
+    /// Returns whether the action lets a job go on that has stopped.
+    pub const fn goes_on(self) -> bool {
+        matches!(self, Self::Resume | Self::Retry)
+    }
+
     /// Returns the statuses from which the action is possible.
     pub const fn from_statuses(self) -> &'static [JobStatus] {
         use JobStatus::{Active, Blocked, Cancelled, Failed, Paused, Waiting};
@@ -238,6 +244,7 @@ pub struct JobPage {
     bar: Bar,
     summary: String,
     ends: Option<Time>,
+    plot: Option<Plot>,
     counts: Vec<(&'static str, String, &'static str)>,
     notes: Vec<String>,
     labels: Vec<(String, String)>,
@@ -256,12 +263,13 @@ pub struct JobPage {
 const GROUPS: usize = 5;
 
 impl JobPage {
-    /// The overview of a job, with the groups of its failures, its history, and the jobs that wait for it.
+    /// The overview of a job, with the groups of its failures, its history, its throughput, and the jobs that wait for it.
     pub fn new(
         partition: &str,
         job: Job,
         groups: Vec<FailureGroup>,
         history: History,
+        plot: Option<Plot>,
         dependents: Vec<AwaitedJob>,
         done: Option<String>,
     ) -> Self {
@@ -278,6 +286,7 @@ impl JobPage {
             bar: Bar::of(&job),
             summary: summary(&job),
             ends: job.estimated_end_time.map(Time),
+            plot,
             counts: counts(&job),
             facts: facts(&job),
             notes: job.notes,

@@ -20,6 +20,7 @@ mod job;
 mod layout;
 mod list;
 mod partitions;
+mod plot;
 mod submit;
 mod task;
 pub mod text;
@@ -32,8 +33,9 @@ pub use job::{Action, Definition, FailuresPage, JobHead, JobPage, OutputLine, Ou
 pub use layout::{Layout, Live, Place};
 pub use list::{Asked, Found, ListPage};
 pub use partitions::PartitionsPage;
+pub use plot::Plot;
 pub use submit::{Entry, Field, Kind, Request, SubmitPage};
-pub use task::TaskPage;
+pub use task::{Listed, TaskPage};
 
 pub use askama::Template;
 

@@ -1,11 +1,12 @@
 //! One task of a job: how it stands, and every attempt that failed.
 
 use askama::Template;
-use contract::rest::{Failure, Job, Task, TaskState};
+use contract::rest::{Failure, Job, ListedTask, SubtaskState, Task, TaskEntry, TaskState, Tasks};
 
 use crate::job::JobHead;
 use crate::layout::Layout;
 use crate::text::{self, Time};
+use crate::url;
 
 /// A task.
 #[derive(Debug, Template)]
@@ -25,6 +26,31 @@ pub struct TaskPage {
     label: Option<String>,
     input: Option<String>,
     attempts: Vec<Attempt>,
+    states: Vec<(&'static str, String, bool)>,
+    rows: Vec<Row>,
+    more: Option<String>,
+    problem: Option<String>,
+    is_narrowed: bool,
+}
+
+/// The subtasks of a task, as they were asked for.
+#[derive(Debug)]
+pub struct Listed {
+    /// A page of them, or why there is none, with the task alone.
+    pub tasks: Result<Tasks, (Box<Task>, String)>,
+    /// The state that was asked for; empty for all.
+    pub state: String,
+}
+
+/// A subtask, or a range of them.
+#[derive(Debug)]
+struct Row {
+    name: String,
+    url: Option<String>,
+    class: &'static str,
+    state: &'static str,
+    label: String,
+    detail: String,
 }
 
 /// A run of the task that failed.
@@ -41,9 +67,26 @@ struct Attempt {
 }
 
 impl TaskPage {
-    /// The page of a task.
-    pub fn new(partition: &str, job: &Job, task: Task) -> Self {
-        let head = JobHead::new(partition, job, "task");
+    /// The page of a task, with its subtasks.
+    pub fn new(partition: &str, job: &Job, listed: Listed) -> Self {
+        let head = JobHead::new(partition, job, "tasks");
+        let (task, tasks, next, problem) = match listed.tasks {
+            Ok(found) => (found.task, found.tasks, found.next, found.remark),
+            Err((task, problem)) => (*task, Vec::new(), None, Some(problem)),
+        };
+        let url = format!("{}/tasks/{}", head.url(), task.id);
+        let state = listed.state;
+        let link = |name: &'static str| {
+            (
+                name,
+                format!("{url}{}", url::query([("state", name)])),
+                name == state,
+            )
+        };
+        let more = next.map(|after| {
+            let query = url::query([("state", state.as_str()), ("after", after.as_str())]);
+            format!("{url}{query}")
+        });
         let split = task.subtasks.map(|count| {
             let done = task.completed_subtasks.unwrap_or_default();
             format!(
@@ -88,6 +131,16 @@ impl TaskPage {
             since: task.since.map(Time),
             next: task.next_attempt_time.map(Time),
             split,
+            states: std::iter::once(("all", url.clone(), state.is_empty()))
+                .chain(SubtaskState::ALL.map(SubtaskState::name).map(link))
+                .collect(),
+            rows: tasks
+                .into_iter()
+                .map(|entry| Row::of(&head, entry))
+                .collect(),
+            more,
+            problem,
+            is_narrowed: !state.is_empty(),
             remark: task.remark,
             label,
             input,
@@ -95,6 +148,88 @@ impl TaskPage {
             id: task.id,
             head,
         }
+    }
+}
+
+impl Row {
+    fn of(head: &JobHead, entry: TaskEntry) -> Self {
+        let below = |under: &str, number: u32| {
+            if under == "0" {
+                number.to_string()
+            } else {
+                format!("{under}.{number}")
+            }
+        };
+        match entry {
+            TaskEntry::Range(range) => {
+                let first = below(&range.under, range.first);
+                let count = i64::from(range.last) - i64::from(range.first) + 1;
+                Self {
+                    name: if count == 1 {
+                        first
+                    } else {
+                        format!("{first} – {}", below(&range.under, range.last))
+                    },
+                    url: None,
+                    class: class(range.state),
+                    state: range.state.name(),
+                    label: String::new(),
+                    detail: if count == 1 {
+                        String::new()
+                    } else {
+                        format!("{} tasks", text::number(count))
+                    },
+                }
+            }
+            TaskEntry::Task(task) => Self {
+                url: Some(format!("{}/tasks/{}", head.url(), task.id)),
+                class: class(task.state),
+                state: task.state.name(),
+                detail: detail(&task),
+                name: task.id,
+                label: task.label.unwrap_or_default(),
+            },
+        }
+    }
+}
+
+/// Returns what is known of a task, in a line.
+fn detail(task: &ListedTask) -> String {
+    let mut parts = Vec::new();
+    if let Some(count) = task.subtasks {
+        let done = task.completed_subtasks.unwrap_or_default();
+        parts.push(format!(
+            "{} of {} subtasks done",
+            text::number(done),
+            text::number(count)
+        ));
+    }
+    if task.failures_below > 0 {
+        parts.push(format!(
+            "{} failures below",
+            text::number(task.failures_below)
+        ));
+    }
+    parts.extend(
+        task.progress
+            .map(|progress| format!("{}%", text::percent(progress))),
+    );
+    parts.extend(
+        task.attempts
+            .map(|attempts| format!("{attempts} attempts failed")),
+    );
+    let failure = task.failure.as_ref();
+    parts.extend(failure.and_then(|failure| failure.failure_message.clone()));
+    parts.join(" · ")
+}
+
+const fn class(state: SubtaskState) -> &'static str {
+    match state {
+        SubtaskState::Failed => "failed",
+        SubtaskState::Retrying | SubtaskState::Blocked => "paused",
+        SubtaskState::Running => "active",
+        SubtaskState::Waiting => "waiting",
+        SubtaskState::Done => "completed",
     }
 }
 

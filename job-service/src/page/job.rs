@@ -8,7 +8,10 @@ use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use contract::rest::{ErrorCode, Job, KeptOutput};
 use contract::{JobId, PartitionId};
-use page::{Definition, FailuresPage, JobPage, OutputLine, OutputsPage, TaskPage, url};
+use page::{
+    Definition, FailuresPage, JobPage, Listed, OutputLine, OutputsPage, Plot, TaskPage, url,
+};
+use serde::de::DeserializeOwned;
 use store::FailureCursor;
 
 use super::form::Fields;
@@ -20,6 +23,7 @@ use crate::routes::get_definition::get_definition;
 use crate::routes::get_job::get_job;
 use crate::routes::get_outputs::get_outputs;
 use crate::routes::get_task::get_task;
+use crate::routes::list_tasks::page_of_tasks;
 use crate::state::AppState;
 
 /// The number of failures on a page.
@@ -47,12 +51,22 @@ pub async fn overview(
     } else {
         Vec::new()
     };
-    let (history, dependents) = tokio::try_join!(
+    let (history, curve, dependents) = tokio::try_join!(
         state.store.history_page(&partition, &id, None, CHANGES),
+        state.store.progress_curve(&partition, &id),
         state.store.dependents(&partition, &id, DEPENDENTS),
     )?;
     let history = history.ok_or_else(|| ApiError::job_not_found(&id))?;
-    let page = JobPage::new(partition.as_str(), job, groups, history, dependents, done);
+    let plot = curve.as_ref().and_then(Plot::of);
+    let page = JobPage::new(
+        partition.as_str(),
+        job,
+        groups,
+        history,
+        plot,
+        dependents,
+        done,
+    );
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -81,15 +95,36 @@ pub async fn failures(
     Ok(html(StatusCode::OK, &page))
 }
 
-/// `GET …/tasks/{task}`: one task.
+/// `GET …/tasks/{task}`: one task and its subtasks, those that have failed first.
 pub async fn task(
     State(state): State<Arc<AppState>>,
     TaskPath(partition, id, task): TaskPath,
+    OriginalUri(uri): OriginalUri,
 ) -> ApiResult<Response> {
+    let fields = Fields::of_url(&uri)?;
+    let asked = fields.get("state").to_owned();
     let job = job(&state, &partition, &id).await?;
-    let path = TaskPath(partition.clone(), id, task);
-    let task = get_task(State(state), path).await?.0;
-    let page = TaskPage::new(partition.as_str(), &job, task);
+    let query = url::query([
+        ("under", task.as_str()),
+        ("state", &asked),
+        ("after", fields.get("after")),
+        ("failedFirst", "true"),
+    ]);
+    let QueryParams(params) = parameters(&format!("/{query}"))?;
+    let tasks = match page_of_tasks(&state, &partition, &id, &params).await {
+        Ok(tasks) => Ok(tasks),
+        Err(error @ ApiError::TasksRemoved(_)) => {
+            let path = TaskPath(partition.clone(), id, task);
+            let alone = get_task(State(state), path).await?.0;
+            Err((Box::new(alone), error.message()))
+        }
+        Err(error) => return Err(error),
+    };
+    let listed = Listed {
+        tasks,
+        state: asked,
+    };
+    let page = TaskPage::new(partition.as_str(), &job, listed);
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -156,16 +191,27 @@ async fn read_outputs(
     let uri: Uri = query
         .parse()
         .map_err(|error| bug(format!("{query}: {error}")))?;
-    let Query(params) = Query::try_from_uri(&uri).map_err(|error| bug(error.body_text()))?;
+    let params = parameters(query)?;
     let path = JobPath(partition.clone(), job.clone());
     let state = State(Arc::clone(state));
-    let response = get_outputs(state, path, OriginalUri(uri), QueryParams(params)).await?;
+    let response = get_outputs(state, path, OriginalUri(uri), params).await?;
     let lines = content(response).await?;
     lines
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty())
         .map(|line| serde_json::from_slice(line).map_err(|error| bug(error.to_string())))
         .collect()
+}
+
+/// Returns the parameters of an operation of the API, from a path and a query.
+fn parameters<T: DeserializeOwned>(query: &str) -> ApiResult<QueryParams<T>> {
+    let uri: Uri = query
+        .parse()
+        .map_err(|_| invalid(format!("The URL is too long or invalid: {query:.100}")))?;
+    let parsed = Query::try_from_uri(&uri);
+    parsed
+        .map(|Query(params)| QueryParams(params))
+        .map_err(|error| invalid(error.body_text()))
 }
 
 /// Reads what an operation of the API returns.

@@ -116,6 +116,18 @@ pub async fn list_tasks(
     Ok(Json(found(&job, &query.under, answer)?).into_response())
 }
 
+/// Returns a page of the tasks of a job, for the web page.
+pub async fn page_of_tasks(
+    state: &AppState,
+    partition: &PartitionId,
+    job: &JobId,
+    params: &TasksParams,
+) -> ApiResult<Tasks> {
+    let query = params.query(false, state.options.limits.page)?;
+    let answer = state.store.tasks(partition, job, &query).await?;
+    found(job, &query.under, answer)
+}
+
 impl TasksParams {
     fn query(&self, streams: bool, most: u32) -> ApiResult<TaskQuery> {
         let limit = page_limit(self.limit.as_deref(), PAGE_SIZE, most)?;

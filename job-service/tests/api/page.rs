@@ -457,3 +457,41 @@ async fn job_is_submitted_by_a_form_that_shows_the_same_request_for_other_client
         .await
         .is(403);
 }
+
+#[tokio::test]
+async fn tree_of_a_job_is_shown_level_by_level_with_ranges_and_what_has_failed_first() {
+    let service = Service::start().await;
+    let mut job = new_job();
+    job["onFailure"] = json!("continue");
+    service.put("j", &job).await.is(201);
+    service.report("j", ".9*", EventKind::Progress(0)).await;
+    for done in 1..=6 {
+        let task = format!(".{done}");
+        service.report("j", &task, EventKind::Complete).await;
+    }
+    let failure = contract::ReportFailure {
+        failure_message: Some("no such file".to_owned()),
+        ..contract::ReportFailure::default()
+    };
+    service.report("j", ".8", EventKind::Failed(failure)).await;
+    let tasks = format!("/partitions/{}/jobs/j/tasks", service.partition);
+    let all = page(&service, &format!("{tasks}/0")).await.is(200);
+    all.contains("1 – 6");
+    all.contains("6 tasks");
+    let at = |text: &str| all.body.find(text).unwrap();
+    assert!(at("no such file") < at("1 – 6"), "{}", all.body);
+    let failed = page(&service, &format!("{tasks}/0?state=failed")).await;
+    failed.contains(&format!(r#"<a href="{tasks}/8">8</a>"#));
+    assert!(!failed.body.contains("1 – 6"), "{}", failed.body);
+    page(&service, &format!("{tasks}/8"))
+        .await
+        .is(200)
+        .contains("no such file");
+    page(&service, &format!("{tasks}/77")).await.is(404);
+    page(&service, &format!("{tasks}/0?state=nonsense"))
+        .await
+        .is(400);
+    page(&service, &format!("{tasks}/0?after=nonsense"))
+        .await
+        .is(400);
+}

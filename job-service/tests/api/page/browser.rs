@@ -187,6 +187,7 @@ async fn every_page_is_accessible_in_both_themes_and_asks_no_other_host() {
         ("failed-job", "/cleanup".to_owned()),
         ("failures", "/ocr-2016/failures".to_owned()),
         ("task", "/ocr-2016/tasks/23".to_owned()),
+        ("tasks", "/ocr-2016/tasks/0".to_owned()),
         ("definition", "/reindex-7/definition".to_owned()),
         ("confirm", "/ocr-2016/confirm?action=delete".to_owned()),
         ("not-found", "/nothing".to_owned()),
