@@ -11,6 +11,7 @@ mod history;
 mod jobs;
 mod manual;
 mod outputs;
+mod pipe_list;
 mod pipes;
 mod planned_panics;
 mod resubmit;
@@ -21,6 +22,7 @@ mod submit;
 mod task;
 mod top;
 mod tree;
+mod workers;
 
 use std::process::ExitCode;
 
@@ -36,6 +38,7 @@ use self::failures::FailuresArgs;
 use self::jobs::{CountArgs, DeleteArgs, GetArgs, JobArgs, ListArgs, TargetArgs, WatchArgs};
 use self::manual::{CompletionsArgs, ManArgs};
 use self::outputs::OutputsArgs;
+use self::pipe_list::PipesArgs;
 use self::pipes::{PutArgs, TakeArgs};
 use self::resubmit::ResubmitArgs;
 use self::retry::RetryArgs;
@@ -44,6 +47,7 @@ use self::serve::{RunArgs, UpArgs};
 use self::submit::SubmitArgs;
 use self::top::TopArgs;
 use self::tree::{TasksArgs, TreeArgs};
+use self::workers::WorkersArgs;
 use crate::bench::PacedOptions;
 use crate::config::Configuration;
 use crate::demo::{self, DemoArgs};
@@ -123,6 +127,10 @@ pub enum Command {
     Retry(RetryArgs),
     /// Run a job again as a new one with the same definition, under another id or in the place of the one that has ended.
     Resubmit(ResubmitArgs),
+    /// List the pipes with what waits in them, or show one of them.
+    Pipes(PipesArgs),
+    /// List the workers of all processes: what they are, and what they do.
+    Workers(WorkersArgs),
     /// Take messages from a pipe: one line of JSON each, acknowledged when the line is written.
     Take(TakeArgs),
     /// Put messages into a pipe, as `take` prints them; they are stored when the command ends with 0.
@@ -176,6 +184,8 @@ impl Command {
             }
             Self::Retry(args) => retry::retry(args).await,
             Self::Resubmit(args) => resubmit::resubmit(args).await,
+            Self::Pipes(args) => pipe_list::pipes(args).await,
+            Self::Workers(args) => workers::workers(args).await,
             Self::Take(args) => pipes::take(args).await,
             Self::Put(args) => pipes::put(args).await,
             Self::Bench(args) => bench::bench(args).await,
@@ -208,6 +218,8 @@ impl Command {
             Self::Delete(args) => &args.target.service,
             Self::Retry(args) => &args.target.service,
             Self::Resubmit(args) => &args.service,
+            Self::Pipes(args) => &args.service,
+            Self::Workers(args) => &args.service,
             Self::Bench(args) => return args.json,
             Self::Demo(_)
             | Self::Up(_)

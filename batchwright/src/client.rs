@@ -1,12 +1,13 @@
 //! A client of the job service's REST API.
 
+mod pipes;
+
 use std::time::Duration;
 
 use contract::rest::{
     ErrorBody, ErrorCode, Failures, History, Job, MAX_BODY_BYTES, NewJob, Resubmit, Retried,
     RetriedJobs, SubmittedJob, Task, TaskCounts, Tasks,
 };
-use contract::{PipeMessage, PutRequest, TakeRequest, TakenMessages};
 use framework::tls::Tls;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{Certificate, Identity, Method, RequestBuilder, StatusCode};
@@ -14,8 +15,6 @@ use tokio::time::timeout;
 
 /// How long a request may take that changes many jobs. The service makes the change in batches while the client waits.
 const BULK_LIMIT: Duration = Duration::from_hours(1);
-/// How long a request may take that puts messages into a pipe. The service waits half a minute for the broker.
-const PUT_LIMIT: Duration = Duration::from_mins(1);
 /// What a response may be.
 const ACCEPTED: &str = "application/json, application/problem+json";
 /// How long a connection may take.
@@ -413,33 +412,6 @@ impl Client {
     pub async fn delete(&self, job: &str) -> Result<(), ClientError> {
         let url = self.job_url(job);
         self.send(Method::DELETE, &url, Vec::new()).await?;
-        Ok(())
-    }
-
-    /// Takes messages from a pipe, and acknowledges those that the request names.
-    pub async fn take(
-        &self,
-        pipe: &str,
-        request: &TakeRequest,
-    ) -> Result<TakenMessages, ClientError> {
-        let url = format!("{}/pipes/{}/take", self.base, encode(pipe));
-        let body = serde_json::to_vec(request).unwrap_or_default();
-        let (_, body) = self.send(Method::POST, &url, body).await?;
-        parsed(&body, &url)
-    }
-
-    /// Puts messages into a pipe.
-    pub async fn put_messages(
-        &self,
-        pipe: &str,
-        messages: Vec<PipeMessage>,
-    ) -> Result<(), ClientError> {
-        let url = format!("{}/pipes/{}/put", self.base, encode(pipe));
-        let body = serde_json::to_vec(&PutRequest { messages }).unwrap_or_default();
-        // Longer than the job service waits for the broker.
-        let request = self.http.post(&url).timeout(PUT_LIMIT).body(body);
-        let request = request.header("accept", ACCEPTED);
-        self.exchange(request, &url).await?;
         Ok(())
     }
 

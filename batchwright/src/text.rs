@@ -32,6 +32,11 @@ impl Column {
         }
     }
 
+    /// Returns the title.
+    pub const fn title(&self) -> &'static str {
+        self.title
+    }
+
     /// Returns a column of numbers, which are aligned to the right.
     pub const fn number(title: &'static str) -> Self {
         Self {

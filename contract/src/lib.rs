@@ -28,6 +28,7 @@ mod problem;
 mod report;
 mod reserved_pipes;
 pub mod rest;
+mod sight;
 mod split;
 mod task_message;
 
@@ -47,6 +48,7 @@ pub use reserved_pipes::{
     kept_track_to, quarantine_pipe, rounds_pipe,
 };
 pub use rest::{JobStatus, OnFailure};
+pub use sight::{LongestTask, Pipe, Pipes, RunningTask, SignOfLife, Worker, Workers};
 pub use split::{SourceDigest, SourceDigestError, SplitState, SubtaskRange};
 pub use task_message::{
     ContextData, DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking,

@@ -105,6 +105,8 @@ pub enum ErrorCode {
     WrongJobStatus,
     /// The service lets no client take or put messages.
     PipesNotServed,
+    /// The broker cannot show messages without taking them.
+    PipeNotPeekable,
     /// The job does not keep its outputs.
     OutputsNotKept,
     /// The outputs of the job were removed because their time was over.
@@ -141,7 +143,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 41] = [
+    pub const ALL: [Self; 42] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -167,6 +169,7 @@ impl ErrorCode {
         Self::IdempotencyKeyTaken,
         Self::WrongJobStatus,
         Self::PipesNotServed,
+        Self::PipeNotPeekable,
         Self::OutputsNotKept,
         Self::OutputsRemoved,
         Self::OutputsUnreadable,
@@ -322,6 +325,11 @@ impl ErrorCode {
                 "WRONG_JOB_STATUS",
                 "The status of the job does not allow this",
                 "Read the job to see its status.",
+            ),
+            Self::PipeNotPeekable => (
+                "PIPE_NOT_PEEKABLE",
+                "The messages of the pipe cannot be shown",
+                "Take the messages and give them back, if a counted delivery does no harm.",
             ),
             Self::PipesNotServed => (
                 "PIPES_NOT_SERVED",

@@ -14,6 +14,7 @@
 //!   like the delivery that the consumer has. Only `RabbitMQ` takes deliveries back while their process lives.
 //! - Within a pipe, messages keep their publish order, except for messages that are delivered again.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use bytes::Bytes;
@@ -80,6 +81,50 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
         ready(Ok(true)).boxed()
     }
 
+    /// Returns what the broker knows about a pipe; `None` if the pipe does not exist, which the call does not change. By default
+    /// that is its depth.
+    ///
+    /// # Errors
+    /// As [`depth`](Self::depth).
+    fn look<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Option<PipeState>, BrokerError>> {
+        async move {
+            let exists = self.exists(pipe).await?;
+            let messages = self.depth(pipe).await?;
+            let state = PipeState {
+                messages,
+                ..PipeState::default()
+            };
+            Ok(exists.then_some(state))
+        }
+        .boxed()
+    }
+
+    /// Returns what the broker knows about all pipes, by name; `None` if it does not tell which pipes exist.
+    ///
+    /// # Errors
+    /// As [`depth`](Self::depth).
+    fn look_at_all(
+        &self,
+    ) -> BoxFuture<'_, Result<Option<BTreeMap<String, PipeState>>, BrokerError>> {
+        ready(Ok(None)).boxed()
+    }
+
+    /// Returns the first messages of a pipe, which stay where they are: at most `limit`, and none after the one with which they
+    /// have this number of `bytes`. Messages that consumers have not settled belong to them. `None` if the broker cannot read a
+    /// message without taking it.
+    ///
+    /// # Errors
+    /// As [`depth`](Self::depth).
+    fn peek<'a>(
+        &'a self,
+        pipe: &'a str,
+        limit: usize,
+        bytes: usize,
+    ) -> BoxFuture<'a, Result<Option<Vec<Peeked>>, BrokerError>> {
+        let _ = (pipe, limit, bytes);
+        ready(Ok(None)).boxed()
+    }
+
     /// Sends an announcement to every process that listens at this moment. It is not stored: a process that does not
     /// listen never receives it.
     fn announce(&self, body: Bytes) -> Confirm;
@@ -91,6 +136,25 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`BrokerError::Closed`] after [`close`](Self::close).
     fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>>;
+
+    /// Returns whether this broker carries signs of life ([`signs`](crate::signs)).
+    fn carries_signs(&self) -> bool {
+        false
+    }
+
+    /// Sends a sign of life to every job service that listens at this moment. It is not stored.
+    fn tell(&self, sign: Bytes) -> Confirm {
+        let _ = sign;
+        Confirm::ready(Ok(()))
+    }
+
+    /// Subscribes to the signs of life, as [`announcements`](Self::announcements) does to announcements.
+    ///
+    /// # Errors
+    /// [`BrokerError::Closed`] after [`close`](Self::close), and if this broker carries no signs.
+    fn signs(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
+        ready(Err(BrokerError::Closed)).boxed()
+    }
 
     /// Returns the present state, for health checks and metrics.
     fn state(&self) -> BrokerState;
@@ -122,6 +186,37 @@ impl BrokerState {
             Self::Closed => "closed",
         }
     }
+}
+
+/// What a broker knows about a pipe.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PipeState {
+    /// How many messages wait in it.
+    pub messages: u64,
+    /// How many consumers it has, if that is known.
+    pub consumers: Option<u64>,
+    /// How many messages come to it after a delay, if that is known.
+    pub delayed: Option<u64>,
+    /// How many messages came and left, if that is known.
+    pub flow: Option<Flow>,
+}
+
+/// A message of a pipe that was read and not taken.
+#[derive(Debug, Clone)]
+pub struct Peeked {
+    /// The headers.
+    pub headers: Headers,
+    /// The body.
+    pub body: Bytes,
+}
+
+/// How many messages came into a pipe and left it, from any moment on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Flow {
+    /// How many came.
+    pub came: u64,
+    /// How many left.
+    pub left: u64,
 }
 
 /// The state of a broker, for health checks and metrics.

@@ -20,7 +20,7 @@ use self::repeat::{Announcement, Repeat, RepeatError};
 use crate::broker::depth_cache::DepthCache;
 use crate::broker::{Broker, PublishError};
 use crate::current::CurrentMessage;
-use crate::meters::Counters;
+use crate::meters::{Counters, LongRun};
 use crate::steps::output::{Output, OutputSpec, TaskPart, WorkerIdentity, tracking_pipe};
 use crate::steps::publish::PendingPublish;
 use crate::steps::report_buffer::{ReportBuffer, Reports};
@@ -430,6 +430,18 @@ impl Context {
             retries: i32::try_from(self.0.attempt.saturating_sub(1)).ok(),
             ..TrackingReport::new(id, ReportStatus::Progress)
         }));
+    }
+
+    /// Notes that this attempt of the task has been running for this time, until the returned value is dropped.
+    pub(crate) fn note_long_run(&self, for_now: Duration) -> LongRun {
+        /// The most characters of an id that are noted.
+        const MAX_CHARS: usize = 256;
+        let Inner { input, shared, .. } = &*self.0;
+        let task = input.job_task_id().unwrap_or(&input.task_id);
+        let now = Instant::now();
+        let since = now.checked_sub(for_now).unwrap_or(now);
+        let task = task.chars().take(MAX_CHARS).collect();
+        shared.counters.long.note(since, task)
     }
 
     /// Sends a report for this task without waiting for its confirm.

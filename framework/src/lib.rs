@@ -46,6 +46,7 @@ mod pipeline;
 mod process_name;
 mod retry;
 pub mod runtime;
+pub mod signs;
 mod steps;
 pub mod supervision;
 mod telemetry;

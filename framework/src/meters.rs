@@ -27,7 +27,7 @@ use metrics::{
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::Instant;
 
-pub(crate) use worker::{Begun, Counters, discarded, refused_status_checks};
+pub(crate) use worker::{Begun, Counters, LongRun, discarded, refused_status_checks};
 
 /// The content type of [`scrape`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

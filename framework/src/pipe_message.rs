@@ -19,6 +19,11 @@ pub enum PutError {
 
 /// Returns a delivery in the form that people read.
 pub fn of_delivery(delivery: &Delivery) -> PipeMessage {
+    of_parts(&delivery.headers, &delivery.body)
+}
+
+/// Returns a message with these headers and this body in the form that people read.
+pub fn of_parts(headers: &Headers, body: &[u8]) -> PipeMessage {
     let header = |(name, value): (&str, &HeaderValue)| {
         let value = match value {
             HeaderValue::Text(text) => PipeHeader::Text(text.clone()),
@@ -26,8 +31,8 @@ pub fn of_delivery(delivery: &Delivery) -> PipeMessage {
         };
         (name.to_owned(), value)
     };
-    let headers: BTreeMap<_, _> = delivery.headers.iter().map(header).collect();
-    PipeMessage::of_body(headers, &delivery.body)
+    let headers: BTreeMap<_, _> = headers.iter().map(header).collect();
+    PipeMessage::of_body(headers, body)
 }
 
 /// Returns a message as it is published to a pipe.

@@ -25,6 +25,11 @@ impl ProcessName {
         }
     }
 
+    /// Returns the name of the host, if the operating system tells it.
+    pub fn host(&self) -> Option<&str> {
+        self.host.as_deref()
+    }
+
     /// Describes an attempt that failed in this process: its number, and when it began.
     pub fn failed_run(&self, attempt: u32, began: i64) -> FailedRun {
         FailedRun {

@@ -27,6 +27,7 @@ use crate::pipeline::in_flight::{InFlight, Taken, Windows};
 use crate::pipeline::window::{self, Window};
 use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
 use crate::process_name::ProcessName;
+use crate::signs::Teller;
 use crate::steps::discards::Discards;
 use crate::steps::full_pipe::full_pipes;
 use crate::steps::output::WorkerIdentity;
@@ -305,9 +306,16 @@ impl<H: BatchHandler> WorkerService<H> {
         let counters = shared.counters.clone();
         let _measured = telemetry::measure(
             &settings,
-            counters,
+            counters.clone(),
             Arc::clone(&open),
             Arc::clone(&broker),
+            in_flight.slots(),
+        );
+        let teller = Teller::of(
+            &settings,
+            Arc::clone(&broker),
+            counters,
+            Arc::clone(&open),
             in_flight.slots(),
         );
         let abort = in_flight.abort.clone();
@@ -322,6 +330,7 @@ impl<H: BatchHandler> WorkerService<H> {
             serve_health(&pipeline, &settings, listener, is_consuming, &end, &tasks);
         }
         listen_to_announcements(&pipeline, &settings, &end, &tasks);
+        tell_of_worker(teller, &settings, &end, &tasks);
         let taken = Taken::by(consumer, window);
         let taking = take_deliveries(&pipeline, &in_flight, taken, unavailable, &settings, &stop);
         let given_up = tokio::select! {
@@ -481,6 +490,21 @@ fn listen_to_announcements<H>(
     tasks.spawn(
         async move { supervise(&health, &name, &end, || status.listen(&*broker, &end)).await },
     );
+}
+
+/// Tells the job services of this worker, if the broker can.
+fn tell_of_worker(
+    teller: Teller,
+    settings: &Settings,
+    end: &CancellationToken,
+    tasks: &TaskTracker,
+) {
+    if !teller.can_tell() {
+        return;
+    }
+    let (health, end) = (settings.health.clone(), end.clone());
+    let name = format!("{}: signs of life", settings.name);
+    tasks.spawn(async move { supervise(&health, &name, &end, || teller.run(&end)).await });
 }
 
 /// Waits until the process is asked to stop: `SIGTERM` or Ctrl-C.

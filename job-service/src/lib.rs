@@ -30,15 +30,18 @@ mod html;
 mod job_list;
 mod job_types;
 mod kept_outputs;
+mod known_pipes;
 mod measured;
 mod new_job;
 mod notes;
 mod options;
 mod page;
 mod partition_pattern;
+mod pipe_states;
 mod request_body;
 mod router;
 mod routes;
+mod seen_workers;
 mod server;
 mod state;
 mod submission;
@@ -140,9 +143,11 @@ impl JobService {
             broker,
             options,
             taken_messages,
+            workers,
             ..
         } = &*self.0;
         let return_taken = || taken_messages.run(&shutdown);
+        let listen = || workers.run(&**broker, &shutdown);
         tokio::join!(
             background::run(store, broker, options, &shutdown),
             supervise(
@@ -150,6 +155,12 @@ impl JobService {
                 "job-service: taken messages",
                 &shutdown,
                 return_taken
+            ),
+            supervise(
+                &options.health,
+                "job-service: signs of life",
+                &shutdown,
+                listen
             ),
         );
     }

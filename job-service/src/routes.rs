@@ -13,6 +13,7 @@ pub(crate) mod get_definition;
 pub(crate) mod get_history;
 pub(crate) mod get_job;
 pub(crate) mod get_outputs;
+mod get_pipe;
 mod get_progress;
 mod get_split;
 pub(crate) mod get_task;
@@ -21,7 +22,9 @@ mod is_active;
 mod job_status;
 mod list_failures;
 mod list_jobs;
+mod list_pipes;
 pub(crate) mod list_tasks;
+mod list_workers;
 pub(crate) mod pause_job;
 mod ping;
 mod put_messages;
@@ -132,6 +135,9 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(list_failures::list_failures))
         .routes(routes!(take_messages::take_messages))
         .routes(routes!(put_messages::put_messages))
+        .routes(routes!(list_workers::list_workers))
+        .routes(routes!(list_pipes::list_pipes))
+        .routes(routes!(get_pipe::get_pipe))
         .routes(routes!(get_outputs::get_outputs))
         .routes(routes!(export_outputs::export_outputs));
     OpenApiRouter::with_openapi(Document::openapi())

@@ -11,7 +11,9 @@ use tokio_util::sync::CancellationToken;
 use crate::backlog::BacklogReader;
 use crate::current_request::CurrentRequest;
 use crate::error::{ApiError, ApiResult};
+use crate::known_pipes::KnownPipes;
 use crate::options::{PipeAccess, ServiceOptions};
+use crate::seen_workers::SeenWorkers;
 use crate::taken_messages::TakenMessages;
 use crate::watched_jobs::WatchedJobs;
 
@@ -33,6 +35,8 @@ pub struct AppState {
     pub output_streams: Arc<Semaphore>,
     pub watched_jobs: WatchedJobs,
     pub taken_messages: TakenMessages,
+    pub workers: SeenWorkers,
+    pub known_pipes: KnownPipes,
     pub backlog: BacklogReader,
 }
 
@@ -42,6 +46,8 @@ impl AppState {
         Self {
             watched_jobs: WatchedJobs::new(store.clone(), options.health.clone()),
             taken_messages: TakenMessages::new(),
+            workers: SeenWorkers::default(),
+            known_pipes: KnownPipes::default(),
             backlog: BacklogReader::default(),
             store,
             broker,

@@ -204,6 +204,9 @@ pub trait Reads {
     /// Returns nodes in the order of their keys. A task table that has been swept has none.
     fn nodes<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> DbFuture<'a, Vec<NodeRow>>;
 
+    /// Returns the pipes to which the start messages of unfinished jobs go.
+    fn task_pipes(&self, limit: u32) -> DbFuture<'_, Vec<String>>;
+
     /// Returns what a job was created from, unless an earlier version created it.
     fn definition(&self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>>;
 

@@ -19,6 +19,7 @@ mod panics;
 mod pipes;
 mod readme;
 mod resubmit;
+mod sight;
 mod startup;
 mod trace;
 mod watching;

@@ -41,8 +41,8 @@ use self::lost_deliveries::LostDeliveries;
 use self::publisher::{Publication, Publisher};
 use self::queues::Queues;
 use super::{
-    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PublishError,
-    RESIZABLE_TO,
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PipeState,
+    PublishError, RESIZABLE_TO,
 };
 use crate::health::Health;
 use crate::supervision::supervise;
@@ -272,16 +272,53 @@ impl Amqp {
             .map_err(|reason| self.unusable(reason))
     }
 
-    /// Returns how many messages wait in a queue; `None` if it does not exist.
-    async fn queue_depth(&self, pipe: &str) -> Result<Option<u64>, BrokerError> {
+    /// Returns what is known about a queue; `None` if it does not exist.
+    async fn look_at(&self, pipe: &str) -> Result<Option<PipeState>, BrokerError> {
         // Wait a little: right after the start, or after a lost connection, there will soon be one.
         let connection = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.connected())
             .await
             .map_err(|_| self.unusable(ConnectionLost::NotConnected))?;
         self.queues
-            .depth(&connection, pipe)
+            .look(&connection, pipe)
             .await
             .map_err(|reason| self.unusable(reason))
+    }
+
+    /// Sends a message to those who listen to the exchange.
+    fn publish_to(&self, exchange: &'static str, body: Bytes) -> Confirm {
+        let (confirmer, confirm) = Confirm::announcement();
+        let (supervisor, end) = (self.publishing.clone(), self.end.clone());
+        self.tasks.spawn(async move {
+            let announced = end
+                .run_until_cancelled(control::announce(&supervisor, exchange, body))
+                .await;
+            confirmer.resolve(match announced {
+                Some(Ok(())) => Ok(()),
+                Some(Err(lost)) => Err(PublishError::refused("control", lost)),
+                None => Err(PublishError::Closed),
+            });
+        });
+        confirm
+    }
+
+    /// Listens to the exchange.
+    fn subscribe_to(
+        &self,
+        exchange: &'static str,
+        name: &'static str,
+    ) -> Result<Announcements, BrokerError> {
+        if self.closing.is_cancelled() {
+            return Err(BrokerError::Closed);
+        }
+        let (sender, receiver) = mpsc::channel(64);
+        let (supervisor, end) = (self.consuming.clone(), self.end.clone());
+        let health = self.health.clone();
+        self.tasks.spawn(async move {
+            let subscribe = || control::subscribe(&supervisor, exchange, &sender);
+            let supervised = supervise(&health, name, &end, subscribe);
+            end.run_until_cancelled(supervised).await
+        });
+        Ok(Announcements::new(receiver))
     }
 
     fn unusable(&self, reason: impl Into<Box<dyn Error + Send + Sync>>) -> BrokerError {
@@ -337,42 +374,39 @@ impl Broker for Amqp {
     }
 
     fn announce(&self, body: Bytes) -> Confirm {
-        let (confirmer, confirm) = Confirm::announcement();
-        let (supervisor, end) = (self.publishing.clone(), self.end.clone());
-        self.tasks.spawn(async move {
-            let announced = end
-                .run_until_cancelled(control::announce(&supervisor, body))
-                .await;
-            confirmer.resolve(match announced {
-                Some(Ok(())) => Ok(()),
-                Some(Err(lost)) => Err(PublishError::refused("control", lost)),
-                None => Err(PublishError::Closed),
-            });
-        });
-        confirm
+        self.publish_to(control::CONTROL, body)
     }
 
     fn announcements(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
-        if self.closing.is_cancelled() {
-            return ready(Err(BrokerError::Closed)).boxed();
-        }
-        let (sender, receiver) = mpsc::channel(64);
-        let (supervisor, end) = (self.consuming.clone(), self.end.clone());
-        let health = self.health.clone();
-        self.tasks.spawn(async move {
-            let subscribe = || control::subscribe(&supervisor, &sender);
-            let supervised = supervise(&health, "rabbitmq: announcements", &end, subscribe);
-            end.run_until_cancelled(supervised).await
-        });
-        ready(Ok(Announcements::new(receiver))).boxed()
+        ready(self.subscribe_to(control::CONTROL, "rabbitmq: announcements")).boxed()
+    }
+
+    fn carries_signs(&self) -> bool {
+        true
+    }
+
+    fn tell(&self, sign: Bytes) -> Confirm {
+        self.publish_to(control::WORKERS, sign)
+    }
+
+    fn signs(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
+        ready(self.subscribe_to(control::WORKERS, "rabbitmq: signs of life")).boxed()
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
-        async move { Ok(self.queue_depth(pipe).await?.unwrap_or(0)) }.boxed()
+        async move {
+            let state = self.look_at(pipe).await?;
+            Ok(state.map_or(0, |state| state.messages))
+        }
+        .boxed()
     }
 
     fn exists<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<bool, BrokerError>> {
-        async move { Ok(self.queue_depth(pipe).await?.is_some()) }.boxed()
+        async move { Ok(self.look_at(pipe).await?.is_some()) }.boxed()
+    }
+
+    fn look<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Option<PipeState>, BrokerError>> {
+        self.look_at(pipe).boxed()
     }
 
     fn state(&self) -> BrokerState {

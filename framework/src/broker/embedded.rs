@@ -19,6 +19,7 @@ mod wall_clock;
 mod work;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Write as _};
@@ -39,17 +40,17 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use self::disk::{Disk, Probe};
-use self::pipe::{Bounds, ConsumerKey, Id, Message, UnconsumedPipe};
+use self::pipe::{Bounds, ConsumerKey, Id, Message, UnconsumedPipe, rows_of};
 pub use self::sweep::{Fate, MessageJob};
 pub use self::unread::{DroppedOutputs, UnreadBounds};
 use self::unread::{Growth, Unread};
 use self::wall_clock::WallClock;
-use self::work::Page;
+use self::work::{Looked, Page};
 use self::writer::Writer;
 use super::local_fanout::LocalFanout;
 use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Outgoing,
-    PublishError, Settlement, Settler,
+    Peeked, PipeState, PublishError, Settlement, Settler,
 };
 use crate::clock::Clock;
 use crate::health::Health;
@@ -69,6 +70,7 @@ pub struct Embedded {
     state: watch::Receiver<BrokerState>,
     tasks: TaskTracker,
     announcements: LocalFanout,
+    signs: LocalFanout,
     /// Held by the sweep that is under way.
     sweep: Mutex<()>,
     clock: Clock,
@@ -159,7 +161,8 @@ impl Embedded {
             commands,
             state,
             tasks,
-            announcements: LocalFanout::new(options.health),
+            announcements: LocalFanout::new(options.health.clone()),
+            signs: LocalFanout::new(options.health),
             sweep: Mutex::new(()),
             clock: options.clock,
             bounds: options.unread,
@@ -216,11 +219,70 @@ impl Broker for Embedded {
         ready(Ok(self.announcements.subscribe())).boxed()
     }
 
+    fn carries_signs(&self) -> bool {
+        true
+    }
+
+    fn tell(&self, sign: Bytes) -> Confirm {
+        self.signs.announce(sign)
+    }
+
+    fn signs(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
+        ready(Ok(self.signs.subscribe())).boxed()
+    }
+
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
         self.request(|reply| Command::Depth {
             pipe: pipe.into(),
             reply,
         })
+        .boxed()
+    }
+
+    fn look<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Option<PipeState>, BrokerError>> {
+        async move {
+            let all = self.request(|reply| Command::Look { reply }).await?;
+            let own = all.into_iter().find(|looked| *looked.name == *pipe);
+            Ok(own.map(|looked| looked.state))
+        }
+        .boxed()
+    }
+
+    fn look_at_all(
+        &self,
+    ) -> BoxFuture<'_, Result<Option<BTreeMap<String, PipeState>>, BrokerError>> {
+        async move {
+            let all = self.request(|reply| Command::Look { reply }).await?;
+            let all = all.into_iter();
+            Ok(Some(
+                all.map(|looked| (looked.name.to_string(), looked.state))
+                    .collect(),
+            ))
+        }
+        .boxed()
+    }
+
+    fn peek<'a>(
+        &'a self,
+        pipe: &'a str,
+        limit: usize,
+        bytes: usize,
+    ) -> BoxFuture<'a, Result<Option<Vec<Peeked>>, BrokerError>> {
+        async move {
+            let all = self.request(|reply| Command::Look { reply }).await?;
+            let Some(looked) = all.into_iter().find(|looked| *looked.name == *pipe) else {
+                return Ok(Some(Vec::new()));
+            };
+            let page = Page {
+                number: looked.number,
+                after: rows_of(looked.number).0,
+                bytes,
+            };
+            let messages = self.request(|reply| Command::Peek { page, reply }).await?;
+            let messages = messages.into_iter().take(limit);
+            let peeked = messages.map(|Message { headers, body, .. }| Peeked { headers, body });
+            Ok(Some(peeked.collect()))
+        }
         .boxed()
     }
 
@@ -315,6 +377,10 @@ enum Command {
     /// Returns the pipes that contain messages and have no consumer.
     Unconsumed {
         reply: oneshot::Sender<Vec<UnconsumedPipe>>,
+    },
+    /// Returns what is known about all pipes.
+    Look {
+        reply: oneshot::Sender<Vec<Looked>>,
     },
     Peek {
         page: Page,

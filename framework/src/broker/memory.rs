@@ -27,7 +27,7 @@ pub use self::intercepting::Intercepting;
 use super::local_fanout::LocalFanout;
 use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Headers,
-    Outgoing, PublishError, RESIZABLE_TO, Settlement, Settler,
+    Outgoing, Peeked, PipeState, PublishError, RESIZABLE_TO, Settlement, Settler,
 };
 use crate::clock::Clock;
 use crate::health::Health;
@@ -55,6 +55,7 @@ impl Memory {
         let shared = Shared {
             state: Mutex::default(),
             announcements: LocalFanout::new(Health::default()),
+            signs: LocalFanout::new(Health::default()),
             timers: TaskTracker::new(),
             end: end.clone(),
             _guard: end.drop_guard(),
@@ -144,6 +145,18 @@ impl Broker for Memory {
         ready(Ok(self.shared.announcements.subscribe())).boxed()
     }
 
+    fn carries_signs(&self) -> bool {
+        true
+    }
+
+    fn tell(&self, sign: Bytes) -> Confirm {
+        self.shared.signs.announce(sign)
+    }
+
+    fn signs(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
+        ready(Ok(self.shared.signs.subscribe())).boxed()
+    }
+
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
         let depth = self.shared.with(|state| {
             state
@@ -157,6 +170,47 @@ impl Broker for Memory {
     fn exists<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<bool, BrokerError>> {
         let exists = self.shared.with(|state| state.pipes.contains_key(pipe));
         ready(Ok(exists)).boxed()
+    }
+
+    fn look<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Option<PipeState>, BrokerError>> {
+        let state = self.shared.with(|state| state.look(pipe));
+        ready(Ok(state)).boxed()
+    }
+
+    fn look_at_all(
+        &self,
+    ) -> BoxFuture<'_, Result<Option<BTreeMap<String, PipeState>>, BrokerError>> {
+        let all = self.shared.with(|state| {
+            let names = state.pipes.keys();
+            let look = |name: &Arc<str>| Some((name.to_string(), state.look(name)?));
+            names.filter_map(look).collect()
+        });
+        ready(Ok(Some(all))).boxed()
+    }
+
+    fn peek<'a>(
+        &'a self,
+        pipe: &'a str,
+        limit: usize,
+        bytes: usize,
+    ) -> BoxFuture<'a, Result<Option<Vec<Peeked>>, BrokerError>> {
+        let messages = self.shared.with(|state| {
+            let ready = state.pipes.get(pipe).into_iter().flat_map(|it| &it.ready);
+            let mut read = 0;
+            ready
+                .take_while(|message| {
+                    let fits = read < bytes;
+                    read += message.body.len();
+                    fits
+                })
+                .take(limit)
+                .map(|message| Peeked {
+                    headers: message.headers.clone(),
+                    body: message.body.clone(),
+                })
+                .collect()
+        });
+        ready(Ok(Some(messages))).boxed()
     }
 
     fn state(&self) -> BrokerState {
@@ -187,6 +241,7 @@ impl fmt::Debug for Memory {
 struct Shared {
     state: Mutex<State>,
     announcements: LocalFanout,
+    signs: LocalFanout,
     timers: TaskTracker,
     end: CancellationToken,
     _guard: DropGuard,
@@ -278,6 +333,17 @@ struct Unsettled {
 }
 
 impl State {
+    fn look(&self, pipe: &str) -> Option<PipeState> {
+        let delayed = self.delayed.values().filter(|(name, _)| **name == *pipe);
+        let delayed = delayed.count() as u64;
+        self.pipes.get(pipe).map(|it| PipeState {
+            messages: it.ready.len() as u64,
+            consumers: Some(it.consumers.len() as u64),
+            delayed: Some(delayed),
+            flow: None,
+        })
+    }
+
     fn pipe(&mut self, name: &str) -> &mut Pipe {
         if !self.pipes.contains_key(name) {
             self.pipes.insert(name.into(), Pipe::default());

@@ -1,6 +1,6 @@
 //! The metrics of one worker.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -32,6 +32,7 @@ pub(crate) struct Counters {
     pub in_pipe: Histogram,
     pub handling: Histogram,
     pub begun: Arc<Begun>,
+    pub long: Arc<LongRuns>,
 }
 
 impl Counters {
@@ -53,6 +54,7 @@ impl Counters {
             in_pipe: histogram!(TIME_IN_PIPE, "worker" => worker.to_owned()),
             handling: histogram!(TASK_SECONDS, "worker" => worker.to_owned()),
             begun: Arc::default(),
+            long: Arc::default(),
         }
     }
 }
@@ -108,6 +110,56 @@ impl Begun {
 
     fn times(&self) -> MutexGuard<'_, VecDeque<Weak<Instant>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The tasks that run for a while. Short ones are not noted.
+#[derive(Debug, Default)]
+pub(crate) struct LongRuns(Mutex<LongRunsState>);
+
+#[derive(Debug, Default)]
+struct LongRunsState {
+    last_number: u64,
+    /// In the order in which they were noted.
+    running: BTreeMap<u64, (Instant, String)>,
+}
+
+/// A task that runs for a while, until this is dropped.
+#[derive(Debug)]
+#[must_use = "the task counts as running until this is dropped"]
+pub(crate) struct LongRun {
+    runs: Arc<LongRuns>,
+    number: u64,
+}
+
+impl LongRuns {
+    /// Notes a task that began at this time.
+    pub fn note(self: &Arc<Self>, since: Instant, task: String) -> LongRun {
+        let mut state = self.lock();
+        state.last_number += 1;
+        let number = state.last_number;
+        state.running.insert(number, (since, task));
+        LongRun {
+            runs: Arc::clone(self),
+            number,
+        }
+    }
+
+    /// Returns for how long the task runs that runs longest, and which it is.
+    pub fn longest(&self) -> Option<(Duration, String)> {
+        let state = self.lock();
+        let (since, task) = state.running.values().min_by_key(|(since, _)| *since)?;
+        Some((since.elapsed(), task.clone()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LongRunsState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for LongRun {
+    fn drop(&mut self) {
+        self.runs.lock().running.remove(&self.number);
     }
 }
 

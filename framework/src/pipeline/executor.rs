@@ -542,6 +542,7 @@ async fn reported_when_long<T>(run: Pin<&mut impl Future<Output = T>>, ctx: &Con
         () = tokio::time::sleep(LONG_RUN) => {}
     }
     ctx.report_running();
+    let _long = ctx.note_long_run(LONG_RUN);
     run.await
 }
 

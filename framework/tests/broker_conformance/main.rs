@@ -3,6 +3,7 @@
 //! Each function is one rule; `one_broker` has those of a single implementation. A broker that cannot be started fails its tests; no test is skipped.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
+mod looks;
 mod one_broker;
 
 use std::collections::BTreeSet;
@@ -19,6 +20,10 @@ use framework::broker::{
 use framework::clock::Clock;
 use futures_util::future::join_all;
 use harness::{PATIENCE, in_time};
+use looks::{
+    looking_at_a_pipe_counts_and_changes_nothing, peeked_messages_stay_as_they_are,
+    signs_of_life_reach_those_who_listen_to_them_and_no_others,
+};
 use tempfile::TempDir;
 use tokio::time::{Instant, timeout};
 
@@ -624,4 +629,7 @@ suite!(
     one_open_delivery_does_not_stall_its_neighbours,
     closed_broker_returns_errors,
     every_listener_receives_announcements_made_after_it_subscribed,
+    looking_at_a_pipe_counts_and_changes_nothing,
+    peeked_messages_stay_as_they_are,
+    signs_of_life_reach_those_who_listen_to_them_and_no_others,
 );

@@ -14,9 +14,9 @@ use tokio::time::advance;
 use tokio_util::sync::CancellationToken;
 
 /// Answers with its input, once it may.
-struct Waiting {
-    begun: CancellationToken,
-    may_end: CancellationToken,
+pub struct Waiting {
+    pub begun: CancellationToken,
+    pub may_end: CancellationToken,
 }
 
 impl Worker for Waiting {

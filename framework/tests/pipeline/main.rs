@@ -12,6 +12,7 @@ mod panics;
 mod pausing;
 mod repeating;
 mod retries;
+mod signs;
 mod undeliverable;
 mod window;
 mod wire;

@@ -59,6 +59,7 @@ async fn every_loop_of_a_worker_may_panic_and_no_report_is_lost() {
             "health endpoint",
             "quarantine",
             "reports",
+            "signs of life",
         ];
         assert_eq!(panicked, expected.map(|name| format!("w: {name}")).into());
         let reports = reports(&pipes, number.try_into().unwrap()).await;

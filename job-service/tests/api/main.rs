@@ -47,3 +47,4 @@ mod retry;
 mod scheduling;
 mod tasks;
 mod watch;
+mod workers;

@@ -373,6 +373,9 @@ impl Reads for Memory {
     fn nodes<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> DbFuture<'a, Vec<NodeRow>> {
         Box::pin(async move { Ok(self.read().await?.nodes_of(incarnation, keys)) })
     }
+    fn task_pipes(&self, limit: u32) -> DbFuture<'_, Vec<String>> {
+        Box::pin(async move { Ok(rounds::task_pipes(&*self.read().await?, limit)) })
+    }
     fn definition(&self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>> {
         Box::pin(async move { Ok(self.read().await?.definitions.get(&incarnation).cloned()) })
     }

@@ -221,6 +221,9 @@ impl Reads for SqlBackend {
     fn nodes<'a>(&'a self, incarnation: i64, keys: &'a [NodeKey]) -> DbFuture<'a, Vec<NodeRow>> {
         Box::pin(async move { ledger::nodes(&mut self.reader().await?, incarnation, keys).await })
     }
+    fn task_pipes(&self, limit: u32) -> DbFuture<'_, Vec<String>> {
+        Box::pin(async move { rounds::task_pipes(&mut self.reader().await?, limit).await })
+    }
     fn definition(&self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>> {
         Box::pin(async move { rounds::definition(&mut self.reader().await?, incarnation).await })
     }

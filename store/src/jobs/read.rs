@@ -142,6 +142,11 @@ impl Store {
         }))
     }
 
+    /// Returns the pipes to which the start messages of unfinished jobs go, at most `limit`.
+    pub async fn task_pipes(&self, limit: u32) -> Result<Vec<String>, StoreError> {
+        Ok(self.backend.task_pipes(limit).await?)
+    }
+
     /// Returns the signal that wakes a task when this job changes.
     pub fn job_signal(&self, partition: &PartitionId, job: &JobId) -> JobSignal {
         self.backend.signals().of_job(partition, job)

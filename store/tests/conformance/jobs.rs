@@ -20,6 +20,7 @@ suite![
     commits_wake_the_relay_and_the_sweeper,
     changes_of_a_job_wake_those_who_watch_it_and_no_others,
     release_and_cascade_wake_the_watchers_of_the_dependents,
+    pipes_of_unfinished_jobs_are_known_once_each,
 ];
 
 async fn new_job_waits_and_its_start_message_is_in_the_outbox(store: TestStore) {
@@ -311,4 +312,18 @@ async fn release_and_cascade_wake_the_watchers_of_the_dependents(store: TestStor
     store.cancel("other").await;
     woken(&ended).await;
     assert_eq!(released.changed().now_or_never(), None);
+}
+
+async fn pipes_of_unfinished_jobs_are_known_once_each(store: TestStore) {
+    for (job, pipe) in [("a", "in-2"), ("b", "in-1"), ("c", "in-2"), ("d", "in-0")] {
+        let request = request(job);
+        let created = store.create_job(&request, |_| (pipe.to_owned(), Vec::new()));
+        created.await.unwrap();
+    }
+    store.cancel("d").await;
+    assert_eq!(store.task_pipes(10).await.unwrap(), ["in-1", "in-2"]);
+    assert_eq!(store.task_pipes(1).await.unwrap(), ["in-1"]);
+    store.cancel("a").await;
+    store.cancel("b").await;
+    assert_eq!(store.task_pipes(10).await.unwrap(), ["in-2"]);
 }

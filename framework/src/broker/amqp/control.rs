@@ -1,6 +1,9 @@
-//! Announcements: a fan-out exchange, and for each subscriber a queue that is deleted with its connection.
+//! Announcements and signs of life: a fan-out exchange for each, and for each subscriber a queue that is deleted with its connection.
 //!
-//! Announcements are rare, so each one takes a channel of its own. A subscriber that loses its channel reports
+//! Every worker binds the exchange of announcements, and takes a message that it does not understand for news of every job. So signs of
+//! life, which only job services read, have an exchange of their own.
+//!
+//! Announcements are rare, and signs come every few seconds, so each one takes a channel of its own. A subscriber that loses its channel reports
 //! [`Event::Missed`] and subscribes again.
 
 use std::time::Duration;
@@ -19,17 +22,21 @@ use tokio::time::sleep;
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
 use crate::broker::Event;
 
-const EXCHANGE: &str = "batchwright.control";
+/// The exchange of announcements.
+pub const CONTROL: &str = "batchwright.control";
+/// The exchange of signs of life.
+pub const WORKERS: &str = "batchwright.workers";
 /// The delay before a lost subscription is made again.
 const RESUBSCRIBE_DELAY: Duration = Duration::from_millis(500);
 
-/// Publishes an announcement and waits for the broker's confirm.
+/// Publishes a message to the exchange and waits for the broker's confirm.
 pub async fn announce(
     supervisor: &ConnectionSupervisor,
+    exchange: &'static str,
     body: Bytes,
 ) -> Result<(), ConnectionLost> {
     let connection = supervisor.current().ok_or(ConnectionLost::NotConnected)?;
-    let channel = channel_with_exchange(&connection).await?;
+    let channel = channel_with_exchange(&connection, exchange).await?;
     let confirmed = async {
         channel
             .confirm_select(ConfirmSelectOptions::default())
@@ -37,7 +44,7 @@ pub async fn announce(
         let options = BasicPublishOptions::default();
         channel
             .basic_publish(
-                EXCHANGE.into(),
+                exchange.into(),
                 "".into(),
                 options,
                 &body,
@@ -51,17 +58,21 @@ pub async fn announce(
     Ok(())
 }
 
-/// Sends all announcements to `events` until the receiver is dropped.
-pub async fn subscribe(supervisor: &ConnectionSupervisor, events: &mpsc::Sender<Event>) {
+/// Sends all messages of the exchange to `events` until the receiver is dropped.
+pub async fn subscribe(
+    supervisor: &ConnectionSupervisor,
+    exchange: &'static str,
+    events: &mpsc::Sender<Event>,
+) {
     loop {
         let connection = tokio::select! {
             connection = supervisor.connected() => connection,
             () = events.closed() => return,
         };
-        match subscribe_on(&connection, events).await {
+        match subscribe_on(&connection, exchange, events).await {
             Ok(()) => return,
             Err(reason) => {
-                tracing::warn!(%reason, "the subscription to announcements was lost; subscribing again");
+                tracing::warn!(%reason, exchange, "a subscription was lost; subscribing again");
             }
         }
         sleep(RESUBSCRIBE_DELAY).await;
@@ -70,9 +81,10 @@ pub async fn subscribe(supervisor: &ConnectionSupervisor, events: &mpsc::Sender<
 
 async fn subscribe_on(
     connection: &Connection,
+    exchange: &'static str,
     events: &mpsc::Sender<Event>,
 ) -> Result<(), ConnectionLost> {
-    let channel = channel_with_exchange(connection).await?;
+    let channel = channel_with_exchange(connection, exchange).await?;
     let consume = async {
         let options = QueueDeclareOptions {
             exclusive: true,
@@ -87,7 +99,7 @@ async fn subscribe_on(
         channel
             .queue_bind(
                 queue.clone(),
-                EXCHANGE.into(),
+                exchange.into(),
                 "".into(),
                 QueueBindOptions::default(),
                 FieldTable::default(),
@@ -119,18 +131,21 @@ async fn subscribe_on(
     }
 }
 
-async fn channel_with_exchange(connection: &Connection) -> Result<Channel, ConnectionLost> {
+async fn channel_with_exchange(
+    connection: &Connection,
+    exchange: &'static str,
+) -> Result<Channel, ConnectionLost> {
     let channel = connection.open_channel().await?;
     let options = ExchangeDeclareOptions {
         durable: true,
         ..ExchangeDeclareOptions::default()
     };
     let declared = channel.exchange_declare(
-        EXCHANGE.into(),
+        exchange.into(),
         ExchangeKind::Fanout,
         options,
         FieldTable::default(),
     );
-    connection.request("the control exchange", declared).await?;
+    connection.request("an exchange", declared).await?;
     Ok(channel)
 }

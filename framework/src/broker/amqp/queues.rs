@@ -21,7 +21,7 @@ use tokio::time::sleep;
 
 use super::QueueType;
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
-use crate::broker::{HeaderValue, Headers};
+use crate::broker::{HeaderValue, Headers, PipeState};
 use crate::clock::Clock;
 
 /// Headers that the broker sets itself. They describe one delivery, so they are dropped when a message is forwarded.
@@ -214,13 +214,13 @@ impl Queues {
         unusable.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns how many messages are ready in a queue; `None` if it does not exist. Does not declare the queue, because it may be
+    /// Returns how many messages are ready in a queue, and how many consumers it has; `None` if it does not exist. Does not declare the queue, because it may be
     /// a delay queue whose arguments this method does not know: messages in it would never reach their pipe.
-    pub async fn depth(
+    pub async fn look(
         &self,
         connection: &Connection,
         pipe: &str,
-    ) -> Result<Option<u64>, QueueError> {
+    ) -> Result<Option<PipeState>, QueueError> {
         match probe(connection, pipe).await {
             Err(QueueError::NotFound(_)) => Ok(None),
             probed => probed.map(Some),
@@ -426,7 +426,7 @@ pub fn is_soft(error: &lapin::Error, soft: AMQPSoftError) -> bool {
 }
 
 /// Returns how many messages are ready in a queue, without declaring it.
-async fn probe(connection: &Connection, queue: &str) -> Result<u64, QueueError> {
+async fn probe(connection: &Connection, queue: &str) -> Result<PipeState, QueueError> {
     let name = ShortString::try_new(queue).map_err(QueueError::impossible)?;
     let channel = connection.open_channel().await?;
     let options = QueueDeclareOptions {
@@ -440,7 +440,11 @@ async fn probe(connection: &Connection, queue: &str) -> Result<u64, QueueError> 
         )
         .await??;
     end(connection, &channel).await?;
-    Ok(queue.message_count().into())
+    Ok(PipeState {
+        messages: queue.message_count().into(),
+        consumers: Some(queue.consumer_count().into()),
+        ..PipeState::default()
+    })
 }
 
 /// Closes a channel that has served its purpose.

@@ -7,6 +7,7 @@
 //! error, nothing of the batch is stored.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -386,6 +387,20 @@ impl Disk {
             );
         }
         Ok(())
+    }
+
+    /// Returns how many messages of each pipe are delayed; `None` if there are more than `most`.
+    pub async fn count_delayed(&mut self, most: i64) -> Result<Option<HashMap<i64, u64>>, Error> {
+        let counted: Vec<(i64, i64)> = sqlx::query_as(
+            "SELECT pipe, count(*) FROM (SELECT pipe FROM delayed LIMIT ?) GROUP BY pipe",
+        )
+        .bind(most + 1)
+        .fetch_all(&mut self.connection)
+        .await?;
+        let all: i64 = counted.iter().map(|(_, count)| count).sum();
+        let counted = counted.into_iter();
+        let counted = counted.map(|(pipe, count)| (pipe, count.unsigned_abs()));
+        Ok((all <= most).then(|| counted.collect()))
     }
 
     /// Returns when the first delayed message is due, in milliseconds since 1970.

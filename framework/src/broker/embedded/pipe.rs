@@ -42,7 +42,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
-use crate::broker::{Headers, Settlement};
+use crate::broker::{Flow, Headers, PipeState, Settlement};
 
 /// The id of a message, which is also its row: the number of its pipe in the high bits, its position in the pipe in the
 /// low ones.
@@ -280,6 +280,20 @@ impl Pipe {
             name: Arc::clone(&self.name),
             joined: self.joined(),
         })
+    }
+
+    /// Returns what is known about the pipe, except for its delayed messages.
+    pub fn state(&self) -> PipeState {
+        let came = (self.last - rows_of(self.number()).0).unsigned_abs();
+        PipeState {
+            messages: self.depth(),
+            consumers: Some(self.consumers.len() as u64),
+            delayed: None,
+            flow: Some(Flow {
+                came,
+                left: came.saturating_sub(self.mark.stored),
+            }),
+        }
     }
 
     /// Returns how many consumers have joined so far.

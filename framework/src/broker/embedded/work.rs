@@ -3,18 +3,21 @@
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::disk::{Batch, Delayed, Disk};
 use super::pipe::{Id, Message, pipe_of};
 use super::wall_clock::Due;
-use crate::broker::{Confirmer, Headers};
+use crate::broker::{Confirmer, Headers, PipeState};
 
 /// The most that is read from a pipe at a time.
 const PAGE_MESSAGES: usize = 4096;
 /// How many delayed messages are moved to their pipes at a time.
 const DUE_MESSAGES: i64 = 1000;
+/// With more delayed messages than this, they are not counted.
+const COUNTED_DELAYED: i64 = 10_000;
 
 /// A batch, and the confirms to resolve when it is committed.
 #[derive(Default)]
@@ -46,8 +49,8 @@ pub struct Work {
     pub touched: BTreeSet<usize>,
     /// The pages to read.
     pub pages: Vec<Page>,
-    /// The pages that somebody else wants to read.
-    pub peeks: Vec<(Page, oneshot::Sender<Vec<Message>>)>,
+    /// What somebody else wants to know.
+    pub asked: Vec<Asked>,
     /// Read the delayed messages that are due at this time, in milliseconds since 1970.
     pub due: Option<i64>,
     /// Bring back first the due times that are too far away at that time.
@@ -56,6 +59,22 @@ pub struct Work {
     pub give_back: Option<i64>,
     /// Whether the batch is committed. If a later read fails, only the reads are repeated.
     pub committed: bool,
+}
+
+/// What somebody wants to know, and who.
+pub enum Asked {
+    /// A page of a pipe.
+    Page(Page, oneshot::Sender<Vec<Message>>),
+    /// The states of all pipes, whose delayed messages are not counted yet.
+    Look(Vec<Looked>, oneshot::Sender<Vec<Looked>>),
+}
+
+/// What is known about a pipe.
+#[derive(Debug)]
+pub struct Looked {
+    pub number: i64,
+    pub name: Arc<str>,
+    pub state: PipeState,
 }
 
 /// A part of a pipe.
@@ -147,10 +166,23 @@ async fn attempt(disk: &mut Disk, work: &mut Work) -> Result<Read, sqlx::Error> 
             .await?;
         read.pages.push((*page, messages));
     }
-    for (page, reply) in std::mem::take(&mut work.peeks) {
-        let messages = disk.page(page.number, page.after, PAGE_MESSAGES, page.bytes);
-        // Fails if nobody waits any more.
-        drop(reply.send(messages.await?));
+    for asked in std::mem::take(&mut work.asked) {
+        // A reply fails if nobody waits any more.
+        match asked {
+            Asked::Page(page, reply) => {
+                let messages = disk.page(page.number, page.after, PAGE_MESSAGES, page.bytes);
+                drop(reply.send(messages.await?));
+            }
+            Asked::Look(mut pipes, reply) => {
+                let delayed = disk.count_delayed(COUNTED_DELAYED).await?;
+                for pipe in &mut pipes {
+                    let counted = delayed.as_ref();
+                    pipe.state.delayed =
+                        counted.map(|it| it.get(&pipe.number).copied().unwrap_or(0));
+                }
+                drop(reply.send(pipes));
+            }
+        }
     }
     if let Some(now) = work.due {
         if work.bring_back {

@@ -29,7 +29,7 @@ use super::pipe::{Bounds, ConsumerKey, Id, Memory, Message, Pipe, Settled, pipe_
 use super::space::Space;
 use super::unread::Growth;
 use super::wall_clock::{Due, WallClock};
-use super::work::{Page, PendingBatch, Published, Read, Running, Work, finish, run};
+use super::work::{Asked, Looked, Page, PendingBatch, Published, Read, Running, Work, finish, run};
 use super::{Command, Size, WriterSettler};
 use crate::broker::{
     BrokerState, Confirmer, Consumer, Delivery, Headers, Outgoing, RESIZABLE_TO, Settlement,
@@ -81,7 +81,7 @@ pub struct Writer {
     /// Whether the health says so.
     is_short_of_memory: bool,
     /// The pages that the sweep reads next.
-    peeks: Vec<(Page, oneshot::Sender<Vec<Message>>)>,
+    asked: Vec<Asked>,
     /// The next batch.
     next: PendingBatch,
     /// When the oldest acknowledgement of the next batch was received.
@@ -144,7 +144,7 @@ impl Writer {
             touched: BTreeSet::new(),
             wait_for_memory: BTreeSet::new(),
             is_short_of_memory: false,
-            peeks: Vec::new(),
+            asked: Vec::new(),
             next: PendingBatch::default(),
             settled_since: None,
             last_delayed,
@@ -285,7 +285,15 @@ impl Writer {
                 let unconsumed = self.pipes.iter().filter_map(Pipe::unconsumed);
                 send_reply(reply, unconsumed.collect());
             }
-            Command::Peek { page, reply } => self.peeks.push((page, reply)),
+            Command::Peek { page, reply } => self.asked.push(Asked::Page(page, reply)),
+            Command::Look { reply } => {
+                let looked = self.pipes.iter().map(|pipe| Looked {
+                    number: pipe.number(),
+                    name: Arc::clone(&pipe.name),
+                    state: pipe.state(),
+                });
+                self.asked.push(Asked::Look(looked.collect(), reply));
+            }
             Command::Discard { ids, joined, reply } => {
                 send_reply(reply, self.discard(&ids, joined));
             }
@@ -504,7 +512,7 @@ impl Writer {
             .map(|(_, now)| now);
         let looks = self.look_at.is_some_and(|at| at <= now) && !self.closing;
         let may_give_back = self.give_back_at.is_some_and(|at| at <= now) && !self.closing;
-        let reads = !pages.is_empty() || !self.peeks.is_empty() || due.is_some();
+        let reads = !pages.is_empty() || !self.asked.is_empty() || due.is_some();
         let is_needed = urgent || reads;
         if !is_needed && !looks && !may_give_back {
             return None;
@@ -539,7 +547,7 @@ impl Writer {
             pending: std::mem::take(&mut self.next),
             touched,
             pages,
-            peeks: std::mem::take(&mut self.peeks),
+            asked: std::mem::take(&mut self.asked),
             due,
             bring_back: due.is_some() && self.clock.take_set_back(),
             give_back,

@@ -1,11 +1,19 @@
 //! What jobs were created from, and what a new round changes, in memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{MemoryTransaction, done};
+use super::{MemoryTransaction, State, done};
 use crate::db::{DbFuture, FAILURES_OF_A_ROUND, JobKey, RoundSteps};
 use crate::definition::PackedDefinition;
 use crate::ledger::{ACTIVE_TASK, NodeKey, NodeRow};
+
+/// Returns the pipes to which the start messages of unfinished jobs go.
+pub fn task_pipes(state: &State, limit: u32) -> Vec<String> {
+    let open = state.jobs.values().filter(|job| !job.status.is_finished());
+    let definitions = open.filter_map(|job| state.definitions.get(&job.incarnation));
+    let pipes: BTreeSet<String> = definitions.map(|it| it.pipe.clone()).collect();
+    pipes.into_iter().take(limit as usize).collect()
+}
 
 impl RoundSteps for MemoryTransaction {
     fn insert_definition<'a>(

@@ -49,6 +49,16 @@ pub async fn definition(
     .await
 }
 
+/// Returns the pipes to which the start messages of unfinished jobs go.
+pub async fn task_pipes(db: &mut Session, limit: u32) -> Result<Vec<String>, DbError> {
+    let statement = db.statement(
+        "select distinct pipe from definition join job using (incarnation) \
+         where finish_time is null order by pipe limit $1",
+    );
+    db.fetch(statement.bind(i64::from(limit)), |row| row.get(0))
+        .await
+}
+
 /// Notes which of these jobs end before their start message is sent, and with which jobs others end.
 pub async fn note_unstarted(
     db: &mut Session,

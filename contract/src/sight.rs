@@ -1,0 +1,164 @@
+//! What workers tell of themselves, and what the API shows of workers and pipes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::PipeMessage;
+
+/// A sign of life of a worker, as it goes over the exchange that only job services bind. Times are ages, because clocks differ.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SignOfLife {
+    /// The id of this run of the worker.
+    pub id: String,
+    /// The name of the worker.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// The machine.
+    pub host: String,
+    /// The number of the process on the machine.
+    pub process: u32,
+    /// The pipe from which it takes messages.
+    pub input: Option<String>,
+    /// The pipe of its outputs.
+    pub output: Option<String>,
+    /// The pipe of the tasks that it gives up.
+    pub reject: Option<String>,
+    /// The pipe of the messages that it does not understand.
+    pub invalid: Option<String>,
+    /// How many tasks, or batches of them, it runs at the same time.
+    pub slots: Option<u32>,
+    /// How many run.
+    pub slots_in_use: Option<u32>,
+    /// How many messages it has taken and not settled.
+    pub open: Option<u64>,
+    /// For how long it runs, in milliseconds.
+    pub age: u64,
+    /// The task that runs longest, if one runs for a while.
+    pub longest: Option<RunningTask>,
+    /// Whether this is the last sign: the worker ends.
+    pub ended: bool,
+}
+
+/// A task that runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RunningTask {
+    /// The job task id; the id of the task if no job tracks it. Cut if it is long.
+    pub task: String,
+    /// For how long it runs, in milliseconds.
+    pub age: u64,
+}
+
+impl SignOfLife {
+    /// The most bytes of a sign.
+    pub const MAX_BYTES: usize = 8 * 1024;
+}
+
+/// The workers that have told of themselves lately.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Workers {
+    /// The workers, by name, then the longest running first.
+    pub workers: Vec<Worker>,
+    /// How many more told of themselves than the service remembers. Absent if none did.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub more: u64,
+}
+
+/// A worker in a process. A process may have several.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct Worker {
+    /// The id of this run of the worker.
+    pub id: String,
+    /// The name of the worker.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// The machine.
+    pub host: String,
+    /// The number of the process on the machine.
+    pub process: u32,
+    /// The pipe from which it takes messages. Null for a job service.
+    pub input: Option<String>,
+    /// The pipe of its outputs, if it has one of its own.
+    pub output: Option<String>,
+    /// How many tasks, or batches of them, it runs at the same time. Null for a job service.
+    pub slots: Option<u32>,
+    /// How many run.
+    pub slots_in_use: Option<u32>,
+    /// How many messages it has taken and not settled.
+    pub open_deliveries: Option<u64>,
+    /// The task that runs longest, of those that run for more than a second.
+    pub longest: Option<LongestTask>,
+    /// When it started, in milliseconds since 1970.
+    pub start_time: i64,
+    /// When it told of itself last, in milliseconds since 1970.
+    pub last_sign_time: i64,
+}
+
+/// The task of a worker that runs longest.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct LongestTask {
+    /// The job task id; the id of the task if no job tracks it.
+    pub task: String,
+    /// When it began, in milliseconds since 1970.
+    pub since: i64,
+}
+
+/// The pipes that the service knows.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct Pipes {
+    /// The pipes, by name.
+    pub pipes: Vec<Pipe>,
+    /// Whether these are all pipes of the broker. `RabbitMQ` does not tell which queues exist, and at most 500 are listed.
+    pub complete: bool,
+}
+
+/// A pipe and what waits in it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct Pipe {
+    /// The name.
+    pub name: String,
+    /// Whether the pipe exists. Pipes come into being when they are used first. With `RabbitMQ`, it may take a minute until a list
+    /// knows.
+    pub exists: bool,
+    /// How many messages wait.
+    pub messages: u64,
+    /// How many consumers take messages from it. Null if the broker does not tell.
+    pub consumers: Option<u64>,
+    /// How many messages come back to it after a delay. Null if the broker does not tell.
+    pub delayed: Option<u64>,
+    /// How many messages are put into it per second, over the last seconds. Null if the broker does not tell.
+    pub in_per_second: Option<f64>,
+    /// How many messages leave it per second.
+    pub out_per_second: Option<f64>,
+    /// How many messages wait in its quarantine. Null if no worker has told of the pipe and the broker does not tell which pipes exist.
+    pub quarantined: Option<u64>,
+    /// How many messages its workers did not understand. Null if no worker has told of its invalid pipe.
+    pub invalid: Option<u64>,
+    /// How many tasks its workers gave up. Null if no worker has told of its reject pipe.
+    pub rejected: Option<u64>,
+    /// The names of the workers that take messages from it, as they told.
+    pub workers: Vec<String>,
+    /// The first messages, if they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peeked: Option<Vec<PipeMessage>>,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde calls"
+)]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
+}

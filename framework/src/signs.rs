@@ -1,0 +1,139 @@
+//! Signs of life: every few seconds a worker tells the job services what it is and what it does.
+//!
+//! They go over an exchange of their own, which only job services bind. Nothing stores them, and nobody waits for them: a worker whose
+//! signs do not arrive works as before.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::{RunningTask, SignOfLife};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::broker::{Broker, BrokerState};
+use crate::config::Settings;
+use crate::meters::Counters;
+use crate::process_name::ProcessName;
+use crate::steps::report_buffer::OpenDeliveries;
+
+/// How often a worker tells of itself.
+pub const EVERY: Duration = Duration::from_secs(5);
+/// When it does so for the second time: a job service that starts with it may not listen yet.
+const SOON: Duration = Duration::from_secs(1);
+/// How long a sign may take. The last one holds up the end of the worker for this time at most.
+const LIMIT: Duration = Duration::from_secs(1);
+
+/// Tells of one worker.
+pub(crate) struct Teller {
+    broker: Arc<dyn Broker>,
+    fixed: SignOfLife,
+    started: Instant,
+    counters: Counters,
+    open: Arc<OpenDeliveries>,
+    slots: Arc<Semaphore>,
+    concurrency: u32,
+}
+
+impl Teller {
+    pub fn of(
+        settings: &Settings,
+        broker: Arc<dyn Broker>,
+        counters: Counters,
+        open: Arc<OpenDeliveries>,
+        (slots, concurrency): (Arc<Semaphore>, u32),
+    ) -> Self {
+        let fixed = SignOfLife {
+            version: settings.version.clone(),
+            input: Some(settings.input.clone()),
+            output: settings.output.clone(),
+            reject: Some(settings.reject.clone()),
+            invalid: Some(settings.invalid.clone()),
+            slots: Some(concurrency),
+            ..sign_of(&settings.name)
+        };
+        Self {
+            broker,
+            fixed,
+            started: Instant::now(),
+            counters,
+            open,
+            slots,
+            concurrency,
+        }
+    }
+
+    /// Returns whether the broker carries signs.
+    pub fn can_tell(&self) -> bool {
+        self.broker.carries_signs()
+    }
+
+    /// Tells of the worker until `stop` is cancelled, and once more that it ends.
+    pub async fn run(&self, stop: &CancellationToken) {
+        let mut pause = SOON;
+        loop {
+            tell(&*self.broker, &self.sign()).await;
+            if stop.run_until_cancelled(sleep(pause)).await.is_none() {
+                break;
+            }
+            pause = EVERY;
+        }
+        let last = SignOfLife {
+            ended: true,
+            ..self.fixed.clone()
+        };
+        tell(&*self.broker, &last).await;
+    }
+
+    fn sign(&self) -> SignOfLife {
+        let free = u32::try_from(self.slots.available_permits()).unwrap_or(u32::MAX);
+        let longest = self.counters.long.longest();
+        SignOfLife {
+            slots_in_use: Some(self.concurrency.saturating_sub(free)),
+            open: u64::try_from(self.open.count()).ok(),
+            age: millis(self.started.elapsed()),
+            longest: longest.map(|(age, task)| RunningTask {
+                task,
+                age: millis(age),
+            }),
+            ..self.fixed.clone()
+        }
+    }
+}
+
+/// Returns a sign with the facts of this process, and an id of its own.
+pub fn sign_of(name: &str) -> SignOfLife {
+    SignOfLife {
+        id: Uuid::new_v4().to_string(),
+        name: name.to_owned(),
+        host: ProcessName::of_this_process()
+            .host()
+            .unwrap_or("unknown")
+            .to_owned(),
+        process: std::process::id(),
+        ..SignOfLife::default()
+    }
+}
+
+/// Sends a sign, if the broker can be reached now.
+pub async fn tell(broker: &dyn Broker, sign: &SignOfLife) {
+    if matches!(
+        broker.state(),
+        BrokerState::Connecting(_) | BrokerState::Closed
+    ) {
+        return;
+    }
+    let body = serde_json::to_vec(sign).unwrap_or_default();
+    match timeout(LIMIT, broker.tell(body.into())).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::debug!(%error, worker = sign.name, "a sign of life was not sent");
+        }
+        Err(_) => tracing::debug!(worker = sign.name, "a sign of life takes long"),
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

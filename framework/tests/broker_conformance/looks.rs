@@ -1,0 +1,114 @@
+//! What brokers tell of pipes without changing them, and the signs of life that they carry.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use framework::broker::{Announcements, Event, Flow, Outgoing};
+use harness::wait_for;
+
+use crate::{TestBroker, next, next_numbers, pipe};
+
+pub async fn looking_at_a_pipe_counts_and_changes_nothing(fixture: TestBroker) {
+    let (pipe, broker) = (pipe(), &fixture.broker);
+    assert_eq!(broker.look(&pipe).await.unwrap(), None);
+    assert_eq!(broker.look(&pipe).await.unwrap(), None);
+    fixture.publish(&pipe, 0..5).await;
+    let later = Outgoing {
+        delay: Some(Duration::from_mins(10)),
+        ..Outgoing::new(Arc::clone(&pipe), "9")
+    };
+    broker.publish(later).await.unwrap();
+    let seen = async |messages: u64, consumers: u64| {
+        wait_for("the state of the pipe", async || {
+            match broker.look(&pipe).await.unwrap() {
+                Some(state) if (state.messages, state.consumers) == (messages, Some(consumers)) => {
+                    Ok(state)
+                }
+                state => Err(format!("{state:?}")),
+            }
+        })
+        .await
+    };
+    let state = seen(5, 0).await;
+    assert!([None, Some(1)].contains(&state.delayed), "{state:?}");
+    let none_left = Flow { came: 5, left: 0 };
+    assert!([None, Some(none_left)].contains(&state.flow), "{state:?}");
+    let mut consumer = fixture.consume(&pipe, 2).await;
+    let held = [next(&mut consumer).await, next(&mut consumer).await];
+    seen(3, 1).await;
+    for delivery in held {
+        assert_eq!(delivery.delivery_count, 0);
+        delivery.ack();
+    }
+    assert_eq!(next_numbers(&mut consumer, 3).await, [2, 3, 4]);
+    let state = seen(0, 1).await;
+    let all_left = Flow { came: 5, left: 5 };
+    assert!([None, Some(all_left)].contains(&state.flow), "{state:?}");
+    if let Some(all) = broker.look_at_all().await.unwrap() {
+        let messages = all.get(&*pipe).map(|state| state.messages);
+        assert_eq!(messages, Some(0));
+    }
+}
+
+pub async fn peeked_messages_stay_as_they_are(fixture: TestBroker) {
+    let (pipe, broker) = (pipe(), &fixture.broker);
+    fixture.publish(&pipe, 0..5).await;
+    let peek = async |limit, bytes| {
+        let peeked = broker.peek(&pipe, limit, bytes).await.unwrap();
+        peeked.map(|messages| {
+            let texts = messages.iter().map(|message| &message.body[..]);
+            texts
+                .map(|text| String::from_utf8_lossy(text).into_owned())
+                .collect::<Vec<_>>()
+        })
+    };
+    let texts = |peeked: &[&str]| Some(peeked.iter().map(ToString::to_string).collect());
+    for _ in 0..3 {
+        for (limit, bytes, expected) in [
+            (3, 1000, &["0", "1", "2"][..]),
+            (100, 1, &["0"]),
+            (0, 1000, &[]),
+        ] {
+            let peeked = peek(limit, bytes).await;
+            // A broker that cannot read without taking says so, and takes nothing.
+            assert!(
+                peeked.is_none() && broker.kind() == "rabbitmq" || peeked == texts(expected),
+                "{peeked:?}"
+            );
+        }
+    }
+    let nowhere = broker.peek(&crate::pipe(), 1, 1000).await.unwrap();
+    assert!(nowhere.is_none_or(|messages| messages.is_empty()));
+    let mut consumer = fixture.consume(&pipe, 1).await;
+    let first = next(&mut consumer).await;
+    assert_eq!((&first.body[..], first.delivery_count), (&b"0"[..], 0));
+    first.ack();
+    assert_eq!(next_numbers(&mut consumer, 4).await, [1, 2, 3, 4]);
+}
+
+/// Waits for this message. Other tests on a shared server send some, too. Fails if `never` arrives before it.
+async fn wait_for_message(events: &mut Announcements, text: &str, never: &str) {
+    loop {
+        match events.next().await.unwrap() {
+            Event::Message(body) if body == text => return,
+            Event::Message(body) => assert_ne!(body, never),
+            Event::Missed => {}
+        }
+    }
+}
+
+pub async fn signs_of_life_reach_those_who_listen_to_them_and_no_others(fixture: TestBroker) {
+    let broker = &fixture.broker;
+    assert!(broker.carries_signs());
+    let mut signs = broker.signs().await.unwrap();
+    let mut announcements = broker.announcements().await.unwrap();
+    assert_eq!(signs.next().await, Some(Event::Missed));
+    assert_eq!(announcements.next().await, Some(Event::Missed));
+    let (sign, announcement) = (pipe().to_string(), pipe().to_string());
+    broker.tell(sign.clone().into()).await.unwrap();
+    broker.announce(announcement.clone().into()).await.unwrap();
+    wait_for_message(&mut announcements, &announcement, &sign).await;
+    wait_for_message(&mut signs, &sign, &announcement).await;
+    broker.tell(announcement.clone().into()).await.unwrap();
+    wait_for_message(&mut signs, &announcement, "").await;
+}

@@ -1,0 +1,209 @@
+//! The pipes that the service knows, and what waits in them.
+//!
+//! `RabbitMQ` does not tell which queues exist. There, the service knows its own pipes, those of the workers that tell of themselves, and
+//! those of the jobs that have not ended. The embedded broker tells all.
+//!
+//! What must stay true: the broker is asked about a bounded number of pipes, and rarely about those that do not exist, because `RabbitMQ`
+//! logs each such question as an error.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::time::Duration;
+
+use contract::rest::ErrorCode;
+use contract::{Pipe, Pipes, is_delay_pipe, quarantine_pipe};
+use framework::broker::{BrokerError, PipeState};
+use framework::pipe_message::of_parts;
+use futures_util::future::join_all;
+use tokio::time::timeout;
+
+use crate::error::{ApiError, ApiResult};
+use crate::seen_workers::WorkerPipes;
+use crate::state::AppState;
+
+/// The most pipes of a list.
+const MOST: usize = 500;
+/// How many questions the broker gets at the same time.
+const AT_A_TIME: usize = 8;
+/// How long the broker may take.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The bytes after which no further message is shown.
+const PEEKED_BYTES: usize = 1024 * 1024;
+
+impl AppState {
+    /// Returns the pipes that the service knows.
+    ///
+    /// # Errors
+    /// Returns 503 if the broker or the database cannot be asked.
+    pub async fn pipes(&self) -> ApiResult<Pipes> {
+        let workers = self.workers.pipes();
+        let all = in_time(self.broker.look_at_all()).await?;
+        let mut names = self.names(&workers).await?;
+        names.extend(all.iter().flat_map(|all| all.keys().cloned()));
+        names.retain(|name| !is_delay_pipe(name) && !is_quarantine(name));
+        let complete = all.is_some() && names.len() <= MOST;
+        let names: Vec<String> = names.into_iter().take(MOST).collect();
+        let knows_all = all.is_some();
+        let states = if let Some(all) = all {
+            all
+        } else {
+            let inputs = workers.iter().filter_map(|it| it.input.as_deref());
+            let quarantines = inputs.map(quarantine_pipe);
+            let asked: Vec<String> = names.iter().cloned().chain(quarantines).collect();
+            in_time(self.look_at_each(&asked)).await?
+        };
+        let pipes = names
+            .iter()
+            .map(|name| self.pipe_of(name, &states, &workers, knows_all))
+            .collect();
+        Ok(Pipes { pipes, complete })
+    }
+
+    /// Returns one pipe, with its first messages if there is a number of them.
+    ///
+    /// # Errors
+    /// Returns 404 if there is no such pipe, 403 or 409 if its messages cannot be shown, and 503 if the broker cannot be asked.
+    pub async fn pipe(&self, name: &str, peeked: Option<usize>) -> ApiResult<Pipe> {
+        if peeked.is_some() {
+            self.check_pipe_access()?;
+        }
+        let workers = self.workers.pipes();
+        let of_pipe: BTreeSet<WorkerPipes> = workers
+            .into_iter()
+            .filter(|worker| worker.input.as_deref() == Some(name))
+            .collect();
+        let beside = of_pipe
+            .iter()
+            .flat_map(|worker| [worker.invalid.clone(), worker.reject.clone()]);
+        let names: Vec<String> = beside.flatten().chain([quarantine_pipe(name)]).collect();
+        let Some(own) = in_time(self.broker.look(name)).await? else {
+            let message = format!("There is no pipe '{name}'.");
+            return Err(ApiError::NotFound(ErrorCode::PipeNotFound, message));
+        };
+        let mut states = in_time(self.look_at_each(&names)).await?;
+        states.insert(name.to_owned(), own);
+        let mut pipe = self.pipe_of(name, &states, &of_pipe, true);
+        if let Some(limit) = peeked {
+            let messages = in_time(self.broker.peek(name, limit, PEEKED_BYTES)).await?;
+            let messages = messages.ok_or_else(|| {
+                ApiError::Conflict(
+                    ErrorCode::PipeNotPeekable,
+                    format!(
+                        "The messages of the pipe '{name}' cannot be shown without taking them: RabbitMQ would count that as a failed \
+                         delivery of each, which ends in the quarantine. Take them with 'giveBack' if that does no harm."
+                    ),
+                )
+            })?;
+            let messages = messages.iter();
+            pipe.peeked = Some(messages.map(|it| of_parts(&it.headers, &it.body)).collect());
+        }
+        Ok(pipe)
+    }
+
+    /// Returns the names of the pipes that the service knows without the broker.
+    async fn names(&self, workers: &BTreeSet<WorkerPipes>) -> ApiResult<BTreeSet<String>> {
+        let options = &self.options;
+        let own = [
+            &options.tracking_pipe,
+            &options.paused_pipe,
+            &options.outputs.pipe,
+        ];
+        let of_workers = workers.iter().flat_map(|worker| {
+            let WorkerPipes {
+                input,
+                output,
+                reject,
+                invalid,
+                ..
+            } = worker.clone();
+            [input, output, reject, invalid].into_iter().flatten()
+        });
+        let mut names: BTreeSet<String> = own.into_iter().cloned().chain(of_workers).collect();
+        names.extend(self.names_of_jobs().await?);
+        names.remove("");
+        Ok(names)
+    }
+
+    /// Returns the pipes to which the start messages of unfinished jobs go.
+    async fn names_of_jobs(&self) -> ApiResult<Vec<String>> {
+        if let Some(names) = self.known_pipes.of_jobs() {
+            return Ok(names);
+        }
+        let most = u32::try_from(MOST).unwrap_or(u32::MAX);
+        let names = self.store.task_pipes(most).await?;
+        self.known_pipes.set_of_jobs(names.clone());
+        Ok(names)
+    }
+
+    /// Asks the broker about these pipes, unless it did not know them a moment ago. Returns those that exist.
+    async fn look_at_each(
+        &self,
+        names: &[String],
+    ) -> Result<BTreeMap<String, PipeState>, BrokerError> {
+        let asked: BTreeSet<String> = names.iter().cloned().collect();
+        let asked = self.known_pipes.not_missing(asked);
+        let mut states = BTreeMap::new();
+        for some in asked.chunks(AT_A_TIME) {
+            let looks = join_all(some.iter().map(|name| self.broker.look(name))).await;
+            for (name, looked) in some.iter().zip(looks) {
+                match looked? {
+                    Some(state) => drop(states.insert(name.clone(), state)),
+                    None => self.known_pipes.miss(name),
+                }
+            }
+        }
+        Ok(states)
+    }
+
+    /// Describes a pipe by what the broker has told. `knows_quarantine` says that it has told of the quarantine, too, although no
+    /// worker consumes the pipe.
+    fn pipe_of(
+        &self,
+        name: &str,
+        states: &BTreeMap<String, PipeState>,
+        workers: &BTreeSet<WorkerPipes>,
+        knows_quarantine: bool,
+    ) -> Pipe {
+        let consumed_by: Vec<&WorkerPipes> = workers
+            .iter()
+            .filter(|worker| worker.input.as_deref() == Some(name))
+            .collect();
+        let messages_in = |pipe: &str| states.get(pipe).map_or(0, |state| state.messages);
+        let sum = |pipe: fn(&WorkerPipes) -> Option<&String>| {
+            let pipes: BTreeSet<&String> = consumed_by.iter().filter_map(|it| pipe(it)).collect();
+            (!pipes.is_empty()).then(|| pipes.iter().map(|pipe| messages_in(pipe)).sum())
+        };
+        let state = states.get(name).copied();
+        let (exists, state) = (state.is_some(), state.unwrap_or_default());
+        let rates = state
+            .flow
+            .and_then(|flow| self.known_pipes.rates(name, flow));
+        let workers: BTreeSet<&String> = consumed_by.iter().map(|it| &it.worker).collect();
+        Pipe {
+            name: name.to_owned(),
+            exists,
+            messages: state.messages,
+            consumers: state.consumers,
+            delayed: state.delayed,
+            in_per_second: rates.map(|(came, _)| came),
+            out_per_second: rates.map(|(_, left)| left),
+            quarantined: (knows_quarantine || !consumed_by.is_empty())
+                .then(|| messages_in(&quarantine_pipe(name))),
+            invalid: sum(|it| it.invalid.as_ref()),
+            rejected: sum(|it| it.reject.as_ref()),
+            workers: workers.into_iter().cloned().collect(),
+            peeked: None,
+        }
+    }
+}
+
+fn is_quarantine(pipe: &str) -> bool {
+    pipe.strip_suffix(quarantine_pipe("").as_str()).is_some()
+}
+
+async fn in_time<T>(asked: impl Future<Output = Result<T, BrokerError>>) -> ApiResult<T> {
+    timeout(LIMIT, asked)
+        .await
+        .map_err(|_| ApiError::broker_unavailable("it does not respond"))?
+        .map_err(ApiError::broker_unavailable)
+}

@@ -1,0 +1,234 @@
+//! The workers of all processes, as they tell of themselves ([`framework::signs`]). Kept in memory, each until it is silent for a while.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use contract::{LongestTask, SignOfLife, Worker, Workers};
+use framework::broker::{Broker, Event};
+use framework::clock::Clock;
+use framework::signs::{EVERY, sign_of, tell};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+/// The most workers that are remembered.
+const MOST: usize = 2000;
+/// A worker that is silent for this long is forgotten.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How long to wait before the signs are listened to again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The workers that told of themselves lately.
+#[derive(Debug, Default)]
+pub struct SeenWorkers(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// By the ids of their runs.
+    seen: BTreeMap<String, Seen>,
+    /// When workers told of themselves that had no room.
+    without_room: BTreeMap<String, Instant>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    sign: SignOfLife,
+    at: Instant,
+    time: i64,
+}
+
+/// The pipes of a worker.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WorkerPipes {
+    pub worker: String,
+    pub input: Option<String>,
+    pub output: Option<String>,
+    pub reject: Option<String>,
+    pub invalid: Option<String>,
+}
+
+impl SeenWorkers {
+    /// Listens to the signs of all workers, and tells of this job service, until `shutdown` is cancelled.
+    pub async fn run(&self, broker: &dyn Broker, shutdown: &CancellationToken) {
+        if !broker.carries_signs() {
+            shutdown.cancelled().await;
+            return;
+        }
+        tokio::join!(
+            self.listen(broker, shutdown),
+            self.tell_of_service(broker, shutdown)
+        );
+    }
+
+    async fn listen(&self, broker: &dyn Broker, shutdown: &CancellationToken) {
+        while !shutdown.is_cancelled() {
+            if let Ok(mut signs) = broker.signs().await {
+                while let Some(Some(event)) = shutdown.run_until_cancelled(signs.next()).await {
+                    if let Event::Message(body) = event {
+                        self.note(&body);
+                    }
+                }
+            }
+            shutdown.run_until_cancelled(sleep(PAUSE)).await;
+        }
+    }
+
+    /// Tells of this job service, which knows itself at once, until `shutdown` is cancelled, and once more that it ends.
+    async fn tell_of_service(&self, broker: &dyn Broker, shutdown: &CancellationToken) {
+        let started = Instant::now();
+        let mut sign = SignOfLife {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            ..sign_of("job-service")
+        };
+        loop {
+            sign.age = millis(started.elapsed());
+            self.note(&serde_json::to_vec(&sign).unwrap_or_default());
+            tell(broker, &sign).await;
+            if shutdown.run_until_cancelled(sleep(EVERY)).await.is_none() {
+                break;
+            }
+        }
+        sign.ended = true;
+        tell(broker, &sign).await;
+    }
+
+    /// Notes a sign. One that cannot be read comes from another version, and is ignored.
+    fn note(&self, body: &[u8]) {
+        if body.len() > SignOfLife::MAX_BYTES {
+            return;
+        }
+        let Ok(sign) = serde_json::from_slice::<SignOfLife>(body) else {
+            return;
+        };
+        let mut state = self.lock();
+        let id = sign.id.clone();
+        if sign.ended {
+            state.seen.remove(&id);
+            state.without_room.remove(&id);
+        } else if state.seen.contains_key(&id) || state.has_room() {
+            let seen = Seen {
+                sign,
+                at: Instant::now(),
+                time: Clock::system().now_millis(),
+            };
+            state.without_room.remove(&id);
+            state.seen.insert(id, seen);
+        } else if state.without_room.len() < MOST {
+            state.without_room.insert(id, Instant::now());
+        }
+    }
+
+    /// Returns the workers, by name, the longest running first.
+    pub fn list(&self) -> Workers {
+        let mut state = self.lock();
+        state.forget();
+        let mut workers: Vec<Worker> = state.seen.values().map(worker).collect();
+        workers.sort_by(|a, b| (&a.name, a.start_time).cmp(&(&b.name, b.start_time)));
+        Workers {
+            workers,
+            more: state.without_room.len() as u64,
+        }
+    }
+
+    /// Returns the pipes of the workers.
+    pub fn pipes(&self) -> BTreeSet<WorkerPipes> {
+        let mut state = self.lock();
+        state.forget();
+        let pipes = state.seen.values().map(|Seen { sign, .. }| WorkerPipes {
+            worker: sign.name.clone(),
+            input: sign.input.clone(),
+            output: sign.output.clone(),
+            reject: sign.reject.clone(),
+            invalid: sign.invalid.clone(),
+        });
+        pipes.collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn has_room(&mut self) -> bool {
+        if self.seen.len() >= MOST {
+            self.forget();
+        }
+        self.seen.len() < MOST
+    }
+
+    fn forget(&mut self) {
+        let now = Instant::now();
+        let is_heard = |at: Instant| now.duration_since(at) < SILENCE;
+        self.seen.retain(|_, seen| is_heard(seen.at));
+        self.without_room.retain(|_, at| is_heard(*at));
+    }
+}
+
+fn worker(Seen { sign, time, .. }: &Seen) -> Worker {
+    let before = |age: u64| time.saturating_sub_unsigned(age);
+    Worker {
+        id: sign.id.clone(),
+        name: sign.name.clone(),
+        version: sign.version.clone(),
+        host: sign.host.clone(),
+        process: sign.process,
+        input: sign.input.clone(),
+        output: sign.output.clone(),
+        slots: sign.slots,
+        slots_in_use: sign.slots_in_use,
+        open_deliveries: sign.open,
+        longest: sign.longest.as_ref().map(|longest| LongestTask {
+            task: longest.task.clone(),
+            since: before(longest.age),
+        }),
+        start_time: before(sign.age),
+        last_sign_time: *time,
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sign(id: &str) -> Vec<u8> {
+        let sign = SignOfLife {
+            id: id.to_owned(),
+            name: "w".to_owned(),
+            ..SignOfLife::default()
+        };
+        serde_json::to_vec(&sign).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn workers_are_forgotten_when_they_end_or_are_silent_and_bounded_in_number() {
+        let seen = SeenWorkers::default();
+        for at in 0..MOST + 3 {
+            seen.note(&sign(&at.to_string()));
+        }
+        let listed = seen.list();
+        assert_eq!((listed.workers.len(), listed.more), (MOST, 3));
+        tokio::time::advance(Duration::from_secs(29)).await;
+        seen.note(&sign("0"));
+        let ended = SignOfLife {
+            id: "1".to_owned(),
+            ended: true,
+            ..SignOfLife::default()
+        };
+        seen.note(&serde_json::to_vec(&ended).unwrap());
+        assert_eq!(seen.list().workers.len(), MOST - 1);
+        tokio::time::advance(PAUSE).await;
+        let listed = seen.list();
+        assert_eq!((listed.workers.len(), listed.more), (1, 0));
+        // What cannot be a sign changes nothing.
+        seen.note(b"{");
+        seen.note(&sign(&"x".repeat(SignOfLife::MAX_BYTES)));
+        // Another version knows more, and tells less.
+        seen.note(br#"{"id": "new", "colour": "red"}"#);
+        assert_eq!(seen.list().workers.len(), 2);
+    }
+}
