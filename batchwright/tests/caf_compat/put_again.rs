@@ -104,7 +104,7 @@ async fn repeated_request_in_any_spelling_changes_nothing(store: Store) {
 async fn repeated_request_starts_nothing_in_any_status(store: Store) {
     let mut service = Service::start(store).await;
     service.create_in_every_status().await;
-    let before = service.get("/jobs").await.is(200).json();
+    let before = jobs_without_rates(&service).await;
     for status in STATUSES {
         service.put(status, &service.new_job(status)).await.is(204);
         service
@@ -131,7 +131,17 @@ async fn repeated_request_starts_nothing_in_any_status(store: Store) {
             .refuses(403, "Job already exists");
         service.delete(&format!("after-{status}")).await.is(204);
     }
-    assert_eq!(service.get("/jobs").await.is(200).json(), before);
+    assert_eq!(jobs_without_rates(&service).await, before);
+}
+
+/// Lists the jobs without what changes by itself as time passes.
+async fn jobs_without_rates(service: &Service) -> Value {
+    let mut jobs = service.get("/jobs").await.is(200).json();
+    for job in jobs.as_array_mut().unwrap() {
+        job["itemsPerSecond"] = Value::Null;
+        job["estimatedEndTime"] = Value::Null;
+    }
+    jobs
 }
 
 async fn request_that_differs_in_any_field_is_refused(store: Store) {
