@@ -79,7 +79,7 @@
     if (old instanceof HTMLDetailsElement && newer instanceof HTMLDetailsElement) {
       newer.open = old.open;
     } else if (old instanceof HTMLInputElement && newer instanceof HTMLInputElement) {
-      if (old.type === "checkbox") {
+      if (old.type === "checkbox" || old.type === "radio") {
         newer.toggleAttribute("checked", old.checked);
         newer.checked = old.checked;
       } else if (old.value !== old.defaultValue) {

@@ -356,6 +356,7 @@ async fn selected_jobs_are_deleted_after_a_question_and_a_selection_outlives_wha
     tab.click("input[value=a]").await.unwrap();
     tab.click("input[value=c]").await.unwrap();
     shows(&tab, "#selected", "2 selected").await;
+    tab.click("input[value=all]").await.unwrap();
     service.put("d", &new_job()).await.is(201);
     shows(&tab, "table", "d").await;
     wait_for("the new job", async || {
@@ -369,6 +370,9 @@ async fn selected_jobs_are_deleted_after_a_question_and_a_selection_outlives_wha
     })
     .await;
     shows(&tab, "#selected", "2 selected").await;
+    let chosen = "return document.querySelector('input[name=of]:checked').value";
+    assert_eq!(tab.script(chosen).await.unwrap(), "all");
+    tab.click("input[value=selected]").await.unwrap();
     picture(&tab, "selected-light").await;
     tab.click("button[value=delete]").await.unwrap();
     shows(&tab, "h1", "Delete 2 jobs?").await;
