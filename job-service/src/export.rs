@@ -3,8 +3,11 @@
 //! What must stay true:
 //! - The manifest is written when all parts are safe. Until then, a file beside it says how far the export has come, so that the
 //!   same request continues it, in this process or in another one.
-//! - An export never writes into the export of another job.
+//! - An export never writes into the export of another job, and no two requests of this process write to one path.
 //! - The memory is bounded by a piece of the outputs, not by a part.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::body::Bytes;
 use blobs::{BlobError, ExportFile, ExportPath, ExportStore};
@@ -47,6 +50,39 @@ pub struct Destination {
     pub folder: ExportPath,
 }
 
+/// The places to which requests of this process write now.
+#[derive(Debug, Clone, Default)]
+pub struct UsedPlaces(Arc<Mutex<HashSet<(String, ExportPath)>>>);
+
+/// A place to which one request writes, until it is dropped.
+#[derive(Debug)]
+pub struct UsedPlace {
+    all: UsedPlaces,
+    place: (String, ExportPath),
+}
+
+impl UsedPlaces {
+    /// Takes a place. Returns `None` while another request writes to it.
+    pub fn take(&self, to: &Destination) -> Option<UsedPlace> {
+        let place = (to.name.clone(), to.folder.clone());
+        let is_free = self.lock().insert(place.clone());
+        is_free.then(|| UsedPlace {
+            all: self.clone(),
+            place,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashSet<(String, ExportPath)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for UsedPlace {
+    fn drop(&mut self) {
+        self.all.lock().remove(&self.place);
+    }
+}
+
 /// An export of one job.
 pub struct Export {
     to: Destination,
@@ -69,7 +105,7 @@ pub enum Step {
 }
 
 impl Destination {
-    /// Returns how far the export of this job has come here. `wanted` is how it begins.
+    /// Returns how far the export of this job has come here. `wanted` is how it begins; then the path belongs to the job from now on.
     pub async fn manifest(&self, wanted: ExportManifest) -> Result<ExportManifest, ExportError> {
         let wanted = ExportManifest {
             version: VERSION,
@@ -108,6 +144,7 @@ impl Destination {
             }
             return Ok(found);
         }
+        self.save(PROGRESS, &wanted).await?;
         Ok(wanted)
     }
 
@@ -253,5 +290,54 @@ impl NewPart {
         self.lines += (piece.split(|byte| *byte == b'\n').count() - 1) as u64;
         self.bytes += piece.len() as u64;
         self.file.write(piece).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blobs::{Location, S3Options};
+
+    use super::*;
+
+    fn words(folder: &std::path::Path) -> Destination {
+        let location = Location::Folder(folder.to_owned());
+        Destination {
+            name: "archive".to_owned(),
+            store: ExportStore::at(&location, 0, &S3Options::default()).unwrap(),
+            folder: "2026/words".parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn one_request_at_a_time_writes_to_a_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let (used, to) = (UsedPlaces::default(), words(folder.path()));
+        let first = used.take(&to).unwrap();
+        assert!(used.take(&to).is_none());
+        let elsewhere = Destination {
+            folder: "2026/other".parse().unwrap(),
+            ..to.clone()
+        };
+        assert!(used.take(&elsewhere).is_some());
+        drop(first);
+        assert!(used.take(&to).is_some());
+    }
+
+    #[tokio::test]
+    async fn path_belongs_to_the_job_whose_export_begins_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let to = words(folder.path());
+        let of = |job: &str| ExportManifest {
+            job: job.to_owned(),
+            ..ExportManifest::default()
+        };
+        // Neither has written a part.
+        let first = to.manifest(of("a")).await.unwrap();
+        let refused = to.manifest(of("b")).await.unwrap_err().to_string();
+        assert!(
+            refused.starts_with("The export of the job 'a' is at"),
+            "{refused}"
+        );
+        assert_eq!(to.manifest(of("a")).await.unwrap().job, first.job);
     }
 }

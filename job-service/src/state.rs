@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::backlog::BacklogReader;
 use crate::current_request::CurrentRequest;
 use crate::error::{ApiError, ApiResult};
+use crate::export::UsedPlaces;
 use crate::known_pipes::KnownPipes;
 use crate::options::{PipeAccess, ServiceOptions};
 use crate::seen_workers::SeenWorkers;
@@ -33,6 +34,7 @@ pub struct AppState {
     pub event_streams: Arc<Semaphore>,
     /// The number of further streams of outputs. They take at most a quarter of the connections.
     pub output_streams: Arc<Semaphore>,
+    pub export_places: UsedPlaces,
     pub watched_jobs: WatchedJobs,
     pub taken_messages: TakenMessages,
     pub workers: SeenWorkers,
@@ -56,6 +58,7 @@ impl AppState {
             body_bytes: Arc::new(Semaphore::new(options.limits.body_bytes)),
             event_streams: Arc::new(Semaphore::new(event_streams)),
             output_streams: Arc::new(Semaphore::new(options.limits.connections.div_ceil(4))),
+            export_places: UsedPlaces::default(),
             options,
         }
     }

@@ -18,7 +18,7 @@ use utoipa::IntoParams;
 use super::StoreErrors;
 use super::get_outputs::readable;
 use crate::error::{ApiError, ApiResult};
-use crate::export::{Destination, Export, ExportError, Step};
+use crate::export::{Destination, Export, ExportError, Step, UsedPlace};
 use crate::extract::{JobPath, QueryParams, whole_number};
 use crate::kept_outputs::{Lines, Selection};
 use crate::notes::Unknown;
@@ -94,6 +94,8 @@ pub async fn export_outputs(
     }
     let place = Arc::clone(&state.output_streams).try_acquire_owned();
     let place = place.map_err(|_| ApiError::Busy("as many streams of outputs as it may have"))?;
+    let used = state.export_places.take(&to);
+    let used = used.ok_or(ApiError::Busy("another export to this path"))?;
     let kept = found.outputs.unwrap_or_default();
     let wanted = ExportManifest {
         partition: partition.to_string(),
@@ -120,6 +122,7 @@ pub async fn export_outputs(
         first: Some(first),
         stop: state.shutting_down.clone(),
         _place: place,
+        _used: used,
     };
     let pieces = stream::unfold(Some(exported), next_line);
     let headers = [(header::CONTENT_TYPE, "application/x-ndjson")];
@@ -185,6 +188,7 @@ struct Exported {
     first: Option<Step>,
     stop: CancellationToken,
     _place: OwnedSemaphorePermit,
+    _used: UsedPlace,
 }
 
 /// Returns the next line; `None` after the last one.
