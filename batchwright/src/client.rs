@@ -17,6 +17,8 @@ use tokio::time::timeout;
 const BULK_LIMIT: Duration = Duration::from_hours(1);
 /// What a response may be.
 const ACCEPTED: &str = "application/json, application/problem+json";
+/// What a response may be that streams lines or events.
+const ACCEPTED_BY_STREAMS: &str = "*/*, application/problem+json";
 /// How long a connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// How long an event stream may take to begin.
@@ -337,6 +339,7 @@ impl Client {
         let request = self
             .http
             .request(method, url)
+            .header("accept", ACCEPTED_BY_STREAMS)
             // The default timeout would end the stream.
             .timeout(Duration::from_secs(u64::from(u32::MAX)));
         let response = timeout(BEGIN_LIMIT, request.send())

@@ -111,7 +111,7 @@ async fn outputs_of_a_job_are_written_to_a_file_and_read_again() {
     submit("m", &["--watch"]).await.with(0);
     let not_kept = command(&["outputs", "m"]).await.with(1);
     assert!(
-        not_kept.err.contains("does not keep its outputs"),
+        not_kept.err.contains("(HTTP 409, OUTPUTS_NOT_KEPT)"),
         "{not_kept:?}"
     );
     assert_eq!(up.stop().await, Some(0));
