@@ -99,7 +99,7 @@ pub enum Command {
     Failures(FailuresArgs),
     /// List tasks of a job, or count them by state; tasks of which only the state is known share a line.
     Tasks(TasksArgs),
-    /// Show the tree of a job's tasks, those first that need attention.
+    /// Show the tree of a job's tasks; those that need attention come first.
     Tree(TreeArgs),
     /// List the changes of a job's status: when, who made it and why.
     History(JobArgs),
@@ -111,7 +111,7 @@ pub enum Command {
     Count(CountArgs),
     /// Follow jobs until they finish; exits with 0 (Completed), 10 (one has failed) or 11 (one is cancelled).
     Watch(WatchArgs),
-    /// Show the jobs of a partition on a page that is drawn anew every few seconds; without a terminal, once.
+    /// Show the jobs of a partition and update them every few seconds; without a terminal, print them once.
     Top(TopArgs),
     /// Say what is wrong with a system, and why jobs do not go on; exits with 1 if anything is broken. Changes nothing.
     Doctor(DoctorArgs),
@@ -123,13 +123,13 @@ pub enum Command {
     Pause(JobArgs),
     /// Resume a paused job.
     Resume(JobArgs),
-    /// Go on with a job that has failed or was cancelled, or with those that match conditions: only what is not done is done.
+    /// Go on with a job that has failed or was cancelled, or with those that match conditions: only what is not done runs again.
     Retry(RetryArgs),
     /// Run a job again as a new one with the same definition, under another id or in the place of the one that has ended.
     Resubmit(ResubmitArgs),
     /// List the pipes with what waits in them, or show one of them.
     Pipes(PipesArgs),
-    /// List the workers of all processes: what they are, and what they do.
+    /// List the workers of all processes, with their slots, their pipes and the task that each has run longest.
     Workers(WorkersArgs),
     /// Take messages from a pipe: one line of JSON each, acknowledged when the line is written.
     Take(TakeArgs),

@@ -31,7 +31,7 @@ const COLUMNS: [Column; 3] = [
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Ids of jobs, of each of which to say why it does not go on.
+    /// Ids of jobs; for each, the command says why it does not go on.
     job: Vec<String>,
     /// URL of RabbitMQ, to look at the queues themselves.
     #[arg(

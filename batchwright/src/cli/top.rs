@@ -30,7 +30,7 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// Seconds between two pictures.
+    /// Seconds between two updates.
     #[arg(long, short = 'n', default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=3600), value_name = "SECONDS")]
     interval: u32,
     /// Only jobs that match this RSQL filter, e.g. `labels.team==search`.

@@ -207,9 +207,9 @@ async fn branch(client: &Client, args: &TreeArgs, branch: Branch) -> anyhow::Res
     if !is_all {
         let under = under.map(|under| format!(" --under {under}"));
         let text = format!(
-            "{}└─ … more: batchwright tasks {}{}",
+            "{}└─ … more: {}{}",
             branch.indent,
-            crate::text::quoted(&args.job),
+            args.service.command("tasks", &args.job),
             under.unwrap_or_default()
         );
         lines.push(Line {
