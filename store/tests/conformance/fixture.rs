@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use contract::rest::{Job, Task, TaskState};
 use contract::{JobId, JobStatus, JobTaskId, PartitionId, ReportFailure};
+use sqlx::Connection as _;
 use store::{
     Cancellation, Change, Creation, EventKind, Incarnation, JobRequest, OutboxMessage,
     Prerequisite, Recorded, StartCondition, Store, StoreOptions, TaskAnswer, TrackingEvent,
@@ -19,7 +20,7 @@ pub const ANY_SIZE: u64 = u64::MAX;
 pub struct TestStore {
     store: Store,
     url: String,
-    _home: Home,
+    home: Home,
 }
 
 #[expect(dead_code, reason = "kept for as long as the store is used")]
@@ -47,11 +48,7 @@ impl TestStore {
         };
         let store = Store::open(&url).await.unwrap();
         assert_eq!(store.kind(), kind);
-        Self {
-            store,
-            url,
-            _home: home,
-        }
+        Self { store, url, home }
     }
 
     /// Closes the store and opens it again, as the next process does. A store in memory stays as it is.
@@ -65,6 +62,26 @@ impl TestStore {
     pub async fn reopen_with(&mut self, options: StoreOptions) {
         self.store.close().await;
         self.store = Store::open_with(&self.url, options).await.unwrap();
+    }
+
+    /// Records a migration that this build does not have, as the next build does when it applies one.
+    pub async fn apply_migration_of_the_next_build(&self) {
+        let columns = "(version, description, success, execution_time, checksum)";
+        let values = "values (99991231235959, 'later', true, 0";
+        match &self.home {
+            Home::Memory => {}
+            Home::Folder(_) => {
+                let sql = format!("insert into _sqlx_migrations {columns} {values}, x'00')");
+                let mut file = sqlx::SqliteConnection::connect(&self.url).await.unwrap();
+                let insert = sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut file);
+                insert.await.unwrap();
+            }
+            Home::Database(_) => {
+                let table = "batchwright._sqlx_migrations";
+                let sql = format!("insert into {table} {columns} {values}, '\\x00')");
+                harness::psql(&self.url, &[&sql]).await.unwrap();
+            }
+        }
     }
 
     /// Opens the store once more, as another process does. Only PostgreSQL allows this; the others return the same

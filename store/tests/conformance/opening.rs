@@ -8,7 +8,16 @@ use store::{Creation, EventKind, Store, StoreOptions};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::fixture::{create, event, request};
+use crate::fixture::{TestStore, create, event, request};
+
+suite![a_database_that_has_a_migration_of_the_next_build_is_opened];
+
+async fn a_database_that_has_a_migration_of_the_next_build_is_opened(mut store: TestStore) {
+    let incarnation = store.create("j").await;
+    store.apply_migration_of_the_next_build().await;
+    store.reopen().await;
+    assert_eq!(store.incarnation("j").await, incarnation);
+}
 
 #[tokio::test]
 async fn unusable_url_is_reported_with_the_reason_and_without_the_password() {

@@ -670,7 +670,7 @@ impl TestStore {
     }
 
     /// Returns the job in its present round.
-    async fn incarnation(&self, job: &str) -> Incarnation {
+    pub async fn incarnation(&self, job: &str) -> Incarnation {
         let found = self.job(job).await;
         Incarnation {
             partition: acme(),
