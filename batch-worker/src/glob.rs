@@ -146,7 +146,7 @@ impl BatchPlugin for Glob {
             .collect()
     }
 
-    /// The names decide, in order: a file that has been mended or replaced between two rounds is the same item.
+    /// Returns the names, in order: a file that has been mended or replaced between two rounds is the same item.
     fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
         let definition: Definition = serde_json::from_str(batch.definition).ok()?;
         let pattern = &definition.pattern;

@@ -120,7 +120,7 @@ impl BatchPlugin for Lines {
         }
     }
 
-    /// The parts have the size and the time of each file: where a line begins depends on the whole content.
+    /// Returns the parts. They have the size and the time of each file, because where a line begins depends on the whole content.
     fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
         let definition: Definition = serde_json::from_str(batch.definition).ok()?;
         Some(batch.parts_as_source(definition.name(), parts))

@@ -294,7 +294,7 @@ impl Amqp {
                 .await;
             confirmer.resolve(match announced {
                 Some(Ok(())) => Ok(()),
-                Some(Err(lost)) => Err(PublishError::refused("control", lost)),
+                Some(Err(lost)) => Err(PublishError::refused(exchange, lost)),
                 None => Err(PublishError::Closed),
             });
         });

@@ -214,8 +214,9 @@ impl Queues {
         unusable.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns how many messages are ready in a queue, and how many consumers it has; `None` if it does not exist. Does not declare the queue, because it may be
-    /// a delay queue whose arguments this method does not know: messages in it would never reach their pipe.
+    /// Returns how many messages are ready in a queue, and how many consumers it has; `None` if it does not exist. Does not declare
+    /// the queue, because it may be a delay queue whose arguments this method does not know: messages in it would never reach their
+    /// pipe.
     pub async fn look(
         &self,
         connection: &Connection,

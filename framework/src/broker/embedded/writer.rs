@@ -80,7 +80,7 @@ pub struct Writer {
     wait_for_memory: BTreeSet<usize>,
     /// Whether the health says so.
     is_short_of_memory: bool,
-    /// The pages that the sweep reads next.
+    /// What others want to know, for the next time that the disk is read.
     asked: Vec<Asked>,
     /// The next batch.
     next: PendingBatch,
