@@ -237,7 +237,7 @@ mod tests {
         text
     }
 
-    /// What every place for blobs must do.
+    /// Checks what every place for blobs must do.
     async fn keeps_blobs(blobs: Blobs) {
         assert!(blobs.groups("db").await.unwrap().is_empty());
         assert!(blobs.list("db", 1).await.unwrap().is_empty());
@@ -283,12 +283,11 @@ mod tests {
     #[cfg(feature = "s3")]
     #[tokio::test]
     async fn bucket_keeps_blobs() {
-        let text = |name: &str| std::env::var_os(name)?.into_string().ok();
-        let Some(url) = text("BLOBS_S3_URL") else {
+        let Some(url) = harness::asked("BLOBS_S3_URL") else {
             keeps_blobs(Blobs(Place::S3(S3::in_memory("a/prefix")))).await;
             return keeps_blobs(Blobs(Place::S3(S3::in_memory("")))).await;
         };
-        let variable = |name: &&str| Some(((*name).to_owned(), text(name)?));
+        let variable = |name: &&str| Some(((*name).to_owned(), harness::asked(name)?));
         let options = S3Options {
             variables: S3Options::VARIABLES.iter().filter_map(variable).collect(),
             ..S3Options::default()

@@ -38,7 +38,7 @@ mod wait;
 pub use crate::browser::{Browser, Tab};
 pub use crate::database::{Backend, Database};
 pub use crate::http::{HttpClient, HttpResponse};
-pub use crate::names::sized;
+pub use crate::names::{asked, sized};
 pub use crate::postgres::postgres;
 pub use crate::process::{CommandOutput, run_command};
 pub use crate::prometheus::Prometheus;
