@@ -231,13 +231,33 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn file_is_written_by_one_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, name) = (store(folder.path()), path("a/part-1.ndjson"));
+        // A crash has left it.
+        std::fs::create_dir(folder.path().join("a")).unwrap();
+        std::fs::write(folder.path().join("a/part-1.ndjson.part"), "left over").unwrap();
+        let mut first = store.begin(&name).await.unwrap();
+        first.write("one".into()).await.unwrap();
+        let refused = store.begin(&name).await.unwrap_err().to_string();
+        assert!(
+            refused.ends_with("part-1.ndjson.part is being written already"),
+            "{refused}"
+        );
+        first.finish().await.unwrap();
+        assert_eq!(store.read(&name).await.unwrap().unwrap(), "one");
+        store.write(&name, "two".into()).await.unwrap();
+        assert_eq!(store.read(&name).await.unwrap().unwrap(), "two");
+    }
+
+    #[tokio::test]
     async fn link_does_not_lead_out_of_the_folder() {
         let (folder, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::os::unix::fs::symlink(outside.path(), folder.path().join("link")).unwrap();
         let store = store(folder.path());
         let error = store.write(&path("link/a/b"), "x".into()).await;
         let error = error.unwrap_err().to_string();
-        assert!(error.contains("leads out of it"), "{error}");
+        assert!(error.ends_with(": link leads out of it"), "{error}");
         assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
     }
 

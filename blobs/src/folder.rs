@@ -1,15 +1,19 @@
 //! Blobs as files: `FOLDER/owner/group/name`.
 //!
-//! What must stay true: a file gets its name when its content is on the disk, and the name is on the disk when the write returns.
+//! What must stay true:
+//! - A file gets its name when its content is on the disk, and the name is on the disk when the write returns.
+//! - Two never write one file at the same time: its content would be a mixture.
 
 use std::ffi::OsStr;
 use std::fmt;
+use std::fs::TryLockError;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use tokio::fs::{self, File};
+use tokio::fs::{self, File, OpenOptions};
 use tokio::io::{AsyncWriteExt as _, BufReader};
 
 use crate::{BlobError, BlobName, BlobReader, Listed};
@@ -90,7 +94,9 @@ impl Folder {
                 .await?
                 .starts_with(fs::canonicalize(&*self.path).await?)
         {
-            let text = format!("{} leads out of it", known.display());
+            // Clients read it, who need not know where the folder is.
+            let inside = known.strip_prefix(&*self.path).unwrap_or(known);
+            let text = format!("{} leads out of it", inside.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
         make_folder(folder).await?;
@@ -169,7 +175,7 @@ impl NewFile {
             reserve,
             folder: folder.to_owned(),
             name: name.to_owned(),
-            file: File::create(folder.join(format!("{name}{UNFINISHED}"))).await?,
+            file: create_alone(&folder.join(format!("{name}{UNFINISHED}"))).await?,
         })
     }
 
@@ -207,6 +213,34 @@ impl NewFile {
 
     fn unfinished(&self) -> PathBuf {
         self.folder.join(format!("{}{UNFINISHED}", self.name))
+    }
+}
+
+/// Creates a file, or empties one that a crash has left. Refuses one that somebody writes, in this process or in another one.
+async fn create_alone(path: &Path) -> io::Result<File> {
+    loop {
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).truncate(false);
+        let file = file.open(path).await?.into_std().await;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                let name = path.file_name().unwrap_or_default();
+                let text = format!("{} is being written already", name.display());
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+            }
+            // Not every file system has locks.
+            Ok(()) | Err(TryLockError::Error(_)) => {}
+        }
+        let locked = file.metadata()?.ino();
+        match fs::metadata(path).await {
+            Ok(there) if there.ino() == locked => {
+                file.set_len(0)?;
+                return Ok(File::from_std(file));
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            // Who wrote it has finished it meanwhile.
+            _ => {}
+        }
     }
 }
 
