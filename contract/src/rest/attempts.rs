@@ -29,7 +29,7 @@ pub struct EarlierFailure {
     pub round: u32,
     /// The time at which the failure was counted, in milliseconds since 1970.
     pub since: i64,
-    /// The number of attempts that had failed. Null unless a worker reported a retry.
+    /// The number of attempts that had failed. Null if no worker reported it.
     pub attempts: Option<i32>,
     /// The failure.
     pub failure: Failure,

@@ -111,7 +111,7 @@ pub struct ListedTask {
     /// The time at which the task reached this state, in milliseconds since 1970. Absent if only the state is stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<i64>,
-    /// The number of attempts that have failed. Absent unless a worker reported a retry.
+    /// The number of attempts that have failed. Absent if no worker reported it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<i32>,
     /// The last reported failure. Absent if there is none, or if it is not kept.

@@ -267,7 +267,7 @@ fn describe(
     }
     if let Some(kept) = failure {
         task.since = Some(kept.since);
-        task.attempts = kept.attempts;
+        task.attempts = kept.attempts();
         task.failure = Some(Failure::of_task(kept.path, kept.failure));
     }
     task.label = task

@@ -1,8 +1,11 @@
 //! Failed attempts of tasks: when and where they ran, and when the next one is due.
 
-use contract::rest::{FailedAttempt, TaskState};
+use contract::rest::{FailedAttempt, TaskEntry, TaskState};
 use contract::{FailedRun, JobStatus, OnFailure, ReportFailure};
-use store::{EventKind, Incarnation, JobQuery, JobRequest, StoreOptions, TrackingEvent};
+use store::{
+    EventKind, Incarnation, JobQuery, JobRequest, StoreOptions, TaskQuery, TasksAnswer,
+    TrackingEvent,
+};
 
 use crate::fixture::{TestStore, acme, event, failed, failure, id, request};
 
@@ -17,6 +20,7 @@ suite![
     attempts_of_earlier_rounds_stay_with_their_failures,
     attempts_of_splits_and_of_the_own_task_are_kept,
     job_without_failed_attempts_has_none,
+    task_in_the_tree_has_as_many_attempts_as_the_task_itself,
 ];
 
 async fn failed_attempts_of_a_task_are_listed_with_time_and_place(store: TestStore) {
@@ -72,6 +76,21 @@ async fn failed_attempts_of_a_task_are_listed_with_time_and_place(store: TestSto
     store.delete(&job).await;
     store.create("j").await;
     assert_eq!(store.task(&job, &[]).await.failed_attempts, []);
+}
+
+async fn task_in_the_tree_has_as_many_attempts_as_the_task_itself(store: TestStore) {
+    let job = store.started("j").await;
+    // It fails in its first attempt, so no retry is reported before.
+    store.report(&job, "1", last(1)).await;
+    assert_eq!(store.task(&job, &[1]).await.attempts, Some(1));
+    let listed = store.tasks(&acme(), &id("j"), &TaskQuery::new(10)).await;
+    let TasksAnswer::Tasks(page) = listed.unwrap() else {
+        panic!("the tree of {job:?} is not known")
+    };
+    let [TaskEntry::Task(task)] = &page.tasks[..] else {
+        panic!("{page:?}")
+    };
+    assert_eq!(task.attempts, Some(1));
 }
 
 async fn repeated_and_reordered_retries_are_kept_and_counted_once(store: TestStore) {
