@@ -109,7 +109,7 @@ pub enum Command {
     List(ListArgs),
     /// Count the jobs of a partition.
     Count(CountArgs),
-    /// Follow jobs until they finish; exits with 0 (Completed), 10 (one has failed) or 11 (one is cancelled).
+    /// Follow jobs until they finish; exits with 0 (Completed), 10 (one has failed), 11 (one is cancelled) or 12 (one has tolerated failures).
     Watch(WatchArgs),
     /// Show the jobs of a partition and update them every few seconds; without a terminal, print them once.
     Top(TopArgs),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use contract::JobStatus;
-use contract::rest::{AwaitedJob, ExpiryPolicy, Job};
+use contract::rest::{AwaitedJob, ExpiryPolicy, Job, Tolerance};
 
 use crate::task_text::due;
 use crate::text::{Column, MISSING, age, cut, date, duration, escaped, width_of};
@@ -209,6 +209,10 @@ pub fn details(job: &Job, now: i64) -> Vec<String> {
     );
     if let Some(parts) = parts(job) {
         fields.push(("items", parts));
+    }
+    if let Some(Tolerance { limit, above }) = job.on_failure.tolerance() {
+        let tolerates = format!("{limit} failed items, then {}", above.name());
+        fields.push(("tolerates", tolerates));
     }
     if job.delay > 0 {
         fields.push(("delay", duration(job.delay.saturating_mul(1000))));
@@ -505,6 +509,7 @@ mod tests {
             "waitingFor": [{"jobId": "a", "status": "Active"}, {"jobId": "b", "status": null}],
             "expiry": {"Completed": {"expiryTime": "lastUpdateTime+P1D"}},
             "failureCounts": {"RESULT_EXCEPTION": 3}, "notes": ["There is no target pipe."],
+            "onFailure": {"continue": {"tolerate": "2%", "above": "continue"}},
         }));
         assert_eq!(
             details(&job, NOW)[1..],
@@ -513,6 +518,7 @@ mod tests {
                 "  labels          team=search,urgent",
                 "  created         2026-11-22 17:17:03 UTC (3m ago)",
                 "  changed         2026-11-22 17:19:58 UTC (5s ago)",
+                "  tolerates       2% failed items, then continue",
                 "  delay           1m30s",
                 "  suspended       until its partition is dispatched",
                 "  waits for       a (Active)",

@@ -97,11 +97,13 @@ async fn follow_with(
     }
 }
 
-/// Returns the exit code for the status of a job: 10 for Failed, 11 for Cancelled, otherwise 0.
-pub const fn exit_code(status: JobStatus) -> u8 {
-    match status {
+/// Returns the exit code for a job: 10 if it is Failed, 11 if it is Cancelled, 12 if it is Completed although items have failed,
+/// otherwise 0.
+pub const fn exit_code(job: &Job) -> u8 {
+    match job.status {
         JobStatus::Failed => 10,
         JobStatus::Cancelled => 11,
+        JobStatus::Completed if job.failed_tasks > 0 => 12,
         _ => 0,
     }
 }

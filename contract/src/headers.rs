@@ -21,6 +21,8 @@ pub const INPUT_HEADER: &str = "x-batchwright-input";
 /// On a failure that passes through the tracking worker: which attempt has failed and where it ran, as the JSON of a
 /// [`FailedRun`](crate::FailedRun).
 pub const RUN_HEADER: &str = "x-batchwright-run";
+/// On a failure that passes through the tracking worker, of a task that has dispatched subtasks: `true`.
+pub const SPLIT_HEADER: &str = "x-batchwright-split";
 /// On a message with tracking reports: their [details](crate::ReportDetails).
 pub const REPORT_DETAILS_HEADER: &str = "x-batchwright-report-details";
 

@@ -22,6 +22,7 @@ pub mod headers;
 mod ids;
 mod job_task_id;
 pub mod metrics;
+mod on_failure;
 mod outputs;
 mod pipe_message;
 mod problem;

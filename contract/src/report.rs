@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::split::digest_if_known;
-use crate::{SourceDigest, TaskData};
+use crate::{BatchTask, SourceDigest, TaskData};
 
 /// The payload of a report message: reports about any number of tasks, of any number of jobs.
 ///
@@ -164,6 +164,9 @@ pub struct FailedItem {
     /// The beginning of its task data, as text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input: Option<String>,
+    /// Whether this is no item but stands for any number of them: a batch, or a task that has dispatched subtasks.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub batch: bool,
 }
 
 impl FailedItem {
@@ -179,6 +182,16 @@ impl FailedItem {
         Self {
             label: label.map(|label| cut(label, Self::LABEL_BYTES).to_owned()),
             input: Some(cut(&String::from_utf8_lossy(beginning), Self::INPUT_BYTES).to_owned()),
+            batch: false,
+        }
+    }
+
+    /// Says whether the task that has failed is a batch, by the type of its data.
+    #[must_use]
+    pub fn of_type(self, classifier: Option<&str>) -> Self {
+        Self {
+            batch: classifier == Some(BatchTask::CLASSIFIER),
+            ..self
         }
     }
 
@@ -186,7 +199,7 @@ impl FailedItem {
     pub fn labelled(label: &str) -> Self {
         Self {
             label: Some(cut(label, Self::LABEL_BYTES).to_owned()),
-            input: None,
+            ..Self::default()
         }
     }
 
@@ -197,6 +210,7 @@ impl FailedItem {
         Self {
             label: bounded(self.label, Self::LABEL_BYTES),
             input: bounded(self.input, Self::INPUT_BYTES),
+            ..self
         }
     }
 }

@@ -11,6 +11,7 @@ mod history;
 mod tasks;
 
 use crate::ReportFailure;
+pub use crate::on_failure::{Above, FailureLimit, InvalidLimit, OnFailure, Share, Tolerance};
 pub use crate::outputs::{
     ExportLine, ExportManifest, ExportPart, ExportProgress, KeptOutputs, OutputStatus, Outputs,
 };
@@ -114,28 +115,6 @@ pub enum TaskDataEncoding {
     Base64,
 }
 
-/// What happens to a job when one of its tasks fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum OnFailure {
-    /// The first failed task fails the job.
-    #[default]
-    Stop,
-    /// The job continues. It completes or fails once every task is done or has failed.
-    Continue,
-}
-
-impl OnFailure {
-    /// Returns the name as in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Continue => "continue",
-        }
-    }
-}
-
 /// A job and its progress.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "utoipa", derive(utoipa::ToSchema))]
@@ -155,7 +134,8 @@ pub struct Job {
     pub last_update_time: i64,
     /// The status.
     pub status: JobStatus,
-    /// The progress: 0 to 100, with two decimals. Never decreases. 100 exactly if the job is Completed.
+    /// The progress: 0 to 100, with two decimals. 100 exactly if the job is Completed. Never decreases, unless a
+    /// Completed job that tolerates failures is taken up again.
     pub percentage_complete: f64,
     /// The first failures with all details. `failureCounts` counts all failures.
     pub failures: Vec<Failure>,

@@ -84,15 +84,13 @@ async fn flush(
     Ok(End::Commit(recorded))
 }
 
-/// Returns whether reports of a locked job count. Those of a failed or cancelled job do while its task table is kept, so that a
-/// later round knows what is done.
+/// Returns whether reports of a locked job count. Those of a job that can begin another round do while its task table is kept, so
+/// that the round knows what is done.
 async fn takes_reports(tx: &mut Tx<'_>, job: &JobRow) -> Result<bool, DbError> {
-    match job.status {
-        JobStatus::Failed | JobStatus::Cancelled if job.task_table => {
-            tx.hold_retired_table(job.incarnation).await
-        }
-        status => Ok(!status.is_finished()),
+    if job.can_go_on() && job.task_table {
+        return tx.hold_retired_table(job.incarnation).await;
     }
+    Ok(!job.status.is_finished())
 }
 
 /// Applies the events of one locked job to its ledger. Returns the number of events that counted, and what to save.
@@ -108,7 +106,7 @@ async fn apply(
         .in_round(job.round)
         .with_failed_attempts(job.failed_attempts);
     if job.status.is_finished() {
-        ledger = ledger.of_ended_job();
+        ledger = ledger.of_ended_job(job.status);
     }
     if job.task_table {
         ledger.load(tx.load_nodes(incarnation, &keys_of(steps(events))).await?);
@@ -170,10 +168,11 @@ async fn save(
         extend_curve(tx, job, now).await?;
     }
     if let Some((status, reason)) = &outcome.decision {
-        let keep_table = if *status == JobStatus::Failed {
-            keep_failed_table
-        } else {
+        // A later round goes on with what is not done.
+        let keep_table = if *status == JobStatus::Completed && job.totals.failed_tasks == 0 {
             Duration::ZERO
+        } else {
+            keep_failed_table
         };
         let ended = finish_job(tx, job, by_tracking(*status, reason), keep_table).await?;
         return Ok(Some(ended));

@@ -80,6 +80,15 @@ impl JobRow {
         self.failed_attempts > 0 && !self.status.is_finished() && is_any
     }
 
+    /// Returns whether the job has ended and can begin another round, because something of it is not done.
+    pub fn can_go_on(&self) -> bool {
+        match self.status {
+            JobStatus::Failed | JobStatus::Cancelled => true,
+            JobStatus::Completed => self.totals.failed_tasks > 0,
+            _ => false,
+        }
+    }
+
     /// Returns the key by which the job is locked.
     pub fn key(&self) -> (String, String) {
         (self.partition.to_string(), self.job.to_string())

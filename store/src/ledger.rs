@@ -13,7 +13,8 @@
 //! - **Small.** The rows of a split are deleted once it is done; the only trace is its bit in its parent.
 //! - **Monotone.** The percentage never falls, and is 100 exactly when the job is Completed. The first outcome of a round is
 //!   final: of a job that has failed or was cancelled, later events mark tasks as done and add failures, and change neither its
-//!   status nor its percentage. Only a person begins another round ([`round`]). What is done stays done in it.
+//!   status nor its percentage; of one that is Completed although tasks have failed ([`tolerance`]), they mark those as done.
+//!   Only a person begins another round ([`round`]). What is done stays done in it.
 //!
 //! # Example
 //!
@@ -48,6 +49,7 @@ mod node;
 mod properties;
 mod round;
 mod source;
+mod tolerance;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
@@ -80,12 +82,14 @@ pub const UNNAMED_FAILURE: &str = "Unknown";
 /// The part of the job's own row that the ledger reads and changes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobTotals {
-    /// Whether the job ends at the first failure.
+    /// Whether the job ends at the first failure, and how many failures it tolerates.
     pub on_failure: OnFailure,
     /// Hundredths of a percent, as published.
     pub percentage: i32,
     pub completed_items: i64,
     pub failed_tasks: i64,
+    /// How many of these are no items ([`tolerance`]).
+    pub failed_splits: i64,
     /// The number of failed tasks, by kind of failure.
     pub failure_counts: BTreeMap<String, i64>,
     /// The job's own task, while it is known to run or waits for another attempt, and once the number of its subtasks is known.
@@ -102,6 +106,7 @@ impl JobTotals {
             percentage: 0,
             completed_items: 0,
             failed_tasks: 0,
+            failed_splits: 0,
             failure_counts: BTreeMap::new(),
             own_task: None,
             counts: None,
@@ -180,8 +185,8 @@ pub struct Ledger {
     pruned: Vec<String>,
     active: bool,
     decision: Option<(JobStatus, String)>,
-    /// Whether the job failed or was cancelled before this batch of events.
-    has_ended: bool,
+    /// How the job ended before this batch of events.
+    ended: Option<JobStatus>,
     /// The split of the last event. Most often the next event is of the same split.
     latest: Option<(String, usize)>,
     path: String,
@@ -242,7 +247,7 @@ impl Ledger {
             pruned: Vec::new(),
             active: false,
             decision: None,
-            has_ended: false,
+            ended: None,
             latest: None,
             path: String::new(),
         }
@@ -254,11 +259,11 @@ impl Ledger {
         Self { round, ..self }
     }
 
-    /// Makes this the ledger of a job that has failed or was cancelled: its outcome and its percentage stay.
+    /// Makes this the ledger of a job that has ended in this status: its outcome and its percentage stay.
     #[must_use]
-    pub fn of_ended_job(self) -> Self {
+    pub fn of_ended_job(self, status: JobStatus) -> Self {
         Self {
-            has_ended: true,
+            ended: Some(status),
             ..self
         }
     }
@@ -353,28 +358,38 @@ impl Ledger {
         self.kept = kinds;
     }
 
-    /// Returns whether the job's outcome is decided. Further events change neither the outcome nor the percentage. Unless the job
-    /// is Completed, they still mark tasks as done and add failures.
+    /// Returns whether the job's outcome is decided. Further events change neither the outcome nor the percentage.
     pub fn is_decided(&self) -> bool {
-        self.has_ended || self.decision.is_some()
+        self.outcome().is_some()
     }
 
-    /// Returns whether the job is Completed. Further events change nothing.
+    fn outcome(&self) -> Option<JobStatus> {
+        let decided = || self.decision.as_ref().map(|(status, _)| *status);
+        self.ended.or_else(decided)
+    }
+
+    /// Returns whether the job is Completed.
     fn is_completed(&self) -> bool {
-        matches!(self.decision, Some((JobStatus::Completed, _)))
+        self.outcome() == Some(JobStatus::Completed)
+    }
+
+    /// Returns whether the job is Completed and no task has failed. Further events change nothing.
+    fn is_all_done(&self) -> bool {
+        self.is_completed() && self.totals.failed_tasks == 0
     }
 
     /// Returns the changes to save.
     pub fn finish(mut self) -> Outcome {
-        self.roll_percentages_up();
         let root = self.by_path.get("");
         self.know_subtasks(root.and_then(|root| self.splits[*root].size));
         self.conclude_counts();
+        self.stop_above_tolerance();
+        self.roll_percentages_up();
         let mut nodes = NodeChanges {
             pruned: std::mem::take(&mut self.pruned),
             ..NodeChanges::default()
         };
-        if self.is_completed() {
+        if self.ended.is_none() && self.is_all_done() {
             // The whole table is dropped.
             nodes = NodeChanges::default();
         } else {

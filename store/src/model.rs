@@ -275,7 +275,7 @@ pub enum Retry {
     Begun(Begun),
     /// There is no such job.
     NotFound,
-    /// The job is not finished, or it is Completed.
+    /// The job is not finished, or it is Completed and no task has failed.
     WrongStatus(JobStatus),
     /// An earlier version created the job, and did not keep what it was created from.
     NotKept,

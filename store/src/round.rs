@@ -54,7 +54,7 @@ pub(crate) enum Beginning {
 impl Ended {
     /// Reads what the job needs. Returns why no round can begin otherwise.
     pub async fn read(tx: &mut Tx<'_>, job: JobRow) -> Result<Result<Self, Retry>, DbError> {
-        if !matches!(job.status, JobStatus::Failed | JobStatus::Cancelled) {
+        if !job.can_go_on() {
             return Ok(Err(Retry::WrongStatus(job.status)));
         }
         let Some(definition) = tx.definition(job.incarnation).await? else {

@@ -78,6 +78,7 @@ const LEGAL: &[(JobStatus, JobStatus, Actor)] = &[
     (Blocked, Failed, Actor::Tracking),
     (Cancelled, Active, Actor::Client),
     (Cancelled, Waiting, Actor::Client),
+    (Completed, Active, Actor::Client),
     (Failed, Active, Actor::Client),
     (Failed, Waiting, Actor::Client),
 ];
@@ -410,7 +411,7 @@ mod tests {
     Active    -      s       cp        t         tp     c      -
     Blocked   s      -       c         t         t      -      -
     Cancelled c      -       -         -         -      -      c
-    Completed -      -       -         -         -      -      -
+    Completed c      -       -         -         -      -      -
     Failed    c      -       -         -         -      -      c
     Paused    c      -       cp        t         tp     -      -
     Waiting   t      -       cp        t         tp     c      -";
@@ -450,9 +451,9 @@ mod tests {
     }
 
     #[test]
-    fn only_a_client_leaves_a_finished_status_and_nobody_leaves_completed() {
-        for (from, to, actor) in LEGAL.iter().filter(|(from, _, _)| from.is_finished()) {
-            assert!(*from != Completed && !to.is_finished());
+    fn only_a_client_leaves_a_finished_status() {
+        for (_, to, actor) in LEGAL.iter().filter(|(from, _, _)| from.is_finished()) {
+            assert!(!to.is_finished());
             assert_eq!(*actor, Actor::Client);
         }
     }

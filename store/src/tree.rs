@@ -58,7 +58,7 @@ impl Store {
             tasks: Vec::new(),
             next: None,
         };
-        if row.status == JobStatus::Completed {
+        if row.status == JobStatus::Completed && row.totals.failed_tasks == 0 {
             let own = row.totals.own_task.as_ref();
             let subtasks = own.and_then(|own| own.subtasks);
             match subtasks.filter(|_| query.under.is_empty()) {

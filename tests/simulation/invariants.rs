@@ -74,7 +74,7 @@ impl Simulation {
                     && (1..=failing).contains(&job.failed_tasks)
                     && i64::try_from(job.failures.len()) == Ok(job.failed_tasks.min(100))
             }
-            OnFailure::Continue => {
+            OnFailure::Continue | OnFailure::Tolerate(_) => {
                 job.completed_items == items - failing
                     && job.failed_tasks == failing
                     && i64::try_from(job.failures.len()) == Ok(failing.min(100))

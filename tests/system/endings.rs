@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use contract::rest::{NewJob, OnFailure};
+use contract::rest::{Above, NewJob, OnFailure, Tolerance};
 use contract::{JobStatus, RangeItem, TaskMessage, TaskStatus};
 use framework::{Context, OrFail, Reply, RetryPolicy, Settings, TaskError, Worker};
 use harness::wait_for;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::fixture::{Fixture, SLACK, STATUS_INTERVAL, System};
 use crate::workers::{Each, Gate};
@@ -18,6 +18,7 @@ stories![
     each_incarnation_of_a_job_id_is_counted_separately,
     the_first_failed_item_fails_a_job_that_stops_on_failure,
     a_job_that_continues_on_failure_reports_every_failure,
+    a_job_that_tolerates_its_failures_completes,
     a_task_that_always_fails_is_given_up_and_copied,
 ];
 
@@ -323,6 +324,41 @@ async fn a_job_that_continues_on_failure_reports_every_failure(fixture: Fixture)
         .step_by(30)
         .map(|number| fixture.failure_text(&format!("{number} is an unlucky number")));
     assert_eq!(reported, expected.collect());
+    system.stop().await;
+}
+
+async fn a_job_that_tolerates_its_failures_completes(fixture: Fixture) {
+    let system = fixture.run(fails_multiples_of(30)).await;
+    for (id, limit, status) in [
+        ("enough", "3%", JobStatus::Completed),
+        ("too-few", "2.9999%", JobStatus::Failed),
+    ] {
+        let on_failure = OnFailure::Tolerate(Tolerance {
+            limit: limit.parse().unwrap(),
+            above: Above::Continue,
+        });
+        let job = NewJob {
+            on_failure,
+            ..fixture.range(200)
+        };
+        system.client.put(id, &job).await.unwrap();
+        let state = system.ended(id).await;
+        assert_eq!(
+            (state.status, state.completed_items, state.failed_tasks),
+            (status, 194, 6),
+            "{state:?}"
+        );
+    }
+    // A batch that cannot be split is no item.
+    let mut job = fixture.range(200);
+    job.on_failure = OnFailure::Tolerate(Tolerance {
+        limit: "100%".parse().unwrap(),
+        above: Above::Stop,
+    });
+    let task = job.task.as_mut().and_then(|task| task.task_data.as_mut());
+    task.unwrap()["batchDefinition"] = json!("1-x");
+    system.client.put("unsplit", &job).await.unwrap();
+    assert_eq!(system.ended("unsplit").await.status, JobStatus::Failed);
     system.stop().await;
 }
 

@@ -18,7 +18,9 @@ use std::time::Duration;
 
 use async_recursion::async_recursion;
 use backon::{ExponentialBuilder, Retryable};
-use contract::headers::{INPUT_HEADER, LABEL_HEADER, REPORT_DETAILS_HEADER, RUN_HEADER};
+use contract::headers::{
+    INPUT_HEADER, LABEL_HEADER, REPORT_DETAILS_HEADER, RUN_HEADER, SPLIT_HEADER,
+};
 use contract::{
     FailedItem, FailedRun, JobTaskId, JobTrackingEvent, ReportDetails, ReportFailure, ReportStatus,
     TaskData, TaskMessage, TrackingReport, TrackingReportTask,
@@ -368,7 +370,7 @@ fn diverted_event(
                 .task_data
                 .as_deref()
                 .map(|data| String::from_utf8_lossy(data).into_owned()),
-            item: failed_item(headers),
+            item: failed_item(headers, message.task_classifier.as_deref()),
             run: failed_run(headers),
         }),
         _ => EventKind::Complete,
@@ -376,12 +378,20 @@ fn diverted_event(
     Some(TrackingEvent { task, kind })
 }
 
-/// Reads from the headers of a failure which item has failed.
-fn failed_item(headers: &Headers) -> Option<FailedItem> {
+/// Reads which item has failed from the headers of its failure, which has the classifier of the task.
+fn failed_item(headers: &Headers, classifier: Option<&str>) -> Option<FailedItem> {
     let text = |name| text(headers, name);
     let item = FailedItem {
         label: text(LABEL_HEADER),
         input: text(INPUT_HEADER),
+        batch: false,
+    };
+    let item = match text(SPLIT_HEADER) {
+        Some(_) => FailedItem {
+            batch: true,
+            ..item
+        },
+        None => item.of_type(classifier),
     };
     (item != FailedItem::default()).then(|| item.bounded())
 }
@@ -417,7 +427,7 @@ fn rejected_event(received: &Received) -> Option<TrackingEvent> {
         item: message
             .task_data
             .as_deref()
-            .map(|data| FailedItem::new(None, data)),
+            .map(|data| FailedItem::new(None, data).of_type(message.task_classifier.as_deref())),
         run: None,
     };
     Some(TrackingEvent {

@@ -133,7 +133,7 @@ pub async fn get(args: GetArgs) -> anyhow::Result<ExitCode> {
         }
         output => print(&job, output)?,
     }
-    Ok(exit_code(job.status).into())
+    Ok(exit_code(&job).into())
 }
 
 pub async fn list(args: ListArgs) -> anyhow::Result<ExitCode> {
@@ -307,7 +307,7 @@ pub async fn watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     // Of several, a failure says the most.
-    let codes = ended.iter().map(|job| exit_code(job.status));
+    let codes = ended.iter().map(exit_code);
     let code = codes.filter(|code| *code > 0).min();
     Ok(code.unwrap_or_default().into())
 }
@@ -319,7 +319,7 @@ pub async fn follow(job: &str, service: &ServiceArgs) -> anyhow::Result<ExitCode
         return Ok(ExitCode::from(INTERRUPTED));
     };
     print(&job, service.output)?;
-    Ok(exit_code(job.status).into())
+    Ok(exit_code(&job).into())
 }
 
 /// Follows a job, as [`follow`] does, and writes its kept outputs.
@@ -337,7 +337,7 @@ pub async fn follow_to_outputs(
     if prints_job {
         print(&ended, service.output)?;
     }
-    Ok(exit_code(ended.status).into())
+    Ok(exit_code(&ended).into())
 }
 
 /// Returns the final state of a job; `None` if the person at the terminal does not want to wait for it.

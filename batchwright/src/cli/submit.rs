@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE};
-use clap::Args;
-use contract::rest::{JobTask, NewJob, Outputs};
+use clap::{Args, ValueEnum};
+use contract::rest::{Above, FailureLimit, JobTask, NewJob, Outputs, Tolerance};
 use contract::{BatchTask, OnFailure, TaskData};
 use serde_json::json;
 
@@ -17,6 +17,13 @@ use super::jobs;
 use super::outputs::Destination;
 use crate::print::{remark, say};
 use crate::text::escaped;
+
+/// What happens to a job of which more items have failed than it tolerates.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum AboveTolerance {
+    Stop,
+    Continue,
+}
 
 /// What a command says of its request itself.
 #[derive(Debug, Args)]
@@ -61,6 +68,16 @@ pub struct SubmitArgs {
     /// Continue with the other tasks after a task has failed.
     #[arg(long)]
     continue_on_failure: bool,
+    /// Complete the job although up to this many of its items fail: a number, or a percentage such as `2%`.
+    #[arg(
+        long,
+        conflicts_with = "continue_on_failure",
+        value_name = "NUMBER|PERCENT%"
+    )]
+    tolerate: Option<FailureLimit>,
+    /// What happens when more items have failed than `--tolerate` allows: `stop` fails the job at once, `continue` at its end.
+    #[arg(long, requires = "tolerate", value_name = "stop|continue")]
+    above: Option<AboveTolerance>,
     /// Follow the job until it finishes, as `batchwright watch` does.
     #[arg(long, short, visible_alias = "wait")]
     watch: bool,
@@ -79,6 +96,9 @@ pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
         Some(file) => read(file)?,
         None => args.new_job()?,
     };
+    if let Some(tolerance) = args.tolerance() {
+        new_job.on_failure = OnFailure::Tolerate(tolerance);
+    }
     // What cannot be written is known before there is a job.
     let destination = args.outputs.as_deref().map(Destination::of).transpose()?;
     if destination.is_some() {
@@ -141,6 +161,16 @@ impl RequestArgs {
 }
 
 impl SubmitArgs {
+    /// Returns how many failed items the flags tolerate.
+    fn tolerance(&self) -> Option<Tolerance> {
+        let above = match self.above {
+            Some(AboveTolerance::Stop) => Above::Stop,
+            Some(AboveTolerance::Continue) => Above::Continue,
+            None => Above::default(),
+        };
+        self.tolerate.map(|limit| Tolerance { limit, above })
+    }
+
     /// Returns the batch job that the flags describe.
     fn new_job(&self) -> anyhow::Result<NewJob> {
         let (Some(batch_type), Some(definition)) = (&self.batch_type, &self.definition) else {

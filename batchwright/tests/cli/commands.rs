@@ -12,6 +12,7 @@ use harness::{free_port, unique, wait_for};
 use serde_json::json;
 
 use crate::binary::{Home, run, run_with_input};
+use crate::tolerated::tells_tolerated_failures;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_process_continues_where_it_was_and_counts_exactly() {
@@ -202,6 +203,7 @@ async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
     );
 
     lists_and_groups_failures(&url).await;
+    tells_tolerated_failures(&url).await;
 
     let waiting = [
         "submit",

@@ -21,5 +21,6 @@ mod readme;
 mod resubmit;
 mod sight;
 mod startup;
+mod tolerated;
 mod trace;
 mod watching;

@@ -1,6 +1,9 @@
 //! Properties of encoding and decoding, for any message.
 
-use contract::{ContextData, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking};
+use contract::rest::{Above, FailureLimit, Tolerance};
+use contract::{
+    ContextData, OnFailure, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking,
+};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -102,5 +105,39 @@ proptest! {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a place within the body")]
         let cut = &body[..(body.len() as f64 * part) as usize];
         prop_assert!(TaskMessage::decode(cut).is_err());
+    }
+}
+
+proptest! {
+    #[test]
+    fn tolerance_is_read_as_it_is_written(millionths in 0u32..=1_000_000, items in 0u64..(1 << 53), above: bool) {
+        let share = format!("{}.{:04}%", millionths / 10_000, millionths % 10_000);
+        let above = if above { Above::Stop } else { Above::Continue };
+        for text in [share, items.to_string()] {
+            let limit: FailureLimit = text.parse().unwrap();
+            let on_failure = OnFailure::Tolerate(Tolerance { limit, above });
+            let json = serde_json::to_string(&on_failure).unwrap();
+            prop_assert_eq!(serde_json::from_str::<OnFailure>(&json).unwrap(), on_failure);
+            prop_assert_eq!(limit.to_string().parse::<FailureLimit>().unwrap(), limit);
+        }
+    }
+
+    #[test]
+    fn share_is_exceeded_exactly_by_more_than_its_part(percent in 0u64..=100, items in any::<u64>(), failed in any::<u64>()) {
+        let limit: FailureLimit = format!("{percent}%").parse().unwrap();
+        let exact = u128::from(failed) * 100 > u128::from(items) * u128::from(percent);
+        prop_assert_eq!(limit.is_exceeded(failed, items), exact);
+    }
+
+    #[test]
+    fn no_text_is_a_limit_but_numbers_and_percentages(text in "[-+0-9.%eEa ]{0,24}") {
+        let form = |text: &str| {
+            let (number, decimals) = text.split_once('.').unwrap_or((text, "0"));
+            let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+            digits(number) && digits(decimals)
+        };
+        if let Ok(limit) = text.parse::<FailureLimit>() {
+            prop_assert!(form(text.trim_end_matches('%')), "{text:?} is {limit}");
+        }
     }
 }

@@ -499,7 +499,11 @@ impl<W: Worker> TaskExecutor<W> {
             label: label.as_deref(),
             ends_tracking: false,
         };
-        outputs(dispatched, self.shared.identity.output(input, spec))
+        let mut output = self.shared.identity.output(input, spec);
+        if dispatched.is_split {
+            output = output.of_split();
+        }
+        outputs(dispatched, output)
     }
 
     /// Returns what a failed task calls itself.

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use contract::headers::{
-    INPUT_HEADER, JOB_HEADER, LABEL_HEADER, OUTCOME_HEADER, Outcome, RUN_HEADER, TASK_HEADER,
-    job_and_path,
+    INPUT_HEADER, JOB_HEADER, LABEL_HEADER, OUTCOME_HEADER, Outcome, RUN_HEADER, SPLIT_HEADER,
+    TASK_HEADER, job_and_path,
 };
 use contract::{
     ContextData, FailedItem, FailedRun, ReportFailure, ReportStatus, SourceInfo, TaskData,
@@ -76,6 +76,26 @@ pub(crate) struct OutputSpec<'a> {
 pub(crate) struct Output {
     pub message: Option<Outgoing>,
     pub report: Option<TrackingReport>,
+}
+
+impl Output {
+    /// Says of a failure that its task has dispatched subtasks. The tracking worker reads it from the report, or from the message
+    /// that is its own report.
+    #[must_use]
+    pub fn of_split(mut self) -> Self {
+        match (&mut self.report, &mut self.message) {
+            (Some(report), _) => {
+                if let Some(failure) = &mut report.failure {
+                    failure.item.get_or_insert_default().batch = true;
+                }
+            }
+            (None, Some(message)) => message
+                .headers
+                .set(SPLIT_HEADER, HeaderValue::Text("true".to_owned())),
+            (None, None) => {}
+        }
+        self
+    }
 }
 
 impl WorkerIdentity {
@@ -224,6 +244,7 @@ pub(crate) fn describe(
 /// Describes a task that fails: what it calls itself, and its data.
 pub(crate) fn failed_item(input: &TaskMessage, label: Option<&str>) -> FailedItem {
     FailedItem::new(label, input.task_data.as_deref().unwrap_or_default())
+        .of_type(input.task_classifier.as_deref())
 }
 
 /// Returns the pipe for reports about this task, or `None` if the task is not tracked.
@@ -476,5 +497,29 @@ mod tests {
             Some(TrackingReport::new("p:j.2*.3*", ReportStatus::Complete))
         );
         assert!(output.message.is_none());
+    }
+
+    #[test]
+    fn failure_tells_that_its_task_is_no_item() {
+        let failure = |classifier: &str, route| {
+            let mut input = input();
+            input.task_classifier = Some(classifier.into());
+            let spec = OutputSpec {
+                status: TaskStatus::ResultException,
+                failure: Some("broken"),
+                ..spec(TaskPart::Whole, Some("out"))
+            };
+            identity(route).output(&input, spec)
+        };
+        let is_batch = |output: &Output| {
+            let failure = output.report.as_ref().unwrap().failure.as_ref();
+            failure.unwrap().item.as_ref().unwrap().batch
+        };
+        assert!(is_batch(&failure("BatchWorker", Route::Direct)));
+        assert!(!is_batch(&failure("Page", Route::Direct)));
+        assert!(is_batch(&failure("Page", Route::Direct).of_split()));
+        let rerouted = failure("Page", Route::Reroute).of_split();
+        let header = rerouted.message.as_ref().unwrap().headers.get(SPLIT_HEADER);
+        assert_eq!(header, Some(&HeaderValue::Text("true".into())));
     }
 }

@@ -15,7 +15,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use contract::{JobTaskId, ReportFailure, ReservedPipes, TaskMessage};
+use contract::{FailedItem, JobTaskId, ReportFailure, ReservedPipes, TaskMessage};
 use framework::broker::{Broker, Confirm, PublishError};
 use framework::clock::Clock;
 use framework::handler::UNDELIVERABLE;
@@ -221,10 +221,11 @@ impl<'a> Relay<'a> {
     /// Fails the task of a message that can never be sent, so that the message has nothing to do in the outbox any more.
     /// Returns the error if the message must stay: the store is not available, or the message belongs to no task.
     async fn fail_task(&self, body: &[u8], error: PublishError) -> Result<(), PublishError> {
-        let task = TaskMessage::decode(body)
-            .ok()
+        let message = TaskMessage::decode(body).ok();
+        let task = message
+            .as_ref()
             .and_then(|message| JobTaskId::parse(message.job_task_id()?).ok());
-        let Some(task) = task else {
+        let Some((message, task)) = message.as_ref().zip(task) else {
             return Err(error);
         };
         tracing::warn!(%task, %error, "a message can never be sent; its task fails");
@@ -233,7 +234,9 @@ impl<'a> Relay<'a> {
             failure_time: Some(Clock::system().now_millis()),
             failure_source: Some(FAILURE_SOURCE.to_owned()),
             failure_message: Some(error.to_string()),
-            item: None,
+            item: message.task_data.as_deref().map(|data| {
+                FailedItem::new(None, data).of_type(message.task_classifier.as_deref())
+            }),
             run: None,
         });
         match self.store.record(&[TrackingEvent { task, kind }]).await {

@@ -31,6 +31,10 @@ fn with(member: &str, value: Value) -> String {
     job.to_string()
 }
 
+fn tolerating(tolerance: &Value) -> String {
+    with("onFailure", json!({"continue": tolerance}))
+}
+
 fn hash(body: &str) -> [u8; 32] {
     validate(body).unwrap().request.content_hash
 }
@@ -100,6 +104,34 @@ fn every_invalid_request_is_rejected_with_its_own_text() {
         ("{\"task\":[]}".into(), "The task is not an object: invalid type: sequence, expected a map at line 1 column 0"),
         (with("delay", json!("soon")).replace(' ', ""), "The body is not a job: invalid type: string \"soon\", expected i32"),
         (with("onFailure", json!("explode")), "The body is not a job: unknown variant `explode`, expected `stop` or `continue`"),
+        (with("onFailure", json!(7)), "The body is not a job: invalid type: integer `7`, expected `stop`, `continue` or {\"continue\": "),
+        (with("onFailure", json!({})), "The body is not a job: onFailure: missing field `continue`"),
+        (with("onFailure", json!({"stop": {}})), "The body is not a job: onFailure: unknown field `stop`, expected `continue`"),
+        (tolerating(&json!({})), "The body is not a job: onFailure: missing field `tolerate`"),
+        (
+            tolerating(&json!({"tolerates": 1})),
+            "The body is not a job: onFailure: unknown field `tolerates`, expected `tolerate` or `above`",
+        ),
+        (
+            tolerating(&json!({"tolerate": 1, "above": "explode"})),
+            "The body is not a job: onFailure: unknown variant `explode`, expected `stop` or `continue`",
+        ),
+        (
+            tolerating(&json!({"tolerate": -1})),
+            "The body is not a job: onFailure: invalid type: integer `-1`, expected a number of items, such as 100",
+        ),
+        (tolerating(&json!({"tolerate": 2.5})), "The body is not a job: onFailure: invalid type: floating point `2.5`, expected a number"),
+        (tolerating(&json!({"tolerate": 1e30})), "The body is not a job: onFailure: invalid type: floating point"),
+        (
+            tolerating(&json!({"tolerate": u64::MAX})),
+            "The body is not a job: onFailure: invalid value: integer `18446744073709551615`, expected a number of items",
+        ),
+        (tolerating(&json!({"tolerate": "abc"})), "The body is not a job: onFailure: invalid value: string \"abc\", expected a number"),
+        (tolerating(&json!({"tolerate": "100"})), "The body is not a job: onFailure: invalid value: string \"100\", expected a number"),
+        (tolerating(&json!({"tolerate": "NaN%"})), "The body is not a job: onFailure: invalid value: string \"NaN%\", expected"),
+        (tolerating(&json!({"tolerate": "100.1%"})), "The body is not a job: onFailure: invalid value: string \"100.1%\", expected"),
+        (tolerating(&json!({"tolerate": "-2%"})), "The body is not a job: onFailure: invalid value: string \"-2%\", expected"),
+        (tolerating(&json!({"tolerate": null})), "The body is not a job: onFailure: invalid type: null, expected a number of items"),
     ] {
         let refusal = validate(&body).expect_err(&body);
         assert!(refusal.starts_with(text), "{body}: {refusal}");

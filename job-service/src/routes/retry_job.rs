@@ -32,7 +32,7 @@ pub struct RetryParams {
 ///
 /// Takes up again a job that has failed or was cancelled: it begins another round, in which only what is not done counts. Its
 /// tasks that are done stay done, and its percentage stays. A job that never started waits again, with its prerequisites and its
-/// delay.
+/// delay. A job that is Completed although items have failed is taken up again, too; its percentage falls below 100.
 ///
 /// Workers discard what earlier rounds have left in the pipes; what they still report as done counts. `…/jobs/{jobId}:retry` is the
 /// same operation.
@@ -49,8 +49,8 @@ pub struct RetryParams {
             example = json!({"message": "The parameter 'dependents' must be true or false, but is 'x'."})),
         (status = 404, description = "The job does not exist", body = ErrorBody,
             example = json!({"message": "ERROR: job_id {reindex-7} not found"})),
-        (status = 409, description = "The job is not Failed or Cancelled, a prerequisite of it is not, or what is needed was not kept", body = ErrorBody,
-            example = json!({"message": "job_id {reindex-7} cannot be retried as it has a status of {Active}. Only jobs with a status of Failed or Cancelled can be retried."})),
+        (status = 409, description = "The job is not Failed or Cancelled and has no tolerated failures, a prerequisite of it has not completed, or what is needed was not kept", body = ErrorBody,
+            example = json!({"message": "job_id {reindex-7} cannot be retried as it has a status of {Active}. Only jobs with a status of Failed or Cancelled can be retried, and those that are Completed although items have failed."})),
         StoreErrors
     )
 )]
@@ -108,7 +108,7 @@ pub fn begun(job: &JobId, retry: Retry) -> ApiResult<Begun> {
             ErrorCode::WrongJobStatus,
             format!(
                 "job_id {{{job}}} cannot be retried as it has a status of {{{status}}}. Only jobs with a status of Failed or \
-                 Cancelled can be retried."
+                 Cancelled can be retried, and those that are Completed although items have failed."
             ),
         )),
         Retry::NotKept => Err(ApiError::Conflict(

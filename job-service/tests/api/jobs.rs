@@ -91,6 +91,35 @@ async fn job_needs_nothing_but_a_task() {
 }
 
 #[tokio::test]
+async fn tolerated_failures_are_returned_as_they_were_asked_for() {
+    let service = Service::start().await;
+    let task =
+        json!({"taskClassifier": "W", "taskApiVersion": 1, "taskData": "x", "taskPipe": "in"});
+    for (job, tolerance, shown) in [
+        (
+            "number",
+            json!({"tolerate": 100}),
+            json!({"tolerate": 100, "above": "stop"}),
+        ),
+        (
+            "share",
+            json!({"above": "continue", "tolerate": "02.50%"}),
+            json!({"tolerate": "2.5%", "above": "continue"}),
+        ),
+    ] {
+        let body = json!({"task": task, "onFailure": {"continue": tolerance}});
+        service.put(job, &body).await.is(201);
+        // The same request again.
+        service.put(job, &body).await.is(204);
+        let found = service.get(&format!("/jobs/{job}")).await.json();
+        assert_eq!(found["onFailure"], json!({"continue": shown}));
+    }
+    let body = json!({"task": task, "onFailure": {"continue": {"tolerate": "101%"}}});
+    service.put("invalid", &body).await.is(400);
+    service.get("/jobs/invalid").await.is(404);
+}
+
+#[tokio::test]
 async fn repeated_request_changes_nothing() {
     let service = Service::start().await;
     service.put("j", &new_job()).await.is(201);

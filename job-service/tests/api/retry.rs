@@ -140,7 +140,7 @@ async fn job_that_cannot_be_retried_says_why() {
     let refused = retry(&service, "j", &[]).await;
     refused.refuses(
         409,
-        "job_id {j} cannot be retried as it has a status of {Waiting}. Only jobs with a status of Failed or Cancelled can be retried.",
+        "job_id {j} cannot be retried as it has a status of {Waiting}. Only jobs with a status of Failed or Cancelled can be retried, and those that are Completed although items have failed.",
     );
     assert_eq!(
         refused.header("x-batchwright-error"),

@@ -71,6 +71,10 @@ const POSTGRES: &[File] = &[
         "20261122204500_curve",
         include_str!("../../../migrations/postgres/20261122204500_curve.sql"),
     ),
+    (
+        "20261122214500_tolerance",
+        include_str!("../../../migrations/postgres/20261122214500_tolerance.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -133,6 +137,10 @@ const SQLITE: &[File] = &[
     (
         "20261122204500_curve",
         include_str!("../../../migrations/sqlite/20261122204500_curve.sql"),
+    ),
+    (
+        "20261122214500_tolerance",
+        include_str!("../../../migrations/sqlite/20261122214500_tolerance.sql"),
     ),
 ];
 

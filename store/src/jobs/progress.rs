@@ -1,6 +1,6 @@
 //! The progress of a job over its items, from the row of the job alone. Pure.
 
-use contract::rest::Items;
+use contract::rest::{Above, Items};
 use contract::{JobStatus, OnFailure};
 
 use crate::job_row::JobRow;
@@ -44,7 +44,12 @@ fn items(row: &JobRow) -> Items {
     let (done, failed) = (totals.completed_items, totals.failed_tasks);
     if row.status == JobStatus::Completed {
         return Items {
-            total: Some(done),
+            // Of a job whose every task is done, failures that it still counts are not of items.
+            total: Some(if totals.on_failure.tolerance().is_some() {
+                totals.ended_items()
+            } else {
+                done
+            }),
             total_is_final: true,
             done,
             failed,
@@ -70,7 +75,12 @@ fn items(row: &JobRow) -> Items {
         retrying, running, ..
     } = if is_over { Counts::default() } else { counts };
     // Such a job fails only when every task is done or has failed; whatever was not stated is seen then.
-    let is_seen = row.status == JobStatus::Failed && totals.on_failure == OnFailure::Continue;
+    let goes_on = match totals.on_failure {
+        OnFailure::Stop => false,
+        OnFailure::Continue => true,
+        OnFailure::Tolerate(tolerance) => tolerance.above == Above::Continue,
+    };
+    let is_seen = row.status == JobStatus::Failed && goes_on;
     Items {
         total: Some(total),
         total_is_final: counts.unsettled == 0 || (is_seen && total == totals.ended_items()),

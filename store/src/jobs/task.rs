@@ -179,12 +179,17 @@ fn describe(
     if is_beyond(job, path) {
         return None;
     }
-    if job.status == JobStatus::Completed {
+    let has_failures = job.totals.failed_tasks > 0;
+    if job.status == JobStatus::Completed && (!has_failures || nodes.is_empty()) {
+        if failure.is_some() {
+            return Some(describe_failed(task, failure));
+        }
         let own = job.totals.own_task.as_ref();
         let is_split = own.is_some_and(|own| own.subtasks.is_some());
         // A job that an older build has ended may lack both the number and the table.
         let may_be_split = is_split || job.task_table || job.totals.completed_items > 1;
-        let remark = (!is_split || path.len() > 1).then(|| remark("the job"));
+        let is_certain = is_split && path.len() == 1 && !has_failures;
+        let remark = (!is_certain).then(|| remark("the job"));
         return may_be_split.then(|| completed(task, remark));
     }
     let mut has_failed = false;

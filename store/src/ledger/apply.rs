@@ -13,9 +13,10 @@ use crate::model::EventKind;
 const PROGRESS_CAP: i64 = 999 * PERCENT / 10;
 
 impl Ledger {
-    /// Applies one event. Returns false if the job was completed before, so that the event does not count.
+    /// Applies one event. Returns false if it does not count because the job is Completed: then only a task that has failed can be
+    /// done after all.
     pub fn apply(&mut self, steps: &[Step], kind: &EventKind) -> bool {
-        if self.is_completed() {
+        if self.is_completed() && (self.is_all_done() || *kind != EventKind::Complete) {
             return false;
         }
         let size_only = matches!(kind, EventKind::Progress(0) | EventKind::Announced { .. });
@@ -42,7 +43,7 @@ impl Ledger {
             self.announce(parent, stated.as_ref(), *digest);
         }
         let split = &self.splits[parent];
-        if size_only || self.is_completed() || split.closed || split.is_done(own.number) {
+        if size_only || self.is_all_done() || split.closed || split.is_done(own.number) {
             return true;
         }
         match kind {
@@ -195,7 +196,7 @@ impl Ledger {
         for step in steps {
             self.see_child(at, *step);
             let split = &self.splits[at];
-            if self.is_completed() || split.closed || split.is_done(step.number) {
+            if self.is_all_done() || split.closed || split.is_done(step.number) {
                 return None;
             }
             at = self.child_split(at, step.number);
@@ -219,11 +220,13 @@ impl Ledger {
         }
         split.dirty = true;
         let failed = split.is_failed(number);
+        let counted = self.count_as_split(parent, number);
         let at = self.add_split(&path);
         self.splits[at].dirty = true;
         self.know_attempts(at, attempts);
         if failed {
             self.splits[at].flags |= REPORTED_FAILED;
+            self.totals.failed_splits += 1 - counted;
         }
         self.add_counts(parent, SplitCounts::new().seen_from_above());
         self.count_opened(parent, number, 1);
@@ -261,6 +264,13 @@ impl Ledger {
         if learned && std::mem::take(&mut self.splits[at].counted) == number {
             // The final subtask is no item, and it was counted as one before that was known.
             self.add_items(at, -1);
+        }
+        if learned
+            && self.splits[at].is_failed(number)
+            && !self.by_path.contains_key(&self.child_path(at, number))
+        {
+            // It is no item: only its number has shown that.
+            self.totals.failed_splits += 1;
         }
         if conflict && self.splits[at].flags & CONFLICT == 0 {
             let size = self.splits[at].size.unwrap_or_default();
@@ -325,6 +335,7 @@ impl Ledger {
 
     /// Marks a subtask as done.
     fn complete(&mut self, parent: usize, number: u32) {
+        let failed_splits = self.count_as_split(parent, number);
         let (contributed, items_before, was_failed) = self.remove_child(parent, number);
         let split = &mut self.splits[parent];
         split.open_sum -= contributed;
@@ -334,7 +345,7 @@ impl Ledger {
             split.counted = split.counted.max(number);
         }
         if was_failed {
-            self.take_failure_back(parent, number);
+            self.take_failure_back(parent, number, failed_splits);
         }
         self.add_items(parent, i64::from(!is_final) - items_before);
         self.check_finished(parent);
@@ -400,6 +411,14 @@ impl Ledger {
     /// Marks a subtask as failed, because a report says so or because its split is contradictory.
     fn fail(&mut self, parent: usize, number: u32, failure: &ReportFailure, flags: i32) {
         let path = self.child_path(parent, number);
+        let active = self
+            .active_tasks
+            .get(&path)
+            .and_then(|slot| slot.now.as_ref());
+        let attempts = active.and_then(ActiveTask::attempts_with_the_last);
+        if self.stands_for_items(failure) {
+            self.child_split(parent, number);
+        }
         let child = self.by_path.get(&path).copied();
         let failed_bit = self.splits[parent].is_failed(number);
         let known = match child {
@@ -409,20 +428,19 @@ impl Ledger {
         if known {
             return;
         }
-        let mut attempts = None;
         if let Some(child) = child {
             self.splits[child].flags |= REPORTED_FAILED | flags;
             self.splits[child].dirty = true;
         } else if self.splits[parent].kept > 0
             && let Some(active) = self.take_active_task(parent, &path)
         {
-            attempts = active.attempts_with_the_last();
             self.splits[parent].open_sum -= active.percent;
             self.splits[parent].kept -= 1;
         }
         if !failed_bit {
             self.splits[parent].set_failed(number);
         }
+        self.totals.failed_splits += self.count_as_split(parent, number);
         let reason = failure_summary(&format!("task {path}"), failure);
         self.count_failure(path, failure, attempts);
         if self.totals.on_failure == OnFailure::Stop {
@@ -453,13 +471,14 @@ impl Ledger {
         }
     }
 
-    /// Uncounts the failure of a task that is done after all. If the failure was not kept, its kind is unknown and stays counted.
-    /// Once the job has failed, its failures stay: they are the reason.
-    fn take_failure_back(&mut self, parent: usize, number: u32) {
-        if self.is_decided() {
+    /// Uncounts the failure of a task that is done after all, `failed_splits` of which was counted as that of a split. If the
+    /// failure was not kept, its kind is unknown and stays counted. Once the job has failed, its failures stay: they are the reason.
+    fn take_failure_back(&mut self, parent: usize, number: u32, failed_splits: i64) {
+        if self.is_decided() && !self.is_completed() {
             return;
         }
         self.totals.failed_tasks -= 1;
+        self.totals.failed_splits -= failed_splits;
         let path = self.child_path(parent, number);
         let Some(kind) = self.kept.remove(&path) else {
             return;
@@ -507,17 +526,14 @@ impl Ledger {
             }
             above.set_done(number);
             if was_reported {
-                self.take_failure_back(parent, number);
+                self.take_failure_back(parent, number, 1);
             }
             self.check_finished(parent);
         } else if split.done + split.failed == size {
             match parent {
                 None => {
-                    let reason = format!(
-                        "every task is done or has failed; {} failed",
-                        self.totals.failed_tasks
-                    );
-                    self.decide(JobStatus::Failed, reason);
+                    let (status, reason) = self.outcome_of_all();
+                    self.decide(status, reason);
                 }
                 Some(parent) if !self.splits[parent].is_failed(number) => {
                     self.splits[parent].set_failed(number);
@@ -528,7 +544,7 @@ impl Ledger {
         }
     }
 
-    fn decide(&mut self, status: JobStatus, reason: String) {
+    pub(super) fn decide(&mut self, status: JobStatus, reason: String) {
         if self.is_decided() {
             return;
         }

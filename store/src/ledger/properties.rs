@@ -1,11 +1,14 @@
 //! Properties of the ledger: for any tree, order, repetition and batching of events, its totals are those of a model that
 //! keeps every task in a map.
 
+mod tolerated;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use contract::{Announced, JobStatus, OnFailure, ReportFailure, SourceDigest, Step};
+use contract::{Announced, FailedItem, JobStatus, OnFailure, ReportFailure, SourceDigest, Step};
 use proptest::prelude::*;
 
+use self::tolerated::{fail_a_split, policies};
 use super::{
     ACTIVE_TASK, COMPLETE, Counts, JobTotals, Ledger, NodeKey, NodeRow, Outcome, PERCENT,
     SplitCounts, keys_of,
@@ -113,7 +116,13 @@ fn report(task: &Task, way: &mut Vec<Step>, chance: &mut Chance, events: &mut Ve
     match task {
         Task::Leaf { fails } => {
             let kind = if *fails {
-                EventKind::Failed(failure())
+                EventKind::Failed(ReportFailure {
+                    item: Some(FailedItem {
+                        batch: chance.one_in(20),
+                        ..FailedItem::default()
+                    }),
+                    ..failure()
+                })
             } else {
                 EventKind::Complete
             };
@@ -135,15 +144,16 @@ fn report(task: &Task, way: &mut Vec<Step>, chance: &mut Chance, events: &mut Ve
         Task::Split(children) => {
             let is_stated = chance.one_in(2);
             let knows_items = chance.one_in(2);
+            let size = children.len();
             for (at, child) in children.iter().enumerate() {
                 way.push(Step {
                     number: u32::try_from(at + 1).unwrap(),
-                    last: at + 1 == children.len(),
+                    last: at + 1 == size,
                 });
-                if at + 1 == children.len() && chance.one_in(2) {
+                if at + 1 == size && chance.one_in(2) {
                     events.push((way.clone(), EventKind::Progress(0)));
                 }
-                if at + 1 == children.len() && is_stated {
+                if at + 1 == size && is_stated {
                     let (batches, items) = task.announced();
                     let items = knows_items.then_some(items);
                     let mut kind = announced(batches, items);
@@ -186,13 +196,13 @@ impl Job {
     }
 
     fn flush(&mut self, events: &[Event]) {
-        if self.decision == Some(JobStatus::Completed) {
+        if self.decision == Some(JobStatus::Completed) && self.totals.failed_tasks == 0 {
             return;
         }
         let steps = || events.iter().map(|(steps, _)| steps.as_slice());
         let mut ledger = Ledger::new(self.totals.clone(), 100, 0);
-        if self.decision.is_some() {
-            ledger = ledger.of_ended_job();
+        if let Some(status) = self.decision {
+            ledger = ledger.of_ended_job(status);
         }
         ledger.load(self.load(&keys_of(steps())));
         let more = ledger.also_needed(steps());
@@ -297,7 +307,7 @@ enum Truth {
 }
 
 impl Model {
-    fn of(events: &[Event]) -> Self {
+    fn of(events: &[Event], on_failure: OnFailure) -> Self {
         let mut model = Self::default();
         for (steps, kind) in events {
             let path: Vec<u32> = steps.iter().map(|step| step.number).collect();
@@ -334,7 +344,13 @@ impl Model {
             model.has_begun |= !matches!(kind, EventKind::Retry { .. });
             match kind {
                 EventKind::Complete => model.done.insert(path),
-                EventKind::Failed(_) => model.failed.insert(path),
+                EventKind::Failed(failure) => {
+                    let is_batch = failure.item.as_ref().is_some_and(|item| item.batch);
+                    if is_batch && !path.is_empty() && on_failure.tolerance().is_some() {
+                        model.splits.insert(path.clone());
+                    }
+                    model.failed.insert(path)
+                }
                 EventKind::Progress(_) | EventKind::Started { .. } => model.under_way.insert(path),
                 EventKind::Retry { .. } => {
                     model.retrying.insert(path.clone());
@@ -422,6 +438,13 @@ impl Model {
     fn check(&self, job: &Job) {
         let outcome = match (self.truth(&[]), job.totals.on_failure) {
             (_, OnFailure::Stop) if !self.failed.is_empty() => Some(JobStatus::Failed),
+            _ if self.failed.contains(&vec![]) => Some(JobStatus::Failed),
+            (Truth::Failed, OnFailure::Tolerate(tolerance)) if self.are_tolerated(tolerance) => {
+                Some(JobStatus::Completed)
+            }
+            (_, OnFailure::Tolerate(tolerance)) if self.has_stopped(tolerance) => {
+                Some(JobStatus::Failed)
+            }
             (Truth::Open, _) => None,
             (Truth::Done, _) => Some(JobStatus::Completed),
             (Truth::Failed, _) => Some(JobStatus::Failed),
@@ -436,6 +459,11 @@ impl Model {
         assert_eq!(
             job.totals.failure_counts.values().sum::<i64>(),
             job.totals.failed_tasks
+        );
+        assert_eq!(
+            job.totals.failed_splits,
+            self.failed_splits(),
+            "failed splits"
         );
         assert_eq!(job.active, self.has_begun);
         if outcome != Some(JobStatus::Completed) {
@@ -493,10 +521,13 @@ fn check(task: &Task, seed: u64, on_failure: OnFailure, lost: usize, largest_bat
     let mut chance = Chance(seed | 1);
     let mut events = Vec::new();
     report(task, &mut Vec::new(), &mut chance, &mut events);
+    if chance.one_in(4) {
+        fail_a_split(task, &mut chance, &mut events);
+    }
     chance.shuffle(&mut events);
     // Some events have not arrived yet.
     events.truncate(events.len() - events.len() * lost / 100);
-    let model = Model::of(&events);
+    let model = Model::of(&events, on_failure);
     let first = Job::run(on_failure, &events, &mut chance, largest_batch);
     model.check(&first);
     if chance.one_in(2) {
@@ -536,10 +567,6 @@ fn without_attempts(row: NodeRow) -> NodeRow {
         detail: counts.or(row.detail),
         ..row
     }
-}
-
-fn policies() -> impl Strategy<Value = OnFailure> {
-    prop_oneof![Just(OnFailure::Stop), Just(OnFailure::Continue)]
 }
 
 fn path(text: &str) -> Vec<Step> {

@@ -7,7 +7,7 @@ use contract::Step;
 
 use super::counts::{Counts, SplitCounts};
 use super::node::{ActiveTask, CONFLICT, NodeRow};
-use super::{JobTotals, Ledger};
+use super::{COMPLETE, JobTotals, Ledger};
 use crate::model::EventKind;
 
 impl NodeRow {
@@ -26,9 +26,14 @@ impl NodeRow {
 }
 
 impl JobTotals {
-    /// Clears what a new round does not know. The percentage and the number of items that are done stay.
+    /// Clears what a new round does not know. The number of items that are done stays, and so does the percentage, unless the job
+    /// is Completed: what is not done brings it below 100.
     pub fn begin_round(&mut self) {
+        if self.percentage == COMPLETE {
+            self.percentage = 0;
+        }
         self.failed_tasks = 0;
+        self.failed_splits = 0;
         self.failure_counts.clear();
         self.counts = self.counts.map(Counts::without_active_tasks);
         // The number of subtasks stays known.

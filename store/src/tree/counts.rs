@@ -44,7 +44,8 @@ impl Store {
             TaskAnswer::NotKnown => return Ok(CountsAnswer::NotKept),
         };
         let path = path_of(under.iter().copied());
-        let split = if row.task_table && row.status != JobStatus::Completed {
+        let is_all_done = row.status == JobStatus::Completed && row.totals.failed_tasks == 0;
+        let split = if row.task_table && !is_all_done {
             let keys = [(path.clone(), 0)];
             self.backend.nodes(row.incarnation, &keys).await?.pop()
         } else {

@@ -53,4 +53,5 @@ mod retention;
 mod rounds;
 mod scheduling;
 mod splits;
+mod tolerance;
 mod tree;

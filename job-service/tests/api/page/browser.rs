@@ -77,6 +77,7 @@ fn items(total: u32, done: u32, failed: u32) -> Vec<(String, EventKind)> {
                 input: Some(format!(
                     "{{\"path\":\"scans/2016/{number}.tif\",\"language\":\"de\"}}"
                 )),
+                batch: false,
             }),
             ..ReportFailure::default()
         })

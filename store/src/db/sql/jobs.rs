@@ -15,7 +15,7 @@ use crate::pace::Pace;
 
 /// The columns that [`read_job`] reads.
 pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, round, name, description, external_data, content_hash, \
-    on_failure, status, percentage, completed_items, failed_tasks, failed_attempts, failure_counts, own_task, delay, task_table, create_time, \
+    on_failure, tolerance, status, percentage, completed_items, failed_tasks, failed_splits, failed_attempts, failure_counts, own_task, delay, task_table, create_time, \
     last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe";
 
 /// The content of the column `progress`.
@@ -103,12 +103,18 @@ pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<i64>, DbErr
     } else {
         Some(serde_json::to_string(&job.expiry)?)
     };
+    let (on_failure, tolerance) = match job.totals.on_failure {
+        OnFailure::Stop => ("stop", None),
+        OnFailure::Continue => ("continue", None),
+        // Versions that do not know the second column stop at the first failure.
+        tolerating @ OnFailure::Tolerate(_) => ("stop", Some(serde_json::to_string(&tolerating)?)),
+    };
     let statement = db
         .statement(
             "insert into job (partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, \
              status, percentage, completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time, \
-             expiry, delay, without_target, correlation_id, output_pipe) \
-             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12, $13, $14, $15) \
+             expiry, delay, without_target, correlation_id, output_pipe, tolerance) \
+             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12, $13, $14, $15, $16) \
              on conflict (partition_id, job_id) do nothing returning incarnation",
         )
         .bind(job.partition.as_str())
@@ -118,14 +124,15 @@ pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<i64>, DbErr
         .bind(job.description.as_deref())
         .bind(job.external_data.as_deref())
         .bind(&job.content_hash[..])
-        .bind(job.totals.on_failure.name())
+        .bind(on_failure)
         .bind(job.status.name())
         .bind(job.create_time)
         .bind(expiry)
         .bind(job.delay)
         .bind(job.without_target)
         .bind(job.correlation_id.as_deref())
-        .bind(job.output_pipe.as_deref());
+        .bind(job.output_pipe.as_deref())
+        .bind(tolerance);
     db.fetch_first(statement, |row| row.get(0)).await
 }
 
@@ -136,7 +143,7 @@ pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
         .statement(
             "update job set status = $2, percentage = $3, completed_items = $4, failed_tasks = $5, failure_counts = $6, \
              own_task = $7, task_table = $8, last_update_time = $9, finish_time = $10, expiry_time = $11, progress = $12, round = $13, \
-             failed_attempts = $14 \
+             failed_attempts = $14, failed_splits = $15 \
              where incarnation = $1",
         )
         .bind(job.incarnation)
@@ -156,7 +163,8 @@ pub async fn save(db: &mut Session, job: &JobRow) -> Result<(), DbError> {
             curve: job.curve,
         })?)
         .bind(i32::try_from(job.round).unwrap_or(i32::MAX))
-        .bind(job.failed_attempts);
+        .bind(job.failed_attempts)
+        .bind(job.totals.failed_splits);
     db.execute(statement).await.map(drop)
 }
 
@@ -264,20 +272,24 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
     let own_task: Option<&str> = row.get("own_task")?;
     let expiry: Option<&str> = row.get("expiry")?;
     let on_failure: &str = row.get("on_failure")?;
+    let tolerance: Option<&str> = row.get("tolerance")?;
+    let failed_tasks: i64 = row.get("failed_tasks")?;
     let progress: Option<&str> = row.get("progress")?;
     let progress: Progress = progress
         .map(serde_json::from_str)
         .transpose()?
         .unwrap_or_default();
     let totals = JobTotals {
-        on_failure: if on_failure == "continue" {
-            OnFailure::Continue
-        } else {
-            OnFailure::Stop
+        on_failure: match tolerance {
+            Some(tolerance) => serde_json::from_str(tolerance)?,
+            None if on_failure == "continue" => OnFailure::Continue,
+            None => OnFailure::Stop,
         },
         percentage: row.get("percentage")?,
         completed_items: row.get("completed_items")?,
-        failed_tasks: row.get("failed_tasks")?,
+        failed_tasks,
+        // An earlier version that has begun a round has cleared only the number of all.
+        failed_splits: row.get::<i64, _>("failed_splits")?.min(failed_tasks),
         failure_counts: serde_json::from_str(row.get("failure_counts")?)?,
         own_task: own_task.map(serde_json::from_str).transpose()?,
         counts: progress.counts,
