@@ -224,6 +224,14 @@ impl ListPage {
         url::jobs(&self.partition)
     }
 
+    fn first_page(&self) -> String {
+        format!(
+            "{}{}",
+            self.path(),
+            self.asked.query(&self.asked.status, "")
+        )
+    }
+
     fn bulk_url(&self) -> String {
         format!("/partitions/{}/bulk", url::encode(&self.partition))
     }

@@ -177,6 +177,9 @@ async fn list_is_filtered_sorted_counted_and_paged_by_its_url() {
     filtered.contains("1–1 of 1");
     let none = page(&service, &format!("{list}?filter=id%3D%3Dx")).await;
     none.contains("No job matches");
+    let behind = page(&service, &format!("{list}?offset=100&sort=jobId:asc")).await;
+    behind.contains("There are no further jobs");
+    behind.contains(r#"/jobs?sort=jobId%3Aasc">The first page</a>"#);
 }
 
 #[tokio::test]
