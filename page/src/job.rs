@@ -213,7 +213,11 @@ impl JobHead {
     }
 
     pub(crate) fn actions(&self) -> Vec<Action> {
-        let possible = |action: &Action| action.from_statuses().contains(&self.status);
+        let has_tolerated = self.status == JobStatus::Completed && self.failed > 0;
+        let possible = |action: &Action| {
+            action.from_statuses().contains(&self.status)
+                || (has_tolerated && *action == Action::Retry)
+        };
         Action::ALL.into_iter().filter(possible).collect()
     }
 

@@ -253,6 +253,26 @@ async fn actions_do_what_the_api_does_and_lead_back_to_the_job() {
 }
 
 #[tokio::test]
+async fn job_that_is_completed_although_items_have_failed_can_be_retried() {
+    let service = Service::start().await;
+    let mut job = new_job();
+    job["onFailure"] = json!({"continue": {"tolerate": 1}});
+    service.put("j", &job).await.is(201);
+    let failed = EventKind::Failed(contract::ReportFailure::default());
+    service.report("j", ".1", failed).await;
+    service.report("j", ".2*", EventKind::Complete).await;
+    assert_eq!(status(&service, "j").await, "Completed");
+    let path = format!("/partitions/{}/jobs/j", service.partition);
+    let retry = format!(r#"action="{path}/retry""#);
+    page(&service, &path).await.contains(&retry);
+    submit(&service, &format!("{path}/retry"), "", OWN)
+        .await
+        .is(303);
+    let retried = page(&service, &path).await;
+    assert!(!retried.body.contains(&retry));
+}
+
+#[tokio::test]
 async fn several_jobs_are_asked_about_with_their_number_and_then_changed() {
     let service = Service::start().await;
     for job in ["a1", "a2", "a3", "b1"] {
