@@ -196,7 +196,12 @@ impl Amqp {
             )
         };
         let (publishing, consuming) = (connect("publishing"), connect("consuming"));
-        let queues = Arc::new(Queues::new(queue_type, max_priority, declare));
+        let queues = Arc::new(Queues::new(
+            queue_type,
+            max_priority,
+            declare,
+            tasks.clone(),
+        ));
         tasks.spawn({
             let (queues, publishing, end) = (Arc::clone(&queues), publishing.clone(), end.clone());
             let health = health.clone();

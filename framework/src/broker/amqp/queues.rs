@@ -3,6 +3,8 @@
 //! What must stay true:
 //! - A declaration or a probe never shares a channel with anything else, because the broker closes a channel when it
 //!   refuses a request.
+//! - A request on such a channel runs to its end, even if its caller has left. The client library would close a dropped channel,
+//!   and if the broker closes the channel at the same moment, lapin 4.12 gives up the whole connection with all its consumers.
 //! - A message is delayed only in a queue with exactly the arguments of a delay queue. In any other queue of that name it
 //!   would be confirmed and never come back.
 
@@ -18,6 +20,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, ErrorKind};
 use tokio::sync::Notify;
 use tokio::time::sleep;
+use tokio_util::task::TaskTracker;
 
 use super::QueueType;
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
@@ -51,6 +54,8 @@ pub struct Queues {
     /// declaration of a second client, but refuses messages until the queue is ready. These messages would be published
     /// again, after later ones.
     declaring: tokio::sync::Mutex<()>,
+    /// Where the requests run.
+    requests: TaskTracker,
 }
 
 /// Why a queue cannot be declared or probed.
@@ -96,7 +101,12 @@ impl From<lapin::Error> for QueueError {
 }
 
 impl Queues {
-    pub fn new(queue_type: QueueType, max_priority: u8, declare: bool) -> Self {
+    pub fn new(
+        queue_type: QueueType,
+        max_priority: u8,
+        declare: bool,
+        requests: TaskTracker,
+    ) -> Self {
         if max_priority > 0 && queue_type == QueueType::Quorum {
             tracing::warn!(
                 max_priority,
@@ -111,6 +121,7 @@ impl Queues {
             unusable: Mutex::default(),
             found_unusable: Notify::new(),
             declaring: tokio::sync::Mutex::default(),
+            requests,
         }
     }
 
@@ -222,10 +233,50 @@ impl Queues {
         connection: &Connection,
         pipe: &str,
     ) -> Result<Option<PipeState>, QueueError> {
-        match probe(connection, pipe).await {
+        match self.probe(connection, pipe).await {
             Err(QueueError::NotFound(_)) => Ok(None),
             probed => probed.map(Some),
         }
+    }
+
+    /// Returns how many messages are ready in a queue, without declaring it.
+    async fn probe(&self, connection: &Connection, queue: &str) -> Result<PipeState, QueueError> {
+        let passive = QueueDeclareOptions {
+            passive: true,
+            ..QueueDeclareOptions::durable()
+        };
+        let queue = self
+            .ask(connection, queue, passive, FieldTable::default())
+            .await??;
+        Ok(PipeState {
+            messages: queue.message_count().into(),
+            consumers: Some(queue.consumer_count().into()),
+            ..PipeState::default()
+        })
+    }
+
+    /// Sends the declaration of a queue, and returns what the broker answers. The request runs to its end, whether the caller
+    /// waits for it or not.
+    async fn ask(
+        &self,
+        connection: &Connection,
+        queue: &str,
+        options: QueueDeclareOptions,
+        arguments: FieldTable,
+    ) -> Result<lapin::Result<lapin::Queue>, QueueError> {
+        let name = ShortString::try_new(queue).map_err(QueueError::impossible)?;
+        let connection = connection.clone();
+        let request = self.requests.spawn(async move {
+            let channel = connection.open_channel().await?;
+            let declare = channel.queue_declare(name, options, arguments);
+            let declared = connection.within_limit("a declaration", declare).await?;
+            if declared.is_ok() {
+                end(&connection, &channel).await?;
+            }
+            Ok(declared)
+        });
+        let ended = request.await.unwrap_or(Err(ConnectionLost::Ended));
+        Ok(ended?)
     }
 
     /// Declares a queue that exists, which changes nothing. Returns what the broker says if it has other arguments.
@@ -246,15 +297,9 @@ impl Queues {
         queue: &str,
         arguments: FieldTable,
     ) -> Result<Option<lapin::Error>, QueueError> {
-        let name = ShortString::try_new(queue).map_err(QueueError::impossible)?;
         let _turn = self.declaring.lock().await;
-        let channel = connection.open_channel().await?;
-        let declared = connection.within_limit(
-            "a declaration",
-            channel.queue_declare(name, QueueDeclareOptions::durable(), arguments),
-        );
-        let Err(error) = declared.await? else {
-            end(connection, &channel).await?;
+        let durable = QueueDeclareOptions::durable();
+        let Err(error) = self.ask(connection, queue, durable, arguments).await? else {
             return Ok(None);
         };
         if queue.starts_with(RESERVED) && is_soft(&error, AMQPSoftError::ACCESSREFUSED) {
@@ -263,7 +308,7 @@ impl Queues {
         if !is_soft(&error, AMQPSoftError::PRECONDITIONFAILED) {
             return Err(error.into());
         }
-        match probe(connection, queue).await {
+        match self.probe(connection, queue).await {
             Ok(_) => Ok(Some(error)),
             Err(lost @ QueueError::Lost(_)) => Err(lost),
             Err(_) => Err(error.into()),
@@ -424,28 +469,6 @@ fn is_broker_header(name: &str) -> bool {
 
 pub fn is_soft(error: &lapin::Error, soft: AMQPSoftError) -> bool {
     matches!(error.kind(), ErrorKind::ProtocolError(error) if *error.kind() == AMQPErrorKind::Soft(soft))
-}
-
-/// Returns how many messages are ready in a queue, without declaring it.
-async fn probe(connection: &Connection, queue: &str) -> Result<PipeState, QueueError> {
-    let name = ShortString::try_new(queue).map_err(QueueError::impossible)?;
-    let channel = connection.open_channel().await?;
-    let options = QueueDeclareOptions {
-        passive: true,
-        ..QueueDeclareOptions::durable()
-    };
-    let queue = connection
-        .within_limit(
-            "a queue's depth",
-            channel.queue_declare(name, options, FieldTable::default()),
-        )
-        .await??;
-    end(connection, &channel).await?;
-    Ok(PipeState {
-        messages: queue.message_count().into(),
-        consumers: Some(queue.consumer_count().into()),
-        ..PipeState::default()
-    })
 }
 
 /// Closes a channel that has served its purpose.

@@ -204,3 +204,26 @@ async fn redelivery_of_a_message_that_is_acknowledged_does_not_arrive() {
     assert_eq!(&second.body[..], b"2");
     second.ack();
 }
+
+#[tokio::test]
+async fn caller_that_leaves_in_the_middle_of_a_refused_request_costs_no_connection() {
+    let (amqp, pipe, missing) = (shared().await, unique("held"), unique("missing"));
+    amqp.publish(Outgoing::new(&*pipe, "1")).await.unwrap();
+    let mut consumer = amqp.consume(&pipe, 10).await.unwrap();
+    let held = next(&mut consumer).await;
+    for rounds in 0..600 {
+        let patience = async {
+            for _ in 0..rounds * 4 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = amqp.depth(&missing) => {}
+            () = patience => {}
+        }
+    }
+    drop(amqp.depth(&missing).await);
+    assert!(!held.is_gone());
+    held.ack();
+}

@@ -20,7 +20,14 @@ fn message(body: &str, headers: Headers) -> Message {
 }
 
 async fn open(folder: &tempfile::TempDir, bounds: UnreadBounds) -> Embedded {
+    open_on(100, folder, bounds).await
+}
+
+/// Opens the broker on this day since 1970.
+async fn open_on(day: i64, folder: &tempfile::TempDir, bounds: UnreadBounds) -> Embedded {
+    const DAY: i64 = 24 * 3600 * 1000;
     let options = EmbeddedOptions {
+        clock: Clock::simulated(day * DAY),
         unread: bounds,
         ..EmbeddedOptions::default()
     };
@@ -88,16 +95,19 @@ async fn oldest_results_beyond_the_bound_are_dropped_and_everything_else_stays()
         bytes: 3000,
         ..UnreadBounds::default()
     };
-    let broker = open(&folder, bounds).await;
+    let broker = open_on(100, &folder, bounds).await;
     let task = r#"{"taskId":"task","taskStatus":"NEW_TASK","tracking":null}"#;
     broker.publish(Outgoing::new("out", task)).await.unwrap();
     publish(&broker, "out", 0..8).await;
     assert_eq!(broker.drop_unread().await.unwrap(), []);
     broker.unread_grew().await;
+    broker.close().await;
+
+    // What comes on the next day is younger.
+    let broker = open_on(101, &folder, bounds).await;
     publish(&broker, "other", 0..8).await;
     publish(&broker, "consumed", 0..50).await;
     let consumer = broker.consume("consumed", 1).await.unwrap();
-    // Those of the first look are the oldest.
     assert_eq!(broker.drop_unread().await.unwrap(), [dropped("out", 6)]);
     assert_eq!(broker.drop_unread().await.unwrap(), []);
     let mut depths = Vec::new();
@@ -109,7 +119,7 @@ async fn oldest_results_beyond_the_bound_are_dropped_and_everything_else_stays()
     broker.close().await;
 
     // It is so on the disk, too, and the next process finds the task and the last two of the first pipe.
-    let broker = open(&folder, bounds).await;
+    let broker = open_on(101, &folder, bounds).await;
     let found = broker.drop_unread().await.unwrap();
     assert_eq!(found.iter().map(|it| it.count).sum::<u64>(), 50);
     let mut consumer = broker.consume("consumed", 10).await.unwrap();
@@ -140,7 +150,6 @@ async fn results_are_dropped_when_they_are_old_unless_a_consumer_has_come() {
 
 #[tokio::test]
 async fn age_of_a_result_counts_across_restarts() {
-    const DAY: i64 = 24 * 3600 * 1000;
     let folder = tempfile::tempdir().unwrap();
     for (day, expected) in [
         (0, vec![]),
@@ -148,11 +157,7 @@ async fn age_of_a_result_counts_across_restarts() {
         (-1, vec![]),
         (8, vec![dropped("out", 3)]),
     ] {
-        let options = EmbeddedOptions {
-            clock: Clock::simulated((100 + day) * DAY),
-            ..EmbeddedOptions::default()
-        };
-        let broker = Embedded::open_with(folder.path(), options).await.unwrap();
+        let broker = open_on(100 + day, &folder, UnreadBounds::default()).await;
         if day == 0 {
             publish(&broker, "out", 0..3).await;
         }
