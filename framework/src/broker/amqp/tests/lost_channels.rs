@@ -95,6 +95,13 @@ async fn begun_by(concurrency: usize, pipe: &str, before: &[u64]) -> Vec<u64> {
             state => Err(format!("{state:?}")),
         })
         .await;
+        wait_for("the broker to notice it, too", async || {
+            match other.depth(pipe).await.unwrap() {
+                depth if depth == before.len() as u64 => Ok(()),
+                depth => Err(format!("{depth} messages")),
+            }
+        })
+        .await;
         publish(&other, pipe, input, AFTER).await;
         proxy.pass();
         if concurrency > 1 && input == pipe {
