@@ -549,7 +549,7 @@ pub struct Task {
     /// it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt_time: Option<i64>,
-    /// The number of subtasks, including the task's own final output. Null unless the task has split and is not done.
+    /// The number of subtasks. Null unless the task has split and is not done.
     pub subtasks: Option<i64>,
     /// The number of completed subtasks. Null unless the task has split and is not done.
     pub completed_subtasks: Option<i64>,

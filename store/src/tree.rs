@@ -62,7 +62,7 @@ impl Store {
             let own = row.totals.own_task.as_ref();
             let subtasks = own.and_then(|own| own.subtasks);
             match subtasks.filter(|_| query.under.is_empty()) {
-                Some(last) => page.tasks.extend(all_done(last, query)),
+                Some(size) => page.tasks.extend(all_done(size, query)),
                 None => page.remark = Some(remark_of_done(page.remark)),
             }
             return Ok(TasksAnswer::Tasks(Box::new(page)));
@@ -99,10 +99,11 @@ fn shown_id(path: &[u32]) -> String {
     }
 }
 
-/// Returns the subtasks of the own task of a Completed job.
-fn all_done(last: u32, query: &TaskQuery) -> Option<rest::TaskEntry> {
+/// Returns the subtasks of the own task of a Completed job, without the final one.
+fn all_done(size: u32, query: &TaskQuery) -> Option<rest::TaskEntry> {
+    let last = size.saturating_sub(1);
     let is_wanted = query.wants(rest::SubtaskState::Done) && query.after.is_none();
-    is_wanted.then(|| entry_of_range(&[], (1, last), rest::SubtaskState::Done))
+    (is_wanted && last > 0).then(|| entry_of_range(&[], (1, last), rest::SubtaskState::Done))
 }
 
 /// Returns the entry of subtasks in the same state.

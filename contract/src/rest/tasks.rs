@@ -117,8 +117,7 @@ pub struct ListedTask {
     /// The last reported failure. Absent if there is none, or if it is not kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
-    /// The number of subtasks, including the task's own final output. Absent unless the task has split, is not done, and has reported
-    /// the number.
+    /// The number of subtasks. Absent unless the task has split, is not done, and has reported the number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subtasks: Option<i64>,
     /// The number of completed subtasks. Absent unless the task has split and is not done.

@@ -77,7 +77,7 @@ pub struct TasksParams {
     responses(
         (status = 200, description = "The tasks; with `application/x-ndjson`, each entry on a line of its own", body = Tasks, example = json!({
             "task": {
-                "id": "3", "status": "Active", "since": null, "attempts": null, "failure": null, "subtasks": 4097, "completedSubtasks": 4094
+                "id": "3", "status": "Active", "since": null, "attempts": null, "failure": null, "subtasks": 4096, "completedSubtasks": 4094
             },
             "tasks": [
                 {"under": "3", "first": 1, "last": 16, "state": "done"},

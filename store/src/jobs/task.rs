@@ -41,11 +41,15 @@ impl Store {
         }
         keys.extend([(id.clone(), 0), (id.clone(), ACTIVE_TASK)]);
         keys.dedup();
-        let nodes = if row.task_table {
+        let mut nodes = if row.task_table {
             self.backend.nodes(row.incarnation, &keys).await?
         } else {
             Vec::new()
         };
+        let mut own = nodes.iter().filter(|node| node.path == id);
+        if let Some(mark) = own.find_map(NodeRow::row_of_final) {
+            nodes.extend(self.backend.nodes(row.incarnation, &[mark]).await?);
+        }
         let failure = if row.totals.failed_tasks > 0 {
             self.backend.failure(row.incarnation, &id).await?
         } else {
@@ -174,7 +178,7 @@ fn describe(
         failed_attempts: Vec::new(),
     };
     if path.is_empty() {
-        return Some(describe_job_task(job, task, find("", 0), failure));
+        return Some(describe_job_task(job, task, nodes, failure));
     }
     if is_beyond(job, path) {
         return None;
@@ -215,7 +219,7 @@ fn describe(
         has_failed = bits.is_some_and(|row| row.failed_bits().get(bit));
     }
     if let Some(split) = find(&task.id, 0) {
-        describe_split(&mut task, split);
+        describe_split(&mut task, split, nodes);
     }
     if has_failed {
         return Some(describe_failed(task, failure));
@@ -230,11 +234,14 @@ fn describe(
 fn describe_job_task(
     job: &JobRow,
     mut task: rest::Task,
-    split: Option<&NodeRow>,
+    nodes: &[NodeRow],
     failure: Option<KeptFailure>,
 ) -> rest::Task {
-    if let Some(split) = split {
-        describe_split(&mut task, split);
+    if let Some(split) = nodes
+        .iter()
+        .find(|row| row.path.is_empty() && row.chunk == 0)
+    {
+        describe_split(&mut task, split, nodes);
     }
     task.since = job.finish_time;
     task.status = match job.status {
@@ -276,10 +283,15 @@ pub(crate) fn remark_of_done(remark: Option<String>) -> String {
     remark.unwrap_or_else(|| "The task is done. Its subtasks are no longer stored.".to_owned())
 }
 
-fn describe_split(task: &mut rest::Task, split: &NodeRow) {
+fn describe_split(task: &mut rest::Task, split: &NodeRow, nodes: &[NodeRow]) {
+    let of_final = split.row_of_final();
+    let with_final = of_final.and_then(|(path, chunk)| {
+        let mut rows = nodes.iter();
+        rows.find(|row| row.path == path && row.chunk == chunk)
+    });
     task.status = rest::TaskState::Active;
-    task.subtasks = split.size.map(i64::from);
-    task.completed_subtasks = Some(i64::from(split.done_count));
+    task.subtasks = split.final_number().map(|mark| i64::from(mark) - 1);
+    task.completed_subtasks = Some(split.parts_done(with_final));
 }
 
 fn describe_failed(mut task: rest::Task, failure: Option<KeptFailure>) -> rest::Task {

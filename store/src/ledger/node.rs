@@ -13,6 +13,9 @@ pub const ACTIVE_TASK: i32 = -1;
 /// Percentages inside the ledger: millionths of a percent.
 pub const PERCENT: i64 = 1_000_000;
 
+/// The highest percentage of a split that is not done.
+const HIGHEST_OF_SPLIT: i64 = 997 * PERCENT / 10;
+
 /// Flag of a split: reports disagree about the number of its subtasks, so that it stays failed.
 pub const CONFLICT: i32 = 1;
 /// Flag of a split: the split itself was reported failed or found contradictory, not only its subtasks.
@@ -68,6 +71,37 @@ impl NodeRow {
             .as_deref()
             .and_then(|text| serde_json::from_str(text).ok());
         counts.map(|counts| counts.seen_from_above())
+    }
+
+    /// Returns the number of the final subtask of a split, once it is known: one more than the number of the others.
+    pub fn final_number(&self) -> Option<u32> {
+        self.size.map(unsigned)
+    }
+
+    /// Returns the row with the bit of the final subtask, if that is another one than this.
+    pub fn row_of_final(&self) -> Option<NodeKey> {
+        let (chunk, _) = position(self.final_number()?);
+        (self.chunk == 0 && chunk > 0).then(|| (self.path.clone(), chunk))
+    }
+
+    /// Returns how many subtasks of a split are done besides the final one. `with_final` is the row with its bit, if it is another one.
+    pub fn parts_done(&self, with_final: Option<&Self>) -> i64 {
+        let is_done = self.final_number().is_some_and(|number| {
+            let (chunk, bit) = position(number);
+            let rows = [Some(self), with_final].into_iter().flatten();
+            rows.filter(|row| row.chunk == chunk)
+                .any(|row| row.bits().get(bit))
+        });
+        i64::from(self.done_count) - i64::from(is_done)
+    }
+
+    /// Returns the percentage of a split of known size: the mean of its subtasks besides the final one, which is nobody's work.
+    pub fn parts_percent(&self, parts_done: i64) -> Option<i64> {
+        let parts = i64::from(self.final_number()?) - 1;
+        (parts > 0).then(|| {
+            let sum = parts_done * 100 * PERCENT + self.open_sum;
+            (sum / parts).min(HIGHEST_OF_SPLIT)
+        })
     }
 
     pub fn failed_bits(&self) -> Bits {
@@ -216,7 +250,7 @@ impl Split {
     /// more than the highest reported one is assumed.
     pub fn formula(&self) -> i64 {
         let children = i64::from(self.size.unwrap_or(self.top.saturating_add(1))).max(1);
-        ((i64::from(self.done) * 100 * PERCENT + self.open_sum) / children).min(997 * PERCENT / 10)
+        ((i64::from(self.done) * 100 * PERCENT + self.open_sum) / children).min(HIGHEST_OF_SPLIT)
     }
 
     /// Loads a row of this split. The rows may come in any order.

@@ -25,6 +25,10 @@ pub struct Level {
     top: u32,
     /// Whether subtasks have rows of their own.
     has_nodes: bool,
+    /// The number of the final subtask, once it is known.
+    mark: Option<u32>,
+    /// Whether all others have ended.
+    others_ended: bool,
 }
 
 /// Siblings in the same state, or one task with what is stored of it.
@@ -65,8 +69,11 @@ impl Level {
     /// Returns the split that this row stores.
     pub fn of_row(path: Vec<u32>, row: &NodeRow) -> Self {
         let known = row.size.unwrap_or(row.top).max(0);
+        let others = row.size.map(|size| size - 1);
         Self {
             path,
+            mark: row.final_number(),
+            others_ended: others.is_some_and(|all| row.done_count + row.failed_count >= all),
             top: u32::try_from(known).unwrap_or(0),
             has_nodes: row.kept > 0,
         }
@@ -104,8 +111,14 @@ impl Level {
         // The stretch may have become shorter; and what is done has nothing to show.
         alone.retain(|number, _| *number <= siblings.last && marks.of(*number) != Mark::Done);
         let numbers: BTreeSet<u32> = alone.keys().copied().collect();
-        let runs = marks.runs(first, siblings.last, &numbers).into_iter();
         let is_over = job.status.is_finished();
+        let shown = match self.mark {
+            Some(mark) if mark == siblings.last && !numbers.contains(&mark) => {
+                self.last_shown(marks.of(mark), is_over)
+            }
+            _ => siblings.last,
+        };
+        let runs = marks.runs(first, shown, &numbers).into_iter();
         let groups = runs.map(|run| {
             let alone = alone.remove(&run.first);
             Group {
@@ -119,6 +132,18 @@ impl Level {
             groups: groups.collect(),
             last: siblings.last,
         })
+    }
+
+    /// Returns the number of the last subtask that is shown of a stretch to the end, by the mark of the final one. The final subtask
+    /// says that the split itself is done, and is no task of its own. It is shown if it has failed, or if the job waits for nothing
+    /// else here.
+    fn last_shown(&self, mark: Mark, is_over: bool) -> u32 {
+        let is_shown = match mark {
+            Mark::Failed => true,
+            Mark::Open => self.others_ended && !is_over,
+            Mark::Done => false,
+        };
+        if is_shown { self.top } else { self.top - 1 }
     }
 
     /// Reads the rows of subtasks that are not done. Shortens the stretch if there are too many.

@@ -194,6 +194,7 @@ impl<'s> Walk<'s> {
             .into_iter()
             .map(|kept| (kept.path.clone(), kept))
             .collect();
+        let marks = self.rows_of_finals(&found).await?;
         let entry = |found: Found| {
             let Group {
                 first, last, state, ..
@@ -203,11 +204,27 @@ impl<'s> Walk<'s> {
                 Some(alone) => {
                     let path = found.path();
                     let failure = kept.remove(&path);
-                    TaskEntry::Task(Box::new(describe(path, state, alone, failure)))
+                    let with_final = marks.get(&path);
+                    let task = describe(path, state, alone, failure, with_final);
+                    TaskEntry::Task(Box::new(task))
                 }
             }
         };
         Ok(found.into_iter().map(entry).collect())
+    }
+
+    /// Reads the rows with the final subtasks of those splits that are too wide for one row, by their paths.
+    async fn rows_of_finals(&self, found: &[Found]) -> Result<HashMap<String, NodeRow>, DbError> {
+        let splits = found
+            .iter()
+            .filter_map(|it| it.group.alone.as_ref()?.split());
+        let keys: Vec<NodeKey> = splits.filter_map(NodeRow::row_of_final).collect();
+        if keys.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let nodes = self.store.backend.nodes(self.job.incarnation, &keys);
+        let rows = nodes.await?.into_iter();
+        Ok(rows.map(|row| (row.path.clone(), row)).collect())
     }
 }
 
@@ -246,13 +263,14 @@ fn describe(
     state: SubtaskState,
     alone: &Alone,
     failure: Option<KeptFailure>,
+    with_final: Option<&NodeRow>,
 ) -> ListedTask {
     let mut task = ListedTask {
         failures_below: alone.failures_below,
         ..ListedTask::new(path.clone(), state)
     };
     if let Some(node) = &alone.node {
-        task.progress = progress(node.percent);
+        task.progress = progress(i64::from(node.percent));
         if node.chunk == ACTIVE_TASK {
             let active = ActiveTask::of_row(node);
             task.since = Some(active.since);
@@ -261,8 +279,12 @@ fn describe(
                 .failure
                 .map(|failure| Failure::of_task(path, failure));
         } else {
-            task.subtasks = node.size.map(i64::from);
-            task.completed_subtasks = Some(i64::from(node.done_count));
+            let done = node.parts_done(with_final);
+            task.subtasks = node.final_number().map(|mark| i64::from(mark) - 1);
+            task.completed_subtasks = Some(done);
+            if let Some(percent) = node.parts_percent(done) {
+                task.progress = progress(percent);
+            }
         }
     }
     if let Some(kept) = failure {
@@ -278,8 +300,8 @@ fn describe(
 }
 
 /// Returns a percentage with two decimals, if it is above 0.
-fn progress(millionths: i32) -> Option<f64> {
-    let hundredths = i64::from(millionths) * 100 / PERCENT;
+fn progress(millionths: i64) -> Option<f64> {
+    let hundredths = millionths * 100 / PERCENT;
     let hundredths = u32::try_from(hundredths).ok().filter(|h| *h > 0)?;
     Some(f64::from(hundredths) / 100.0)
 }
