@@ -15,6 +15,8 @@ const JOBS_KNOWN_FOR: Duration = Duration::from_secs(10);
 const SHORTEST: Duration = Duration::from_secs(2);
 /// The most pipes whose rates are measured.
 const MOST: usize = 500;
+/// The most pipes that are remembered as missing: the own, reject and invalid pipes and the quarantines of a list.
+const MOST_MISSING: usize = 4 * MOST;
 
 /// What the service remembers about pipes.
 #[derive(Debug, Default)]
@@ -50,8 +52,15 @@ impl KnownPipes {
 
     /// Notes that the broker does not know this pipe.
     pub fn miss(&self, pipe: &str) {
-        let missing = (pipe.to_owned(), Instant::now());
-        self.lock().missing.extend([missing]);
+        let mut state = self.lock();
+        if state.missing.len() >= MOST_MISSING && !state.missing.contains_key(pipe) {
+            // The broker is asked once more about one of them.
+            let oldest = state.missing.iter().min_by_key(|(_, since)| **since);
+            if let Some(oldest) = oldest.map(|(pipe, _)| pipe.clone()) {
+                state.missing.remove(&oldest);
+            }
+        }
+        state.missing.insert(pipe.to_owned(), Instant::now());
     }
 
     /// Returns the pipes of the jobs, if they were read a moment ago.
@@ -99,5 +108,26 @@ impl KnownPipes {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn missing_pipes_are_forgotten_after_a_while_and_when_there_are_too_many() {
+        let known = KnownPipes::default();
+        let name = |number: usize| format!("pipe-{number}");
+        for number in 0..MOST_MISSING + 10 {
+            known.miss(&name(number));
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        assert_eq!(known.lock().missing.len(), MOST_MISSING);
+        let asked = known.not_missing([name(9), name(10)]);
+        assert_eq!(asked, [name(9)]);
+        tokio::time::advance(MISSING_FOR).await;
+        assert_eq!(known.not_missing([name(10)]), [name(10)]);
+        assert_eq!(known.lock().missing.len(), 0);
     }
 }

@@ -75,6 +75,10 @@ const POSTGRES: &[File] = &[
         "20261122214500_tolerance",
         include_str!("../../../migrations/postgres/20261122214500_tolerance.sql"),
     ),
+    (
+        "20261123003000_unfinished_jobs",
+        include_str!("../../../migrations/postgres/20261123003000_unfinished_jobs.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -141,6 +145,10 @@ const SQLITE: &[File] = &[
     (
         "20261122214500_tolerance",
         include_str!("../../../migrations/sqlite/20261122214500_tolerance.sql"),
+    ),
+    (
+        "20261123003000_unfinished_jobs",
+        include_str!("../../../migrations/sqlite/20261123003000_unfinished_jobs.sql"),
     ),
 ];
 

@@ -29,6 +29,8 @@ pub const CONTROL: &str = "batchwright.control";
 pub const WORKERS: &str = "batchwright.workers";
 /// The delay before a lost subscription is made again.
 const RESUBSCRIBE_DELAY: Duration = Duration::from_millis(500);
+/// The longest delay, after which a subscription that is refused again and again is tried once more.
+const LONGEST_DELAY: Duration = Duration::from_mins(1);
 
 /// Publishes a message to the exchange and waits for the broker's confirm.
 pub async fn announce(
@@ -65,18 +67,55 @@ pub async fn subscribe(
     exchange: &'static str,
     events: &mpsc::Sender<Event>,
 ) {
+    let mut refusals = Refusals::default();
     loop {
         let connection = tokio::select! {
             connection = supervisor.connected() => connection,
             () = events.closed() => return,
         };
-        match subscribe_on(&connection, exchange, events).await {
+        let delay = match subscribe_on(&connection, exchange, events, &mut refusals).await {
             Ok(()) => return,
             Err(reason) => {
-                tracing::warn!(%reason, exchange, "a subscription was lost; subscribing again");
+                let (delay, is_new) = refusals.add(reason.to_string());
+                if is_new {
+                    tracing::warn!(
+                        %reason,
+                        exchange,
+                        "not subscribed to an exchange; trying again, less and less often if the reason stays. If access is refused, grant \
+                         the user of this process the rights to configure, write and read the exchange, or declare it"
+                    );
+                }
+                delay
             }
+        };
+        tokio::select! {
+            () = sleep(delay) => {}
+            () = events.closed() => return,
         }
-        sleep(RESUBSCRIBE_DELAY).await;
+    }
+}
+
+/// Why there was no subscription since the last one, so that the same reason is told once and costs little.
+#[derive(Debug, Default)]
+struct Refusals {
+    reason: Option<String>,
+    /// How often the same reason has come in succession.
+    times: u32,
+}
+
+impl Refusals {
+    /// Notes a reason. Returns how long to wait, and whether it has not been told.
+    fn add(&mut self, reason: String) -> (Duration, bool) {
+        let is_new = self.reason.as_ref() != Some(&reason);
+        self.times = if is_new { 0 } else { self.times + 1 };
+        self.reason = Some(reason);
+        let delay = RESUBSCRIBE_DELAY.saturating_mul(1 << self.times.min(16));
+        (delay.min(LONGEST_DELAY), is_new)
+    }
+
+    /// Notes that there is a subscription.
+    fn end(&mut self) {
+        *self = Self::default();
     }
 }
 
@@ -84,6 +123,7 @@ async fn subscribe_on(
     connection: &Connection,
     exchange: &'static str,
     events: &mpsc::Sender<Event>,
+    refusals: &mut Refusals,
 ) -> Result<(), ConnectionLost> {
     let channel = channel_with_exchange(connection, exchange).await?;
     let consume = async {
@@ -115,6 +155,7 @@ async fn subscribe_on(
             .await
     };
     let mut messages = connection.request("a subscription", consume).await?;
+    refusals.end();
     // Announcements from before this moment were not received.
     let mut event = Event::Missed;
     loop {
@@ -149,4 +190,26 @@ async fn channel_with_exchange(
     );
     connection.request("an exchange", declared).await?;
     Ok(channel)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_told_once_and_tried_again_less_and_less_often() {
+        let mut refusals = Refusals::default();
+        let mut waited = Duration::ZERO;
+        let mut told = 0;
+        let mut tries = 0;
+        while waited < Duration::from_hours(1) {
+            let (delay, is_new) = refusals.add("access is refused".to_owned());
+            (waited, tries) = (waited + delay, tries + 1);
+            told += u32::from(is_new);
+        }
+        assert_eq!((told, tries), (1, 66));
+        assert_eq!(refusals.add("closed".to_owned()), (RESUBSCRIBE_DELAY, true));
+        refusals.end();
+        assert_eq!(refusals.add("closed".to_owned()), (RESUBSCRIBE_DELAY, true));
+    }
 }
