@@ -32,6 +32,6 @@ mod stack;
 pub use batch_worker::Results as BatchResults;
 pub use output_worker::Limits as OutputLimits;
 pub use stack::{
-    BATCH_PIPE, BatchOptions, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, Stack, StackError,
-    StackOptions, TRACKING_PIPE, WorkerOptions,
+    BATCH_PIPE, BatchOptions, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, SIMULATION_PIPE,
+    Stack, StackError, StackOptions, TRACKING_PIPE, WorkerOptions,
 };

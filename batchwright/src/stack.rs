@@ -25,8 +25,8 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 pub use self::options::{
-    BATCH_PIPE, BatchOptions, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, StackOptions, TRACKING_PIPE,
-    WorkerOptions,
+    BATCH_PIPE, BatchOptions, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, SIMULATION_PIPE, StackOptions,
+    TRACKING_PIPE, WorkerOptions,
 };
 use self::roles::{Group, RunningRole};
 
@@ -225,6 +225,7 @@ impl Running {
                 Role::TrackingWorker => self.start_tracking_worker(options),
                 Role::OutputWorker => self.start_output_worker(options),
                 Role::ExampleWorker => self.start_example_worker(options),
+                Role::SimulationWorker => self.start_simulation_worker(options),
             }
         }
     }
@@ -306,6 +307,12 @@ impl Running {
     fn start_example_worker(&mut self, options: &StackOptions) {
         let role = roles::example_worker(options, Arc::clone(&self.broker), self.workers.token());
         self.workers.run("worker-example", role);
+    }
+
+    fn start_simulation_worker(&mut self, options: &StackOptions) {
+        let (broker, stop) = (Arc::clone(&self.broker), self.workers.token());
+        let role = roles::simulation_worker(options, broker, stop);
+        self.workers.run("worker-simulation", role);
     }
 
     /// Returns the URL of the address on which the process listens, `http://HOST:PORT`, without a path.

@@ -1,5 +1,7 @@
-//! A worker to copy: it counts the words in a range of lines of a text file.
+//! A worker to copy: it counts the words in a range of lines of a text file. Beside it, [`simulation`] only pretends to work.
 #![warn(missing_docs)]
+
+pub mod simulation;
 
 use std::collections::BTreeMap;
 use std::io::SeekFrom;

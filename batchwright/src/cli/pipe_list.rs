@@ -17,6 +17,9 @@ pub struct PipesArgs {
     /// Also show this many of the first messages, which stay in the pipe; only with the embedded broker.
     #[arg(long, value_name = "MESSAGES", requires = "pipe", value_parser = clap::value_parser!(u32).range(1..=100))]
     peek: Option<u32>,
+    /// Also list the pipes that are known and do not exist, because nobody has put anything into them.
+    #[arg(long, conflicts_with = "pipe")]
+    all: bool,
     #[command(flatten)]
     pub service: ServiceArgs,
 }
@@ -49,12 +52,16 @@ pub async fn pipes(args: PipesArgs) -> anyhow::Result<ExitCode> {
     let PipesArgs {
         pipe,
         peek,
+        all,
         service,
     } = args;
     if let Some(pipe) = pipe {
         return show(&pipe, peek, &service).await;
     }
-    let listed = service.client()?.pipes().await?;
+    let mut listed = service.client()?.pipes().await?;
+    if !all {
+        listed.pipes.retain(|pipe| pipe.exists);
+    }
     match service.output {
         Output::Json => say!("{}", serde_json::to_string(&listed.pipes)?),
         Output::Ndjson => {

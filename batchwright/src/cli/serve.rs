@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
+use batchwright::client::Client;
 use batchwright::{
     BatchOptions, BatchResults, OutputLimits, Role, Running, Stack, StackOptions, TRACKING_PIPE,
     WorkerOptions,
@@ -26,10 +27,12 @@ use store::{KeptUntil, StoreOptions};
 
 use super::api::ApiArgs;
 use super::connect::ServerArgs;
+use super::jobs::now;
 use super::planned_panics::PanicArgs;
 use super::script;
 use crate::config::Configuration;
 use crate::print;
+use crate::showcase;
 
 /// The default reserve of the disk, in megabytes.
 const DISK_RESERVE: u64 = EmbeddedOptions::DEFAULT_RESERVE >> 20;
@@ -52,13 +55,16 @@ pub struct UpArgs {
     /// How long such results stay, e.g. `P7D` or `PT12H`; older ones are dropped.
     #[arg(long, env = "BATCHWRIGHT_MAX_UNREAD_AGE", default_value = "P7D", value_parser = store::span, value_name = "DURATION")]
     max_unread_age: Duration,
+    /// Fill the partition `demo` with jobs of every status, by the simulation worker, and go on doing so.
+    #[arg(long)]
+    demo: bool,
     #[command(flatten)]
     stack: StackArgs,
 }
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Role to run: `job-service`, `batch-worker`, `tracking-worker`, `output-worker` or `example-worker`.
+    /// Role to run: `job-service`, `batch-worker`, `tracking-worker`, `output-worker`, `example-worker` or `simulation-worker`.
     role: Role,
     /// Input pipe of the role, if it is not the default one.
     #[arg(long, env = "BATCHWRIGHT_INPUT_PIPE", value_name = "PIPE")]
@@ -145,7 +151,8 @@ struct WorkerArgs {
     /// How tracked outputs travel: `direct` to their target, or `reroute` through the tracking worker.
     #[arg(long, env = "BATCHWRIGHT_ROUTE", default_value = "direct")]
     route: Route,
-    /// Number of tasks that a worker runs at the same time; the batch and tracking workers ignore it.
+    /// Number of tasks that a worker runs at the same time; the batch and tracking workers ignore it, and the simulation worker runs at
+    /// least 64.
     #[arg(long, env = "BATCHWRIGHT_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..), value_name = "TASKS")]
     concurrency: u32,
     /// Maximum number of unacknowledged deliveries of a worker; by default it follows the time that tasks take. The batch and tracking
@@ -324,16 +331,25 @@ pub async fn up(
 ) -> anyhow::Result<ExitCode> {
     configuration.log("up");
     args.stack.export_spans("batchwright")?;
-    let panics = args.stack.panics;
+    let (panics, shows) = (args.stack.panics, args.demo);
     let running = Stack::new(args.options(variables)?).start().await?;
     let (api, url) = (running.api_url(), running.url());
-    tell(&[
+    let demo = format!("demo        {url}/partitions/{}/jobs", showcase::PARTITION);
+    let addresses = [
         format!("API         {api}"),
         format!("web page    {url}/"),
         format!("Swagger UI  {url}/job-service-ui/"),
         format!("health      {url}/health-check?name=all&type=READY"),
-    ]);
-    serve(running, panics).await
+    ];
+    tell(addresses.into_iter().chain(shows.then_some(demo)));
+    if !shows {
+        return serve(running, panics).await;
+    }
+    let client = Client::new(&api, showcase::PARTITION)?;
+    tokio::select! {
+        ended = serve(running, panics) => ended,
+        never = showcase::run(&client, now) => match never {},
+    }
 }
 
 /// Runs one role in this process.
@@ -359,7 +375,7 @@ pub async fn run(
         .export_spans(&format!("batchwright {}", args.role.name()))?;
     let panics = args.stack.panics;
     let running = Stack::new(args.options(variables)?).start().await?;
-    tell(&[format!("listening at {}", running.url())]);
+    tell([format!("listening at {}", running.url())]);
     serve(running, panics).await
 }
 
@@ -376,7 +392,7 @@ async fn serve(running: Running, panics: PanicArgs) -> anyhow::Result<ExitCode> 
 }
 
 /// Tells on standard output where the system is. It serves whether anybody reads that or not.
-fn tell(lines: &[String]) {
+fn tell(lines: impl IntoIterator<Item = String>) {
     for line in lines {
         if let Err(error) = print::line(format_args!("{line}")) {
             return tracing::warn!(%error, "the addresses of the system are not told");
@@ -422,6 +438,7 @@ impl RunArgs {
                 Role::TrackingWorker => options.service.tracking_pipe = pipe,
                 Role::OutputWorker => options.service.outputs.pipe = pipe,
                 Role::ExampleWorker => options.example_pipe = pipe,
+                Role::SimulationWorker => options.simulation_pipe = pipe,
                 // It has no input pipe.
                 Role::JobService => {}
             }

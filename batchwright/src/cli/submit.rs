@@ -59,6 +59,9 @@ pub struct SubmitArgs {
     /// Type of the items (`taskMessageType`); by default the plugin's own.
     #[arg(long, value_name = "TYPE")]
     item_type: Option<String>,
+    /// Parameter that every item carries (`taskMessageParams`); repeat the flag for more of them.
+    #[arg(long = "param", requires = "batch_type", value_name = "KEY=VALUE")]
+    params: Vec<String>,
     /// Display name of the job.
     #[arg(long)]
     name: Option<String>,
@@ -153,6 +156,17 @@ fn read(file: &Path) -> anyhow::Result<NewJob> {
         .with_context(|| format!("{} is not a valid job", file.display()))
 }
 
+/// Returns the keys and values of flags. Each is one of these, for people.
+fn pairs(flags: &[String], what: &str) -> anyhow::Result<BTreeMap<String, String>> {
+    let pair = |flag: &String| {
+        let (key, value) = flag
+            .split_once('=')
+            .with_context(|| format!("{flag:?} is not a {what}; expected KEY=VALUE"))?;
+        Ok((key.to_owned(), value.to_owned()))
+    };
+    flags.iter().map(pair).collect()
+}
+
 impl RequestArgs {
     /// Returns the key of the request, if it has one.
     pub fn key(&self) -> Option<&str> {
@@ -181,15 +195,12 @@ impl SubmitArgs {
             batch_definition: Some(definition.clone()),
             task_message_type: self.item_type.clone(),
             target_pipe: Some(self.item_pipe.clone()),
-            ..BatchTask::default()
+            task_message_params: (!self.params.is_empty())
+                .then(|| pairs(&self.params, "parameter"))
+                .transpose()?,
         };
-        let mut labels = BTreeMap::new();
-        for label in &self.labels {
-            let (key, value) = label
-                .split_once('=')
-                .with_context(|| format!("{label:?} is not a label; expected KEY=VALUE"))?;
-            labels.insert(key.to_owned(), Some(value.to_owned()));
-        }
+        let labels = pairs(&self.labels, "label")?;
+        let labels: BTreeMap<_, _> = labels.into_iter().map(|(k, v)| (k, Some(v))).collect();
         Ok(NewJob {
             name: self.name.clone(),
             labels: (!labels.is_empty()).then_some(labels),

@@ -28,12 +28,16 @@ pub(super) const TRACKING_WORKER: &str = "worker-jobtracking";
 pub(super) const OUTPUT_WORKER: &str = "worker-output";
 /// The name of the example worker.
 pub(super) const EXAMPLE_WORKER: &str = "worker-example";
+/// The name of the simulation worker.
+pub(super) const SIMULATION_WORKER: &str = "worker-simulation";
 /// The default input pipe of the batch worker.
 pub const BATCH_PIPE: &str = "worker-batch-in";
 /// The default input pipe of the tracking worker.
 pub const TRACKING_PIPE: &str = "worker-jobtracking-in";
 /// The default input pipe of the example worker.
 pub const EXAMPLE_PIPE: &str = "worker-example-in";
+/// The default input pipe of the simulation worker.
+pub const SIMULATION_PIPE: &str = "worker-simulation-in";
 /// The pipe where tracking ends for the jobs that `submit` and `demo` give the example worker.
 pub const EXAMPLE_OUT_PIPE: &str = "worker-example-out";
 
@@ -69,6 +73,8 @@ pub struct StackOptions {
     pub root: PathBuf,
     /// The input pipe of the example worker.
     pub example_pipe: String,
+    /// The input pipe of the simulation worker.
+    pub simulation_pipe: String,
     /// Settings that the workers of the stack share.
     pub workers: WorkerOptions,
     /// The batch worker.
@@ -132,16 +138,19 @@ pub enum Role {
     OutputWorker,
     /// Counts words.
     ExampleWorker,
+    /// Pretends to work.
+    SimulationWorker,
 }
 
 impl Role {
     /// All roles.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::JobService,
         Self::BatchWorker,
         Self::TrackingWorker,
         Self::OutputWorker,
         Self::ExampleWorker,
+        Self::SimulationWorker,
     ];
 
     /// Returns the name of the role on the command line.
@@ -152,6 +161,7 @@ impl Role {
             Self::TrackingWorker => "tracking-worker",
             Self::OutputWorker => "output-worker",
             Self::ExampleWorker => "example-worker",
+            Self::SimulationWorker => "simulation-worker",
         }
     }
 
@@ -166,7 +176,7 @@ impl Role {
 
 impl StackOptions {
     /// Returns the options of a system without servers: it keeps its state in the folder `data`, listens on a free port of
-    /// 127.0.0.1 and runs every role but the example worker.
+    /// 127.0.0.1 and runs every role but the example and the simulation worker.
     pub fn embedded(data: impl Into<PathBuf>) -> Self {
         let data = data.into();
         Self {
@@ -187,6 +197,7 @@ impl StackOptions {
             ],
             root: PathBuf::from("."),
             example_pipe: EXAMPLE_PIPE.to_owned(),
+            simulation_pipe: SIMULATION_PIPE.to_owned(),
             workers: WorkerOptions::default(),
             batch: BatchOptions::default(),
             service: ServiceOptions {
@@ -243,8 +254,14 @@ impl StackOptions {
 
     /// Returns the options of the job service, with what the workers of a stack share with it.
     pub(super) fn service(&self) -> ServiceOptions {
-        let workers =
-            [BATCH_WORKER, TRACKING_WORKER, OUTPUT_WORKER, EXAMPLE_WORKER].map(Settings::new);
+        let workers = [
+            BATCH_WORKER,
+            TRACKING_WORKER,
+            OUTPUT_WORKER,
+            EXAMPLE_WORKER,
+            SIMULATION_WORKER,
+        ];
+        let workers = workers.map(Settings::new);
         let reserved = self.service.reserved_pipes.clone();
         let reserved = workers.into_iter().fold(reserved, |reserved, worker| {
             reserved
@@ -313,8 +330,7 @@ impl FromStr for Role {
             .into_iter()
             .find(|role| role.name() == text)
             .ok_or_else(|| {
-                let names =
-                    "job-service, batch-worker, tracking-worker, output-worker or example-worker";
+                let names = "job-service, batch-worker, tracking-worker, output-worker, example-worker or simulation-worker";
                 format!("{text:?} is not a role; expected {names}")
             })
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use batch_worker::{BatchWorker, Glob, Lines, List, Range, Root};
 use contract::rounds_pipe;
 use example_worker::WordCounter;
+use example_worker::simulation::Simulator;
 use framework::broker::Broker;
 use framework::handler::BatchHandler;
 use framework::health::Health;
@@ -23,7 +24,12 @@ use tokio_util::task::TaskTracker;
 use tracing::error;
 use tracking_worker::TrackingWorker;
 
-use super::options::{BATCH_WORKER, EXAMPLE_WORKER, OUTPUT_WORKER, StackOptions, TRACKING_WORKER};
+use super::options::{
+    BATCH_WORKER, EXAMPLE_WORKER, OUTPUT_WORKER, SIMULATION_WORKER, StackOptions, TRACKING_WORKER,
+};
+
+/// The least number of tasks that the simulation worker runs at the same time. Most of them sleep, and cost nothing meanwhile.
+const SIMULATED_AT_ONCE: usize = 64;
 
 /// A role that runs until its token is cancelled. Returns an error if it ends earlier.
 pub type RunningRole = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
@@ -155,6 +161,20 @@ pub fn example_worker(
         root: options.root.clone(),
     };
     worker_role(Runtime::new(settings, broker).worker(worker), stop)
+}
+
+/// Returns the simulation worker.
+pub fn simulation_worker(
+    options: &StackOptions,
+    broker: Arc<dyn Broker>,
+    stop: CancellationToken,
+) -> RunningRole {
+    let settings = Settings {
+        input: options.simulation_pipe.clone(),
+        concurrency: options.workers.concurrency.max(SIMULATED_AT_ONCE),
+        ..options.settings(SIMULATION_WORKER)
+    };
+    worker_role(Runtime::new(settings, broker).worker(Simulator), stop)
 }
 
 /// Returns a worker as a role.

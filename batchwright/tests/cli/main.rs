@@ -19,6 +19,7 @@ mod panics;
 mod pipes;
 mod readme;
 mod resubmit;
+mod showcase;
 mod sight;
 mod startup;
 mod tolerated;

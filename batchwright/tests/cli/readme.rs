@@ -14,7 +14,7 @@ const README: &str = include_str!("../../../README.md");
 const RESULTS: &str = include_str!("../../../docs/results.md");
 
 /// Returns the first block of shell commands after this sentence.
-fn commands_after(page: &'static str, sentence: &str) -> &'static str {
+pub fn commands_after(page: &'static str, sentence: &str) -> &'static str {
     let (_, behind) = page.split_once(sentence).unwrap();
     let (_, block) = behind.split_once("```sh\n").unwrap();
     block.split_once("```").unwrap().0

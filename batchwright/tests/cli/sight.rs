@@ -16,6 +16,7 @@ async fn workers_and_pipes_are_listed_for_people_and_programs() {
         "worker-batch",
         "worker-example",
         "worker-jobtracking",
+        "worker-simulation",
     ];
     wait_for("all workers", async || {
         let names = command(&["workers", "-o", "name"]).await.with(0).out;
