@@ -13,7 +13,6 @@
 use std::ops::Range;
 
 use blobs::{BlobError, BlobName};
-use bytes::Bytes;
 use contract::metrics::BLOBS_MERGED;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use metrics::counter;
@@ -94,10 +93,13 @@ impl OutputWorker {
             for blob in run {
                 reads.push(self.content(blob, name(&blob.name)));
             }
-            let reads = stream::iter(reads).buffered(WRITERS);
-            let contents: Vec<Bytes> = reads.try_collect().await?;
+            let mut reads = stream::iter(reads).buffered(WRITERS);
+            let mut content = Vec::with_capacity(capacity(run.iter().map(|blob| blob.bytes).sum()));
+            while let Some(read) = reads.try_next().await? {
+                content.extend_from_slice(&read);
+            }
             let merged = name(&format!("{}.ndjson", Uuid::now_v7()));
-            self.blobs.write(&merged, contents.concat().into()).await?;
+            self.blobs.write(&merged, content.into()).await?;
             // If this fails, nobody knows which blobs the store names. The others are deleted as orphans.
             let is_merged = self.store.merge_kept_blobs(job, run, &merged.name).await?;
             let unnamed: Vec<BlobName> = if is_merged {
@@ -116,16 +118,21 @@ impl OutputWorker {
         Ok(())
     }
 
-    async fn content(&self, blob: &KeptBlob, name: BlobName) -> Result<Bytes, MergeError> {
-        let mut content = Vec::new();
+    async fn content(&self, blob: &KeptBlob, name: BlobName) -> Result<Vec<u8>, MergeError> {
+        let mut content = Vec::with_capacity(capacity(blob.bytes));
         let mut reader = self.blobs.open(&name).await?;
         let read = reader.read_to_end(&mut content).await;
         if read.is_err() || content.len() as u64 != blob.bytes {
             let (name, length) = (blob.name.clone(), content.len());
             return Err(MergeError::Broken(name, length, blob.bytes));
         }
-        Ok(content.into())
+        Ok(content)
     }
+}
+
+/// Returns the room for this many bytes of blobs that are merged.
+fn capacity(bytes: u64) -> usize {
+    usize::try_from(bytes).map_or(BLOB, |bytes| bytes.min(BLOB))
 }
 
 /// Returns which of the last blobs of a job, in the order of their lines, are merged: those of each range into one.
@@ -242,7 +249,7 @@ mod tests {
         };
         let content = worker.content(merged, name).await.unwrap();
         let expected: String = (1..=MERGED_AT).map(line).collect();
-        assert_eq!(content, expected);
+        assert_eq!(content, expected.as_bytes());
     }
 
     #[tokio::test]
