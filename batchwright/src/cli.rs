@@ -123,7 +123,8 @@ pub enum Command {
     Pause(JobArgs),
     /// Resume a paused job.
     Resume(JobArgs),
-    /// Go on with a job that has failed or was cancelled, or with those that match conditions: only what is not done runs again.
+    /// Go on with a job that has failed, was cancelled or has tolerated failures, or with those that match conditions: only what is
+    /// not done runs again.
     Retry(RetryArgs),
     /// Run a job again as a new one with the same definition, under another id or in the place of the one that has ended.
     Resubmit(ResubmitArgs),

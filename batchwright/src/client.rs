@@ -385,7 +385,7 @@ impl Client {
         self.post(job, "resume").await
     }
 
-    /// Takes a job up again that has failed or was cancelled; with `dependents` also the jobs that ended with it.
+    /// Takes a job up again that has failed, was cancelled, or is Completed although items have failed; with `dependents` also the jobs that ended with it.
     pub async fn retry(&self, job: &str, dependents: bool) -> Result<Retried, ClientError> {
         let url = format!(
             "{}/retry?dependents={dependents}&strict=true",
@@ -395,7 +395,8 @@ impl Client {
         parsed(&body, &url)
     }
 
-    /// Takes up again every failed or cancelled job that matches the query parameters; without any, all of the partition.
+    /// Takes up again every job that matches the query parameters and has failed, was cancelled, or is Completed although items have
+    /// failed; without any, all of the partition.
     pub async fn retry_all(
         &self,
         query: &[(&str, String)],

@@ -158,13 +158,19 @@ impl Action {
         matches!(self, Self::Resume | Self::Retry)
     }
 
-    /// Returns the statuses from which the action is possible.
+    /// Returns whether the action is possible for a job with this status, of which so many tasks have failed.
+    pub fn is_possible(self, status: JobStatus, failed: i64) -> bool {
+        let is_done = status == JobStatus::Completed && failed == 0;
+        self.from_statuses().contains(&status) && !(self == Self::Retry && is_done)
+    }
+
+    /// Returns the statuses from which the action is possible; from Completed, [`Self::Retry`] is only if tasks have failed.
     pub const fn from_statuses(self) -> &'static [JobStatus] {
-        use JobStatus::{Active, Blocked, Cancelled, Failed, Paused, Waiting};
+        use JobStatus::{Active, Blocked, Cancelled, Completed, Failed, Paused, Waiting};
         match self {
             Self::Pause => &[Active, Waiting],
             Self::Resume => &[Paused],
-            Self::Retry => &[Failed, Cancelled],
+            Self::Retry => &[Failed, Cancelled, Completed],
             Self::Cancel => &[Active, Blocked, Paused, Waiting],
             Self::Delete => &JobStatus::ALL,
         }
@@ -213,11 +219,7 @@ impl JobHead {
     }
 
     pub(crate) fn actions(&self) -> Vec<Action> {
-        let has_tolerated = self.status == JobStatus::Completed && self.failed > 0;
-        let possible = |action: &Action| {
-            action.from_statuses().contains(&self.status)
-                || (has_tolerated && *action == Action::Retry)
-        };
+        let possible = |action: &Action| action.is_possible(self.status, self.failed);
         Action::ALL.into_iter().filter(possible).collect()
     }
 

@@ -33,6 +33,18 @@ pub struct JobQuery {
     pub offset: u64,
 }
 
+impl JobQuery {
+    /// Returns the query that selects only those of its jobs that can begin another round.
+    #[must_use]
+    pub fn that_can_go_on(self) -> Self {
+        let conditions = self.filter.into_iter().chain([Filter::CanGoOn]);
+        Self {
+            filter: Some(Filter::All(conditions.collect())),
+            ..self
+        }
+    }
+}
+
 /// The order of jobs. By default the newest job comes first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sort {
@@ -76,6 +88,9 @@ pub(crate) struct Candidate {
 impl Subject for Candidate {
     fn status(&self) -> JobStatus {
         self.job.status
+    }
+    fn can_go_on(&self) -> bool {
+        self.job.can_go_on()
     }
     fn percentage(&self) -> i32 {
         self.job.totals.percentage

@@ -213,11 +213,7 @@ fn reasons(job: &Job, now: i64, command: impl Fn(&str) -> String) -> Vec<Finding
         }
         JobStatus::Completed | JobStatus::Failed | JobStatus::Cancelled => note(
             format!("{}; failed tasks: {}", job.status, job.failed_tasks),
-            Some(if job.status == JobStatus::Completed {
-                command("failures")
-            } else {
-                format!("{}; {}", command("failures"), command("retry"))
-            }),
+            Some(format!("{}; {}", command("failures"), command("retry"))),
         ),
         JobStatus::Paused => note(
             "Paused: running tasks finish, and no further task starts".to_owned(),
@@ -426,6 +422,13 @@ mod tests {
             found(&json!({"status": "Failed", "failedTasks": 2})),
             [
                 "note   words  Failed; failed tasks: 2",
+                "              → batchwright failures words; batchwright retry words",
+            ]
+        );
+        assert_eq!(
+            found(&json!({"status": "Completed", "failedTasks": 2})),
+            [
+                "note   words  Completed; failed tasks: 2",
                 "              → batchwright failures words; batchwright retry words",
             ]
         );

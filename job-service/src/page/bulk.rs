@@ -42,17 +42,13 @@ pub async fn confirm(
     let back = format!("{}{}", url::jobs(partition.as_str()), url::query(back));
     let page = if concerns_all(&fields)? {
         let matching = matching(&fields)?;
-        let counts = state
-            .store
-            .count_jobs_by_status(&partition, &matching)
-            .await?;
-        let count = |of: &dyn Fn(&JobStatus) -> bool| -> u64 {
-            let counted = counts.iter().filter(|(status, _)| of(status));
-            counted.map(|(_, count)| count).sum()
+        let store = &state.store;
+        let possible = match allowing(matching.clone(), action) {
+            Some(possible) => store.count_jobs(&partition, &possible).await?,
+            None => 0,
         };
-        let possible = count(&|status| action.from_statuses().contains(status));
+        let counts = (store.count_jobs(&partition, &matching).await?, possible);
         let query = SELECTION.map(|name| (name, fields.get(name).to_owned()));
-        let counts = (count(&|_| true), possible);
         ActionConfirmation::of_all(partition.as_str(), action, counts, query.into(), back)
     } else {
         let jobs = fields.all("job").map(str::to_owned).collect();
@@ -139,22 +135,8 @@ async fn all(
     fields: &Fields,
     action: Action,
 ) -> ApiResult<Outcome> {
-    let matching = matching(fields)?;
-    let possible =
-        |status: &JobStatus| matching.statuses.is_empty() || matching.statuses.contains(status);
-    let statuses: Vec<JobStatus> = action
-        .from_statuses()
-        .iter()
-        .copied()
-        .filter(possible)
-        .collect();
-    if statuses.is_empty() {
-        // Without a status the query would select jobs of every status.
+    let Some(query) = allowing(matching(fields)?, action) else {
         return Ok(Outcome::default());
-    }
-    let query = JobQuery {
-        statuses,
-        ..matching
     };
     let count = |count: usize| Outcome {
         done: count as u64,
@@ -175,6 +157,26 @@ async fn all(
         }
         Action::Pause | Action::Resume => one_by_one(state, partition, query, action).await,
     }
+}
+
+/// Returns the query for those of the jobs that allow the action; `None` if no job can.
+fn allowing(matching: JobQuery, action: Action) -> Option<JobQuery> {
+    let possible =
+        |status: &JobStatus| matching.statuses.is_empty() || matching.statuses.contains(status);
+    let statuses = action.from_statuses().iter().copied().filter(possible);
+    let statuses: Vec<JobStatus> = statuses.collect();
+    if statuses.is_empty() {
+        // Without a status the query would select jobs of every status.
+        return None;
+    }
+    let query = JobQuery {
+        statuses,
+        ..matching
+    };
+    Some(match action {
+        Action::Retry => query.that_can_go_on(),
+        _ => query,
+    })
 }
 
 /// Acts on the jobs one by one. Each that is done leaves the query; those that were refused are passed over.

@@ -273,6 +273,32 @@ async fn job_that_is_completed_although_items_have_failed_can_be_retried() {
 }
 
 #[tokio::test]
+async fn retry_of_all_jobs_counts_and_takes_up_those_with_tolerated_failures() {
+    let service = Service::start().await;
+    let mut job = new_job();
+    job["onFailure"] = json!({"continue": {"tolerate": 1}});
+    for id in ["done", "tolerated"] {
+        service.put(id, &job).await.is(201);
+        let end = if id == "done" {
+            EventKind::Complete
+        } else {
+            EventKind::Failed(contract::ReportFailure::default())
+        };
+        service.report(id, ".1", end).await;
+        service.report(id, ".2*", EventKind::Complete).await;
+        assert_eq!(status(&service, id).await, "Completed");
+    }
+    let bulk = format!("/partitions/{}/bulk", service.partition);
+    let all = "of=all&status=Completed&action=retry";
+    let asked = page(&service, &format!("{bulk}?{all}")).await.is(200);
+    asked.contains("Retry 1 job?");
+    asked.contains("2 match; 1 of them can be taken up again");
+    submit(&service, &bulk, all, OWN).await.is(303);
+    assert_eq!(status(&service, "tolerated").await, "Active");
+    assert_eq!(status(&service, "done").await, "Completed");
+}
+
+#[tokio::test]
 async fn several_jobs_are_asked_about_with_their_number_and_then_changed() {
     let service = Service::start().await;
     for job in ["a1", "a2", "a3", "b1"] {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use contract::{JobId, JobStatus, PartitionId};
+use contract::{JobId, PartitionId};
 
 use super::bulk::OLDEST_FIRST;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
@@ -36,7 +36,7 @@ pub struct RetryCursor {
 }
 
 impl Store {
-    /// Takes a job up again that has failed or was cancelled: it begins a round in which only what is not done counts. With
+    /// Takes a job up again that has failed, was cancelled, or is Completed although items have failed: it begins a round in which only what is not done counts. With
     /// `dependents`, the jobs that ended with it wait for it again.
     ///
     /// `start` makes the start message of the round from what the job was created from. It runs once per job and attempt at
@@ -63,7 +63,7 @@ impl Store {
         }
     }
 
-    /// Takes up again the next jobs that match the query and have failed or were cancelled, oldest first, each in a transaction of
+    /// Takes up again the next jobs that match the query and can begin another round, oldest first, each in a transaction of
     /// its own: up to `limit`, and no job twice. The order, limit and offset of the query are ignored.
     pub async fn retry_some_jobs(
         &self,
@@ -74,18 +74,11 @@ impl Store {
         limit: u32,
         start: impl Fn(&Incarnation, &Definition) -> Result<Vec<u8>, String> + Send + Sync,
     ) -> Result<RetriedBatch, StoreError> {
-        let ended = [JobStatus::Failed, JobStatus::Cancelled].into_iter();
-        let statuses: Vec<JobStatus> = ended
-            .filter(|status| query.statuses.is_empty() || query.statuses.contains(status))
-            .collect();
-        if statuses.is_empty() {
-            return Ok(RetriedBatch::default());
-        }
+        let query = query.clone().that_can_go_on();
         let mut batch = RetriedBatch::default();
         while batch.jobs.is_empty() {
             // Jobs that were not taken up still match, and stand before the others.
             let query = JobQuery {
-                statuses: statuses.clone(),
                 sort: OLDEST_FIRST,
                 limit,
                 offset: cursor.passed,

@@ -25,6 +25,8 @@ pub enum Filter {
     Percentage(Comparison, f64),
     /// The job has one of these statuses.
     Status(Vec<JobStatus>),
+    /// The job has ended and can begin another round, because something of it is not done.
+    CanGoOn,
 }
 
 /// A text that a job may have.
@@ -177,6 +179,7 @@ impl Pattern {
 /// The values of a job that conditions test.
 pub(crate) trait Subject {
     fn status(&self) -> JobStatus;
+    fn can_go_on(&self) -> bool;
     /// Returns the published percentage in hundredths.
     fn percentage(&self) -> i32;
     fn text(&self, field: &TextField) -> Option<&str>;
@@ -194,6 +197,7 @@ impl Filter {
                 .partial_cmp(number)
                 .is_some_and(|ordering| comparison.accepts(ordering)),
             Self::Status(statuses) => statuses.contains(&job.status()),
+            Self::CanGoOn => job.can_go_on(),
         }
     }
 }

@@ -39,6 +39,7 @@ async fn all_stores_return_the_same_jobs_for_random_queries() {
             match n % 3 {
                 0 => drop(store.report(&incarnation, "", progress).await),
                 1 => drop(store.report(&incarnation, "", EventKind::Complete).await),
+                _ if n % 2 == 0 => drop(store.cancel(&incarnation).await),
                 _ => {}
             }
         }
@@ -106,6 +107,7 @@ fn filters() -> impl Strategy<Value = Filter> {
         6 => (field, test).prop_map(|(field, test)| Filter::Text(field, test)),
         1 => (comparisons(), 0..100u8).prop_map(|(comparison, number)| Filter::Percentage(comparison, f64::from(number))),
         1 => prop::sample::subsequence(vec![Waiting, Active, Completed], 0..=3).prop_map(Filter::Status),
+        1 => Just(Filter::CanGoOn),
     ];
     one.prop_recursive(3, 12, 3, |inner| {
         prop_oneof![

@@ -2,7 +2,7 @@
 
 use contract::rest::{Above, FailureLimit, TaskState, Tolerance};
 use contract::{Announced, FailedItem, JobStatus, OnFailure, ReportFailure};
-use store::{EventKind, Incarnation, JobRequest, Retry};
+use store::{EventKind, Incarnation, JobQuery, JobRequest, Retry, RetryCursor};
 
 use crate::fixture::{TestStore, acme, after, event, failed, failure, id, request};
 
@@ -21,6 +21,7 @@ suite![
     paused_and_cancelled_jobs_keep_their_rules,
     retry_runs_only_the_tolerated_failures_again,
     completed_job_is_not_retried_once_nothing_is_left,
+    retry_of_all_takes_up_what_was_tolerated_and_nothing_that_is_done,
 ];
 
 async fn tolerance_is_stored_with_the_job(mut store: TestStore) {
@@ -396,6 +397,47 @@ async fn completed_job_is_not_retried_once_nothing_is_left(store: TestStore) {
             (JobStatus::Completed, 1, 1)
         );
     }
+}
+
+async fn retry_of_all_takes_up_what_was_tolerated_and_nothing_that_is_done(store: TestStore) {
+    let done = create(&store, "done", tolerating("1", Above::Stop)).await;
+    store.complete(&done, &["1", "2*"]).await;
+    for job in ["older", "newer"] {
+        let job = create(&store, job, tolerating("1", Above::Stop)).await;
+        store.report(&job, "1", failed("BROKEN")).await;
+        store.complete(&job, &["2*"]).await;
+        assert_eq!(store.status(&job).await, JobStatus::Completed);
+    }
+    let again = |job: &Incarnation, _: &store::Definition| Ok(job.job_task_id().into_bytes());
+    let retry_all = async |query: &JobQuery| {
+        let (mut cursor, mut jobs) = (RetryCursor::default(), Vec::new());
+        loop {
+            let batch = store
+                .retry_some_jobs(&acme(), query, false, &mut cursor, 1, again)
+                .await
+                .unwrap();
+            if batch.jobs.is_empty() {
+                return jobs;
+            }
+            jobs.extend(batch.jobs.into_iter().map(|(job, _)| job.to_string()));
+        }
+    };
+    let of = |statuses: &[JobStatus]| JobQuery {
+        statuses: statuses.to_vec(),
+        ..JobQuery::default()
+    };
+    assert_eq!(
+        retry_all(&of(&[JobStatus::Failed, JobStatus::Active])).await,
+        [""; 0]
+    );
+    assert_eq!(
+        retry_all(&of(&[JobStatus::Completed])).await,
+        ["older", "newer"]
+    );
+    assert_eq!(store.status("older").await, JobStatus::Active);
+    assert_eq!(store.status("done").await, JobStatus::Completed);
+    store.cancel("newer").await;
+    assert_eq!(retry_all(&JobQuery::default()).await, ["newer"]);
 }
 
 fn tolerating(limit: &str, above: Above) -> OnFailure {

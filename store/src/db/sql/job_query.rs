@@ -28,6 +28,9 @@ const HAS_LABEL: &str =
 /// to skip for `offset`. `incarnation in (select …)` would be right, too, but reads the labels of all jobs for each page.
 const END_OF_LABEL: &str = " limit 1)";
 
+/// The condition of `JobRow::can_go_on`.
+const CAN_GO_ON: &str = "(status in ('Failed', 'Cancelled', 'Completed') and (status <> 'Completed' or failed_tasks > 0))";
+
 /// A label, by name and value. The jobs that have it are the only ones that a statement looks at.
 type FirstLabel<'q> = Option<(&'q str, &'q str)>;
 
@@ -168,6 +171,11 @@ fn push_filter(select: &mut StatementBuilder, filter: &Filter) -> Result<(), DbE
                 .collect();
             select.push("status");
             push_one_of(select, &names, false)
+        }
+        Filter::CanGoOn => {
+            // The first part is answered by the index of the statuses.
+            select.push(CAN_GO_ON);
+            Ok(())
         }
     }
 }
