@@ -173,7 +173,7 @@ pub struct Job {
     /// The number of failures by `failureId`.
     #[serde(default)]
     pub failure_counts: BTreeMap<String, i64>,
-    /// The number of failed attempts that another attempt follows, in all rounds. Absent if 0.
+    /// The number of failed attempts that another attempt follows, in all rounds; of one task and round at most a thousand. Absent if 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failed_attempts: i64,
     /// The earliest time at which one of the tasks in `items.retrying` is due for its next attempt, in milliseconds since 1970.

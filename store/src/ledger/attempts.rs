@@ -3,7 +3,7 @@
 
 use contract::ReportFailure;
 
-use super::kept::{ATTEMPTS_OF_A_FLUSH, bounded};
+use super::kept::{ATTEMPTS_OF_A_FLUSH, COUNTED_OF_A_TASK, bounded};
 use super::{ATTEMPTS_OF_A_TASK, KeptAttempt, Ledger};
 
 impl Ledger {
@@ -69,8 +69,8 @@ impl Ledger {
         let attempt = attempts.unwrap_or(1).max(1);
         // There are no more rows than are counted: each task has rows up to the number of its attempts.
         let counted = self.failed_attempts;
-        let more = i64::from(attempt) - i64::from(before);
-        self.failed_attempts = counted.saturating_add(more.max(0));
+        let more = attempt.min(COUNTED_OF_A_TASK) - before.min(COUNTED_OF_A_TASK);
+        self.failed_attempts = counted.saturating_add(i64::from(more.max(0)));
         if counted < self.most_kept
             && attempt <= ATTEMPTS_OF_A_TASK
             && self.new_attempts.len() < ATTEMPTS_OF_A_FLUSH

@@ -10,6 +10,9 @@ use super::UNNAMED_FAILURE;
 pub const FAILURES_IN_FULL: usize = 100;
 /// The number of failed attempts of a task that are kept of each round, the last one not counted.
 pub const ATTEMPTS_OF_A_TASK: i32 = 20;
+/// The number of failed attempts of a task that count for its job. A worker that reports an absurd number would use up alone what is
+/// kept of all tasks.
+pub const COUNTED_OF_A_TASK: i32 = 1000;
 /// The number of failed attempts that are kept of one job in one flush.
 pub const ATTEMPTS_OF_A_FLUSH: usize = 1000;
 /// The longest message of another failure, in bytes.

@@ -17,6 +17,7 @@ suite![
     repeated_and_reordered_retries_are_kept_and_counted_once,
     job_says_when_the_next_of_its_tasks_is_due,
     attempts_beyond_the_limits_are_counted_and_not_kept,
+    an_absurd_number_of_attempts_leaves_room_for_those_of_others,
     attempts_of_earlier_rounds_stay_with_their_failures,
     attempts_of_splits_and_of_the_own_task_are_kept,
     job_without_failed_attempts_has_none,
@@ -200,6 +201,19 @@ async fn attempts_beyond_the_limits_are_counted_and_not_kept(mut store: TestStor
     store.complete(&job, &["1", "1100"]).await;
     assert_eq!(store.task(&job, &[1]).await.failed_attempts.len(), 1);
     assert_eq!(store.task(&job, &[1100]).await.failed_attempts, []);
+}
+
+async fn an_absurd_number_of_attempts_leaves_room_for_those_of_others(store: TestStore) {
+    let job = store.started("j").await;
+    for attempts in [i32::MAX, 7, i32::MIN] {
+        store.report(&job, "1", retry(attempts, None)).await;
+    }
+    store.report(&job, "", retry(i32::MAX, None)).await;
+    store.report(&job, "2", retry(2, None)).await;
+    assert_eq!(store.task(&job, &[1]).await.attempts, Some(i32::MAX));
+    let other = store.task(&job, &[2]).await;
+    assert_eq!(numbers(&other.failed_attempts), [(1, Some(2))]);
+    assert_eq!(store.job(&job).await.failed_attempts, 1000 + 1000 + 2);
 }
 
 async fn attempts_of_earlier_rounds_stay_with_their_failures(store: TestStore) {
