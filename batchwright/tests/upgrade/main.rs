@@ -2,7 +2,7 @@
 //!
 //! `fixtures/` holds the data folders of `batchwright up`, killed with SIGKILL while ten jobs were in different states,
 //! and the dump of a PostgreSQL database beside the embedded broker's file. `make_fixtures.py` wrote them with the
-//! build of commit 1609d4b. The test starts this build on a copy, lets every job end, and compares the counts, the
+//! build of commit 1609d4b, and those of jobs in their second round ([`rounds`]) with that of commit 2c117fe. The test starts this build on a copy, lets every job end, and compares the counts, the
 //! outcomes and the outputs with what the batch files specify. The test fails if this build cannot read a stored form
 //! of the earlier build.
 
@@ -11,6 +11,8 @@
     clippy::panic,
     reason = "this is how a test fails"
 )]
+
+mod rounds;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -31,6 +33,9 @@ use tempfile::TempDir;
 
 /// When the files of the batches were last changed, in seconds since 1970. The stored definitions pin it.
 const MODIFIED: u64 = 1_767_225_600;
+
+/// Where the earlier build served.
+const EARLIER: &[u8] = b"127.0.0.1:28080";
 
 /// The files of the batches: name, first letter of each line, number of lines.
 const FILES: [(&str, &str, u32); 5] = [
@@ -62,10 +67,12 @@ struct Installation {
     folder: TempDir,
     listen: String,
     database: Option<harness::Postgres>,
+    /// The number of its jobs.
+    jobs: usize,
 }
 
 impl Installation {
-    async fn of(fixture: &str) -> Self {
+    async fn of(fixture: &str, jobs: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("tests/upgrade/fixtures")
@@ -88,25 +95,40 @@ impl Installation {
             harness::psql(&made.url, &[&include]).await.unwrap();
             database = Some(made);
         }
-        for (name, letter, lines) in FILES {
-            let text: Vec<String> = (1..=lines).map(|n| format!("{letter}{n}\n")).collect();
-            write(
-                &folder.path().join("root").join(name),
-                text.concat().as_bytes(),
-            );
-        }
-        let bad: Vec<u8> = (1..=40)
-            .flat_map(|n| match n {
-                7 => b"\xff\xfe\n".to_vec(),
-                n => format!("f{n}\n").into_bytes(),
-            })
-            .collect();
-        write(&folder.path().join("root/bad.txt"), &bad);
         Self {
             folder,
             listen: format!("127.0.0.1:{}", free_port()),
             database,
+            jobs,
         }
+    }
+
+    /// Makes the messages name this build where they name the earlier one, whose port may be taken. A batch asks there what an
+    /// earlier round has done.
+    fn take_the_place_of_the_earlier_build(&self) {
+        let file = self.data().join("broker.db");
+        let mut bytes = fs::read(&file).unwrap();
+        assert_eq!(self.listen.len(), EARLIER.len(), "{}", self.listen);
+        let at = |bytes: &[u8]| bytes.windows(EARLIER.len()).position(|it| it == EARLIER);
+        let mut from = 0;
+        while let Some(found) = at(&bytes[from..]) {
+            from += found;
+            bytes[from..from + EARLIER.len()].copy_from_slice(self.listen.as_bytes());
+        }
+        fs::write(&file, bytes).unwrap();
+    }
+
+    /// Writes a file of the batches. The lines that are `bad` are not UTF-8.
+    fn write(&self, name: &str, letter: &str, lines: u32, bad: impl Fn(u32) -> bool) {
+        let line = |n| {
+            if bad(n) {
+                b"\xff\xfe\n".to_vec()
+            } else {
+                format!("{letter}{n}\n").into_bytes()
+            }
+        };
+        let text: Vec<u8> = (1..=lines).flat_map(line).collect();
+        write(&self.folder.path().join("root").join(name), &text);
     }
 
     fn data(&self) -> PathBuf {
@@ -146,7 +168,7 @@ impl Installation {
                 );
             }
             match self.client().list(&[]).await {
-                Ok(jobs) if jobs.len() == 10 => Ok(()),
+                Ok(jobs) if jobs.len() == self.jobs => Ok(()),
                 state => Err(format!("{state:?}")),
             }
         })
@@ -236,7 +258,11 @@ impl Drop for Up {
 }
 
 async fn takes_over(fixture: &str) {
-    let installation = Installation::of(fixture).await;
+    let installation = Installation::of(fixture, 10).await;
+    for (name, letter, lines) in FILES {
+        installation.write(name, letter, lines, |_| false);
+    }
+    installation.write("bad.txt", "f", 40, |n| n == 7);
     let up = installation.start().await;
     let client = installation.client();
 

@@ -3,15 +3,18 @@
 
     make_fixtures.py BATCHWRIGHT FOLDER                          # everything embedded
     make_fixtures.py BATCHWRIGHT FOLDER postgres://…/postgres    # jobs in a new database of this server
+    make_fixtures.py --rounds BATCHWRIGHT FOLDER …               # jobs in the middle of their second round
 
-Runs ten jobs into different states, kills the process with SIGKILL, and leaves `jobs.db.gz` and `broker.db.gz`, or
-`database.sql.gz` and `broker.db.gz`, in FOLDER. How far the running jobs get differs from run to run; look at the printed
+Runs ten jobs into different states (with --rounds: two), kills the process with SIGKILL, and leaves `jobs.db.gz` and
+`broker.db.gz`, or `database.sql.gz` and `broker.db.gz`, in FOLDER. How far the running jobs get differs from run to run; look at the printed
 states before you keep a fixture.
 """
 
+import base64
 import gzip
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -21,6 +24,7 @@ import time
 import urllib.request
 
 MODIFIED = 1767225600
+TRACKING = "worker-jobtracking-in"
 FILES = {"running.txt": ("a", 2400), "again.txt": ("b", 1200), "paused.txt": ("c", 500),
          "retried.txt": ("d", 30), "waits.txt": ("e", 100)}
 BASE = "http://127.0.0.1:28080/job-service/v1/partitions/default"
@@ -31,6 +35,12 @@ def write_files(root):
         write(f"{root}/{name}", "".join(f"{letter}{n}\n" for n in range(1, lines + 1)).encode())
     # The seventh line is not UTF-8: its task fails.
     write(f"{root}/bad.txt", b"".join(b"\xff\xfe\n" if n == 7 else b"f%d\n" % n for n in range(1, 41)))
+
+
+def write_files_of_rounds(root):
+    write(f"{root}/mended.txt", "".join(f"g{n}\n" for n in range(1, 1201)).encode())
+    # Each hundredth line is not UTF-8: its task fails in every round.
+    write(f"{root}/rough.txt", b"".join(b"\xff\xfe\n" if n % 100 == 0 else b"h%d\n" % n for n in range(1, 1201)))
 
 
 def write(path, content):
@@ -106,6 +116,46 @@ def run_jobs(root):
         print(state["id"], state["status"], state["completedItems"])
 
 
+def run_rounds(root):
+    """Cancels two jobs in the middle of their first round and takes them up again."""
+    for name, options in [("mended", {}), ("rough", {"onFailure": "continue"})]:
+        put(name, f"{name}.txt", **options)
+        wait_until(f"{name} has begun", lambda: job(name)["completedItems"] > 200)
+        call("POST", f"/jobs/{name}/cancel")
+    for name in ["mended", "rough"]:
+        call("POST", f"/jobs/{name}/retry")
+    wait_until("the second round has begun", lambda: min(job(name)["completedItems"] for name in ["mended", "rough"]) > 450)
+    for state in call("GET", "/jobs"):
+        print(state["id"], state["status"], state["round"], state["completedItems"], state["failedTasks"])
+
+
+def send_late_reports(path):
+    """Puts reports of the first round into the tracking pipe, about tasks that wait in the second."""
+    database = sqlite3.connect(path)
+    pipes = {name: (number, handed_out) for number, name, handed_out in database.execute("select number, name, handed_out from pipe")}
+    number, _ = pipes["worker-example-in"]
+    waiting = {}
+    for (body,) in database.execute("select body from message where id >> 40 = ? order by id", (number,)):
+        tracking = json.loads(body)["tracking"]["jobTaskId"]
+        name, task = re.fullmatch(r"default:(\w+)!\d+r2\.(.*)", tracking).groups()
+        waiting.setdefault(name, []).append(f"default:{name}.{task}")
+    number, handed_out = pipes[TRACKING]
+    (last,) = database.execute("select coalesce(max(id), 0) from message where id >> 40 = ?", (number,)).fetchone()
+    at = max(last, handed_out)
+    for name, tasks in waiting.items():
+        print(name, len(tasks), "items wait; late reports of", tasks[-1], tasks[-2], tasks[-3])
+        failure = {"failureId": "LATE", "failureTime": 1, "failureSource": "round 1", "failureMessage": "late"}
+        reports = [{"jobTaskId": task, "status": "Failed", "failure": failure} for task in tasks[-2:]]
+        reports.append({"jobTaskId": tasks[-3], "status": "Complete"})
+        data = base64.b64encode(json.dumps({"trackingReports": reports}).encode()).decode()
+        message = {"version": 3, "taskId": f"late-{name}", "taskClassifier": "TrackingReportTask", "taskApiVersion": 1,
+                   "taskData": data, "taskStatus": "NEW_TASK", "context": {}, "to": TRACKING}
+        at += 1
+        database.execute("insert into message (id, delivery_count, body) values (?, 0, ?)", (at, json.dumps(message).encode()))
+    database.commit()
+    database.close()
+
+
 def pack(path, target):
     if path.endswith(".db"):
         database = sqlite3.connect(path)
@@ -118,12 +168,12 @@ def pack(path, target):
         file.write(gzip.compress(content, 9, mtime=0))
 
 
-def main(binary, folder, server=None):
+def main(rounds, binary, folder, server=None):
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:
         root, data = f"{work}/root", f"{work}/data"
         os.mkdir(root)
-        write_files(root)
+        (write_files_of_rounds if rounds else write_files)(root)
         command = [binary, "up", "--data", data, "--root", root, "--listen", "127.0.0.1:28080", "--max-parts", "50",
                    "--max-depth", "200", "--concurrency", "1", "--prefetch", "4"]
         if server:
@@ -133,10 +183,12 @@ def main(binary, folder, server=None):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             wait_until("the service is up", is_up)
-            run_jobs(root)
+            (run_rounds if rounds else run_jobs)(root)
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
+        if rounds:
+            send_late_reports(f"{data}/broker.db")
         pack(f"{data}/broker.db", f"{folder}/broker.db.gz")
         if server:
             dump = subprocess.run(["pg_dump", "--inserts", "--rows-per-insert=100", "--no-owner", "--no-privileges", database],
@@ -151,6 +203,7 @@ def main(binary, folder, server=None):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4):
+    arguments = [argument for argument in sys.argv[1:] if argument != "--rounds"]
+    if len(arguments) not in (2, 3):
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    main("--rounds" in sys.argv, *arguments)
