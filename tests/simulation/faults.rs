@@ -20,10 +20,12 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use store::FaultPoint;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::checks::{Checked, Checks};
+use crate::simulation::TRACKING_IN;
 
 /// The role that makes a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,6 +48,9 @@ pub enum Op {
     Store(FaultPoint, u32, u32),
     /// The tracking workers crash when the store passes this point for the nth time.
     CrashTracking(FaultPoint, u32),
+    /// What the items say of themselves in this time after the start reaches the tracking pipe at the end of it. The job may be in a
+    /// later round by then.
+    HoldReports(Duration, Duration),
     /// All processes of a role are asked to stop, this long after the start, and started again.
     Restart(Who, Duration),
     /// A client does something with the job, this long after the start.
@@ -116,6 +121,7 @@ pub enum Action {
 #[derive(Debug)]
 pub struct Faults {
     ops: Vec<Op>,
+    start: Instant,
     steps: Mutex<Steps>,
     trackers: Mutex<Vec<FaultyBroker>>,
 }
@@ -132,6 +138,7 @@ impl Faults {
     pub fn new(ops: &[Op]) -> Arc<Self> {
         Arc::new(Self {
             ops: ops.to_vec(),
+            start: Instant::now(),
             steps: Mutex::default(),
             trackers: Mutex::default(),
         })
@@ -175,6 +182,17 @@ impl Faults {
         });
         lock(&self.steps).happened += usize::from(planned.is_some());
         planned
+    }
+
+    /// Returns how long a message to the tracking pipe is held.
+    fn holds(&self) -> Option<Duration> {
+        let now = self.start.elapsed();
+        self.ops.iter().find_map(|op| match *op {
+            Op::HoldReports(from, until) if (from..until).contains(&now) => {
+                Some(until.saturating_sub(now))
+            }
+            _ => None,
+        })
     }
 
     fn acknowledges(&self, role: Who) -> Option<AckFault> {
@@ -265,7 +283,13 @@ impl FaultyBroker {
 }
 
 impl Broker for FaultyBroker {
-    fn publish(&self, message: Outgoing) -> Confirm {
+    fn publish(&self, mut message: Outgoing) -> Confirm {
+        if self.role == Who::Items
+            && *message.pipe == *TRACKING_IN
+            && let Some(time) = self.faults.holds()
+        {
+            message.delay = Some(message.delay.unwrap_or_default() + time);
+        }
         let refused = |pipe: &str| Confirm::ready(Err(PublishError::refused(pipe, "as planned")));
         match self.faults.publishes(self.role) {
             None => self.inner.publish(message),

@@ -1,8 +1,9 @@
 //! The invariants that must hold once the system has come to rest.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
-use contract::rest::{Items, Job};
+use contract::rest::{Above, FailureLimit, Job, Tolerance};
 use contract::{JobStatus, OnFailure, RangeItem, TaskMessage, TaskStatus};
 use framework::broker::Broker as _;
 
@@ -10,6 +11,24 @@ use crate::rounds::start_id;
 use crate::simulation::{
     Expected, ITEMS_OUT, ITEMS_REJECT, Put, Simulation, job_id, lock, partition,
 };
+
+/// What must have become of the items of the job in its last round.
+pub struct Items {
+    /// Those that were done, in this round or in an earlier one.
+    pub done: BTreeSet<u64>,
+    /// The number of those that have failed and were never done.
+    pub failed: usize,
+    /// The number of those that have failed and were done in an earlier round, so that it depends on the order of reports whether
+    /// they have failed first.
+    pub worse: usize,
+}
+
+impl Items {
+    /// Returns the least and the largest number of failures that the job may have seen at one time.
+    fn failures(&self) -> RangeInclusive<usize> {
+        self.failed..=self.failed + self.worse
+    }
+}
 
 impl Simulation {
     /// Returns the invariants that do not hold.
@@ -20,25 +39,31 @@ impl Simulation {
             return broken;
         };
         let round = job.round.unwrap_or(1);
-        let failing = (1..=put.items)
-            .filter(|number| scenario.fails(*number, round))
-            .count();
-        let status = match put.expected {
-            Expected::Cancelled => JobStatus::Cancelled,
-            _ if failing > 0 => JobStatus::Failed,
-            _ => JobStatus::Completed,
+        let items = self.items(put, round);
+        let may_be = |status| {
+            let outcome = |failed| self.outcome(failed, put.items) == status;
+            outcome(items.failed) || outcome(items.failed + items.worse)
         };
-        if job.status != status {
-            broken.push(format!("the job must be {status}: {job:?}"));
+        let is_right = match put.expected {
+            Expected::Cancelled => job.status == JobStatus::Cancelled,
+            _ => may_be(job.status),
+        };
+        if !is_right {
+            broken.push(format!(
+                "of {} items {:?} fail, and the job is {}: {job:?}",
+                put.items,
+                items.failures(),
+                job.status
+            ));
         }
         if put.expected == Expected::Outcome {
-            broken.extend(self.check_counts(&job, put.items, failing));
+            broken.extend(self.check_counts(&job, put, &items));
             broken.extend(self.check_work(put));
             if scenario.output {
-                broken.extend(self.check_output(put, round, failing).await);
+                broken.extend(self.check_output(put, round, &items).await);
             }
             if scenario.kept {
-                broken.extend(self.check_kept(&job, put, failing).await);
+                broken.extend(self.check_kept(&job, &items).await);
             }
             let hopeless = (1..=put.items)
                 .filter(|number| !scenario.fails_at_once(*number, round))
@@ -62,40 +87,85 @@ impl Simulation {
         broken
     }
 
-    fn check_counts(&self, job: &Job, items: u64, failing: usize) -> Option<String> {
-        let items = i64::try_from(items).unwrap_or(i64::MAX);
-        let failing = i64::try_from(failing).unwrap_or(i64::MAX);
-        let counted: i64 = job.failure_counts.values().sum();
-        let exact = match self.0.scenario.on_failure {
-            _ if failing == 0 => job.completed_items == items && job.failed_tasks == 0,
-            // What is reported after the failure that ended the job counts as well.
-            OnFailure::Stop => {
-                job.completed_items <= items - failing
-                    && (1..=failing).contains(&job.failed_tasks)
-                    && i64::try_from(job.failures.len()) == Ok(job.failed_tasks.min(100))
-            }
-            OnFailure::Continue | OnFailure::Tolerate(_) => {
-                job.completed_items == items - failing
-                    && job.failed_tasks == failing
-                    && i64::try_from(job.failures.len()) == Ok(failing.min(100))
-            }
+    fn items(&self, put: &Put, round: u32) -> Items {
+        let scenario = &self.0.scenario;
+        let fails = |number: &u64| scenario.fails(*number, round);
+        let succeeded = lock(&self.0.succeeded);
+        let incarnation = put.task_id();
+        let was_done = |number: &u64| {
+            scenario.worsening.is_some() && succeeded.contains(&(incarnation.clone(), *number))
         };
-        let Items {
-            total,
-            total_is_final,
-            done,
-            failed,
-            ..
-        } = job.items;
+        Items {
+            done: (1..=put.items)
+                .filter(|number| !fails(number) || was_done(number))
+                .collect(),
+            failed: (1..=put.items)
+                .filter(|number| fails(number) && !was_done(number))
+                .count(),
+            worse: (1..=put.items)
+                .filter(|number| fails(number) && was_done(number))
+                .count(),
+        }
+    }
+
+    /// Returns how a job ends of which so many of its items have failed.
+    fn outcome(&self, failed: usize, items: u64) -> JobStatus {
+        let is_tolerated = match self.0.scenario.on_failure {
+            OnFailure::Stop | OnFailure::Continue => false,
+            OnFailure::Tolerate(tolerance) => failed as u64 <= tolerated(tolerance, items),
+        };
+        if failed == 0 || is_tolerated {
+            JobStatus::Completed
+        } else {
+            JobStatus::Failed
+        }
+    }
+
+    fn check_counts(&self, job: &Job, put: &Put, of: &Items) -> Option<String> {
+        let number = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        let all = i64::try_from(put.items).unwrap_or(i64::MAX);
+        let failures = of.failures();
+        let failures = number(*failures.start())..=number(*failures.end());
+        let most = number(of.done.len());
+        let done = if put.counted_nothing {
+            all - failures.end()..=most
+        } else {
+            most..=most
+        };
+        let is_completed = job.status == JobStatus::Completed;
+        let stopped = self.stopped_by().filter(|_| !is_completed);
+        let failed_in_range = match stopped {
+            // What was done in an earlier round does not stay failed.
+            _ if is_completed => job.failed_tasks == all - job.completed_items,
+            // What is reported after the failure that ended the job counts as well.
+            Some(least) => (least..=*failures.end()).contains(&job.failed_tasks),
+            None => failures.contains(&job.failed_tasks),
+        };
+        let counted: i64 = job.failure_counts.values().sum();
         // Every item is known once every task is done or has failed, whatever announcement was lost.
-        let all_known = failing == 0 || self.0.scenario.on_failure == OnFailure::Continue;
-        let known = total.unwrap_or(0);
-        let exact = exact
-            && (done, failed) == (job.completed_items, job.failed_tasks)
-            && known <= items
-            && (known == items || !(all_known || total_is_final));
-        (!exact || counted != job.failed_tasks)
-            .then(|| format!("of {items} items {failing} fail, but the counts are {job:?}"))
+        let exact = failed_in_range
+            && done.contains(&job.completed_items)
+            && counted == job.failed_tasks
+            && i64::try_from(job.failures.len()) == Ok(job.failed_tasks.min(100))
+            && knows_items(job, all, stopped.is_none());
+        (!exact).then(|| {
+            format!(
+                "{done:?} of {all} items are done and {failures:?} fail, but the counts are {job:?}"
+            )
+        })
+    }
+
+    /// Returns how many failures end the job before the end of every task, at least; `None` if none do.
+    fn stopped_by(&self) -> Option<i64> {
+        match self.0.scenario.on_failure {
+            OnFailure::Stop => Some(1),
+            OnFailure::Continue => None,
+            OnFailure::Tolerate(tolerance) => match (tolerance.above, tolerance.limit) {
+                (Above::Continue, _) => None,
+                (Above::Stop, FailureLimit::Items(most)) => i64::try_from(most + 1).ok(),
+                (Above::Stop, FailureLimit::Share(_)) => Some(1),
+            },
+        }
     }
 
     fn check_work(&self, put: &Put) -> Option<String> {
@@ -112,7 +182,7 @@ impl Simulation {
             .then(|| format!("never executed: {missed:?}; executed, but no items: {strange:?}"))
     }
 
-    async fn check_output(&self, put: &Put, round: u32, failing: usize) -> Vec<String> {
+    async fn check_output(&self, put: &Put, round: u32, items: &Items) -> Vec<String> {
         let (incarnation, mut broken) = (put.task_id(), Vec::new());
         let start = start_id(&incarnation, round);
         let (mut done, mut failed) = (BTreeSet::new(), BTreeSet::new());
@@ -139,10 +209,8 @@ impl Simulation {
                 ),
             }
         }
-        let all: BTreeSet<u64> = (1..=put.items)
-            .filter(|number| !self.0.scenario.fails(*number, round))
-            .collect();
-        if done != all || failed.len() != failing {
+        let (all, failing) = (&items.done, items.failed + items.worse);
+        if done != *all || failed.len() != failing {
             broken.push(format!("the output pipe has the results of {done:?}, not {all:?}; {failing} fail, and there are {failed:?}"));
         }
         broken
@@ -172,4 +240,22 @@ impl Simulation {
         }
         messages
     }
+}
+
+/// Returns how many of these items may fail. Judges the limit as it is written: `3` or `20%`.
+fn tolerated(tolerance: Tolerance, items: u64) -> u64 {
+    let text = tolerance.limit.to_string();
+    let number = |text: &str| text.parse::<u64>().unwrap();
+    match text.strip_suffix('%') {
+        Some(percent) => items * number(percent) / 100,
+        None => number(&text),
+    }
+}
+
+/// Returns whether what the job says of its items agrees with its totals and with their real number.
+fn knows_items(job: &Job, items: i64, all_known: bool) -> bool {
+    let known = job.items.total.unwrap_or(0);
+    (job.items.done, job.items.failed) == (job.completed_items, job.failed_tasks)
+        && known <= items
+        && (known == items || !(all_known || job.items.total_is_final))
 }

@@ -1,6 +1,6 @@
 //! The worker of the simulated jobs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use contract::RangeItem;
@@ -16,6 +16,8 @@ pub struct ItemWorker {
     pub scenario: Scenario,
     /// How often each item was executed, by incarnation and number.
     pub executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
+    /// Which items were done, in any round.
+    pub succeeded: Arc<Mutex<BTreeSet<(String, u64)>>>,
 }
 
 impl Worker for ItemWorker {
@@ -26,7 +28,7 @@ impl Worker for ItemWorker {
         sleep(self.scenario.work).await;
         let incarnation = item.params.get("incarnation").cloned().unwrap_or_default();
         *lock(&self.executed)
-            .entry((incarnation, item.number))
+            .entry((incarnation.clone(), item.number))
             .or_default() += 1;
         let round = round_of(ctx.job_task_id());
         if self.scenario.fails_at_once(item.number, round) {
@@ -49,6 +51,7 @@ impl Worker for ItemWorker {
                 item.number
             )));
         }
+        lock(&self.succeeded).insert((incarnation, item.number));
         Ok(if self.scenario.output || self.scenario.kept {
             Reply::send(item)
         } else {

@@ -9,7 +9,8 @@ use serde::Deserialize;
 use store::KeptBlob;
 use tokio::io::AsyncReadExt as _;
 
-use crate::simulation::{Put, Simulation};
+use crate::invariants::Items;
+use crate::simulation::Simulation;
 
 /// More blobs than a scenario writes.
 const BLOBS: u32 = 10_000;
@@ -25,12 +26,11 @@ struct Line {
 
 impl Simulation {
     /// Returns what is wrong with the outputs that are kept: each result must be there once, and nothing else.
-    pub async fn check_kept(&self, job: &Job, put: &Put, failing: usize) -> Vec<String> {
+    pub async fn check_kept(&self, job: &Job, items: &Items) -> Vec<String> {
         let lines = match self.kept_lines(job).await {
             Ok(lines) => lines,
             Err(error) => return vec![format!("the outputs cannot be read: {error}")],
         };
-        let round = job.round.unwrap_or(1);
         let (mut broken, mut done) = (Vec::new(), BTreeSet::new());
         let (results, failures): (Vec<Line>, Vec<Line>) = lines
             .into_iter()
@@ -50,12 +50,10 @@ impl Simulation {
                 other => broken.push(format!("{} has no item: {other:?}", line.task)),
             }
         }
-        let all: BTreeSet<u64> = (1..=put.items)
-            .filter(|number| !self.0.scenario.fails(*number, round))
-            .collect();
+        let (all, failing) = (&items.done, items.failed);
         let failed: BTreeSet<&String> = failures.iter().map(|line| &line.task).collect();
         let failed = failed.difference(&tasks).count();
-        if done != all || failed != failing {
+        if done != *all || failed != failing {
             broken.push(format!(
                 "the results of {done:?} are kept, not {all:?}; {failing} fail, and {failed} failures are kept"
             ));

@@ -24,6 +24,7 @@ mod simulation;
 use std::time::Duration;
 
 use contract::OnFailure;
+use contract::rest::{Above, Tolerance};
 use framework::config::Route;
 use store::FaultPoint;
 
@@ -86,8 +87,7 @@ fn run_at_every_step(scenario: &Scenario, fault: impl Fn(u32) -> Op) {
 
 /// A job with two levels. All its outputs must be safe before they are counted.
 fn small(route: Route, on_failure: OnFailure) -> Scenario {
-    let continues = on_failure == OnFailure::Continue;
-    let (failing, hopeless) = if continues {
+    let (failing, hopeless) = if on_failure == OnFailure::Continue {
         (Some(4), Some(5))
     } else {
         (None, None)
@@ -236,6 +236,72 @@ fn a_job_that_is_taken_up_again_at_any_moment_is_exact_and_forgets_nothing() {
                 ..small(route, OnFailure::Stop)
             };
             run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
+        }
+    }
+}
+
+#[test]
+fn reports_of_an_earlier_round_that_arrive_late_count_only_if_their_task_is_done() {
+    let at = Duration::from_millis;
+    for (route, on_failure) in [
+        (Route::Direct, OnFailure::Stop),
+        (Route::Direct, OnFailure::Continue),
+        (Route::Reroute, OnFailure::Continue),
+    ] {
+        for cancel in (4..36).step_by(8) {
+            let ops = vec![
+                Op::HoldReports(at(cancel - 3), at(cancel + 90)),
+                Op::Client(Action::Cancel, at(cancel)),
+                Op::Client(Action::Retry, at(cancel + 9)),
+                Op::Client(Action::Retry, at(2000)),
+            ];
+            for (failing, mended, worsening) in
+                [(Some(5), Some(2), None), (Some(13), None, Some(2))]
+            {
+                let scenario = Scenario {
+                    items: 40,
+                    on_failure,
+                    route,
+                    failing,
+                    mended,
+                    worsening,
+                    ops: ops.clone(),
+                    ..Scenario::default()
+                };
+                run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_job_that_tolerates_failures_ends_as_its_limit_says_in_every_round() {
+    let retry = Op::Client(Action::Retry, Duration::from_secs(2));
+    // Of 40 items, 8 fail.
+    for limit in ["0", "7", "8", "19%", "20%"] {
+        for (above, ops) in [
+            (Above::Stop, vec![]),
+            (Above::Stop, vec![retry]),
+            (Above::Continue, vec![]),
+            (Above::Continue, vec![retry]),
+        ] {
+            let tolerance = Tolerance {
+                limit: limit.parse().unwrap(),
+                above,
+            };
+            for mended in [None, Some(2)] {
+                let scenario = Scenario {
+                    items: 40,
+                    failing: Some(5),
+                    on_failure: OnFailure::Tolerate(tolerance),
+                    checked: mended.is_some(),
+                    mended,
+                    dependents: 2,
+                    ops: ops.clone(),
+                    ..Scenario::default()
+                };
+                run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
+            }
         }
     }
 }

@@ -40,13 +40,18 @@ impl Observer {
             .take()
             .filter(|before| before.incarnation == job.incarnation)
         {
-            if job.percentage_complete < before.percentage_complete {
+            let has_gone_on = before.round != job.round;
+            // What has failed of a Completed job is done anew.
+            let had_failures = before.status == JobStatus::Completed && before.failed_tasks > 0;
+            if job.percentage_complete < before.percentage_complete
+                && !(has_gone_on && had_failures)
+            {
                 seen.broken
                     .push(format!("the percentage fell: {before:?}, then {job:?}"));
             }
-            if before.round != job.round {
+            if has_gone_on {
                 if job.completed_items < before.completed_items
-                    || before.status == JobStatus::Completed
+                    || (before.status == JobStatus::Completed && !had_failures)
                 {
                     let broken = format!("a round forgets: {before:?}, then {job:?}");
                     seen.broken.push(broken);
@@ -61,6 +66,13 @@ impl Observer {
                 "100 percent and Completed are not the same: {job:?}"
             ));
         }
+        if let Some(kept) = &job.outputs
+            && kept.done < job.completed_items
+        {
+            seen.broken.push(format!(
+                "an item is done before its output is kept: {job:?}"
+            ));
+        }
         seen.job = Some(job.clone());
         Some(job)
     }
@@ -70,9 +82,16 @@ impl Observer {
     }
 }
 
-/// Returns whether a finished job has kept what was decided. Late reports may still add items and failures.
+/// Returns whether a finished job has kept what was decided. Late reports may still add items and failures; of a Completed job, what
+/// has failed may be done after all.
 fn keeps_outcome(before: &Job, job: &Job) -> bool {
     let decided = |job: &Job| (job.status, job.percentage_complete);
+    if job.status == JobStatus::Completed {
+        return decided(job) == decided(before)
+            && job.completed_items + job.failed_tasks
+                == before.completed_items + before.failed_tasks
+            && job.failed_tasks <= before.failed_tasks;
+    }
     decided(job) == decided(before)
         && job.completed_items >= before.completed_items
         && job.failed_tasks >= before.failed_tasks

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use contract::OnFailure;
+use contract::rest::{Above, FailureLimit, Tolerance};
 use framework::config::Route;
 use store::FaultPoint;
 
+use crate::dependents;
 use crate::faults::{AckFault, Action, Op, PublishFault, Who};
 
 #[derive(Debug, Clone)]
@@ -23,6 +25,8 @@ pub struct Scenario {
     pub output: bool,
     /// Items send output, and the service keeps it.
     pub kept: bool,
+    /// Items whose number is divisible by this are done in the first round, and fail in later ones.
+    pub worsening: Option<u64>,
     /// The time that an item takes.
     pub work: Duration,
     /// Processes of each role.
@@ -52,6 +56,7 @@ impl Default for Scenario {
             failing: None,
             retrying: None,
             hopeless: None,
+            worsening: None,
             output: false,
             kept: false,
             work: Duration::from_millis(1),
@@ -85,6 +90,7 @@ impl Scenario {
             failing,
             retrying: dice.chance(3).then(|| dice.between(1, 20)),
             hopeless,
+            worsening: None,
             output: dice.chance(2),
             kept: false,
             work: Duration::from_millis(dice.below(4)),
@@ -120,21 +126,43 @@ impl Scenario {
             (scenario.output, scenario.kept) = (false, true);
             scenario.ops.extend(fault_of_outputs(&mut dice));
         }
+        if dice.chance(3) {
+            scenario.on_failure = OnFailure::Tolerate(tolerance(&mut dice, items));
+        }
+        scenario.add_late_reports(&mut dice);
         scenario
+    }
+
+    /// If the job is taken up again: lets reports of earlier rounds arrive late, and items fail that were done before.
+    fn add_late_reports(&mut self, dice: &mut Dice) {
+        let retried: Vec<Duration> = self.ops.iter().copied().filter_map(retry).collect();
+        let Some(first) = retried.first() else { return };
+        if dice.chance(2) {
+            let from = first.saturating_sub(Duration::from_millis(dice.between(0, 60)));
+            let time = Duration::from_millis(dice.pick(&[30, 100, 1000, 6000]));
+            self.ops.push(Op::HoldReports(from, from + time));
+        }
+        // Only if every task of every round runs, it is certain what is done.
+        if !self.checked && self.pauses_hold.is_none() {
+            self.worsening = dice.chance(2).then(|| dice.between(1, 12));
+        }
     }
 
     /// Whether the item with this number is reported failed in the end of this round.
     pub fn fails(&self, number: u64, round: u32) -> bool {
-        !self.is_mended(round)
-            && [self.failing, self.hopeless]
-                .into_iter()
-                .flatten()
-                .any(|n| number.is_multiple_of(n))
+        let is_hopeless = self.hopeless.is_some_and(|n| number.is_multiple_of(n));
+        self.fails_at_once(number, round) || (is_hopeless && self.may_fail(number, round))
     }
 
     /// Whether the worker says at once that this item has failed.
     pub fn fails_at_once(&self, number: u64, round: u32) -> bool {
-        !self.is_mended(round) && self.failing.is_some_and(|n| number.is_multiple_of(n))
+        let worse = self.worsening.filter(|_| round > 1);
+        let mut failing = [self.failing, worse].into_iter().flatten();
+        self.may_fail(number, round) && failing.any(|n| number.is_multiple_of(n))
+    }
+
+    fn may_fail(&self, number: u64, round: u32) -> bool {
+        number != dependents::ITEM && !self.is_mended(round)
     }
 
     fn is_mended(&self, round: u32) -> bool {
@@ -173,6 +201,10 @@ impl Scenario {
                 },
                 Self {
                     hopeless: None,
+                    ..self.clone()
+                },
+                Self {
+                    worsening: None,
                     ..self.clone()
                 },
                 Self {
@@ -291,6 +323,30 @@ fn round(dice: &mut Dice) -> Vec<Op> {
         _ => {}
     }
     ops
+}
+
+/// Returns when the job is taken up again, if this does it.
+fn retry(op: Op) -> Option<Duration> {
+    match op {
+        Op::Client(Action::Retry, at) => Some(at),
+        _ => None,
+    }
+}
+
+/// A number of failed items or a part of all, often near to what fails.
+fn tolerance(dice: &mut Dice, items: u64) -> Tolerance {
+    let limit = match dice.below(4) {
+        0 => FailureLimit::Items(dice.between(0, 5)),
+        1 => FailureLimit::Items(dice.between(0, items)),
+        _ => {
+            let percent = dice.pick(&[0, 1, 5, 10, 20, 33, 50, 100]);
+            format!("{percent}%")
+                .parse()
+                .unwrap_or(FailureLimit::Items(0))
+        }
+    };
+    let above = dice.pick(&[Above::Stop, Above::Continue]);
+    Tolerance { limit, above }
 }
 
 /// Perhaps a fault of the processes that keep outputs.

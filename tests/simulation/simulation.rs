@@ -6,7 +6,7 @@
 //! a job has been completed (`checked`): then everything that the job caused must have been safe before. Either all
 //! workers learn of pauses, and rely on that for a while, or none does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -107,6 +107,8 @@ pub struct Parts {
     pub observer: Observer,
     /// How often each item was executed, by incarnation and number.
     pub executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
+    /// Which items were done, in any round, by incarnation and number.
+    pub succeeded: Arc<Mutex<BTreeSet<(String, u64)>>>,
 }
 
 impl Simulation {
@@ -131,6 +133,7 @@ impl Simulation {
             stops: Mutex::default(),
             observer,
             executed: Arc::default(),
+            succeeded: Arc::default(),
         }))
     }
 
@@ -140,6 +143,7 @@ impl Simulation {
             number: 1,
             items: parts.scenario.items,
             expected: Expected::Outcome,
+            counted_nothing: false,
         };
         self.create(&job).await?;
         self.create_dependents().await?;
@@ -310,6 +314,7 @@ impl Simulation {
             blobs,
             observer,
             executed,
+            succeeded,
             ..
         } = &*self.0;
         let broker = Arc::new(broker);
@@ -338,6 +343,7 @@ impl Simulation {
                 let worker = ItemWorker {
                     scenario: scenario.clone(),
                     executed: Arc::clone(executed),
+                    succeeded: Arc::clone(succeeded),
                 };
                 let output = scenario.output.then(|| ITEMS_OUT.to_owned());
                 let settings = Settings {
@@ -386,6 +392,8 @@ pub struct Put {
     pub number: u32,
     pub items: u64,
     pub expected: Expected,
+    /// Whether the job was cancelled before it had a task table. Then nobody counts what is done until it is taken up again.
+    pub counted_nothing: bool,
 }
 
 impl Put {
@@ -405,10 +413,16 @@ impl Simulation {
             {
                 Cancellation::Cancelled(_) | Cancellation::AlreadyCancelled => {
                     job.expected = Expected::Cancelled;
+                    let now = self.0.observer.look().await;
+                    job.counted_nothing |= now.is_none_or(|job| job.items.total.is_none());
                 }
                 Cancellation::NotFound | Cancellation::Finished(_) => {}
             },
-            Action::Retry => self.retry(job).await?,
+            Action::Retry => {
+                self.0.observer.look().await;
+                self.retry(job).await?;
+                self.0.observer.look().await;
+            }
             Action::Delete => self.delete(job).await?,
             Action::Pause => drop(
                 self.insist(|| self.0.store.pause_job(partition(), job_id()))
@@ -424,6 +438,7 @@ impl Simulation {
                     number: job.number + 1,
                     items,
                     expected: Expected::Outcome,
+                    counted_nothing: false,
                 };
                 self.create(job).await?;
             }

@@ -435,8 +435,9 @@ impl Model {
         i64::try_from(below.filter(|path| !self.is_final(path)).count()).unwrap()
     }
 
-    fn check(&self, job: &Job) {
-        let outcome = match (self.truth(&[]), job.totals.on_failure) {
+    /// Returns how the job must have ended, if it must.
+    fn outcome(&self, on_failure: OnFailure) -> Option<JobStatus> {
+        match (self.truth(&[]), on_failure) {
             (_, OnFailure::Stop) if !self.failed.is_empty() => Some(JobStatus::Failed),
             _ if self.failed.contains(&vec![]) => Some(JobStatus::Failed),
             (Truth::Failed, OnFailure::Tolerate(tolerance)) if self.are_tolerated(tolerance) => {
@@ -448,7 +449,11 @@ impl Model {
             (Truth::Open, _) => None,
             (Truth::Done, _) => Some(JobStatus::Completed),
             (Truth::Failed, _) => Some(JobStatus::Failed),
-        };
+        }
+    }
+
+    fn check(&self, job: &Job) {
+        let outcome = self.outcome(job.totals.on_failure);
         assert_eq!(job.decision, outcome);
         assert_eq!(job.totals.completed_items, self.items(), "items");
         assert_eq!(

@@ -92,7 +92,11 @@ impl Model {
     }
 }
 
+/// Judges a limit as it is written: `3` or `20%`.
 fn is_exceeded(limit: FailureLimit, failed: i64, items: i64) -> bool {
-    let number = |number: i64| u64::try_from(number).unwrap();
-    limit.is_exceeded(number(failed), number(items))
+    let text = limit.to_string();
+    match text.strip_suffix('%') {
+        Some(percent) => failed * 100 > items * percent.parse::<i64>().unwrap(),
+        None => failed > text.parse::<i64>().unwrap(),
+    }
 }
