@@ -8,18 +8,19 @@
 //!
 //! What must stay true: trouble is removed by what has reported it, as soon as it is over.
 
+mod waiting;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use contract::metrics::DEGRADED;
 use futures_util::FutureExt as _;
 use futures_util::future::ready;
 use metrics::gauge;
 use tokio::sync::watch;
-use tokio::time::Instant;
 
+pub use self::waiting::{PieceOfWork, Waiting};
 use crate::meters::{self, Measurement, on_scrape};
 
 /// What this process can do at the moment. Clones share their state: give the same one to everything in a process.
@@ -47,17 +48,6 @@ pub struct Outage {
 pub struct Source {
     health: Health,
     number: u64,
-}
-
-/// Work that cannot be done at the moment and waits, for example because a disk is full: a degradation at once, and an outage
-/// if it lasts.
-#[derive(Clone)]
-pub struct Waiting {
-    health: Health,
-    name: &'static str,
-    source: &'static str,
-    /// Since when, and why, while it waits.
-    state: Arc<Mutex<Option<(Instant, String)>>>,
 }
 
 type Ask = Arc<dyn Fn() -> Option<Trouble> + Send + Sync>;
@@ -238,49 +228,6 @@ impl Health {
     }
 }
 
-impl Waiting {
-    /// How long work waits before that is an outage.
-    const OUTAGE_AFTER: Duration = Duration::from_secs(10);
-
-    /// Returns work that does not wait. Name and source are those of the degradation ([`Health::degrade`]).
-    pub fn new(health: Health, name: &'static str, source: &'static str) -> Self {
-        Self {
-            health,
-            name,
-            source,
-            state: Arc::default(),
-        }
-    }
-
-    /// Records that the work waits, and why.
-    pub fn waits(&self, reason: impl Into<String>) {
-        let mut state = self.lock();
-        let since = state.as_ref().map(|(since, _)| *since);
-        let reason = reason.into();
-        self.health.degrade(self.name, self.source, &reason);
-        *state = Some((since.unwrap_or_else(Instant::now), reason));
-    }
-
-    /// Records that the work goes on.
-    pub fn goes_on(&self) {
-        if self.lock().take().is_some() {
-            self.health.recover(self.name, self.source);
-        }
-    }
-
-    /// Returns why the work waits, if it has done so for long.
-    pub fn outage(&self) -> Option<String> {
-        let state = self.lock();
-        let long = state.as_ref();
-        let long = long.filter(|(since, _)| since.elapsed() >= Self::OUTAGE_AFTER);
-        long.map(|(_, reason)| reason.clone())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<(Instant, String)>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl State {
     fn next_number(&mut self) -> u64 {
         self.last_number += 1;
@@ -339,12 +286,6 @@ impl Drop for Watch {
 impl fmt::Debug for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Health")
-    }
-}
-
-impl fmt::Debug for Waiting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Waiting")
     }
 }
 
@@ -473,25 +414,6 @@ mod tests {
         assert_eq!(names(&health.degradations()), ["old-delivery"]);
         drop(watch);
         assert_eq!(health.degradations(), []);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn work_that_waits_is_a_degradation_at_once_and_an_outage_after_ten_seconds() {
-        let health = Health::default();
-        let waiting = Waiting::new(health.clone(), "outputs", "output worker");
-        waiting.waits("the disk is full");
-        assert_eq!(names(&health.degradations()), ["outputs"]);
-        assert_eq!(waiting.outage(), None);
-        tokio::time::advance(Duration::from_secs(6)).await;
-        waiting.waits("the disk is away");
-        tokio::time::advance(Duration::from_secs(4)).await;
-        assert_eq!(waiting.outage().as_deref(), Some("the disk is away"));
-        waiting.goes_on();
-        assert_eq!(waiting.outage(), None);
-        assert_eq!(health.degradations(), []);
-        // What waits again has not waited for long.
-        waiting.waits("the disk is full");
-        assert_eq!(waiting.outage(), None);
     }
 
     #[test]

@@ -28,6 +28,8 @@ const MIN_DELAY: Duration = Duration::from_millis(50);
 const MAX_DELAY: Duration = Duration::from_secs(5);
 /// How long a blob may wait for its commit. An older one may be swept as one that nothing names, so it is written again.
 const FRESH: Duration = Duration::from_hours(1);
+/// How long a job is known to tell why its outputs wait.
+const NOTED: Duration = Duration::from_secs(30);
 /// How long the number of bytes of all jobs is relied on.
 const COUNTED: Duration = Duration::from_secs(10);
 
@@ -98,40 +100,44 @@ impl OutputWorker {
                 self.store.keep_outputs(&new).await.map(Some)
             })
             .await?;
-        self.waiting.goes_on();
         Ok(match committed {
             Some(results) => results.into_iter().map(Some).collect(),
             None => plans.iter().map(|_| None).collect(),
         })
     }
 
-    /// Writes blobs until all are safe.
+    /// Writes blobs until all are safe. The jobs tell meanwhile why their outputs wait.
     async fn write(&self, plans: &[Plan], owner: &str) {
-        let mut delays = delays().build();
-        let mut noted = false;
+        let (mut delays, work) = (delays().build(), self.waiting.begin());
+        let mut noted: Option<(String, Instant)> = None;
         let mut left: Vec<(usize, usize)> = Vec::new();
         for (at, plan) in plans.iter().enumerate() {
             left.extend((0..plan.contents.len()).map(|blob| (at, blob)));
         }
         let begun = Instant::now();
         while let Err(error) = self.try_write(plans, owner, &left).await {
-            let reason = error.to_string();
-            if !noted {
+            if noted.is_none() {
                 warn!(%error, "outputs cannot be kept; they wait");
+            }
+            let reason = error.to_string();
+            // Other outputs of the job may have been kept meanwhile, which removes the note.
+            let is_known = noted
+                .as_ref()
+                .is_some_and(|(known, at)| *known == reason && at.elapsed() < NOTED);
+            if !is_known {
                 let jobs: Vec<Incarnation> =
                     plans.iter().map(|plan| plan.new.job.clone()).collect();
                 // Only the note is missing if this fails.
-                noted = self
-                    .store
-                    .note_waiting_outputs(&jobs, &reason)
-                    .await
-                    .is_ok();
+                let note = self.store.note_waiting_outputs(&jobs, &reason);
+                if note.await.is_ok() {
+                    noted = Some((reason.clone(), Instant::now()));
+                }
             }
-            self.waiting.waits(reason);
+            work.waits(reason);
             sleep(delays.next().unwrap_or(MAX_DELAY)).await;
         }
         histogram!(BLOB_SECONDS).record(begun.elapsed());
-        if noted {
+        if noted.is_some() {
             info!("outputs are kept again");
         }
     }
@@ -218,11 +224,11 @@ impl OutputWorker {
     where
         F: Future<Output = Result<T, StoreError>>,
     {
-        let mut delays = delays().build();
+        let (mut delays, work) = (delays().build(), self.waiting.begin());
         loop {
             match operation().await {
                 Err(StoreError::Unavailable(cause)) => {
-                    self.waiting.waits(format!("{trouble}: {cause}"));
+                    work.waits(format!("{trouble}: {cause}"));
                     sleep(delays.next().unwrap_or(MAX_DELAY)).await;
                 }
                 result => return result,

@@ -29,6 +29,7 @@ use framework::broker::HeaderValue;
 use framework::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
 use framework::health::{Health, Waiting};
 use store::{Availability, Incarnation, OutputsOf, Store, StoreError};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use self::keep::JobOutputs;
@@ -83,6 +84,8 @@ pub struct OutputWorker {
     /// The outputs, which wait while they cannot be kept.
     waiting: Waiting,
     state: Arc<Mutex<State>>,
+    /// Told when a job has many small blobs.
+    due: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -106,6 +109,7 @@ impl OutputWorker {
             limits: Limits::default(),
             waiting: Waiting::new(Health::default(), OUTPUTS, SOURCE),
             state: Arc::default(),
+            due: Arc::default(),
         }
     }
 
@@ -207,9 +211,17 @@ fn when_kept(received: &Received, status: OutputStatus) -> Disposition {
 }
 
 impl OutputWorker {
-    /// Lets further outputs arrive, unless the batch has many or the last one is some time ago. Tidies up meanwhile.
+    /// Merges small blobs of jobs that have many of them, until this is dropped. Runs beside the worker, whose batches do not wait
+    /// for it.
+    pub async fn merge(&self) {
+        loop {
+            self.due.notified().await;
+            self.merge_small().await;
+        }
+    }
+
+    /// Lets further outputs arrive, unless the batch has many or the last one is some time ago.
     async fn gather(&self, batch: &[Received]) {
-        self.merge_small().await;
         let now = Instant::now();
         let begin = self.state().batch.map_or(now, |last| last + GATHERED);
         let bytes: usize = batch.iter().map(Received::bytes).sum();

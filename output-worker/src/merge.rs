@@ -6,7 +6,7 @@
 //! What must stay true:
 //! - The numbers of lines do not change, and no line is missing at any moment: the merged blob is safe before the store names
 //!   it, and the others are deleted only after the store has confirmed that it does.
-//! - Merging is not needed for anything. If it fails, nothing has changed, and it is tried later.
+//! - Merging is not needed for anything. If it fails or breaks off, no line is lost, and it is tried later. No batch waits for it.
 //! - A byte is rewritten a few times only, however long a job runs: a blob joins others that have at least a quarter of its size
 //!   together.
 
@@ -61,13 +61,17 @@ impl OutputWorker {
         }
         let (_, count) = counts.entry(job.number).or_insert_with(|| (job.clone(), 0));
         *count = count.saturating_add(u32::try_from(small).unwrap_or(u32::MAX));
+        if *count >= MERGED_AT {
+            self.due.notify_one();
+        }
     }
 
-    /// Merges the small blobs of the job that has most of them, if these are many.
+    /// Merges the small blobs of the jobs that have many of them, those of the job with most first.
     pub(crate) async fn merge_small(&self) {
-        let Some(job) = self.due() else { return };
-        if let Err(error) = self.merge_of(&job).await {
-            warn!(job = %job.job, %error, "small blobs are not merged; they stay as they are");
+        while let Some(job) = self.due() {
+            if let Err(error) = self.merge_of(&job).await {
+                warn!(job = %job.job, %error, "small blobs are not merged; they stay as they are");
+            }
         }
     }
 
@@ -253,7 +257,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn outputs_wait_and_say_why_until_their_place_takes_them() {
+    async fn batch_does_not_wait_until_small_blobs_are_merged() {
+        let worker = OutputWorker::new(Store::open("memory:").await.unwrap(), Blobs::memory());
+        let job = keep_singly(&worker, 1..MERGED_AT + 1).await;
+        worker.gather(&[]).await;
+        assert_eq!(names(&worker, &job).await.len(), MERGED_AT as usize);
+        let merged = wait_for("the merged blob", async || {
+            let names = names(&worker, &job).await;
+            if names.len() == 1 {
+                Ok(())
+            } else {
+                Err(format!("{names:?}"))
+            }
+        });
+        tokio::select! {
+            () = worker.merge() => unreachable!("merging has no end"),
+            () = merged => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn outputs_wait_and_say_why_they_do_now_until_their_place_takes_them() {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().join("outputs");
         std::fs::write(&place, "not a folder").unwrap();
@@ -270,6 +294,18 @@ mod tests {
             })
             .await;
             assert!(reason.contains("cannot be written"), "{reason}");
+            // Another trouble follows: a link to itself.
+            std::fs::remove_file(&place).unwrap();
+            std::os::unix::fs::symlink(&place, &place).unwrap();
+            wait_for("the note of the other reason", async || {
+                let now = waiting().await.unwrap_or_default();
+                if now.contains("symbolic links") {
+                    Ok(())
+                } else {
+                    Err(now)
+                }
+            })
+            .await;
             std::fs::remove_file(&place).unwrap();
         };
         let (job, ()) = tokio::join!(keep_singly(&worker, 1..2), repaired);

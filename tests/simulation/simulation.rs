@@ -372,10 +372,12 @@ impl Simulation {
                     concurrency: 1,
                     ..settings("worker-output")
                 };
-                Runtime::new(settings, broker)
-                    .handler(worker)
-                    .run_until(stop)
-                    .await
+                let merging = worker.clone();
+                let service = Runtime::new(settings, broker).handler(worker);
+                tokio::select! {
+                    ended = service.run_until(stop) => ended,
+                    () = merging.merge() => Ok(()),
+                }
             }
         }
     }

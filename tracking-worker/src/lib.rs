@@ -214,6 +214,7 @@ impl TrackingWorker {
             .with_min_delay(MIN_DELAY)
             .with_max_delay(MAX_DELAY)
             .without_max_times();
+        let work = self.waiting.begin();
         let recorded = (|| self.store.record(events))
             .retry(delays)
             .when(|error| matches!(error, StoreError::Unavailable(_)))
@@ -222,10 +223,10 @@ impl TrackingWorker {
                 if delay == MIN_DELAY {
                     warn!(%error, code = error.code().as_str(), "the ledger cannot be written; the reports are kept and written later");
                 }
-                self.waiting.waits(format!("the ledger cannot be written: {error}"));
+                work.waits(format!("the ledger cannot be written: {error}"));
             })
             .await;
-        self.waiting.goes_on();
+        drop(work);
         let recorded = recorded?;
         self.reports
             .fetch_add(events.len() as u64, Ordering::Relaxed);

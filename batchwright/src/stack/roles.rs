@@ -12,7 +12,7 @@ use framework::broker::Broker;
 use framework::handler::BatchHandler;
 use framework::health::Health;
 use framework::runtime::WorkerService;
-use framework::supervision::run_or_give_up;
+use framework::supervision::{run_or_give_up, supervise};
 use framework::{Runtime, Settings};
 use job_service::{JobService, ServiceOptions};
 use output_worker::OutputWorker;
@@ -143,8 +143,19 @@ pub fn output_worker(
         paused: None,
         ..options.settings(OUTPUT_WORKER)
     };
-    let service = Runtime::new(settings, broker).handler(worker);
-    Some(worker_role(service, stop))
+    let (merging, health) = (worker.clone(), options.health.clone());
+    let role = worker_role(Runtime::new(settings, broker).handler(worker), stop.clone());
+    Some(Box::pin(async move {
+        let merge = async {
+            supervise(&health, "worker-output: merging", &stop, || merging.merge()).await;
+            // The process gives up; the worker ends with it.
+            std::future::pending().await
+        };
+        tokio::select! {
+            ended = role => ended,
+            never = merge => never,
+        }
+    }))
 }
 
 /// Returns the example worker.
