@@ -213,6 +213,14 @@ pub struct Job {
     pub notes: Vec<String>,
 }
 
+impl Job {
+    /// Returns whether every task of the job is done.
+    #[must_use]
+    pub fn is_all_done(&self) -> bool {
+        self.status == JobStatus::Completed && self.failed_tasks == 0
+    }
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 const fn is_zero(number: &i64) -> bool {
     *number == 0

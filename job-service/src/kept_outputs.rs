@@ -37,6 +37,8 @@ pub struct Selection {
     /// How many lines, at the most.
     pub limit: Option<u64>,
     pub status: Option<OutputStatus>,
+    /// Whether every task of the job is done. No failure counts then.
+    pub is_all_done: bool,
 }
 
 /// Reads the lines of one job.
@@ -104,6 +106,7 @@ impl Lines {
             self.selection.offset = open.line;
             let lines = match open.blob.status {
                 OutputStatus::Done => lines,
+                OutputStatus::Failed if self.selection.is_all_done => Vec::new(),
                 OutputStatus::Failed => {
                     without_superseded(&self.store, self.incarnation, lines).await?
                 }

@@ -17,7 +17,8 @@ use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::dependents::EndedJob;
 use crate::job_row::JobRow;
 use crate::ledger::{Ledger, Outcome, counts_in, keys_of};
-use crate::model::{Recorded, TrackingEvent};
+use crate::model::{EventKind, Recorded, TrackingEvent};
+use crate::outputs::supersede_failures;
 use crate::transition::{Actor, StatusChange, change_status, finish_job, resolve_dependents};
 use crate::{Store, StoreError, StoreOptions};
 
@@ -72,6 +73,10 @@ async fn flush(
         }
         let (counted, outcome) = apply(tx, &job, &events, options, now).await?;
         recorded.ignored -= counted;
+        if job.round > 1 && job.output_pipe.is_some() {
+            // A task that failed in an earlier round may end without a result now.
+            supersede_failures(tx, job.incarnation, &done_among(&events)).await?;
+        }
         if let Some(end) = save(tx, &mut job, outcome, options.failed_tables_kept, now).await? {
             recorded.finished.push((job.to_incarnation(), job.status));
             ended.push(end);
@@ -224,6 +229,15 @@ fn that_count<'a>(job: &JobRow, events: &[&'a TrackingEvent]) -> Events<'a> {
         job.matches(event.task.incarnation) && counts_in(&event.kind, event.task.round, job.round)
     };
     events.iter().copied().filter(counts).collect()
+}
+
+/// Returns the paths of the tasks that are done.
+fn done_among(events: &[&TrackingEvent]) -> Vec<Vec<u32>> {
+    let done = events
+        .iter()
+        .filter(|event| matches!(event.kind, EventKind::Complete));
+    done.map(|event| event.task.steps.iter().map(|step| step.number).collect())
+        .collect()
 }
 
 fn steps<'a>(events: &'a [&TrackingEvent]) -> impl Iterator<Item = &'a [Step]> {

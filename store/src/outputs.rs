@@ -15,12 +15,14 @@ use contract::{JobId, PartitionId};
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, KeptBlobRow, KeptRow, KeptTaskRow};
 use crate::job_row::JobRow;
-use crate::ledger::{Bits, NodeKey, path_of, position};
+use crate::ledger::{Bits, CHUNK, NodeKey, path_of, position};
 use crate::model::Incarnation;
 use crate::{Store, StoreError};
 
 /// The chunk of the job's own task, which has no parent.
 const OWN_TASK: i32 = -1;
+/// The first bit of the failures that are not kept.
+const LEFT_OUT: usize = CHUNK as usize;
 /// How many rows of each table one transaction deletes.
 const ROWS: u32 = 10_000;
 /// How many jobs one sweep looks at.
@@ -93,6 +95,12 @@ impl Store {
     /// Returns the name of this database among others that keep blobs in the same place.
     pub async fn blob_owner(&self) -> Result<String, StoreError> {
         Ok(self.backend.blob_owner().await?)
+    }
+
+    /// Returns the number of lines that are kept of a job, with the failures of tasks that are done meanwhile.
+    pub async fn kept_lines(&self, incarnation: i64) -> Result<i64, StoreError> {
+        let kept = self.backend.kept(&[incarnation]).await?.pop();
+        Ok(kept.map_or(0, |kept| kept.lines))
     }
 
     /// Returns the bytes of all outputs that are kept.
@@ -272,11 +280,13 @@ async fn keep(tx: &mut Tx<'_>, new: &NewOutputs, now: i64) -> Result<Keeping, Db
         .cloned()
         .collect();
     let mut marks = Marks::new(tx.load_kept_tasks(incarnation, &keys_of(&tasks)).await?);
-    let mut repeated = BTreeSet::new();
+    let (mut repeated, mut superseded) = (BTreeSet::new(), 0);
     for (number, blob) in new.blobs.iter().enumerate() {
         for (line, task) in blob.tasks.iter().enumerate() {
-            if !marks.mark(task, blob.status) {
-                repeated.insert((number, line));
+            match marks.mark(task, Mark::of(blob.status)) {
+                Marked::Repeated => drop(repeated.insert((number, line))),
+                Marked::Superseding => superseded += 1,
+                Marked::New => {}
             }
         }
     }
@@ -284,7 +294,9 @@ async fn keep(tx: &mut Tx<'_>, new: &NewOutputs, now: i64) -> Result<Keeping, Db
         return Ok(Keeping::Repeated(repeated));
     }
     for (task, status) in &new.left_out {
-        kept.not_kept += i64::from(marks.mark(task, *status));
+        let marked = marks.mark(task, Mark::of_left_out(*status));
+        kept.not_kept += i64::from(marked != Marked::Repeated);
+        superseded += i64::from(marked == Marked::Superseding);
     }
     let mut rows = Vec::with_capacity(new.blobs.len());
     for blob in &new.blobs {
@@ -307,6 +319,8 @@ async fn keep(tx: &mut Tx<'_>, new: &NewOutputs, now: i64) -> Result<Keeping, Db
         }) += lines;
         rows.push(row);
     }
+    // An older build has marked failures that it left out as if they were kept.
+    kept.failed = (kept.failed - superseded).max(0);
     if new.reason.is_some() {
         kept.reason.clone_from(&new.reason);
     }
@@ -315,6 +329,27 @@ async fn keep(tx: &mut Tx<'_>, new: &NewOutputs, now: i64) -> Result<Keeping, Db
     tx.insert_kept_blobs(&rows).await?;
     tx.save_kept(&kept).await?;
     Ok(Keeping::Kept)
+}
+
+/// Marks tasks of a locked job as done that have ended without a result. Their failures are kept and do not count any more.
+pub(crate) async fn supersede_failures(
+    tx: &mut Tx<'_>,
+    incarnation: i64,
+    tasks: &[Vec<u32>],
+) -> Result<(), DbError> {
+    let kept = tx.lock_kept(incarnation).await?;
+    let Some(mut kept) = kept.filter(|kept| kept.failed > 0) else {
+        return Ok(());
+    };
+    let mut marks = Marks::new(tx.load_kept_tasks(incarnation, &keys_of(tasks)).await?);
+    let superseded = tasks.iter().filter(|task| marks.supersede(task)).count();
+    if superseded > 0 {
+        kept.failed -= i64::try_from(superseded).unwrap_or(i64::MAX);
+        kept.failed = kept.failed.max(0);
+        tx.save_kept_tasks(incarnation, &marks.changed()).await?;
+        tx.save_kept(&kept).await?;
+    }
+    Ok(())
 }
 
 /// Replaces the rows of blobs whose lines follow each other by one row.
@@ -405,6 +440,42 @@ fn keys_of(tasks: &[Vec<u32>]) -> Vec<NodeKey> {
     keys.into_iter().collect()
 }
 
+/// What a task is marked with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    Done,
+    Failed,
+    /// Its failure is counted and not kept.
+    LeftOutFailure,
+}
+
+impl Mark {
+    const fn of(status: OutputStatus) -> Self {
+        match status {
+            OutputStatus::Done => Self::Done,
+            OutputStatus::Failed => Self::Failed,
+        }
+    }
+
+    const fn of_left_out(status: OutputStatus) -> Self {
+        match status {
+            OutputStatus::Done => Self::Done,
+            OutputStatus::Failed => Self::LeftOutFailure,
+        }
+    }
+}
+
+/// What a mark has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Marked {
+    /// The task had no output.
+    New,
+    /// The task is done, and its failure is kept.
+    Superseding,
+    /// Nothing.
+    Repeated,
+}
+
 /// Which tasks have an output that is kept.
 #[derive(Debug, Default)]
 struct Marks {
@@ -414,6 +485,7 @@ struct Marks {
 #[derive(Debug, Default)]
 struct MarkedChunk {
     done: Bits,
+    /// The failures that are kept, and from [`LEFT_OUT`] on those that are not.
     failed: Bits,
     is_changed: bool,
 }
@@ -440,19 +512,34 @@ impl Marks {
             .is_some_and(|chunk| chunk.done.get(bit))
     }
 
-    /// Marks a task. Returns false if it has an output of this status already, or a result, which a failure does not follow.
-    fn mark(&mut self, task: &[u32], status: OutputStatus) -> bool {
+    /// Marks a task, unless it has an output of this status already, or a result, which a failure does not follow.
+    fn mark(&mut self, task: &[u32], mark: Mark) -> Marked {
         let (key, bit) = place_of(task);
         let chunk = self.chunks.entry(key).or_default();
-        let bits = match status {
-            _ if chunk.done.get(bit) => return false,
-            OutputStatus::Failed if chunk.failed.get(bit) => return false,
-            OutputStatus::Failed => &mut chunk.failed,
-            OutputStatus::Done => &mut chunk.done,
-        };
-        bits.set(bit);
+        let is_failure = mark != Mark::Done;
+        let (is_kept, is_left_out) = (chunk.failed.get(bit), chunk.failed.get(LEFT_OUT + bit));
+        if chunk.done.get(bit) || (is_failure && (is_kept || is_left_out)) {
+            return Marked::Repeated;
+        }
+        match mark {
+            Mark::Done => chunk.done.set(bit),
+            Mark::Failed => chunk.failed.set(bit),
+            Mark::LeftOutFailure => chunk.failed.set(LEFT_OUT + bit),
+        }
         chunk.is_changed = true;
-        true
+        if is_kept {
+            Marked::Superseding
+        } else {
+            Marked::New
+        }
+    }
+
+    /// Marks a task as done whose failure is kept. Returns false if it has none, or is done already.
+    fn supersede(&mut self, task: &[u32]) -> bool {
+        let (key, bit) = place_of(task);
+        let chunk = self.chunks.get(&key);
+        chunk.is_some_and(|chunk| chunk.failed.get(bit))
+            && self.mark(task, Mark::Done) == Marked::Superseding
     }
 
     fn changed(self) -> Vec<KeptTaskRow> {
@@ -477,24 +564,34 @@ mod tests {
 
     #[test]
     fn first_output_of_a_task_is_kept_and_a_failure_never_follows_a_result() {
-        use OutputStatus::{Done, Failed};
+        use Mark::{Done, Failed, LeftOutFailure};
+        use Marked::{New, Repeated, Superseding};
         let mut marks = Marks::default();
-        for (task, status, is_new) in [
-            (&[3, 17][..], Done, true),
-            (&[3, 17], Done, false),
-            (&[3, 17], Failed, false),
-            (&[3, 18], Failed, true),
-            (&[3, 18], Failed, false),
-            (&[3, 18], Done, true),
-            (&[3, 18], Failed, false),
+        for (task, mark, expected) in [
+            (&[3, 17][..], Done, New),
+            (&[3, 17], Done, Repeated),
+            (&[3, 17], Failed, Repeated),
+            (&[3, 18], Failed, New),
+            (&[3, 18], Failed, Repeated),
+            (&[3, 18], LeftOutFailure, Repeated),
+            (&[3, 18], Done, Superseding),
+            (&[3, 18], Failed, Repeated),
+            // A failure that is not kept is none of those that are superseded.
+            (&[3, 20], LeftOutFailure, New),
+            (&[3, 20], LeftOutFailure, Repeated),
+            (&[3, 20], Failed, Repeated),
+            (&[3, 20], Done, New),
             // The next chunk, another split, and the job's own task have bits of their own.
-            (&[3, 4096 + 17], Done, true),
-            (&[17], Done, true),
-            (&[], Done, true),
-            (&[], Done, false),
+            (&[3, 4096 + 17], Done, New),
+            (&[3, 4096 + 20], Failed, New),
+            (&[17], Done, New),
+            (&[], Done, New),
+            (&[], Done, Repeated),
         ] {
-            assert_eq!(marks.mark(task, status), is_new, "{task:?} {status:?}");
+            assert_eq!(marks.mark(task, mark), expected, "{task:?} {mark:?}");
         }
+        assert!(!marks.supersede(&[3, 19]) && !marks.supersede(&[3, 17]));
+        assert!(marks.supersede(&[3, 4096 + 20]) && !marks.supersede(&[3, 4096 + 20]));
         assert!(marks.is_done(&[3, 18]) && !marks.is_done(&[3, 19]));
         let rows = marks.changed();
         assert_eq!(rows.len(), 4);

@@ -76,6 +76,10 @@ pub async fn get_outputs(
     Unknown::of_query(&uri, &PARAMETERS)?.into_notes()?;
     let selection = params.selection()?;
     let (found, blobs) = readable(&state, &partition, &job).await?;
+    let selection = Selection {
+        is_all_done: found.is_all_done(),
+        ..selection
+    };
     let place = Arc::clone(&state.output_streams).try_acquire_owned();
     let place = place.map_err(|_| ApiError::Busy("as many streams of outputs as it may have"))?;
     let owner = state.store.blob_owner().await?;
@@ -140,6 +144,7 @@ impl OutputParams {
             offset: whole_number("offset", self.offset.as_deref())?.unwrap_or(0),
             limit: whole_number("limit", self.limit.as_deref())?,
             status,
+            is_all_done: false,
         })
     }
 }

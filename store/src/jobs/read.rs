@@ -187,7 +187,11 @@ impl Store {
         if !keeping.is_empty() {
             for kept in self.backend.kept(&keeping).await? {
                 let job = &mut jobs[at[&kept.incarnation]];
-                let kept = kept.into_rest();
+                let mut kept = kept.into_rest();
+                if job.is_all_done() {
+                    // Also splits have failed, of which no report says that they are done.
+                    kept.failed = 0;
+                }
                 let waiting = kept.waiting.as_ref();
                 job.notes
                     .extend(waiting.map(|reason| format!("Outputs wait to be kept: {reason}.")));

@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use contract::rest::{KeptOutputs, OutputStatus};
+use contract::{JobStatus, OnFailure};
 use store::{Incarnation, JobRequest, Keeping, NewBlob, NewOutputs, OutputsOf};
 
-use crate::fixture::{TestStore, request};
+use crate::fixture::{TestStore, failed, request};
 
 suite![
     an_output_is_kept_once_and_a_blob_with_one_that_is_there_is_refused,
     failure_is_superseded_by_a_result_and_never_follows_one,
+    failure_is_not_counted_once_its_task_is_done,
     blobs_are_found_by_their_lines,
     merged_blob_has_the_lines_of_those_that_it_replaces_or_replaces_none,
     outputs_over_a_limit_are_counted_once,
@@ -117,7 +119,46 @@ async fn failure_is_superseded_by_a_result_and_never_follows_one(store: TestStor
     let done = store.have_results(job.number, &tasks).await.unwrap();
     assert_eq!(done, [false, true, false]);
     let kept = kept(&store, &job).await;
-    assert_eq!((kept.done, kept.failed), (1, 2));
+    assert_eq!((kept.done, kept.failed), (1, 1));
+}
+
+async fn failure_is_not_counted_once_its_task_is_done(store: TestStore) {
+    use OutputStatus::{Done, Failed};
+    let request = JobRequest {
+        output_pipe: Some("kept-in".to_owned()),
+        on_failure: OnFailure::Continue,
+        ..request("again")
+    };
+    let first = store.create_with(request).await;
+    let failures = NewOutputs {
+        // It is over a limit.
+        left_out: vec![(vec![5], Failed)],
+        ..new(&first, vec![blob("a", Failed, &[&[2], &[3], &[4]])])
+    };
+    store.keep_outputs(&[failures]).await.unwrap();
+    for path in ["2", "3", "4", "5"] {
+        store.report(&first, path, failed("BROKEN")).await;
+    }
+    store.complete(&first, &["1", "6*"]).await;
+    assert_eq!(store.status(&first).await, JobStatus::Failed);
+    assert_eq!(kept(&store, &first).await.failed, 3);
+
+    let job = store.retry(&first).await.job;
+    assert_eq!(kept(&store, &job).await.failed, 3);
+    let results = vec![blob("b", Done, &[&[2], &[5]])];
+    assert_eq!(keep(&store, &job, results).await, Keeping::Kept);
+    assert_eq!(kept(&store, &job).await.failed, 2);
+    // It has no output now, and its task is reported twice.
+    for _ in 0..2 {
+        store.complete(&job, &["1", "2", "3", "6*"]).await;
+    }
+    let counted = kept(&store, &job).await;
+    assert_eq!((counted.done, counted.failed), (2, 1));
+    let tasks = [vec![2], vec![3], vec![4]];
+    let done = store.have_results(job.number, &tasks).await.unwrap();
+    assert_eq!(done, [true, true, false]);
+    // An export of the outputs as they were is another one.
+    assert_eq!(store.kept_lines(job.number).await.unwrap(), 5);
 }
 
 async fn blobs_are_found_by_their_lines(store: TestStore) {
