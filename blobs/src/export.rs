@@ -8,12 +8,12 @@ use std::io;
 use std::str::FromStr;
 
 use bytes::Bytes;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncReadExt as _;
 
 use crate::folder::{Folder, NewFile};
 use crate::location::{Location, LocationError, S3Options};
 #[cfg(feature = "s3")]
-use crate::s3::S3;
+use crate::s3::{NewObject, S3};
 use crate::{BlobError, BlobReader};
 
 /// The largest file that is read as a whole, in bytes.
@@ -49,7 +49,7 @@ pub struct ExportFile {
 enum Writer {
     Folder(NewFile),
     #[cfg(feature = "s3")]
-    S3(Box<object_store::buffered::BufWriter>),
+    S3(NewObject),
 }
 
 impl ExportStore {
@@ -102,7 +102,7 @@ impl ExportStore {
         let writer = match &self.0 {
             Place::Folder(folder) => Writer::Folder(folder.create_file(&path.0).await?),
             #[cfg(feature = "s3")]
-            Place::S3(s3) => Writer::S3(Box::new(s3.create_file(&path.0)?)),
+            Place::S3(s3) => Writer::S3(s3.create_file(&path.0)?),
         };
         let store = self.clone();
         Ok(ExportFile { store, writer })
@@ -111,8 +111,32 @@ impl ExportStore {
     /// Writes a file.
     pub async fn write(&self, path: &ExportPath, content: Bytes) -> Result<(), BlobError> {
         let mut file = self.begin(path).await?;
-        file.write(content).await?;
-        file.finish().await
+        let written = async {
+            file.write(content).await?;
+            file.finish().await
+        };
+        if let Err(error) = written.await {
+            // The error of the writing is the cause.
+            let _ = file.give_up().await;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Writes a file unless there is one of this name. Returns whether it did: of several writers at once, one does.
+    pub async fn write_new(&self, path: &ExportPath, content: Bytes) -> Result<bool, BlobError> {
+        match &self.0 {
+            Place::Folder(folder) => {
+                let mut file = folder.create_file(&path.0).await?;
+                let written = match file.write(&content).await {
+                    Ok(()) => file.finish_new().await,
+                    Err(error) => Err(error),
+                };
+                written.map_err(|error| BlobError::new(self, "written", &error))
+            }
+            #[cfg(feature = "s3")]
+            Place::S3(s3) => s3.write_new(&path.0, content).await,
+        }
     }
 
     /// Deletes a file. One that is not there is deleted.
@@ -131,19 +155,32 @@ impl ExportFile {
         let written = match &mut self.writer {
             Writer::Folder(file) => file.write(&content).await,
             #[cfg(feature = "s3")]
-            Writer::S3(writer) => writer.write_all(&content).await,
+            Writer::S3(object) => object.write(&content).await,
         };
         written.map_err(|error| BlobError::new(&self.store, "written", &error))
     }
 
     /// Lets the file appear. Returns when it is safe.
-    pub async fn finish(self) -> Result<(), BlobError> {
-        let finished = match self.writer {
+    pub async fn finish(&mut self) -> Result<(), BlobError> {
+        let finished = match &mut self.writer {
             Writer::Folder(file) => file.finish().await,
             #[cfg(feature = "s3")]
-            Writer::S3(mut writer) => writer.shutdown().await,
+            Writer::S3(object) => object.finish().await,
         };
         finished.map_err(|error| BlobError::new(&self.store, "written", &error))
+    }
+
+    /// Removes what is written of a file that will not be finished.
+    pub async fn give_up(mut self) -> Result<(), BlobError> {
+        let given_up = match &mut self.writer {
+            Writer::Folder(file) => {
+                file.remove().await;
+                Ok(())
+            }
+            #[cfg(feature = "s3")]
+            Writer::S3(object) => object.give_up().await,
+        };
+        given_up.map_err(|error| BlobError::new(&self.store, "changed", &error))
     }
 }
 
@@ -230,6 +267,63 @@ mod tests {
         assert_eq!(store.read(&name).await.unwrap(), None);
     }
 
+    /// Checks what every place for exports must do.
+    async fn takes_files(store: ExportStore) {
+        let name = path("2026/words/part-1.ndjson");
+        assert_eq!(store.read(&name).await.unwrap(), None);
+        // Of two that begin it, one does.
+        assert!(store.write_new(&name, "first".into()).await.unwrap());
+        assert!(!store.write_new(&name, "second".into()).await.unwrap());
+        assert_eq!(store.read(&name).await.unwrap().unwrap(), "first");
+        // More than one part of an upload, in pieces that do not fit into them.
+        let piece = Bytes::from(vec![b'x'; 3 << 20]);
+        let mut file = store.begin(&name).await.unwrap();
+        for _ in 0..4 {
+            file.write(piece.clone()).await.unwrap();
+        }
+        assert_eq!(store.read(&name).await.unwrap().unwrap(), "first");
+        file.finish().await.unwrap();
+        let read = store.read(&name).await.unwrap().unwrap();
+        assert!(read.len() == 12 << 20 && read.iter().all(|byte| *byte == b'x'));
+        // One that is given up leaves what was there.
+        let mut file = store.begin(&name).await.unwrap();
+        for _ in 0..4 {
+            file.write(piece.clone()).await.unwrap();
+        }
+        file.give_up().await.unwrap();
+        assert_eq!(store.read(&name).await.unwrap().unwrap().len(), 12 << 20);
+        store.write(&name, "last".into()).await.unwrap();
+        assert_eq!(store.read(&name).await.unwrap().unwrap(), "last");
+        for _ in 0..2 {
+            store.delete(&name).await.unwrap();
+        }
+        assert_eq!(store.read(&name).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn folder_takes_files() {
+        let folder = tempfile::tempdir().unwrap();
+        takes_files(store(folder.path())).await;
+        let left = std::fs::read_dir(folder.path().join("2026/words")).unwrap();
+        assert_eq!(left.count(), 0);
+    }
+
+    /// In S3 itself, or in what speaks its protocol, if `BLOBS_S3_URL` is `s3://BUCKET/PREFIX` and `AWS_…` say where; otherwise in
+    /// the memory of the library.
+    #[cfg(feature = "s3")]
+    #[tokio::test]
+    async fn bucket_takes_files() {
+        let Some(url) = harness::asked("BLOBS_S3_URL") else {
+            return takes_files(ExportStore(Place::S3(S3::in_memory("a/prefix")))).await;
+        };
+        let variable = |name: &&str| Some(((*name).to_owned(), harness::asked(name)?));
+        let options = S3Options {
+            variables: S3Options::VARIABLES.iter().filter_map(variable).collect(),
+            ..S3Options::default()
+        };
+        takes_files(ExportStore::at(&url.parse().unwrap(), 0, &options).unwrap()).await;
+    }
+
     #[tokio::test]
     async fn file_is_written_by_one_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
@@ -259,6 +353,40 @@ mod tests {
         let error = error.unwrap_err().to_string();
         assert!(error.ends_with(": link leads out of it"), "{error}");
         assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_read_deleted_or_written_through_a_link_that_leads_out_of_the_folder() {
+        let (folder, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let secret = outside.path().join("secret");
+        std::fs::write(&secret, "secret").unwrap();
+        let link = |to: &std::path::Path, name: &str| {
+            std::os::unix::fs::symlink(to, folder.path().join(name)).unwrap();
+        };
+        link(outside.path(), "link");
+        link(&secret, "file");
+        link(&secret, "new.part");
+        let store = store(folder.path());
+        for name in ["link/secret", "file"] {
+            let refused = store.read(&path(name)).await.unwrap_err().to_string();
+            let expected = format!(": {name} leads out of it");
+            assert!(refused.ends_with(&expected), "{refused}");
+        }
+        let refused = store.delete(&path("link/secret")).await.unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.ends_with(": link leads out of it"), "{refused}");
+        // The link itself is a file of the folder.
+        store.delete(&path("file")).await.unwrap();
+        store.write(&path("new"), "x".into()).await.unwrap_err();
+        assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
+        // What only looks like one stays inside.
+        std::fs::create_dir(folder.path().join("real")).unwrap();
+        link(&folder.path().join("real"), "alias");
+        store.write(&path("alias/a"), "x".into()).await.unwrap();
+        assert_eq!(store.read(&path("real/a")).await.unwrap().unwrap(), "x");
+        assert_eq!(store.read(&path("alias/a")).await.unwrap().unwrap(), "x");
+        store.delete(&path("alias/a")).await.unwrap();
+        assert_eq!(store.read(&path("real/a")).await.unwrap(), None);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use rustix::fs::OFlags;
 use tokio::fs::{self, File, OpenOptions};
 use tokio::io::{AsyncWriteExt as _, BufReader};
 
@@ -83,7 +84,14 @@ impl Folder {
             return Err(io::ErrorKind::InvalidFilename.into());
         };
         // Before a folder is made, what is there of the path must be inside.
-        let mut known = folder;
+        self.check_inside(folder).await?;
+        make_folder(folder).await?;
+        NewFile::create(self.reserve, folder, name).await
+    }
+
+    /// Refuses a path below the folder that a link leads out of it, as far as the path is there.
+    async fn check_inside(&self, path: &Path) -> io::Result<()> {
+        let mut known = path;
         while !fs::try_exists(known).await?
             && let Some(above) = known.parent().filter(|it| !it.as_os_str().is_empty())
         {
@@ -99,20 +107,28 @@ impl Folder {
             let text = format!("{} leads out of it", inside.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
-        make_folder(folder).await?;
-        NewFile::create(self.reserve, folder, name).await
+        Ok(())
     }
 
     /// Opens the file with this path below the folder.
     pub async fn open_file(&self, path: &str) -> Result<BlobReader, BlobError> {
-        let file = File::open(self.path.join(path)).await;
-        let file = file.map_err(self.error("read"))?;
+        let opened = async {
+            let path = self.path.join(path);
+            self.check_inside(&path).await?;
+            File::open(path).await
+        };
+        let file = opened.await.map_err(self.error("read"))?;
         Ok(Box::pin(BufReader::with_capacity(BUFFER, file)))
     }
 
-    /// Deletes the file with this path below the folder.
+    /// Deletes the file with this path below the folder. Of a link, only the link itself.
     pub async fn delete_file(&self, path: &str) -> Result<(), BlobError> {
-        or_missing(fs::remove_file(self.path.join(path)).await).map_err(self.error("changed"))
+        let deleted = async {
+            let path = self.path.join(path);
+            self.check_inside(path.parent().unwrap_or(&path)).await?;
+            or_missing(fs::remove_file(path).await)
+        };
+        deleted.await.map_err(self.error("changed"))
     }
 
     pub async fn open(&self, name: &BlobName) -> Result<BlobReader, BlobError> {
@@ -193,21 +209,45 @@ impl NewFile {
         }
     }
 
-    pub async fn finish(mut self) -> io::Result<()> {
-        let written = async {
-            self.file.flush().await?;
-            self.file.sync_data().await
-        };
-        if let Err(error) = written.await {
-            self.remove().await;
-            return Err(error);
-        }
+    pub async fn finish(&mut self) -> io::Result<()> {
+        self.sync().await?;
         fs::rename(self.unfinished(), self.folder.join(&self.name)).await?;
         sync_folder(&self.folder).await
     }
 
+    /// Gives the file its name unless there is one of this name. Returns whether it did.
+    pub async fn finish_new(&mut self) -> io::Result<bool> {
+        self.sync().await?;
+        let named = self.folder.join(&self.name);
+        let is_new = match fs::hard_link(self.unfinished(), &named).await {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            // Not every file system has two names for a file.
+            Err(_) if !fs::try_exists(&named).await? => {
+                fs::rename(self.unfinished(), &named).await?;
+                true
+            }
+            Err(_) => false,
+        };
+        self.remove().await;
+        sync_folder(&self.folder).await?;
+        Ok(is_new)
+    }
+
+    async fn sync(&mut self) -> io::Result<()> {
+        let written = async {
+            self.file.flush().await?;
+            self.file.sync_data().await
+        };
+        let synced = written.await;
+        if synced.is_err() {
+            self.remove().await;
+        }
+        synced
+    }
+
     /// Removes what is written: it may hold the last of the space.
-    async fn remove(&self) {
+    pub async fn remove(&self) {
         let _ = fs::remove_file(self.unfinished()).await;
     }
 
@@ -221,6 +261,8 @@ async fn create_alone(path: &Path) -> io::Result<File> {
     loop {
         let mut options = OpenOptions::new();
         let file = options.write(true).create(true).truncate(false);
+        // A link may lead anywhere.
+        let file = file.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         let file = file.open(path).await?.into_std().await;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {

@@ -321,6 +321,42 @@ mod tests {
         assert!(!error.is_missing());
     }
 
+    #[cfg(feature = "s3")]
+    #[tokio::test]
+    async fn bucket_of_a_private_authority_is_reached_only_by_who_trusts_it() {
+        use harness::tls::{Authority, TlsServer};
+        const RESPONSE: &[u8] =
+            b"HTTP/1.1 404 Not Found\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+        let authority = Authority::new().unwrap();
+        let certificate = authority.issue("localhost").unwrap();
+        let server = TlsServer::start(&certificate, None).await.unwrap();
+        let port = server.address().unwrap().port();
+        let error = async |authorities: Vec<u8>| {
+            let secret = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
+            let options = S3Options {
+                endpoint: Some(format!("https://localhost:{port}")),
+                authorities,
+                variables: secret.map(|name| (name.to_owned(), "x".to_owned())).into(),
+                ..S3Options::default()
+            };
+            let blobs = Blobs::at(&"s3://bucket/a".parse().unwrap(), &options).unwrap();
+            let name = name(1, "a");
+            tokio::select! {
+                never = server.serve(RESPONSE) => match never {},
+                opened = blobs.open(&name) => opened.err().unwrap(),
+            }
+        };
+        let pem = std::fs::read(authority.file()).unwrap();
+        let trusted = error(pem).await;
+        assert!(trusted.is_missing(), "{trusted}");
+        let untrusted = error(Vec::new()).await;
+        assert!(!untrusted.is_missing(), "{untrusted}");
+        assert!(
+            untrusted.to_string().contains("UnknownIssuer"),
+            "{untrusted}"
+        );
+    }
+
     #[tokio::test]
     async fn folder_refuses_a_blob_that_leaves_less_than_the_reserve_free() {
         let folder = tempfile::tempdir().unwrap();

@@ -25,6 +25,8 @@ pub struct S3Options {
     pub endpoint: Option<String>,
     /// The region.
     pub region: Option<String>,
+    /// Certificates of authorities to trust besides the system's, in PEM format; may be empty.
+    pub authorities: Vec<u8>,
     /// The variables of the process among [`S3Options::VARIABLES`], with their values.
     pub variables: Vec<(String, String)>,
 }
@@ -117,6 +119,7 @@ impl fmt::Debug for S3Options {
         f.debug_struct("S3Options")
             .field("endpoint", &self.endpoint)
             .field("region", &self.region)
+            .field("authorities", &self.authorities.len())
             .field("variables", &names.collect::<Vec<_>>())
             .finish()
     }

@@ -6,18 +6,19 @@
 //! again.
 
 use std::fmt;
-use std::io::Cursor;
+use std::io::{self, Cursor};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::future::try_join_all;
 use futures_util::stream::StreamExt as _;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::buffered::{BufReader, BufWriter};
+use object_store::buffered::BufReader;
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, ClientOptions, Error, ObjectStore, ObjectStoreExt as _, RetryConfig,
+    BackoffConfig, Certificate, ClientOptions, Error, MultipartUpload, ObjectStore,
+    ObjectStoreExt as _, PutMode, PutOptions, RetryConfig,
 };
 
 use crate::location::{LocationError, S3Options};
@@ -62,10 +63,21 @@ impl S3 {
             let endpoint = builder.get_config_value(key);
             endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"))
         });
-        let client = ClientOptions::new()
+        let place = match prefix {
+            "" => format!("the bucket s3://{bucket}"),
+            prefix => format!("the bucket s3://{bucket}/{prefix}"),
+        };
+        let unusable = |error: Error| LocationError {
+            location: place.clone(),
+            reason: text_of(&error),
+        };
+        let mut client = ClientOptions::new()
             .with_allow_http(is_plain)
             .with_connect_timeout(Duration::from_secs(5))
             .with_timeout(Duration::from_mins(1));
+        for authority in Certificate::from_pem_bundle(&options.authorities).map_err(unusable)? {
+            client = client.with_root_certificate(authority);
+        }
         let retry = RetryConfig {
             backoff: BackoffConfig::default(),
             max_retries: 2,
@@ -76,14 +88,7 @@ impl S3 {
             .with_client_options(client)
             .with_retry(retry)
             .build();
-        let place = match prefix {
-            "" => format!("the bucket s3://{bucket}"),
-            prefix => format!("the bucket s3://{bucket}/{prefix}"),
-        };
-        let store = built.map_err(|error| LocationError {
-            location: place.clone(),
-            reason: text_of(&error),
-        })?;
+        let store = built.map_err(unusable)?;
         Ok(Self {
             store: Arc::new(store),
             prefix: prefix.to_owned(),
@@ -94,8 +99,13 @@ impl S3 {
     /// Returns a bucket in the memory of the library, which behaves as S3 does.
     #[cfg(test)]
     pub fn in_memory(prefix: &str) -> Self {
+        Self::of(Arc::new(object_store::memory::InMemory::new()), prefix)
+    }
+
+    #[cfg(test)]
+    pub fn of(store: Arc<dyn ObjectStore>, prefix: &str) -> Self {
         Self {
-            store: Arc::new(object_store::memory::InMemory::new()),
+            store,
             prefix: prefix.to_owned(),
             place: "the bucket in memory".into(),
         }
@@ -203,11 +213,110 @@ impl S3 {
         self.delete_path(&self.path("changed", &[path])?).await
     }
 
-    /// Begins an object that appears when the writer is shut down.
-    pub fn create_file(&self, path: &str) -> Result<BufWriter, BlobError> {
-        let (store, path) = (Arc::clone(&self.store), self.path("written", &[path])?);
-        Ok(BufWriter::with_capacity(store, path, PART))
+    /// Begins an object that appears when it is finished.
+    pub fn create_file(&self, path: &str) -> Result<NewObject, BlobError> {
+        Ok(NewObject {
+            store: Arc::clone(&self.store),
+            path: self.path("written", &[path])?,
+            buffer: BytesMut::new(),
+            upload: None,
+        })
     }
+
+    /// Writes an object unless there is one of this name. Returns whether it did.
+    pub async fn write_new(&self, path: &str, content: Bytes) -> Result<bool, BlobError> {
+        let path = self.path("written", &[path])?;
+        let (new, again) = (PutOptions::from(PutMode::Create), content.clone());
+        match self.store.put_opts(&path, content.into(), new).await {
+            Ok(_) => Ok(true),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
+            // Not every store that speaks the protocol can do that in one step.
+            Err(error) if text_of(&error).contains("NotImplemented") => {
+                match self.store.head(&path).await {
+                    Ok(_) => Ok(false),
+                    Err(Error::NotFound { .. }) => {
+                        let put = self.store.put(&path, again.into()).await;
+                        put.map(|_| true).map_err(self.error("written"))
+                    }
+                    Err(error) => Err(self.error("read")(error)),
+                }
+            }
+            Err(error) => Err(self.error("written")(error)),
+        }
+    }
+}
+
+/// An object that appears when it is finished. A large one is uploaded in parts, which the bucket keeps, and which cost, until
+/// the object is finished or given up.
+pub struct NewObject {
+    store: Arc<dyn ObjectStore>,
+    path: Path,
+    /// What is not uploaded yet.
+    buffer: BytesMut,
+    upload: Option<Box<dyn MultipartUpload>>,
+}
+
+impl NewObject {
+    pub async fn write(&mut self, content: &[u8]) -> io::Result<()> {
+        self.buffer.extend_from_slice(content);
+        while self.buffer.len() >= PART {
+            if self.upload.is_none() {
+                self.upload = Some(
+                    self.store
+                        .put_multipart(&self.path)
+                        .await
+                        .map_err(|error| io_error(&error))?,
+                );
+            }
+            let part = self.buffer.split_to(PART).freeze();
+            self.put_part(part).await?;
+        }
+        Ok(())
+    }
+
+    async fn put_part(&mut self, part: Bytes) -> io::Result<()> {
+        match &mut self.upload {
+            Some(upload) => upload
+                .put_part(part.into())
+                .await
+                .map_err(|error| io_error(&error)),
+            None => Ok(()),
+        }
+    }
+
+    pub async fn finish(&mut self) -> io::Result<()> {
+        let rest = self.buffer.split().freeze();
+        if self.upload.is_none() {
+            let put = self.store.put(&self.path, rest.into()).await;
+            return put.map(drop).map_err(|error| io_error(&error));
+        }
+        if !rest.is_empty() {
+            self.put_part(rest).await?;
+        }
+        if let Some(upload) = &mut self.upload {
+            upload.complete().await.map_err(|error| io_error(&error))?;
+            self.upload = None;
+        }
+        Ok(())
+    }
+
+    /// Lets the bucket delete the parts.
+    pub async fn give_up(&mut self) -> io::Result<()> {
+        match self.upload.take() {
+            Some(mut upload) => upload.abort().await.map_err(|error| io_error(&error)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for NewObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NewObject({})", self.path)
+    }
+}
+
+fn io_error(error: &Error) -> io::Error {
+    io::Error::other(text_of(error))
 }
 
 /// Returns what a person needs of an error, on one line: an error of S3 is a page of XML.
@@ -220,7 +329,7 @@ fn text_of(error: &Error) -> String {
     let text = match (element("Code"), element("Message")) {
         (Some(code), Some(message)) => format!("{code}: {message}"),
         (Some(code), None) => code.to_owned(),
-        _ => text,
+        _ => with_cause(text, error),
     };
     let words: Vec<&str> = text.split_whitespace().collect();
     let mut text = words.join(" ");
@@ -230,6 +339,20 @@ fn text_of(error: &Error) -> String {
             format!("access is denied ({text}); check its rights and the credentials (AWS_…)")
         }
         _ => text,
+    }
+}
+
+/// Adds the innermost cause, for example what is wrong with a certificate.
+fn with_cause(text: String, error: &Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    let cause = cause.to_string();
+    if text.contains(&cause) {
+        text
+    } else {
+        format!("{text}: {cause}")
     }
 }
 

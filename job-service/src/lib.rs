@@ -127,6 +127,7 @@ impl JobService {
         background.cancel();
         self.0.watched_jobs.stop().await;
         self.0.backlog.stop().await;
+        self.0.export_places.stop().await;
         tracker.wait().await;
         health
             .given_up_now()

@@ -21,6 +21,7 @@ use framework::broker::amqp::QueueType;
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::config::env::Variables;
 use framework::config::{DEFAULT_OLD_DELIVERY, Route, StatusOrigins};
+use framework::tls::Tls;
 use framework::trace::{self, Export, SampleRatio};
 use job_service::{JobTypes, OutputOptions, PartitionPattern, ServiceOptions};
 use store::{KeptUntil, StoreOptions};
@@ -467,7 +468,7 @@ impl StackArgs {
         let (mut service, store) = self.jobs.options(variables)?;
         service.status_origins = self.workers.status_origins.clone();
         let outputs = self.outputs.limits();
-        service.outputs = self.outputs.options(variables)?;
+        service.outputs = self.outputs.options(variables, &self.servers.tls.load()?)?;
         Ok(StackOptions {
             tls: self.servers.tls.load()?,
             database: self.servers.database,
@@ -514,11 +515,12 @@ impl OutputArgs {
         }
     }
 
-    fn options(self, variables: &Variables) -> anyhow::Result<OutputOptions> {
+    fn options(self, variables: &Variables, tls: &Tls) -> anyhow::Result<OutputOptions> {
         let variable = |name: &str| Some((name.to_owned(), variables.get(name)?.to_owned()));
         let s3 = S3Options {
             endpoint: self.s3_endpoint,
             region: self.s3_region,
+            authorities: tls.authorities_pem().to_vec(),
             variables: S3Options::VARIABLES
                 .iter()
                 .filter_map(|name| variable(name))

@@ -18,7 +18,7 @@ use utoipa::IntoParams;
 use super::StoreErrors;
 use super::get_outputs::readable;
 use crate::error::{ApiError, ApiResult};
-use crate::export::{Destination, Export, ExportError, Step, UsedPlace};
+use crate::export::{Destination, Export, ExportError, Step, part_bytes};
 use crate::extract::{JobPath, QueryParams, whole_number};
 use crate::kept_outputs::{Lines, Selection};
 use crate::notes::Unknown;
@@ -42,7 +42,7 @@ pub struct ExportParams {
     #[param(value_type = String, example = "2026/words")]
     path: Option<String>,
     /// The bytes from which on a part ends, from 65536 to 4294967296. By default 134217728. A job with much more than a thousand times
-    /// as many bytes has larger parts.
+    /// as many bytes has larger parts. An export that has begun keeps the size of its parts.
     #[param(value_type = Option<u64>, example = 134_217_728)]
     part_bytes: Option<String>,
 }
@@ -82,7 +82,7 @@ pub async fn export_outputs(
     QueryParams(params): QueryParams<ExportParams>,
 ) -> ApiResult<Response> {
     Unknown::of_query(&uri, &PARAMETERS)?.into_notes()?;
-    let part_bytes = params.part_bytes()?;
+    let asked = params.part_bytes()?;
     let to = params.destination(&state)?;
     let (found, blobs) = readable(&state, &partition, &job).await?;
     if !found.status.is_finished() {
@@ -96,25 +96,31 @@ pub async fn export_outputs(
     let place = place.map_err(|_| ApiError::Busy("as many streams of outputs as it may have"))?;
     let used = state.export_places.take(&to);
     let used = used.ok_or(ApiError::Busy("another export to this path"))?;
+    let is_all_done = found.is_all_done();
     let kept = found.outputs.unwrap_or_default();
+    let bytes = u64::try_from(kept.bytes).unwrap_or_default();
+    let lines = state.store.kept_lines(found.incarnation).await?;
+    let size = part_bytes(asked.unwrap_or(PART_BYTES), bytes);
     let wanted = ExportManifest {
         partition: partition.to_string(),
         job: job.to_string(),
         incarnation: found.incarnation,
-        kept: kept.done + kept.failed,
+        kept: lines,
+        superseded: Some(lines - kept.done - kept.failed),
+        part_bytes: Some(size),
         ..ExportManifest::default()
     };
-    let manifest = to.manifest(wanted).await;
+    let manifest = to.manifest(wanted, asked.map(|_| size)).await;
     let manifest = manifest.map_err(|error| refused(&to, error))?;
     let owner = state.store.blob_owner().await?;
     let selection = Selection {
         offset: manifest.next_offset,
+        is_all_done,
         ..Selection::default()
     };
     let store = state.store.clone();
     let lines = Lines::new(store, blobs, owner.into(), found.incarnation, selection);
-    let bytes = u64::try_from(kept.bytes).unwrap_or_default();
-    let mut export = Export::new(to.clone(), lines, manifest, bytes, part_bytes);
+    let mut export = Export::new(used, to.clone(), lines, manifest, size);
     // What is wrong from the beginning on is an error of the request.
     let first = export.step().await.map_err(|error| refused(&to, error))?;
     let exported = Exported {
@@ -122,7 +128,6 @@ pub async fn export_outputs(
         first: Some(first),
         stop: state.shutting_down.clone(),
         _place: place,
-        _used: used,
     };
     let pieces = stream::unfold(Some(exported), next_line);
     let headers = [(header::CONTENT_TYPE, "application/x-ndjson")];
@@ -130,10 +135,13 @@ pub async fn export_outputs(
 }
 
 impl ExportParams {
-    fn part_bytes(&self) -> ApiResult<u64> {
-        let bytes = whole_number("partBytes", self.part_bytes.as_deref())?.unwrap_or(PART_BYTES);
+    /// Returns the size of a part, if the request names one.
+    fn part_bytes(&self) -> ApiResult<Option<u64>> {
+        let Some(bytes) = whole_number("partBytes", self.part_bytes.as_deref())? else {
+            return Ok(None);
+        };
         if (SMALLEST_PART..=LARGEST_PART).contains(&bytes) {
-            return Ok(bytes);
+            return Ok(Some(bytes));
         }
         let message = format!(
             "The parameter 'partBytes' must be from {SMALLEST_PART} to {LARGEST_PART}, but is {bytes}."
@@ -188,7 +196,6 @@ struct Exported {
     first: Option<Step>,
     stop: CancellationToken,
     _place: OwnedSemaphorePermit,
-    _used: UsedPlace,
 }
 
 /// Returns the next line; `None` after the last one.

@@ -261,13 +261,18 @@ async fn export_has_all_lines_in_parts_that_the_manifest_names_and_continues_aft
         panic!("{answer:?}")
     };
     let manifest = &last["manifest"];
-    assert_eq!((parts.len(), &manifest["lines"]), (2, &json!(50)));
+    assert_eq!((parts.len(), &manifest["lines"]), (3, &json!(50)));
     let place = folder.path().join("2026/words");
     let written = files(&place);
     let names: Vec<&str> = written.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(
         names,
-        ["manifest.json", "part-00001.ndjson", "part-00002.ndjson"]
+        [
+            "manifest.json",
+            "part-00001.ndjson",
+            "part-00002.ndjson",
+            "part-00003.ndjson"
+        ]
     );
     let stored: Value = serde_json::from_str(&written[0].1).unwrap();
     assert_eq!(&stored, manifest);
