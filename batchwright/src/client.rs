@@ -290,11 +290,8 @@ impl Client {
     /// Subscribes to the states of a job. If several follow each other quickly, the stream may contain only the latest.
     pub async fn watch(&self, job: &str) -> Result<Watch, ClientError> {
         let url = format!("{}/events", self.job_url(job));
-        let response = self.stream(Method::GET, &url).await?;
-        Ok(Watch {
-            response,
-            read: Vec::new(),
-        })
+        let lines = self.lines(Method::GET, &url).await?;
+        Ok(Watch { lines })
     }
 
     /// Returns the kept outputs of a job that match the query parameters, as lines of JSON.
@@ -517,26 +514,21 @@ impl Client {
 /// The stream of the states of a job.
 #[derive(Debug)]
 pub struct Watch {
-    response: reqwest::Response,
-    read: Vec<u8>,
+    lines: OutputLines,
 }
 
 impl Watch {
     /// Returns the next state of the job, or `None` if the stream ended for any reason, or is silent.
     pub async fn next(&mut self) -> Option<Job> {
         loop {
-            while let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.read.drain(..=end).collect();
-                // Only the data lines matter. Those about a deleted job do not parse as a job and are skipped.
-                let job = line
-                    .strip_prefix(b"data:")
-                    .and_then(|data| serde_json::from_slice(data).ok());
-                if job.is_some() {
-                    return job;
-                }
+            let line = self.lines.next().await.ok()??;
+            // Only the data lines matter. Those about a deleted job do not parse as a job and are skipped.
+            let job = line
+                .strip_prefix(b"data:")
+                .and_then(|data| serde_json::from_slice(data).ok());
+            if job.is_some() {
+                return job;
             }
-            let chunk = timeout(SILENCE_LIMIT, self.response.chunk()).await;
-            self.read.extend_from_slice(&chunk.ok()?.ok()??);
         }
     }
 }

@@ -131,6 +131,8 @@ pub enum ErrorCode {
     BodyTooSlow,
     /// The service handles as much as it may.
     Busy,
+    /// The service shuts down.
+    ShuttingDown,
     /// The disk of the service is short of space.
     DiskFull,
     /// The broker does not respond, or takes no messages.
@@ -143,7 +145,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 42] = [
+    pub const ALL: [Self; 43] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -182,6 +184,7 @@ impl ErrorCode {
         Self::BodyTooLarge,
         Self::BodyTooSlow,
         Self::Busy,
+        Self::ShuttingDown,
         Self::DiskFull,
         Self::BrokerUnavailable,
         Self::DatabaseUnavailable,
@@ -395,6 +398,11 @@ impl ErrorCode {
                 "BUSY",
                 "The service handles as much as it may",
                 "Send the request again after the time in Retry-After.",
+            ),
+            Self::ShuttingDown => (
+                "SHUTTING_DOWN",
+                "The service is shutting down",
+                "Send the request again, to another instance or later.",
             ),
             Self::DiskFull => (
                 "DISK_FULL",

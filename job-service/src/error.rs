@@ -100,6 +100,9 @@ pub enum ApiError {
     /// 503: the service has as many of these as it may have.
     #[error("The service has {0}. Try again later.")]
     Busy(&'static str),
+    /// 503: the service shuts down.
+    #[error("The service is shutting down. Send the request again, to another instance or later.")]
+    ShuttingDown,
     /// 500: the definition of a job type failed to build a valid task.
     #[error("the job type {id} failed: {reason}")]
     JobType { id: String, reason: String },
@@ -156,6 +159,7 @@ impl ApiError {
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NoSpace(_)
             | Self::Busy(_)
+            | Self::ShuttingDown
             | Self::BrokerUnavailable(_)
             | Self::OutputsUnreadable(_)
             | Self::OutputsNotExported(_)
@@ -187,6 +191,7 @@ impl ApiError {
             Self::TooSlow(_) => ErrorCode::BodyTooSlow,
             Self::TooLarge(_) => ErrorCode::BodyTooLarge,
             Self::Busy(_) => ErrorCode::Busy,
+            Self::ShuttingDown => ErrorCode::ShuttingDown,
             Self::JobType { .. } => ErrorCode::JobTypeFailed,
             Self::NoSpace(_) => ErrorCode::DiskFull,
             Self::Store(error) => error.code(),

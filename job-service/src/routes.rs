@@ -25,6 +25,7 @@ mod list_jobs;
 mod list_pipes;
 pub(crate) mod list_tasks;
 mod list_workers;
+mod ndjson;
 pub(crate) mod pause_job;
 mod ping;
 mod put_messages;

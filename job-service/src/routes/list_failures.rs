@@ -6,20 +6,17 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::{OriginalUri, State};
-use axum::http::{HeaderMap, header};
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use contract::rest::{ErrorBody, ErrorCode, Failures};
+use contract::rest::{ErrorBody, ErrorCode, Failure, Failures};
 use contract::{JobId, PartitionId};
-use futures_util::stream::{self, StreamExt as _};
 use serde::Deserialize;
 use store::FailureCursor;
-use tokio::sync::OwnedSemaphorePermit;
-use tracing::warn;
 use utoipa::IntoParams;
 
 use super::StoreErrors;
+use super::ndjson::{Pages, STREAM_PAGE, accepts_ndjson, stream};
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{JobPath, QueryParams, whole_number};
 use crate::notes::Unknown;
@@ -29,10 +26,6 @@ use crate::state::AppState;
 const PAGE_SIZE: u32 = 100;
 /// The names of the parameters.
 const PARAMETERS: [&str; 3] = ["limit", "after", "group"];
-/// The media type of one JSON object on each line.
-pub const NDJSON: &str = "application/x-ndjson";
-/// The number of failures that a stream reads at a time.
-const STREAM_PAGE: usize = 500;
 
 /// The parameters that select failures.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -114,7 +107,12 @@ pub async fn list_failures(
             .transpose()
             .map_err(|problem| invalid(format!("The parameter 'after': {problem}.")))?;
         if accepts_ndjson(&headers) {
-            return stream_failures(state, partition, job, after).await;
+            let pages = FailurePages {
+                partition,
+                job,
+                next: Next::Page(after),
+            };
+            return stream(state, pages).await;
         }
         let limit = limit
             .and_then(|limit| u32::try_from(limit).ok())
@@ -130,53 +128,11 @@ pub async fn list_failures(
     Ok(Json(found).into_response())
 }
 
-/// Returns whether the client accepts one JSON object on each line.
-pub fn accepts_ndjson(headers: &HeaderMap) -> bool {
-    headers
-        .get_all(header::ACCEPT)
-        .iter()
-        .filter_map(|accepted| accepted.to_str().ok())
-        .flat_map(|accepted| accepted.split(','))
-        .filter_map(|accepted| accepted.split(';').next())
-        .any(|accepted| accepted.trim().eq_ignore_ascii_case(NDJSON))
-}
-
-/// Returns the failures of a job behind this place as lines of JSON.
-async fn stream_failures(
-    state: Arc<AppState>,
-    partition: PartitionId,
-    job: JobId,
-    after: Option<FailureCursor>,
-) -> ApiResult<Response> {
-    // It may stay open for as long as an event stream.
-    let place = Arc::clone(&state.event_streams).try_acquire_owned();
-    let place = place.map_err(|_| ApiError::Busy("as many event streams as it may have"))?;
-    let mut reader = Reader {
-        state,
-        partition,
-        job,
-        next: Next::Page(after),
-        _place: place,
-    };
-    // Read before the response begins, so that it can still be an error.
-    let first = reader.page().await?;
-    let further = stream::try_unfold(reader, async |mut reader| {
-        let page = reader.page().await;
-        let page = page.inspect_err(|error| warn!(%error, "a list of failures breaks off"))?;
-        Ok::<_, ApiError>(page.map(|page| (page, reader)))
-    });
-    let pages = stream::iter(first.map(Ok)).chain(further);
-    let content = [(header::CONTENT_TYPE, NDJSON)];
-    Ok((content, Body::from_stream(pages)).into_response())
-}
-
-/// Reads the failures of a job one page after the other.
-struct Reader {
-    state: Arc<AppState>,
+/// The failures of a job, for a stream.
+struct FailurePages {
     partition: PartitionId,
     job: JobId,
     next: Next,
-    _place: OwnedSemaphorePermit,
 }
 
 /// What a stream reads next.
@@ -186,32 +142,23 @@ enum Next {
     Nothing,
 }
 
-impl Reader {
-    /// Returns the lines of the next page; `None` if there is no further one.
-    async fn page(&mut self) -> ApiResult<Option<String>> {
+impl Pages for FailurePages {
+    const WHAT: &'static str = "failures";
+    type Entry = Failure;
+
+    async fn next(&mut self, state: &AppState) -> ApiResult<Option<Vec<Failure>>> {
         let Next::Page(after) = std::mem::replace(&mut self.next, Next::Nothing) else {
             return Ok(None);
         };
-        let store = &self.state.store;
-        let read = store.failures(&self.partition, &self.job, after.as_ref(), STREAM_PAGE);
-        let stop = &self.state.shutting_down;
-        // A response that breaks off tells the client that it is not complete.
-        let Some(page) = stop.run_until_cancelled(read).await else {
-            return Err(ApiError::Bug("the service is stopping".to_owned()));
-        };
-        let page = page?.ok_or_else(|| ApiError::job_not_found(&self.job))?;
-        let Failures { failures, next, .. } = page;
-        if let Some(next) = next {
+        let read = state
+            .store
+            .failures(&self.partition, &self.job, after.as_ref(), STREAM_PAGE);
+        let page = read.await?;
+        let page = page.ok_or_else(|| ApiError::job_not_found(&self.job))?;
+        if let Some(next) = page.next {
             self.next = Next::Page(next.parse().ok());
         }
-        let mut lines = String::new();
-        for failure in failures {
-            let line = serde_json::to_string(&failure);
-            let line = line.map_err(|error| ApiError::Bug(error.to_string()))?;
-            lines.push_str(&line);
-            lines.push('\n');
-        }
-        Ok(Some(lines))
+        Ok(Some(page.failures))
     }
 }
 

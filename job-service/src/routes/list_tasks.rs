@@ -6,22 +6,18 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::{OriginalUri, State};
-use axum::http::{HeaderMap, header};
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use contract::rest::{ErrorBody, ErrorCode, SubtaskState, Tasks};
+use contract::rest::{ErrorBody, ErrorCode, SubtaskState, TaskEntry, Tasks};
 use contract::{JobId, PartitionId};
-use futures_util::stream::{self, StreamExt as _};
 use serde::Deserialize;
 use store::{TaskCursor, TaskQuery, TasksAnswer};
-use tokio::sync::OwnedSemaphorePermit;
-use tracing::warn;
 use utoipa::IntoParams;
 
 use super::StoreErrors;
 use super::get_task::{parse_id, task_not_found};
-use super::list_failures::{NDJSON, accepts_ndjson};
+use super::ndjson::{Pages, STREAM_PAGE, accepts_ndjson, stream};
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{JobPath, QueryParams, page_limit, truth};
 use crate::notes::Unknown;
@@ -31,8 +27,6 @@ use crate::state::AppState;
 const PAGE_SIZE: u32 = 100;
 /// The names of the parameters.
 const PARAMETERS: [&str; 6] = ["under", "state", "failedFirst", "deep", "after", "limit"];
-/// The number of tasks and ranges that a stream reads at a time.
-const STREAM_PAGE: usize = 500;
 
 /// The parameters that select tasks.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -110,7 +104,13 @@ pub async fn list_tasks(
     let streams = accepts_ndjson(&headers);
     let query = params.query(streams, state.options.limits.page)?;
     if streams {
-        return stream_tasks(state, partition, job, query).await;
+        let pages = TaskPages {
+            partition,
+            job,
+            query,
+            is_over: false,
+        };
+        return stream(state, pages).await;
     }
     let answer = state.store.tasks(&partition, &job, &query).await?;
     Ok(Json(found(&job, &query.under, answer)?).into_response())
@@ -196,71 +196,26 @@ fn found(job: &JobId, under: &[u32], answer: TasksAnswer) -> ApiResult<Tasks> {
     }
 }
 
-/// Returns the tasks behind this place as lines of JSON.
-async fn stream_tasks(
-    state: Arc<AppState>,
-    partition: PartitionId,
-    job: JobId,
-    query: TaskQuery,
-) -> ApiResult<Response> {
-    // It may stay open for as long as an event stream.
-    let place = Arc::clone(&state.event_streams).try_acquire_owned();
-    let place = place.map_err(|_| ApiError::Busy("as many event streams as it may have"))?;
-    let mut reader = Reader {
-        state,
-        partition,
-        job,
-        query,
-        is_over: false,
-        _place: place,
-    };
-    // Read before the response begins, so that it can still be an error.
-    let first = reader.page().await?;
-    let further = stream::try_unfold(reader, async |mut reader| {
-        let page = reader.page().await;
-        let page = page.inspect_err(|error| warn!(%error, "a list of tasks breaks off"))?;
-        Ok::<_, ApiError>(page.map(|page| (page, reader)))
-    });
-    let pages = stream::iter(first.map(Ok)).chain(further);
-    let content = [(header::CONTENT_TYPE, NDJSON)];
-    Ok((content, Body::from_stream(pages)).into_response())
-}
-
-/// Reads the tasks of a job one page after the other.
-struct Reader {
-    state: Arc<AppState>,
+/// The tasks of a job, for a stream.
+struct TaskPages {
     partition: PartitionId,
     job: JobId,
     query: TaskQuery,
     is_over: bool,
-    _place: OwnedSemaphorePermit,
 }
 
-impl Reader {
-    /// Returns the lines of the next page; `None` if there is no further one.
-    async fn page(&mut self) -> ApiResult<Option<String>> {
+impl Pages for TaskPages {
+    const WHAT: &'static str = "tasks";
+    type Entry = TaskEntry;
+
+    async fn next(&mut self, state: &AppState) -> ApiResult<Option<Vec<TaskEntry>>> {
         if self.is_over {
             return Ok(None);
         }
-        let read = self
-            .state
-            .store
-            .tasks(&self.partition, &self.job, &self.query);
-        let stop = &self.state.shutting_down;
-        // A response that breaks off tells the client that it is not complete.
-        let Some(answer) = stop.run_until_cancelled(read).await else {
-            return Err(ApiError::Bug("the service is stopping".to_owned()));
-        };
-        let page = found(&self.job, &self.query.under, answer?)?;
+        let read = state.store.tasks(&self.partition, &self.job, &self.query);
+        let page = found(&self.job, &self.query.under, read.await?)?;
         self.query.after = page.next.and_then(|next| next.parse().ok());
         self.is_over = self.query.after.is_none();
-        let mut lines = String::new();
-        for entry in page.tasks {
-            let line = serde_json::to_string(&entry);
-            let line = line.map_err(|error| ApiError::Bug(error.to_string()))?;
-            lines.push_str(&line);
-            lines.push('\n');
-        }
-        Ok(Some(lines))
+        Ok(Some(page.tasks))
     }
 }
