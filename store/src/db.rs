@@ -8,6 +8,7 @@
 mod clock;
 mod error;
 pub mod inspect;
+mod look;
 pub mod memory;
 mod migrations;
 mod postgres;
@@ -31,6 +32,7 @@ use crate::query::JobQuery;
 pub use clock::Clock;
 pub(crate) use error::DbError;
 pub use inspect::Inspect;
+pub use look::DatabaseLook;
 pub use signals::{JobSignal, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{

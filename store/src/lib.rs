@@ -54,6 +54,7 @@ mod sweep;
 mod transition;
 mod tree;
 
+pub use db::DatabaseLook;
 pub use db::JobSignal;
 pub use db::memory::FaultPoint;
 pub use db::sqlite_file;

@@ -25,7 +25,7 @@ pub struct PipesArgs {
 }
 
 /// `ASIDE` are the messages in the quarantine, the invalid pipe and the reject pipe.
-const COLUMNS: [Column; 8] = [
+pub const COLUMNS: [Column; 8] = [
     Column::cut_to("PIPE", 16),
     Column::number("MESSAGES"),
     Column::number("CONSUMERS"),
@@ -109,7 +109,7 @@ async fn show(name: &str, peek: Option<u32>, service: &ServiceArgs) -> anyhow::R
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(pipe: &Pipe) -> Vec<String> {
+pub fn row(pipe: &Pipe) -> Vec<String> {
     let mut row = wide_row(pipe);
     let aside = [pipe.quarantined, pipe.invalid, pipe.rejected];
     let known: Vec<u64> = aside.into_iter().flatten().collect();

@@ -1,27 +1,33 @@
-//! `batchwright top`: a page of jobs that is drawn anew every few seconds, as `top` does with processes.
+//! `batchwright top`: a page of jobs, pipes or workers that is drawn anew every few seconds, as `top` does with processes.
 //!
 //! Without a terminal it prints one page. With the same flags, every page comes from the same requests, whose number does not depend
 //! on how many jobs there are.
+
+mod keys;
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use batchwright::client::{Client, ClientError};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use contract::rest::Job;
+use contract::{Pipe, Worker};
+use serde::Serialize;
 
 use super::connect::{Output, ServiceArgs};
 use super::jobs::{jobs, now};
+use super::{pipe_list, workers};
 use crate::job_text;
 use crate::print::{self, say};
 use crate::text::{cut, date, escaped, table};
+use keys::{Key, Keys};
 
 /// The type of the statuses of jobs that have not ended.
 const UNFINISHED: &str = "NotFinished";
 /// The jobs on a page that has no height.
 const JOBS: usize = 50;
-/// The lines of a page above its jobs: two lines, an empty one, and the titles.
+/// The lines of a page above its rows: two lines, an empty one, and the titles.
 const HEAD: usize = 4;
 
 /// Shows the other page of the terminal without a cursor, and back.
@@ -36,47 +42,113 @@ pub struct TopArgs {
     /// Only jobs that match this RSQL filter, e.g. `labels.team==search`.
     #[arg(long)]
     filter: Option<String>,
+    /// What is shown first, or printed without a terminal: `jobs`, `pipes` or `workers`. On a terminal, the keys 1, 2 and 3 choose.
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = View::Jobs,
+        hide_possible_values = true
+    )]
+    view: View,
     #[command(flatten)]
     pub service: ServiceArgs,
+}
+
+/// What a page is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum View {
+    Jobs,
+    Pipes,
+    Workers,
+}
+
+impl View {
+    const ALL: [Self; 3] = [Self::Jobs, Self::Pipes, Self::Workers];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Jobs => "jobs",
+            Self::Pipes => "pipes",
+            Self::Workers => "workers",
+        }
+    }
+
+    /// Returns the view that follows.
+    fn next(self) -> Self {
+        let at = Self::ALL.iter().position(|it| *it == self).unwrap_or(0);
+        Self::ALL[(at + 1) % Self::ALL.len()]
+    }
+
+    /// Returns the line with all views, this one in brackets.
+    fn tabs(self) -> String {
+        let tab = |(number, view): (usize, Self)| {
+            let name = format!("{number} {}", view.name());
+            if view == self {
+                format!("[{name}]")
+            } else {
+                format!(" {name} ")
+            }
+        };
+        let tabs: Vec<String> = (1..).zip(Self::ALL).map(tab).collect();
+        format!("{}   tab next   q quit", tabs.join(" "))
+    }
 }
 
 /// What a page shows.
 #[derive(Debug)]
 struct Page {
-    /// Those that have not ended, newest first, then those that ended last.
-    jobs: Vec<Job>,
+    rows: Rows,
     unfinished: u64,
     all: u64,
     time: i64,
 }
 
+#[derive(Debug)]
+enum Rows {
+    /// Those that have not ended, newest first, then those that ended last.
+    Jobs(Vec<Job>),
+    /// Those that exist, the fullest first.
+    Pipes(Vec<Pipe>),
+    /// Those with the longest running tasks first.
+    Workers(Vec<Worker>),
+}
+
 pub async fn top(args: TopArgs) -> anyhow::Result<ExitCode> {
     let client = args.service.client()?;
     let stdout = io::stdout();
+    let filter = args.filter.as_deref();
     if !stdout.is_terminal() || !matches!(args.service.output, Output::Table | Output::Wide) {
-        let page = Page::read(&client, args.filter.as_deref(), JOBS).await?;
+        let page = Page::read(&client, filter, args.view, JOBS).await?;
         page.print(&args)?;
         return Ok(ExitCode::SUCCESS);
     }
     // What is wrong from the beginning is an error, and not a picture.
-    Page::read(&client, args.filter.as_deref(), 1).await?;
+    Page::read(&client, filter, args.view, 1).await?;
     let screen = Screen::enter();
+    let mut keys = Keys::read();
     let ended = tokio::select! {
-        error = draw_for_ever(&client, &args) => Err(error),
-        _ = tokio::signal::ctrl_c() => Ok(ExitCode::SUCCESS),
+        ended = draw_until_told(&client, &args, keys.as_mut()) => ended,
+        _ = tokio::signal::ctrl_c() => Ok(()),
     };
+    drop(keys);
     drop(screen);
-    Ok(ended?)
+    ended?;
+    Ok(ExitCode::SUCCESS)
 }
 
-/// Draws a page after the other, until the job service refuses to give one.
-async fn draw_for_ever(client: &Client, args: &TopArgs) -> ClientError {
+/// Draws a page after the other, until a key ends it, or until the job service refuses to give one.
+async fn draw_until_told(
+    client: &Client,
+    args: &TopArgs,
+    mut keys: Option<&mut Keys>,
+) -> Result<(), ClientError> {
     let mut lines = Vec::new();
+    let mut view = args.view;
     loop {
         let (width, height) = print::size(&io::stdout());
         let rows = height.saturating_sub(HEAD).max(1);
-        match Page::read(client, args.filter.as_deref(), rows).await {
-            Ok(page) => lines = page.lines(&args.service, width),
+        match Page::read(client, args.filter.as_deref(), view, rows).await {
+            Ok(page) => lines = page.lines(&args.service, width, keys.is_some()),
             Err(error) if error.is_transient() => {
                 lines.truncate(height);
                 let away = format!("{} {error}; trying again", date(now()));
@@ -86,11 +158,24 @@ async fn draw_for_ever(client: &Client, args: &TopArgs) -> ClientError {
                     None => lines.push(away),
                 }
             }
-            Err(error) => return error,
+            Err(error) => return Err(error),
         }
         lines.truncate(height);
         draw(&lines);
-        tokio::time::sleep(Duration::from_secs(args.interval.into())).await;
+        let pressed = async {
+            match &mut keys {
+                Some(keys) => keys.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(args.interval.into())) => {}
+            key = pressed => match key {
+                Key::View(number) => view = View::ALL[number],
+                Key::Next => view = view.next(),
+                Key::Quit => return Ok(()),
+            },
+        }
     }
 }
 
@@ -120,8 +205,13 @@ impl Drop for Screen {
 }
 
 impl Page {
-    /// Reads what a page with this many jobs shows.
-    async fn read(client: &Client, filter: Option<&str>, jobs: usize) -> Result<Self, ClientError> {
+    /// Reads what a page with this many rows shows.
+    async fn read(
+        client: &Client,
+        filter: Option<&str>,
+        view: View,
+        rows: usize,
+    ) -> Result<Self, ClientError> {
         let conditions = |status: Option<&str>| {
             let filter = filter.map(|filter| ("filter", filter.to_owned()));
             let status = status.map(|status| ("statusType", status.to_owned()));
@@ -132,60 +222,137 @@ impl Page {
             query.extend([("limit", limit.to_string()), ("sort", sort.to_owned())]);
             client.list(&query).await
         };
-        let mut page = Self {
-            jobs: list(UNFINISHED, jobs, "createTime:desc").await?,
+        let rows = match view {
+            View::Jobs => {
+                let mut jobs = list(UNFINISHED, rows, "createTime:desc").await?;
+                let room = rows.saturating_sub(jobs.len());
+                if room > 0 {
+                    jobs.extend(list("Inactive", room, "lastUpdateTime:desc").await?);
+                }
+                Rows::Jobs(jobs)
+            }
+            View::Pipes => {
+                let mut pipes = client.pipes().await?.pipes;
+                pipes.retain(|pipe| pipe.exists);
+                pipes.sort_by_key(|pipe| std::cmp::Reverse(pipe.messages));
+                pipes.truncate(rows);
+                Rows::Pipes(pipes)
+            }
+            View::Workers => {
+                let mut workers = client.workers().await?.workers;
+                workers.sort_by_key(|worker| {
+                    let longest = worker.longest.as_ref();
+                    longest.map_or(i64::MAX, |longest| longest.since)
+                });
+                workers.truncate(rows);
+                Rows::Workers(workers)
+            }
+        };
+        Ok(Self {
+            rows,
             unfinished: client.count(&conditions(Some(UNFINISHED))).await?,
             all: client.count(&conditions(None)).await?,
             time: now(),
-        };
-        let room = jobs.saturating_sub(page.jobs.len());
-        if room > 0 {
-            let ended = list("Inactive", room, "lastUpdateTime:desc").await?;
-            page.jobs.extend(ended);
-        }
-        Ok(page)
+        })
     }
 
-    fn lines(&self, service: &ServiceArgs, width: usize) -> Vec<String> {
+    /// Returns the lines. With `keys`, a person can choose another view.
+    fn lines(&self, service: &ServiceArgs, width: usize, keys: bool) -> Vec<String> {
         let first = format!(
-            "{}  {} unfinished, {} in all",
+            "{}  {} unfinished, {} in all; partition {} at {}",
             date(self.time),
             jobs(self.unfinished),
-            self.all
+            self.all,
+            service.partition,
+            service.url
         );
-        let second = format!(
-            "partition {} at {}; Ctrl-C ends",
-            service.partition, service.url
-        );
-        let rows: Vec<_> = self
-            .jobs
-            .iter()
-            .map(|job| job_text::top_row(job, self.time))
-            .collect();
+        let second = if keys {
+            self.view().tabs()
+        } else {
+            format!("{}; Ctrl-C ends", self.view().name())
+        };
+        let width_of_table = Some(width);
+        let table = match &self.rows {
+            Rows::Jobs(jobs) => {
+                let rows: Vec<_> = jobs
+                    .iter()
+                    .map(|job| job_text::top_row(job, self.time))
+                    .collect();
+                table(&job_text::TOP_COLUMNS, &rows, width_of_table)
+            }
+            Rows::Pipes(pipes) => {
+                let rows: Vec<_> = pipes.iter().map(pipe_list::row).collect();
+                table(&pipe_list::COLUMNS, &rows, width_of_table)
+            }
+            Rows::Workers(all) => {
+                let rows: Vec<_> = all
+                    .iter()
+                    .map(|worker| workers::row(worker, self.time, false))
+                    .collect();
+                table(&workers::COLUMNS, &rows, width_of_table)
+            }
+        };
         let head = [first, second, String::new()].map(|line| cut(&escaped(&line), width));
-        let table = table(&job_text::TOP_COLUMNS, &rows, Some(width));
         head.into_iter().chain(table).collect()
     }
 
+    const fn view(&self) -> View {
+        match self.rows {
+            Rows::Jobs(_) => View::Jobs,
+            Rows::Pipes(_) => View::Pipes,
+            Rows::Workers(_) => View::Workers,
+        }
+    }
+
     fn print(&self, args: &TopArgs) -> anyhow::Result<()> {
-        match args.service.output {
-            Output::Json => say!("{}", serde_json::to_string(&self.jobs)?),
-            Output::Ndjson => {
-                for job in &self.jobs {
-                    say!("{}", serde_json::to_string(job)?);
-                }
+        let (service, output) = (&args.service, args.service.output);
+        if matches!(output, Output::Table | Output::Wide) {
+            for line in self.lines(service, usize::MAX, false) {
+                say!("{line}");
             }
-            Output::Name => {
-                for job in &self.jobs {
-                    say!("{}", escaped(&job.id));
-                }
-            }
-            Output::Table | Output::Wide => {
-                for line in self.lines(&args.service, usize::MAX) {
-                    say!("{line}");
-                }
+            return Ok(());
+        }
+        match &self.rows {
+            Rows::Jobs(jobs) => print_all(jobs, output, |job| &job.id),
+            Rows::Pipes(pipes) => print_all(pipes, output, |pipe| &pipe.name),
+            Rows::Workers(workers) => print_all(workers, output, |worker| &worker.name),
+        }
+    }
+}
+
+/// Prints rows for programs.
+fn print_all<T: Serialize>(
+    rows: &[T],
+    output: Output,
+    name: impl Fn(&T) -> &str,
+) -> anyhow::Result<()> {
+    match output {
+        Output::Json => say!("{}", serde_json::to_string(rows)?),
+        Output::Name => {
+            for row in rows {
+                say!("{}", escaped(name(row)));
             }
         }
-        Ok(())
+        _ => {
+            for row in rows {
+                say!("{}", serde_json::to_string(row)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_of_tabs_shows_the_view_and_the_keys_within_eighty_columns() {
+        assert_eq!(
+            View::Pipes.tabs(),
+            " 1 jobs  [2 pipes]  3 workers    tab next   q quit"
+        );
+        assert_eq!(View::Workers.next(), View::Jobs);
+        assert!(View::ALL.iter().all(|view| view.tabs().len() < 80));
     }
 }

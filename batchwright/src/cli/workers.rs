@@ -17,7 +17,7 @@ pub struct WorkersArgs {
     pub service: ServiceArgs,
 }
 
-const COLUMNS: [Column; 6] = [
+pub const COLUMNS: [Column; 6] = [
     Column::text("WORKER"),
     Column::number("SLOTS"),
     Column::number("SEEN"),
@@ -72,7 +72,7 @@ pub async fn workers(args: WorkersArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(worker: &Worker, now: i64, is_wide: bool) -> Vec<String> {
+pub fn row(worker: &Worker, now: i64, is_wide: bool) -> Vec<String> {
     let slots = match (worker.slots_in_use, worker.slots) {
         (Some(used), Some(all)) => format!("{used}/{all}"),
         _ => MISSING.to_owned(),

@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use batch_worker::{BatchWorker, Glob, Lines, List, Range, Root};
 use contract::rounds_pipe;
@@ -30,6 +31,8 @@ use super::options::{
 
 /// The least number of tasks that the simulation worker runs at the same time. Most of them sleep, and cost nothing meanwhile.
 const SIMULATED_AT_ONCE: usize = 64;
+/// How long a process that stops waits for simulated tasks. They may sleep for long, and nothing is lost when they run again.
+const SIMULATED_DRAIN: Duration = Duration::from_secs(1);
 
 /// A role that runs until its token is cancelled. Returns an error if it ends earlier.
 pub type RunningRole = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
@@ -183,6 +186,7 @@ pub fn simulation_worker(
     let settings = Settings {
         input: options.simulation_pipe.clone(),
         concurrency: options.workers.concurrency.max(SIMULATED_AT_ONCE),
+        drain: SIMULATED_DRAIN,
         ..options.settings(SIMULATION_WORKER)
     };
     worker_role(Runtime::new(settings, broker).worker(Simulator), stop)

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use harness::wait_for;
+
 use crate::binary::{Home, batchwright, ended, run};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -11,22 +13,53 @@ async fn person_sees_what_goes_on_and_why_a_job_waits() {
     let url = home.url();
     let at = async |arguments: &[&str]| run(&[arguments, &["--url", &url]].concat()).await;
     for job in ["first", "second"] {
-        let range = ["--batch-type", "range", "--definition", "1-5"];
+        // The service remarks on jobs without a target pipe, which is no reason to wait.
+        let range = [
+            "--batch-type",
+            "range",
+            "--definition",
+            "1-5",
+            "--target-pipe",
+            "none",
+        ];
         let submit = [&["submit", job, "--task-pipe", "nobody"][..], &range].concat();
         at(&submit).await.with(0);
     }
 
+    wait_for("the first tasks in their pipe", async || {
+        let pipe = at(&["pipes", "nobody", "-o", "json"]).await;
+        let both = pipe.out.contains("\"messages\":2,");
+        both.then_some(()).ok_or(format!("{pipe:?}"))
+    })
+    .await;
     let doctor = at(&["doctor", "first"]).await.with(0);
     let lines: Vec<&str> = doctor.out.lines().collect();
     assert!(lines[1].starts_with("ok     job service"), "{doctor:?}");
-    let last = lines.last().unwrap();
+    let says = |what: &str| lines.iter().any(|line| line.ends_with(what));
     assert!(
-        last.ends_with("first        Waiting; its first task goes to the pipe nobody"),
+        says(
+            "first        Waiting; its first task goes to the pipe nobody, and its items go to worker-example-in"
+        ),
         "{doctor:?}"
     );
+    assert!(
+        says("nobody       nobody reads this pipe: 2 messages wait; the first task of first"),
+        "{doctor:?}"
+    );
+    let all = at(&["doctor"]).await.with(0);
+    let whose = "2 messages wait; the first task of second, the first task of first";
+    assert!(all.out.contains(whose), "{all:?}");
+    let file = format!("sqlite:{}", home.data().join("jobs.db").display());
+    let database = at(&["doctor", "--database", &file]).await.with(0);
+    assert!(database.out.contains("SQLite 3."), "{database:?}");
+    assert!(!database.out.contains("migrations"), "{database:?}");
+    at(&["doctor", "--database", "sqlite:/no/such/file"])
+        .await
+        .with(1);
     at(&["pause", "first"]).await.with(0);
     let doctor = at(&["doctor", "first", "-o", "json"]).await.with(0).json();
-    let found = doctor.as_array().unwrap().last().unwrap().clone();
+    let mut found = doctor.as_array().unwrap().iter();
+    let found = found.find(|it| it["of"] == "first").unwrap().clone();
     assert_eq!(
         (found["of"].as_str(), found["state"].as_str()),
         (Some("first"), Some("note"))
@@ -52,6 +85,13 @@ async fn person_sees_what_goes_on_and_why_a_job_waits() {
     let shown = at(&["top", "--filter", "id==first", "-o", "name"]).await;
     assert_eq!(shown.with(0).out, "first\n");
     at(&["top", "--filter", "nonsense"]).await.with(1);
+    let pipes = at(&["top", "--view", "pipes"]).await.with(0);
+    assert!(
+        pipes.out.lines().any(|it| it.starts_with("nobody ")),
+        "{pipes:?}"
+    );
+    let names = at(&["top", "--view", "workers", "-o", "name"]).await;
+    assert!(names.with(0).out.contains("job-service\n"));
 
     let task = at(&["get", "first", "--task", "0"]).await.with(0);
     assert_eq!(task.out.lines().next(), Some("task 0 of first: Active"));

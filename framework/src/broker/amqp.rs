@@ -277,6 +277,21 @@ impl Amqp {
             .map_err(|reason| self.unusable(reason))
     }
 
+    /// The exchanges over which processes tell what has changed, and tell of themselves.
+    pub const EXCHANGES: [&str; 2] = [control::CONTROL, control::WORKERS];
+
+    /// Returns whether an exchange exists, and does not declare it.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unusable`] if the broker cannot be reached or does not answer this.
+    pub async fn look_at_exchange(&self, exchange: &str) -> Result<bool, BrokerError> {
+        let connection = tokio::time::timeout(CONNECTION_LIMIT, self.consuming.connected())
+            .await
+            .map_err(|_| self.unusable(ConnectionLost::NotConnected))?;
+        let looked = control::exists(&connection, exchange).await;
+        looked.map_err(|reason| self.unusable(reason))
+    }
+
     /// Returns what is known about a queue; `None` if it does not exist.
     async fn look_at(&self, pipe: &str) -> Result<Option<PipeState>, BrokerError> {
         // Wait a little: right after the start, or after a lost connection, there will soon be one.

@@ -30,7 +30,7 @@ const CONNECT_LIMIT_WHILE_AWAY: Duration = Duration::from_secs(1);
 /// How long one transaction or read may take before its connection is dropped.
 const TRANSACTION_LIMIT: Duration = Duration::from_secs(90);
 /// The schema of the store, so that the database may be shared, also with the tables of the CAF Job Service.
-const SCHEMA: &str = "batchwright";
+pub const SCHEMA: &str = "batchwright";
 /// Limits that the server enforces, in milliseconds. They are shorter than ours, so that its more precise error comes first.
 const SESSION: [(&str, &str); 4] = [
     ("lock_timeout", "20000"),

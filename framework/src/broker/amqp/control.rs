@@ -15,12 +15,14 @@ use lapin::options::{
     BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions,
     QueueBindOptions, QueueDeclareOptions,
 };
+use lapin::protocol::AMQPSoftError;
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, ExchangeKind};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::connection::{Connection, ConnectionLost, ConnectionSupervisor};
+use super::queues::is_soft;
 use crate::broker::Event;
 
 /// The exchange of announcements.
@@ -82,7 +84,7 @@ pub async fn subscribe(
                         %reason,
                         exchange,
                         "not subscribed to an exchange; trying again, less and less often if the reason stays. If access is refused, grant \
-                         the user of this process the rights to configure, write and read the exchange, or declare it"
+                         the user of this process the rights to configure, write and read the exchange"
                     );
                 }
                 delay
@@ -170,6 +172,29 @@ async fn subscribe_on(
             () = connection.lost.cancelled() => return Err(ConnectionLost::Closed),
             () = events.closed() => return Ok(()),
         };
+    }
+}
+
+/// Returns whether an exchange exists. Does not declare it.
+pub async fn exists(connection: &Connection, exchange: &str) -> Result<bool, ConnectionLost> {
+    let channel = connection.open_channel().await?;
+    let options = ExchangeDeclareOptions {
+        passive: true,
+        ..ExchangeDeclareOptions::default()
+    };
+    let declared = channel.exchange_declare(
+        exchange.into(),
+        ExchangeKind::Fanout,
+        options,
+        FieldTable::default(),
+    );
+    match connection.within_limit("an exchange", declared).await? {
+        Ok(()) => {
+            drop(channel.close(200, "done".into()).await);
+            Ok(true)
+        }
+        Err(error) if is_soft(&error, AMQPSoftError::NOTFOUND) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -1,0 +1,112 @@
+//! What `doctor` has found, and how it prints that.
+
+use serde::Serialize;
+
+use crate::cli::connect::Output;
+use crate::cli::jobs::print_table;
+use crate::print::say;
+use crate::text::{Column, escaped};
+
+pub const COLUMNS: [Column; 3] = [
+    Column::text("STATE"),
+    Column::cut_to("OF", 16),
+    Column::text("WHAT"),
+];
+
+/// Returns how many messages wait, for people.
+pub fn messages_wait(count: u64) -> String {
+    match count {
+        1 => "1 message waits".to_owned(),
+        count => format!("{count} messages wait"),
+    }
+}
+
+/// What was found about one thing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub state: State,
+    /// What it is about: a part of the system, a pipe or a job.
+    pub of: String,
+    pub what: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    Ok,
+    /// It works, and somebody should look at it; or it waits for something.
+    Note,
+    /// It cannot be seen from here.
+    Unseen,
+    Broken,
+}
+
+impl Finding {
+    pub fn new(state: State, of: impl Into<String>, what: impl Into<String>) -> Self {
+        Self {
+            state,
+            of: of.into(),
+            what: what.into(),
+            remedy: None,
+        }
+    }
+
+    pub fn remedy(self, remedy: impl Into<String>) -> Self {
+        Self {
+            remedy: Some(remedy.into()),
+            ..self
+        }
+    }
+}
+
+pub fn print(found: &[Finding], output: Output) -> anyhow::Result<()> {
+    match output {
+        Output::Json => say!("{}", serde_json::to_string(found)?),
+        Output::Ndjson => {
+            for finding in found {
+                say!("{}", serde_json::to_string(finding)?);
+            }
+        }
+        Output::Name => {
+            for finding in found
+                .iter()
+                .filter(|it| !matches!(it.state, State::Ok | State::Unseen))
+            {
+                say!("{}", escaped(&finding.of));
+            }
+        }
+        Output::Table | Output::Wide => {
+            // Nothing is cut: what is wrong must be read.
+            let rows: Vec<_> = found.iter().flat_map(rows).collect();
+            print_table(&COLUMNS, &rows, None)?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the rows of a finding: what was found, and what to do.
+pub fn rows(finding: &Finding) -> Vec<Vec<String>> {
+    let Finding {
+        state,
+        of,
+        what,
+        remedy,
+    } = finding;
+    let state = match state {
+        State::Ok => "ok",
+        State::Note => "note",
+        State::Unseen => "unseen",
+        State::Broken => "BROKEN",
+    };
+    let mut rows = vec![vec![
+        state.to_owned(),
+        escaped(of).into_owned(),
+        escaped(what).into_owned(),
+    ]];
+    let remedy = remedy.as_ref();
+    rows.extend(remedy.map(|it| vec![String::new(), String::new(), format!("→ {}", escaped(it))]));
+    rows
+}

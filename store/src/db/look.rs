@@ -1,0 +1,174 @@
+//! Looks at a database without changing it: for `batchwright doctor`.
+//!
+//! What must stay true: it creates no file and no schema, and applies no migration.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use sqlx::migrate::Migrator;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{ConnectOptions as _, Connection as _, Row as _};
+use tokio::time::timeout;
+
+use super::{migrations, postgres, sqlite_file};
+use crate::error::Cause;
+use crate::{StoreError, masked};
+
+/// How long the database may take.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// What was seen of a database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatabaseLook {
+    /// The kind and the version, e.g. `PostgreSQL 16.2`.
+    pub version: String,
+    /// The bytes that it takes.
+    pub bytes: i64,
+    /// How many connections the server has, and how many it may have at the most.
+    pub connections: Option<(i64, i64)>,
+    /// The migrations of this build that are not applied; `None` if there are no tables of ours at all.
+    pub missing: Option<Vec<i64>>,
+    /// The migrations that this build does not know.
+    pub newer: Vec<i64>,
+}
+
+impl DatabaseLook {
+    /// Looks at the database with this URL.
+    ///
+    /// # Errors
+    /// If it cannot be reached or read.
+    pub async fn at(url: &str) -> Result<Self, StoreError> {
+        let looking = async {
+            if let Some(file) = sqlite_file(url) {
+                sqlite(file).await.map_err(Cause::from)
+            } else if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+                server(url).await.map_err(Cause::from)
+            } else {
+                Err("its URL must begin with postgres:// (or postgresql://) or sqlite:".into())
+            }
+            .map_err(|reason| StoreError::Unusable {
+                location: masked(url),
+                reason,
+            })
+        };
+        let looked = timeout(LIMIT, looking).await;
+        looked.map_err(|_| {
+            let seconds = LIMIT.as_secs();
+            let reason = format!("{}: no response within {seconds} s", masked(url));
+            StoreError::Unavailable(reason.into())
+        })?
+    }
+}
+
+async fn server(url: &str) -> Result<DatabaseLook, sqlx::Error> {
+    let options: PgConnectOptions = url.parse()?;
+    let options = options.options([("default_transaction_read_only", "on")]);
+    let mut connection = options.connect().await?;
+    let row = sqlx::query(
+        "select current_setting('server_version'), pg_database_size(current_database()), \
+         (select count(*) from pg_stat_activity where backend_type = 'client backend'), \
+         cast(current_setting('max_connections') as bigint), \
+         to_regclass($1) is not null",
+    )
+    .bind(format!("{}._sqlx_migrations", postgres::SCHEMA))
+    .fetch_one(&mut connection)
+    .await?;
+    let version: String = row.try_get(0)?;
+    let is_there: bool = row.try_get(4)?;
+    let applied = if is_there {
+        let applied = sqlx::query_scalar("select version from batchwright._sqlx_migrations");
+        Some(applied.fetch_all(&mut connection).await?)
+    } else {
+        None
+    };
+    connection.close().await?;
+    let (missing, newer) = compared(&migrations::postgres(), applied);
+    Ok(DatabaseLook {
+        version: format!("PostgreSQL {version}"),
+        bytes: row.try_get(1)?,
+        connections: Some((row.try_get(2)?, row.try_get(3)?)),
+        missing,
+        newer,
+    })
+}
+
+async fn sqlite(file: &str) -> Result<DatabaseLook, sqlx::Error> {
+    let options = SqliteConnectOptions::new().filename(file).read_only(true);
+    let mut connection = options.connect().await?;
+    let row = sqlx::query(
+        "select sqlite_version(), (select page_count * page_size from pragma_page_count(), pragma_page_size()), \
+         exists (select 1 from sqlite_master where name = '_sqlx_migrations')",
+    )
+    .fetch_one(&mut connection)
+    .await?;
+    let version: String = row.try_get(0)?;
+    let is_there: bool = row.try_get(2)?;
+    let applied = if is_there {
+        let applied = sqlx::query_scalar("select version from _sqlx_migrations");
+        Some(applied.fetch_all(&mut connection).await?)
+    } else {
+        None
+    };
+    connection.close().await?;
+    let (missing, newer) = compared(&migrations::sqlite(), applied);
+    Ok(DatabaseLook {
+        version: format!("SQLite {version}"),
+        bytes: row.try_get(1)?,
+        connections: None,
+        missing,
+        newer,
+    })
+}
+
+/// Returns the migrations of this build that are not applied, and those that it does not know.
+fn compared(own: &Migrator, applied: Option<Vec<i64>>) -> (Option<Vec<i64>>, Vec<i64>) {
+    let own: BTreeSet<i64> = own.iter().map(|it| it.version).collect();
+    let Some(applied) = applied else {
+        return (None, Vec::new());
+    };
+    let applied: BTreeSet<i64> = applied.into_iter().collect();
+    let missing = own.difference(&applied).copied().collect();
+    (Some(missing), applied.difference(&own).copied().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Store;
+
+    async fn looked_at(url: &str, kind: &str) {
+        let empty = DatabaseLook::at(url).await.unwrap();
+        assert!(empty.version.starts_with(kind), "{empty:?}");
+        assert_eq!((&empty.missing, &empty.newer), (&None, &Vec::new()));
+        // Looking has changed nothing.
+        assert_eq!(DatabaseLook::at(url).await.unwrap().missing, None);
+        Store::open(url).await.unwrap().close().await;
+        let filled = DatabaseLook::at(url).await.unwrap();
+        assert_eq!(filled.missing, Some(Vec::new()));
+        assert!(filled.bytes > 10_000, "{filled:?}");
+    }
+
+    #[tokio::test]
+    async fn look_at_a_database_tells_its_version_and_what_is_missing_and_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("jobs.db");
+        let url = format!("sqlite:{}", file.display());
+        assert!(DatabaseLook::at(&url).await.is_err());
+        assert!(!file.exists());
+        std::fs::write(&file, "").unwrap();
+        looked_at(&url, "SQLite 3").await;
+        let server = harness::postgres().await.unwrap();
+        looked_at(&server.url, "PostgreSQL ").await;
+        assert!(DatabaseLook::at("mysql://host").await.is_err());
+    }
+
+    #[test]
+    fn migrations_of_other_builds_are_told_apart() {
+        let own = migrations::sqlite();
+        let all: Vec<i64> = own.iter().map(|it| it.version).collect();
+        let applied = [&all[1..], &[i64::MAX]].concat();
+        let expected = (Some(vec![all[0]]), vec![i64::MAX]);
+        assert_eq!(compared(&own, Some(applied)), expected);
+    }
+}
