@@ -106,6 +106,12 @@ impl Rounds {
             .any(|events| !events.is_empty())
     }
 
+    /// Returns whether the job cannot be taken up again.
+    fn is_over(&self) -> bool {
+        let has_failures = self.job.totals.failed_tasks > 0 && self.round < LAST;
+        self.job.decision == Some(JobStatus::Completed) && !has_failures
+    }
+
     /// Counts what has arrived, by rules of its own: whatever is done is done, and everything else is so only in its round. Of a
     /// Completed job, tasks that have failed can be done after all.
     fn count(&mut self, batch: Vec<(u32, Event)>) {
@@ -232,8 +238,7 @@ proptest! {
             let is_open = rounds.job.decision.is_none();
             match rounds.job.decision {
                 None if rounds.round < LAST && chance.one_in(8) => rounds.job.decision = Some(JobStatus::Cancelled),
-                Some(JobStatus::Completed) if rounds.job.totals.failed_tasks == 0 || rounds.round == LAST => if !more { break },
-                Some(_) if !more || chance.one_in(3) => rounds.retry(),
+                Some(_) if !rounds.is_over() && (!more || chance.one_in(3)) => rounds.retry(),
                 _ if !more => break,
                 _ => {}
             }
