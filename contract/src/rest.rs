@@ -189,6 +189,10 @@ pub struct Job {
     /// How long the job is kept after it has finished. Absent if it is kept forever.
     #[serde(default, skip_serializing_if = "Expiry::is_empty")]
     pub expiry: Expiry,
+    /// The time at which the job is deleted, as its policy says, in milliseconds since 1970. Absent before its end, and if it is kept
+    /// forever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expiry_time: Option<i64>,
     /// The jobs that must complete before this one starts. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_for: Vec<AwaitedJob>,

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use contract::rest::{ErrorCode, JobTask};
 use contract::{JobId, PartitionId};
+use jsonschema::error::ValidationErrorKind;
 use jsonschema::{Draft, Validator};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -212,6 +213,24 @@ impl JobTypes {
         serde_json::to_vec(&json).unwrap_or_default()
     }
 
+    /// Returns what the schema of a job type refuses of these parameters: the JSON pointer of each, and what is wrong with it.
+    pub(crate) fn violations(&self, id: &str, parameters: &Value) -> Vec<(String, String)> {
+        let errors = self.types.get(id).map(|it| it.errors(parameters));
+        let describe = |violation: jsonschema::ValidationError<'_>| {
+            let pointer = violation.instance_path().as_str().to_owned();
+            match violation.kind() {
+                ValidationErrorKind::Required {
+                    property: Value::String(name),
+                } => {
+                    let name = name.replace('~', "~0").replace('/', "~1");
+                    (format!("{pointer}/{name}"), "This is required.".to_owned())
+                }
+                _ => (pointer, format!("{}.", cut(&violation.to_string()))),
+            }
+        };
+        errors.into_iter().flatten().map(describe).collect()
+    }
+
     /// Builds the first task of a job.
     ///
     /// # Errors
@@ -297,14 +316,9 @@ impl JobType {
                 "${}: {violation}",
                 violation.instance_path().as_str().replace('/', ".")
             );
-            text.chars().take(MAX_VIOLATION_CHARS).collect::<String>()
+            cut(&text)
         };
-        let violations: Vec<String> = self
-            .parameters
-            .iter_errors(&parameters)
-            .take(MAX_VIOLATIONS)
-            .map(line)
-            .collect();
+        let violations: Vec<String> = self.errors(&parameters).map(line).collect();
         if violations.is_empty() {
             Ok(())
         } else {
@@ -313,6 +327,13 @@ impl JobType {
                 format!("Invalid job parameters:\n{}", violations.join("\n")),
             ))
         }
+    }
+
+    fn errors<'a>(
+        &'a self,
+        parameters: &'a Value,
+    ) -> impl Iterator<Item = jsonschema::ValidationError<'a>> {
+        self.parameters.iter_errors(parameters).take(MAX_VIOLATIONS)
     }
 
     fn input(
@@ -363,6 +384,11 @@ impl JobType {
             .await
             .unwrap_or_else(|_| Err(stopped("it panicked")))
     }
+}
+
+/// Returns the beginning of a description.
+fn cut(text: &str) -> String {
+    text.chars().take(MAX_VIOLATION_CHARS).collect()
 }
 
 impl fmt::Debug for JobType {

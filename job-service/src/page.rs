@@ -9,11 +9,14 @@
 //! - What concerns several jobs, and what cannot be undone, is asked about first.
 
 mod action;
+mod again;
 mod bulk;
 mod form;
 mod job;
 mod list;
 mod live;
+mod parameters;
+mod sight;
 mod submit;
 
 use std::sync::Arc;
@@ -35,6 +38,9 @@ use crate::state::AppState;
 pub fn router() -> Router<Arc<AppState>> {
     Router::new()
         .route("/", get(list::partitions))
+        .route("/pipes", get(sight::pipes))
+        .route("/pipes/{pipe}", get(sight::pipe))
+        .route("/workers", get(sight::workers))
         .route("/partitions/{partition}/jobs", get(list::jobs))
         .route(
             "/partitions/{partition}/bulk",
@@ -67,8 +73,12 @@ pub fn router() -> Router<Arc<AppState>> {
             get(action::confirm),
         )
         .route(
+            "/partitions/{partition}/jobs/{job}/resubmit",
+            get(again::form).post(again::act),
+        )
+        .route(
             "/partitions/{partition}/jobs/{job}/{action}",
-            axum::routing::post(action::act),
+            get(action::no_page).post(action::act),
         )
         .route("/assets/{hash}/{name}", get(asset))
         .layer(middleware::from_fn(access::only_from_own_page))

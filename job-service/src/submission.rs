@@ -72,21 +72,26 @@ impl Key {
         let Some(key) = keys.next() else {
             return Ok(None);
         };
-        let is_possible =
-            |text: &&str| !text.is_empty() && text.len() <= MAX_KEY_CHARS && !text.contains('\t');
-        let text = key.to_str().ok().map(str::trim).filter(is_possible);
-        match (text, keys.next()) {
-            (Some(text), None) => Ok(Some(Self {
-                text: text.to_owned(),
-                asks_for,
-            })),
-            _ => Err(ApiError::bad_request(
-                ErrorCode::InvalidParameter,
-                format!(
-                    "The header 'Idempotency-Key' must be there once, with 1 to {MAX_KEY_CHARS} visible ASCII characters."
-                ),
-            )),
+        match (key.to_str(), keys.next()) {
+            (Ok(text), None) => Self::new(text, asks_for).map(Some),
+            _ => Err(impossible_key()),
         }
+    }
+
+    /// Returns the key with this text, which the page or a client made.
+    ///
+    /// # Errors
+    /// Returns 400 for an impossible text.
+    pub fn new(text: &str, asks_for: String) -> ApiResult<Self> {
+        let text = text.trim();
+        let is_visible = |byte: u8| matches!(byte, b' '..=b'~');
+        if text.is_empty() || text.len() > MAX_KEY_CHARS || !text.bytes().all(is_visible) {
+            return Err(impossible_key());
+        }
+        Ok(Self {
+            text: text.to_owned(),
+            asks_for,
+        })
     }
 
     /// Returns the key as the store keeps it.
@@ -100,6 +105,15 @@ impl Key {
             fingerprint: hash.finalize().into(),
         }
     }
+}
+
+fn impossible_key() -> ApiError {
+    ApiError::bad_request(
+        ErrorCode::InvalidParameter,
+        format!(
+            "The header 'Idempotency-Key' must be there once, with 1 to {MAX_KEY_CHARS} visible ASCII characters."
+        ),
+    )
 }
 
 impl AppState {

@@ -243,7 +243,7 @@
   // What was just done is said once: neither a reload nor a bookmark repeats it.
   const here = new URL(location.href);
   if (here.searchParams.has("done")) {
-    for (const name of ["done", "n"]) here.searchParams.delete(name);
+    for (const name of ["done", "n", "with"]) here.searchParams.delete(name);
     history.replaceState(null, "", here);
   }
 

@@ -130,19 +130,39 @@ pub struct BulkOutcome {
     sentence: String,
     refused: Vec<(String, String)>,
     more: usize,
+    again: Option<Again>,
     back: String,
 }
 
+/// The form that goes on with the jobs that are left.
+#[derive(Debug)]
+struct Again {
+    left: String,
+    jobs: &'static str,
+    button: &'static str,
+    post: String,
+    hidden: Vec<(&'static str, String)>,
+}
+
 impl BulkOutcome {
-    /// `done` jobs, and those that were refused with the reasons; `more` further ones were refused, too.
+    /// `done` jobs, and those that were refused with the reasons; `more` further ones were refused, too. `again` is how many jobs are
+    /// left that match, and the fields of the form that goes on with them.
     pub fn new(
         partition: &str,
         action: Action,
         done: u64,
-        refused: Vec<(String, String)>,
-        more: usize,
+        (refused, more): (Vec<(String, String)>, usize),
+        again: Option<(u64, Vec<(&'static str, String)>)>,
     ) -> Self {
+        let again = again.map(|(left, hidden)| Again {
+            left: text::number(i64::try_from(left).unwrap_or(i64::MAX)),
+            jobs: if left == 1 { "job" } else { "jobs" },
+            button: action.title(),
+            post: format!("/partitions/{}/bulk", url::encode(partition)),
+            hidden,
+        });
         Self {
+            again,
             layout: layout(partition, action),
             sentence: many(action, done),
             refused,

@@ -2,18 +2,12 @@
 
 use askama::Template;
 use contract::JobStatus;
-use contract::rest::{
-    AwaitedJob, Failure, FailureGroup, Failures, History, Job, KeptOutput, OutputStatus,
-    StatusChange,
-};
+use contract::rest::{AwaitedJob, Failure, FailureGroup, Failures, History, Job, StatusChange};
 
 use crate::layout::{Layout, Live, Place};
 use crate::plot::Plot;
 use crate::text::{self, Time};
 use crate::url;
-
-/// The longest input or output that a page shows, in characters.
-const SHOWN: usize = 2000;
 
 /// How far a job is, as a bar.
 #[derive(Debug, Clone, PartialEq)]
@@ -260,25 +254,37 @@ pub struct JobPage {
     description: Option<String>,
     external_data: Option<String>,
     groups: Vec<Group>,
-    more_groups: usize,
+    ungrouped: String,
+    fallen: Vec<(String, String, Option<JobStatus>)>,
     steps: Vec<StatusChange>,
     left_out: i64,
 }
 
-/// How many groups of failures the overview shows.
-const GROUPS: usize = 5;
+/// What the overview shows beside the job itself.
+#[derive(Debug)]
+pub struct Around {
+    /// The largest groups of its failures.
+    pub failures: Failures,
+    /// Its history.
+    pub history: History,
+    /// Its throughput.
+    pub plot: Option<Plot>,
+    /// The jobs that wait for it.
+    pub dependents: Vec<AwaitedJob>,
+    /// The jobs that ended with it, before they started.
+    pub fallen: Vec<AwaitedJob>,
+}
 
 impl JobPage {
-    /// The overview of a job, with the groups of its failures, its history, its throughput, and the jobs that wait for it.
-    pub fn new(
-        partition: &str,
-        job: Job,
-        groups: Vec<FailureGroup>,
-        history: History,
-        plot: Option<Plot>,
-        dependents: Vec<AwaitedJob>,
-        done: Option<String>,
-    ) -> Self {
+    /// The overview of a job; `done` is what was just done with it.
+    pub fn new(partition: &str, job: Job, around: Around, done: Option<String>) -> Self {
+        let Around {
+            failures,
+            history,
+            plot,
+            dependents,
+            fallen,
+        } = around;
         let head = JobHead::new(partition, &job, "");
         let other = |other: AwaitedJob| {
             (
@@ -305,8 +311,21 @@ impl JobPage {
             dependents: dependents.into_iter().map(other).collect(),
             description: job.description,
             external_data: job.external_data,
-            more_groups: groups.len().saturating_sub(GROUPS),
-            groups: groups.into_iter().take(GROUPS).map(Group::of).collect(),
+            ungrouped: match failures.ungrouped {
+                Some(count) if count > 0 => text::number(count),
+                _ => String::new(),
+            },
+            groups: failures
+                .groups
+                .unwrap_or_default()
+                .into_iter()
+                .map(Group::of)
+                .collect(),
+            fallen: if head.actions().contains(&Action::Retry) {
+                fallen.into_iter().map(other).collect()
+            } else {
+                Vec::new()
+            },
             steps: history.history,
             left_out: history.left_out,
             head,
@@ -370,24 +389,12 @@ fn counts(job: &Job) -> Vec<(&'static str, String, &'static str)> {
 fn facts(job: &Job) -> Vec<(&'static str, Value)> {
     let time = |time: Option<i64>| time.map(|time| Value::Time(Time(time)));
     let some = |text: Option<String>| text.map(Value::Text);
-    let expiry = [
-        (JobStatus::Completed, &job.expiry.completed),
-        (JobStatus::Failed, &job.expiry.failed),
-        (JobStatus::Cancelled, &job.expiry.cancelled),
-    ];
-    let expiry: Vec<String> = expiry
-        .iter()
-        .filter_map(|(status, policy)| {
-            let policy = policy.as_ref()?;
-            Some(format!("{} {}", status.name(), policy.expiry_time))
-        })
-        .collect();
     let outputs = job.outputs.as_ref().map(|kept| {
-        format!(
-            "{} kept, {}",
-            text::number(kept.done + kept.failed),
-            text::bytes(kept.bytes)
-        )
+        let number = text::number(kept.done + kept.failed);
+        match kept.removed_time {
+            Some(_) => format!("{number} were kept, until their time was over"),
+            None => format!("{number} kept, {}", text::bytes(kept.bytes)),
+        }
     });
     [
         ("Created", time(Some(job.create_time))),
@@ -414,16 +421,36 @@ fn facts(job: &Job) -> Vec<(&'static str, Value)> {
             ),
         ),
         ("Outputs", some(outputs)),
-        (
-            "Kept until",
-            some((!expiry.is_empty()).then(|| expiry.join(", "))),
-        ),
+        ("Deletion", Some(kept_until(job))),
         ("Correlation id", some(job.correlation_id.clone())),
         ("Incarnation", some(Some(job.incarnation.to_string()))),
     ]
     .into_iter()
     .filter_map(|(name, value)| Some((name, value?)))
     .collect()
+}
+
+/// Returns when the job is deleted, or what decides about it at its end.
+fn kept_until(job: &Job) -> Value {
+    if let Some(time) = job.expiry_time {
+        return Value::Time(Time(time));
+    }
+    let policies = [
+        (JobStatus::Completed, &job.expiry.completed),
+        (JobStatus::Failed, &job.expiry.failed),
+        (JobStatus::Cancelled, &job.expiry.cancelled),
+    ];
+    let policies: Vec<String> = policies
+        .iter()
+        .filter_map(|(status, policy)| {
+            let policy = policy.as_ref().filter(|it| it.expiry_time != "none")?;
+            Some(format!("if {status}: {}", policy.expiry_time))
+        })
+        .collect();
+    if job.end_time.is_some() || policies.is_empty() {
+        return Value::Text("by hand only".to_owned());
+    }
+    Value::Text(policies.join(", "))
 }
 
 /// Failures with the same kind and message.
@@ -521,85 +548,6 @@ impl FailuresPage {
 
     fn kept_text(&self) -> String {
         text::number(self.kept)
-    }
-}
-
-/// A line of the outputs.
-#[derive(Debug)]
-pub struct OutputLine {
-    offset: u64,
-    task: String,
-    label: String,
-    status: &'static str,
-    text: String,
-    is_cut: bool,
-}
-
-impl OutputLine {
-    /// The line of an output.
-    pub fn of(output: KeptOutput) -> Self {
-        let failed = output.status == OutputStatus::Failed;
-        let text = match (output.output, output.output_base64, output.failure) {
-            (_, _, Some(failure)) => failure.failure_message.unwrap_or_default(),
-            (Some(json), ..) => json.to_string(),
-            (None, Some(base64), None) => base64,
-            (None, None, None) => String::new(),
-        };
-        let cut = text.char_indices().nth(SHOWN).map(|(at, _)| at);
-        Self {
-            offset: output.offset,
-            task: output.task,
-            label: output.label.unwrap_or_default(),
-            status: match (failed, output.negative) {
-                (true, _) => "failed",
-                (false, true) => "negative",
-                (false, false) => "done",
-            },
-            is_cut: cut.is_some(),
-            text: text[..cut.unwrap_or(text.len())].to_owned(),
-        }
-    }
-}
-
-/// The outputs that are kept of a job.
-#[derive(Debug, Template)]
-#[template(path = "outputs.html")]
-pub struct OutputsPage {
-    layout: Layout,
-    head: JobHead,
-    lines: Vec<OutputLine>,
-    problem: Option<String>,
-    next: Option<String>,
-    download: String,
-}
-
-impl OutputsPage {
-    /// A page of the outputs, or why there are none. `download` is the URL of all of them.
-    pub fn new(
-        partition: &str,
-        job: &Job,
-        lines: Result<Vec<OutputLine>, String>,
-        more: bool,
-        download: String,
-    ) -> Self {
-        let head = JobHead::new(partition, job, "outputs");
-        let (lines, problem) = match lines {
-            Ok(lines) => (lines, None),
-            Err(problem) => (Vec::new(), Some(problem)),
-        };
-        let after = lines.last().filter(|_| more).map(|line| line.offset + 1);
-        Self {
-            layout: head.layout(None),
-            next: after.map(|offset| {
-                let offset = offset.to_string();
-                let query = url::query([("offset", offset.as_str())]);
-                format!("{}/outputs{query}", head.url())
-            }),
-            lines,
-            problem,
-            download,
-            head,
-        }
     }
 }
 

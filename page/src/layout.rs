@@ -26,6 +26,10 @@ pub enum Place {
     Jobs,
     /// A new job.
     Submit,
+    /// The pipes.
+    Pipes,
+    /// The workers.
+    Workers,
     /// What is not in the navigation.
     Nowhere,
 }
@@ -54,6 +58,8 @@ impl Layout {
             == match self.place {
                 Place::Jobs => "jobs",
                 Place::Submit => "submit",
+                Place::Pipes => "pipes",
+                Place::Workers => "workers",
                 Place::Nowhere => "",
             }
     }

@@ -13,29 +13,37 @@
 
 #![warn(missing_docs)]
 
+mod again;
 mod assets;
 mod bulk;
 mod error;
 mod job;
 mod layout;
 mod list;
+mod outputs;
 mod partitions;
+mod pipes;
 mod plot;
 mod submit;
 mod task;
 pub mod text;
 pub mod url;
+mod workers;
 
+pub use again::AgainPage;
 pub use assets::Asset;
 pub use bulk::{ActionConfirmation, BulkOutcome, many};
 pub use error::ErrorPage;
-pub use job::{Action, Definition, FailuresPage, JobHead, JobPage, OutputLine, OutputsPage};
+pub use job::{Action, Around, Definition, FailuresPage, JobHead, JobPage};
 pub use layout::{Layout, Live, Place};
 pub use list::{Asked, Found, ListPage};
+pub use outputs::{OutputLine, OutputLines, OutputsPage};
 pub use partitions::PartitionsPage;
+pub use pipes::{PipePage, PipesPage};
 pub use plot::Plot;
 pub use submit::{Entry, Field, Kind, Request, SubmitPage};
 pub use task::{Listed, TaskPage};
+pub use workers::{WorkerRow, WorkersPage};
 
 pub use askama::Template;
 

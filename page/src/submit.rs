@@ -36,6 +36,8 @@ pub struct Field {
     pub entry: Entry,
     /// Whether a value must be there.
     pub required: bool,
+    /// What is wrong with what was entered.
+    pub problem: Option<String>,
 }
 
 /// How a value is entered.
@@ -45,6 +47,8 @@ pub enum Entry {
     Line,
     /// A number.
     Number,
+    /// A whole number.
+    Integer,
     /// A line that is not shown.
     Secret,
     /// Several lines.
@@ -64,6 +68,7 @@ impl Field {
             example: String::new(),
             entry: Entry::Line,
             required: true,
+            problem: None,
         }
     }
 
@@ -104,9 +109,21 @@ impl Field {
         self.entry == Entry::Text
     }
 
+    /// Returns the id of the problem in the page. A name may contain spaces.
+    fn problem_id(&self) -> String {
+        format!("problem-{}", url::encode(&self.name))
+    }
+
+    fn step(&self) -> &'static str {
+        match self.entry {
+            Entry::Integer => "1",
+            _ => "any",
+        }
+    }
+
     fn input_type(&self) -> &'static str {
         match self.entry {
-            Entry::Number => "number",
+            Entry::Number | Entry::Integer => "number",
             Entry::Secret => "password",
             Entry::Line | Entry::Text | Entry::Choice(_) => "text",
         }
@@ -120,7 +137,7 @@ impl Field {
                     .map(|choice| (choice.as_str(), *choice == self.value))
                     .collect(),
             ),
-            Entry::Line | Entry::Number | Entry::Secret | Entry::Text => None,
+            Entry::Line | Entry::Number | Entry::Integer | Entry::Secret | Entry::Text => None,
         }
     }
 }
@@ -136,6 +153,7 @@ pub struct SubmitPage {
     common: Vec<Field>,
     problem: Option<String>,
     request: Option<Request>,
+    key: String,
 }
 
 /// A request, as it can be sent by other means.
@@ -169,8 +187,8 @@ impl Request {
 }
 
 impl SubmitPage {
-    /// The form of one of these kinds, with the fields that all jobs have; what is wrong with what was entered; and the request that
-    /// it makes.
+    /// The form of one of these kinds, with the fields that all jobs have, and the request that it makes. `problem` is what is wrong
+    /// with what was entered, beside what the fields say; `key` makes that two requests of the form create one job.
     pub fn new(
         partition: &str,
         kinds: &[Kind],
@@ -178,7 +196,20 @@ impl SubmitPage {
         common: Vec<Field>,
         problem: Option<String>,
         request: Option<Request>,
+        key: String,
     ) -> Self {
+        let fields = kind.fields.iter().chain(&common);
+        let wrong: Vec<&str> = fields
+            .filter(|field| field.problem.is_some())
+            .map(|field| field.title.as_str())
+            .collect();
+        let correct = || {
+            format!(
+                "Nothing was created. Correct what you entered: {}.",
+                wrong.join(", ")
+            )
+        };
+        let problem = problem.or_else(|| (!wrong.is_empty()).then(correct));
         let path = format!("/partitions/{}/submit", url::encode(partition));
         let link = |other: &Kind| {
             let query = url::query([("kind", other.name.as_str())]);
@@ -201,6 +232,7 @@ impl SubmitPage {
             common,
             problem,
             request,
+            key,
         }
     }
 

@@ -1,5 +1,6 @@
 //! The URLs of the pages. An id may contain nearly every character, so each is encoded.
 
+use contract::JobTaskId;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 /// What is encoded in a segment of a path, and in a value of a query.
@@ -24,6 +25,24 @@ pub fn job(partition: &str, job: &str) -> String {
     format!("{}/{}", jobs(partition), encode(job))
 }
 
+/// Returns the path of a pipe.
+pub fn pipe(name: &str) -> String {
+    format!("/pipes/{}", encode(name))
+}
+
+/// Returns the job and the path of the page of the task with this job task id; `None` if no job tracks it.
+pub fn of_task(job_task_id: &str) -> Option<(String, String)> {
+    let task = JobTaskId::parse(job_task_id).ok()?;
+    let path = job(&task.partition, &task.job);
+    let steps: Vec<String> = task.steps.iter().map(|it| it.number.to_string()).collect();
+    let steps = if steps.is_empty() {
+        "0".to_owned()
+    } else {
+        steps.join(".")
+    };
+    Some((task.job, format!("{path}/tasks/{steps}")))
+}
+
 /// Returns a query, with `?`, of those parameters that have a value; an empty text if none has.
 pub fn query<'a>(parameters: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let mut query = String::new();
@@ -41,6 +60,21 @@ pub fn query<'a>(parameters: impl IntoIterator<Item = (&'a str, &'a str)>) -> St
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn task_of_a_job_has_a_page() {
+        let path = "/partitions/acme/jobs/reindex%207/tasks";
+        for (id, task) in [
+            ("acme:reindex 7!42r2.3.17*", "3.17"),
+            ("acme:reindex 7", "0"),
+        ] {
+            assert_eq!(
+                of_task(id),
+                Some(("reindex 7".to_owned(), format!("{path}/{task}")))
+            );
+        }
+        assert_eq!(of_task("acme:"), None);
+    }
 
     #[test]
     fn ids_are_encoded_and_empty_parameters_left_out() {

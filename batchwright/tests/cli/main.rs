@@ -15,6 +15,7 @@ mod log;
 mod looking;
 mod metrics;
 mod outputs;
+mod page;
 mod panics;
 mod pipes;
 mod readme;

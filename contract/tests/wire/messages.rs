@@ -365,6 +365,7 @@ fn rest_bodies_match_the_fixtures() {
         end_time: Some(NOW + 61_000),
         items_per_second: Some(4.15),
         estimated_end_time: None,
+        expiry_time: None,
         failed_tasks: 1,
         failure_counts: BTreeMap::from([("RESULT_EXCEPTION".into(), 1)]),
         failed_attempts: 0,

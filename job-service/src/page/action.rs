@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::extract::{OriginalUri, Query, State};
-use axum::http::{StatusCode, Uri};
+use axum::extract::{OriginalUri, State};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::ErrorCode;
 use contract::{JobId, PartitionId};
@@ -11,14 +11,15 @@ use page::{Action, ActionConfirmation, url};
 
 use super::form::{Fields, done};
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{JobPath, QueryParams, TaskPath};
+use crate::extract::{JobPath, TaskPath, truth};
 use crate::html::html;
+use crate::request_body::RequestBody;
 use crate::routes::cancel_job::cancel_job;
 use crate::routes::delete_job::delete_job;
 use crate::routes::get_job::get_job;
 use crate::routes::pause_job::pause_job;
 use crate::routes::resume_job::resume_job;
-use crate::routes::retry_job::retry_job;
+use crate::routes::retry_job::retry_one;
 use crate::state::AppState;
 
 /// `GET …/confirm?action=…`: asks whether to do it.
@@ -37,20 +38,42 @@ pub async fn confirm(
 pub async fn act(
     State(state): State<Arc<AppState>>,
     TaskPath(partition, job, action): TaskPath,
+    body: RequestBody,
 ) -> ApiResult<Response> {
     let Some(action) = Action::from_name(&action) else {
         let message = format!("There is no action '{action}'.");
         return Err(ApiError::NotFound(ErrorCode::UrlNotFound, message));
     };
-    perform(&state, &partition, &job, action).await?;
-    let next = if action == Action::Delete {
-        let list = url::jobs(partition.as_str());
-        format!("{list}{}", done(action, Some(1)))
+    let fields = Fields::of_body(body).await?;
+    let path = url::job(partition.as_str(), job.as_str());
+    let with_dependents = truth("dependents", Some(fields.get("dependents")))?;
+    let next = if action == Action::Retry && with_dependents {
+        let begun = retry_one(&state, &partition, &job, true).await?;
+        let with = begun.revived.len();
+        format!("{path}{}&with={with}", done(action, None))
     } else {
-        let job = url::job(partition.as_str(), job.as_str());
-        format!("{job}{}", done(action, None))
+        perform(&state, &partition, &job, action).await?;
+        if action == Action::Delete {
+            let list = url::jobs(partition.as_str());
+            format!("{list}{}", done(action, Some(1)))
+        } else {
+            format!("{path}{}", done(action, None))
+        }
     };
     Ok(Redirect::to(&next).into_response())
+}
+
+/// `GET …/{action}`: there is no such page. The forms send `POST`.
+pub async fn no_page(TaskPath(_, _, name): TaskPath) -> ApiError {
+    match Action::from_name(&name) {
+        Some(_) => ApiError::MethodNotAllowed(format!(
+            "The address of the action '{name}' does not support GET. Use the button on the page of the job."
+        )),
+        None => ApiError::NotFound(
+            ErrorCode::UrlNotFound,
+            format!("There is no page '{name}' of a job."),
+        ),
+    }
 }
 
 /// Does it as the API does it.
@@ -69,13 +92,6 @@ pub async fn perform(
         Action::Resume => resume_job(state, path).await.map(drop),
         Action::Cancel => cancel_job(state, path).await.map(drop),
         Action::Delete => delete_job(state, path).await.map(drop),
-        Action::Retry => {
-            let uri = Uri::from_static("/");
-            let Query(params) =
-                Query::try_from_uri(&uri).map_err(|error| ApiError::Bug(error.body_text()))?;
-            retry_job(state, path, OriginalUri(uri), QueryParams(params))
-                .await
-                .map(drop)
-        }
+        Action::Retry => retry_one(&state, partition, job, false).await.map(drop),
     }
 }

@@ -8,13 +8,13 @@ use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::ErrorCode;
 use contract::{JobId, JobStatus, PartitionId};
 use page::{Action, ActionConfirmation, BulkOutcome, url};
-use store::JobQuery;
+use store::{JobQuery, RetryCursor};
 
 use super::action::perform;
 use super::form::{Fields, done};
 use super::list::statuses;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::PartitionPath;
+use crate::extract::{PartitionPath, whole_number};
 use crate::html::html;
 use crate::job_list::JobSelector;
 use crate::request_body::RequestBody;
@@ -27,8 +27,8 @@ use crate::state::AppState;
 const SELECTION: [&str; 4] = ["status", "filter", "jobIdStartsWith", "labelExist"];
 /// The number of refusals that are shown.
 const REFUSALS: usize = 100;
-/// The number of jobs that are looked up at a time.
-const BATCH: u32 = 100;
+/// The most batches of jobs that one request acts on: a thousand jobs by default, which take a few seconds.
+const BATCHES: usize = 10;
 
 /// `GET …/bulk`: asks whether to do it, with the number of jobs.
 pub async fn confirm(
@@ -65,26 +65,34 @@ pub async fn act(
 ) -> ApiResult<Response> {
     let fields = Fields::of_body(body).await?;
     let action = fields.action()?;
-    let outcome = if concerns_all(&fields)? {
+    let (outcome, left) = if concerns_all(&fields)? {
         all(&state, &partition, &fields, action).await?
     } else {
         let mut outcome = Outcome::default();
         for job in fields.all("job") {
             outcome.act(&state, &partition, job, action).await?;
         }
-        outcome
+        (outcome, 0)
     };
-    let Outcome {
-        done: count,
-        refused,
-        more,
-    } = outcome;
-    if refused.is_empty() {
+    let before: u64 = whole_number("before", Some(fields.get("before")))?.unwrap_or_default();
+    let count = before.saturating_add(outcome.done);
+    if outcome.refused.is_empty() && left == 0 {
         let list = url::jobs(partition.as_str());
         let next = format!("{list}{}", done(action, Some(count)));
         return Ok(Redirect::to(&next).into_response());
     }
-    let page = BulkOutcome::new(partition.as_str(), action, count, refused, more);
+    let again = (left > 0).then(|| {
+        let mut again = vec![
+            ("action", action.name().to_owned()),
+            ("of", "all".to_owned()),
+            ("before", count.to_string()),
+            ("passed", outcome.passed.to_string()),
+        ];
+        again.extend(SELECTION.map(|name| (name, fields.get(name).to_owned())));
+        (left, again)
+    });
+    let Outcome { refused, more, .. } = outcome;
+    let page = BulkOutcome::new(partition.as_str(), action, count, (refused, more), again);
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -96,6 +104,8 @@ struct Outcome {
     refused: Vec<(String, String)>,
     /// How many further ones were refused.
     more: usize,
+    /// How many jobs still match that were refused, now or by the requests before.
+    passed: u64,
 }
 
 impl Outcome {
@@ -120,6 +130,7 @@ impl Outcome {
     }
 
     fn refuse(&mut self, job: String, reason: String) {
+        self.passed += 1;
         if self.refused.len() < REFUSALS {
             self.refused.push((job, reason));
         } else {
@@ -128,35 +139,45 @@ impl Outcome {
     }
 }
 
-/// Acts on all jobs that match and are in a status that allows the action.
+/// Acts on the jobs that match and are in a status that allows the action, at most on so many as a person waits for. Returns how many
+/// are left, too.
 async fn all(
     state: &Arc<AppState>,
     partition: &PartitionId,
     fields: &Fields,
     action: Action,
-) -> ApiResult<Outcome> {
+) -> ApiResult<(Outcome, u64)> {
     let Some(query) = allowing(matching(fields)?, action) else {
-        return Ok(Outcome::default());
+        return Ok((Outcome::default(), 0));
     };
+    let passed: u64 = whole_number("passed", Some(fields.get("passed")))?.unwrap_or_default();
     let count = |count: usize| Outcome {
         done: count as u64,
         ..Outcome::default()
     };
-    match action {
-        Action::Cancel => Ok(count(cancel_all(state, partition, &query).await?)),
-        Action::Delete => Ok(count(delete_all(state, partition, &query).await?)),
+    let outcome = match action {
+        Action::Cancel => count(cancel_all(state, partition, &query, BATCHES).await?),
+        Action::Delete => count(delete_all(state, partition, &query, BATCHES).await?),
         Action::Retry => {
-            let retried = retry_all(state, partition, &query, false).await?;
+            let mut cursor = RetryCursor::behind(passed);
+            let bounds = (&mut cursor, BATCHES);
+            let retried = retry_all(state, partition, &query, false, bounds).await?;
             let shown = retried.refusals.len() as u64;
             let refused = retried.refusals.into_iter();
-            Ok(Outcome {
+            Outcome {
                 done: retried.jobs_retried,
                 refused: refused.map(|job| (job.job_id, job.message)).collect(),
                 more: usize::try_from(retried.jobs_refused - shown).unwrap_or(usize::MAX),
-            })
+                passed: cursor.passed(),
+            }
         }
-        Action::Pause | Action::Resume => one_by_one(state, partition, query, action).await,
-    }
+        Action::Pause | Action::Resume => {
+            one_by_one(state, partition, &query, (passed, action)).await?
+        }
+    };
+    let left = state.store.count_jobs(partition, &query).await?;
+    let left = left.saturating_sub(outcome.passed);
+    Ok((outcome, left))
 }
 
 /// Returns the query for those of the jobs that allow the action; `None` if no job can.
@@ -183,25 +204,28 @@ fn allowing(matching: JobQuery, action: Action) -> Option<JobQuery> {
 async fn one_by_one(
     state: &Arc<AppState>,
     partition: &PartitionId,
-    query: JobQuery,
-    action: Action,
+    query: &JobQuery,
+    (passed, action): (u64, Action),
 ) -> ApiResult<Outcome> {
-    let mut outcome = Outcome::default();
-    loop {
-        let passed = outcome.refused.len() + outcome.more;
+    let mut outcome = Outcome {
+        passed,
+        ..Outcome::default()
+    };
+    for _ in 0..BATCHES {
         let query = JobQuery {
-            limit: BATCH,
-            offset: passed as u64,
+            limit: state.options.cancel_batch,
+            offset: outcome.passed,
             ..query.clone()
         };
         let jobs = state.store.jobs(partition, &query).await?;
         if jobs.is_empty() {
-            return Ok(outcome);
+            break;
         }
         for job in jobs {
             outcome.act(state, partition, &job.id, action).await?;
         }
     }
+    Ok(outcome)
 }
 
 /// Returns whether the form is about all jobs that match, and not about those that are selected.

@@ -4,10 +4,12 @@ use axum::body::Body;
 use axum::extract::{Form, FromRequest as _, Query, Request};
 use axum::http::{Method, Uri, header};
 use contract::rest::ErrorCode;
-use page::{Action, many};
+use page::{Action, Field, many};
+use uuid::Uuid;
 
 use crate::error::{ApiError, ApiResult};
 use crate::request_body::RequestBody;
+use crate::submission::Key;
 
 /// The media type of a form without files.
 const FORM: &str = "application/x-www-form-urlencoded";
@@ -68,10 +70,78 @@ impl Fields {
     /// can be made of them.
     pub fn done(&self) -> Option<String> {
         let action = Action::from_name(self.get("done"))?;
+        if let Ok(with) = self.get("with").parse::<u32>() {
+            let jobs = if with == 1 { "job" } else { "jobs" };
+            return Some(format!(
+                "The job was {}, with {with} {jobs} that ended with it.",
+                action.done()
+            ));
+        }
         Some(match self.get("n") {
             "" => format!("The job was {}.", action.done()),
             count => many(action, count.parse().ok()?),
         })
+    }
+}
+
+/// What is wrong with the fields of a form: the name of each field, and what is wrong with it.
+#[derive(Debug, Default)]
+pub struct Problems(Vec<(String, String)>);
+
+impl Problems {
+    /// Notes what is wrong with a field; with none, if the name is empty.
+    pub fn add(&mut self, field: &str, problem: String) {
+        self.0.push((field.to_owned(), problem));
+    }
+
+    /// Returns what a field was read as, or notes why it cannot be read.
+    pub fn take<T>(&mut self, field: &str, read: Result<T, String>) -> Option<T> {
+        read.map_err(|problem| self.add(field, problem)).ok()
+    }
+
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns what is wrong with a field.
+    pub fn of(&self, field: &str) -> Option<String> {
+        let found = self.0.iter().filter(|(name, _)| name == field);
+        let found: Vec<&str> = found.map(|(_, problem)| problem.as_str()).collect();
+        (!found.is_empty()).then(|| found.join(" "))
+    }
+
+    /// Returns what is wrong with none of these fields.
+    pub fn of_no_field(&self, fields: &[Field], further: &[Field]) -> Option<String> {
+        let is_known = |name: &str| fields.iter().chain(further).any(|field| field.name == name);
+        let found = self.0.iter().filter(|(name, _)| !is_known(name));
+        let found: Vec<&str> = found.map(|(_, problem)| problem.as_str()).collect();
+        (!found.is_empty()).then(|| found.join("\n"))
+    }
+}
+
+/// Returns a key for a new form: whoever sends the form twice creates one job.
+pub fn new_key() -> String {
+    Uuid::now_v7().to_string()
+}
+
+/// Returns the key of a form, if it has one. `asks_for` is what the form asks for beside the definition of the job.
+pub fn form_key(fields: &Fields, asks_for: String) -> ApiResult<Option<Key>> {
+    match fields.get("key") {
+        "" => Ok(None),
+        key => Key::new(key, asks_for).map(Some),
+    }
+}
+
+/// Returns the key and the problem for a form that was refused. The key of a form that has created a job is used up.
+pub fn taken_key(fields: &Fields, error: &ApiError) -> (String, String) {
+    match error {
+        ApiError::KeyTaken { job, .. } => (
+            new_key(),
+            format!(
+                "This form has created the job '{job}' already. Send it again to create another job."
+            ),
+        ),
+        error => (fields.get("key").to_owned(), error.message()),
     }
 }
 

@@ -6,10 +6,12 @@ use axum::body::{Bytes, to_bytes};
 use axum::extract::{OriginalUri, Query, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
-use contract::rest::{ErrorCode, Job, KeptOutput};
+use contract::rest::{ErrorCode, Job};
 use contract::{JobId, PartitionId};
+use futures_util::StreamExt as _;
 use page::{
-    Definition, FailuresPage, JobPage, Listed, OutputLine, OutputsPage, Plot, TaskPage, url,
+    Around, Definition, FailuresPage, JobPage, Listed, OutputLine, OutputLines, OutputsPage, Plot,
+    TaskPage, url,
 };
 use serde::de::DeserializeOwned;
 use store::FailureCursor;
@@ -23,14 +25,17 @@ use crate::routes::get_definition::get_definition;
 use crate::routes::get_job::get_job;
 use crate::routes::get_outputs::get_outputs;
 use crate::routes::get_task::get_task;
+use crate::routes::list_failures::GROUPS;
 use crate::routes::list_tasks::page_of_tasks;
 use crate::state::AppState;
 
+/// The number of groups of failures that the overview shows.
+const FIRST_GROUPS: u32 = 5;
 /// The number of failures on a page.
 const FAILURES: usize = 50;
 /// The number of outputs on a page.
 const OUTPUTS: usize = 50;
-/// The most bytes of outputs on a page, and of a definition.
+/// The most bytes of outputs that are read for a page, and of a definition.
 const BYTES: usize = 4 * 1024 * 1024;
 /// The most changes of the status that a job shows: as many as are kept.
 const CHANGES: u32 = 1000;
@@ -45,28 +50,25 @@ pub async fn overview(
 ) -> ApiResult<Response> {
     let done = Fields::of_url(&uri)?.done();
     let job = job(&state, &partition, &id).await?;
-    let groups = if job.failed_tasks > 0 {
-        let groups = state.store.failure_groups(&partition, &id).await?;
-        groups.and_then(|found| found.groups).unwrap_or_default()
-    } else {
-        Vec::new()
-    };
-    let (history, curve, dependents) = tokio::try_join!(
-        state.store.history_page(&partition, &id, None, CHANGES),
-        state.store.progress_curve(&partition, &id),
-        state.store.dependents(&partition, &id, DEPENDENTS),
+    let store = &state.store;
+    let (failures, history, curve, dependents, fallen) = tokio::try_join!(
+        store.failure_groups(&partition, &id, FIRST_GROUPS),
+        store.history_page(&partition, &id, None, CHANGES),
+        store.progress_curve(&partition, &id),
+        store.dependents(&partition, &id, DEPENDENTS),
+        store.fallen_with(&partition, &id, DEPENDENTS),
     )?;
-    let history = history.ok_or_else(|| ApiError::job_not_found(&id))?;
-    let plot = curve.as_ref().and_then(Plot::of);
-    let page = JobPage::new(
-        partition.as_str(),
-        job,
-        groups,
+    let (Some(failures), Some(history)) = (failures, history) else {
+        return Err(ApiError::job_not_found(&id));
+    };
+    let around = Around {
+        failures,
         history,
-        plot,
+        plot: curve.as_ref().and_then(Plot::of),
         dependents,
-        done,
-    );
+        fallen,
+    };
+    let page = JobPage::new(partition.as_str(), job, around, done);
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -85,7 +87,7 @@ pub async fn failures(
     let job = job(&state, &partition, &id).await?;
     let store = &state.store;
     let (groups, failures) = tokio::try_join!(
-        store.failure_groups(&partition, &id),
+        store.failure_groups(&partition, &id, GROUPS),
         store.failures(&partition, &id, after.as_ref(), FAILURES),
     )?;
     let (Some(groups), Some(failures)) = (groups, failures) else {
@@ -143,16 +145,9 @@ pub async fn outputs(
         Err(error) if error.status().is_server_error() => return Err(error),
         Err(error) => Err(error.message()),
     };
-    let more = lines.as_ref().is_ok_and(|lines| lines.len() > OUTPUTS);
-    let lines = lines.map(|mut lines| {
-        lines.truncate(OUTPUTS);
-        lines.into_iter().map(OutputLine::of).collect()
-    });
-    let download = format!(
-        "{BASE_PATH}{}/outputs",
-        url::job(partition.as_str(), id.as_str())
-    );
-    let page = OutputsPage::new(partition.as_str(), &job, lines, more, download);
+    let path = url::job(partition.as_str(), id.as_str());
+    let download = format!("{BASE_PATH}{path}/outputs");
+    let page = OutputsPage::new(partition.as_str(), &job, lines, download);
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -181,12 +176,13 @@ async fn job(state: &Arc<AppState>, partition: &PartitionId, job: &JobId) -> Api
     Ok(get_job(State(Arc::clone(state)), path).await?.0)
 }
 
+/// Reads the lines of a page: as many as it has, or as fit into it, and at least one.
 async fn read_outputs(
     state: &Arc<AppState>,
     partition: &PartitionId,
     job: &JobId,
     query: &str,
-) -> ApiResult<Vec<KeptOutput>> {
+) -> ApiResult<OutputLines> {
     let bug = |error: String| ApiError::Bug(error);
     let uri: Uri = query
         .parse()
@@ -195,12 +191,30 @@ async fn read_outputs(
     let path = JobPath(partition.clone(), job.clone());
     let state = State(Arc::clone(state));
     let response = get_outputs(state, path, OriginalUri(uri), params).await?;
-    let lines = content(response).await?;
-    lines
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty())
-        .map(|line| serde_json::from_slice(line).map_err(|error| bug(error.to_string())))
-        .collect()
+    let mut pieces = response.into_body().into_data_stream();
+    let (mut read, mut line, mut bytes) = (OutputLines::default(), Vec::new(), 0);
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(|error| ApiError::OutputsUnreadable(error.to_string()))?;
+        for part in piece.split_inclusive(|byte| *byte == b'\n') {
+            line.extend_from_slice(part);
+            if !part.ends_with(b"\n") {
+                continue;
+            }
+            if read.lines.len() == OUTPUTS {
+                read.more = true;
+                return Ok(read);
+            }
+            if !read.lines.is_empty() && bytes + line.len() > BYTES {
+                (read.more, read.are_large) = (true, true);
+                return Ok(read);
+            }
+            bytes += line.len();
+            let output = serde_json::from_slice(&line).map_err(|error| bug(error.to_string()))?;
+            read.lines.push(OutputLine::of(output));
+            line.clear();
+        }
+    }
+    Ok(read)
 }
 
 /// Returns the parameters of an operation of the API, from a path and a query.

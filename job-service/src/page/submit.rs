@@ -8,11 +8,12 @@ use axum::extract::{OriginalUri, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::{ErrorCode, JobTask, NewJob, OnFailure, Outputs};
-use contract::{BatchTask, JobId, TaskData};
+use contract::{BatchTask, JobId, PartitionId, TaskData};
 use page::{Entry, Field, Kind, Request, SubmitPage, url};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
-use super::form::Fields;
+use super::form::{Fields, Problems, form_key, new_key, taken_key};
+use super::parameters::{entered_parameters, field_of, parameter_fields};
 use crate::correlation::CorrelationId;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::PartitionPath;
@@ -21,7 +22,7 @@ use crate::notes::Unknown;
 use crate::options::PagePipes;
 use crate::request_body::RequestBody;
 use crate::state::AppState;
-use crate::submission::{Submission, made_id};
+use crate::submission::{Submission, Submitted, made_id};
 
 /// The batch plugins of the batch worker: name, what it does, an example of a definition.
 const PLUGINS: [(&str, &str, &str); 4] = [
@@ -50,8 +51,6 @@ const PLUGINS: [(&str, &str, &str); 4] = [
 const TYPE: &str = "type:";
 /// The kind of a request that is written as JSON.
 const JSON: &str = "json";
-/// Begins the field of a parameter of a job type.
-const PARAMETER: &str = "parameter:";
 
 /// `GET …/submit?kind=…`: the form.
 pub async fn form(
@@ -63,11 +62,13 @@ pub async fn form(
     let kinds = kinds(&state);
     let kind = chosen(&kinds, &fields)?;
     let common = common(&kind);
-    let page = SubmitPage::new(partition.as_str(), &kinds, kind, common, None, None);
+    let partition = partition.as_str();
+    let page = SubmitPage::new(partition, &kinds, kind, common, None, None, new_key());
     Ok(html(StatusCode::OK, &page))
 }
 
-/// `POST …/submit`: creates the job, or shows the request. What is wrong with it stands above the form, which keeps what was entered.
+/// `POST …/submit`: creates the job, or shows the request. What is wrong stands beside its field, or above the form, which keeps what
+/// was entered. Two requests of one form create one job.
 pub async fn act(
     State(state): State<Arc<AppState>>,
     PartitionPath(partition): PartitionPath,
@@ -77,51 +78,79 @@ pub async fn act(
     let fields = Fields::of_body(body).await?;
     let kinds = kinds(&state);
     let kind = chosen(&kinds, &fields)?;
-    let made = made(&state, &kind, &fields);
-    let only_asks = fields.get("do") == "show";
-    let outcome = match &made {
-        Ok(_) if only_asks => Ok(None),
-        Ok((job, request)) => {
-            let body = request.to_string().into_bytes();
+    let mut problems = Problems::default();
+    let made = made(&state, &kind, &fields, &mut problems)?;
+    let mut form = Form {
+        key: fields.get("key").to_owned(),
+        status: StatusCode::OK,
+        problem: None,
+    };
+    let asks_for = format!("form {}", fields.get("id"));
+    match &made {
+        None => form.status = StatusCode::BAD_REQUEST,
+        Some(_) if fields.get("do") == "show" => {}
+        Some((job, request)) => {
             let submission = Submission {
                 job: job.clone(),
-                key: None,
+                key: form_key(&fields, asks_for)?,
                 replaces: None,
-                body,
+                body: request.to_string().into_bytes(),
                 unknown: Unknown::default(),
                 correlation_id,
                 trace: None,
             };
-            state.submit(&partition, submission).await.map(Some)
+            match state.submit(&partition, submission).await {
+                Ok(submitted) => {
+                    let job = match submitted {
+                        Submitted::Created { job, .. } => job.job,
+                        Submitted::Repeated(job) => job,
+                        Submitted::AlreadyThere => job.clone(),
+                    };
+                    let job = url::job(partition.as_str(), job.as_str());
+                    return Ok(Redirect::to(&job).into_response());
+                }
+                Err(error) if error.status().is_server_error() => return Err(error),
+                Err(error) => {
+                    let (key, problem) = taken_key(&fields, &error);
+                    form = Form {
+                        key,
+                        status: error.status(),
+                        problem: Some(problem),
+                    };
+                }
+            }
         }
-        Err(error) => Err(invalid(error.message())),
-    };
-    let (status, problem) = match outcome {
-        Ok(Some(_)) => {
-            let (job, _) = made?;
-            let job = url::job(partition.as_str(), job.as_str());
-            return Ok(Redirect::to(&job).into_response());
-        }
-        Ok(None) => (StatusCode::OK, None),
-        Err(error) if error.status().is_server_error() => return Err(error),
-        Err(error) => (error.status(), Some(error.message())),
-    };
-    let request = made.ok().map(|(job, request)| {
-        let api = &state.options.webservice_url;
-        let shown = state
-            .options
-            .job_types
-            .without_secrets(request.to_string().into_bytes());
-        let shown: Value = serde_json::from_slice(&shown).unwrap_or_default();
-        Request::new(api, partition.as_str(), job.as_str(), &shown)
-    });
-    let common = filled(common(&kind), &fields);
+    }
+    let request = made.map(|(job, request)| shown(&state, &partition, &job, &request));
+    let common = filled(common(&kind), &fields, &problems);
     let kind = Kind {
-        fields: filled(kind.fields, &fields),
+        fields: filled(kind.fields, &fields, &problems),
         ..kind
     };
-    let page = SubmitPage::new(partition.as_str(), &kinds, kind, common, problem, request);
-    Ok(html(status, &page))
+    let problem = form
+        .problem
+        .or_else(|| problems.of_no_field(&kind.fields, &common));
+    let partition = partition.as_str();
+    let page = SubmitPage::new(partition, &kinds, kind, common, problem, request, form.key);
+    Ok(html(form.status, &page))
+}
+
+/// What a form is shown again with.
+struct Form {
+    key: String,
+    status: StatusCode,
+    problem: Option<String>,
+}
+
+/// Returns a request as it can be sent by other means.
+fn shown(state: &AppState, partition: &PartitionId, job: &JobId, request: &Value) -> Request {
+    let options = &state.options;
+    let shown = options
+        .job_types
+        .without_secrets(request.to_string().into_bytes());
+    let shown: Value = serde_json::from_slice(&shown).unwrap_or_default();
+    let api = &options.webservice_url;
+    Request::new(api, partition.as_str(), job.as_str(), &shown)
 }
 
 /// Returns what a job can be made of: the batch plugins, the job types, and JSON.
@@ -163,7 +192,7 @@ fn kinds(state: &AppState) -> Vec<Kind> {
             .as_str()
             .unwrap_or("A job type of this service.")
             .to_owned(),
-        fields: parameters(schema),
+        fields: parameter_fields(schema),
     });
     let raw = Kind {
         name: JSON.to_owned(),
@@ -176,60 +205,6 @@ fn kinds(state: &AppState) -> Vec<Kind> {
         ],
     };
     plugins.chain(types).chain([raw]).collect()
-}
-
-/// Returns a field for each parameter in the schema of a job type: of a simple one a line or a choice, of others JSON.
-fn parameters(schema: &Value) -> Vec<Field> {
-    let Some(properties) = schema["properties"].as_object() else {
-        let any = Field::new("parameters", "Parameters", "As JSON.");
-        let takes_none = schema["type"] == "null";
-        return if takes_none {
-            Vec::new()
-        } else {
-            vec![any.entry(Entry::Text)]
-        };
-    };
-    let required = |name: &str| {
-        let required = schema["required"].as_array();
-        required.is_some_and(|names| names.iter().any(|required| required == name))
-    };
-    let field = |(name, property): (&String, &Value)| {
-        let about = property["description"].as_str().unwrap_or_default();
-        let title = property["title"].as_str().unwrap_or(name);
-        let field = Field::new(&format!("{PARAMETER}{name}"), title, about);
-        let value = match &property["default"] {
-            Value::Null => String::new(),
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
-        let choices = |choices: &[Value]| {
-            let texts = choices.iter().map(|choice| match choice {
-                Value::String(text) => text.clone(),
-                other => other.to_string(),
-            });
-            let none = (!required(name)).then(String::new);
-            Entry::Choice(none.into_iter().chain(texts).collect())
-        };
-        let entry = match (property["enum"].as_array(), property["type"].as_str()) {
-            (Some(values), _) => choices(values),
-            (None, Some("boolean")) => choices(&[json!(true), json!(false)]),
-            (None, Some("integer" | "number")) => Entry::Number,
-            (None, Some("string")) => Entry::Line,
-            (None, _) => Entry::Text,
-        };
-        let entry = if property["writeOnly"] == true {
-            Entry::Secret
-        } else {
-            entry
-        };
-        let field = field.value(&value).entry(entry);
-        if required(name) {
-            field
-        } else {
-            field.optional()
-        }
-    };
-    properties.iter().map(field).collect()
 }
 
 /// Returns the fields that all jobs have.
@@ -257,9 +232,11 @@ fn common(kind: &Kind) -> Vec<Field> {
     ]
 }
 
-/// Returns the fields with what was entered.
-fn filled(fields: Vec<Field>, entered: &Fields) -> Vec<Field> {
+/// Returns the fields with what was entered, and with what is wrong with it.
+fn filled(fields: Vec<Field>, entered: &Fields, problems: &Problems) -> Vec<Field> {
     let fill = |field: Field| {
+        let problem = problems.of(&field.name);
+        let field = Field { problem, ..field };
         if field.entry == Entry::Secret {
             return field;
         }
@@ -283,43 +260,87 @@ fn chosen(kinds: &[Kind], fields: &Fields) -> ApiResult<Kind> {
     })
 }
 
-/// Returns the id of the job and the request that the fields make.
-fn made(state: &AppState, kind: &Kind, fields: &Fields) -> ApiResult<(JobId, Value)> {
+/// Returns the id of the job and the request that the fields make. If something is wrong with them, it is in `problems`, and there is
+/// no request.
+fn made(
+    state: &AppState,
+    kind: &Kind,
+    fields: &Fields,
+    problems: &mut Problems,
+) -> ApiResult<Option<(JobId, Value)>> {
     let id = match fields.get("id") {
-        "" => made_id()?,
-        id => JobId::parse(id)?,
+        "" => Some(made_id()?),
+        id => problems.take("id", JobId::parse(id).map_err(|error| error.to_string())),
     };
-    if kind.name == JSON {
-        return Ok((id, parsed("request", fields.get("json"))?));
+    let job_type = kind.name.strip_prefix(TYPE);
+    // The schema of a job type says itself what is required.
+    for field in kind.fields.iter().filter(|_| job_type.is_none()) {
+        if field.required && fields.get(&field.name).trim().is_empty() {
+            problems.add(&field.name, "This is required.".to_owned());
+        }
     }
-    let labels = pairs("labels", fields.get("labels"))?;
-    let labels = labels.into_iter().map(|(name, value)| (name, Some(value)));
-    let labels: BTreeMap<String, Option<String>> = labels.collect();
-    let job = NewJob {
-        name: some(fields.get("name")),
-        labels: (!labels.is_empty()).then_some(labels),
-        on_failure: if fields.get("onFailure") == "continue" {
-            OnFailure::Continue
+    let request = if kind.name == JSON {
+        let json = fields.get("json");
+        let parsed = || {
+            let error = |error| format!("This is not JSON: {error}.");
+            serde_json::from_str::<Value>(json).map_err(error)
+        };
+        if json.trim().is_empty() {
+            None
         } else {
-            OnFailure::Stop
-        },
-        ..NewJob::default()
+            problems.take("json", parsed())
+        }
+    } else {
+        let labels = pairs("labels", fields, problems);
+        let labels = labels.into_iter().map(|(name, value)| (name, Some(value)));
+        let labels: BTreeMap<String, Option<String>> = labels.collect();
+        let job = NewJob {
+            name: some(fields.get("name")),
+            labels: (!labels.is_empty()).then_some(labels),
+            on_failure: if fields.get("onFailure") == "continue" {
+                OnFailure::Continue
+            } else {
+                OnFailure::Stop
+            },
+            ..NewJob::default()
+        };
+        let job = match job_type {
+            Some(id) => NewJob {
+                job_type: Some(id.to_owned()),
+                parameters: Some(checked_parameters(state, id, fields, problems)),
+                ..job
+            },
+            None => batch(kind, fields, job, problems)?,
+        };
+        Some(serde_json::to_value(job).map_err(|error| ApiError::Bug(error.to_string()))?)
     };
-    let job = match kind.name.strip_prefix(TYPE) {
-        Some(id) => NewJob {
-            job_type: Some(id.to_owned()),
-            parameters: Some(entered_parameters(state, id, fields)?),
-            ..job
-        },
-        None => batch(kind, fields, job)?,
-    };
-    let request = serde_json::to_value(job).map_err(|error| ApiError::Bug(error.to_string()))?;
-    Ok((id, request))
+    Ok(id.zip(request).filter(|_| problems.is_empty()))
+}
+
+/// Returns the parameters of a job type, and notes what its schema refuses.
+fn checked_parameters(
+    state: &AppState,
+    id: &str,
+    fields: &Fields,
+    problems: &mut Problems,
+) -> Value {
+    let types = &state.options.job_types;
+    let schema = types.schemas().find(|(known, _)| *known == id);
+    let schema = schema.map_or(&Value::Null, |(_, schema)| schema);
+    let parameters = entered_parameters(schema, fields, problems);
+    for (pointer, problem) in types.violations(id, &parameters) {
+        let field = field_of(schema, &pointer).unwrap_or_default();
+        // What cannot be read is missing, too.
+        if field.is_empty() || problems.of(&field).is_none() {
+            problems.add(&field, problem);
+        }
+    }
+    parameters
 }
 
 /// Returns a job of a batch plugin.
-fn batch(kind: &Kind, fields: &Fields, job: NewJob) -> ApiResult<NewJob> {
-    let params = pairs("params", fields.get("params"))?;
+fn batch(kind: &Kind, fields: &Fields, job: NewJob, problems: &mut Problems) -> ApiResult<NewJob> {
+    let params = pairs("params", fields, problems);
     let batch = BatchTask {
         batch_definition: some(fields.get("definition").trim()),
         batch_type: Some(kind.name.clone()),
@@ -328,6 +349,10 @@ fn batch(kind: &Kind, fields: &Fields, job: NewJob) -> ApiResult<NewJob> {
         target_pipe: some(fields.get("itemPipe")),
     };
     let outputs = fields.get("outputs");
+    if outputs == "pipe" && fields.get("targetPipe").is_empty() {
+        let problem = "Name the pipe, or choose another place for the outputs.";
+        problems.add("targetPipe", problem.to_owned());
+    }
     let mut data = serde_json::to_value(batch).map_err(|error| ApiError::Bug(error.to_string()))?;
     if let Some(data) = data.as_object_mut() {
         data.retain(|_, value| !value.is_null());
@@ -346,58 +371,21 @@ fn batch(kind: &Kind, fields: &Fields, job: NewJob) -> ApiResult<NewJob> {
     })
 }
 
-/// Returns the parameters of a job type. A text stays a text where the schema wants one; anything else is JSON.
-fn entered_parameters(state: &AppState, id: &str, fields: &Fields) -> ApiResult<Value> {
-    let found = state
-        .options
-        .job_types
-        .schemas()
-        .find(|(known, _)| *known == id);
-    let schema = found.map_or(&Value::Null, |(_, schema)| schema);
-    let Some(properties) = schema["properties"].as_object() else {
-        return match fields.get("parameters") {
-            "" => Ok(Value::Null),
-            text => parsed("parameters", text),
-        };
-    };
-    let mut parameters = Map::new();
-    for (name, property) in properties {
-        let text = fields.get(&format!("{PARAMETER}{name}")).to_owned();
-        if text.is_empty() {
-            continue;
-        }
-        let is_text = property["type"] == "string"
-            || property["enum"]
-                .as_array()
-                .is_some_and(|values| values.contains(&json!(text)));
-        let value = if is_text {
-            json!(text)
-        } else {
-            parsed(name, &text)?
-        };
-        parameters.insert(name.clone(), value);
-    }
-    Ok(Value::Object(parameters))
-}
-
-fn parsed(what: &str, text: &str) -> ApiResult<Value> {
-    serde_json::from_str(text)
-        .map_err(|error| invalid(format!("The field '{what}' is not JSON: {error}.")))
-}
-
 /// Reads one `NAME=VALUE` from each line.
-fn pairs(what: &str, text: &str) -> ApiResult<BTreeMap<String, String>> {
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    lines
-        .map(|line| {
-            let (name, value) = line.split_once('=').ok_or_else(|| {
-                invalid(format!(
-                    "The field '{what}' has the line '{line}'; expected NAME=VALUE."
-                ))
-            })?;
-            Ok((name.to_owned(), value.to_owned()))
-        })
-        .collect()
+fn pairs(name: &str, fields: &Fields, problems: &mut Problems) -> BTreeMap<String, String> {
+    let lines = fields.get(name).lines().map(str::trim);
+    let mut pairs = BTreeMap::new();
+    for line in lines.filter(|line| !line.is_empty()) {
+        if let Some((key, value)) = line.split_once('=') {
+            pairs.insert(key.to_owned(), value.to_owned());
+        } else {
+            problems.add(
+                name,
+                format!("The line '{line}' is none; expected NAME=VALUE."),
+            );
+        }
+    }
+    pairs
 }
 
 fn some(text: &str) -> Option<String> {

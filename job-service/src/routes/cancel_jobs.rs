@@ -58,7 +58,7 @@ pub async fn cancel_jobs(
 ) -> ApiResult<Json<Canceled>> {
     let notes = Unknown::of_query(&uri, &SELECTOR)?.into_notes()?;
     let query = selector.strict_query()?;
-    let jobs_canceled = cancel_all(&state, &partition, &query).await?;
+    let jobs_canceled = cancel_all(&state, &partition, &query, usize::MAX).await?;
     Ok(Json(Canceled {
         jobs_canceled,
         notes,
@@ -66,22 +66,25 @@ pub async fn cancel_jobs(
 }
 
 /// Cancels every unfinished job that matches, and returns how many there were.
+/// Cancels matching jobs, at most so many batches of them, and returns how many there were.
 pub async fn cancel_all(
     state: &AppState,
     partition: &PartitionId,
     query: &JobQuery,
+    batches: usize,
 ) -> ApiResult<usize> {
     let store = state.store_of_request();
     let mut jobs_canceled = 0;
-    loop {
+    for _ in 0..batches {
         let batch = store
             .cancel_some_jobs(partition, query, state.options.cancel_batch)
             .await?;
         if batch.is_empty() {
-            tracing::info!(%partition, jobs_canceled, "cancelled jobs");
-            return Ok(jobs_canceled);
+            break;
         }
         jobs_canceled += batch.len();
         state.announce_all(&batch);
     }
+    tracing::info!(%partition, jobs_canceled, "cancelled jobs");
+    Ok(jobs_canceled)
 }

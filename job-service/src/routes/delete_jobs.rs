@@ -58,7 +58,7 @@ pub async fn delete_jobs(
 ) -> ApiResult<Json<Deleted>> {
     let notes = Unknown::of_query(&uri, &SELECTOR)?.into_notes()?;
     let query = selector.strict_query()?;
-    let jobs_deleted = delete_all(&state, &partition, &query).await?;
+    let jobs_deleted = delete_all(&state, &partition, &query, usize::MAX).await?;
     Ok(Json(Deleted {
         jobs_deleted,
         notes,
@@ -66,22 +66,25 @@ pub async fn delete_jobs(
 }
 
 /// Deletes every job that matches, and returns how many there were.
+/// Deletes matching jobs, at most so many batches of them, and returns how many there were.
 pub async fn delete_all(
     state: &AppState,
     partition: &PartitionId,
     query: &JobQuery,
+    batches: usize,
 ) -> ApiResult<usize> {
     let store = state.store_of_request();
     let mut jobs_deleted = 0;
-    loop {
+    for _ in 0..batches {
         let batch = store
             .delete_some_jobs(partition, query, state.options.delete_batch)
             .await?;
         if batch.is_empty() {
-            tracing::info!(%partition, jobs_deleted, "deleted jobs");
-            return Ok(jobs_deleted);
+            break;
         }
         jobs_deleted += batch.len();
         state.announce_all(&batch);
     }
+    tracing::info!(%partition, jobs_deleted, "deleted jobs");
+    Ok(jobs_deleted)
 }

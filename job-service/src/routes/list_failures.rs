@@ -24,6 +24,8 @@ use crate::state::AppState;
 
 /// The number of failures on a page if the request sets no limit.
 const PAGE_SIZE: u32 = 100;
+/// The largest number of groups.
+pub const GROUPS: u32 = 1000;
 /// The names of the parameters.
 const PARAMETERS: [&str; 3] = ["limit", "after", "group"];
 
@@ -100,7 +102,7 @@ pub async fn list_failures(
                 "The parameter 'group' cannot be combined with 'limit' or 'after': the groups are one page.",
             ));
         }
-        state.store.failure_groups(&partition, &job).await?
+        state.store.failure_groups(&partition, &job, GROUPS).await?
     } else {
         let after: Option<FailureCursor> = after
             .map(|after| after.parse())

@@ -6,8 +6,9 @@ use axum::extract::{OriginalUri, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use contract::JobId;
 use contract::rest::{ErrorBody, ErrorCode, Resubmit, SubmittedJob};
+use contract::{JobId, PartitionId};
+use framework::trace::TraceContext;
 
 use super::StoreErrors;
 use crate::correlation::CorrelationId;
@@ -71,13 +72,34 @@ pub async fn resubmit_job(
     let mut unknown = Unknown::of_query(&uri, &[])?;
     let request: Resubmit = body.parsed_noting(&mut unknown)?;
     let notes = unknown.into_notes()?;
-    let asks_for = format!("resubmit {job} {} {:?}", request.same_id, request.job_id);
-    let key = Key::of(&headers, asks_for)?;
-    let new_job = new_id(&job, &request)?;
-    let Some(source) = state.store.source(&partition, &job).await? else {
-        return Err(ApiError::job_not_found(&job));
+    let key = Key::of(&headers, asks_for(&job, &request))?;
+    let origin = (correlation_id, trace_context(&headers));
+    let (status, new_job) = resubmit(&state, &partition, &job, &request, key, origin).await?;
+    let location = url(&job_path(&partition, &new_job), &uri, &headers);
+    let job_id = new_job.to_string();
+    let body = Json(SubmittedJob { job_id, notes });
+    Ok((status, [(header::LOCATION, location)], body).into_response())
+}
+
+/// Returns what a request to resubmit asks for, by which its key knows it again.
+pub fn asks_for(job: &JobId, request: &Resubmit) -> String {
+    format!("resubmit {job} {} {:?}", request.same_id, request.job_id)
+}
+
+/// Creates a job like one that exists. Returns 201 with its id, or 200 if the same request has created it before.
+pub async fn resubmit(
+    state: &AppState,
+    partition: &PartitionId,
+    job: &JobId,
+    request: &Resubmit,
+    key: Option<Key>,
+    (correlation_id, trace): (String, Option<TraceContext>),
+) -> ApiResult<(StatusCode, JobId)> {
+    let new_job = new_id(job, request)?;
+    let Some(source) = state.store.source(partition, job).await? else {
+        return Err(ApiError::job_not_found(job));
     };
-    let definition = source.definition.ok_or_else(|| not_kept(&job))?;
+    let definition = source.definition.ok_or_else(|| not_kept(job))?;
     let submission = Submission {
         job: new_job.clone(),
         key,
@@ -86,21 +108,18 @@ pub async fn resubmit_job(
         // The client does not send the definition now, so it does not need to know.
         unknown: Unknown::default(),
         correlation_id,
-        trace: trace_context(&headers),
+        trace,
     };
-    let (status, new_job) = match state.submit(&partition, submission).await? {
+    let (status, new_job) = match state.submit(partition, submission).await? {
         Submitted::Created { job, .. } => (StatusCode::CREATED, job.job),
         Submitted::Repeated(job) => (StatusCode::OK, job),
         Submitted::AlreadyThere => (StatusCode::OK, new_job),
     };
     if request.same_id && status == StatusCode::CREATED {
         // Workers discard what the incarnation before has left in the pipes.
-        state.announce(&partition, &job);
+        state.announce(partition, job);
     }
-    let location = url(&job_path(&partition, &new_job), &uri, &headers);
-    let job_id = new_job.to_string();
-    let body = Json(SubmittedJob { job_id, notes });
-    Ok((status, [(header::LOCATION, location)], body).into_response())
+    Ok((status, new_job))
 }
 
 /// Returns the id of the new job.

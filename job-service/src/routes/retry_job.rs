@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
-use contract::JobId;
 use contract::rest::{ErrorBody, ErrorCode, Retried};
+use contract::{JobId, PartitionId};
 use framework::clock::Clock;
 use serde::Deserialize;
 use store::{Begun, Definition, Incarnation, Retry};
@@ -62,20 +62,12 @@ pub async fn retry_job(
 ) -> ApiResult<Json<Retried>> {
     let notes = Unknown::of_query(&uri, &["dependents"])?.into_notes()?;
     let dependents = truth("dependents", dependents.as_deref())?;
-    if let Some(reason) = state.no_space_for_jobs() {
-        return Err(ApiError::NoSpace(reason));
-    }
-    let start = start_again(&state.options);
-    let store = state.store_of_request();
-    let retry = store.retry_job(&partition, &job, dependents, start);
-    let begun = begun(&job, retry.await?)?;
-    announce(&state, &begun);
     let Begun {
         job: incarnation,
         status,
         revived,
         fallen,
-    } = begun;
+    } = retry_one(&state, &partition, &job, dependents).await?;
     Ok(Json(Retried {
         job_id: job.to_string(),
         round: incarnation.round,
@@ -84,6 +76,24 @@ pub async fn retry_job(
         fallen: fallen.iter().map(ToString::to_string).collect(),
         notes,
     }))
+}
+
+/// Takes a job up again, with the jobs that ended with it if `dependents` says so.
+pub async fn retry_one(
+    state: &AppState,
+    partition: &PartitionId,
+    job: &JobId,
+    dependents: bool,
+) -> ApiResult<Begun> {
+    if let Some(reason) = state.no_space_for_jobs() {
+        return Err(ApiError::NoSpace(reason));
+    }
+    let start = start_again(&state.options);
+    let store = state.store_of_request();
+    let retry = store.retry_job(partition, job, dependents, start);
+    let begun = begun(job, retry.await?)?;
+    announce(state, &begun);
+    Ok(begun)
 }
 
 /// Returns what makes the start message of a round.

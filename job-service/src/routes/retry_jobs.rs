@@ -53,36 +53,34 @@ pub async fn retry_jobs(
     let notes = Unknown::of_query(&uri, &known)?.into_notes()?;
     let query = selector.strict_query()?;
     let dependents = truth("dependents", dependents.as_deref())?;
-    let retried = retry_all(&state, &partition, &query, dependents).await?;
+    let mut cursor = RetryCursor::default();
+    let all = usize::MAX;
+    let retried = retry_all(&state, &partition, &query, dependents, (&mut cursor, all)).await?;
     Ok(Json(RetriedJobs { notes, ..retried }))
 }
 
-/// Takes up again every job that matches and can begin another round, and returns how many there were, without notes.
+/// Takes up again the jobs behind the cursor that match and can begin another round, at most so many batches of them, and returns how
+/// many there were, without notes.
 pub async fn retry_all(
     state: &AppState,
     partition: &PartitionId,
     query: &JobQuery,
     dependents: bool,
+    (cursor, batches): (&mut RetryCursor, usize),
 ) -> ApiResult<RetriedJobs> {
     if let Some(reason) = state.no_space_for_jobs() {
         return Err(ApiError::NoSpace(reason));
     }
     let store = state.store_of_request();
     let mut retried = RetriedJobs::default();
-    let (mut cursor, limit) = (RetryCursor::default(), state.options.cancel_batch);
+    let limit = state.options.cancel_batch;
     let start = start_again(&state.options);
-    loop {
+    for _ in 0..batches {
         let batch = store
-            .retry_some_jobs(partition, query, dependents, &mut cursor, limit, &start)
+            .retry_some_jobs(partition, query, dependents, cursor, limit, &start)
             .await?;
         if batch.jobs.is_empty() {
-            let RetriedJobs {
-                jobs_retried,
-                jobs_refused,
-                ..
-            } = retried;
-            tracing::info!(%partition, jobs_retried, jobs_refused, "took jobs up again");
-            return Ok(retried);
+            break;
         }
         for (job, retry) in batch.jobs {
             match begun(&job, retry) {
@@ -96,6 +94,13 @@ pub async fn retry_all(
             }
         }
     }
+    let RetriedJobs {
+        jobs_retried,
+        jobs_refused,
+        ..
+    } = retried;
+    tracing::info!(%partition, jobs_retried, jobs_refused, "took jobs up again");
+    Ok(retried)
 }
 
 fn refuse(retried: &mut RetriedJobs, job_id: String, message: String) {

@@ -31,14 +31,14 @@ async fn start(blobs: &Blobs) -> Service {
     Service::start_configured(|options| options.outputs.blobs = Some(blobs)).await
 }
 
-fn keeping() -> Value {
+pub fn keeping() -> Value {
     json!({"outputs": "keep", "task": {
         "taskClassifier": "C", "taskApiVersion": 1, "taskData": "data", "taskPipe": "in"
     }})
 }
 
 /// Creates the job `j` and keeps these outputs of it, as the output worker does.
-async fn keep(service: &Service, blobs: &Blobs, status: OutputStatus, lines: &[(u32, &str)]) {
+pub async fn keep(service: &Service, blobs: &Blobs, status: OutputStatus, lines: &[(u32, &str)]) {
     let partition = PartitionId::parse(&service.partition).unwrap();
     let job = JobId::parse("j").unwrap();
     let of = service.store.outputs_of(&partition, &job, None);

@@ -1,6 +1,8 @@
 //! The web page over plain HTTP: what it shows, what it refuses, and that text of a job is never markup.
 
 mod browser;
+mod forms;
+mod sights;
 
 use contract::JobStatus;
 use proptest::prelude::*;
@@ -490,14 +492,14 @@ async fn job_is_submitted_by_a_form_that_shows_the_same_request_for_other_client
     let refused = submit(&service, &submit_url, &without_pipe, OWN)
         .await
         .is(400);
-    refused.contains("The task queue name has not been specified.");
+    refused.contains("Correct what you entered: Pipe of the batch worker.");
     refused.contains("region=eu");
     let label = fields.replace("team%3Dsearch", "team");
     let refused = submit(&service, &submit_url, &label, OWN).await.is(400);
     refused.contains("expected NAME=VALUE");
     let json = "kind=json&id=raw&json=%7B";
     let refused = submit(&service, &submit_url, json, OWN).await.is(400);
-    refused.contains("is not JSON");
+    refused.contains("This is not JSON");
     page(&service, &format!("{submit_url}?kind=nonsense"))
         .await
         .is(400)

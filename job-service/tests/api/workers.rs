@@ -19,7 +19,7 @@ fn named<'a>(list: &'a Value, name: &str) -> Option<&'a Value> {
     entries.find(|entry| entry["name"] == name)
 }
 
-fn sign() -> SignOfLife {
+pub fn sign() -> SignOfLife {
     let text = |text: &str| Some(text.to_owned());
     SignOfLife {
         id: "7".into(),
@@ -44,7 +44,7 @@ fn sign() -> SignOfLife {
 }
 
 /// Sends the sign until the list of workers shows what it says.
-async fn tell(service: &Service, sign: &SignOfLife) -> Value {
+pub async fn tell(service: &Service, sign: &SignOfLife) -> Value {
     let body = serde_json::to_vec(sign).unwrap();
     wait_for("the worker", async || {
         service.broker.tell(body.clone().into()).await.unwrap();

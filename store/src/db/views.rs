@@ -1,4 +1,7 @@
-//! Reads of a job's tree and curve: parts of its task table, its failures by their places, and its progress over time.
+//! Reads of parts of a job: of its task table, its failures by their places and in groups, its progress over time, and the jobs
+//! that ended with it.
+
+use contract::JobStatus;
 
 use super::DbFuture;
 use crate::ledger::{KeptFailure, NodeRow};
@@ -23,6 +26,19 @@ pub struct FailedBelow {
     pub below: i64,
 }
 
+/// How many bytes of their messages the failures of a group share. Less than what is kept of a message that is cut.
+pub const GROUPED_BYTES: usize = 1000;
+
+/// Failures of a job that are kept, of the same kind, with the same beginning of the message.
+#[derive(Debug, Clone)]
+pub struct KeptGroup {
+    /// The one that happened first.
+    pub first: KeptFailure,
+    pub count: i64,
+    /// When the last one happened, in milliseconds since 1970.
+    pub last: i64,
+}
+
 /// Reads of the parts of a job, outside transactions.
 pub trait TreeReads {
     /// Returns the nodes of subtasks in the order of their numbers, at most `limit`, and without their bitmaps. A task table that
@@ -38,6 +54,13 @@ pub trait TreeReads {
         incarnation: i64,
         paths: &'a [String],
     ) -> DbFuture<'a, Vec<KeptFailure>>;
+
+    /// Returns the failures that are kept in groups, at most `limit` of these: the largest first, and of two of the same size the one
+    /// that began first.
+    fn failure_groups(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<KeptGroup>>;
+
+    /// Returns the jobs that ended with this one before they started, and their statuses, oldest first, at most `limit`.
+    fn fallen_jobs(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<(String, JobStatus)>>;
 
     /// Returns the points of the curve of a job.
     fn curve_of(&self, incarnation: i64) -> DbFuture<'_, Option<String>>;

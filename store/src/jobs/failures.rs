@@ -1,22 +1,15 @@
 //! Reads the failures of a job: page by page, or in groups.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 
 use contract::rest::{Failure, FailureGroup, Failures};
 use contract::{JobId, PartitionId};
 
+use crate::db::views::{GROUPED_BYTES, KeptGroup};
 use crate::job_row::JobRow;
 use crate::ledger::KeptFailure;
 use crate::{Store, StoreError};
-
-/// The number of failures that are read at once to group them.
-const ROWS: usize = 500;
-/// The largest number of groups.
-const GROUPS: usize = 1000;
-/// How many bytes of their messages failures of a group share.
-const MESSAGE_BYTES: usize = 1000;
 
 /// The place of a failure among the failures of its job: they are sorted by time and task.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,29 +74,32 @@ impl Store {
         }))
     }
 
-    /// Returns the kept failures of a job in groups of the same kind and message, the largest first; `None` if there is no such
-    /// job.
+    /// Returns the kept failures of a job in groups of the same kind and message, at most `limit` of these, the largest first;
+    /// `None` if there is no such job.
     pub async fn failure_groups(
         &self,
         partition: &PartitionId,
         job: &JobId,
+        limit: u32,
     ) -> Result<Option<Failures>, StoreError> {
         let Some(row) = self.backend.job(partition.as_str(), job.as_str()).await? else {
             return Ok(None);
         };
-        let mut groups = Groups::default();
-        let mut last = (i64::MIN, String::new());
-        loop {
-            let kept = self.failures_behind(&row, (last.0, &last.1), ROWS).await?;
-            let is_last = kept.len() < ROWS;
-            for kept in kept {
-                last = (kept.since, kept.path.clone());
-                groups.add(kept);
-            }
-            if is_last {
-                return Ok(Some(groups.into_failures(row.totals.failed_tasks)));
-            }
-        }
+        let failed_tasks = row.totals.failed_tasks;
+        let (groups, kept) = if failed_tasks == 0 {
+            (Vec::new(), 0)
+        } else {
+            let groups = self.backend.failure_groups(row.incarnation, limit).await?;
+            (groups, self.backend.failures_kept(row.incarnation).await?)
+        };
+        let grouped: i64 = groups.iter().map(|group| group.count).sum();
+        Ok(Some(Failures {
+            failed_tasks,
+            kept,
+            groups: Some(groups.into_iter().map(shown_group).collect()),
+            ungrouped: Some((failed_tasks - grouped).max(0)),
+            ..Failures::default()
+        }))
     }
 
     async fn failures_behind(
@@ -124,50 +120,16 @@ fn shown(kept: KeptFailure) -> Failure {
     Failure::of_task(kept.path, kept.failure)
 }
 
-/// The groups, in the order of their first failures.
-#[derive(Default)]
-struct Groups {
-    kept: i64,
-    found: Vec<FailureGroup>,
-    by_key: HashMap<(Option<String>, Option<String>), usize>,
-}
-
-impl Groups {
-    fn add(&mut self, kept: KeptFailure) {
-        self.kept += 1;
-        let message = kept.failure.failure_message.as_ref();
-        let message =
-            message.map(|text| text[..text.floor_char_boundary(MESSAGE_BYTES)].to_owned());
-        let key = (kept.failure.failure_id.clone(), message);
-        if let Some(at) = self.by_key.get(&key) {
-            let group = &mut self.found[*at];
-            group.count += 1;
-            group.last_time = kept.since;
-        } else if self.found.len() < GROUPS {
-            let (failure_id, failure_message) = key.clone();
-            self.by_key.insert(key, self.found.len());
-            self.found.push(FailureGroup {
-                failure_id,
-                failure_message,
-                count: 1,
-                first_time: kept.since,
-                last_time: kept.since,
-                example: shown(kept),
-            });
-        }
-    }
-
-    fn into_failures(mut self, failed_tasks: i64) -> Failures {
-        // Stable: of groups of the same size, the one that began first comes first.
-        self.found
-            .sort_by_key(|group| std::cmp::Reverse(group.count));
-        let grouped: i64 = self.found.iter().map(|group| group.count).sum();
-        Failures {
-            failed_tasks,
-            kept: self.kept,
-            groups: Some(self.found),
-            ungrouped: Some((failed_tasks - grouped).max(0)),
-            ..Failures::default()
-        }
+fn shown_group(group: KeptGroup) -> FailureGroup {
+    let KeptGroup { first, count, last } = group;
+    let message = first.failure.failure_message.as_ref();
+    let message = message.map(|text| text[..text.floor_char_boundary(GROUPED_BYTES)].to_owned());
+    FailureGroup {
+        failure_id: first.failure.failure_id.clone(),
+        failure_message: message,
+        count,
+        first_time: first.since,
+        last_time: last,
+        example: shown(first),
     }
 }

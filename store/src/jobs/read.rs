@@ -99,6 +99,26 @@ impl Store {
         Ok(waiting.await?.into_iter().map(awaited).collect())
     }
 
+    /// Returns the jobs that ended with this one before they started, oldest first; none for an unknown job. A retry takes them up
+    /// again if it is asked to.
+    pub async fn fallen_with(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+        limit: u32,
+    ) -> Result<Vec<rest::AwaitedJob>, StoreError> {
+        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+        let Some(row) = row.filter(|row| row.status.is_finished()) else {
+            return Ok(Vec::new());
+        };
+        let fallen = self.backend.fallen_jobs(row.incarnation, limit).await?;
+        let named = |(job_id, status)| rest::AwaitedJob {
+            job_id,
+            status: Some(status),
+        };
+        Ok(fallen.into_iter().map(named).collect())
+    }
+
     /// Returns how the items of a job ended over time; `None` if there is no such job.
     pub async fn progress_curve(
         &self,
@@ -270,6 +290,7 @@ fn describe_row(row: JobRow, now: i64) -> rest::Job {
         incarnation: row.incarnation,
         round: (row.round > 1).then_some(row.round),
         expiry: row.expiry,
+        expiry_time: row.expiry_time,
         waiting_for: Vec::new(),
         delay: row.delay,
         due_time: None,

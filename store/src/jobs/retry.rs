@@ -35,6 +35,21 @@ pub struct RetryCursor {
     passed: u64,
 }
 
+impl RetryCursor {
+    /// Returns the place behind so many jobs that match and were not taken up.
+    pub fn behind(passed: u64) -> Self {
+        Self {
+            passed,
+            ..Self::default()
+        }
+    }
+
+    /// Returns how many jobs still match that were passed.
+    pub const fn passed(&self) -> u64 {
+        self.passed
+    }
+}
+
 impl Store {
     /// Takes a job up again that has failed, was cancelled, or is Completed although items have failed: it begins a round in which only what is not done counts. With
     /// `dependents`, the jobs that ended with it wait for it again.

@@ -8,10 +8,15 @@ use store::{EventKind, FailureCursor, Incarnation, JobRequest, StoreOptions, Tra
 
 use crate::fixture::{TestStore, acme, event, failed, id, request};
 
+/// More groups than a test makes.
+const GROUPS: u32 = 1000;
+
 suite![
     failures_are_paged_each_once_beyond_the_first_hundred,
     failures_beyond_the_limit_are_counted_and_not_kept,
     failures_are_grouped_by_kind_and_message,
+    largest_groups_come_first_and_those_beyond_the_limit_are_counted,
+    failures_of_one_group_share_the_beginning_of_any_text,
     failure_shows_its_item_within_bounds,
     failure_that_is_taken_back_or_deleted_is_gone,
 ];
@@ -89,6 +94,79 @@ async fn failures_are_grouped_by_kind_and_message(store: TestStore) {
     assert_eq!(
         groups[2].failure_message.as_deref(),
         Some("another message")
+    );
+}
+
+async fn largest_groups_come_first_and_those_beyond_the_limit_are_counted(store: TestStore) {
+    let incarnation = create_continuing(&store, "ranked").await;
+    for (number, kind) in [(1, "A"), (2, "B"), (3, "C"), (4, "C"), (5, "D"), (6, "C")] {
+        fail(&store, &incarnation, &[number], kind).await;
+    }
+    let found = store.failure_groups(&acme(), &id("ranked"), 2).await;
+    let found = found.unwrap().unwrap();
+    assert_eq!((found.kept, found.ungrouped), (6, Some(2)));
+    let groups = found.groups.unwrap();
+    let seen: Vec<_> = groups
+        .iter()
+        .map(|group| (group.failure_id.as_deref().unwrap(), group.count))
+        .collect();
+    assert_eq!(seen, [("C", 3), ("A", 1)]);
+    assert_eq!(groups[0].example.task_id, "3");
+}
+
+async fn failures_of_one_group_share_the_beginning_of_any_text(store: TestStore) {
+    let incarnation = create_continuing(&store, "texts").await;
+    let failure = |kind: Option<&str>, message: Option<String>| {
+        EventKind::Failed(ReportFailure {
+            failure_id: kind.map(str::to_owned),
+            failure_message: message,
+            ..ReportFailure::default()
+        })
+    };
+    // After a hundred failures, messages are cut, in the middle of this one.
+    let long = "\u{e4}\0\\u0000\"\u{1f600}".repeat(200);
+    let mut number = 0;
+    for _ in 0..30 {
+        let mut events = Vec::new();
+        for (kind, message) in [
+            (Some("LONG"), Some(long.clone())),
+            (Some("LONG"), Some(format!("{long}, and more"))),
+            (None, Some("a".to_owned())),
+            (Some("a"), None),
+            (None, None),
+        ] {
+            number += 1;
+            events.push(event(
+                &incarnation,
+                &number.to_string(),
+                failure(kind, message),
+            ));
+        }
+        store.record(&events).await.unwrap();
+    }
+    let groups = groups(&store, "texts").await.groups.unwrap();
+    let mut seen: Vec<_> = groups
+        .iter()
+        .map(|group| {
+            let message = group.failure_message.as_deref();
+            (
+                group.failure_id.as_deref(),
+                message.map(|text| text.chars().take(3).collect()),
+                group.count,
+            )
+        })
+        .collect();
+    // Reports of the same moment are in the order of their paths.
+    seen[1..].sort();
+    let text = |text: &str| Some(text.to_owned());
+    assert_eq!(
+        seen,
+        [
+            (Some("LONG"), text("\u{e4}\0\\"), 60),
+            (None, None, 30),
+            (None, text("a"), 30),
+            (Some("a"), None, 30)
+        ]
     );
 }
 
@@ -174,6 +252,6 @@ async fn page(
 }
 
 async fn groups(store: &TestStore, job: &str) -> Failures {
-    let groups = store.failure_groups(&acme(), &id(job)).await;
+    let groups = store.failure_groups(&acme(), &id(job), GROUPS).await;
     groups.unwrap().unwrap()
 }

@@ -5,13 +5,16 @@
 
 use std::path::PathBuf;
 
-use contract::ReportFailure;
+use contract::{ReportFailure, RunningTask, SignOfLife};
+use framework::broker::{Broker as _, Outgoing};
 use harness::{Browser, Tab, wait_for};
+use job_service::PipeAccess;
 use serde_json::{Value, json};
 use store::EventKind;
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use crate::service::{Service, new_job};
+use crate::workers::{sign, tell};
 
 static BROWSER: OnceCell<Mutex<Browser>> = OnceCell::const_new();
 
@@ -127,6 +130,49 @@ async fn many_jobs(service: &Service) {
     service.pause("export-q3").await.is(204);
 }
 
+/// Lets workers tell of themselves, and messages wait for them.
+async fn workers_and_pipes(service: &Service) {
+    service.put("import-q3", &new_job()).await.is(201);
+    let waiting = json!({"task": new_job()["task"], "prerequisiteJobIds": ["import-q3"]});
+    service.put("publish-q3", &waiting).await.is(201);
+    service.cancel("import-q3").await.is(204);
+    for (name, host, input, used) in [
+        ("worker-ocr", "node-3", "pages-in", 4),
+        ("worker-ocr", "node-4", "pages-in", 1),
+        ("worker-mail", "node-3", "mail-in", 0),
+    ] {
+        let worker = SignOfLife {
+            id: harness::unique("w"),
+            name: name.to_owned(),
+            host: host.to_owned(),
+            input: Some(input.to_owned()),
+            slots_in_use: Some(used),
+            longest: (used > 0).then(|| RunningTask {
+                task: format!("{}:ocr-2016.30", service.partition),
+                age: 42_000,
+            }),
+            ..sign()
+        };
+        tell(service, &worker).await;
+    }
+    for (pipe, count) in [
+        ("pages-in", 14),
+        ("pages-in.suspects", 1),
+        ("words-reject", 3),
+        ("thumbnails-in", 250),
+    ] {
+        for number in 0..count {
+            let body = json!({
+                "taskId": format!("page-{number}"), "taskClassifier": "Page", "taskApiVersion": 1, "to": pipe,
+                "taskData": "eyJwYXRoIjoic2NhbnMvMjAxNi8xNy50aWYifQ==",
+                "tracking": {"jobTaskId": format!("{}:ocr-2016.{}", service.partition, number + 1)}
+            });
+            let message = Outgoing::new(pipe, body.to_string());
+            service.broker.publish(message).await.unwrap();
+        }
+    }
+}
+
 /// Writes a picture of the page.
 async fn picture(tab: &Tab, name: &str) {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("../page");
@@ -170,16 +216,28 @@ async fn every_page_is_accessible_in_both_themes_and_asks_no_other_host() {
     let Some(browser) = browser().await else {
         return;
     };
-    let service = Service::start().await;
+    let mut service =
+        Service::start_configured(|options| options.pipe_access = PipeAccess::On).await;
+    // The pictures are in the documentation.
+    service.partition = "archive".to_owned();
     let tab = open(&browser).await;
     tab.go(&format!("{}/", service.root)).await.unwrap();
     picture(&tab, "empty-light").await;
+    tab.go(&format!("{}/workers", service.root)).await.unwrap();
+    is_accessible(&tab, "no workers").await;
+    picture(&tab, "no-workers-light").await;
     many_jobs(&service).await;
+    workers_and_pipes(&service).await;
     let list = format!("{}/partitions/{}/jobs", service.root, service.partition);
     // The address of the form for a new job, from that of the list.
     let form = "/../submit?kind=glob".to_owned();
     let pages = [
         ("submit", form),
+        ("pipes", "/../../../pipes".to_owned()),
+        ("pipe", "/../../../pipes/pages-in".to_owned()),
+        ("workers", "/../../../workers".to_owned()),
+        ("again", "/ocr-2016/resubmit".to_owned()),
+        ("fallen", "/import-q3".to_owned()),
         ("list", String::new()),
         ("wrong-filter", "?filter=colour%3D%3Dred".to_owned()),
         ("no-match", "?filter=id%3D%3Dnothing".to_owned()),
@@ -275,6 +333,62 @@ async fn job_is_found_cancelled_and_retried_by_keyboard_alone() {
         (&job["status"], &job["round"]),
         (&json!("Active"), &json!(2))
     );
+    tab.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn jobs_are_run_again_and_retried_together_by_keyboard_and_submitted_once() {
+    let Some(browser) = browser().await else {
+        return;
+    };
+    let service = Service::start().await;
+    let list = format!("{}/partitions/{}", service.root, service.partition);
+    service.put("root", &new_job()).await.is(201);
+    let waiting = json!({"task": new_job()["task"], "prerequisiteJobIds": ["root"]});
+    service.put("follower", &waiting).await.is(201);
+    service.cancel("root").await.is(204);
+    let tab = open(&browser).await;
+    tab.go(&format!("{list}/jobs/root")).await.unwrap();
+    choose_by_keyboard(&tab, "Retry with these jobs").await;
+    shows(&tab, ".done", "with 1 job that ended with it").await;
+    let follower = service.get("/jobs/follower").await.json();
+    assert_eq!(
+        (&follower["status"], &follower["round"]),
+        (&json!("Waiting"), &json!(2))
+    );
+    choose_by_keyboard(&tab, "Run again").await;
+    shows(&tab, "h1", "Run the job root again?").await;
+    choose_by_keyboard(&tab, "Run again now").await;
+    wait_for("the page of the new job", async || {
+        match tab.text(".job-title h1").await {
+            Ok(title) if !title.contains("root") => Ok(()),
+            seen => Err(format!("{seen:?}")),
+        }
+    })
+    .await;
+    assert_eq!(service.get("/jobs").await.job_ids().len(), 3);
+    // A double click.
+    tab.go(&format!("{list}/submit?kind=json")).await.unwrap();
+    let request = new_job().to_string();
+    tab.type_into("textarea[name=json]", &request)
+        .await
+        .unwrap();
+    tab.script("for (const _ of [1, 2]) document.querySelector('button[value=submit]').click()")
+        .await
+        .unwrap();
+    shows(&tab, ".job-title .status", "").await;
+    assert_eq!(service.get("/jobs").await.job_ids().len(), 4);
+    // What is missing is said at its field, also for who cannot see.
+    tab.go(&format!("{list}/submit?kind=range")).await.unwrap();
+    tab.click("button[value=show]").await.unwrap();
+    shows(&tab, "#problem-definition", "This is required.").await;
+    is_accessible(&tab, "a form with missing fields").await;
+    picture(&tab, "submit-problems-light").await;
+    // Pipes are live.
+    tab.go(&format!("{}/pipes", service.root)).await.unwrap();
+    let message = Outgoing::new("fresh-in", "{}");
+    service.broker.publish(message).await.unwrap();
+    shows(&tab, "table", "fresh-in").await;
     tab.close().await.unwrap();
 }
 

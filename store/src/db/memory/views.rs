@@ -1,10 +1,13 @@
 //! Parts of a job's tree, in memory.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+
+use contract::JobStatus;
 
 use super::{Memory, State};
 use crate::db::DbFuture;
-use crate::db::views::{FailedBelow, Siblings, TreeReads, child_of};
+use crate::db::views::{FailedBelow, GROUPED_BYTES, KeptGroup, Siblings, TreeReads, child_of};
 use crate::ledger::{KeptFailure, NodeRow};
 
 impl TreeReads for Memory {
@@ -66,6 +69,45 @@ impl TreeReads for Memory {
             let state = self.read().await?;
             let find = |path: &String| state.failures.get(&(incarnation, path.clone()));
             Ok(paths.iter().filter_map(find).cloned().collect())
+        })
+    }
+    fn failure_groups(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<KeptGroup>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let mut groups: Vec<KeptGroup> = Vec::new();
+            let mut by_key = HashMap::new();
+            for kept in state.failures_of(incarnation) {
+                let message = kept.failure.failure_message.as_deref().map(str::as_bytes);
+                let message = message.map(|text| &text[..text.len().min(GROUPED_BYTES)]);
+                let key = (&kept.failure.failure_id, message);
+                let at = *by_key.entry(key).or_insert(groups.len());
+                if let Some(group) = groups.get_mut(at) {
+                    group.count += 1;
+                    group.last = kept.since;
+                } else {
+                    groups.push(KeptGroup {
+                        first: kept.clone(),
+                        count: 1,
+                        last: kept.since,
+                    });
+                }
+            }
+            // Stable: they are in the order of their first failures.
+            groups.sort_by_key(|group| Reverse(group.count));
+            groups.truncate(limit as usize);
+            Ok(groups)
+        })
+    }
+    fn fallen_jobs(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<(String, JobStatus)>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let fallen = state.unstarted.iter();
+            let fallen = fallen.filter(|(_, root)| **root == Some(incarnation));
+            let found = fallen.filter_map(|(number, _)| {
+                let key = state.ids.get(number)?;
+                Some((key.1.clone(), state.jobs.get(key)?.status))
+            });
+            Ok(found.take(limit as usize).collect())
         })
     }
     fn curve_of(&self, incarnation: i64) -> DbFuture<'_, Option<String>> {

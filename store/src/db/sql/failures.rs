@@ -7,6 +7,7 @@ use contract::ReportFailure;
 use super::session::{Row, Session};
 use super::statement::{Dialect, Statement, StatementBuilder, json};
 use crate::db::DbError;
+use crate::db::views::{GROUPED_BYTES, KeptGroup};
 use crate::ledger::{KeptFailure, failure_kind, parse_failure};
 
 /// Returns the first failures of these jobs, at most `limit` of each, oldest first.
@@ -51,6 +52,41 @@ pub async fn after(
         .bind(path)
         .bind(number(limit));
     db.fetch(statement, read_failure).await
+}
+
+/// Returns the failures of a job that are kept in groups of the same kind and the same beginning of the message, the largest first.
+pub async fn groups(
+    db: &mut Session,
+    incarnation: i64,
+    limit: u32,
+) -> Result<Vec<KeptGroup>, DbError> {
+    // What is grouped by is a key only, which nobody sees: PostgreSQL cannot read an escaped U+0000.
+    let (as_json, bytes) = match db.dialect() {
+        Dialect::Postgres => ("::json", "substring(convert_to(message, 'UTF8') from 1 for"),
+        Dialect::Sqlite => ("", "substr(cast(message as blob), 1,"),
+    };
+    let statement = db
+        .statement(format!(
+            "with parsed as (select path, since, replace(failure, '\\u0000', '\\u2400'){as_json} as failure from failure where incarnation = $1), \
+             texts as (select path, since, failure ->> 'failureId' as kind, failure ->> 'failureMessage' as message from parsed), \
+             keys as (select path, since, kind, {bytes} {GROUPED_BYTES}) as message from texts), \
+             places as (select path, count(*) over same as number, max(since) over same as last, \
+             row_number() over (partition by kind, message order by since, path) as place \
+             from keys window same as (partition by kind, message)) \
+             select f.path, f.since, f.attempts, f.failure, p.number, p.last from places as p \
+             join failure as f on f.incarnation = $1 and f.path = p.path where p.place = 1 \
+             order by p.number desc, f.since, f.path limit $2"
+        ))
+        .bind(incarnation)
+        .bind(i64::from(limit));
+    db.fetch(statement, |row| {
+        Ok(KeptGroup {
+            count: row.get("number")?,
+            last: row.get("last")?,
+            first: read_failure(row)?,
+        })
+    })
+    .await
 }
 
 /// Returns the number of failures of a job that are kept.

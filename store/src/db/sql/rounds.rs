@@ -1,5 +1,8 @@
 //! The tables `definition`, `unstarted` and `past_failure`, and what a new round changes in `retired_table` and in task tables.
 
+use contract::JobStatus;
+
+use super::jobs;
 use super::ledger::{NODE_COLUMNS, read_node};
 use super::outbox::singles;
 use super::parking::{read_headers, write_headers};
@@ -103,6 +106,24 @@ pub async fn fallen_with(
     );
     db.fetch(statement.bind(incarnation), |row| {
         Ok((row.get(0)?, (row.get(1)?, row.get(2)?)))
+    })
+    .await
+}
+
+/// Returns the jobs that ended with this one before they started, and their statuses.
+pub async fn fallen_jobs(
+    db: &mut Session,
+    incarnation: i64,
+    limit: u32,
+) -> Result<Vec<(String, JobStatus)>, DbError> {
+    let statement = db
+        .statement(
+            "select job_id, status from unstarted join job using (incarnation) where fell_with = $1 order by incarnation limit $2",
+        )
+        .bind(incarnation)
+        .bind(i64::from(limit));
+    db.fetch(statement, |row| {
+        Ok((row.get(0)?, jobs::status(row.get(1)?)?))
     })
     .await
 }

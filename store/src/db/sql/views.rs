@@ -1,15 +1,17 @@
-//! Parts of a job's tree: nodes and failures by the number of a subtask.
+//! Parts of a job: nodes and failures by the number of a subtask, failures in groups, and the jobs that ended with it.
 //!
 //! Paths are texts. Those below `3` are between `3.` and `3/`, because `/` follows `.`; those below the empty path begin with a
 //! digit, so that they are before `:`. Which subtask a path belongs to is computed from its text.
 
+use contract::JobStatus;
+
 use super::SqlBackend;
-use super::curve;
 use super::failures::read_failure;
 use super::ledger::{NODE_COLUMNS, none_if_swept, read_node};
 use super::session::Session;
 use super::statement::{Dialect, StatementBuilder};
-use crate::db::views::{FailedBelow, Siblings, TreeReads};
+use super::{curve, failures, rounds};
+use crate::db::views::{FailedBelow, KeptGroup, Siblings, TreeReads};
 use crate::db::{DbError, DbFuture};
 use crate::ledger::{KeptFailure, NodeRow};
 
@@ -29,6 +31,16 @@ impl TreeReads for SqlBackend {
         paths: &'a [String],
     ) -> DbFuture<'a, Vec<KeptFailure>> {
         Box::pin(async move { failures_at(&mut self.reader().await?, incarnation, paths).await })
+    }
+    fn failure_groups(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<KeptGroup>> {
+        Box::pin(
+            async move { failures::groups(&mut self.reader().await?, incarnation, limit).await },
+        )
+    }
+    fn fallen_jobs(&self, incarnation: i64, limit: u32) -> DbFuture<'_, Vec<(String, JobStatus)>> {
+        Box::pin(
+            async move { rounds::fallen_jobs(&mut self.reader().await?, incarnation, limit).await },
+        )
     }
     fn curve_of(&self, incarnation: i64) -> DbFuture<'_, Option<String>> {
         Box::pin(async move { curve::find(&mut self.reader().await?, incarnation).await })

@@ -1,0 +1,69 @@
+//! Runs a job again: a new job from the same request.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Redirect, Response};
+use contract::rest::Resubmit;
+use page::{AgainPage, url};
+
+use super::form::{Fields, form_key, new_key, taken_key};
+use crate::correlation::CorrelationId;
+use crate::error::ApiResult;
+use crate::extract::JobPath;
+use crate::html::html;
+use crate::request_body::RequestBody;
+use crate::routes::get_job::get_job;
+use crate::routes::resubmit_job::{asks_for, resubmit};
+use crate::state::AppState;
+
+/// `GET …/resubmit`: asks for the id of the new job.
+pub async fn form(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, job): JobPath,
+) -> ApiResult<Response> {
+    let found = get_job(State(state), JobPath(partition.clone(), job)).await?;
+    let page = AgainPage::new(
+        partition.as_str(),
+        &found.0.id,
+        String::new(),
+        new_key(),
+        None,
+    );
+    Ok(html(StatusCode::OK, &page))
+}
+
+/// `POST …/resubmit`: creates the job and shows it. What is wrong stands above the form, which keeps what was entered.
+pub async fn act(
+    State(state): State<Arc<AppState>>,
+    JobPath(partition, job): JobPath,
+    Extension(CorrelationId(correlation_id)): Extension<CorrelationId>,
+    body: RequestBody,
+) -> ApiResult<Response> {
+    let fields = Fields::of_body(body).await?;
+    let id = fields.get("id").to_owned();
+    let request = Resubmit {
+        job_id: Some(id.clone()).filter(|id| !id.is_empty()),
+        same_id: false,
+    };
+    let key = form_key(&fields, asks_for(&job, &request))?;
+    let origin = (correlation_id, None);
+    match resubmit(&state, &partition, &job, &request, key, origin).await {
+        Ok((_, new_job)) => {
+            let new_job = url::job(partition.as_str(), new_job.as_str());
+            Ok(Redirect::to(&new_job).into_response())
+        }
+        Err(error)
+            if error.status().is_server_error() || error.status() == StatusCode::NOT_FOUND =>
+        {
+            Err(error)
+        }
+        Err(error) => {
+            let (key, problem) = taken_key(&fields, &error);
+            let page = AgainPage::new(partition.as_str(), job.as_str(), id, key, Some(problem));
+            Ok(html(error.status(), &page))
+        }
+    }
+}
