@@ -152,14 +152,27 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
     ) -> Result<Option<Source>, StoreError> {
-        let row = self.backend.job(partition.as_str(), job.as_str()).await?;
-        let Some(row) = row else { return Ok(None) };
-        let packed = self.backend.definition(row.incarnation).await?;
-        let definition = packed.map(PackedDefinition::unpack).transpose();
-        Ok(Some(Source {
-            incarnation: row.incarnation,
-            definition: definition.map_err(DbError::from)?,
-        }))
+        let incarnation = async || {
+            let row = self.backend.job(partition.as_str(), job.as_str()).await?;
+            Ok::<_, DbError>(row.map(|row| row.incarnation))
+        };
+        let mut current = incarnation().await?;
+        while let Some(read) = current {
+            let packed = self.backend.definition(read).await?;
+            if packed.is_none() {
+                // Its definition may have gone with it between the two reads.
+                current = incarnation().await?;
+                if current != Some(read) {
+                    continue;
+                }
+            }
+            let definition = packed.map(PackedDefinition::unpack).transpose();
+            return Ok(Some(Source {
+                incarnation: read,
+                definition: definition.map_err(DbError::from)?,
+            }));
+        }
+        Ok(None)
     }
 
     /// Returns the pipes to which the start messages of unfinished jobs go, at most `limit`.
