@@ -41,6 +41,7 @@ mod pipe_states;
 mod request_body;
 mod router;
 mod routes;
+mod seen_groups;
 mod seen_workers;
 mod server;
 mod state;

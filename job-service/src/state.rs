@@ -14,6 +14,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::export::UsedPlaces;
 use crate::known_pipes::KnownPipes;
 use crate::options::{PipeAccess, ServiceOptions};
+use crate::seen_groups::SeenGroups;
 use crate::seen_workers::SeenWorkers;
 use crate::taken_messages::TakenMessages;
 use crate::watched_jobs::WatchedJobs;
@@ -39,6 +40,8 @@ pub struct AppState {
     pub taken_messages: TakenMessages,
     pub workers: SeenWorkers,
     pub known_pipes: KnownPipes,
+    /// The groups of failures that overviews show.
+    pub seen_groups: SeenGroups,
     pub backlog: BacklogReader,
 }
 
@@ -50,6 +53,7 @@ impl AppState {
             taken_messages: TakenMessages::new(),
             workers: SeenWorkers::default(),
             known_pipes: KnownPipes::default(),
+            seen_groups: SeenGroups::default(),
             backlog: BacklogReader::default(),
             store,
             broker,

@@ -6,7 +6,7 @@ use axum::body::{Bytes, to_bytes};
 use axum::extract::{OriginalUri, Query, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
-use contract::rest::{ErrorCode, Job};
+use contract::rest::{ErrorCode, Failures, Job};
 use contract::{JobId, PartitionId};
 use futures_util::StreamExt as _;
 use page::{
@@ -14,7 +14,7 @@ use page::{
     TaskPage, url,
 };
 use serde::de::DeserializeOwned;
-use store::FailureCursor;
+use store::{FailureCursor, StoreError};
 
 use super::form::Fields;
 use crate::error::{ApiError, ApiResult};
@@ -52,7 +52,7 @@ pub async fn overview(
     let job = job(&state, &partition, &id).await?;
     let store = &state.store;
     let (failures, history, curve, dependents, fallen) = tokio::try_join!(
-        store.failure_groups(&partition, &id, FIRST_GROUPS),
+        first_groups(&state, &partition, &id, &job),
         store.history_page(&partition, &id, None, CHANGES),
         store.progress_curve(&partition, &id),
         store.dependents(&partition, &id, DEPENDENTS),
@@ -70,6 +70,26 @@ pub async fn overview(
     };
     let page = JobPage::new(partition.as_str(), job, around, done);
     Ok(html(StatusCode::OK, &page))
+}
+
+/// Returns the largest groups of the failures of a job; those of many failures may be some seconds old.
+async fn first_groups(
+    state: &AppState,
+    partition: &PartitionId,
+    id: &JobId,
+    job: &Job,
+) -> Result<Option<Failures>, StoreError> {
+    if let Some(seen) = state.seen_groups.find(job.incarnation, job.failed_tasks) {
+        return Ok(Some(seen));
+    }
+    let groups = state
+        .store
+        .failure_groups(partition, id, FIRST_GROUPS)
+        .await?;
+    if let Some(groups) = &groups {
+        state.seen_groups.keep(job.incarnation, groups);
+    }
+    Ok(groups)
 }
 
 /// `GET …/failures`: the failures in groups, and one by one.
