@@ -30,11 +30,15 @@ async fn split(plugin: &dyn AnyPlugin, definition: &str, max_parts: usize) -> (V
 
 /// Splits the first sub-batch of a batch.
 async fn below(plugin: &dyn AnyPlugin, definition: &str) -> Source {
-    let (parts, _) = split(plugin, definition, 10).await;
+    below_of(plugin, definition, 10).await
+}
+
+async fn below_of(plugin: &dyn AnyPlugin, definition: &str, max_parts: usize) -> Source {
+    let (parts, _) = split(plugin, definition, max_parts).await;
     let [Part::Batch(first), ..] = parts.as_slice() else {
         panic!("{parts:?}")
     };
-    source(plugin, first, 10).await
+    source(plugin, first, max_parts).await
 }
 
 fn write(root: &Path, name: &str, text: &str, age: u64) {
@@ -98,6 +102,22 @@ async fn files_of_a_glob_are_their_names() {
     std::fs::remove_file(root.join("a.txt")).unwrap();
     std::fs::create_dir(root.join("a.txt")).unwrap();
     assert_ne!(below(&plugin, definition).await, names);
+}
+
+#[tokio::test]
+async fn lists_of_files_in_a_glob_are_their_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let (root, plugin) = (folder.path(), Glob::new(folder.path()));
+    for name in ["a.txt", "b.txt", "c.txt", "d.txt"] {
+        write(root, name, name, 100);
+    }
+    let definition = r#"{"folder":".","pattern":"*.txt"}"#;
+    // Two lists of two names.
+    let lists = below_of(&plugin, definition, 2).await;
+    write(root, "c.txt", "mended", 50);
+    assert_eq!(below_of(&plugin, definition, 2).await, lists);
+    std::fs::rename(root.join("c.txt"), root.join("cc.txt")).unwrap();
+    assert_ne!(below_of(&plugin, definition, 2).await, lists);
 }
 
 #[tokio::test]

@@ -330,6 +330,9 @@ fn no_single_fault_changes_the_outputs_that_are_kept() {
     for fault in [AckFault::CrashBefore, AckFault::CrashAfter] {
         run_at_every_step(&scenario, |nth| Op::Ack(Who::Outputs, nth, fault));
     }
+    for point in [FaultPoint::Begin, FaultPoint::Commit, FaultPoint::Committed] {
+        run_at_every_step(&scenario, |nth| Op::Store(point, nth, 3));
+    }
 }
 
 /// A job that is paused while some of its items are done, some wait, and some are retried.

@@ -139,6 +139,7 @@ async fn a_job_takes_the_place_of_one_that_has_ended(store: TestStore) {
     );
     assert_eq!(store.history("j").await.len(), 1);
     assert_eq!(store.sent().await, ["j"]);
+    assert_eq!(store.sweep().await.unwrap().tables, 1);
     // What the job before still reports does not count.
     store.complete(&first, &["2", "3*"]).await;
     assert_eq!(store.status("j").await, JobStatus::Waiting);

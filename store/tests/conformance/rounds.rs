@@ -409,6 +409,8 @@ async fn tasks_of_an_earlier_round_are_not_parked(store: TestStore) {
     store.cancel(&first).await;
     // Nobody has dropped the parked task yet.
     let second = store.retry(&first).await.job;
+    let parked = store.count_parked_tasks(&acme(), &id("j")).await;
+    assert_eq!(parked.unwrap(), 0);
     store.sent().await;
     while store.unpark_tasks(10).await.unwrap() {}
     assert_eq!(store.sent().await, [""; 0]);

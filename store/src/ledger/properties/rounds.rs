@@ -225,7 +225,7 @@ fn splits() -> impl Strategy<Value = Task> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(500))]
+    #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
     fn rounds_end_exactly_when_all_is_done_whatever_arrives_of_earlier_ones(
