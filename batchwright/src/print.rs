@@ -31,11 +31,6 @@ pub fn bytes(bytes: &[u8]) -> Result<(), Unwritten> {
     Ok(stdout.write_all(bytes).and_then(|()| stdout.flush())?)
 }
 
-/// Hands over to the reader of standard output what was written.
-pub fn flush() -> Result<(), Unwritten> {
-    Ok(io::stdout().flush()?)
-}
-
 /// Writes one line to standard error if that is possible.
 macro_rules! remark {
     ($($text:tt)*) => { $crate::print::remark_line(format_args!($($text)*)) };

@@ -49,7 +49,7 @@ pub use reserved_pipes::{
     kept_track_to, quarantine_pipe, rounds_pipe,
 };
 pub use rest::{JobStatus, OnFailure};
-pub use sight::{LongestTask, Pipe, Pipes, RunningTask, SignOfLife, Worker, Workers};
+pub use sight::{JobSlots, LongestTask, Pipe, Pipes, RunningTask, SignOfLife, Worker, Workers};
 pub use split::{SourceDigest, SourceDigestError, SplitState, SubtaskRange};
 pub use task_message::{
     ContextData, DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking,

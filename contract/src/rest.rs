@@ -247,8 +247,9 @@ pub struct Items {
     pub failed: i64,
     /// The number of items that wait for another attempt, or run it.
     pub retrying: Option<i64>,
-    /// Approximate: the number of items that a worker has reported as running: those that report progress, and those that
-    /// have run for a second. What has not counts as waiting, because nothing is reported of it.
+    /// Approximate: the number of items that a worker has reported as running (those that report progress, and those that
+    /// have run for a second), and of those in the slots of workers, as these tell every five seconds. What runs for less than a second
+    /// on a worker that does not tell counts as waiting.
     pub running: Option<i64>,
     /// Approximate: the number of all other items.
     pub waiting: Option<i64>,

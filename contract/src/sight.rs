@@ -32,12 +32,25 @@ pub struct SignOfLife {
     pub slots_in_use: Option<u32>,
     /// How many messages it has taken and not settled.
     pub open: Option<u64>,
+    /// Of which jobs the items are that run, but for those of which a report tells that they run or are retried.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub jobs: Vec<JobSlots>,
     /// For how long it runs, in milliseconds.
     pub age: u64,
     /// The task that runs longest, if one runs for a while.
     pub longest: Option<RunningTask>,
     /// Whether this is the last sign: the worker ends.
     pub ended: bool,
+}
+
+/// Slots of a worker that run items of one job.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct JobSlots {
+    /// The job, `partition:job`.
+    pub job: String,
+    /// The number of items.
+    pub tasks: u32,
 }
 
 /// A task that runs.

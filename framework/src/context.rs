@@ -1,6 +1,7 @@
 //! What a running task can do besides replying: dispatch subtasks, report progress, and check for cancellation.
 
 mod repeat;
+mod running;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::repeat::Source;
 use self::repeat::{Announcement, Repeat, RepeatError};
+pub(crate) use self::running::RunningTasks;
 use crate::broker::depth_cache::DepthCache;
 use crate::broker::{Broker, PublishError};
 use crate::current::CurrentMessage;
@@ -63,6 +65,7 @@ pub(crate) struct Shared {
     pub reserved: Arc<ReservedPipes>,
     pub retry: RetryPolicy,
     pub counters: Counters,
+    pub running: Arc<RunningTasks>,
     /// Cancelled when the runtime stops waiting for its running tasks.
     pub shutdown: CancellationToken,
 }

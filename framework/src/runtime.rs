@@ -242,6 +242,7 @@ impl Runtime {
             reserved: Arc::new(self.settings.all_reserved_pipes()),
             retry,
             counters,
+            running: Arc::default(),
             shutdown: CancellationToken::new(),
         }
     }
@@ -314,7 +315,7 @@ impl<H: BatchHandler> WorkerService<H> {
         let teller = Teller::of(
             &settings,
             Arc::clone(&broker),
-            counters,
+            (counters, Arc::clone(&shared.running)),
             Arc::clone(&open),
             in_flight.slots(),
         );

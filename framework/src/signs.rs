@@ -14,7 +14,9 @@ use uuid::Uuid;
 
 use crate::broker::{Broker, BrokerState};
 use crate::config::Settings;
+use crate::context::RunningTasks;
 use crate::meters::Counters;
+use crate::pipeline::busy_threads::polled;
 use crate::process_name::ProcessName;
 use crate::steps::report_buffer::OpenDeliveries;
 
@@ -31,6 +33,7 @@ pub(crate) struct Teller {
     fixed: SignOfLife,
     started: Instant,
     counters: Counters,
+    running: Arc<RunningTasks>,
     open: Arc<OpenDeliveries>,
     slots: Arc<Semaphore>,
     concurrency: u32,
@@ -40,7 +43,7 @@ impl Teller {
     pub fn of(
         settings: &Settings,
         broker: Arc<dyn Broker>,
-        counters: Counters,
+        (counters, running): (Counters, Arc<RunningTasks>),
         open: Arc<OpenDeliveries>,
         (slots, concurrency): (Arc<Semaphore>, u32),
     ) -> Self {
@@ -58,6 +61,7 @@ impl Teller {
             fixed,
             started: Instant::now(),
             counters,
+            running,
             open,
             slots,
             concurrency,
@@ -92,6 +96,7 @@ impl Teller {
         SignOfLife {
             slots_in_use: Some(self.concurrency.saturating_sub(free)),
             open: u64::try_from(self.open.count()).ok(),
+            jobs: self.running.by_job(polled()),
             age: millis(self.started.elapsed()),
             longest: longest.map(|(age, task)| RunningTask {
                 task,

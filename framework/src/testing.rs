@@ -108,6 +108,7 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
         reserved: Arc::new(Settings::new("test").all_reserved_pipes()),
         retry: RetryPolicy::default(),
         counters: Counters::of("test"),
+        running: Arc::default(),
         shutdown: CancellationToken::new(),
     });
     let ctx = Context::new(

@@ -1,10 +1,11 @@
 //! The workers of all processes, as they tell of themselves ([`framework::signs`]). Kept in memory, each until it is silent for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use contract::{LongestTask, SignOfLife, Worker, Workers};
+use contract::rest::{Job, TaskCounts};
+use contract::{JobId, LongestTask, PartitionId, SignOfLife, Worker, Workers};
 use framework::broker::{Broker, Event};
 use framework::clock::Clock;
 use framework::signs::{EVERY, sign_of, tell};
@@ -15,12 +16,14 @@ use tokio_util::sync::CancellationToken;
 const MOST: usize = 2000;
 /// A worker that is silent for this long is forgotten.
 const SILENCE: Duration = Duration::from_secs(30);
+/// How long what runs in the slots of a worker counts, as it told.
+const RUNNING: Duration = EVERY.saturating_mul(2);
 /// How long to wait before the signs are listened to again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The workers that told of themselves lately.
-#[derive(Debug, Default)]
-pub struct SeenWorkers(Mutex<State>);
+/// The workers that told of themselves lately. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct SeenWorkers(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -36,6 +39,10 @@ struct Seen {
     at: Instant,
     time: i64,
 }
+
+/// The items that run in slots of workers, by job. Approximate: they are as the workers told last.
+#[derive(Debug, Default)]
+pub struct RunningItems(BTreeMap<String, i64>);
 
 /// The pipes of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -130,6 +137,19 @@ impl SeenWorkers {
         }
     }
 
+    /// Returns the items that run, of which no report tells that they do.
+    pub fn running(&self) -> RunningItems {
+        let mut running = RunningItems::default();
+        let (state, now) = (self.lock(), Instant::now());
+        let fresh = state.seen.values();
+        for seen in fresh.filter(|seen| now.duration_since(seen.at) < RUNNING) {
+            for job in &seen.sign.jobs {
+                *running.0.entry(job.job.clone()).or_default() += i64::from(job.tasks);
+            }
+        }
+        running
+    }
+
     /// Returns the pipes of the workers.
     pub fn pipes(&self) -> BTreeSet<WorkerPipes> {
         let mut state = self.lock();
@@ -146,6 +166,36 @@ impl SeenWorkers {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RunningItems {
+    /// Counts the running items of a job as running, and not as waiting.
+    pub fn show(&self, partition: &PartitionId, job: &mut Job) {
+        if !job.status.is_finished() {
+            let items = &mut job.items;
+            self.count(
+                &format!("{partition}:{}", job.id),
+                (&mut items.running, &mut items.waiting),
+            );
+        }
+    }
+
+    /// Does the same for the tasks of a job.
+    pub fn show_in(&self, partition: &PartitionId, job: &JobId, counts: &mut TaskCounts) {
+        self.count(
+            &format!("{partition}:{job}"),
+            (&mut counts.running, &mut counts.waiting),
+        );
+    }
+
+    /// Counts items as running that count as waiting. There are never more than these.
+    fn count(&self, job: &str, (running, waiting): (&mut Option<i64>, &mut Option<i64>)) {
+        if let (Some(items), Some(running), Some(waiting)) = (self.0.get(job), running, waiting) {
+            let more = (*items).min(*waiting);
+            *running += more;
+            *waiting -= more;
+        }
     }
 }
 
@@ -193,6 +243,8 @@ fn millis(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use contract::JobSlots;
+
     use super::*;
 
     fn sign(id: &str) -> Vec<u8> {
@@ -202,6 +254,43 @@ mod tests {
             ..SignOfLife::default()
         };
         serde_json::to_vec(&sign).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn items_in_slots_run_and_do_not_wait() {
+        let tell = |seen: &SeenWorkers, id: &str, jobs: &[(&str, u32)]| {
+            let slots = |(job, tasks): &(&str, u32)| JobSlots {
+                job: (*job).to_owned(),
+                tasks: *tasks,
+            };
+            let sign = SignOfLife {
+                id: id.to_owned(),
+                jobs: jobs.iter().map(slots).collect(),
+                ..SignOfLife::default()
+            };
+            seen.note(&serde_json::to_vec(&sign).unwrap());
+        };
+        let shown = |seen: &SeenWorkers, job: &str| {
+            let (mut running, mut waiting) = (Some(2), Some(7));
+            seen.running().count(job, (&mut running, &mut waiting));
+            (running.unwrap(), waiting.unwrap())
+        };
+        let seen = SeenWorkers::default();
+        tell(&seen, "1", &[("p:a", 3), ("p:b", 100), ("q:a", 1)]);
+        tell(&seen, "2", &[("p:a", 1)]);
+        assert_eq!(shown(&seen, "p:a"), (6, 3));
+        // Never more than wait.
+        assert_eq!(shown(&seen, "p:b"), (9, 0));
+        assert_eq!(shown(&seen, "p:c"), (2, 7));
+        // What is not known stays so.
+        let (mut running, mut waiting) = (None, None);
+        seen.running().count("p:a", (&mut running, &mut waiting));
+        assert_eq!((running, waiting), (None, None));
+        tell(&seen, "2", &[]);
+        assert_eq!(shown(&seen, "p:a"), (5, 4));
+        tokio::time::advance(RUNNING).await;
+        assert_eq!(shown(&seen, "p:a"), (2, 7));
+        assert_eq!(seen.list().workers.len(), 2);
     }
 
     #[tokio::test(start_paused = true)]

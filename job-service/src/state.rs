@@ -48,10 +48,11 @@ pub struct AppState {
 impl AppState {
     pub fn new(store: Store, broker: Arc<dyn Broker>, options: ServiceOptions) -> Self {
         let event_streams = options.limits.connections.div_ceil(2);
+        let workers = SeenWorkers::default();
         Self {
-            watched_jobs: WatchedJobs::new(store.clone(), options.health.clone()),
+            watched_jobs: WatchedJobs::new(store.clone(), workers.clone(), options.health.clone()),
             taken_messages: TakenMessages::new(),
-            workers: SeenWorkers::default(),
+            workers,
             known_pipes: KnownPipes::default(),
             seen_groups: SeenGroups::default(),
             backlog: BacklogReader::default(),

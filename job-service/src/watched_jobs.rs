@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::background::backoff;
 use crate::error::{ApiError, ApiResult};
+use crate::seen_workers::SeenWorkers;
 
 /// The minimum time between two reads of a job that changes.
 const PACE: Duration = Duration::from_millis(100);
@@ -35,6 +36,7 @@ const READER: &str = "job-service: reader of a watched job";
 #[derive(Debug, Clone)]
 pub struct WatchedJobs {
     store: Store,
+    workers: SeenWorkers,
     health: Health,
     readers: Arc<Mutex<HashMap<Key, Arc<Reader>>>>,
     tasks: TaskTracker,
@@ -80,9 +82,10 @@ pub struct Follower {
 }
 
 impl WatchedJobs {
-    pub fn new(store: Store, health: Health) -> Self {
+    pub fn new(store: Store, workers: SeenWorkers, health: Health) -> Self {
         Self {
             store,
+            workers,
             health,
             readers: Arc::default(),
             tasks: TaskTracker::new(),
@@ -210,7 +213,7 @@ async fn read(ended: &Ended) {
     loop {
         let served = *asked.borrow_and_update();
         let began = Instant::now();
-        let outcome = read_once(&jobs.store, key, &mut signal).await;
+        let outcome = read_once(jobs, key, &mut signal).await;
         let due = outcome.is_err().then(|| began + backoff(failures));
         failures = if outcome.is_err() { failures + 1 } else { 0 };
         let error = match outcome {
@@ -247,12 +250,17 @@ async fn read(ended: &Ended) {
 }
 
 /// Reads the job, and extends the signal to the jobs that it waits for, whose status is part of its state.
-async fn read_once(store: &Store, key: &Key, signal: &mut JobSignal) -> Result<State, StoreError> {
+async fn read_once(
+    jobs: &WatchedJobs,
+    key: &Key,
+    signal: &mut JobSignal,
+) -> Result<State, StoreError> {
     loop {
-        let Some(job) = store.job(&key.0, &key.1).await? else {
+        let Some(mut job) = jobs.store.job(&key.0, &key.1).await? else {
             return Ok(State::Gone);
         };
         if !signal.also(job.waiting_for.iter().map(|other| other.job_id.as_str())) {
+            jobs.workers.running().show(&key.0, &mut job);
             return Ok(State::Job {
                 json: serde_json::to_string(&job).unwrap_or_default().into(),
                 is_finished: job.status.is_finished(),

@@ -2,8 +2,9 @@
 //!
 //! Where there is a broker that programs share, they use it directly; otherwise they ask the job service of the embedded system.
 //!
-//! What must stay true: a message that is taken is acknowledged only when its line is written and flushed.
+//! What must stay true: a message that is taken is acknowledged only when its line is written and flushed, in a file also safe.
 
+mod destination;
 mod transport;
 
 use std::fs::File;
@@ -18,13 +19,17 @@ use contract::rest::MAX_BODY_BYTES;
 use contract::{MAX_PIPE_MESSAGES, PipeMessage, TaskMessage};
 use uuid::Uuid;
 
+use self::destination::Destination;
 pub use self::transport::PipeServerArgs;
-use crate::print::{self, say};
+use crate::print::say;
 
 #[derive(Debug, Args)]
 pub struct TakeArgs {
     /// Name of the pipe.
     pipe: String,
+    /// File to whose end the messages are written, one on each line; without it, or with `-`, standard output.
+    #[arg(long)]
+    file: Option<PathBuf>,
     /// Number of messages to take; without it, all that wait.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..), value_name = "MESSAGES")]
     count: Option<u64>,
@@ -45,7 +50,7 @@ pub struct TakeArgs {
 pub struct PutArgs {
     /// Name of the pipe.
     pipe: String,
-    /// File with one message on each line, as `take` prints them; without it, standard input.
+    /// File with one message on each line, as `take` prints them; without it, or with `-`, standard input.
     #[arg(long)]
     file: Option<PathBuf>,
     /// Type of the task data: each line is the task data alone, and becomes a message that belongs to no job.
@@ -60,7 +65,10 @@ pub struct PutArgs {
 
 /// Prints the messages of a pipe and acknowledges them.
 pub async fn take(args: TakeArgs) -> anyhow::Result<ExitCode> {
+    // What cannot be written is not taken.
+    let mut destination = Destination::open(args.file.as_deref())?;
     let mut taking = args.server.take(&args.pipe, args.force).await?;
+    let mut written = 0;
     let mut left = args.count.unwrap_or(u64::MAX);
     while left > 0 {
         let limit =
@@ -71,22 +79,26 @@ pub async fn take(args: TakeArgs) -> anyhow::Result<ExitCode> {
         if messages.is_empty() && !args.follow {
             break;
         }
-        if let Err(error) = write(&messages) {
+        if let Err(error) = lines_of(&messages).and_then(|lines| destination.write(&lines)) {
             taking.give_back().await;
             return Err(error);
         }
-        left -= u64::try_from(messages.len())?;
+        let number = u64::try_from(messages.len())?;
+        (left, written) = (left - number, written + number);
         taking.acknowledge();
     }
     taking.end().await?;
+    destination.end(written)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(messages: &[PipeMessage]) -> anyhow::Result<()> {
+fn lines_of(messages: &[PipeMessage]) -> anyhow::Result<String> {
+    let mut lines = String::new();
     for message in messages {
-        say!("{}", serde_json::to_string(message)?);
+        lines.push_str(&serde_json::to_string(message)?);
+        lines.push('\n');
     }
-    Ok(print::flush()?)
+    Ok(lines)
 }
 
 /// Sends messages to a pipe, and says how many are confirmed.
@@ -128,7 +140,8 @@ struct Lines {
 
 impl Lines {
     fn open(args: &PutArgs) -> anyhow::Result<Self> {
-        let input: Box<dyn BufRead> = match &args.file {
+        let file = args.file.as_ref().filter(|file| file.as_os_str() != "-");
+        let input: Box<dyn BufRead> = match file {
             Some(file) => {
                 let opened = File::open(file);
                 let opened = opened.with_context(|| format!("cannot read {}", file.display()))?;

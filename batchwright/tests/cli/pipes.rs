@@ -56,6 +56,20 @@ async fn put_and_take(pipe: &str, server: &[&str]) {
         put(&[], &format!("{}\n", first[0])).await.with(0).out,
         "1 message confirmed\n"
     );
+    // Through files, too. Nothing is taken that cannot be written.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("taken.ndjson");
+    let file = file.to_str().unwrap();
+    let folder = folder.path().to_str().unwrap();
+    let refused = run(&[&["take", pipe, "--file", folder], server].concat()).await;
+    assert!(refused.with(1).err.contains("is not a file"));
+    let taken = run(&[&["take", pipe, "--count", "2", "--file", file], server].concat()).await;
+    let expected = format!("2 messages written to {file}\n");
+    assert_eq!(taken.with(0).out, expected);
+    assert_eq!(
+        put(&["--file", file], "").await.with(0).out,
+        "2 messages confirmed\n"
+    );
     let mut rest = take(&["--wait", "1"]).await;
     rest.sort_by_key(|message| message["taskData"]["n"].to_string());
     let numbers: Vec<&Value> = rest

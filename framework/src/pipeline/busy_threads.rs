@@ -104,6 +104,15 @@ fn watch() {
     }
 }
 
+/// Returns the runs that threads poll now.
+pub(crate) fn polled() -> Vec<Context> {
+    let threads: Vec<_> = threads().iter().filter_map(Weak::upgrade).collect();
+    let runs = threads
+        .iter()
+        .filter_map(|thread| thread.shown().run.clone());
+    runs.collect()
+}
+
 /// The number of the poll of each thread, and when it was seen first.
 type Seen = HashMap<*const Thread, (u64, Instant)>;
 

@@ -539,11 +539,14 @@ fn comes_again<T>(result: &Result<T, TaskError>) -> bool {
 /// Awaits a run. Once it has lasted [`LONG_RUN`], reports that the task runs.
 async fn reported_when_long<T>(run: Pin<&mut impl Future<Output = T>>, ctx: &Context) -> T {
     let mut run = pin!(busy_threads::shown(run, ctx));
-    // In this order, a run that ends without waiting registers no timer.
+    // In this order, a run that ends without waiting registers no timer and is not noted.
     tokio::select! {
         biased;
         result = &mut run => return result,
-        () = tokio::time::sleep(LONG_RUN) => {}
+        () = async {
+            let _noted = ctx.note_running();
+            tokio::time::sleep(LONG_RUN).await;
+        } => {}
     }
     ctx.report_running();
     let _long = ctx.note_long_run(LONG_RUN);

@@ -107,3 +107,49 @@ async fn worker_tells_what_it_is_and_does_until_it_ends() {
     let both = async { tokio::join!(service.run_until(stop.clone()), story).0 };
     both.await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn worker_tells_of_which_jobs_the_short_tasks_in_its_slots_are() {
+    let broker = Memory::new();
+    let mut signs = broker.signs().await.unwrap();
+    assert_eq!(signs.next().await, Some(Event::Missed));
+    let settings = Settings {
+        concurrency: 6,
+        ..Settings::new("slots")
+    };
+    let (stop, may_end) = (CancellationToken::new(), CancellationToken::new());
+    let worker = Waiting {
+        begun: CancellationToken::new(),
+        may_end: may_end.clone(),
+    };
+    let service = Runtime::new(settings, Arc::new(broker.clone())).worker(worker);
+    let story = async {
+        assert_eq!(next(&mut signs).await.jobs, []);
+        // The next sign comes a second after the first one. The tasks are short then.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        for id in ["p:j.1", "p:j!7r2.3.4*", "q:other.1", ""] {
+            let item = RangeItem {
+                number: 1,
+                params: [].into(),
+            };
+            let message = TaskMessage {
+                tracking: (!id.is_empty()).then(|| Tracking {
+                    job_task_id: Some(id.to_owned()),
+                    ..Tracking::default()
+                }),
+                ..TaskMessage::new("t", "slots-in", &item).unwrap()
+            };
+            let message = Outgoing::new("slots-in", message.encode());
+            broker.publish(message).await.unwrap();
+        }
+        let jobs = next(&mut signs).await.jobs;
+        let jobs: Vec<(&str, u32)> = jobs.iter().map(|it| (&*it.job, it.tasks)).collect();
+        assert_eq!(jobs, [("p:j", 2), ("q:other", 1)]);
+        // They run for long, which is reported.
+        assert_eq!(next(&mut signs).await.jobs, []);
+        may_end.cancel();
+        stop.cancel();
+    };
+    let both = async { tokio::join!(service.run_until(stop.clone()), story).0 };
+    both.await.unwrap();
+}

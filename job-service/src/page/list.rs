@@ -108,10 +108,14 @@ async fn find(
         statuses: statuses(&asked.status)?,
         ..all.clone()
     };
-    let (counts, jobs) = tokio::try_join!(
+    let (counts, mut jobs) = tokio::try_join!(
         state.store.count_jobs_by_status(partition, &all),
         state.store.jobs(partition, &of_tab),
     )?;
+    let running = state.workers.running();
+    for job in &mut jobs {
+        running.show(partition, job);
+    }
     Ok(Found {
         jobs,
         counts,

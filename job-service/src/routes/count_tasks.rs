@@ -58,7 +58,13 @@ pub async fn count_tasks(
     Unknown::of_query(&uri, &["under"])?.into_notes()?;
     let path = under(params.under.as_deref())?;
     match state.store.task_counts(&partition, &job, &path).await? {
-        CountsAnswer::Counts(counts) => Ok(Json(counts)),
+        CountsAnswer::Counts(mut counts) => {
+            if path.is_empty() {
+                let running = state.workers.running();
+                running.show_in(&partition, &job, &mut counts);
+            }
+            Ok(Json(counts))
+        }
         CountsAnswer::NoJob => Err(ApiError::job_not_found(&job)),
         CountsAnswer::NoTask => Err(task_not_found(&job, &path, "")),
         CountsAnswer::NotKept => Err(ApiError::TasksRemoved(job.to_string())),

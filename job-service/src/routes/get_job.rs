@@ -42,5 +42,7 @@ pub async fn get_job(
     JobPath(partition, job): JobPath,
 ) -> ApiResult<Json<Job>> {
     let found = state.store.job(&partition, &job).await?;
-    found.map(Json).ok_or_else(|| ApiError::job_not_found(&job))
+    let mut found = found.ok_or_else(|| ApiError::job_not_found(&job))?;
+    state.workers.running().show(&partition, &mut found);
+    Ok(Json(found))
 }

@@ -46,7 +46,11 @@ pub async fn list_jobs(
     let query = selector.lenient_query()?;
     let most = options.limits.page.max(options.page_size);
     let query = page.apply_to(query, options.page_size, most)?;
-    let jobs = state.store.jobs(&partition, &query).await?;
+    let mut jobs = state.store.jobs(&partition, &query).await?;
     page::check(&jobs, most)?;
+    let running = state.workers.running();
+    for job in &mut jobs {
+        running.show(&partition, job);
+    }
     Ok(Json(jobs))
 }

@@ -1,11 +1,12 @@
 //! What goes on beside the jobs: workers, as they tell of themselves, and pipes.
 
-use contract::{RunningTask, SignOfLife};
+use contract::{JobSlots, RunningTask, SignOfLife};
 use framework::broker::{Broker, Outgoing};
 use harness::wait_for;
 use job_service::PipeAccess;
 use reqwest::Method;
 use serde_json::{Value, json};
+use store::EventKind;
 
 use crate::service::{Answer, Service, new_job};
 
@@ -34,6 +35,7 @@ pub fn sign() -> SignOfLife {
         slots: Some(4),
         slots_in_use: Some(1),
         open: Some(2),
+        jobs: Vec::new(),
         age: 60_000,
         longest: Some(RunningTask {
             task: "p:j.1".into(),
@@ -158,4 +160,36 @@ async fn messages_are_shown_where_the_operator_gives_access_and_stay() {
         .await
         .refuses(400, "The parameter 'peek' is 101; the limit is 100.");
     get(&service, "/pipes/out?peek=x").await.is(400);
+}
+
+#[tokio::test]
+async fn items_in_the_slots_of_workers_run_and_do_not_wait() {
+    let service = Service::start().await;
+    service.put("j", &new_job()).await.is(201);
+    // A split into ten.
+    let announced = EventKind::Progress(0);
+    service.report("j", ".11*", announced).await;
+    let items = async || service.get("/jobs/j").await.json()["items"].clone();
+    let before = items().await;
+    let working = SignOfLife {
+        jobs: vec![JobSlots {
+            job: format!("{}:j", service.partition),
+            tasks: 3,
+        }],
+        ..sign()
+    };
+    tell(&service, &working).await;
+    let (waiting, running) = (&before["waiting"], &before["running"]);
+    let expected = (
+        json!(running.as_i64().unwrap() + 3),
+        json!(waiting.as_i64().unwrap() - 3),
+    );
+    let shown = |items: &Value| (items["running"].clone(), items["waiting"].clone());
+    assert_eq!(shown(&items().await), expected);
+    let listed = service.get("/jobs").await.json();
+    assert_eq!(shown(&listed[0]["items"]), expected);
+    let counts = service.get("/jobs/j/tasks/count").await.json();
+    assert_eq!(shown(&counts), expected);
+    service.cancel("j").await.is(204);
+    assert_eq!(items().await["running"], 0);
 }
