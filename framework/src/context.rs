@@ -397,6 +397,14 @@ impl Context {
             .is_some_and(DispatchError::is_permanent)
     }
 
+    /// Returns whether nobody says what an earlier round has done of this task.
+    pub(crate) fn lacks_an_answer(&self) -> bool {
+        matches!(
+            self.refusal().as_ref(),
+            Some(DispatchError::Repeat(RepeatError::NoAnswer { .. }))
+        )
+    }
+
     fn check_dispatch(&self, pipe: &str) -> Result<(), DispatchError> {
         check_pipe(&self.0.shared.reserved, &self.0.input, pipe)?;
         self.check_nesting()

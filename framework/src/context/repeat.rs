@@ -194,7 +194,8 @@ impl Context {
     ///
     /// Returns an error, and the task then ends with it whatever the author's code makes of it, if
     /// - the source is not the one from which an earlier round has made this split: the task fails, with the name of the source;
-    /// - the job service does not answer: the task waits, as for [`TaskError::unavailable`];
+    /// - the job service does not answer at the URL in the message: the task comes again after a second. No attempt is counted, and
+    ///   the worker goes on with other tasks, for which another service may answer;
     /// - the job service may not be asked, because its URL in the message is not allowed: the task fails;
     /// - the calls come in another order: the task fails.
     pub async fn repeatable(&self, source: &Source) -> Result<(), TaskError> {

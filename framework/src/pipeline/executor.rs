@@ -208,6 +208,8 @@ impl<W: Worker> TaskExecutor<W> {
                 )))
             });
             match result {
+                // That concerns this task alone: others go on, and it comes again.
+                Err(error) if ctx.lacks_an_answer() => return Err(error),
                 Err(error)
                     if error.kind == TaskErrorKind::Unavailable && !ctx.is_refused_for_ever() =>
                 {

@@ -83,6 +83,25 @@ async fn run(server: &MockServer, id: &str) -> (Vec<TrackingReport>, Vec<String>
     // Another test may have installed a provider already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let pipes = Memory::new();
+    pipes.publish(task_of_six(server, id)).await.unwrap();
+    let settings = Settings {
+        retry: RetryPolicy::immediate().attempts(1),
+        ..Settings::new("w")
+    };
+    let reports = run_until(&pipes, settings, Counting, ended(&pipes)).await;
+    let depth = pipes.depth("items").await.unwrap();
+    let mut consumer = pipes.consume("items", 10).await.unwrap();
+    let mut ids = Vec::new();
+    for _ in 0..depth {
+        let delivery = harness::in_time("an item", consumer.next()).await.unwrap();
+        let message = TaskMessage::decode(&delivery.body).unwrap();
+        ids.push(message.job_task_id().unwrap().to_owned());
+        delivery.ack();
+    }
+    (reports, ids)
+}
+
+fn task_of_six(server: &MockServer, id: &str) -> Outgoing {
     let tracking = Tracking {
         job_task_id: Some(id.to_owned()),
         tracking_pipe: Some("tracking".into()),
@@ -100,23 +119,7 @@ async fn run(server: &MockServer, id: &str) -> (Vec<TrackingReport>, Vec<String>
         tracking: Some(tracking),
         ..TaskMessage::new("t", "w-in", &task).unwrap()
     };
-    let message = Outgoing::new("w-in", message.encode());
-    pipes.publish(message).await.unwrap();
-    let settings = Settings {
-        retry: RetryPolicy::immediate().attempts(1),
-        ..Settings::new("w")
-    };
-    let reports = run_until(&pipes, settings, Counting, ended(&pipes)).await;
-    let depth = pipes.depth("items").await.unwrap();
-    let mut consumer = pipes.consume("items", 10).await.unwrap();
-    let mut ids = Vec::new();
-    for _ in 0..depth {
-        let delivery = harness::in_time("an item", consumer.next()).await.unwrap();
-        let message = TaskMessage::decode(&delivery.body).unwrap();
-        ids.push(message.job_task_id().unwrap().to_owned());
-        delivery.ack();
-    }
-    (reports, ids)
+    Outgoing::new("w-in", message.encode())
 }
 
 /// Returns the reports of the task with their details, up to its end.
@@ -196,6 +199,21 @@ async fn later_round_passes_over_what_is_done_and_keeps_the_numbers() {
         ("p:j!42r2.3.7*", ReportStatus::Complete)
     );
     assert!(reports.iter().all(|it| it.status != ReportStatus::Retry));
+}
+
+#[tokio::test]
+async fn task_for_which_nobody_answers_does_not_keep_others_waiting() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (server, pipes) = (job_service().await, Memory::new());
+    for id in ["p:j!42r2.3", "p:j!42.5"] {
+        pipes.publish(task_of_six(&server, id)).await.unwrap();
+    }
+    let settings = Settings {
+        concurrency: 1,
+        ..Settings::new("w")
+    };
+    let reports = run_until(&pipes, settings, Counting, ended(&pipes)).await;
+    assert_eq!(reports.last().unwrap().job_task_id, "p:j!42.5.7*");
 }
 
 #[tokio::test]
