@@ -24,6 +24,7 @@ mod range;
 mod source;
 #[cfg(test)]
 mod sources;
+pub mod testing;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -140,7 +141,7 @@ impl BatchWorker {
         self
     }
 
-    /// Adds a plugin. It replaces one of the same name.
+    /// Adds a plugin. It replaces one of the same name, also one of Batchwright's.
     #[must_use]
     pub fn with(mut self, plugin: impl BatchPlugin) -> Self {
         let plugin: Box<dyn AnyPlugin> = Box::new(plugin);

@@ -153,9 +153,9 @@ pub enum SplitError {
     Temporary(Box<dyn Error + Send + Sync>),
 }
 
-impl<E: Error + Send + Sync + 'static> From<E> for SplitError {
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for SplitError {
     fn from(error: E) -> Self {
-        Self::Temporary(Box::new(error))
+        Self::Temporary(error.into())
     }
 }
 

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use batchwright::client::Client;
-use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, Stack, StackOptions};
+use batchwright::{EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, Stack, StackOptions, batch_job};
 use clap::Args;
-use contract::rest::{JobTask, NewJob};
-use contract::{BatchTask, JobStatus, TaskData};
+use contract::JobStatus;
+use contract::rest::NewJob;
 use example_worker::{WordCount, count_words};
 use framework::Outputs;
 use framework::broker::Broker;
@@ -138,23 +138,9 @@ fn new_job(texts: &Texts, lines_per_item: u64) -> anyhow::Result<NewJob> {
         definition.len(),
         batch_worker::MAX_DEFINITION
     );
-    let batch = BatchTask {
-        batch_definition: Some(definition),
-        batch_type: Some("lines".to_owned()),
-        target_pipe: Some(EXAMPLE_PIPE.to_owned()),
-        ..BatchTask::default()
-    };
     Ok(NewJob {
         name: Some("count words".to_owned()),
-        task: Some(JobTask {
-            task_classifier: Some(BatchTask::CLASSIFIER.to_owned()),
-            task_api_version: Some(BatchTask::API_VERSION),
-            task_data: Some(serde_json::to_value(batch)?),
-            task_pipe: Some(BATCH_PIPE.to_owned()),
-            target_pipe: Some(EXAMPLE_OUT_PIPE.to_owned()),
-            ..JobTask::default()
-        }),
-        ..NewJob::default()
+        ..batch_job("lines", definition, EXAMPLE_PIPE, Some(EXAMPLE_OUT_PIPE))
     })
 }
 

@@ -29,9 +29,11 @@ pub mod chaos;
 pub mod client;
 mod stack;
 
+/// What the author of a batch plugin needs; see [`Stack::plugin`].
+pub use batch_worker as batch;
 pub use batch_worker::Results as BatchResults;
 pub use output_worker::Limits as OutputLimits;
 pub use stack::{
     BATCH_PIPE, BatchOptions, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, Running, SIMULATION_PIPE,
-    Stack, StackError, StackOptions, TRACKING_PIPE, WorkerOptions,
+    Stack, StackError, StackOptions, TRACKING_PIPE, WorkerOptions, batch_job,
 };

@@ -2,17 +2,20 @@
 //!
 //! No other module combines roles. Each role runs exactly as it would in a process of its own.
 
+mod job;
 mod options;
 mod roles;
 mod sweep;
 mod unread;
 
 use std::fmt;
+use std::mem;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use batch_worker::{BatchPlugin, BatchWorker};
 use framework::broker::amqp::Amqp;
 use framework::broker::embedded::{Embedded, EmbeddedOptions};
 use framework::broker::{Broker, BrokerError};
@@ -24,6 +27,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+pub use self::job::batch_job;
 pub use self::options::{
     BATCH_PIPE, BatchOptions, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, SIMULATION_PIPE, StackOptions,
     TRACKING_PIPE, WorkerOptions,
@@ -35,6 +39,13 @@ use self::roles::{Group, RunningRole};
 pub struct Stack {
     options: StackOptions,
     workers: Vec<AddedWorker>,
+    plugins: Vec<AddedPlugin>,
+}
+
+/// Adds a plugin to the batch worker.
+struct AddedPlugin {
+    name: &'static str,
+    add: Box<dyn FnOnce(BatchWorker) -> BatchWorker + Send>,
 }
 
 /// A worker that starts once the broker is open.
@@ -87,7 +98,37 @@ impl Stack {
         Self {
             options,
             workers: Vec::new(),
+            plugins: Vec::new(),
         }
+    }
+
+    /// Adds a plugin of your own to the batch worker of the stack. It replaces one of the same name. A stack without the role of
+    /// the batch worker has no use for it.
+    ///
+    /// ```no_run
+    /// use batchwright::batch::{Batch, BatchPlugin, Part, SplitError};
+    /// use batchwright::{Stack, StackOptions};
+    ///
+    /// struct Words;
+    ///
+    /// impl BatchPlugin for Words {
+    ///     const NAME: &'static str = "words";
+    ///     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
+    ///         batch.definition.split(' ').map(|word| batch.item("Word", word)).collect()
+    ///     }
+    /// }
+    ///
+    /// # async fn example() -> Result<(), batchwright::StackError> {
+    /// Stack::new(StackOptions::embedded("data")).plugin(Words).start().await?.until_asked_to_stop().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn plugin<P: BatchPlugin>(mut self, plugin: P) -> Self {
+        self.plugins.push(AddedPlugin {
+            name: P::NAME,
+            add: Box::new(|worker| worker.with(plugin)),
+        });
+        self
     }
 
     /// Adds a worker of your own.
@@ -107,7 +148,11 @@ impl Stack {
 
     /// Starts all roles and workers. If this returns an error, nothing is running.
     pub async fn start(self) -> Result<Running, StackError> {
-        let Self { options, workers } = self;
+        let Self {
+            options,
+            workers,
+            plugins,
+        } = self;
         // The embedded broker locks the folder: a second process must not touch anything in it.
         let (broker, embedded) = open_broker(&options).await?;
         let store = open_store(&options).await?;
@@ -139,7 +184,7 @@ impl Stack {
             ends,
             health: options.health.clone(),
         };
-        running.start_roles(&options, workers, listener);
+        running.start_roles(&options, workers, plugins, listener);
         running.start_sweep(embedded);
         Ok(running)
     }
@@ -208,6 +253,7 @@ impl Running {
         &mut self,
         options: &StackOptions,
         workers: Vec<AddedWorker>,
+        mut plugins: Vec<AddedPlugin>,
         mut listener: Option<TcpListener>,
     ) {
         if let Some(store) = self.store.clone() {
@@ -221,7 +267,7 @@ impl Running {
         for role in &options.roles {
             match role {
                 Role::JobService => self.start_job_service(options, listener.take()),
-                Role::BatchWorker => self.start_batch_worker(options),
+                Role::BatchWorker => self.start_batch_worker(options, mem::take(&mut plugins)),
                 Role::TrackingWorker => self.start_tracking_worker(options),
                 Role::OutputWorker => self.start_output_worker(options),
                 Role::ExampleWorker => self.start_example_worker(options),
@@ -272,9 +318,10 @@ impl Running {
         }
     }
 
-    fn start_batch_worker(&mut self, options: &StackOptions) {
+    fn start_batch_worker(&mut self, options: &StackOptions, plugins: Vec<AddedPlugin>) {
+        let add = plugins.into_iter().map(|plugin| plugin.add);
         let (role, splits) =
-            roles::batch_worker(options, Arc::clone(&self.broker), self.workers.token());
+            roles::batch_worker(options, add, Arc::clone(&self.broker), self.workers.token());
         self.splits = splits;
         self.workers.run("worker-batch", role);
     }
@@ -388,6 +435,12 @@ impl Running {
         if let Some(store) = self.store {
             store.close().await;
         }
+    }
+}
+
+impl fmt::Debug for AddedPlugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
     }
 }
 

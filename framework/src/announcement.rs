@@ -15,6 +15,7 @@ use std::time::Duration;
 use contract::{JobTaskId, Tracking};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -75,6 +76,8 @@ pub(crate) struct ChangedJobs {
     missed: Mutex<Missed>,
     /// How many announcements there were.
     count: AtomicU64,
+    /// Notified with each announcement.
+    announced: Notify,
     /// Notified when a quarantine may be in use that was not before.
     quarantined: Notify,
 }
@@ -103,6 +106,7 @@ impl ChangedJobs {
             jobs: RwLock::default(),
             missed: Mutex::new(Missed::now(clock)),
             count: AtomicU64::new(0),
+            announced: Notify::new(),
             quarantined: Notify::new(),
         }
     }
@@ -137,6 +141,12 @@ impl ChangedJobs {
             },
         }
         self.count.fetch_add(1, Ordering::Release);
+        self.announced.notify_waiters();
+    }
+
+    /// Waits for the next announcement from now on: also for one that comes before the future is polled.
+    pub fn announced(&self) -> Notified<'_> {
+        self.announced.notified()
     }
 
     /// Returns how many announcements there were.

@@ -8,6 +8,7 @@ pub mod env;
 mod status_origins;
 
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -63,6 +64,9 @@ pub struct Settings {
     pub prefetch: Option<u32>,
     /// When failed tasks run again, and refused outputs are published again.
     pub retry: RetryPolicy,
+    /// How long one attempt of a task may take. An attempt that exceeds it is dropped at its next `.await` and has failed; the
+    /// task runs again, as after any error.
+    pub time_limit: Option<Duration>,
     /// The address that serves health checks and metrics.
     pub listen: Option<SocketAddr>,
     /// Whom status checks at `https://` trust, and the certificate that they show.
@@ -103,6 +107,7 @@ impl Settings {
             concurrency: DEFAULT_CONCURRENCY as usize,
             prefetch: None,
             retry: RetryPolicy::default(),
+            time_limit: None,
             listen: None,
             tls: Tls::default(),
             status_check_limit: Duration::from_secs(5),
@@ -163,6 +168,13 @@ impl Settings {
             certificate: file("TLS_CERTIFICATE")?,
             key: file("TLS_KEY")?,
         })?;
+        if let Some(found) = read
+            .find("TIME_LIMIT")?
+            .filter(|found| found.value != "none")
+        {
+            let seconds: NonZeroU64 = parse(&found)?;
+            settings.time_limit = Some(Duration::from_secs(seconds.get()));
+        }
         if let Some(found) = read.find("ATTEMPTS")? {
             settings.retry = settings.retry.attempts(parse(&found)?);
         }
@@ -382,6 +394,11 @@ pub const VARIABLES: &[Variable] = &[
         "the seconds after which a delivery that is still open makes the worker degraded",
     ),
     variable("ATTEMPTS", "10", "the largest number of attempts of a task"),
+    variable(
+        "TIME_LIMIT",
+        "none",
+        "the seconds that one attempt of a task may take; one that takes longer has failed",
+    ),
     variable(
         "SERVICE_PATH",
         "batchwright/<name>",

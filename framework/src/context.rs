@@ -1,5 +1,7 @@
 //! What a running task can do besides replying: dispatch subtasks, report progress, and check for cancellation.
 
+mod about;
+mod cancellation;
 mod repeat;
 mod running;
 
@@ -11,11 +13,12 @@ use std::time::Duration;
 
 use contract::{
     Announced, NestingError, ReportStatus, ReservedPipe, ReservedPipes, TaskData, TaskMessage,
-    TaskStatus, Tracking, TrackingReport, check_nesting,
+    TaskStatus, TrackingReport, check_nesting,
 };
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
+use self::cancellation::{Cancellation, LOOK_INTERVAL};
 pub use self::repeat::Source;
 use self::repeat::{Announcement, Repeat, RepeatError};
 pub(crate) use self::running::RunningTasks;
@@ -31,8 +34,6 @@ use crate::{RetryPolicy, TaskError};
 
 /// The largest number of subtasks of one task that are published and not yet confirmed.
 const WINDOW: usize = 1000;
-/// How long [`Context::check_cancelled`] uses the result of its last status check.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The environment of one running task. Cheap to clone.
 #[derive(Clone)]
@@ -50,7 +51,7 @@ struct Inner {
     is_told_running: AtomicBool,
     /// Why a subtask was not dispatched. Whatever the author's code does about it, the task is not done.
     refusal: Mutex<Option<DispatchError>>,
-    cancellation: CancellationWatch,
+    cancellation: Cancellation,
 }
 
 /// What all tasks of a runtime share.
@@ -161,7 +162,7 @@ impl Context {
             is_size_known: AtomicBool::new(false),
             is_told_running: AtomicBool::new(false),
             refusal: Mutex::default(),
-            cancellation: CancellationWatch::default(),
+            cancellation: Cancellation::default(),
         }))
     }
 
@@ -186,6 +187,27 @@ impl Context {
 
     /// Dispatches a subtask whose type this worker does not know; see [`Self::dispatch`].
     pub async fn dispatch_payload(&self, pipe: &str, payload: Payload) -> Result<(), TaskError> {
+        self.dispatch_as(pipe, payload, None).await
+    }
+
+    /// Dispatches a subtask, and says in a few words what it is about, e.g. `"page 7 of scan.tif"`. Failures and outputs of the
+    /// subtask show this label if its own type has none ([`TaskData::label`]). It is cut to 256 bytes. See [`Self::dispatch`].
+    pub async fn dispatch_labelled<T: TaskData>(
+        &self,
+        pipe: &str,
+        task: &T,
+        label: &str,
+    ) -> Result<(), TaskError> {
+        self.dispatch_as(pipe, Payload::of(task)?, Some(label))
+            .await
+    }
+
+    async fn dispatch_as(
+        &self,
+        pipe: &str,
+        payload: Payload,
+        label: Option<&str>,
+    ) -> Result<(), TaskError> {
         let Inner {
             input,
             shared,
@@ -228,7 +250,7 @@ impl Context {
             note: None,
             failure: None,
             run: None,
-            label: None,
+            label,
             ends_tracking: false,
         };
         let Output {
@@ -303,30 +325,6 @@ impl Context {
         }));
     }
 
-    /// Returns an error once the job has ended or the process is about to stop. Propagate it with `?`.
-    ///
-    /// Cheap enough for an inner loop: it asks the job service in the background, and at most once a second unless an
-    /// announcement says that a job has changed.
-    pub fn check_cancelled(&self) -> Result<(), TaskError> {
-        let Inner {
-            input,
-            shared,
-            cancellation,
-            ..
-        } = &*self.0;
-        if shared.shutdown.is_cancelled() {
-            return Err(TaskError::unavailable("the process is shutting down"));
-        }
-        if let Some(tracking) = &input.tracking {
-            cancellation.look(tracking, &shared.status);
-        }
-        if cancellation.has_ended.is_cancelled() {
-            Err(TaskError::cancelled())
-        } else {
-            Ok(())
-        }
-    }
-
     /// Returns how many messages wait in a pipe, as read up to 50 ms ago, plus what this process has dispatched there
     /// since.
     ///
@@ -334,40 +332,6 @@ impl Context {
     pub async fn depth(&self, pipe: &str) -> Result<u64, TaskError> {
         let Shared { broker, depths, .. } = &*self.0.shared;
         Ok(depths.depth(pipe, &**broker).await?)
-    }
-
-    /// Returns the number of this attempt, from 1.
-    pub fn attempt(&self) -> u32 {
-        self.0.attempt
-    }
-
-    /// Returns the task id, for logs.
-    pub fn task_id(&self) -> &str {
-        &self.0.input.task_id
-    }
-
-    /// Returns the job task id (`partition:job.1.2*`), or `None` if the task is not tracked.
-    pub fn job_task_id(&self) -> Option<&str> {
-        self.0.input.job_task_id()
-    }
-
-    /// Returns the pipe that the message is addressed to, which is this worker's input.
-    pub fn input_pipe(&self) -> &str {
-        self.0.input.to.as_deref().unwrap_or_default()
-    }
-
-    /// Returns the note that an earlier task of this service left in the message with [`crate::Reply::with_note`].
-    pub fn note(&self) -> Option<&[u8]> {
-        self.0
-            .input
-            .context
-            .get(&self.0.shared.identity.service_path)
-            .map(|note| note.0.as_slice())
-    }
-
-    /// Returns the correlation id of the message, which all its outputs and subtasks inherit.
-    pub fn correlation_id(&self) -> Option<&str> {
-        self.0.input.correlation_id.as_deref()
     }
 
     /// Ends dispatching and takes what was dispatched.
@@ -529,46 +493,5 @@ pub(crate) fn undelivered(error: &PublishError) -> TaskError {
         | PublishError::Unacceptable { .. }
         | PublishError::Unroutable { .. }
         | PublishError::Refused { .. } => TaskError::failed(error.to_string()),
-    }
-}
-
-/// Watches, in the background, whether the job of a task has ended.
-#[derive(Default)]
-struct CancellationWatch {
-    has_ended: CancellationToken,
-    last_look: Mutex<Option<Look>>,
-}
-
-struct Look {
-    at: Instant,
-    /// How many announcements there had been.
-    announcements: u64,
-}
-
-impl CancellationWatch {
-    /// Starts a status check in the background if an announcement has come since the last one, or a second has passed.
-    /// The checker uses its cache while the last status is valid.
-    fn look(&self, tracking: &Tracking, status: &StatusChecker) {
-        let mut last_look = self
-            .last_look
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let announcements = status.announcements();
-        let is_recent =
-            |look: &Look| look.announcements == announcements && look.at.elapsed() < LOOK_INTERVAL;
-        if last_look.as_ref().is_some_and(is_recent) {
-            return;
-        }
-        *last_look = Some(Look {
-            at: Instant::now(),
-            announcements,
-        });
-        let (tracking, checker, has_ended) =
-            (tracking.clone(), status.clone(), self.has_ended.clone());
-        status.in_background(async move {
-            if checker.has_ended(&tracking).await {
-                has_ended.cancel();
-            }
-        });
     }
 }

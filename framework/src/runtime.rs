@@ -174,10 +174,12 @@ impl Runtime {
             output: self.settings.output.clone(),
             reject: self.settings.reject.clone(),
         };
-        let make_handler = |shared| TaskExecutor {
+        let time_limit = self.settings.time_limit;
+        let make_handler = move |shared| TaskExecutor {
             worker,
             shared: Arc::new(shared),
             pipes,
+            time_limit,
             unavailable,
         };
         WorkerService {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use contract::{TaskData, TaskMessage};
+use contract::{ContextData, TaskData, TaskMessage, Tracking};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -24,6 +24,131 @@ use crate::tls::Tls;
 use crate::worker::{ReplyKind, TaskErrorKind};
 use crate::{Context, Reply, RetryPolicy, Settings, TaskError, Worker};
 
+/// Runs one task and returns what the worker did. A panic of the worker fails the test.
+///
+/// The task is untracked, and this is its first attempt; [`task`] has tasks that differ.
+pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
+    task(input).run(worker).await
+}
+
+/// Returns a task for a test.
+///
+/// ```
+/// use std::time::Duration;
+/// use contract::RangeItem;
+/// use framework::testing::{self, Outcome};
+/// use framework::{Context, NoOutput, Reply, TaskError, Worker};
+///
+/// /// Waits for better times, but not for ever.
+/// struct Patient;
+///
+/// impl Worker for Patient {
+///     type Input = RangeItem;
+///     type Output = NoOutput;
+///     async fn run(&self, _: RangeItem, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+///         ctx.check_cancelled()?;
+///         match ctx.attempt() {
+///             1..5 => Err(TaskError::snooze(Duration::from_secs(60))),
+///             _ => Err(TaskError::failed("the times do not get better")),
+///         }
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// # fn item() -> RangeItem { serde_json::from_str(r#"{"number": 7}"#).unwrap() }
+/// let run = testing::task(item()).run(&Patient).await;
+/// assert_eq!(run.outcome(), Outcome::Snoozed(Duration::from_secs(60)));
+/// let run = testing::task(item()).attempt(5).run(&Patient).await;
+/// assert_eq!(run.outcome(), Outcome::Failed("the times do not get better".into()));
+/// let run = testing::task(item()).cancelled().run(&Patient).await;
+/// assert_eq!(run.outcome(), Outcome::Cancelled);
+/// # }
+/// ```
+pub const fn task<T: TaskData>(input: T) -> TestTask<T> {
+    TestTask {
+        input,
+        attempt: 1,
+        job_task_id: None,
+        note: None,
+        is_cancelled: false,
+    }
+}
+
+/// A task for a test; see [`task`].
+#[derive(Debug, Clone)]
+pub struct TestTask<T> {
+    input: T,
+    attempt: u32,
+    job_task_id: Option<String>,
+    note: Option<Vec<u8>>,
+    is_cancelled: bool,
+}
+
+impl<T: TaskData> TestTask<T> {
+    /// Sets the number of the attempt, from 1.
+    #[must_use]
+    pub const fn attempt(mut self, attempt: u32) -> Self {
+        self.attempt = attempt;
+        self
+    }
+
+    /// Makes it a task of a job, by its job task id: `partition:job`, and behind a point the path of the task, e.g.
+    /// `acme:reindex.102.3`.
+    #[must_use]
+    pub fn of_job(mut self, job_task_id: impl Into<String>) -> Self {
+        self.job_task_id = Some(job_task_id.into());
+        self
+    }
+
+    /// Adds the note that an earlier task has left for this one ([`Context::note`]).
+    #[must_use]
+    pub fn with_note(mut self, note: impl Into<Vec<u8>>) -> Self {
+        self.note = Some(note.into());
+        self
+    }
+
+    /// Lets its job have ended before it runs.
+    #[must_use]
+    pub const fn cancelled(mut self) -> Self {
+        self.is_cancelled = true;
+        self
+    }
+
+    /// Runs the task and returns what the worker did. A panic of the worker fails the test.
+    pub async fn run<W: Worker<Input = T>>(self, worker: &W) -> Run<W::Output> {
+        let recorder = Arc::new(Recorder::default());
+        let shared = Arc::new(shared(Arc::clone(&recorder) as _));
+        let ctx = Context::new(self.message(&shared), self.attempt, shared);
+        if self.is_cancelled {
+            ctx.end();
+        }
+        let result = worker.run(self.input, ctx).await;
+        let published = recorder.published.lock();
+        let published = published.unwrap_or_else(PoisonError::into_inner);
+        let messages = published.iter();
+        Run {
+            result,
+            dispatched: messages
+                .filter_map(|message| TaskMessage::decode(&message.body).ok())
+                .collect(),
+        }
+    }
+
+    /// Returns the message that the task comes in.
+    fn message(&self, shared: &Shared) -> Arc<CurrentMessage> {
+        let data = serde_json::to_vec(&self.input).unwrap_or_default();
+        let mut message = new_message::<T>("test".into(), "test-in", data);
+        message.tracking = self.job_task_id.clone().map(|id| Tracking {
+            job_task_id: Some(id),
+            ..Tracking::default()
+        });
+        let note = self.note.clone().map(ContextData);
+        let service = shared.identity.service_path.clone();
+        message.context.extend(note.map(|note| (service, note)));
+        CurrentMessage::new("test-in".into(), message, self.attempt, None, false)
+    }
+}
+
 /// What a worker did with a task; see [`run`].
 #[derive(Debug)]
 pub struct Run<O> {
@@ -32,7 +157,52 @@ pub struct Run<O> {
     dispatched: Vec<TaskMessage>,
 }
 
+/// What becomes of a task, by what the worker returned; see [`Run::outcome`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome<'a, O> {
+    /// It is complete, with this output ([`Reply::send`]).
+    Sent(&'a O),
+    /// It is complete, with this negative result ([`Reply::failure`]).
+    SentFailure(&'a O),
+    /// It is complete, without an output ([`Reply::none`]).
+    Done,
+    /// It stays open ([`Reply::pass_on`]).
+    PassedOn,
+    /// It runs again, for this reason (`?`).
+    Retried(String),
+    /// It has failed, for this reason.
+    Failed(String),
+    /// It has failed as an invalid task, for this reason.
+    Invalid(String),
+    /// It waits until this is available.
+    Unavailable(String),
+    /// It runs again after this time.
+    Snoozed(Duration),
+    /// It is dropped, because its job has ended.
+    Cancelled,
+}
+
 impl<O> Run<O> {
+    /// Returns what becomes of the task.
+    pub fn outcome(&self) -> Outcome<'_, O> {
+        match &self.result {
+            Ok(Reply(ReplyKind::Send {
+                output, is_failure, ..
+            })) if *is_failure => Outcome::SentFailure(output),
+            Ok(Reply(ReplyKind::Send { output, .. })) => Outcome::Sent(output),
+            Ok(Reply(ReplyKind::None)) => Outcome::Done,
+            Ok(Reply(ReplyKind::PassOn)) => Outcome::PassedOn,
+            Err(error) => match error.kind {
+                TaskErrorKind::Retry => Outcome::Retried(error.chain()),
+                TaskErrorKind::Failed => Outcome::Failed(error.chain()),
+                TaskErrorKind::Invalid => Outcome::Invalid(error.chain()),
+                TaskErrorKind::Unavailable => Outcome::Unavailable(error.chain()),
+                TaskErrorKind::Snooze(delay) => Outcome::Snoozed(delay),
+                TaskErrorKind::Cancelled => Outcome::Cancelled,
+            },
+        }
+    }
+
     /// Returns the output, if the worker sent one.
     pub fn sent(&self) -> Option<&O> {
         match &self.result {
@@ -41,16 +211,36 @@ impl<O> Run<O> {
         }
     }
 
+    /// Returns the pipe that the worker named for its output ([`Reply::to`]), if it did.
+    pub fn sent_to(&self) -> Option<&str> {
+        match &self.result {
+            Ok(Reply(ReplyKind::Send { to, .. })) => to.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Returns the note that the worker left for a later task ([`Reply::with_note`]), if it did.
+    pub fn note(&self) -> Option<&[u8]> {
+        match &self.result {
+            Ok(Reply(ReplyKind::Send { note, .. })) => note.as_deref(),
+            _ => None,
+        }
+    }
+
     /// Returns why the task failed (`or_fail`, `or_invalid`), if it did.
     pub fn failure(&self) -> Option<String> {
-        let error = self.result.as_ref().err()?;
-        matches!(error.kind, TaskErrorKind::Failed | TaskErrorKind::Invalid).then(|| error.chain())
+        match self.outcome() {
+            Outcome::Failed(reason) | Outcome::Invalid(reason) => Some(reason),
+            _ => None,
+        }
     }
 
     /// Returns why the task would run again (`?`), if it would.
     pub fn retry(&self) -> Option<String> {
-        let error = self.result.as_ref().err()?;
-        (error.kind == TaskErrorKind::Retry).then(|| error.chain())
+        match self.outcome() {
+            Outcome::Retried(reason) => Some(reason),
+            _ => None,
+        }
     }
 
     /// Returns the dispatched subtasks of this type with their pipes, in order.
@@ -74,13 +264,10 @@ impl<O> Run<O> {
     }
 }
 
-/// Runs one task and returns what the worker did. A panic of the worker fails the test.
-pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
-    let recorder = Arc::new(Recorder::default());
+/// Returns what a worker shares between its tasks.
+fn shared(broker: Arc<dyn Broker>) -> Shared {
     let tasks = TaskTracker::new();
-    let data = serde_json::to_vec(&input).unwrap_or_default();
-    let broker: Arc<dyn Broker> = recorder.clone();
-    let shared = Arc::new(Shared {
+    Shared {
         identity: Arc::new(WorkerIdentity {
             name: "test".into(),
             version: "1".into(),
@@ -110,29 +297,6 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
         counters: Counters::of("test"),
         running: Arc::default(),
         shutdown: CancellationToken::new(),
-    });
-    let ctx = Context::new(
-        CurrentMessage::new(
-            "test-in".into(),
-            new_message::<W::Input>("test".into(), "test-in", data),
-            1,
-            None,
-            false,
-        ),
-        1,
-        shared,
-    );
-    let result = worker.run(input, ctx).await;
-    let published = recorder
-        .published
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    Run {
-        result,
-        dispatched: published
-            .iter()
-            .filter_map(|message| TaskMessage::decode(&message.body).ok())
-            .collect(),
     }
 }
 

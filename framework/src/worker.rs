@@ -147,8 +147,26 @@ impl TaskData for NoOutput {
 
 /// Why a task was not done, and what happens to it.
 ///
-/// The operator `?` converts any error into one that means *run again*. [`OrFail`] converts it into one that means
-/// *failed* or *invalid* instead.
+/// The operator `?` converts any error into one that means *run again*: each `std::error::Error`, a boxed one, a text, and those of
+/// `anyhow` and `eyre`. [`OrFail`] converts it into one that means *failed* or *invalid* instead.
+///
+/// ```
+/// use framework::{OrFail, TaskError};
+///
+/// fn size_of(path: &str) -> anyhow::Result<u64> {
+///     Ok(std::fs::metadata(path)?.len())
+/// }
+///
+/// fn twice_the_size(path: &str) -> Result<u64, TaskError> {
+///     if path.is_empty() {
+///         Err("there is no path").or_fail()?;
+///     }
+///     Ok(2 * size_of(path)?)
+/// }
+///
+/// assert!(format!("{:?}", twice_the_size("").unwrap_err()).starts_with("Failed: there is no path"));
+/// assert!(format!("{:?}", twice_the_size("/none").unwrap_err()).starts_with("Retry: "));
+/// ```
 pub struct TaskError {
     pub(crate) kind: TaskErrorKind,
     source: Box<dyn Error + Send + Sync>,
@@ -231,7 +249,7 @@ impl TaskError {
     }
 }
 
-impl<E: Error + Send + Sync + 'static> From<E> for TaskError {
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for TaskError {
     fn from(error: E) -> Self {
         Self::retry(error)
     }

@@ -177,6 +177,9 @@ struct WorkerArgs {
         value_name = "SECONDS"
     )]
     old_delivery: u64,
+    /// Seconds that one attempt of a task may take; one that takes longer is stopped and has failed. The batch worker has no limit.
+    #[arg(long, env = "BATCHWRIGHT_TIME_LIMIT", value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
+    time_limit: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -486,6 +489,7 @@ impl StackArgs {
                 prefetch: self.workers.prefetch,
                 status_origins: self.workers.status_origins,
                 old_delivery: Duration::from_secs(self.workers.old_delivery),
+                time_limit: self.workers.time_limit.map(Duration::from_secs),
             },
             batch: BatchOptions {
                 output: self.batch.batch_output,

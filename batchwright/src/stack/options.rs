@@ -106,6 +106,8 @@ pub struct WorkerOptions {
     pub status_origins: StatusOrigins,
     /// How old the oldest open delivery of a worker may be before the process is degraded.
     pub old_delivery: Duration,
+    /// How long one attempt of a task may take. The batch worker has no limit.
+    pub time_limit: Option<Duration>,
 }
 
 /// Settings of the batch worker.
@@ -286,6 +288,7 @@ impl StackOptions {
             prefetch: self.workers.prefetch,
             status_origins: self.workers.status_origins.clone(),
             old_delivery: self.workers.old_delivery,
+            time_limit: self.workers.time_limit,
             tls: self.tls.clone(),
             paused: Some(self.service.paused_pipe.clone()),
             reserved_pipes: self.service().all_reserved_pipes(),
@@ -305,6 +308,7 @@ impl Default for WorkerOptions {
             prefetch: None,
             status_origins: StatusOrigins::default(),
             old_delivery: DEFAULT_OLD_DELIVERY,
+            time_limit: None,
         }
     }
 }

@@ -64,9 +64,10 @@ pub fn store_check(store: Store, stop: CancellationToken) -> RunningRole {
     })
 }
 
-/// Returns the batch worker with all plugins, and its number of splits.
+/// Returns the batch worker with all plugins, those that `add` adds included, and its number of splits.
 pub fn batch_worker(
     options: &StackOptions,
+    add: impl Iterator<Item = impl FnOnce(BatchWorker) -> BatchWorker>,
     broker: Arc<dyn Broker>,
     stop: CancellationToken,
 ) -> (RunningRole, Arc<AtomicU64>) {
@@ -79,6 +80,7 @@ pub fn batch_worker(
         .with(List)
         .with(Lines::new(root.clone()))
         .with(Glob::new(root));
+    let worker = add.fold(worker, |worker, add| add(worker));
     let splits = worker.splits();
     // One split publishes up to `max_parts` messages; two concurrent splits keep the broker busy.
     let settings = Settings {
@@ -86,6 +88,7 @@ pub fn batch_worker(
         output: options.batch.output.clone(),
         concurrency: 2,
         prefetch: Some(8),
+        time_limit: None,
         ..options.settings(BATCH_WORKER)
     };
     (

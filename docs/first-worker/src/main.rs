@@ -57,6 +57,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 #[cfg(test)]
 mod tests {
+    use batchwright::batch_job;
+
     use super::*;
 
     #[tokio::test]
@@ -68,5 +70,17 @@ mod tests {
         };
         let run = framework::testing::run(&Doubler, many).await;
         assert!(run.failure().unwrap().contains("invalid digit"));
+    }
+
+    #[tokio::test]
+    async fn doubles_every_number_of_a_batch() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = StackOptions::embedded(folder.path());
+        let stack = Stack::new(options).worker(Settings::new("doubler"), Doubler);
+        let running = stack.start().await.unwrap();
+        let batch = batch_job("list", r#"["21", "4"]"#, "doubler-in", Some("doubled"));
+        let job = running.run_job("sums", &batch).await.unwrap();
+        assert_eq!(job.items.done, 2);
+        running.stop().await;
     }
 }

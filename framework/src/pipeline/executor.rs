@@ -22,7 +22,7 @@ use crate::current;
 use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received, explain};
 use crate::pipeline::busy_threads;
 use crate::steps::attempts::Attempts;
-use crate::steps::output::{Output, OutputSpec, TaskPart, describe};
+use crate::steps::output::{Output, OutputSpec, TaskPart, describe, label_in};
 use crate::steps::routing::{failure_pipe, reply_pipe};
 use crate::steps::task_data;
 use crate::supervision::panic_text;
@@ -41,6 +41,8 @@ pub(crate) struct TaskExecutor<W> {
     pub worker: W,
     pub shared: Arc<Shared>,
     pub pipes: WorkerPipes,
+    /// How long one attempt may take.
+    pub time_limit: Option<Duration>,
     /// Why the worker's dependencies are unavailable, while they are. The runtime starts no new tasks meanwhile.
     pub unavailable: watch::Sender<Option<String>>,
 }
@@ -84,11 +86,11 @@ impl<W: Worker> BatchHandler for TaskExecutor<W> {
             }
             PublishError::Unacceptable { .. } => {
                 // The pipe takes others, so it takes the result.
-                let failed = self.fail(received.message(), &reason, run, nothing);
+                let failed = self.fail(received, &reason, run, nothing);
                 return Disposition::Done(failed);
             }
             PublishError::Impossible { pipe, .. } | PublishError::Unroutable { pipe, .. } => {
-                (pipe, self.fail(received.message(), &reason, run, nothing))
+                (pipe, self.fail(received, &reason, run, nothing))
             }
             PublishError::Closed => return Disposition::Redeliver(error.to_string()),
         };
@@ -128,7 +130,7 @@ impl<W: Worker> TaskExecutor<W> {
                 Arc::clone(&self.shared),
             );
             let mut label = None;
-            let result = self.run(received.message(), &ctx, &mut label).await;
+            let result = self.run(received, &ctx, &mut label).await;
             let mut dispatched = ctx.finish().await;
             let result = match &dispatched.refusal {
                 Some(error) if result.is_ok() || error.is_permanent() && comes_again(&result) => {
@@ -158,7 +160,7 @@ impl<W: Worker> TaskExecutor<W> {
                 Ok(reply) => {
                     let label = label.as_deref();
                     let run = || self.failed_run(attempts, began);
-                    self.on_reply(received.message(), &reply.0, label, run, dispatched)
+                    self.on_reply(received, &reply.0, label, run, dispatched)
                 }
                 Err(error) => {
                     let run = self.failed_run(attempts, began);
@@ -177,9 +179,8 @@ impl<W: Worker> TaskExecutor<W> {
         ctx: &Context,
     ) -> Option<Attempts> {
         let retry = &self.shared.retry;
-        let runs_in_place = error.kind == TaskErrorKind::Retry
-            && retry.is_immediate()
-            && ctx.check_cancelled().is_ok();
+        let runs_in_place =
+            error.kind == TaskErrorKind::Retry && retry.is_immediate() && ctx.may_go_on();
         if runs_in_place {
             attempts.next(retry, self.now()).map(|(_, next)| next)
         } else {
@@ -191,21 +192,25 @@ impl<W: Worker> TaskExecutor<W> {
     /// again in its slot.
     async fn run(
         &self,
-        message: &TaskMessage,
+        received: &Received,
         ctx: &Context,
         label: &mut Option<String>,
     ) -> Result<Reply<W::Output>, TaskError> {
+        let given = label_in(received.headers());
         let mut delays = UNAVAILABLE_DELAYS.delays();
         loop {
-            let task = task_data::decode::<W::Input>(message).map_err(TaskError::invalid)?;
-            *label = task_data::label(&task);
+            let task =
+                task_data::decode::<W::Input>(received.message()).map_err(TaskError::invalid)?;
+            *label = task_data::label(&task).or_else(|| given.map(str::to_owned));
             let run = AssertUnwindSafe(self.worker.run(task, ctx.clone())).catch_unwind();
-            let run = reported_when_long(pin!(run), ctx).await;
-            let result = run.unwrap_or_else(|panic| {
-                Err(TaskError::retry(format!(
-                    "the worker panicked: {}",
-                    panic_text(&*panic)
-                )))
+            let run = within_limit(self.time_limit, reported_when_long(pin!(run), ctx), ctx).await;
+            let result = run.and_then(|run| {
+                run.unwrap_or_else(|panic| {
+                    Err(TaskError::retry(format!(
+                        "the worker panicked: {}",
+                        panic_text(&*panic)
+                    )))
+                })
             });
             match result {
                 // That concerns this task alone: others go on, and it comes again.
@@ -247,13 +252,13 @@ impl<W: Worker> TaskExecutor<W> {
 
     fn on_reply(
         &self,
-        input: &TaskMessage,
+        received: &Received,
         reply: &ReplyKind<W::Output>,
         label: Option<&str>,
         run: impl FnOnce() -> FailedRun,
         dispatched: Dispatched,
     ) -> Disposition {
-        let part = dispatched.reply_part();
+        let (input, part) = (received.message(), dispatched.reply_part());
         let spec = match reply {
             ReplyKind::PassOn => {
                 return Disposition::Done(outputs(dispatched, Output::default()));
@@ -274,20 +279,25 @@ impl<W: Worker> TaskExecutor<W> {
                 let Some(to) = to.or_else(|| reply_pipe(configured, input.tracking.as_ref()))
                 else {
                     let reason = "the worker sends output, but it has no output pipe, and the job names no target pipe";
-                    return Disposition::Done(self.fail(input, reason, Some(run()), dispatched));
+                    return Disposition::Done(self.fail(received, reason, Some(run()), dispatched));
                 };
                 if Some(to) != configured
                     && let Err(refusal) = check_result_pipe(&self.shared.reserved, input, to)
                 {
                     let reason = refusal.to_string();
-                    return Disposition::Done(self.fail(input, &reason, Some(run()), dispatched));
+                    return Disposition::Done(self.fail(
+                        received,
+                        &reason,
+                        Some(run()),
+                        dispatched,
+                    ));
                 }
                 let data = match serde_json::to_vec(output) {
                     Ok(data) => data,
                     Err(error) => {
                         let reason = format!("the output cannot be serialized to JSON: {error}");
                         return Disposition::Done(self.fail(
-                            input,
+                            received,
                             &reason,
                             Some(run()),
                             dispatched,
@@ -320,7 +330,6 @@ impl<W: Worker> TaskExecutor<W> {
         label: Option<String>,
         dispatched: Dispatched,
     ) -> Disposition {
-        let input = received.message();
         // Each kind of error is logged where it is handled.
         match error.kind {
             TaskErrorKind::Cancelled => Disposition::Discard,
@@ -330,10 +339,10 @@ impl<W: Worker> TaskExecutor<W> {
                 Disposition::Snooze(delay)
             }
             TaskErrorKind::Invalid => {
-                Disposition::Done(self.refuse(input, &error.chain(), run, dispatched))
+                Disposition::Done(self.refuse(received, &error.chain(), run, dispatched))
             }
             TaskErrorKind::Failed => {
-                Disposition::Done(self.fail(input, &error.chain(), Some(run), dispatched))
+                Disposition::Done(self.fail(received, &error.chain(), Some(run), dispatched))
             }
             TaskErrorKind::Retry => {
                 let reason = error.chain();
@@ -408,7 +417,7 @@ impl<W: Worker> TaskExecutor<W> {
         run: Option<FailedRun>,
         dispatched: Dispatched,
     ) -> Outputs {
-        self.fail(received.message(), reason, run, dispatched)
+        self.fail(received, reason, run, dispatched)
             .with_message(self.reject_copy(received, reason))
     }
 
@@ -425,7 +434,7 @@ impl<W: Worker> TaskExecutor<W> {
         };
         let mut headers = Headers::default();
         if let Some(tracking) = &copy.tracking {
-            let label = Self::label_of(&copy);
+            let label = Self::label_of(received);
             describe(
                 &mut headers,
                 tracking,
@@ -443,7 +452,7 @@ impl<W: Worker> TaskExecutor<W> {
     /// Fails the task: its result is `RESULT_EXCEPTION` with the reason as a JSON string.
     fn fail(
         &self,
-        input: &TaskMessage,
+        received: &Received,
         reason: &str,
         run: Option<FailedRun>,
         dispatched: Dispatched,
@@ -452,13 +461,13 @@ impl<W: Worker> TaskExecutor<W> {
         warn!(reason, "a task has failed");
         let data = serde_json::to_vec(reason).unwrap_or_default();
         let status = TaskStatus::ResultException;
-        self.failure(input, status, data, reason, run, dispatched)
+        self.failure(received, status, data, reason, run, dispatched)
     }
 
     /// Fails a task that was not understood: its result is `INVALID_TASK` with the reason as plain text.
     fn refuse(
         &self,
-        input: &TaskMessage,
+        received: &Received,
         reason: &str,
         run: FailedRun,
         dispatched: Dispatched,
@@ -467,12 +476,12 @@ impl<W: Worker> TaskExecutor<W> {
         warn!(reason, "a task was not understood");
         let data = reason.as_bytes().to_vec();
         let status = TaskStatus::InvalidTask;
-        self.failure(input, status, data, reason, Some(run), dispatched)
+        self.failure(received, status, data, reason, Some(run), dispatched)
     }
 
     fn failure(
         &self,
-        input: &TaskMessage,
+        received: &Received,
         status: TaskStatus,
         data: Vec<u8>,
         reason: &str,
@@ -480,7 +489,7 @@ impl<W: Worker> TaskExecutor<W> {
         dispatched: Dispatched,
     ) -> Outputs {
         self.shared.counters.failed.increment(1);
-        let label = Self::label_of(input);
+        let (input, label) = (received.message(), Self::label_of(received));
         let configured = self.pipes.output.as_deref();
         // The pipe comes from a message, which anybody can send.
         let to = failure_pipe(configured, input.tracking.as_ref()).filter(|to| {
@@ -509,8 +518,10 @@ impl<W: Worker> TaskExecutor<W> {
     }
 
     /// Returns what a failed task calls itself.
-    fn label_of(input: &TaskMessage) -> Option<String> {
-        task_data::label(&task_data::decode::<W::Input>(input).ok()?)
+    fn label_of(received: &Received) -> Option<String> {
+        let given = || label_in(received.headers()).map(str::to_owned);
+        let task = task_data::decode::<W::Input>(received.message()).ok();
+        task.and_then(|task| task_data::label(&task)).or_else(given)
     }
 
     /// Describes the attempt that has failed after these.
@@ -553,6 +564,20 @@ async fn reported_when_long<T>(run: Pin<&mut impl Future<Output = T>>, ctx: &Con
     ctx.report_running();
     let _long = ctx.note_long_run(LONG_RUN);
     run.await
+}
+
+/// Awaits a run for as long as its limit allows. After that it is dropped, and what it has left behind on other threads can see
+/// that it must stop.
+async fn within_limit<T>(
+    limit: Option<Duration>,
+    run: impl Future<Output = T>,
+    ctx: &Context,
+) -> Result<T, TaskError> {
+    let Some(limit) = limit else {
+        return Ok(run.await);
+    };
+    let run = tokio::time::timeout(limit, run).await;
+    run.map_err(|_| ctx.exceed(limit))
 }
 
 fn success<T: TaskData>(

@@ -123,6 +123,9 @@ impl WorkerIdentity {
         if let Some(tracking) = &tracking {
             describe(&mut headers, tracking, spec.status, spec.label);
         }
+        if let Some(label) = spec.label {
+            set_label(&mut headers, label);
+        }
         // A rerouted message is its own report.
         let is_direct = self.route == Route::Direct || hop.pipe.is_none();
         let zero = (self.zero_progress && is_direct).then_some(ReportStatus::Progress);
@@ -218,8 +221,8 @@ impl WorkerIdentity {
     }
 }
 
-/// Adds the headers that tell the reader of a result its job and its task, wherever its tracking ends. Requests have none:
-/// workers need none.
+/// Adds the headers that tell the reader of a result its job and its task, wherever its tracking ends. Of a request, only a label
+/// is told.
 pub(crate) fn describe(
     headers: &mut Headers,
     tracking: &Tracking,
@@ -235,9 +238,21 @@ pub(crate) fn describe(
     let outcome = outcome.name().to_owned();
     headers.set(OUTCOME_HEADER, HeaderValue::Text(outcome));
     if let Some(label) = label {
-        let end = label.floor_char_boundary(FailedItem::LABEL_BYTES);
-        let label = label[..end].to_owned();
-        headers.set(LABEL_HEADER, HeaderValue::Text(label));
+        set_label(headers, label);
+    }
+}
+
+fn set_label(headers: &mut Headers, label: &str) {
+    let end = label.floor_char_boundary(FailedItem::LABEL_BYTES);
+    let label = label[..end].to_owned();
+    headers.set(LABEL_HEADER, HeaderValue::Text(label));
+}
+
+/// Returns the label that a message came with.
+pub(crate) fn label_in(headers: &Headers) -> Option<&str> {
+    match headers.get(LABEL_HEADER) {
+        Some(HeaderValue::Text(label)) => Some(label),
+        _ => None,
     }
 }
 
@@ -350,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn result_tells_its_job_its_task_and_its_outcome_and_a_subtask_tells_nothing() {
+    fn result_tells_its_job_its_task_and_its_outcome_and_a_subtask_only_its_label() {
         let headers = |route, part, status| {
             let spec = OutputSpec {
                 status,
@@ -375,7 +390,7 @@ mod tests {
                 ]
             );
             let subtask = headers(route, TaskPart::Subtask(1), TaskStatus::NewTask);
-            assert!(subtask.is_empty(), "{subtask:?}");
+            assert_eq!(subtask, ["x-batchwright-label=the third"]);
         }
     }
 

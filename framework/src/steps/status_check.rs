@@ -137,6 +137,11 @@ impl StatusChecker {
         self.changed.count()
     }
 
+    /// Waits for the next announcement from now on.
+    pub fn announced(&self) -> impl Future<Output = ()> {
+        self.changed.announced()
+    }
+
     /// Returns what is known about the job of a message. Asks the job service if a check is due, and stamps the
     /// tracking with it.
     pub async fn check(&self, tracking: Option<&mut Tracking>) -> JobKnowledge {

@@ -13,6 +13,7 @@ mod pausing;
 mod repeating;
 mod retries;
 mod signs;
+mod stopping;
 mod undeliverable;
 mod window;
 mod wire;

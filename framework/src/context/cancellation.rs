@@ -1,0 +1,150 @@
+//! Whether a task should stop: its job has ended, the process is about to stop, or its time is over.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use contract::Tracking;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::{Context, Inner};
+use crate::TaskError;
+use crate::steps::status_check::StatusChecker;
+
+/// How long [`Context::check_cancelled`] uses the result of its last status check.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+impl Context {
+    /// Returns an error once the job has ended, the process is about to stop, or the task has exceeded its
+    /// [time limit](crate::Settings::time_limit). Propagate it with `?`.
+    ///
+    /// Cheap enough for an inner loop: it asks the job service in the background, and at most once a second unless an
+    /// announcement says that a job has changed.
+    pub fn check_cancelled(&self) -> Result<(), TaskError> {
+        let Inner {
+            input,
+            shared,
+            cancellation,
+            ..
+        } = &*self.0;
+        if let Some(limit) = cancellation.exceeded.get() {
+            return Err(exceeded(*limit));
+        }
+        if shared.shutdown.is_cancelled() {
+            return Err(TaskError::unavailable("the process is shutting down"));
+        }
+        if let Some(tracking) = &input.tracking {
+            cancellation.look(tracking, &shared.status);
+        }
+        if cancellation.ended.is_cancelled() {
+            Err(TaskError::cancelled())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Waits until [`Self::check_cancelled`] returns an error, and returns that error. Use it beside something that takes long
+    /// and can be dropped:
+    ///
+    /// ```
+    /// # use framework::{Context, TaskError};
+    /// # use tokio::process::Command;
+    /// # async fn convert(ctx: Context) -> Result<(), TaskError> {
+    /// let mut child = Command::new("convert").arg("in.tif").arg("out.png").kill_on_drop(true).spawn()?;
+    /// let status = tokio::select! {
+    ///     status = child.wait() => status?,
+    ///     error = ctx.cancelled() => return Err(error),
+    /// };
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Cancel safe: nothing is lost if the future is dropped.
+    pub async fn cancelled(&self) -> TaskError {
+        let Inner {
+            shared,
+            cancellation,
+            ..
+        } = &*self.0;
+        loop {
+            // Before the look, so that no announcement is missed in between.
+            let announced = shared.status.announced();
+            if let Err(error) = self.check_cancelled() {
+                return error;
+            }
+            tokio::select! {
+                () = announced => {}
+                () = shared.shutdown.cancelled() => {}
+                () = cancellation.ended.cancelled() => {}
+                () = sleep(LOOK_INTERVAL) => {}
+            }
+        }
+    }
+
+    /// Says that the job has ended.
+    pub(crate) fn end(&self) {
+        self.0.cancellation.ended.cancel();
+    }
+
+    /// Lets the task stop because its time is over, and returns the error of this attempt.
+    pub(crate) fn exceed(&self, limit: Duration) -> TaskError {
+        let cancellation = &self.0.cancellation;
+        let limit = *cancellation.exceeded.get_or_init(|| limit);
+        cancellation.ended.cancel();
+        exceeded(limit)
+    }
+
+    /// Returns whether the task may begin another attempt: its job goes on, as far as this process knows, and so does the process.
+    pub(crate) fn may_go_on(&self) -> bool {
+        let cancellation = &self.0.cancellation;
+        cancellation.exceeded.get().is_some() || self.check_cancelled().is_ok()
+    }
+}
+
+fn exceeded(limit: Duration) -> TaskError {
+    TaskError::retry(format!(
+        "the task took longer than its time limit of {limit:?}"
+    ))
+}
+
+/// Watches, in the background, whether the job of a task has ended.
+#[derive(Default)]
+pub(super) struct Cancellation {
+    /// Cancelled when the job has ended, or the time of the task is over.
+    ended: CancellationToken,
+    /// The time limit that the task has exceeded.
+    exceeded: OnceLock<Duration>,
+    last_look: Mutex<Option<Look>>,
+}
+
+struct Look {
+    at: Instant,
+    /// How many announcements there had been.
+    announcements: u64,
+}
+
+impl Cancellation {
+    /// Starts a status check in the background if an announcement has come since the last one, or a second has passed.
+    /// The checker uses its cache while the last status is valid.
+    fn look(&self, tracking: &Tracking, status: &StatusChecker) {
+        let mut last_look = self
+            .last_look
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let announcements = status.announcements();
+        let is_recent =
+            |look: &Look| look.announcements == announcements && look.at.elapsed() < LOOK_INTERVAL;
+        if last_look.as_ref().is_some_and(is_recent) {
+            return;
+        }
+        *last_look = Some(Look {
+            at: Instant::now(),
+            announcements,
+        });
+        let (tracking, checker, ended) = (tracking.clone(), status.clone(), self.ended.clone());
+        status.in_background(async move {
+            if checker.has_ended(&tracking).await {
+                ended.cancel();
+            }
+        });
+    }
+}
