@@ -52,7 +52,7 @@ pub fn remark_line(text: Arguments<'_>) {
 /// Replaces the line on the terminal behind standard error, on which the cursor is.
 pub fn rewrite_line(text: &str) {
     let mut stderr = io::stderr();
-    let _ = write!(stderr, "\r{text}\x1b[K").and_then(|()| stderr.flush());
+    let _ = write!(stderr, "\r\x1b[K{text}").and_then(|()| stderr.flush());
 }
 
 /// Returns the number of columns of a terminal; 80 if it does not tell.

@@ -80,11 +80,13 @@ async fn turn(client: &Client, now: i64, paused: &mut BTreeSet<String>) -> Resul
                     }
                 }
                 // A person may have resumed it.
-                Action::Pause(id) => {
-                    if paused.insert(id.clone()) && !was_paused(client, &id).await? {
+                Action::Pause(id) if !paused.contains(&id) => {
+                    if !was_paused(client, &id).await? {
                         done_meanwhile(client.pause(&id).await)?;
                     }
+                    paused.insert(id);
                 }
+                Action::Pause(_) => {}
                 Action::Cancel(id) => done_meanwhile(client.cancel(&id).await)?,
                 Action::Delete(id) => done_meanwhile(client.delete(&id).await)?,
             }

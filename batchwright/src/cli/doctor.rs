@@ -62,7 +62,8 @@ pub struct DoctorArgs {
         value_name = "URL"
     )]
     database: Option<String>,
-    /// Name of a pipe to look at; may be repeated. The pipes of the jobs and workers are looked at in any case.
+    /// Name of a pipe to look at, also if nothing waits in it; may be repeated. The pipes of the jobs and workers are looked
+    /// at in any case.
     #[arg(long, value_name = "PIPE")]
     pipe: Vec<String>,
     #[command(flatten)]
@@ -113,7 +114,10 @@ async fn look(
     for job in &args.job {
         found.extend(jobs::examine(client, job, &args.service, uses).await);
     }
-    found.extend(jobs::waiting(client, uses).await?);
+    for pipe in &args.pipe {
+        uses.entry(pipe.clone()).or_default();
+    }
+    found.extend(jobs::waiting(client, uses, &args.pipe).await?);
     let workers = client.workers().await?.workers;
     found.push(workers_seen(&workers));
     Ok(workers.into_iter().filter_map(|it| it.input).collect())

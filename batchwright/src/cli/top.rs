@@ -13,6 +13,7 @@ use batchwright::client::{Client, ClientError};
 use clap::{Args, ValueEnum};
 use contract::rest::Job;
 use contract::{Pipe, Worker};
+use framework::runtime::stop_signal;
 use serde::Serialize;
 
 use super::connect::{Output, ServiceArgs};
@@ -128,7 +129,7 @@ pub async fn top(args: TopArgs) -> anyhow::Result<ExitCode> {
     let mut keys = Keys::read();
     let ended = tokio::select! {
         ended = draw_until_told(&client, &args, keys.as_mut()) => ended,
-        _ = tokio::signal::ctrl_c() => Ok(()),
+        () = stop_signal() => Ok(()),
     };
     drop(keys);
     drop(screen);
@@ -179,12 +180,25 @@ async fn draw_until_told(
     }
 }
 
-/// Draws lines from the top left corner. After the last one there is no line break, which would scroll.
 fn draw(lines: &[String]) {
-    let lines: Vec<String> = lines.iter().map(|line| format!("{line}\x1b[K")).collect();
     let mut stdout = io::stdout();
     // Nowhere is left to say that it failed.
-    let _ = write!(stdout, "\x1b[H{}\x1b[J", lines.join("\r\n")).and_then(|()| stdout.flush());
+    let _ = write!(stdout, "{}", frame(lines)).and_then(|()| stdout.flush());
+}
+
+/// Returns what draws lines from the top left corner. After the last one there is no line break, which would scroll.
+///
+/// Each line is erased before it is written: behind a line as wide as the terminal, the cursor stands on its last character, which
+/// would be erased with the rest.
+fn frame(lines: &[String]) -> String {
+    let Some((last, above)) = lines.split_last() else {
+        return "\x1b[H\x1b[J".to_owned();
+    };
+    let above: Vec<String> = above
+        .iter()
+        .map(|line| format!("\x1b[K{line}\r\n"))
+        .collect();
+    format!("\x1b[H{}\x1b[J{last}", above.concat())
 }
 
 /// The other page of the terminal, while it is shown.
@@ -345,6 +359,13 @@ fn print_all<T: Serialize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_erased_behind_a_line_that_may_be_as_wide_as_the_terminal() {
+        let lines = ["first", "second"].map(str::to_owned);
+        assert_eq!(frame(&lines), "\x1b[H\x1b[Kfirst\r\n\x1b[Jsecond");
+        assert_eq!(frame(&[]), "\x1b[H\x1b[J");
+    }
 
     #[test]
     fn line_of_tabs_shows_the_view_and_the_keys_within_eighty_columns() {

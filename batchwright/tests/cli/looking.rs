@@ -49,6 +49,16 @@ async fn person_sees_what_goes_on_and_why_a_job_waits() {
     let all = at(&["doctor"]).await.with(0);
     let whose = "2 messages wait; the first task of second, the first task of first";
     assert!(all.out.contains(whose), "{all:?}");
+    let asked = at(&["doctor", "--pipe", "worker-batch-in", "--pipe", "misspelt"]);
+    let asked = asked.await.with(0).out;
+    assert!(
+        asked.contains("0 messages wait for 1 consumer\n"),
+        "{asked}"
+    );
+    assert!(
+        asked.contains("misspelt         the pipe does not exist"),
+        "{asked}"
+    );
     let file = format!("sqlite:{}", home.data().join("jobs.db").display());
     let database = at(&["doctor", "--database", &file]).await.with(0);
     assert!(database.out.contains("SQLite 3."), "{database:?}");

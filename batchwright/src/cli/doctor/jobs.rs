@@ -6,7 +6,7 @@ use batchwright::client::{Client, ClientError};
 use contract::rest::{Job, NewJob};
 use contract::{BatchTask, JobStatus, Pipe, TaskData};
 
-use super::finding::{Finding, State, messages_wait};
+use super::finding::{Finding, State, messages_wait, numbered};
 use crate::cli::connect::ServiceArgs;
 use crate::cli::jobs::now;
 use crate::task_text::due;
@@ -22,7 +22,7 @@ pub enum Tasks {
     Items(Option<i64>),
 }
 
-/// The pipes of jobs, with whose tasks go there.
+/// The pipes to look at, with whose tasks go there.
 pub type Uses = BTreeMap<String, Vec<(String, Tasks)>>;
 
 /// Says why a job does not go on, as far as the job itself says it. Notes in `uses` the pipes of its tasks, which tell the rest.
@@ -76,8 +76,12 @@ pub async fn unfinished(client: &Client, uses: &mut Uses) -> Result<bool, Client
     Ok(jobs.len() <= MOST)
 }
 
-/// Says what waits in these pipes, and whether anybody takes it.
-pub async fn waiting(client: &Client, uses: &Uses) -> Result<Vec<Finding>, ClientError> {
+/// Says what waits in these pipes, and whether anybody takes it. Those that are `asked` for are told even if nothing waits there.
+pub async fn waiting(
+    client: &Client,
+    uses: &Uses,
+    asked: &[String],
+) -> Result<Vec<Finding>, ClientError> {
     let listed = client.pipes().await?.pipes;
     let mut known: BTreeMap<String, Pipe> = listed
         .into_iter()
@@ -85,27 +89,63 @@ pub async fn waiting(client: &Client, uses: &Uses) -> Result<Vec<Finding>, Clien
         .collect();
     let mut found = Vec::new();
     for (name, jobs) in uses {
+        let is_asked = asked.contains(name);
         let pipe = match known.remove(name) {
             Some(pipe) => pipe,
             // RabbitMQ does not tell which queues there are; the pipe of a batch's items is in no list.
             None => match client.pipe(name, None).await {
                 Ok(pipe) => pipe,
-                Err(ClientError::Refused { status: 404, .. }) => continue,
+                Err(ClientError::Refused { status: 404, .. }) => {
+                    found.extend(is_asked.then(|| missing(name)));
+                    continue;
+                }
                 Err(error) => return Err(error),
             },
         };
-        found.extend(about_pipe(&pipe, jobs));
+        found.extend(about_pipe(&pipe, jobs, is_asked));
         found.extend(beside(&pipe));
     }
     found.extend(known.values().flat_map(beside));
     Ok(found)
 }
 
-/// Says what waits in a pipe, if anything does.
-fn about_pipe(pipe: &Pipe, jobs: &[(String, Tasks)]) -> Option<Finding> {
-    if !pipe.exists || pipe.messages == 0 {
+/// Says that a pipe that was asked for does not exist.
+fn missing(pipe: &str) -> Finding {
+    let what = "the pipe does not exist: nobody has read it or put anything into it";
+    Finding::new(State::Note, pipe, what).remedy("start the worker of this pipe, or correct --pipe")
+}
+
+/// Says what waits in a pipe, if anything does or it was asked for.
+fn about_pipe(pipe: &Pipe, jobs: &[(String, Tasks)], is_asked: bool) -> Option<Finding> {
+    if !pipe.exists {
+        return is_asked.then(|| missing(&pipe.name));
+    }
+    if pipe.messages == 0 && !is_asked {
         return None;
     }
+    let whose = match whose(jobs) {
+        Some(whose) if pipe.messages > 0 => format!("; {whose}"),
+        _ => String::new(),
+    };
+    let count = messages_wait(pipe.messages);
+    Some(match pipe.consumers {
+        Some(0) => Finding::new(
+            State::Note,
+            &pipe.name,
+            format!("nobody reads this pipe: {count}{whose}"),
+        )
+        .remedy("start the worker of this pipe, or cancel the jobs if its name is wrong"),
+        Some(consumers) => Finding::new(
+            State::Ok,
+            &pipe.name,
+            format!("{count} for {}{whose}", numbered(consumers, "consumer")),
+        ),
+        None => Finding::new(State::Ok, &pipe.name, format!("{count}{whose}")),
+    })
+}
+
+/// Says whose tasks go to a pipe, if that is known.
+fn whose(jobs: &[(String, Tasks)]) -> Option<String> {
     let tasks = |(job, tasks): &(String, Tasks)| match tasks {
         Tasks::First => format!("the first task of {job}"),
         Tasks::Items(Some(count)) => format!("{count} items of {job}"),
@@ -114,24 +154,9 @@ fn about_pipe(pipe: &Pipe, jobs: &[(String, Tasks)]) -> Option<Finding> {
     let some: Vec<String> = jobs.iter().take(3).map(tasks).collect();
     let more = match jobs.len().saturating_sub(3) {
         0 => String::new(),
-        more => format!(", and tasks of {more} others"),
+        more => format!(", and tasks of {}", numbered(more as u64, "other job")),
     };
-    let whose = format!("{}{more}", some.join(", "));
-    let count = messages_wait(pipe.messages);
-    Some(match pipe.consumers {
-        Some(0) => Finding::new(
-            State::Note,
-            &pipe.name,
-            format!("nobody reads this pipe: {count}; {whose}"),
-        )
-        .remedy("start the worker of this pipe, or cancel the jobs if its name is wrong"),
-        Some(consumers) => Finding::new(
-            State::Ok,
-            &pipe.name,
-            format!("{count} for {consumers} consumers; {whose}"),
-        ),
-        None => Finding::new(State::Ok, &pipe.name, format!("{count}; {whose}")),
-    })
+    (!some.is_empty()).then(|| format!("{}{more}", some.join(", ")))
 }
 
 /// Says what was put aside from a pipe.
@@ -232,7 +257,12 @@ fn reasons(job: &Job, now: i64, command: impl Fn(&str) -> String) -> Vec<Finding
             .map(|time| format!("; the next is due {}", due(time, now)));
         note(
             format!(
-                "{retrying} tasks wait for another attempt{}",
+                "{} for another attempt{}",
+                if retrying == 1 {
+                    "1 task waits".to_owned()
+                } else {
+                    format!("{retrying} tasks wait")
+                },
                 next.unwrap_or_default()
             ),
             Some(format!("{} --state retrying", command("tasks"))),
@@ -326,8 +356,9 @@ mod tests {
             ("c".to_owned(), Tasks::Items(None)),
             ("d".to_owned(), Tasks::First),
         ];
-        let about = |fields: &Value| about_pipe(&pipe(fields), &jobs).map(|it| (it.state, it.what));
-        let whose = "the first task of a, 12 items of b, items of c, and tasks of 1 others";
+        let about =
+            |fields: &Value| about_pipe(&pipe(fields), &jobs, false).map(|it| (it.state, it.what));
+        let whose = "the first task of a, 12 items of b, items of c, and tasks of 1 other job";
         assert_eq!(
             about(&json!({})),
             Some((
@@ -344,6 +375,15 @@ mod tests {
         );
         assert_eq!(about(&json!({"messages": 0})), None);
         assert_eq!(about(&json!({"exists": false})), None);
+        let asked = |fields: &Value| {
+            about_pipe(&pipe(fields), &jobs[..1], true).map(|it| (it.state, it.what))
+        };
+        assert_eq!(
+            asked(&json!({"consumers": 1, "messages": 0})),
+            Some((State::Ok, "0 messages wait for 1 consumer".to_owned()))
+        );
+        let (state, what) = asked(&json!({"exists": false})).unwrap();
+        assert!(state == State::Note && what.starts_with("the pipe does not exist"));
         let aside = beside(&pipe(&json!({"quarantined": 0, "rejected": 2})));
         assert_eq!(aside.len(), 1);
         assert!(

@@ -61,15 +61,22 @@ async fn look(
         match response.status() {
             StatusCode::NOT_FOUND => continue,
             status if status.is_success() => {}
-            status => bail!("the management API answers {status}"),
+            status => bail!("the management API returns {status}"),
         }
         let queue: Queue = serde_json::from_slice(&body(response).await?)
             .context("the management API does not describe a queue")?;
         looked += 1;
         found.extend(about(&queue));
     }
-    if found.is_empty() {
-        let what = format!("no policy and no argument of {looked} queues drops messages");
+    if looked == 0 && !pipes.is_empty() {
+        let what =
+            "the management API knows none of these queues, so their policies cannot be seen";
+        found.push(
+            Finding::new(State::Unseen, MANAGEMENT, what)
+                .remedy("if they exist, correct --management, or the virtual host in --broker"),
+        );
+    } else if found.is_empty() {
+        let what = format!("no setting drops messages; queues looked at: {looked}");
         found.push(Finding::new(State::Ok, MANAGEMENT, what));
     }
     Ok(found)
@@ -258,7 +265,7 @@ mod tests {
             (State::Broken, "a.in")
         );
         let none = queues(&url, "amqp://host/jobs", &tls, &pipes[1..]).await;
-        assert_eq!(none[0].state, State::Ok);
+        assert_eq!(none[0].state, State::Unseen, "{none:?}");
         let away = queues("http://ann:secret@127.0.0.1:1", "amqp://host", &tls, &pipes).await;
         assert_eq!(away[0].state, State::Broken);
         assert!(!away[0].what.contains("secret"), "{away:?}");

@@ -7,7 +7,7 @@ use framework::broker::amqp::{Amqp, AmqpOptions, QueueType};
 use framework::broker::{Broker as _, BrokerError};
 use store::DatabaseLook;
 
-use super::finding::{Finding, State, messages_wait};
+use super::finding::{Finding, State, messages_wait, numbered};
 use super::{DoctorArgs, management};
 
 /// How long RabbitMQ may take to accept a connection.
@@ -133,9 +133,9 @@ async fn queue(amqp: &Amqp, pipe: &str, is_noted: bool) -> Vec<Finding> {
         )
         .remedy("start the worker of this pipe"),
         Some(0) => ok(format!("{waiting} in the queue, which has no consumer")),
-        Some(1) => ok(format!("{waiting} in the queue, which has 1 consumer")),
         Some(consumers) => ok(format!(
-            "{waiting} in the queue, which has {consumers} consumers"
+            "{waiting} in the queue, which has {}",
+            numbered(consumers, "consumer")
         )),
         None => ok(format!("{waiting} in the queue")),
     }];
@@ -200,8 +200,8 @@ fn about_database(look: &DatabaseLook) -> Vec<Finding> {
                 State::Note,
                 DATABASE,
                 format!(
-                    "its tables are of an earlier version: {} migrations are missing",
-                    missing.len()
+                    "its tables are of an earlier version, with {} less",
+                    numbered(missing.len() as u64, "migration")
                 ),
             )
             .remedy("the next process of this version that starts applies them"),
@@ -210,8 +210,8 @@ fn about_database(look: &DatabaseLook) -> Vec<Finding> {
     }
     if !look.newer.is_empty() {
         let what = format!(
-            "its tables are of a later version, with {} more migrations; this version works on with them",
-            look.newer.len()
+            "its tables are of a later version, with {} more; this version works on with them",
+            numbered(look.newer.len() as u64, "migration")
         );
         found.push(Finding::new(State::Note, DATABASE, what));
     }
@@ -261,7 +261,7 @@ mod tests {
                     missing: Some(vec![7]),
                     ..look.clone()
                 },
-                "1 migrations are missing",
+                "of an earlier version, with 1 migration less",
             ),
             (
                 DatabaseLook {
