@@ -75,6 +75,8 @@ async fn newcomer_finds_the_failed_job_of_the_demo_sees_why_and_retries_it() {
     assert_eq!(up.stop().await, Some(0));
     let log = std::fs::read_to_string(home.folder.path().join("err")).unwrap();
     assert!(!log.contains("the demo cannot"), "{log}");
+    // Its running tasks ended with it, and lacked nothing.
+    assert!(!log.contains("dependencies are unavailable"), "{log}");
     let _up = home.up_with(&["--demo"]).await;
     let jobs = wait_for("the job of the last kind to be created again", async || {
         let jobs = client.list(&[("limit", "100".to_owned())]).await;

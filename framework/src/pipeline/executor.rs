@@ -237,6 +237,11 @@ impl<W: Worker> TaskExecutor<W> {
         error: &TaskError,
         delay: Duration,
     ) -> Result<(), TaskError> {
+        let stops = || TaskError::unavailable("the process is shutting down");
+        // A task that stops with its process says the same of itself, and lacks nothing.
+        if self.shared.shutdown.is_cancelled() {
+            return Err(stops());
+        }
         warn!(
             reason = error.chain(),
             ?delay,
@@ -244,10 +249,8 @@ impl<W: Worker> TaskExecutor<W> {
         );
         self.unavailable.send_replace(Some(error.chain()));
         let pause = tokio::time::sleep(delay);
-        match self.shared.shutdown.run_until_cancelled(pause).await {
-            Some(()) => Ok(()),
-            None => Err(TaskError::unavailable("the process is shutting down")),
-        }
+        let waited = self.shared.shutdown.run_until_cancelled(pause).await;
+        waited.ok_or_else(stops)
     }
 
     fn on_reply(
