@@ -4,7 +4,8 @@
 //! - The manifest is written when all parts are safe. Until then, a file beside it says how far the export has come, so that the
 //!   same request continues it, in this process or in another one.
 //! - An export never writes into the export of another job. No two requests of this process write to one path; those of several
-//!   processes write the same bytes into each part, because who begins an export decides how large its parts are.
+//!   processes write the same bytes into each part, because the request that begins an export decides how large its parts
+//!   are.
 //! - The memory is bounded by a piece of the outputs, not by a part.
 
 use std::collections::HashSet;
@@ -295,7 +296,7 @@ impl Export {
     async fn write_some(&mut self) -> Result<Option<Step>, ExportError> {
         let mut written = 0;
         while let Some(piece) = self.next_piece().await? {
-            // Whatever happens, the part stays where it is until it is finished: who drops the export removes it.
+            // Whatever happens, the part stays where it is until it is finished: dropping the export removes it.
             let part = match &mut self.part {
                 Some(part) => part,
                 none => {
@@ -370,8 +371,8 @@ impl Drop for Export {
     }
 }
 
-/// Divides lines behind the one that fills this room, which has at least one line. So where a part ends depends on its lines alone, and not on the pieces in
-/// which they are read.
+/// Divides lines behind the one that fills this room, so that the first half has at least one line. So where a part ends depends on
+/// its lines alone, and not on the pieces in which they are read.
 fn split(lines: Bytes, room: u64) -> (Bytes, Bytes) {
     let room = usize::try_from(room).unwrap_or(usize::MAX).max(1);
     let end = lines.get(room - 1..).and_then(|behind| {
@@ -475,7 +476,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_begins_an_export_decides_how_large_its_parts_are() {
+    async fn first_request_of_an_export_decides_how_large_its_parts_are() {
         let folder = tempfile::tempdir().unwrap();
         let to = words(folder.path());
         let with = |bytes: u64| ExportManifest {

@@ -22,7 +22,7 @@ use std::time::Duration;
 use contract::rest::{ErrorCode, JobTask};
 use contract::{JobId, PartitionId};
 use jsonschema::error::ValidationErrorKind;
-use jsonschema::{Draft, Validator};
+use jsonschema::{Draft, ValidationError, Validator};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -215,8 +215,7 @@ impl JobTypes {
 
     /// Returns what the schema of a job type refuses of these parameters: the JSON pointer of each, and what is wrong with it.
     pub(crate) fn violations(&self, id: &str, parameters: &Value) -> Vec<(String, String)> {
-        let errors = self.types.get(id).map(|it| it.errors(parameters));
-        let describe = |violation: jsonschema::ValidationError<'_>| {
+        let describe = |violation: &ValidationError<'_>, text: &str| {
             let pointer = violation.instance_path().as_str().to_owned();
             match violation.kind() {
                 ValidationErrorKind::Required {
@@ -225,10 +224,11 @@ impl JobTypes {
                     let name = name.replace('~', "~0").replace('/', "~1");
                     (format!("{pointer}/{name}"), "This is required.".to_owned())
                 }
-                _ => (pointer, format!("{}.", cut(&violation.to_string()))),
+                _ => (pointer, format!("{}.", cut(text))),
             }
         };
-        errors.into_iter().flatten().map(describe).collect()
+        let job_type = self.types.get(id);
+        job_type.map_or_else(Vec::new, |it| it.violations(parameters, describe))
     }
 
     /// Builds the first task of a job.
@@ -311,14 +311,11 @@ impl JobType {
             )
         })?;
         // Truncated because a violation quotes the invalid value.
-        let line = |violation: jsonschema::ValidationError<'_>| {
-            let text = format!(
-                "${}: {violation}",
-                violation.instance_path().as_str().replace('/', ".")
-            );
-            cut(&text)
+        let line = |violation: &ValidationError<'_>, text: &str| {
+            let path = violation.instance_path().as_str().replace('/', ".");
+            cut(&format!("${path}: {text}"))
         };
-        let violations: Vec<String> = self.errors(&parameters).map(line).collect();
+        let violations = self.violations(&parameters, line);
         if violations.is_empty() {
             Ok(())
         } else {
@@ -329,11 +326,30 @@ impl JobType {
         }
     }
 
-    fn errors<'a>(
-        &'a self,
-        parameters: &'a Value,
-    ) -> impl Iterator<Item = jsonschema::ValidationError<'a>> {
-        self.parameters.iter_errors(parameters).take(MAX_VIOLATIONS)
+    /// Describes what the schema refuses of these parameters. The text of a violation quotes the invalid value, unless there is a
+    /// secret in it.
+    fn violations<T>(
+        &self,
+        parameters: &Value,
+        describe: impl Fn(&ValidationError<'_>, &str) -> T,
+    ) -> Vec<T> {
+        let found = self.parameters.iter_errors(parameters);
+        let found: Vec<ValidationError<'_>> = found.take(MAX_VIOLATIONS).collect();
+        if found.is_empty() {
+            return Vec::new();
+        }
+        let mut shown = parameters.clone();
+        secrets::hide(&mut shown, &self.schema);
+        let described = found.iter().map(|violation| {
+            let at = violation.instance_path().as_str();
+            let text = if shown.pointer(at) == parameters.pointer(at) {
+                violation.to_string()
+            } else {
+                violation.masked_with(secrets::HIDDEN).to_string()
+            };
+            describe(violation, &text)
+        });
+        described.collect()
     }
 
     fn input(

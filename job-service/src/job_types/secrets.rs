@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// What is shown instead of a secret.
-const HIDDEN: &str = "***";
+pub const HIDDEN: &str = "***";
 /// How deep schemas are followed. A deeper value is hidden as a whole.
 const DEPTH: usize = 32;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{OriginalUri, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::ErrorCode;
 use contract::{JobId, PartitionId};
@@ -64,16 +64,15 @@ pub async fn act(
 }
 
 /// `GET …/{action}`: there is no such page. The forms send `POST`.
-pub async fn no_page(TaskPath(_, _, name): TaskPath) -> ApiError {
-    match Action::from_name(&name) {
-        Some(_) => ApiError::MethodNotAllowed(format!(
-            "The address of the action '{name}' does not support GET. Use the button on the page of the job."
-        )),
-        None => ApiError::NotFound(
-            ErrorCode::UrlNotFound,
-            format!("There is no page '{name}' of a job."),
-        ),
+pub async fn no_page(TaskPath(_, _, name): TaskPath) -> Response {
+    if Action::from_name(&name).is_none() {
+        let message = format!("There is no page '{name}' of a job.");
+        return ApiError::NotFound(ErrorCode::UrlNotFound, message).into_response();
     }
+    let refused = ApiError::MethodNotAllowed(format!(
+        "The address of the action '{name}' does not support GET. Use the button on the page of the job."
+    ));
+    ([(header::ALLOW, "POST")], refused).into_response()
 }
 
 /// Does it as the API does it.

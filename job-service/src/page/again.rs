@@ -6,12 +6,12 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
-use contract::rest::Resubmit;
+use contract::rest::{ErrorCode, Resubmit};
 use page::{AgainPage, url};
 
 use super::form::{Fields, form_key, new_key, taken_key};
 use crate::correlation::CorrelationId;
-use crate::error::ApiResult;
+use crate::error::{ApiError, ApiResult};
 use crate::extract::JobPath;
 use crate::html::html;
 use crate::request_body::RequestBody;
@@ -50,7 +50,13 @@ pub async fn act(
     };
     let key = form_key(&fields, asks_for(&job, &request))?;
     let origin = (correlation_id, None);
-    match resubmit(&state, &partition, &job, &request, key, origin).await {
+    let created = if id == job.as_str() {
+        let message = "This is the id of the job itself. Enter another one, or none.";
+        Err(ApiError::bad_request(ErrorCode::InvalidRequest, message))
+    } else {
+        resubmit(&state, &partition, &job, &request, key, origin).await
+    };
+    match created {
         Ok((_, new_job)) => {
             let new_job = url::job(partition.as_str(), new_job.as_str());
             Ok(Redirect::to(&new_job).into_response())

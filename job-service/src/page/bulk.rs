@@ -27,6 +27,8 @@ use crate::state::AppState;
 const SELECTION: [&str; 4] = ["status", "filter", "jobIdStartsWith", "labelExist"];
 /// The number of refusals that are shown.
 const REFUSALS: usize = 100;
+/// The most selected jobs that one request acts on.
+const SELECTED: usize = 1000;
 /// The most batches of jobs that one request acts on: a thousand jobs by default, which take a few seconds.
 const BATCHES: usize = 10;
 
@@ -68,6 +70,13 @@ pub async fn act(
     let (outcome, left) = if concerns_all(&fields)? {
         all(&state, &partition, &fields, action).await?
     } else {
+        let selected = fields.all("job").count();
+        if selected > SELECTED {
+            let message = format!(
+                "{selected} jobs are selected, and one request acts on at most {SELECTED}. Select fewer, or choose all that match."
+            );
+            return Err(ApiError::bad_request(ErrorCode::InvalidParameter, message));
+        }
         let mut outcome = Outcome::default();
         for job in fields.all("job") {
             outcome.act(&state, &partition, job, action).await?;

@@ -165,7 +165,7 @@ impl Leaf<'_> {
             (None, _) => Entry::Text,
         };
         let as_json = entry == Entry::Text;
-        let entry = if self.schema["writeOnly"] == true {
+        let entry = if self.is_secret() {
             Entry::Secret
         } else {
             entry
@@ -190,14 +190,24 @@ impl Leaf<'_> {
         }
     }
 
+    /// Returns whether the parameter is not shown, neither while it is entered nor afterwards.
+    fn is_secret(&self) -> bool {
+        self.schema["writeOnly"] == true
+    }
+
     /// Reads what was entered: a text stays a text where the schema wants one; anything else is JSON.
     fn read(&self, text: &str) -> Result<Value, String> {
+        let quoted = if self.is_secret() {
+            "This".to_owned()
+        } else {
+            format!("'{text}'")
+        };
         let choices = self.schema["enum"].as_array();
         if let Some(choices) = choices {
             let chosen = choices.iter().find(|choice| text_of(choice) == text);
             return chosen.cloned().ok_or_else(|| {
                 let texts: Vec<String> = choices.iter().map(text_of).collect();
-                format!("'{text}' is none of {}.", texts.join(", "))
+                format!("{quoted} is none of {}.", texts.join(", "))
             });
         }
         match self.simple_type() {
@@ -205,7 +215,7 @@ impl Leaf<'_> {
             Some("integer" | "number") => serde_json::from_str(text.trim())
                 .ok()
                 .filter(Value::is_number)
-                .ok_or_else(|| format!("'{text}' is not a number.")),
+                .ok_or_else(|| format!("{quoted} is not a number.")),
             _ => serde_json::from_str(text).map_err(|error| format!("This is not JSON: {error}.")),
         }
     }

@@ -32,11 +32,8 @@ pub async fn pipe(
 ) -> ApiResult<Response> {
     let fields = Fields::of_url(&uri)?;
     let asked: Option<usize> = whole_number("peek", Some(fields.get("peek")))?;
-    let number = asked.unwrap_or(MESSAGES).min(MAX_PIPE_MESSAGES);
-    let (pipe, problem) = match state
-        .pipe(&name, Some(number).filter(|number| *number > 0))
-        .await
-    {
+    let number = asked.unwrap_or(MESSAGES).clamp(1, MAX_PIPE_MESSAGES);
+    let (pipe, problem) = match state.pipe(&name, Some(number)).await {
         Ok(pipe) => (pipe, None),
         Err(error @ (ApiError::PipesNotServed | ApiError::Conflict(..))) => {
             (state.pipe(&name, None).await?, Some(error.message()))

@@ -379,10 +379,7 @@ fn pairs(name: &str, fields: &Fields, problems: &mut Problems) -> BTreeMap<Strin
         if let Some((key, value)) = line.split_once('=') {
             pairs.insert(key.to_owned(), value.to_owned());
         } else {
-            problems.add(
-                name,
-                format!("The line '{line}' is none; expected NAME=VALUE."),
-            );
+            problems.add(name, format!("The line '{line}' is not NAME=VALUE."));
         }
     }
     pairs

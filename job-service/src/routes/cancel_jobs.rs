@@ -65,8 +65,7 @@ pub async fn cancel_jobs(
     }))
 }
 
-/// Cancels every unfinished job that matches, and returns how many there were.
-/// Cancels matching jobs, at most so many batches of them, and returns how many there were.
+/// Cancels the unfinished jobs that match, at most so many batches of them, and returns how many there were.
 pub async fn cancel_all(
     state: &AppState,
     partition: &PartitionId,

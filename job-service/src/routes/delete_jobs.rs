@@ -65,8 +65,7 @@ pub async fn delete_jobs(
     }))
 }
 
-/// Deletes every job that matches, and returns how many there were.
-/// Deletes matching jobs, at most so many batches of them, and returns how many there were.
+/// Deletes the jobs that match, at most so many batches of them, and returns how many there were.
 pub async fn delete_all(
     state: &AppState,
     partition: &PartitionId,

@@ -496,7 +496,7 @@ async fn job_is_submitted_by_a_form_that_shows_the_same_request_for_other_client
     refused.contains("region=eu");
     let label = fields.replace("team%3Dsearch", "team");
     let refused = submit(&service, &submit_url, &label, OWN).await.is(400);
-    refused.contains("expected NAME=VALUE");
+    refused.contains("is not NAME=VALUE");
     let json = "kind=json&id=raw&json=%7B";
     let refused = submit(&service, &submit_url, json, OWN).await.is(400);
     refused.contains("This is not JSON");

@@ -51,8 +51,8 @@ impl RetryCursor {
 }
 
 impl Store {
-    /// Takes a job up again that has failed, was cancelled, or is Completed although items have failed: it begins a round in which only what is not done counts. With
-    /// `dependents`, the jobs that ended with it wait for it again.
+    /// Takes a job up again that has failed, was cancelled, or is Completed although items have failed: it begins a round in which
+    /// only what is not done counts. With `dependents`, the jobs that ended with it wait for it again.
     ///
     /// `start` makes the start message of the round from what the job was created from. It runs once per job and attempt at
     /// the transaction.

@@ -215,10 +215,7 @@ async fn what_is_wrong_with_a_form_stands_at_its_fields() {
                 ("taskPipe", required),
                 ("targetPipe", "Name the pipe, or choose another place"),
                 ("id", "invalid characters"),
-                (
-                    "labels",
-                    "The line &#39;team&#39; is none; expected NAME=VALUE.",
-                ),
+                ("labels", "The line &#39;team&#39; is not NAME=VALUE."),
                 ("params", ""),
             ],
         ),
@@ -247,6 +244,56 @@ async fn what_is_wrong_with_a_form_stands_at_its_fields() {
         }
     }
     assert_eq!(service.get("/jobs").await.job_ids(), [""; 0]);
+}
+
+#[tokio::test]
+async fn secret_parameter_is_not_quoted_when_it_is_refused() {
+    let definition = r#"
+jobParametersSchema:
+  type: object
+  oneOf: [{required: [user]}, {required: [mail]}]
+  properties:
+    password: {type: string, writeOnly: true, minLength: 12}
+    pin: {type: integer, writeOnly: true}
+    level: {enum: [low], writeOnly: true}
+    user: {type: string, maxLength: 3}
+taskScript: '{taskClassifier: "W", taskApiVersion: 1, taskPipe: "in", taskData: .parameters}'
+"#;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("login.yaml"), definition).unwrap();
+    let types = JobTypes::load(folder.path(), |_| None).unwrap();
+    let service = Service::start_configured(|options| options.job_types = types).await;
+    let secret = ["s3cret-a", "s3cret-b", "s3cret-c"];
+    let parameters =
+        json!({"password": secret[0], "pin": secret[1], "level": secret[2], "user": "anna"});
+    let request = json!({"type": "login", "parameters": parameters});
+    let refused = service.put("j", &request).await.is(400).error();
+    for text in [
+        "$.password: *** is shorter than 12 characters",
+        "$.pin: *** is not of type",
+        "$.level: *** is not one of",
+        "$.user: \"anna\" is longer than 3 characters",
+    ] {
+        assert!(refused.contains(text), "{text}: {refused}");
+    }
+    assert!(!refused.contains("s3cret"), "{refused}");
+    let path = format!("/partitions/{}/submit", service.partition);
+    let sent = [
+        ("kind", "type:login"),
+        ("parameter:/password", secret[0]),
+        ("parameter:/pin", secret[1]),
+        ("parameter:/level", secret[2]),
+    ];
+    let shown = submit(&service, &path, &fields(&sent), OWN).await.is(400);
+    for (field, text) in [
+        ("parameter:/password", "*** is shorter than 12 characters."),
+        ("parameter:/pin", "This is not a number."),
+        ("parameter:/level", "This is none of low."),
+    ] {
+        assert_eq!(problem(&shown, field), text);
+    }
+    shown.contains("*** is not valid under any of the schemas");
+    assert!(!shown.body.contains("s3cret"), "{}", shown.body);
 }
 
 #[tokio::test]
@@ -286,7 +333,7 @@ async fn job_is_run_again_under_another_id_once_for_each_form() {
     assert_eq!(service.get("/jobs").await.job_ids().len(), 3);
     for (id, status, text) in [
         ("a:b", 400, "invalid characters"),
-        ("j", 400, "is that of the job itself"),
+        ("j", 400, "This is the id of the job itself."),
     ] {
         let refused = submit(&service, &path, &fields(&[("id", id)]), OWN).await;
         let refused = refused.is(status);
@@ -382,6 +429,17 @@ async fn action_on_all_that_match_does_a_bounded_part_and_offers_the_rest() {
         assert!(rest.header("location").ends_with("&n=12"), "{rest:?}");
     }
     assert_eq!(service.get("/jobs").await.job_ids(), ["b"]);
+}
+
+#[tokio::test]
+async fn selection_of_more_jobs_than_one_request_acts_on_is_refused_and_changes_nothing() {
+    let service = Service::start().await;
+    service.put("j", &new_job()).await.is(201);
+    let bulk = format!("/partitions/{}/bulk", service.partition);
+    let sent = format!("of=selected&action=cancel{}", "&job=j".repeat(1001));
+    let refused = submit(&service, &bulk, &sent, OWN).await.is(400);
+    refused.contains("1001 jobs are selected, and one request acts on at most 1000.");
+    assert_eq!(status(&service, "j").await, "Waiting");
 }
 
 #[tokio::test]

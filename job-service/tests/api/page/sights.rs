@@ -79,8 +79,9 @@ async fn first_messages_of_a_pipe_are_shown_where_they_may_be() {
     all.contains("not a task message");
     assert!(!all.body.contains("Show more"));
     assert_eq!(service.broker.depth("words-in").await.unwrap(), 13);
-    let empty = page(&service, "/pipes/words-in?peek=0").await.is(200);
-    assert!(!empty.body.contains("t11"));
+    let one = page(&service, "/pipes/words-in?peek=0").await.is(200);
+    one.contains("first</code> Words");
+    assert!(!one.body.contains("t1<") && !one.body.contains("No message waits here"));
 }
 
 #[tokio::test]
@@ -220,6 +221,8 @@ async fn wrong_addresses_and_parameters_get_a_page_that_says_what_is_wrong() {
         );
         assert!(shown.body.contains(text), "{path}: {}", shown.body);
     }
+    let no_page = page(&service, &format!("{partition}/jobs/j/pause")).await;
+    assert_eq!(no_page.header("allow"), "POST");
     for path in ["/?after=a%00b", "/partitions/a%00b/jobs", "/assets/x/y"] {
         let shown = page(&service, path).await;
         assert!(shown.status.is_client_error(), "{path}: {shown:?}");
