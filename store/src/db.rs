@@ -7,6 +7,7 @@
 
 mod clock;
 mod error;
+pub mod events;
 pub mod inspect;
 mod look;
 pub mod memory;
@@ -31,13 +32,14 @@ use crate::model::{Backlog, OutboxMessage, Transition};
 use crate::query::JobQuery;
 pub use clock::Clock;
 pub(crate) use error::DbError;
+use events::EventReads;
 pub use inspect::Inspect;
 pub use look::DatabaseLook;
 pub use signals::{JobSignal, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
-    FAILURES_OF_A_ROUND, JobSteps, KeyState, LONGEST_LEASE, LedgerSteps, OutboxSteps, OutputSteps,
-    ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps, Transaction,
+    FAILURES_OF_A_ROUND, JobSteps, KeptTimes, KeyState, LONGEST_LEASE, LedgerSteps, OutboxSteps,
+    OutputSteps, ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps, Transaction,
 };
 use views::TreeReads;
 
@@ -126,7 +128,7 @@ pub struct KeptTaskRow {
 }
 
 /// A database. It may still be unavailable.
-pub trait Backend: Reads + TreeReads + std::fmt::Debug + Send + Sync {
+pub trait Backend: Reads + TreeReads + EventReads + std::fmt::Debug + Send + Sync {
     /// `postgres`, `sqlite` or `memory`.
     fn kind(&self) -> &'static str;
 

@@ -16,6 +16,7 @@
 //! | `tree/`, `curve` | the tasks of a job as a person sees them; its progress over time |
 //! | `round` | what happens to a job that is taken up again |
 //! | `outbox`, `parking`, `sweep` | messages to publish; tasks of paused jobs; deletion of old data |
+//! | `events` | what happens to all jobs, in one order |
 //! | `outputs` | the outputs that the service keeps, without their blobs |
 //! | `query/`, `retention` | which jobs a query selects; when a job expires; both pure |
 //! | `db/` | the transaction and its steps; PostgreSQL, SQLite, memory |
@@ -33,6 +34,7 @@ mod db;
 mod definition;
 mod dependents;
 mod error;
+mod events;
 mod flush;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
@@ -59,13 +61,14 @@ pub use db::JobSignal;
 pub use db::memory::FaultPoint;
 pub use db::sqlite_file;
 pub use error::{Availability, Cause, StoreError};
+pub use events::{Events, SettledEvents};
 pub use jobs::failures::FailureCursor;
 pub use jobs::{RetriedBatch, RetryCursor, TaskAnswer};
 pub use model::{
     Backlog, Begun, Cancellation, CatalogueSize, Change, Creation, Definition, EventKind, Header,
-    Headers, Incarnation, JobRequest, OutboxMessage, ParkOutcome, ParkedTask, Prerequisite,
-    Recorded, Refusal, RequestKey, Retry, Source, StartCondition, TaskTableSize, TrackingEvent,
-    Transition,
+    Headers, Incarnation, JobEvent, JobRequest, OutboxMessage, ParkOutcome, ParkedTask,
+    Prerequisite, Recorded, Refusal, RequestKey, Retry, Source, StartCondition, TaskTableSize,
+    TrackingEvent, Transition,
 };
 pub use outbox::Claim;
 pub use outputs::{Keeping, KeptBlob, NewBlob, NewOutputs, OutputsOf};

@@ -400,3 +400,30 @@ pub struct Transition {
     /// The job whose end caused the change.
     pub prerequisite: Option<String>,
 }
+
+/// Something that has happened to a job: a change of its status, or its deletion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobEvent {
+    /// Its place among the events of all jobs; those of one job are in the order in which they happened.
+    pub id: i64,
+    /// Milliseconds since 1970.
+    pub time: i64,
+    /// The partition of the job.
+    pub partition: String,
+    /// The id of the job.
+    pub job: String,
+    /// The status before; `None` for the creation.
+    pub from: Option<JobStatus>,
+    /// The status after; `None` for the deletion.
+    pub to: Option<JobStatus>,
+    /// The number of the round.
+    pub round: u32,
+    /// Who made the change, as in [`Transition`]; not known of a deletion.
+    pub actor: Option<String>,
+    /// Why, in a short phrase.
+    pub reason: Option<String>,
+    /// The correlation id of the request that caused the change.
+    pub correlation_id: Option<String>,
+    /// The job whose end caused the change.
+    pub prerequisite: Option<String>,
+}

@@ -36,6 +36,10 @@ pub struct StoreOptions {
     pub past_incarnations_kept: Duration,
     /// How long the store remembers the keys that clients gave to requests.
     pub request_keys_kept: Duration,
+    /// How long the events of all jobs are kept, for those who read them.
+    pub events_kept: Duration,
+    /// The largest number of these events. Beyond it, the oldest are deleted first.
+    pub most_events: u64,
     /// The largest number of items of a job. A job that has more fails.
     pub max_items: u64,
     /// The number of failures of a job that are kept, and of failed attempts that another one follows. Those beyond are only
@@ -48,6 +52,8 @@ impl StoreOptions {
     pub const DEFAULT_FAILURES: u32 = 10_000;
     /// The default of [`Self::max_items`].
     pub const DEFAULT_ITEMS: u64 = 10_000_000_000;
+    /// The default of [`Self::most_events`].
+    pub const DEFAULT_EVENTS: u64 = 200_000;
     /// The default of [`Self::most_failed_tables`].
     pub const DEFAULT_TABLES: u32 = 1000;
 }
@@ -60,6 +66,8 @@ impl Default for StoreOptions {
             most_failed_tables: Self::DEFAULT_TABLES,
             past_incarnations_kept: 7 * day,
             request_keys_kept: day,
+            events_kept: day,
+            most_events: Self::DEFAULT_EVENTS,
             max_items: Self::DEFAULT_ITEMS,
             max_failures: Self::DEFAULT_FAILURES,
         }

@@ -1,5 +1,5 @@
-//! The sweeper's work: deletes expired jobs, drops the task tables of jobs that have ended, and forgets past incarnations and the
-//! keys of requests.
+//! The sweeper's work: deletes expired jobs, drops the task tables of jobs that have ended, and forgets past incarnations, the
+//! keys of requests, and events.
 //!
 //! Each call does a little of it. Dropping a table takes locks, and a database has a limited number of them.
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::db::run_tx::{End, JobLocks, Tx};
-use crate::db::{DbError, Signal};
+use crate::db::{DbError, KeptTimes, Signal};
 use crate::jobs::delete_locked;
 use crate::{Store, StoreError, StoreOptions};
 
@@ -36,7 +36,7 @@ impl Store {
     }
 
     /// Deletes some expired jobs, drops some task tables of finished and deleted jobs, and forgets some incarnations that
-    /// were deleted, and some keys that requests got, long enough ago.
+    /// were deleted, some keys that requests got, and some events, long enough ago.
     pub async fn sweep(&self) -> Result<Swept, StoreError> {
         // Two transactions, because a deletion locks the job before its task table's entry in the list of retired tables.
         let jobs = self
@@ -87,11 +87,16 @@ async fn drop_retired_tables(
     for incarnation in tx.due_tables(TABLES, options.most_failed_tables).await? {
         tables += u64::from(tx.drop_table(incarnation).await?);
     }
-    let incarnations_kept = millis(options.past_incarnations_kept);
-    let keys_kept = millis(options.request_keys_kept);
-    tx.forget_incarnations(incarnations_kept).await?;
-    tx.forget_keys(keys_kept).await?;
-    let next = tx.next_due(incarnations_kept, keys_kept).await?;
+    let kept = KeptTimes {
+        past_incarnations: millis(options.past_incarnations_kept),
+        request_keys: millis(options.request_keys_kept),
+        events: millis(options.events_kept),
+    };
+    tx.forget_incarnations(kept.past_incarnations).await?;
+    tx.forget_keys(kept.request_keys).await?;
+    let more_events = tx.sweep_events(kept.events, options.most_events).await?;
+    let next = tx.next_due(kept).await?;
+    let next = if more_events { Some(0) } else { next };
     Ok(End::Commit((tables, next)))
 }
 

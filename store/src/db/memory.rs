@@ -1,6 +1,8 @@
 //! The store in memory, for tests and for the simulation under a paused clock. It has no threads and no files, and waits only for
 //! its one lock. A transaction holds the lock and notes how to undo each of its steps.
 
+mod events;
+mod inspect;
 mod jobs;
 mod ledger;
 mod outbox;
@@ -27,7 +29,7 @@ use super::{
 use crate::definition::PackedDefinition;
 use crate::error::Availability;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeKey, NodeRow};
-use crate::model::{Backlog, CatalogueSize, OutboxMessage, ParkedTask, TaskTableSize};
+use crate::model::{Backlog, OutboxMessage, ParkedTask};
 use crate::query::{Candidate, JobQuery};
 use outbox::Unsent;
 use prerequisites::Dependencies;
@@ -86,6 +88,7 @@ struct State {
     failures: BTreeMap<(i64, String), KeptFailure>,
     curves: BTreeMap<i64, String>,
     history: BTreeMap<(i64, i64), TransitionRow>,
+    events: events::Events,
     outbox: BTreeMap<i64, Unsent>,
     dependencies: Dependencies,
     /// With the time of their deletion.
@@ -562,44 +565,6 @@ impl Reads for Memory {
                 .filter_map(|n| of(*n))
                 .map(start)
                 .collect())
-        })
-    }
-}
-
-impl Inspect for Memory {
-    fn insert_samples<'a>(&'a self, partition: &'a str, count: u32) -> DbFuture<'a, ()> {
-        Box::pin(async move {
-            let mut tx = self.begin().await?;
-            for number in 1..=count {
-                let (job, labels) = super::inspect::sample(partition, number)?;
-                if let Some(incarnation) = tx.insert_job(&job).await? {
-                    tx.insert_labels(incarnation, &labels).await?;
-                }
-            }
-            tx.commit().await
-        })
-    }
-    fn catalogue_size(&self) -> DbFuture<'_, CatalogueSize> {
-        Box::pin(async move {
-            Ok(CatalogueSize {
-                entries: self.read().await?.tables.len() as u64,
-                bytes: 0,
-            })
-        })
-    }
-    fn task_table_size(&self) -> DbFuture<'_, TaskTableSize> {
-        Box::pin(async move {
-            let state = self.read().await?;
-            let bytes = |row: &NodeRow| {
-                let texts =
-                    row.path.len() + row.done.len() + row.failed.as_ref().map_or(0, Vec::len);
-                (size_of::<NodeRow>() + texts + row.detail.as_ref().map_or(0, String::len)) as u64
-            };
-            Ok(TaskTableSize {
-                tables: state.tables.len() as u64,
-                rows: state.nodes.len() as u64,
-                bytes: state.nodes.values().map(bytes).sum(),
-            })
         })
     }
 }

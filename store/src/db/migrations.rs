@@ -79,6 +79,10 @@ const POSTGRES: &[File] = &[
         "20261123003000_unfinished_jobs",
         include_str!("../../../migrations/postgres/20261123003000_unfinished_jobs.sql"),
     ),
+    (
+        "20261123003500_events",
+        include_str!("../../../migrations/postgres/20261123003500_events.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -149,6 +153,10 @@ const SQLITE: &[File] = &[
     (
         "20261123003000_unfinished_jobs",
         include_str!("../../../migrations/sqlite/20261123003000_unfinished_jobs.sql"),
+    ),
+    (
+        "20261123003500_events",
+        include_str!("../../../migrations/sqlite/20261123003500_events.sql"),
     ),
 ];
 

@@ -17,10 +17,12 @@ pub enum Signal {
     Sweep,
     /// Parked tasks can leave.
     Unpark,
+    /// There are new events. In PostgreSQL a trigger says so, for services of every version.
+    Events,
 }
 
 impl Signal {
-    pub const ALL: [Self; 3] = [Self::Outbox, Self::Sweep, Self::Unpark];
+    pub const ALL: [Self; 4] = [Self::Outbox, Self::Sweep, Self::Unpark, Self::Events];
 
     /// Returns the name in notifications between processes, which may be of different versions.
     const fn name(self) -> &'static str {
@@ -28,6 +30,7 @@ impl Signal {
             Self::Outbox => "outbox",
             Self::Sweep => "sweep",
             Self::Unpark => "unstow",
+            Self::Events => "events",
         }
     }
 }
@@ -137,6 +140,7 @@ pub struct Signals {
     outbox: watch::Sender<u64>,
     sweep: watch::Sender<u64>,
     unpark: watch::Sender<u64>,
+    events: watch::Sender<u64>,
     watched: Arc<WatchedJobs>,
 }
 
@@ -146,6 +150,7 @@ impl Default for Signals {
             outbox: watch::Sender::new(0),
             sweep: watch::Sender::new(0),
             unpark: watch::Sender::new(0),
+            events: watch::Sender::new(0),
             watched: Arc::default(),
         }
     }
@@ -183,6 +188,7 @@ impl Signals {
             Signal::Outbox => &self.outbox,
             Signal::Sweep => &self.sweep,
             Signal::Unpark => &self.unpark,
+            Signal::Events => &self.events,
         }
     }
 }
@@ -323,6 +329,8 @@ mod tests {
     fn payloads_of_every_version_are_understood() {
         let mut outbox = Wakes::default();
         outbox.add(Signal::Outbox);
+        let mut events = Wakes::default();
+        events.add(Signal::Events);
         let mut any = outbox.clone();
         any.add_any_job();
         let mut these = outbox.clone();
@@ -330,6 +338,7 @@ mod tests {
         assert_eq!(these.payload(), "outbox jobs changed=6aa44946defd36ea");
         for (payload, expected) in [
             ("outbox", &outbox),
+            ("events", &events),
             ("outbox jobs", &any),
             ("jobs outbox", &any),
             ("outbox jobs changed=6aa44946defd36ea", &these),

@@ -5,6 +5,7 @@
 
 mod attempts;
 pub mod curve;
+pub mod events;
 pub mod failures;
 pub mod history;
 pub mod inspect;

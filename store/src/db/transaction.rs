@@ -316,6 +316,14 @@ pub trait OutputSteps {
     fn forget_kept(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, bool>;
 }
 
+/// How long things are kept, in milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct KeptTimes {
+    pub past_incarnations: u64,
+    pub request_keys: u64,
+    pub events: u64,
+}
+
 /// Steps of the sweeper.
 pub trait RetentionSteps {
     /// Lists a task table to be dropped after `delay` milliseconds. If it is listed already, the earlier time counts.
@@ -341,9 +349,12 @@ pub trait RetentionSteps {
     /// Forgets some of the keys that requests got more than this many milliseconds ago.
     fn forget_keys(&mut self, older_than: u64) -> DbFuture<'_, ()>;
 
-    /// Returns the milliseconds until something can be removed. Past incarnations are kept for `remembered` milliseconds, and the
-    /// keys of requests for `keys_kept`.
-    fn next_due(&mut self, remembered: u64, keys_kept: u64) -> DbFuture<'_, Option<u64>>;
+    /// Deletes events, the oldest first: some of those that are older than this many milliseconds, or more than `most`. Returns
+    /// whether there may be more of them.
+    fn sweep_events(&mut self, older_than: u64, most: u64) -> DbFuture<'_, bool>;
+
+    /// Returns the milliseconds until something can be removed.
+    fn next_due(&mut self, kept: KeptTimes) -> DbFuture<'_, Option<u64>>;
 }
 
 /// The number of failures of an earlier round that are kept.

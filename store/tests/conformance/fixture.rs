@@ -51,6 +51,10 @@ impl TestStore {
         Self { store, url, home }
     }
 
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
     /// Closes the store and opens it again, as the next process does. A store in memory stays as it is.
     pub async fn reopen(&mut self) {
         if self.kind() != "memory" {

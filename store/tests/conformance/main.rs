@@ -34,6 +34,7 @@ mod agreement;
 mod attempts;
 mod bulk;
 mod dependents;
+mod events;
 mod expiry;
 mod failures;
 mod filter;

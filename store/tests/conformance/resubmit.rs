@@ -119,6 +119,7 @@ async fn keys_are_forgotten_after_their_retention(mut store: TestStore) {
     store
         .reopen_with(StoreOptions {
             request_keys_kept: Duration::ZERO,
+            events_kept: Duration::ZERO,
             ..StoreOptions::default()
         })
         .await;

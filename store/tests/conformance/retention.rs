@@ -71,6 +71,7 @@ async fn sweep_removes_failed_tables_and_past_incarnations_after_their_retention
     let short = StoreOptions {
         failed_tables_kept: Duration::ZERO,
         past_incarnations_kept: Duration::ZERO,
+        events_kept: Duration::ZERO,
         ..StoreOptions::default()
     };
     store.reopen_with(short).await;

@@ -49,6 +49,7 @@ impl JobSteps for MemoryTransaction {
     }
     fn delete_job(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
         if let Some(id) = self.state.ids.get(&incarnation).cloned() {
+            self.add_deletion(&id);
             self.put(|s| &mut s.jobs, id, None);
         }
         self.put(|s| &mut s.ids, incarnation, None);
@@ -98,6 +99,7 @@ impl JobSteps for MemoryTransaction {
             left_out: 0,
         };
         self.put(|s| &mut s.history, (incarnation, id), Some(row));
+        self.add_event(incarnation, transition);
         done(())
     }
     fn shorten_history(&mut self, incarnation: i64, keep: u32) -> DbFuture<'_, ()> {

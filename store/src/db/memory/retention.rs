@@ -1,7 +1,7 @@
 //! What the sweeper removes, in memory.
 
 use super::{MemoryTransaction, done};
-use crate::db::{DbFuture, RetentionSteps};
+use crate::db::{DbFuture, KeptTimes, RetentionSteps};
 
 impl RetentionSteps for MemoryTransaction {
     fn retire_table(&mut self, incarnation: i64, delay: u64) -> DbFuture<'_, ()> {
@@ -61,18 +61,23 @@ impl RetentionSteps for MemoryTransaction {
         self.remove_all(|s| &mut s.request_keys, |_, (.., given)| *given <= limit);
         done(())
     }
-    fn next_due(&mut self, remembered: u64, keys_kept: u64) -> DbFuture<'_, Option<u64>> {
+    fn sweep_events(&mut self, older_than: u64, most: u64) -> DbFuture<'_, bool> {
+        done(self.delete_events(older_than, most))
+    }
+    fn next_due(&mut self, kept: KeptTimes) -> DbFuture<'_, Option<u64>> {
         let tables = self.state.retired.values().copied();
         let past_incarnations = self
             .state
             .past_incarnations
             .values()
-            .map(|ended| ended.saturating_add_unsigned(remembered));
+            .map(|ended| ended.saturating_add_unsigned(kept.past_incarnations));
         let keys = self
             .state
             .request_keys
             .values()
-            .map(|(.., given)| given.saturating_add_unsigned(keys_kept));
+            .map(|(.., given)| given.saturating_add_unsigned(kept.request_keys));
+        let event = self.state.events.rows.values().next();
+        let event = event.map(|event| event.time.saturating_add_unsigned(kept.events));
         let now = self.shared.clock.now();
         let jobs = self.state.jobs.values().filter_map(|job| job.expiry_time);
         done(
@@ -80,6 +85,7 @@ impl RetentionSteps for MemoryTransaction {
                 .chain(past_incarnations)
                 .chain(keys)
                 .chain(jobs)
+                .chain(event)
                 .min()
                 .map(|due| u64::try_from(due - now).unwrap_or(0)),
         )

@@ -3,7 +3,7 @@
 use super::millis;
 use super::session::Session;
 use super::statement::Dialect;
-use crate::db::DbError;
+use crate::db::{DbError, KeptTimes};
 
 /// Lists a task table to be dropped after `delay` milliseconds. If it is listed already, the earlier time counts.
 pub async fn retire_table(db: &mut Session, incarnation: i64, delay: u64) -> Result<(), DbError> {
@@ -80,21 +80,20 @@ pub async fn due_jobs(db: &mut Session, limit: u32) -> Result<Vec<(String, Strin
     .await
 }
 
-/// Returns the milliseconds until something can be removed. Past incarnations are kept for `remembered` milliseconds, and the keys of
-/// requests for `keys_kept`.
-pub async fn next_due(
-    db: &mut Session,
-    remembered: u64,
-    keys_kept: u64,
-) -> Result<Option<u64>, DbError> {
+/// Returns the milliseconds until something can be removed.
+pub async fn next_due(db: &mut Session, kept: KeptTimes) -> Result<Option<u64>, DbError> {
     let now = db.dialect().now();
     let statement = db.statement(format!(
         "select min(due) - {now} from (select min(droppable_at) as due from retired_table \
          union all select min(expiry_time) from job where expiry_time is not null \
          union all select min(deleted_at) + $1 from past_life \
-         union all select min(created_at) + $2 from request_key) as things"
+         union all select min(created_at) + $2 from request_key \
+         union all select (select time from event where id > up_to order by id limit 1) + $3 from swept_events) as things"
     ));
-    let statement = statement.bind(millis(remembered)).bind(millis(keys_kept));
+    let statement = statement
+        .bind(millis(kept.past_incarnations))
+        .bind(millis(kept.request_keys))
+        .bind(millis(kept.events));
     let left: Option<Option<i64>> = db.fetch_first(statement, |row| row.get(0)).await?;
     Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
 }

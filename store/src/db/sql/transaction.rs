@@ -9,14 +9,14 @@ use contract::ReportFailure;
 use super::session::Session;
 use super::statement::Dialect;
 use super::{
-    attempts, curve, failures, history, jobs, ledger, outbox, outputs, parking, prerequisites,
-    request_keys, retention, rounds,
+    attempts, curve, events, failures, history, jobs, ledger, outbox, outputs, parking,
+    prerequisites, request_keys, retention, rounds,
 };
 use crate::db::postgres::CHANNEL;
 use crate::db::{
     DbError, DbFuture, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow, KeptRow,
-    KeptTaskRow, KeyState, LedgerSteps, OutboxSteps, OutputSteps, ParkingSteps, PrerequisiteSteps,
-    RetentionSteps, RoundSteps, Signal, Signals, Transaction, Wakes,
+    KeptTaskRow, KeptTimes, KeyState, LedgerSteps, OutboxSteps, OutputSteps, ParkingSteps,
+    PrerequisiteSteps, RetentionSteps, RoundSteps, Signal, Signals, Transaction, Wakes,
 };
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeChanges, NodeKey, NodeRow};
@@ -35,6 +35,13 @@ impl SqlTransaction {
             session,
             signals,
             wakes: Wakes::default(),
+        }
+    }
+
+    /// Wakes those who read events. PostgreSQL's triggers do that themselves.
+    fn note_events(&mut self) {
+        if self.session.dialect() == Dialect::Sqlite {
+            self.wakes.add(Signal::Events);
         }
     }
 
@@ -101,6 +108,7 @@ impl JobSteps for SqlTransaction {
         Box::pin(jobs::save_ended(&mut self.session, jobs))
     }
     fn delete_job(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+        self.note_events();
         Box::pin(jobs::delete(&mut self.session, incarnation))
     }
     fn insert_labels<'a>(
@@ -115,12 +123,14 @@ impl JobSteps for SqlTransaction {
         incarnation: i64,
         transition: &'a Transition,
     ) -> DbFuture<'a, ()> {
+        self.note_events();
         Box::pin(history::append(&mut self.session, incarnation, transition))
     }
     fn shorten_history(&mut self, incarnation: i64, keep: u32) -> DbFuture<'_, ()> {
         Box::pin(history::shorten(&mut self.session, incarnation, keep))
     }
     fn append_histories<'a>(&'a mut self, steps: &'a [(i64, Transition)]) -> DbFuture<'a, ()> {
+        self.note_events();
         Box::pin(history::append_all(&mut self.session, steps))
     }
     fn has_past_incarnation<'a>(
@@ -400,12 +410,11 @@ impl RetentionSteps for SqlTransaction {
     fn forget_keys(&mut self, older_than: u64) -> DbFuture<'_, ()> {
         Box::pin(request_keys::forget(&mut self.session, older_than))
     }
-    fn next_due(&mut self, remembered: u64, keys_kept: u64) -> DbFuture<'_, Option<u64>> {
-        Box::pin(retention::next_due(
-            &mut self.session,
-            remembered,
-            keys_kept,
-        ))
+    fn sweep_events(&mut self, older_than: u64, most: u64) -> DbFuture<'_, bool> {
+        Box::pin(events::sweep(&mut self.session, older_than, most))
+    }
+    fn next_due(&mut self, kept: KeptTimes) -> DbFuture<'_, Option<u64>> {
+        Box::pin(retention::next_due(&mut self.session, kept))
     }
 }
 

@@ -1,0 +1,145 @@
+//! The tables `event` and `swept_events`: what has happened to jobs. Triggers write the events.
+
+use super::SqlBackend;
+use super::jobs::status;
+use super::millis;
+use super::session::{Row, Session};
+use super::statement::Dialect;
+use crate::db::events::{EventMarks, EventPage, EventRange, EventReads};
+use crate::db::{DbError, DbFuture};
+use crate::model::JobEvent;
+
+/// The number of events that one transaction deletes.
+const SWEPT: i64 = 10_000;
+
+impl EventReads for SqlBackend {
+    fn event_marks(&self) -> DbFuture<'_, EventMarks> {
+        Box::pin(async move { marks(&mut self.reader().await?).await })
+    }
+    fn events<'a>(&'a self, range: EventRange<'a>) -> DbFuture<'a, EventPage> {
+        Box::pin(async move { page(&mut self.reader().await?, range).await })
+    }
+    fn first_event_since(&self, time: i64) -> DbFuture<'_, Option<i64>> {
+        Box::pin(async move {
+            let db = &mut self.reader().await?;
+            let first = db.statement("select min(id) from event where time >= $1");
+            let id = db.fetch_first(first.bind(time), |row| row.get(0)).await?;
+            Ok(id.flatten())
+        })
+    }
+}
+
+/// Returns the marks. In PostgreSQL a transaction locks the table before it takes an id, and holds the lock until its rows can be
+/// seen; so whoever has taken one of the ids up to `last` is among the holders, which are read afterwards, or has ended. The one
+/// writer of SQLite commits its ids in their order.
+async fn marks(db: &mut Session) -> Result<EventMarks, DbError> {
+    let last = db.statement(match db.dialect() {
+        Dialect::Postgres => {
+            "select case when is_called then last_value else 0 end from event_id_seq"
+        }
+        Dialect::Sqlite => "select seq from sqlite_sequence where name = 'event'",
+    });
+    let last: Option<i64> = db.fetch_first(last, |row| row.get(0)).await?;
+    let writers = match db.dialect() {
+        Dialect::Postgres => {
+            let holders = db.statement(
+                "select virtualtransaction from pg_locks where locktype = 'relation' and relation = 'event'::regclass \
+                 and database = (select oid from pg_database where datname = current_database()) \
+                 and mode = 'RowExclusiveLock' and granted",
+            );
+            db.fetch(holders, |row| row.get(0)).await?
+        }
+        Dialect::Sqlite => Vec::new(),
+    };
+    Ok(EventMarks {
+        last: last.unwrap_or_default(),
+        writers: writers.into_iter().collect(),
+    })
+}
+
+/// Reads the events and what was swept in one statement: a sweep in between would leave a gap that nobody sees.
+async fn page(db: &mut Session, range: EventRange<'_>) -> Result<EventPage, DbError> {
+    let of_partition = if range.partition.is_some() {
+        "and partition_id = $4"
+    } else {
+        ""
+    };
+    let statement = db
+        .statement(format!(
+            "select up_to, e.* from swept_events left join (select * from event where id > $1 and id <= $2 {of_partition} \
+             order by id limit $3) as e on true order by e.id"
+        ))
+        .bind(range.after)
+        .bind(range.up_to)
+        .bind(i64::from(range.limit));
+    let statement = match range.partition {
+        Some(partition) => statement.bind(partition),
+        None => statement,
+    };
+    let rows = db
+        .fetch(statement, |row| Ok((row.get::<i64, _>(0)?, event(row)?)))
+        .await?;
+    Ok(EventPage {
+        swept: rows.first().map_or(0, |(swept, _)| *swept),
+        events: rows.into_iter().filter_map(|(_, event)| event).collect(),
+    })
+}
+
+fn event(row: Row<'_>) -> Result<Option<JobEvent>, DbError> {
+    let Some(id) = row.get("id")? else {
+        return Ok(None);
+    };
+    let (from, to): (Option<&str>, Option<&str>) = (row.get("from_status")?, row.get("to_status")?);
+    let round: i32 = row.get("round")?;
+    Ok(Some(JobEvent {
+        id,
+        time: row.get("time")?,
+        partition: row.get("partition_id")?,
+        job: row.get("job_id")?,
+        from: from.map(status).transpose()?,
+        to: to.map(status).transpose()?,
+        round: u32::try_from(round).unwrap_or(1),
+        actor: row.get("actor")?,
+        reason: row.get("reason")?,
+        correlation_id: row.get("correlation_id")?,
+        prerequisite: row.get("prerequisite_id")?,
+    }))
+}
+
+/// Deletes the oldest events that are older than this many milliseconds, or more than `most`. Returns whether there may be more
+/// of them.
+pub async fn sweep(db: &mut Session, older_than: u64, most: u64) -> Result<bool, DbError> {
+    let now = db.dialect().now();
+    let lock = match db.dialect() {
+        // Another sweeper does it.
+        Dialect::Postgres => "for update skip locked",
+        Dialect::Sqlite => "",
+    };
+    let swept = db.statement(format!("select up_to from swept_events {lock}"));
+    let Some(swept) = db.fetch_first(swept, |row| row.get::<i64, _>(0)).await? else {
+        return Ok(false);
+    };
+    let due = db
+        .statement(format!(
+            "select count(*), max(case when time <= {now} - $2 or id <= (select max(id) from event) - $3 then id end) \
+             from (select id, time from event where id > $1 order by id limit {SWEPT}) as oldest"
+        ))
+        .bind(swept)
+        .bind(millis(older_than))
+        .bind(i64::try_from(most).unwrap_or(i64::MAX));
+    let due = db
+        .fetch_first(due, |row| {
+            Ok((row.get::<i64, _>(0)?, row.get::<Option<i64>, _>(1)?))
+        })
+        .await?;
+    let Some((seen, Some(up_to))) = due else {
+        return Ok(false);
+    };
+    let delete = db.statement("delete from event where id <= $1").bind(up_to);
+    let deleted = db.execute(delete).await?;
+    let update = db
+        .statement("update swept_events set up_to = $1")
+        .bind(up_to);
+    db.execute(update).await?;
+    Ok(seen == SWEPT && deleted >= SWEPT.unsigned_abs())
+}
