@@ -6,6 +6,7 @@ mod bench;
 mod chaos;
 mod connect;
 mod doctor;
+mod events;
 mod failures;
 mod history;
 mod jobs;
@@ -34,6 +35,7 @@ use self::bench::BenchArgs;
 #[cfg(feature = "chaos")]
 use self::chaos::{ChaosArgs, ChaosWorkerArgs};
 use self::doctor::DoctorArgs;
+use self::events::EventsArgs;
 use self::failures::FailuresArgs;
 use self::jobs::{CountArgs, DeleteArgs, GetArgs, JobArgs, ListArgs, TargetArgs, WatchArgs};
 use self::manual::{CompletionsArgs, ManArgs};
@@ -111,6 +113,8 @@ pub enum Command {
     Count(CountArgs),
     /// Follow jobs until they finish; exits with 0 (Completed), 10 (one has failed), 11 (one is cancelled) or 12 (one has tolerated failures).
     Watch(WatchArgs),
+    /// Print what happens to the jobs of a partition, or of all, while it happens; goes on where it was after the connection broke.
+    Events(EventsArgs),
     /// Show the jobs of a partition and update them every few seconds; without a terminal, print them once.
     Top(TopArgs),
     /// Say what is wrong with a system, and why jobs do not go on; exits with 1 if anything is broken. Changes nothing.
@@ -173,6 +177,7 @@ impl Command {
             Self::List(args) => jobs::list(args).await,
             Self::Count(args) => jobs::count(args).await,
             Self::Watch(args) => jobs::watch(args).await,
+            Self::Events(args) => events::events(args).await,
             Self::Top(args) => top::top(args).await,
             Self::Doctor(args) => doctor::doctor(args).await,
             Self::Cancel(args) => jobs::cancel(args).await,
@@ -206,6 +211,7 @@ impl Command {
             Self::Submit(args) => &args.service,
             Self::Get(args) => &args.job.service,
             Self::Watch(args) => &args.service,
+            Self::Events(args) => &args.service,
             Self::Top(args) => &args.service,
             Self::Tasks(args) => &args.service,
             Self::Tree(args) => &args.service,

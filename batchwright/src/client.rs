@@ -1,5 +1,6 @@
 //! A client of the job service's REST API.
 
+mod events;
 mod pipes;
 
 use std::time::Duration;
@@ -8,6 +9,7 @@ use contract::rest::{
     ErrorBody, ErrorCode, Failures, History, Job, MAX_BODY_BYTES, NewJob, Resubmit, Retried,
     RetriedJobs, SubmittedJob, Task, TaskCounts, Tasks,
 };
+pub use events::{Happened, JobEvents};
 use framework::tls::Tls;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{Certificate, Identity, Method, RequestBuilder, StatusCode};
@@ -333,9 +335,15 @@ impl Client {
 
     /// Begins to read a response that may last for long.
     async fn stream(&self, method: Method, url: &str) -> Result<reqwest::Response, ClientError> {
-        let request = self
-            .http
-            .request(method, url)
+        self.begin(self.http.request(method, url), url).await
+    }
+
+    async fn begin(
+        &self,
+        request: RequestBuilder,
+        url: &str,
+    ) -> Result<reqwest::Response, ClientError> {
+        let request = request
             .header("accept", ACCEPTED_BY_STREAMS)
             // The default timeout would end the stream.
             .timeout(Duration::from_secs(u64::from(u32::MAX)));

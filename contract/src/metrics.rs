@@ -166,7 +166,7 @@ metrics! {
     HTTP_SECONDS = "batchwright_http_request_seconds", TIMES, ["route", "method"],
         "Time until the response to a request began.";
     EVENT_STREAMS = "batchwright_event_streams", GAUGE, [],
-        "Clients that watch a job by server-sent events.";
+        "Clients that watch a job, or what happens to all, by server-sent events.";
     READY = "batchwright_ready", GAUGE, [],
         "1 if the health check READY of the process passes, else 0.";
     DEGRADED = "batchwright_degraded", GAUGE, ["reason"],

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 mod attempts;
+mod events;
 mod history;
 mod tasks;
 
@@ -17,6 +18,7 @@ pub use crate::outputs::{
 };
 pub use crate::problem::{ErrorBody, ErrorCode};
 pub use attempts::{EarlierFailure, FailedAttempt};
+pub use events::{EventReset, JobEvent, JobEventKind};
 pub use history::{History, StatusChange};
 pub use tasks::{
     CurvePoint, ListedTask, ProgressCurve, SubtaskState, TaskCounts, TaskEntry, TaskRange, Tasks,

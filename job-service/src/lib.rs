@@ -24,6 +24,7 @@ mod backlog;
 mod correlation;
 mod current_request;
 mod error;
+mod event_feed;
 mod export;
 mod extract;
 mod html;
@@ -127,6 +128,7 @@ impl JobService {
         }
         background.cancel();
         self.0.watched_jobs.stop().await;
+        self.0.events.stop().await;
         self.0.backlog.stop().await;
         self.0.export_places.stop().await;
         tracker.wait().await;

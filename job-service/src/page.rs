@@ -42,6 +42,7 @@ pub fn router() -> Router<Arc<AppState>> {
         .route("/pipes/{pipe}", get(sight::pipe))
         .route("/workers", get(sight::workers))
         .route("/partitions/{partition}/jobs", get(list::jobs))
+        .route("/partitions/{partition}/live", get(live::live_jobs))
         .route(
             "/partitions/{partition}/bulk",
             get(bulk::confirm).post(bulk::act),

@@ -36,6 +36,7 @@ pub(crate) mod retry_jobs;
 mod submit_job;
 mod take_messages;
 mod watch_job;
+mod watch_jobs;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -118,6 +119,8 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(dispatch_partition::dispatch_partition))
         .routes(routes!(get_job::get_job))
         .routes(routes!(watch_job::watch_job))
+        .routes(routes!(watch_jobs::watch_jobs))
+        .routes(routes!(watch_jobs::watch_all_jobs))
         .routes(routes!(delete_job::delete_job))
         .routes(routes!(cancel_job::cancel_job))
         .routes(routes!(pause_job::pause_job))

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::backlog::BacklogReader;
 use crate::current_request::CurrentRequest;
 use crate::error::{ApiError, ApiResult};
+use crate::event_feed::EventFeed;
 use crate::export::UsedPlaces;
 use crate::known_pipes::KnownPipes;
 use crate::options::{PipeAccess, ServiceOptions};
@@ -37,6 +38,7 @@ pub struct AppState {
     pub output_streams: Arc<Semaphore>,
     pub export_places: UsedPlaces,
     pub watched_jobs: WatchedJobs,
+    pub events: EventFeed,
     pub taken_messages: TakenMessages,
     pub workers: SeenWorkers,
     pub known_pipes: KnownPipes,
@@ -51,6 +53,7 @@ impl AppState {
         let workers = SeenWorkers::default();
         Self {
             watched_jobs: WatchedJobs::new(store.clone(), workers.clone(), options.health.clone()),
+            events: EventFeed::new(store.clone(), options.health.clone()),
             taken_messages: TakenMessages::new(),
             workers,
             known_pipes: KnownPipes::default(),
@@ -95,7 +98,7 @@ impl AppState {
         }
     }
 
-    /// Returns the number of clients that watch a job.
+    /// Returns the number of clients that watch a job or all of them.
     pub fn open_event_streams(&self) -> usize {
         let limit = self.options.limits.connections.div_ceil(2);
         limit.saturating_sub(self.event_streams.available_permits())

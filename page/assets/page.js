@@ -154,6 +154,12 @@
     show("live");
   }
 
+  /** The progress of jobs is no event: a page that shows jobs at work is read every few seconds, too. */
+  function work() {
+    clearTimeout(timer);
+    timer = source && Number(every) && content.querySelector("[data-runs]") ? setTimeout(soon, Number(every) * 1000) : 0;
+  }
+
   async function start() {
     stop();
     if (!on || gone || document.hidden) return;
@@ -195,6 +201,7 @@
       }
       show(on ? "live" : "paused");
     });
+    document.addEventListener("page:read", () => events && work());
     document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start()));
     window.addEventListener("pageshow", start);
     window.addEventListener("pagehide", stop);

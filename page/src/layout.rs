@@ -42,6 +42,8 @@ pub enum Live {
     No,
     /// The page is read again when this event stream has an event.
     Events(String),
+    /// The same, and while the page shows numbers that change without an event (`data-runs`), also after so many seconds.
+    EventsAndEvery(String, u32),
     /// The page is read again after so many seconds.
     Every(u32),
 }
@@ -80,7 +82,7 @@ impl Layout {
     /// Returns the event stream that says when to read the page again; an empty text if there is none.
     pub fn events(&self) -> &str {
         match &self.live {
-            Live::Events(url) => url,
+            Live::Events(url) | Live::EventsAndEvery(url, _) => url,
             Live::No | Live::Every(_) => "",
         }
     }
@@ -88,7 +90,7 @@ impl Layout {
     /// Returns after how many seconds to read the page again; 0 for never.
     pub const fn every(&self) -> u32 {
         match self.live {
-            Live::Every(seconds) => seconds,
+            Live::Every(seconds) | Live::EventsAndEvery(_, seconds) => seconds,
             Live::No | Live::Events(_) => 0,
         }
     }

@@ -12,7 +12,7 @@ use crate::url;
 
 /// The number of labels that a row shows.
 const LABELS: usize = 4;
-/// How often a list is read again, in seconds.
+/// How often a list is read again that shows jobs at work, in seconds: their progress is no event.
 const EVERY: u32 = 3;
 
 /// The orders that the page offers; others can be written into the URL.
@@ -195,7 +195,7 @@ impl ListPage {
                 title: format!("Jobs in {partition}"),
                 place: Place::Jobs,
                 partition: Some(partition.to_owned()),
-                live: Live::Every(EVERY),
+                live: Live::EventsAndEvery(url::live_jobs(partition), EVERY),
                 done,
             },
             others: partitions
@@ -222,6 +222,12 @@ impl ListPage {
 
     fn path(&self) -> String {
         url::jobs(&self.partition)
+    }
+
+    /// Returns whether the numbers of a job on the page may change without an event.
+    fn shows_work(&self) -> bool {
+        let works = |row: &Row| !row.status.is_finished() && row.status != JobStatus::Waiting;
+        self.rows.iter().any(works)
     }
 
     fn first_page(&self) -> String {

@@ -20,6 +20,11 @@ pub fn jobs(partition: &str) -> String {
     format!("/partitions/{}/jobs", encode(partition))
 }
 
+/// Returns the path of the event stream of the jobs of a partition.
+pub fn live_jobs(partition: &str) -> String {
+    format!("/partitions/{}/live", encode(partition))
+}
+
 /// Returns the path of a job.
 pub fn job(partition: &str, job: &str) -> String {
     format!("{}/{}", jobs(partition), encode(job))

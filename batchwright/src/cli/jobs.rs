@@ -23,7 +23,7 @@ use crate::watch::{self, Show, exit_code};
 /// The exit code for an invalid command line.
 pub(super) const USAGE: u8 = 2;
 /// The exit code of a program that Ctrl-C ends.
-const INTERRUPTED: u8 = 128 + 2;
+pub(super) const INTERRUPTED: u8 = 128 + 2;
 
 #[derive(Debug, Args)]
 pub struct JobArgs {

@@ -274,6 +274,12 @@ struct JobsArgs {
     /// How long the `Idempotency-Key` of a request is remembered, e.g. `P1D` or `PT12H`.
     #[arg(long, env = "BATCHWRIGHT_KEEP_IDEMPOTENCY_KEYS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
     keep_idempotency_keys: Duration,
+    /// How long the events of all jobs are kept, for clients that come back to an event stream, e.g. `P1D` or `PT12H`.
+    #[arg(long, env = "BATCHWRIGHT_KEEP_EVENTS", default_value = "P1D", value_parser = store::span, value_name = "DURATION")]
+    keep_events: Duration,
+    /// Number of these events, from 1000; beyond it, the oldest are deleted first.
+    #[arg(long, env = "BATCHWRIGHT_MAX_EVENTS", default_value_t = StoreOptions::DEFAULT_EVENTS, value_parser = clap::value_parser!(u64).range(1000..), value_name = "EVENTS")]
+    max_events: u64,
     /// Number of failures of a job that are kept, and of failed attempts, from 100 to 1000000; further ones are only counted.
     #[arg(long, env = "BATCHWRIGHT_MAX_FAILURES", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000), value_name = "FAILURES")]
     max_failures: u32,
@@ -581,6 +587,8 @@ impl JobsArgs {
         let store = StoreOptions {
             failed_tables_kept: self.keep_failed_tasks,
             request_keys_kept: self.keep_idempotency_keys,
+            events_kept: self.keep_events,
+            most_events: self.max_events,
             max_failures: self.max_failures,
             most_failed_tables: self.max_failed_tables,
             ..StoreOptions::default()

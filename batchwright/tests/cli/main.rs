@@ -11,6 +11,7 @@ mod binary;
 mod bench;
 mod closed_outputs;
 mod commands;
+mod events;
 mod log;
 mod looking;
 mod metrics;

@@ -1,9 +1,9 @@
-//! The sweeper: deletes expired jobs and drops the task tables of finished and deleted jobs, when they are due.
+//! The sweeper: deletes expired jobs and old events, and drops the task tables of finished and deleted jobs, when they are due.
 
 use std::time::Duration;
 
 use store::{Store, Swept};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::wakeup::{backoff, wait};
@@ -11,12 +11,28 @@ use super::wakeup::{backoff, wait};
 /// The minimum delay after a step that did nothing.
 const IDLE_DELAY: Duration = Duration::from_secs(1);
 
+/// How long after a step new events lead to the next one: they are bounded in number, and signal nothing else.
+const AFTER_EVENTS: Duration = Duration::from_mins(1);
+
 /// Runs until `shutdown` is cancelled. A step is a few short transactions, and it is never interrupted.
 pub async fn run(store: &Store, shutdown: &CancellationToken) {
-    let mut signal = store.sweep_signal();
+    let (mut signal, mut events) = (store.sweep_signal(), store.event_signal());
     let mut failures = 0;
     let mut due = None;
-    while wait(&mut signal, due, shutdown).await {
+    loop {
+        events.mark_unchanged();
+        let looked = Instant::now();
+        let many_events = async {
+            // The store lives as long as this service.
+            let _ = events.changed().await;
+            sleep_until(looked + AFTER_EVENTS).await;
+        };
+        tokio::select! {
+            goes_on = wait(&mut signal, due, shutdown) => if !goes_on {
+                return;
+            },
+            () = many_events => {}
+        }
         due = match store.sweep().await {
             Ok(Swept { jobs, tables, next }) => {
                 failures = 0;

@@ -1,6 +1,6 @@
-//! `GET …/live`: tells an open page of a job when to read itself again.
+//! `GET …/live`: tells an open page of a job, or of the jobs of a partition, when to read itself again.
 //!
-//! Unlike the event stream of the API it carries no job and does not end with it: a job can be taken up again.
+//! Unlike the event streams of the API these carry no job; the one of a job does not end with it, because a job can be taken up again.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use axum::response::sse::{Event, KeepAlive};
 use futures_util::stream::{self, Stream};
 
 use crate::error::{ApiError, ApiResult};
-use crate::extract::JobPath;
+use crate::event_feed::Start;
+use crate::extract::{JobPath, PartitionPath};
 use crate::state::AppState;
 use crate::watched_jobs::State as Seen;
 
@@ -35,6 +36,23 @@ pub async fn live(
         let seen = stop.run_until_cancelled(follower.next()).await??;
         let event = Event::default().event("changed").data("read again");
         Some((Ok(event), (follower, stop, place, seen == Seen::Gone)))
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::default()))
+}
+
+/// `GET /partitions/{partition}/live`: says when something has happened to jobs of the partition.
+pub async fn live_jobs(
+    State(state): State<Arc<AppState>>,
+    PartitionPath(partition): PartitionPath,
+) -> ApiResult<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
+    let place = Arc::clone(&state.event_streams).try_acquire_owned();
+    let place = place.map_err(|_| ApiError::Busy("as many event streams as it may have"))?;
+    let follower = state.events.follow(Some(partition), Start::Now).await?;
+    let follow = (follower, state.shutting_down.clone(), place);
+    let events = stream::unfold(follow, |(mut follower, stop, place)| async move {
+        stop.run_until_cancelled(follower.next()).await??;
+        let event = Event::default().event("changed").data("read again");
+        Some((Ok(event), (follower, stop, place)))
     });
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }

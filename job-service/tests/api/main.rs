@@ -28,6 +28,7 @@ mod access;
 mod bulk;
 mod description;
 mod errors;
+mod events;
 mod expiry;
 mod failures;
 mod history;

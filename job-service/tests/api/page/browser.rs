@@ -438,6 +438,30 @@ async fn page_follows_its_job_can_be_paused_and_is_right_again_after_a_restart()
     tab.close().await.unwrap();
 }
 
+#[tokio::test]
+async fn list_follows_its_partition_without_asking_again_and_again() {
+    let Some(browser) = browser().await else {
+        return;
+    };
+    let service = Service::start().await;
+    service.put("old", &new_job()).await.is(201);
+    let tab = open(&browser).await;
+    let url = format!("{}/partitions/{}/jobs", service.root, service.partition);
+    tab.go(&url).await.unwrap();
+    shows(&tab, "#live-text", "Live").await;
+    // Were it to ask every few seconds, it would not notice in time.
+    tab.script("document.body.dataset.every = 100000")
+        .await
+        .unwrap();
+    service.put("new", &new_job()).await.is(201);
+    shows(&tab, "#row-new", "new").await;
+    service.report("new", ".1", EventKind::Complete).await;
+    shows(&tab, "#row-new .status", "Active").await;
+    service.delete("old").await.is(204);
+    shows(&tab, ".pages", "1–1 of 1").await;
+    tab.close().await.unwrap();
+}
+
 /// Waits until the service has no event stream: as many as it may have can be opened.
 async fn has_no_stream(service: &Service) {
     let path = service.path("/jobs/j/events");
