@@ -38,7 +38,7 @@ pub fn batch_job(
 
 impl Running {
     /// Creates a job in the partition `default`, waits until it has finished, and returns it: for the tests of a worker and of a
-    /// plugin, and for programs that do one job.
+    /// plugin, and for programs that do one job. If there is a job with this id and definition, returns that one.
     ///
     /// ```
     /// use batchwright::{Stack, StackOptions, batch_job};

@@ -121,7 +121,7 @@ impl WorkerIdentity {
         );
         let mut headers = Headers::default();
         if let Some(tracking) = &tracking {
-            describe(&mut headers, tracking, spec.status, spec.label);
+            describe(&mut headers, tracking, spec.status, None);
         }
         if let Some(label) = spec.label {
             set_label(&mut headers, label);
