@@ -311,7 +311,7 @@ fn the_guide_shows_the_first_worker_and_it_is_short() {
             .unwrap_or_else(|error| panic!("cannot read {path}: {error}"))
     };
     let (guide, code) = (
-        read("docs/write-a-worker.md"),
+        read("docs/first-worker.md"),
         read("docs/first-worker/src/main.rs"),
     );
     let worker = code
@@ -321,7 +321,7 @@ fn the_guide_shows_the_first_worker_and_it_is_short() {
         .trim_end();
     assert!(
         guide.contains(&format!("```rust\n{worker}\n```")),
-        "docs/write-a-worker.md differs from docs/first-worker/src/main.rs"
+        "docs/first-worker.md differs from docs/first-worker/src/main.rs"
     );
     let lines = worker
         .lines()

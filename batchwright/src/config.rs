@@ -3,7 +3,7 @@
 //! clap reads flags and our variables. The values of CAF's variables and of secret files become clap's defaults, so that clap keeps the
 //! order and checks every value in the same way.
 //!
-//! What must stay true: no secret is logged, and `docs/configuration.md` documents exactly what is read here (a test compares both).
+//! What must stay true: no secret is logged, and `docs/reference/variables.md` documents exactly what is read here (a test compares both).
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

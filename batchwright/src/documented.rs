@@ -1,4 +1,4 @@
-//! Tests that `docs/configuration.md` documents every variable that is read, and CAF's variables that are ignored.
+//! Tests that `docs/reference/variables.md` documents every variable that is read, and CAF's variables that are ignored.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -263,12 +263,12 @@ fn names(caf: &[(&str, Conversion)]) -> String {
 
 #[test]
 fn guide_lists_the_variables_that_are_read_and_ignored() {
-    const GUIDE: &str = include_str!("../../docs/configuration.md");
+    const GUIDE: &str = include_str!("../../docs/reference/variables.md");
     let (_, rest) = GUIDE.split_once("<!-- tables -->\n").unwrap();
     let (table, _) = rest.split_once("<!-- end of tables -->").unwrap();
     assert!(
         table == tables(),
-        "docs/configuration.md must contain this table between its markers:\n{}",
+        "docs/reference/variables.md must contain this table between its markers:\n{}",
         tables()
     );
 }

@@ -1,4 +1,4 @@
-//! The metrics of every process: their names, types, labels and meanings. `docs/metrics.md` documents exactly these.
+//! The metrics of every process: their names, types, labels and meanings. `docs/reference/metrics.md` documents exactly these.
 //!
 //! What must stay true: the values of a label are few and known beforehand. No label is the id of a job or of a task, and
 //! none is a pipe that only a message names.

@@ -446,7 +446,7 @@ mod tests {
 
     #[test]
     fn documentation_lists_every_code() {
-        let page = include_str!("../../docs/errors.md");
+        let page = include_str!("../../docs/reference/errors.md");
         let documented: Vec<_> = page
             .lines()
             .filter(|line| line.starts_with("| `"))

@@ -212,7 +212,7 @@ async fn prometheus_takes_the_rules_and_every_query_of_the_dashboard_finds_its_m
 
 #[test]
 fn every_metric_is_documented_with_its_type_labels_and_meaning() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/metrics.md");
     let text = std::fs::read_to_string(file).unwrap();
     let rows: BTreeSet<&str> = text
         .lines()
@@ -224,7 +224,7 @@ fn every_metric_is_documented_with_its_type_labels_and_meaning() {
     let wrong: Vec<_> = rows.difference(&wanted).collect();
     assert!(
         missing.is_empty() && wrong.is_empty(),
-        "docs/metrics.md misses {missing:#?} and should not have {wrong:#?}"
+        "docs/reference/metrics.md misses {missing:#?} and should not have {wrong:#?}"
     );
 }
 

@@ -141,7 +141,7 @@ impl Settler for SessionSettler {
 /// Returns what an operator can change so that a channel is not lost for this reason again; `None` if that is not known.
 fn remedy_of(reason: &str) -> Option<&'static str> {
     reason.contains("delivery acknowledgement").then_some(
-        "a task and its wait took longer than the broker's consumer_timeout: raise it above the longest task, in rabbitmq.conf (consumer_timeout = MILLISECONDS) or by a policy (consumer-timeout); docs/operate.md has both",
+        "a task and its wait took longer than the broker's consumer_timeout: raise it above the longest task, in rabbitmq.conf (consumer_timeout = MILLISECONDS) or by a policy (consumer-timeout); docs/deploy.md has both",
     )
 }
 
