@@ -2,8 +2,8 @@
 # Runs all checks and all tests, as continuous integration does. The last line is `N passed, N failed`.
 #
 # The tests need PostgreSQL and RabbitMQ. Both servers are started for this run and stopped after it, unless DATABASE_URL and
-# AMQP_URL name running ones. Missing servers, Prometheus for one test and Chromium for those of the web page are installed from
-# Debian's packages if that needs no password. Nothing else runs as root.
+# AMQP_URL name running ones. Missing servers, Prometheus for one test, Chromium for those of the web page and mdBook for the
+# documentation are installed from Debian's packages, where there are such, if that needs no password. Nothing else runs as root.
 #
 # What each test binary prints is in target/test-output. CONTRIBUTING.md says how to run a part of this.
 #
@@ -66,13 +66,14 @@ missing_packages() {
     [ -n "${AMQP_URL:-}" ] || [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmq-server >/dev/null || echo rabbitmq-server
 }
 
-# One test tries the alert rules on a real Prometheus, and some look at the web page with a real browser. Without the packages they say
-# so and pass.
+# One test tries the alert rules on a real Prometheus, some look at the web page with a real browser, and one builds the book. Without the
+# packages they say so and pass. Not every release of Debian has mdBook.
 wanted_packages() {
     missing_packages
     command -v prometheus >/dev/null || echo prometheus
     command -v chromium >/dev/null || echo chromium
     command -v chromedriver >/dev/null || echo chromium-driver
+    command -v mdbook >/dev/null || [ -z "$(apt-cache show mdbook 2>/dev/null)" ] || echo mdbook
 }
 
 install_servers() {

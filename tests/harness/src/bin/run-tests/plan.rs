@@ -136,7 +136,7 @@ fn layer(package: &str, integration_test: Option<&str>) -> &'static str {
     match (package, integration_test) {
         ("contract", _) => "wire",
         ("harness", _) => "harness",
-        ("example-worker", _) | (_, Some("first_worker")) => "examples",
+        ("example-worker", _) | (_, Some("first_worker" | "book")) => "examples",
         (_, None) => "rules",
         (_, Some(target)) if target.contains("conformance") => "conformance",
         (_, Some("architecture")) => "architecture",
