@@ -16,7 +16,7 @@ trap '[ -z "$system" ] || kill "$system" 2>/dev/null; wait; rm -rf "$folder"' EX
 
 python3 -m venv "$folder/python"
 "$folder/python/bin/pip" install --quiet 'schemathesis>=4.32,<5'
-cargo build --quiet -p batchwright
+cargo build --quiet -p batchwright-cli
 "$target/debug/batchwright" up --data "$folder/data" --listen 127.0.0.1:0 "$@" >"$folder/urls" 2>"$folder/log" &
 system=$!
 until grep -q ^health "$folder/urls"; do

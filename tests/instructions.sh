@@ -19,7 +19,7 @@ command -v valgrind >/dev/null || { echo "valgrind is not installed: apt-get ins
 # Release builds have no symbols, and callgrind looks for functions by name. One codegen unit per crate, because with more, a move
 # of code elsewhere in the crate changes what the compiler inlines: `AckBatcher::delivered` alone made 11 % of a case.
 one_unit=()
-for package in contract framework store instructions; do one_unit+=(--config "profile.release.package.$package.codegen-units=1"); done
+for package in batchwright-contract batchwright-framework batchwright-store instructions; do one_unit+=(--config "profile.release.package.$package.codegen-units=1"); done
 cargo rustc --quiet --release "${one_unit[@]}" -p instructions --bin instructions -- -C strip=none
 binary=$target/release/instructions
 

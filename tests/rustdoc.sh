@@ -32,7 +32,7 @@ if [ -n "$is_test" ]; then
     trap 'rm -rf "$folder"' EXIT
     rustdoc "${arguments[@]}" "${features[@]/#/--cfg=}" -D warnings -A rustdoc::private-intra-doc-links \
         --document-private-items --out-dir "$folder"
-    if [ "$crate" = framework ]; then
+    if [ "$crate" = batchwright_framework ]; then
         for choice in '' amqp embedded; do
             rustc "${arguments[@]}" ${choice:+"--cfg=feature=\"$choice\""} -D warnings --emit metadata --out-dir "$folder"
         done

@@ -10,7 +10,8 @@ use framework::{Payload, Source};
 /// Splits one kind of batch definition.
 ///
 /// ```
-/// use batch_worker::{Batch, BatchPlugin, Part, SplitError};
+/// # mod batchwright { pub use batchwright_batch_worker as batch; }
+/// use batchwright::batch::{Batch, BatchPlugin, Part, SplitError};
 ///
 /// /// Splits `a,b,c` into an item per word.
 /// struct Words;
@@ -43,7 +44,8 @@ pub trait BatchPlugin: Send + Sync + 'static {
     /// for byte, as long as its source is.
     ///
     /// ```
-    /// use batch_worker::{Batch, BatchPlugin, Part, Source, SplitError};
+    /// # mod batchwright { pub use batchwright_batch_worker as batch; }
+    /// use batchwright::batch::{Batch, BatchPlugin, Part, Source, SplitError};
     ///
     /// struct Letters;
     ///

@@ -13,7 +13,8 @@ const LEVELS: usize = 62;
 /// sub-batches.
 ///
 /// ```
-/// use batch_worker::{Batch, BatchPlugin, Part, SplitError, testing};
+/// # mod batchwright { pub use batchwright_batch_worker as batch; }
+/// use batchwright::batch::{Batch, BatchPlugin, Part, SplitError, testing};
 ///
 /// /// Splits `1,2,3` into a number per item.
 /// struct Numbers;

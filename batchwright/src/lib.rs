@@ -2,7 +2,7 @@
 //! batch worker and the tracking worker.
 //!
 //! ```no_run
-//! # use framework::{Context, NoOutput, Reply, Settings, TaskData, TaskError, Worker};
+//! # use batchwright::{Context, NoOutput, Reply, Settings, TaskData, TaskError, Worker};
 //! # #[derive(serde::Serialize, serde::Deserialize)] struct Greet { name: String }
 //! # impl TaskData for Greet { const CLASSIFIER: &'static str = "Greet"; const API_VERSION: i32 = 1; }
 //! # struct Greeter;
@@ -23,11 +23,11 @@
 
 #![warn(missing_docs)]
 
-#[cfg(feature = "chaos")]
-#[doc(hidden)]
-pub mod chaos;
 pub mod client;
 mod stack;
+
+#[doc(inline)]
+pub use framework::*;
 
 /// What the author of a batch plugin needs; see [`Stack::plugin`].
 pub use batch_worker as batch;

@@ -79,7 +79,7 @@ impl Outcome {
 /// Every output needs both, so this does not parse the numbers.
 ///
 /// ```
-/// use contract::headers::job_and_path;
+/// use batchwright_contract::headers::job_and_path;
 ///
 /// let (job, path) = job_and_path("acme:reindex!42.3.7*").unwrap();
 /// assert_eq!((&*job, &*path), ("acme:reindex", "3.7"));

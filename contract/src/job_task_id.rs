@@ -25,7 +25,7 @@ pub struct Step {
 /// A parsed job task id. `Display` returns its text, always with the partition.
 ///
 /// ```
-/// use contract::JobTaskId;
+/// use batchwright_contract::JobTaskId;
 ///
 /// let id = JobTaskId::parse("acme:reindex!42.3.7*").unwrap();
 /// assert_eq!((id.partition.as_str(), id.job.as_str(), id.incarnation), ("acme", "reindex", Some(42)));
@@ -206,7 +206,7 @@ pub fn check_nesting(task_id: &str, job_task_id: Option<&str>) -> Result<(), Nes
 /// Returns the id of a subtask. Works for task ids and for job task ids.
 ///
 /// ```
-/// assert_eq!(contract::subtask_id("acme:reindex.2*", 3, true), "acme:reindex.2*.3*");
+/// assert_eq!(batchwright_contract::subtask_id("acme:reindex.2*", 3, true), "acme:reindex.2*.3*");
 /// ```
 pub fn subtask_id(parent: &str, number: u32, last: bool) -> String {
     format!("{parent}.{number}{}", if last { "*" } else { "" })

@@ -76,7 +76,7 @@ pub const MAX_PIPE_BYTES: usize = 255;
 /// #[derive(Serialize, Deserialize)]
 /// struct CountWords { path: String }
 ///
-/// impl contract::TaskData for CountWords {
+/// impl batchwright_contract::TaskData for CountWords {
 ///     const CLASSIFIER: &'static str = "CountWords";
 ///     const API_VERSION: i32 = 1;
 /// }

@@ -47,7 +47,7 @@ pub enum PipePurpose {
 /// whose `to` is [the same pipe](same_pipe).
 ///
 /// ```
-/// use contract::{PipePurpose, ReservedPipes};
+/// use batchwright_contract::{PipePurpose, ReservedPipes};
 ///
 /// let reserved = ReservedPipes::default().reserve(PipePurpose::Tracking, "worker-jobtracking-in");
 /// assert!(reserved.check("orders-in", None).is_ok());

@@ -1,6 +1,6 @@
 //! Runs the word counter against RabbitMQ: `BATCHWRIGHT_NAME=worker-example BATCHWRIGHT_OUTPUT_PIPE=worker-example-out`.
 
-use example_worker::WordCounter;
+use batchwright_example_worker::WordCounter;
 use framework::{Runtime, RuntimeError};
 
 #[tokio::main]

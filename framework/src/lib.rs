@@ -7,7 +7,8 @@
 //! finds more in [`handler`], and programs that run workers in [`config`] and [`runtime`].
 //!
 //! ```no_run
-//! # use framework::{Context, NoOutput, Reply, Runtime, TaskData, TaskError, Worker};
+//! # use batchwright_framework as batchwright;
+//! # use batchwright::{Context, NoOutput, Reply, Runtime, TaskData, TaskError, Worker};
 //! # #[derive(serde::Serialize, serde::Deserialize)] struct Greet { name: String }
 //! # impl TaskData for Greet { const CLASSIFIER: &'static str = "Greet"; const API_VERSION: i32 = 1; }
 //! struct Greeter;
@@ -57,7 +58,7 @@ mod worker;
 
 pub use config::{Settings, SettingsError};
 pub use context::{Context, Payload, Source};
-pub use contract::TaskData;
+pub use contract::{self, TaskData};
 pub use outputs::{Output, Outputs};
 pub use retry::RetryPolicy;
 pub use runtime::{Runtime, RuntimeError};

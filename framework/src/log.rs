@@ -68,7 +68,7 @@ impl fmt::Display for LogFormat {
 }
 
 /// Sets up the log of this process, unless the program has set up one. `filter` selects what is logged, for example
-/// `info` or `framework=debug`.
+/// `info` or `batchwright=debug`.
 pub fn set_up(filter: &str, format: LogFormat) {
     let floods = Arc::clone(FLOODS.get_or_init(|| Arc::new(Floods::new(write_line))));
     let filter = EnvFilter::builder().parse_lossy(format!("{QUIET},{filter}"));

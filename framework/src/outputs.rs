@@ -35,7 +35,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// `BATCHWRIGHT_INPUT_PIPE`, …):
 ///
 /// ```no_run
-/// # use framework::{Runtime, TaskData};
+/// # use batchwright_framework as batchwright;
+/// # use batchwright::{Runtime, TaskData};
 /// # #[derive(serde::Serialize, serde::Deserialize)] struct Amount { value: String }
 /// # impl TaskData for Amount { const CLASSIFIER: &'static str = "ListItem"; const API_VERSION: i32 = 1; }
 /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -53,16 +54,17 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// In the process that runs the whole system, [`Outputs::of`] reads from its broker:
 ///
 /// ```
+/// # use batchwright_framework as batchwright;
 /// # use std::sync::Arc;
-/// # use framework::broker::{Broker, Outgoing, memory::Memory};
-/// # use framework::TaskData;
-/// # use contract::{RangeItem, TaskMessage, TaskStatus};
+/// # use batchwright::broker::{Broker, Outgoing, memory::Memory};
+/// # use batchwright::TaskData;
+/// # use batchwright::contract::{RangeItem, TaskMessage, TaskStatus};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let broker: Arc<dyn Broker> = Arc::new(Memory::new());
 /// # let item = RangeItem { number: 42, params: [].into() };
 /// # let output = TaskMessage { task_status: Some(TaskStatus::ResultSuccess), ..TaskMessage::new("t", "doubled", &item)? };
 /// # broker.publish(Outgoing::new("doubled", output.encode())).await?;
-/// use framework::Outputs;
+/// use batchwright::Outputs;
 ///
 /// let mut outputs = Outputs::<RangeItem>::of(&broker, "doubled").await?;
 /// let output = outputs.next().await?.unwrap();

@@ -7,8 +7,9 @@ use std::time::Duration;
 /// Unless changed, a policy allows ten attempts within 24 hours of the first one.
 ///
 /// ```
+/// # use batchwright_framework as batchwright;
 /// use std::time::Duration;
-/// use framework::RetryPolicy;
+/// use batchwright::RetryPolicy;
 ///
 /// let policy = RetryPolicy::exponential(Duration::from_millis(100), 2.0, Duration::from_secs(1)).attempts(6);
 /// let delays: Vec<u128> = policy.delays().map(|delay| delay.as_millis()).collect();

@@ -34,10 +34,11 @@ pub async fn run<W: Worker>(worker: &W, input: W::Input) -> Run<W::Output> {
 /// Returns a task for a test.
 ///
 /// ```
+/// # use batchwright_framework as batchwright;
 /// use std::time::Duration;
-/// use contract::RangeItem;
-/// use framework::testing::{self, Outcome};
-/// use framework::{Context, NoOutput, Reply, TaskError, Worker};
+/// use batchwright::contract::RangeItem;
+/// use batchwright::testing::{self, Outcome};
+/// use batchwright::{Context, NoOutput, Reply, TaskError, Worker};
 ///
 /// /// Waits for better times, but not for ever.
 /// struct Patient;

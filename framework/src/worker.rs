@@ -15,7 +15,8 @@ use crate::Context;
 /// once, for example after a crash. Whatever `run` does outside of the process must therefore be idempotent.
 ///
 /// ```
-/// use framework::{Context, OrFail, Reply, TaskData, TaskError, Worker};
+/// # use batchwright_framework as batchwright;
+/// use batchwright::{Context, OrFail, Reply, TaskData, TaskError, Worker};
 /// use serde::{Deserialize, Serialize};
 ///
 /// #[derive(Serialize, Deserialize)]
@@ -37,7 +38,7 @@ use crate::Context;
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-/// let run = framework::testing::run(&Shouter, Shout { text: "hey".into() }).await;
+/// let run = batchwright::testing::run(&Shouter, Shout { text: "hey".into() }).await;
 /// assert_eq!(run.sent().unwrap().text, "HEY");
 /// # }
 /// ```
@@ -151,7 +152,8 @@ impl TaskData for NoOutput {
 /// `anyhow` and `eyre`. [`OrFail`] converts it into one that means *failed* or *invalid* instead.
 ///
 /// ```
-/// use framework::{OrFail, TaskError};
+/// # use batchwright_framework as batchwright;
+/// use batchwright::{OrFail, TaskError};
 ///
 /// fn size_of(path: &str) -> anyhow::Result<u64> {
 ///     Ok(std::fs::metadata(path)?.len())

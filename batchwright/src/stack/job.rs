@@ -42,9 +42,9 @@ impl Running {
     ///
     /// ```
     /// use batchwright::{Stack, StackOptions, batch_job};
-    /// use contract::rest::OnFailure;
-    /// use contract::{JobStatus, RangeItem};
-    /// use framework::{Context, NoOutput, OrFail, Reply, Settings, TaskError, Worker};
+    /// use batchwright::contract::rest::OnFailure;
+    /// use batchwright::contract::{JobStatus, RangeItem};
+    /// use batchwright::{Context, NoOutput, OrFail, Reply, Settings, TaskError, Worker};
     ///
     /// /// Fails on every multiple of three.
     /// struct Picky;

@@ -4,6 +4,8 @@
 
 #![expect(clippy::unwrap_used, reason = "this is how a test fails")]
 
+extern crate batchwright_contract as contract;
+
 mod java_worker;
 mod messages;
 mod properties;

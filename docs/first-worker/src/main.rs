@@ -1,7 +1,8 @@
 use std::error::Error;
 
-use batchwright::{Stack, StackOptions};
-use framework::{Context, OrFail, Outputs, Reply, Settings, TaskData, TaskError, Worker};
+use batchwright::{
+    Context, OrFail, Outputs, Reply, Settings, Stack, StackOptions, TaskData, TaskError, Worker,
+};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -63,12 +64,12 @@ mod tests {
 
     #[tokio::test]
     async fn doubles_a_number_and_fails_anything_else() {
-        let run = framework::testing::run(&Doubler, Amount { value: "21".into() }).await;
+        let run = batchwright::testing::run(&Doubler, Amount { value: "21".into() }).await;
         assert_eq!(run.sent().unwrap().value, "42");
         let many = Amount {
             value: "many".into(),
         };
-        let run = framework::testing::run(&Doubler, many).await;
+        let run = batchwright::testing::run(&Doubler, many).await;
         assert!(run.failure().unwrap().contains("invalid digit"));
     }
 

@@ -26,8 +26,9 @@ impl Context {
     /// Returns the partition of the job, or `None` if the task is not tracked.
     ///
     /// ```
-    /// # use contract::RangeItem;
-    /// # use framework::{Context, NoOutput, Reply, TaskError, Worker, testing};
+    /// # use batchwright_framework as batchwright;
+    /// # use batchwright::contract::RangeItem;
+    /// # use batchwright::{Context, NoOutput, Reply, TaskError, Worker, testing};
     /// struct Teller;
     /// impl Worker for Teller {
     ///     type Input = RangeItem;

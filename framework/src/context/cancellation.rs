@@ -47,7 +47,8 @@ impl Context {
     /// and can be dropped:
     ///
     /// ```
-    /// # use framework::{Context, TaskError};
+    /// # use batchwright_framework as batchwright;
+    /// # use batchwright::{Context, TaskError};
     /// # use tokio::process::Command;
     /// # async fn convert(ctx: Context) -> Result<(), TaskError> {
     /// let mut child = Command::new("convert").arg("in.tif").arg("out.png").kill_on_drop(true).spawn()?;

@@ -23,7 +23,8 @@ use crate::steps::status_check::SplitQueryError;
 /// of a page. Leave out what may change without making other subtasks.
 ///
 /// ```
-/// use framework::Source;
+/// # use batchwright_framework as batchwright;
+/// use batchwright::Source;
 ///
 /// let names = ["a.tif", "b.tif"];
 /// let mut source = Source::new("the folder scans");
@@ -157,8 +158,9 @@ impl Context {
     /// same in every round: it dispatches all subtasks, in the same order.
     ///
     /// ```
-    /// use framework::{Context, Reply, Source, TaskData, TaskError, Worker};
-    /// # use framework::NoOutput;
+    /// # use batchwright_framework as batchwright;
+    /// use batchwright::{Context, Reply, Source, TaskData, TaskError, Worker};
+    /// # use batchwright::NoOutput;
     /// # use serde::{Deserialize, Serialize};
     /// # #[derive(Serialize, Deserialize)]
     /// # struct Folder { names: Vec<String> }
@@ -185,7 +187,7 @@ impl Context {
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
     /// let names = vec!["a".to_owned(), "b".to_owned()];
-    /// let run = framework::testing::run(&Files, Folder { names }).await;
+    /// let run = batchwright::testing::run(&Files, Folder { names }).await;
     /// assert_eq!(run.dispatched::<File>().len(), 2);
     /// # }
     /// ```

@@ -100,9 +100,9 @@ fn each_line_of_a_delivery_carries_its_ids() {
     assert_eq!(
         shown,
         [
-            r#""level":"INFO","target":"framework::log::tests","message":"split","attempt":2,"correlation_id":"corr-1","job":"acme:reindex!42","pipe":"in","size":3,"task":"t.3.7*"}"#,
-            r#""level":"WARN","target":"framework::log::tests","message":"odd","attempt":9,"correlation_id":"corr-1","file":"a b","job":"acme:reindex!42","pipe":"in","span":"mine","task":"t.3.7*"}"#,
-            r#""level":"INFO","target":"framework::log::tests","message":"outside"}"#,
+            r#""level":"INFO","target":"batchwright_framework::log::tests","message":"split","attempt":2,"correlation_id":"corr-1","job":"acme:reindex!42","pipe":"in","size":3,"task":"t.3.7*"}"#,
+            r#""level":"WARN","target":"batchwright_framework::log::tests","message":"odd","attempt":9,"correlation_id":"corr-1","file":"a b","job":"acme:reindex!42","pipe":"in","span":"mine","task":"t.3.7*"}"#,
+            r#""level":"INFO","target":"batchwright_framework::log::tests","message":"outside"}"#,
         ]
     );
 }

@@ -3,6 +3,8 @@
 //! Each function is one rule; `one_broker` has those of a single implementation. A broker that cannot be started fails its tests; no test is skipped.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
+extern crate batchwright_framework as framework;
+
 mod looks;
 mod one_broker;
 

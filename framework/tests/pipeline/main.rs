@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "this is how a test fails")]
 
+extern crate batchwright_framework as framework;
+
 mod addressing;
 mod attempts;
 mod confirms;

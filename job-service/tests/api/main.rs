@@ -22,6 +22,8 @@ macro_rules! on_both_databases {
     };
 }
 
+extern crate batchwright_job_service as job_service;
+
 mod service;
 
 mod access;

@@ -27,6 +27,8 @@ macro_rules! suite {
     };
 }
 
+extern crate batchwright_store as store;
+
 mod fixture;
 mod queries;
 

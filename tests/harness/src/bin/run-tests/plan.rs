@@ -24,7 +24,7 @@ pub const LAYERS: [&str; 11] = [
 ];
 
 /// The stories of this binary run one after the other, on a pair of servers that a run of it starts.
-const CHAOS: &str = "batchwright/chaos";
+const CHAOS: &str = "cli/chaos";
 /// The names of these stories contain one of these words; they are one half of the time. The other stories are a job of their own.
 const HALF_OF_CHAOS: [&str; 2] = ["killed_three_times", "database"];
 
@@ -32,7 +32,7 @@ const HALF_OF_CHAOS: [&str; 2] = ["killed_three_times", "database"];
 const LONGEST_FIRST: [&str; 8] = [
     CHAOS,
     "tests/system",
-    "batchwright/caf_compat",
+    "cli/caf_compat",
     "tests/simulation",
     "doc tests",
     "framework (lib",
@@ -144,7 +144,7 @@ fn layer(package: &str, integration_test: Option<&str>) -> &'static str {
         (_, Some("chaos")) => "chaos",
         (_, Some("caf_compat")) => "CAF",
         ("job-service", _) => "API",
-        ("tests" | "batchwright", _) => "system",
+        ("tests" | "cli", _) => "system",
         _ => "rules",
     }
 }
@@ -176,10 +176,10 @@ mod tests {
     #[test]
     fn every_test_binary_and_every_command_becomes_a_job_and_the_longest_come_first() {
         let messages = [
-            artifact("contract", "contract", "lib", true),
+            artifact("contract", "batchwright_contract", "lib", true),
             artifact("store", "store_conformance", "test", true),
-            artifact("batchwright", "batchwright", "bin", false),
-            artifact("batchwright", "chaos", "test", true),
+            artifact("cli", "batchwright", "bin", false),
+            artifact("cli", "chaos", "test", true),
             r#"{"reason":"build-finished","success":true}"#.to_owned(),
         ];
         let commands = ["doc tests=cargo test --doc".to_owned()];
@@ -191,9 +191,9 @@ mod tests {
         assert_eq!(
             seen,
             [
-                ("batchwright/chaos (brokers)", "chaos", "/target/chaos-1"),
+                ("cli/chaos (brokers)", "chaos", "/target/chaos-1"),
                 (
-                    "batchwright/chaos (processes and databases)",
+                    "cli/chaos (processes and databases)",
                     "chaos",
                     "/target/chaos-1"
                 ),
@@ -204,9 +204,9 @@ mod tests {
                     "/target/store_conformance-1"
                 ),
                 (
-                    "contract (lib contract, unit tests)",
+                    "contract (lib batchwright_contract, unit tests)",
                     "wire",
-                    "/target/contract-1"
+                    "/target/batchwright_contract-1"
                 ),
             ]
         );

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use batchwright::chaos::{
+use batchwright_cli::chaos::{
     self, ChaosWorkerOptions, Faults, Given, Ground, Options, Servers, SystemOptions,
 };
 use clap::Args;

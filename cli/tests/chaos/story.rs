@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use batchwright::chaos::{Ground, Server, Servers, System, SystemOptions};
+use batchwright_cli::chaos::{Ground, Server, Servers, System, SystemOptions};
 use harness::{HttpClient, Proxy, Scrape, in_time};
 use tokio::sync::MutexGuard;
 

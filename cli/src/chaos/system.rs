@@ -27,7 +27,7 @@ use super::roles::{
     role_options,
 };
 use super::servers::{Addresses, Given, Ground};
-use crate::client::{Client, ClientError};
+use batchwright::client::{Client, ClientError};
 
 /// How long a part of the system may take to start and to accept what it is asked, however little patience the command has.
 const START_LIMIT: Duration = Duration::from_mins(1);

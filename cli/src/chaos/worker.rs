@@ -14,7 +14,7 @@ use super::effects::Effects;
 use super::roles::{
     BATCH_PIPE, CHAOS_WORKER, INPUT_PIPE, KEPT_PIPE, OUTPUT_PIPE, PAUSED_PIPE, TRACKING_PIPE,
 };
-use crate::{BatchOptions, Stack, StackOptions};
+use batchwright::{BatchOptions, Stack, StackOptions};
 
 /// How the process works.
 #[derive(Debug, Clone)]

@@ -60,7 +60,7 @@ use crate::demo::{self, DemoArgs};
 pub struct Cli {
     #[command(subcommand)]
     pub program: Program,
-    /// Log filter for standard error, e.g. `info` or `framework=debug`.
+    /// Log filter for standard error, e.g. `info` or `batchwright=debug`.
     #[arg(long, global = true, env = "BATCHWRIGHT_LOG", value_name = "FILTER")]
     pub log: Option<String>,
     /// Form of the lines of the log: `text`, or `json` with one object in a line.
