@@ -127,8 +127,8 @@ impl ExportStore {
     pub async fn write_new(&self, path: &ExportPath, content: Bytes) -> Result<bool, BlobError> {
         match &self.0 {
             Place::Folder(folder) => {
-                let mut file = folder.create_file(&path.0).await?;
-                let written = match file.write(&content).await {
+                let file = folder.create_file(&path.0).await?;
+                let written = match file.write(content).await {
                     Ok(()) => file.finish_new().await,
                     Err(error) => Err(error),
                 };
@@ -153,7 +153,7 @@ impl ExportFile {
     /// Appends to the file.
     pub async fn write(&mut self, content: Bytes) -> Result<(), BlobError> {
         let written = match &mut self.writer {
-            Writer::Folder(file) => file.write(&content).await,
+            Writer::Folder(file) => file.write(content).await,
             #[cfg(feature = "s3")]
             Writer::S3(object) => object.write(&content).await,
         };
@@ -173,10 +173,7 @@ impl ExportFile {
     /// Removes what is written of a file that will not be finished.
     pub async fn give_up(mut self) -> Result<(), BlobError> {
         let given_up = match &mut self.writer {
-            Writer::Folder(file) => {
-                file.remove().await;
-                Ok(())
-            }
+            Writer::Folder(file) => file.remove().await,
             #[cfg(feature = "s3")]
             Writer::S3(object) => object.give_up().await,
         };

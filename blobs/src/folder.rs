@@ -1,21 +1,26 @@
 //! Blobs as files: `FOLDER/owner/group/name`.
 //!
+//! Each operation is one piece of work for a thread that may block: a piece for each call of the system would keep many threads,
+//! and the memory that each of them holds.
+//!
 //! What must stay true:
 //! - A file gets its name when its content is on the disk, and the name is on the disk when the write returns.
 //! - Two never write one file at the same time: its content would be a mixture.
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs::TryLockError;
-use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use bytes::Bytes;
 use rustix::fs::OFlags;
-use tokio::fs::{self, File, OpenOptions};
-use tokio::io::{AsyncWriteExt as _, BufReader};
+use tokio::io::BufReader;
+use tokio::task::spawn_blocking;
 
 use crate::{BlobError, BlobName, BlobReader, Listed};
 
@@ -44,63 +49,69 @@ impl Folder {
         Self { reserve, ..self }
     }
 
-    fn group(&self, owner: &str, group: i64) -> PathBuf {
-        self.path.join(owner).join(group.to_string())
+    pub async fn write(&self, name: &BlobName, content: Bytes) -> Result<(), BlobError> {
+        let (reserve, group) = (self.reserve, self.group(&name.owner, name.group));
+        let name = name.name.clone();
+        let write = move || {
+            let file = Unfinished::create_in(reserve, &group, &name)?;
+            file.write(&content)?;
+            file.finish()
+        };
+        self.run("written", write).await
     }
 
-    fn file(&self, name: &BlobName) -> PathBuf {
-        self.group(&name.owner, name.group).join(&name.name)
-    }
-
-    fn error(&self, action: &'static str) -> impl Fn(io::Error) -> BlobError {
-        move |error| BlobError::new(self, action, &error)
-    }
-
-    pub async fn write(&self, name: &BlobName, content: &[u8]) -> Result<(), BlobError> {
-        self.try_write(name, content)
-            .await
-            .map_err(self.error("written"))
-    }
-
-    async fn try_write(&self, name: &BlobName, content: &[u8]) -> io::Result<()> {
-        let group = self.group(&name.owner, name.group);
-        if !fs::try_exists(&group).await? {
-            make_folder(&group).await?;
-        }
-        let mut file = NewFile::create(self.reserve, &group, &name.name).await?;
-        file.write(content).await?;
-        file.finish().await
+    /// Writes a blob of the contents of others of its group. Returns the name of the first one that has not so many bytes.
+    pub async fn join(
+        &self,
+        parts: &[(BlobName, u64)],
+        name: &BlobName,
+    ) -> Result<Option<String>, BlobError> {
+        let (reserve, group) = (self.reserve, self.group(&name.owner, name.group));
+        let name = name.name.clone();
+        let parts: Vec<(PathBuf, u64, String)> = parts
+            .iter()
+            .map(|(part, bytes)| (self.file(part), *bytes, part.name.clone()))
+            .collect();
+        let join = move || {
+            let file = Unfinished::create_in(reserve, &group, &name)?;
+            for (part, bytes, name) in parts {
+                if file.append(&part)? != bytes {
+                    file.remove();
+                    return Ok(Some(name));
+                }
+            }
+            file.finish().map(|()| None)
+        };
+        self.run("written", join).await
     }
 
     /// Begins a file with this path below the folder.
     pub async fn create_file(&self, path: &str) -> Result<NewFile, BlobError> {
-        self.try_create(path).await.map_err(self.error("written"))
+        let (folder, path) = (self.clone(), self.path.join(path));
+        self.run("written", move || folder.try_create(&path)).await
     }
 
-    async fn try_create(&self, path: &str) -> io::Result<NewFile> {
-        let path = self.path.join(path);
+    fn try_create(&self, path: &Path) -> io::Result<NewFile> {
         let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str))
         else {
             return Err(io::ErrorKind::InvalidFilename.into());
         };
         // Before a folder is made, what is there of the path must be inside.
-        self.check_inside(folder).await?;
-        make_folder(folder).await?;
-        NewFile::create(self.reserve, folder, name).await
+        self.check_inside(folder)?;
+        let file = Unfinished::create_in(self.reserve, folder, name)?;
+        Ok(NewFile(Arc::new(file)))
     }
 
     /// Refuses a path below the folder that a link leads out of it, as far as the path is there.
-    async fn check_inside(&self, path: &Path) -> io::Result<()> {
+    fn check_inside(&self, path: &Path) -> io::Result<()> {
         let mut known = path;
-        while !fs::try_exists(known).await?
+        while !known.try_exists()?
             && let Some(above) = known.parent().filter(|it| !it.as_os_str().is_empty())
         {
             known = above;
         }
         if known.starts_with(&*self.path)
-            && !fs::canonicalize(known)
-                .await?
-                .starts_with(fs::canonicalize(&*self.path).await?)
+            && !fs::canonicalize(known)?.starts_with(fs::canonicalize(&*self.path)?)
         {
             // Clients read it, who need not know where the folder is.
             let inside = known.strip_prefix(&*self.path).unwrap_or(known);
@@ -112,43 +123,44 @@ impl Folder {
 
     /// Opens the file with this path below the folder.
     pub async fn open_file(&self, path: &str) -> Result<BlobReader, BlobError> {
-        let opened = async {
-            let path = self.path.join(path);
-            self.check_inside(&path).await?;
-            File::open(path).await
+        let (folder, path) = (self.clone(), self.path.join(path));
+        let open = move || {
+            folder.check_inside(&path)?;
+            File::open(path)
         };
-        let file = opened.await.map_err(self.error("read"))?;
-        Ok(Box::pin(BufReader::with_capacity(BUFFER, file)))
+        self.run("read", open).await.map(reader)
     }
 
     /// Deletes the file with this path below the folder. Of a link, only the link itself.
     pub async fn delete_file(&self, path: &str) -> Result<(), BlobError> {
-        let deleted = async {
-            let path = self.path.join(path);
-            self.check_inside(path.parent().unwrap_or(&path)).await?;
-            or_missing(fs::remove_file(path).await)
+        let (folder, path) = (self.clone(), self.path.join(path));
+        let delete = move || {
+            folder.check_inside(path.parent().unwrap_or(&path))?;
+            or_missing(fs::remove_file(path))
         };
-        deleted.await.map_err(self.error("changed"))
+        self.run("changed", delete).await
     }
 
     pub async fn open(&self, name: &BlobName) -> Result<BlobReader, BlobError> {
-        let file = File::open(self.file(name)).await;
-        let file = file.map_err(self.error("read"))?;
-        Ok(Box::pin(BufReader::with_capacity(BUFFER, file)))
+        let file = self.file(name);
+        self.run("read", || File::open(file)).await.map(reader)
     }
 
     pub async fn delete(&self, name: &BlobName) -> Result<(), BlobError> {
-        or_missing(fs::remove_file(self.file(name)).await).map_err(self.error("changed"))
+        let file = self.file(name);
+        let delete = || or_missing(fs::remove_file(file));
+        self.run("changed", delete).await
     }
 
     pub async fn delete_group(&self, owner: &str, group: i64) -> Result<(), BlobError> {
-        or_missing(fs::remove_dir_all(self.group(owner, group)).await)
-            .map_err(self.error("changed"))
+        let group = self.group(owner, group);
+        let delete = || or_missing(fs::remove_dir_all(group));
+        self.run("changed", delete).await
     }
 
     pub async fn groups(&self, owner: &str) -> Result<Vec<i64>, BlobError> {
-        let names = names(&self.path.join(owner)).await;
-        let names = names.map_err(self.error("read"))?;
+        let folder = self.path.join(owner);
+        let names = self.run("read", move || names(&folder)).await?;
         // What is no number is not ours.
         Ok(names
             .iter()
@@ -157,14 +169,32 @@ impl Folder {
     }
 
     pub async fn list(&self, owner: &str, group: i64) -> Result<Vec<Listed>, BlobError> {
-        let names = names(&self.group(owner, group)).await;
-        let names = names.map_err(self.error("read"))?;
+        let folder = self.group(owner, group);
+        let names = self.run("read", move || names(&folder)).await?;
         let listed = |(name, written)| Listed {
             group,
             name,
             written,
         };
         Ok(names.into_iter().map(listed).collect())
+    }
+
+    fn group(&self, owner: &str, group: i64) -> PathBuf {
+        self.path.join(owner).join(group.to_string())
+    }
+
+    fn file(&self, name: &BlobName) -> PathBuf {
+        self.group(&name.owner, name.group).join(&name.name)
+    }
+
+    /// Runs work on the folder, on a thread that may block.
+    async fn run<T: Send + 'static>(
+        &self,
+        action: &'static str,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Result<T, BlobError> {
+        let done = blocking(work).await;
+        done.map_err(|error| BlobError::new(self, action, &error))
     }
 }
 
@@ -176,79 +206,109 @@ impl fmt::Display for Folder {
 
 /// A file that gets its name when it is finished.
 #[derive(Debug)]
-pub struct NewFile {
+pub struct NewFile(Arc<Unfinished>);
+
+impl NewFile {
+    pub async fn write(&self, content: Bytes) -> io::Result<()> {
+        let file = Arc::clone(&self.0);
+        blocking(move || file.write(&content)).await
+    }
+
+    pub async fn finish(&self) -> io::Result<()> {
+        let file = Arc::clone(&self.0);
+        blocking(move || file.finish()).await
+    }
+
+    /// Gives the file its name unless there is one of this name. Returns whether it did.
+    pub async fn finish_new(&self) -> io::Result<bool> {
+        let file = Arc::clone(&self.0);
+        blocking(move || file.finish_new()).await
+    }
+
+    /// Removes what is written.
+    pub async fn remove(&self) -> io::Result<()> {
+        let file = Arc::clone(&self.0);
+        let remove = move || {
+            file.remove();
+            Ok(())
+        };
+        blocking(remove).await
+    }
+}
+
+/// A file that is being written.
+#[derive(Debug)]
+struct Unfinished {
     reserve: u64,
     folder: PathBuf,
     name: String,
     file: File,
 }
 
-impl NewFile {
-    /// Begins a file, which leaves this many bytes of the disk free.
-    async fn create(reserve: u64, folder: &Path, name: &str) -> io::Result<Self> {
+impl Unfinished {
+    /// Begins a file, which leaves this many bytes of the disk free. Makes the folder if it is missing.
+    fn create_in(reserve: u64, folder: &Path, name: &str) -> io::Result<Self> {
+        make_folder(folder)?;
         check_room(folder, 0, reserve)?;
         Ok(Self {
             reserve,
             folder: folder.to_owned(),
             name: name.to_owned(),
-            file: create_alone(&folder.join(format!("{name}{UNFINISHED}"))).await?,
+            file: create_alone(&folder.join(format!("{name}{UNFINISHED}")))?,
         })
     }
 
-    pub async fn write(&mut self, content: &[u8]) -> io::Result<()> {
-        let written = async {
+    fn write(&self, content: &[u8]) -> io::Result<()> {
+        self.or_remove(|| {
             check_room(&self.folder, content.len() as u64, self.reserve)?;
-            self.file.write_all(content).await
-        };
-        match written.await {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                self.remove().await;
-                Err(error)
-            }
-        }
+            (&self.file).write_all(content)
+        })
     }
 
-    pub async fn finish(&mut self) -> io::Result<()> {
-        self.sync().await?;
-        fs::rename(self.unfinished(), self.folder.join(&self.name)).await?;
-        sync_folder(&self.folder).await
+    /// Writes the content of this file. Returns its length.
+    fn append(&self, path: &Path) -> io::Result<u64> {
+        self.or_remove(|| {
+            let mut other = File::open(path)?;
+            check_room(&self.folder, other.metadata()?.len(), self.reserve)?;
+            io::copy(&mut other, &mut &self.file)
+        })
     }
 
-    /// Gives the file its name unless there is one of this name. Returns whether it did.
-    pub async fn finish_new(&mut self) -> io::Result<bool> {
-        self.sync().await?;
+    fn finish(&self) -> io::Result<()> {
+        self.or_remove(|| self.file.sync_data())?;
+        fs::rename(self.unfinished(), self.folder.join(&self.name))?;
+        sync_folder(&self.folder)
+    }
+
+    fn finish_new(&self) -> io::Result<bool> {
+        self.or_remove(|| self.file.sync_data())?;
         let named = self.folder.join(&self.name);
-        let is_new = match fs::hard_link(self.unfinished(), &named).await {
+        let is_new = match fs::hard_link(self.unfinished(), &named) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             // Not every file system has two names for a file.
-            Err(_) if !fs::try_exists(&named).await? => {
-                fs::rename(self.unfinished(), &named).await?;
+            Err(_) if !named.try_exists()? => {
+                fs::rename(self.unfinished(), &named)?;
                 true
             }
             Err(_) => false,
         };
-        self.remove().await;
-        sync_folder(&self.folder).await?;
+        self.remove();
+        sync_folder(&self.folder)?;
         Ok(is_new)
     }
 
-    async fn sync(&mut self) -> io::Result<()> {
-        let written = async {
-            self.file.flush().await?;
-            self.file.sync_data().await
-        };
-        let synced = written.await;
-        if synced.is_err() {
-            self.remove().await;
+    /// Removes what is written if this fails: it may hold the last of the space.
+    fn or_remove<T>(&self, step: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let done = step();
+        if done.is_err() {
+            self.remove();
         }
-        synced
+        done
     }
 
-    /// Removes what is written: it may hold the last of the space.
-    pub async fn remove(&self) {
-        let _ = fs::remove_file(self.unfinished()).await;
+    fn remove(&self) {
+        let _ = fs::remove_file(self.unfinished());
     }
 
     fn unfinished(&self) -> PathBuf {
@@ -256,14 +316,34 @@ impl NewFile {
     }
 }
 
+/// Runs work on a thread that may block.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    match spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            Err(_) => Err(io::Error::other("the process stops")),
+        },
+    }
+}
+
+fn reader(file: File) -> BlobReader {
+    Box::pin(BufReader::with_capacity(
+        BUFFER,
+        tokio::fs::File::from_std(file),
+    ))
+}
+
 /// Creates a file, or empties one that a crash has left. Refuses one that somebody writes, in this process or in another one.
-async fn create_alone(path: &Path) -> io::Result<File> {
+fn create_alone(path: &Path) -> io::Result<File> {
     loop {
         let mut options = OpenOptions::new();
         let file = options.write(true).create(true).truncate(false);
         // A link may lead anywhere.
         let file = file.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-        let file = file.open(path).await?.into_std().await;
+        let file = file.open(path)?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 let name = path.file_name().unwrap_or_default();
@@ -274,10 +354,10 @@ async fn create_alone(path: &Path) -> io::Result<File> {
             Ok(()) | Err(TryLockError::Error(_)) => {}
         }
         let locked = file.metadata()?.ino();
-        match fs::metadata(path).await {
+        match fs::metadata(path) {
             Ok(there) if there.ino() == locked => {
                 file.set_len(0)?;
-                return Ok(File::from_std(file));
+                return Ok(file);
             }
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             // Who wrote it has finished it meanwhile.
@@ -306,41 +386,42 @@ fn check_room(folder: &Path, bytes: u64, reserve: u64) -> io::Result<()> {
 }
 
 /// Makes a folder and those above it that are missing. Each new name is on the disk when this returns.
-async fn make_folder(folder: &Path) -> io::Result<()> {
+fn make_folder(folder: &Path) -> io::Result<()> {
     let mut missing = Vec::new();
     let mut above = Some(folder);
     while let Some(path) = above.filter(|path| !path.as_os_str().is_empty()) {
-        if fs::try_exists(path).await? {
+        if path.try_exists()? {
             break;
         }
         missing.push(path);
         above = path.parent();
     }
     for path in missing.into_iter().rev() {
-        match fs::create_dir(path).await {
+        match fs::create_dir(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
         let above = path.parent().filter(|above| !above.as_os_str().is_empty());
-        sync_folder(above.unwrap_or(Path::new("."))).await?;
+        sync_folder(above.unwrap_or(Path::new(".")))?;
     }
     Ok(())
 }
 
-async fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder).await?.sync_all().await
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
 }
 
 /// Returns the names in a folder, with the times of their last change. A folder that is not there has none.
-async fn names(folder: &Path) -> io::Result<Vec<(String, SystemTime)>> {
-    let mut entries = match fs::read_dir(folder).await {
+fn names(folder: &Path) -> io::Result<Vec<(String, SystemTime)>> {
+    let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
     let mut names = Vec::new();
-    while let Some(entry) = entries.next_entry().await? {
+    for entry in entries {
+        let entry = entry?;
         if let Ok(name) = entry.file_name().into_string() {
-            let written = match entry.metadata().await {
+            let written = match entry.metadata() {
                 // It was deleted just now.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 metadata => metadata?.modified()?,

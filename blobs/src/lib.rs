@@ -21,7 +21,7 @@ use std::pin::Pin;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use tokio::io::AsyncBufRead;
+use tokio::io::{AsyncBufRead, AsyncReadExt as _};
 
 pub use self::export::{ExportFile, ExportPath, ExportStore};
 use self::folder::Folder;
@@ -138,7 +138,7 @@ impl Blobs {
     /// Writes a blob. Returns when it is safe.
     pub async fn write(&self, name: &BlobName, content: Bytes) -> Result<(), BlobError> {
         match &self.0 {
-            Place::Folder(folder) => folder.write(name, &content).await,
+            Place::Folder(folder) => folder.write(name, content).await,
             #[cfg(feature = "s3")]
             Place::S3(s3) => s3.write(name, content).await,
             Place::Memory(memory) => {
@@ -146,6 +146,42 @@ impl Blobs {
                 Ok(())
             }
         }
+    }
+
+    /// Writes a blob of the contents of others of the same owner and group, in this order. Returns when it is safe.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error, and leaves no blob, if one of the others cannot be read or has not as many bytes as is said.
+    pub async fn join(&self, parts: &[(BlobName, u64)], name: &BlobName) -> Result<(), BlobError> {
+        let odd = match &self.0 {
+            Place::Folder(folder) => folder.join(parts, name).await?,
+            _ => match self.read_all(parts).await? {
+                Ok(content) => return self.write(name, content).await,
+                Err(odd) => Some(odd),
+            },
+        };
+        odd.map_or(Ok(()), |odd| {
+            let reason = format!("its blob {odd} has not as many bytes as were written");
+            Err(BlobError::new(self, "read", &std::io::Error::other(reason)))
+        })
+    }
+
+    /// Reads blobs one after the other. Returns the name of the first one that has not as many bytes as is said.
+    async fn read_all(
+        &self,
+        blobs: &[(BlobName, u64)],
+    ) -> Result<Result<Bytes, String>, BlobError> {
+        let mut content = Vec::new();
+        for (name, bytes) in blobs {
+            let mut blob = self.open(name).await?;
+            let read = blob.read_to_end(&mut content).await;
+            let read = read.map_err(|error| BlobError::new(self, "read", &error))?;
+            if read as u64 != *bytes {
+                return Ok(Err(name.name.clone()));
+            }
+        }
+        Ok(Ok(content.into()))
     }
 
     /// Opens a blob.
@@ -218,8 +254,6 @@ impl fmt::Display for Blobs {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncReadExt as _;
-
     use super::*;
 
     fn name(group: i64, name: &str) -> BlobName {
@@ -249,6 +283,16 @@ mod tests {
         }
         assert_eq!(content(&blobs, &name(1, "a")).await, "one\n");
         assert_eq!(content(&blobs, &name(2, "c")).await, "");
+        let parts = [(name(1, "b"), 4), (name(1, "a"), 4)];
+        blobs.join(&parts, &name(3, "joined")).await.unwrap();
+        assert_eq!(content(&blobs, &name(3, "joined")).await, "two\none\n");
+        for (part, bytes) in [("a", 3), ("a", 5), ("none", 4)] {
+            let parts = [(name(1, "b"), 4), (name(1, part), bytes)];
+            blobs.join(&parts, &name(3, "odd")).await.unwrap_err();
+        }
+        let listed = blobs.list("db", 3).await.unwrap();
+        assert_eq!(listed.len(), 1, "{listed:?}");
+        blobs.delete_group("db", 3).await.unwrap();
         let mut groups = blobs.groups("db").await.unwrap();
         groups.sort_unstable();
         assert_eq!(groups, [1, 2]);

@@ -4,14 +4,15 @@
 pub mod simulation;
 
 use std::collections::BTreeMap;
-use std::io::SeekFrom;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use contract::LineRange;
 use framework::{Context, OrFail, Reply, TaskData, TaskError, Worker};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncReadExt, AsyncSeekExt};
+use tokio::task::spawn_blocking;
 
 /// Counts words in files below a root folder.
 #[derive(Debug, Clone)]
@@ -47,20 +48,10 @@ impl Worker for WordCounter {
     type Output = WordCount;
 
     async fn run(&self, task: LineRange, ctx: Context) -> Result<Reply<WordCount>, TaskError> {
-        let path = self.locate(&task.path).await?;
-        let mut file = tokio::fs::File::open(path).await?; // an error: the task runs again
-        let now = file.metadata().await?;
-        let modified = now.modified()?.duration_since(UNIX_EPOCH)?.as_nanos();
-        if now.len() != task.size || u128::try_from(task.modified) != Ok(modified) {
-            return Err(TaskError::failed(format!(
-                "{} has changed since the batch was made",
-                task.path
-            )));
-        }
-        file.seek(SeekFrom::Start(task.offset)).await?;
-        let mut text = Vec::new();
-        file.take(task.length).read_to_end(&mut text).await?;
-        let text = String::from_utf8(text).or_fail()?; // not text: the task fails
+        let root = self.root.clone();
+        // One call for all that blocks. An error of the system is passed on by `?`: the task runs again.
+        let (task, text) =
+            spawn_blocking(move || read(&root, &task).map(|text| (task, text))).await??;
         let mut words = BTreeMap::new();
         for line in text.lines() {
             ctx.check_cancelled()?;
@@ -76,18 +67,33 @@ impl Worker for WordCounter {
     }
 }
 
-impl WordCounter {
-    /// Returns the path of a file with all links resolved. The path comes from the message, so no file outside the root is opened.
-    async fn locate(&self, path: &str) -> Result<PathBuf, TaskError> {
-        let root = tokio::fs::canonicalize(&self.root).await?;
-        let found = tokio::fs::canonicalize(root.join(path)).await?;
-        if !found.starts_with(&root) || !tokio::fs::metadata(&found).await?.is_file() {
-            return Err(TaskError::failed(format!(
-                "{path} is not a file below the root folder of the worker"
-            )));
-        }
-        Ok(found)
+/// Reads the lines of a task.
+fn read(root: &Path, task: &LineRange) -> Result<String, TaskError> {
+    let mut file = File::open(locate(root, &task.path)?)?;
+    let now = file.metadata()?;
+    let modified = now.modified()?.duration_since(UNIX_EPOCH)?.as_nanos();
+    if now.len() != task.size || u128::try_from(task.modified) != Ok(modified) {
+        return Err(TaskError::failed(format!(
+            "{} has changed since the batch was made",
+            task.path
+        )));
     }
+    file.seek(SeekFrom::Start(task.offset))?;
+    let mut text = Vec::new();
+    file.take(task.length).read_to_end(&mut text)?;
+    String::from_utf8(text).or_fail() // not text: the task fails
+}
+
+/// Returns the path of a file with all links resolved. The path comes from the message, so no file outside the root is opened.
+fn locate(root: &Path, path: &str) -> Result<PathBuf, TaskError> {
+    let root = root.canonicalize()?;
+    let found = root.join(path).canonicalize()?;
+    if !found.starts_with(&root) || !found.metadata()?.is_file() {
+        return Err(TaskError::failed(format!(
+            "{path} is not a file below the root folder of the worker"
+        )));
+    }
+    Ok(found)
 }
 
 /// Adds the words of a line to the counts. Words are runs of letters and digits, in lower case.
@@ -102,8 +108,6 @@ pub fn count_words(line: &str, counts: &mut BTreeMap<String, u64>) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use framework::testing;
 

@@ -17,7 +17,6 @@ use contract::metrics::BLOBS_MERGED;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use metrics::counter;
 use store::{Incarnation, KeptBlob, NewBlob, StoreError};
-use tokio::io::AsyncReadExt as _;
 use tracing::warn;
 use uuid::Uuid;
 
@@ -44,8 +43,6 @@ enum MergeError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Blob(#[from] BlobError),
-    #[error("the blob {0} has {1} bytes, and {2} were written")]
-    Broken(String, usize, u64),
 }
 
 impl OutputWorker {
@@ -93,22 +90,17 @@ impl OutputWorker {
                 group: job.number,
                 name: name.to_owned(),
             };
-            let mut reads = Vec::with_capacity(run.len());
-            for blob in run {
-                reads.push(self.content(blob, name(&blob.name)));
-            }
-            let mut reads = stream::iter(reads).buffered(WRITERS);
-            let mut content = Vec::with_capacity(capacity(run.iter().map(|blob| blob.bytes).sum()));
-            while let Some(read) = reads.try_next().await? {
-                content.extend_from_slice(&read);
-            }
+            let parts: Vec<(BlobName, u64)> = run
+                .iter()
+                .map(|blob| (name(&blob.name), blob.bytes))
+                .collect();
             let merged = name(&format!("{}.ndjson", Uuid::now_v7()));
-            self.blobs.write(&merged, content.into()).await?;
+            self.blobs.join(&parts, &merged).await?;
             // If this fails, nobody knows which blobs the store names. The others are deleted as orphans.
             let is_merged = self.store.merge_kept_blobs(job, run, &merged.name).await?;
             let unnamed: Vec<BlobName> = if is_merged {
                 counter!(BLOBS_MERGED).increment(run.len() as u64);
-                run.iter().map(|blob| name(&blob.name)).collect()
+                parts.into_iter().map(|(name, _)| name).collect()
             } else {
                 vec![merged]
             };
@@ -121,22 +113,6 @@ impl OutputWorker {
         }
         Ok(())
     }
-
-    async fn content(&self, blob: &KeptBlob, name: BlobName) -> Result<Vec<u8>, MergeError> {
-        let mut content = Vec::with_capacity(capacity(blob.bytes));
-        let mut reader = self.blobs.open(&name).await?;
-        let read = reader.read_to_end(&mut content).await;
-        if read.is_err() || content.len() as u64 != blob.bytes {
-            let (name, length) = (blob.name.clone(), content.len());
-            return Err(MergeError::Broken(name, length, blob.bytes));
-        }
-        Ok(content)
-    }
-}
-
-/// Returns the room for this many bytes of blobs that are merged.
-fn capacity(bytes: u64) -> usize {
-    usize::try_from(bytes).map_or(BLOB, |bytes| bytes.min(BLOB))
 }
 
 /// Returns which of the last blobs of a job, in the order of their lines, are merged: those of each range into one.
@@ -169,6 +145,7 @@ mod tests {
     use contract::{JobId, PartitionId};
     use harness::wait_for;
     use store::{JobRequest, OutputsOf, Store};
+    use tokio::io::AsyncReadExt as _;
 
     use super::*;
     use crate::keep::JobOutputs;
@@ -251,9 +228,11 @@ mod tests {
             group: job.number,
             name: merged.name.clone(),
         };
-        let content = worker.content(merged, name).await.unwrap();
+        let mut content = String::new();
+        let mut reader = worker.blobs.open(&name).await.unwrap();
+        reader.read_to_string(&mut content).await.unwrap();
         let expected: String = (1..=MERGED_AT).map(line).collect();
-        assert_eq!(content, expected.as_bytes());
+        assert_eq!(content, expected);
     }
 
     #[tokio::test]
