@@ -1,4 +1,4 @@
-//! Tests that `docs/reference/variables.md` documents every variable that is read, and CAF's variables that are ignored.
+//! Tests that `docs/reference/variables.md` documents every variable that is read, and `docs/from-caf.md` CAF's variables.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -169,12 +169,12 @@ const NOT_READ: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Returns the tables of the guide.
+/// Returns the tables of our own variables.
 fn tables() -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
-        "### `batchwright up`, `batchwright run ROLE`\n\n| variable | flag | default | CAF's variables | |\n|---|---|---|---|---|"
+        "### `batchwright up`, `batchwright run ROLE`\n\n| variable | flag | default | |\n|---|---|---|---|"
     );
     let command = Cli::command();
     let serving = SERVING
@@ -188,7 +188,6 @@ fn tables() -> String {
             || "none".to_owned(),
             |value| format!("`{}`", value.to_string_lossy()),
         );
-        let caf = caf::names_of(Reader::Program, name.strip_prefix(PREFIX).unwrap_or(&name));
         let file = if SECRET.contains(&name.as_str()) {
             format!("<br>`{name}_FILE`")
         } else {
@@ -196,9 +195,8 @@ fn tables() -> String {
         };
         let meaning = arg.get_help().map(ToString::to_string).unwrap_or_default();
         let row = format!(
-            "| `{name}`{file} | `--{}` | {default} | {} | {meaning} |",
+            "| `{name}`{file} | `--{}` | {default} | {meaning} |",
             arg.get_long().unwrap_or_default(),
-            names(caf)
         );
         rows.insert(name, row);
     }
@@ -207,7 +205,7 @@ fn tables() -> String {
     }
     let _ = writeln!(
         text,
-        "\n### A worker (`Runtime::from_env`)\n\n| variable | default | CAF's variables | |\n|---|---|---|---|"
+        "\n### A worker (`Runtime::from_env`)\n\n| variable | default | |\n|---|---|---|"
     );
     for variable in VARIABLES {
         let own: Vec<String> = variable
@@ -221,16 +219,42 @@ fn tables() -> String {
         };
         let _ = writeln!(
             text,
-            "| {} | {default} | {} | {} |",
+            "| {} | {default} | {} |",
             own.join("<br>"),
-            names(variable.caf()),
             variable.meaning
         );
     }
-    let _ = writeln!(
-        text,
-        "\n### Not read\n\n| CAF's variables | why not |\n|---|---|"
-    );
+    text
+}
+
+/// Returns the tables of CAF's variables.
+fn caf_tables() -> String {
+    let mut read: BTreeMap<String, BTreeMap<String, Vec<&str>>> = BTreeMap::new();
+    let readers = [
+        (Reader::Program, "`up`, `run`"),
+        (Reader::Worker, "workers"),
+    ];
+    for (reader, who) in readers {
+        for setting in caf::settings(reader) {
+            for (name, conversion) in setting.caf {
+                let own = format!("`{PREFIX}{}`{}", setting.own, converted(*conversion));
+                let file = if name.ends_with("_PASSWORD") {
+                    format!("<br>`{name}_FILE`")
+                } else {
+                    String::new()
+                };
+                let meanings = read.entry(format!("`{name}`{file}")).or_default();
+                meanings.entry(own).or_default().push(who);
+            }
+        }
+    }
+    let mut text = "| CAF's variable | sets | read by |\n|---|---|---|\n".to_owned();
+    for (name, meanings) in read {
+        for (own, who) in meanings {
+            let _ = writeln!(text, "| {name} | {own} | {} |", who.join(", "));
+        }
+    }
+    text.push_str("\nThese are not read:\n\n| CAF's variables | why not |\n|---|---|\n");
     for (names, why) in NOT_READ {
         let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
         let _ = writeln!(text, "| {} | {why} |", names.join("<br>"));
@@ -238,39 +262,34 @@ fn tables() -> String {
     text
 }
 
-fn names(caf: &[(&str, Conversion)]) -> String {
-    let one = |(name, made): &(&str, Conversion)| {
-        let made = match made {
-            Conversion::Same
-            | Conversion::UrlPart
-            | Conversion::Lowercase
-            | Conversion::TrimSlash => "",
-            Conversion::AppendIn => " with `-in`",
-            Conversion::AddConcurrency => " + concurrency",
-            Conversion::AddOne => " + 1",
-            Conversion::AboveZero => ", when above 0",
-            Conversion::Not => ", negated",
-        };
-        let file = if name.ends_with("_PASSWORD") {
-            format!("<br>`{name}_FILE`")
-        } else {
-            String::new()
-        };
-        format!("`{name}`{made}{file}")
-    };
-    caf.iter().map(one).collect::<Vec<_>>().join("<br>")
+/// Says how the value of CAF's variable becomes that of ours.
+fn converted(conversion: Conversion) -> &'static str {
+    match conversion {
+        Conversion::Same | Conversion::Lowercase | Conversion::TrimSlash => "",
+        Conversion::UrlPart => ", a part of the URL",
+        Conversion::AppendIn => ", with `-in`",
+        Conversion::AddConcurrency => ", + concurrency",
+        Conversion::AddOne => ", + 1",
+        Conversion::AboveZero => ", when above 0",
+        Conversion::Not => ", negated",
+    }
 }
 
 #[test]
-fn guide_lists_the_variables_that_are_read_and_ignored() {
-    const GUIDE: &str = include_str!("../../docs/reference/variables.md");
-    let (_, rest) = GUIDE.split_once("<!-- tables -->\n").unwrap();
-    let (table, _) = rest.split_once("<!-- end of tables -->").unwrap();
-    assert!(
-        table == tables(),
-        "docs/reference/variables.md must contain this table between its markers:\n{}",
-        tables()
-    );
+fn pages_list_the_variables_that_are_read_and_ignored() {
+    const OURS: &str = include_str!("../../docs/reference/variables.md");
+    const CAF: &str = include_str!("../../docs/from-caf.md");
+    for (page, path, tables) in [
+        (OURS, "docs/reference/variables.md", tables()),
+        (CAF, "docs/from-caf.md", caf_tables()),
+    ] {
+        let (_, rest) = page.split_once("<!-- tables -->\n").unwrap();
+        let (table, _) = rest.split_once("<!-- end of tables -->").unwrap();
+        assert!(
+            table == tables,
+            "{path} must contain this table between its markers:\n{tables}"
+        );
+    }
 }
 
 #[test]

@@ -141,6 +141,24 @@ fn every_example_names_its_language_and_json_is_json() {
 }
 
 #[test]
+fn only_the_page_about_caf_speaks_of_it() {
+    let mut wrong = Broken::default();
+    let others = book().filter(|page| {
+        !page.path.starts_with("docs/adr") && page.path != Path::new("docs/from-caf.md")
+    });
+    for page in others {
+        for (index, line) in page.text.lines().enumerate() {
+            let line = line.replace("CAF-Correlation-Id", "");
+            if line.contains("CAF") && !line.contains("from-caf.md") {
+                let text = "this belongs into docs/from-caf.md; other readers do not know CAF";
+                wrong.add(&page.path, index + 1, text);
+            }
+        }
+    }
+    wrong.report();
+}
+
+#[test]
 fn every_decision_is_listed() {
     let index = Page::read(&root(), Path::new("docs/adr/README.md"));
     let mut wrong = Broken::default();

@@ -67,6 +67,8 @@ fn block<'a>(guide: &'a str, mark: &str, language: &str) -> &'a str {
 
 const GUIDE: &str = include_str!("../../../docs/job-types.md");
 
+const FROM_CAF: &str = include_str!("../../../docs/from-caf.md");
+
 #[tokio::test]
 async fn guide_example_makes_a_task() {
     let definition = block(GUIDE, "<!-- example: definition -->", "yaml");
@@ -238,8 +240,8 @@ async fn client_mistakes_are_400_and_definition_mistakes_are_500() {
 #[tokio::test]
 async fn every_script_of_the_guide_returns_the_documented_result() {
     let input: Value =
-        serde_json::from_str(block(GUIDE, "<!-- example: input -->", "json")).unwrap();
-    let scripts = &GUIDE[GUIDE.find("## Convert scripts").unwrap()..];
+        serde_json::from_str(block(FROM_CAF, "<!-- example: input -->", "json")).unwrap();
+    let scripts = &FROM_CAF[FROM_CAF.find("## Job types").unwrap()..];
     let sections: Vec<&str> = scripts.split("\n### ").skip(1).collect();
     assert_eq!(sections.len(), 14);
     let mut definitions = Vec::new();
