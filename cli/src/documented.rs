@@ -1,5 +1,7 @@
 //! Tests that `docs/reference/variables.md` documents every variable that is read, and `docs/from-caf.md` CAF's variables.
 
+mod commands;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::{self, Write as _};
@@ -9,6 +11,7 @@ use framework::broker::amqp::QueueType;
 use framework::config::caf::{self, Conversion, Reader};
 use framework::config::env::Variables;
 use framework::config::{PREFIX, VARIABLES};
+use harness::check_page;
 
 use crate::cli::{self, Cli, Program};
 use crate::config::*;
@@ -277,19 +280,8 @@ fn converted(conversion: Conversion) -> &'static str {
 
 #[test]
 fn pages_list_the_variables_that_are_read_and_ignored() {
-    const OURS: &str = include_str!("../../docs/reference/variables.md");
-    const CAF: &str = include_str!("../../docs/from-caf.md");
-    for (page, path, tables) in [
-        (OURS, "docs/reference/variables.md", tables()),
-        (CAF, "docs/from-caf.md", caf_tables()),
-    ] {
-        let (_, rest) = page.split_once("<!-- tables -->\n").unwrap();
-        let (table, _) = rest.split_once("<!-- end of tables -->").unwrap();
-        assert!(
-            table == tables,
-            "{path} must contain this table between its markers:\n{tables}"
-        );
-    }
+    check_page("docs/reference/variables.md", "tables", &tables());
+    check_page("docs/from-caf.md", "tables", &caf_tables());
 }
 
 #[test]

@@ -412,7 +412,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "ZERO_PROGRESS",
         "false",
-        "true: report 0 % for each output that does not end its task, as CAF's workers do",
+        "true: report 0 % for each output that does not end its task",
     ),
     variable(
         "MAX_PRIORITY",

@@ -1,17 +1,22 @@
-//! The commands of the README and of the guide to results, as a reader types them.
+//! The commands and programs of the README and of the pages in `docs`, as a reader types them.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
 use contract::JobStatus;
 use example_worker::{WordCount, count_words};
 use harness::wait_for;
 use serde_json::Value;
 
-use crate::binary::{Home, run_script};
+use crate::binary::{Home, ended, run_script};
 
 const README: &str = include_str!("../../../README.md");
 
 const RESULTS: &str = include_str!("../../../docs/results.md");
+
+const FIRST_JOB: &str = include_str!("../../../docs/first-job.md");
+
+const CLIENTS: &str = include_str!("../../../docs/use-the-api.md");
 
 /// Returns the first block of shell commands after this sentence.
 pub fn commands_after(page: &'static str, sentence: &str) -> &'static str {
@@ -93,4 +98,73 @@ async fn commands_of_the_guide_to_results_return_what_it_says() {
     assert_eq!(last["manifest"]["lines"], lines.len(), "{exported}");
     let part = std::fs::read_to_string(archive.join("2026/words/part-00001.ndjson"));
     assert_eq!(part.unwrap(), outputs);
+}
+
+/// Returns the blocks of a page in this language.
+fn blocks(page: &'static str, language: &str) -> Vec<&'static str> {
+    let begin = format!("\n```{language}\n");
+    page.split(begin.as_str())
+        .skip(1)
+        .map(|rest| rest.split("\n```").next().unwrap())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn first_job_and_the_clients_of_the_documentation_do_what_the_pages_say() {
+    let home = Home::new();
+    let _up = home.up().await;
+    let here = |text: &str| text.replace("http://127.0.0.1:8080/job-service/v1", &home.url());
+    let commands = blocks(FIRST_JOB, "sh");
+    let [up, create, watch, retry, rest, delete] = commands[..] else {
+        panic!("{commands:#?}");
+    };
+    assert_eq!(up, "batchwright up");
+    let shown = blocks(FIRST_JOB, "text");
+    run_script(create, &home).await.with(0);
+    let watched = run_script(watch, &home).await.with(0).out;
+    assert!(watched.contains("exit code 10"), "{watched}");
+    assert!(watched.trim_end().ends_with(shown[0]), "{watched}");
+    let retried = run_script(retry, &home).await.with(0).out;
+    assert!(retried.contains("letters: Completed"), "{retried}");
+    // The ages differ, and so does the width of their column.
+    let without_ages = |table: &str| -> Vec<String> {
+        let lines = table.lines().skip_while(|line| !line.starts_with("AGE"));
+        let words = lines.map(|line| {
+            line.split_whitespace()
+                .skip(1)
+                .collect::<Vec<_>>()
+                .join(" ")
+        });
+        words.collect()
+    };
+    assert_eq!(without_ages(&retried), without_ages(shown[1]));
+    let created = run_script(&here(rest), &home).await.with(0).out;
+    assert!(created.contains(r#""id":"numbers""#), "{created}");
+
+    let clients = [
+        (
+            "python3",
+            "python",
+            &["-"][..],
+            "Cleo has failed: Cleo has no address\nAda has sent ",
+        ),
+        (
+            "node",
+            "js",
+            &["--input-type=module", "-"],
+            "Completed, 1000 items\n",
+        ),
+    ];
+    for (program, language, arguments, said) in clients {
+        if Command::new(program).arg("--version").output().is_err() {
+            println!("{program} is not installed: its client is not tried");
+            continue;
+        }
+        let mut client = Command::new(program);
+        client.args(arguments);
+        let ended = ended(client, &here(blocks(CLIENTS, language)[0])).await;
+        assert!(ended.out.contains(said), "{ended:?}");
+        ended.with(0);
+    }
+    run_script(delete, &home).await.with(0);
 }

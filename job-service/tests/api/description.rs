@@ -45,6 +45,27 @@ fn openapi_description_matches_the_snapshot() {
 }
 
 #[test]
+fn page_about_the_api_lists_every_operation() {
+    let document = serde_json::to_value(job_service::openapi()).unwrap();
+    let mut rows = Vec::new();
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for (method, operation) in operations.as_object().unwrap() {
+            let method = method.to_uppercase();
+            let path = path.strip_prefix("/job-service/v1").unwrap_or(path);
+            let summary = operation["summary"].as_str().unwrap();
+            rows.push((
+                path.to_owned(),
+                format!("| `{method} {path}` | {summary} |\n"),
+            ));
+        }
+    }
+    rows.sort();
+    let rows: String = rows.into_iter().map(|(_, row)| row).collect();
+    let wanted = format!("| operation | |\n|---|---|\n{rows}");
+    harness::check_page("docs/reference/api.md", "operations", &wanted);
+}
+
+#[test]
 fn openapi_has_an_example_for_each_body_and_describes_each_error() {
     let document = serde_json::to_value(job_service::openapi()).unwrap();
     for (path, operations) in document["paths"].as_object().unwrap() {

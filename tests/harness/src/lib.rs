@@ -10,6 +10,7 @@
 //!   reads its metrics.
 //! - [`tls`] makes certificates and a server that speaks TLS.
 //! - [`wait_for`], [`in_time`] and [`block_on_in_time`] bound every wait. [`unique`] and [`free_port`] keep tests apart.
+//! - [`check_page`] compares a page of the documentation with what the program says.
 //! - [`Prometheus`] scrapes a process and evaluates rules and queries. [`Browser`] shows pages. These two are the only servers that a
 //!   test may do without.
 //!
@@ -26,6 +27,7 @@ mod browser;
 mod database;
 mod http;
 mod names;
+mod pages;
 mod postgres;
 mod process;
 mod prometheus;
@@ -39,6 +41,7 @@ pub use crate::browser::{Browser, Tab};
 pub use crate::database::{Backend, Database};
 pub use crate::http::{HttpClient, HttpResponse};
 pub use crate::names::{asked, sized};
+pub use crate::pages::check_page;
 pub use crate::postgres::postgres;
 pub use crate::process::{CommandOutput, run_command};
 pub use crate::prometheus::Prometheus;
