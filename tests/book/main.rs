@@ -3,9 +3,14 @@
 //! The pages are read on a code-hosting site and as a book (`mdbook build docs`). Other tests run the commands of pages, compile
 //! their Rust and compare their tables with the program. A failure lists each place as `file:line`.
 
-#![expect(clippy::panic, reason = "this is how a test fails")]
+#![expect(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "this is how a test fails"
+)]
 
 mod markdown;
+mod program;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
