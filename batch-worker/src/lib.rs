@@ -45,7 +45,7 @@ use pace::{Pace, Splittable};
 use plugin::AnyPlugin;
 
 /// The largest size of a batch definition, in bytes.
-pub const MAX_DEFINITION: usize = 4 * 1024 * 1024;
+pub const MAX_DEFINITION: usize = BatchTask::MAX_DEFINITION;
 
 /// The most bytes that the parts of one split repeat in all, whatever the batch wants every part to carry.
 const REPEATED_BYTES: usize = 64 * 1024 * 1024;

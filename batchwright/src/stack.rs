@@ -29,8 +29,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::job::batch_job;
 pub use self::options::{
-    BATCH_PIPE, BatchOptions, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, Role, SIMULATION_PIPE, StackOptions,
-    TRACKING_PIPE, WorkerOptions,
+    BATCH_PIPE, BatchOptions, COMMAND_OUT_PIPE, COMMAND_PIPE, CommandOptions, EXAMPLE_OUT_PIPE,
+    EXAMPLE_PIPE, NOOP_PIPE, Role, SIMULATION_PIPE, StackOptions, TRACKING_PIPE, WorkerOptions,
 };
 use self::roles::{Group, RunningRole};
 
@@ -272,6 +272,8 @@ impl Running {
                 Role::OutputWorker => self.start_output_worker(options),
                 Role::ExampleWorker => self.start_example_worker(options),
                 Role::SimulationWorker => self.start_simulation_worker(options),
+                Role::NoopWorker => self.start_noop_worker(options),
+                Role::CommandWorker => self.start_command_worker(options),
             }
         }
     }
@@ -299,6 +301,7 @@ impl Running {
             page_pipes: PagePipes {
                 batch: options.batch.input.clone(),
                 items: options.example_pipe.clone(),
+                any_items: options.noop_pipe.clone(),
                 target: EXAMPLE_OUT_PIPE.to_owned(),
             },
             ..options.service()
@@ -360,6 +363,18 @@ impl Running {
         let (broker, stop) = (Arc::clone(&self.broker), self.workers.token());
         let role = roles::simulation_worker(options, broker, stop);
         self.workers.run("worker-simulation", role);
+    }
+
+    fn start_noop_worker(&mut self, options: &StackOptions) {
+        let role = roles::noop_worker(options, Arc::clone(&self.broker), self.workers.token());
+        self.workers.run("worker-noop", role);
+    }
+
+    fn start_command_worker(&mut self, options: &StackOptions) {
+        let (broker, stop) = (Arc::clone(&self.broker), self.workers.token());
+        if let Some(role) = roles::command_worker(options, broker, stop) {
+            self.workers.run("worker-command", role);
+        }
     }
 
     /// Returns the URL of the address on which the process listens, `http://HOST:PORT`, without a path.

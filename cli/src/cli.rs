@@ -2,8 +2,10 @@
 
 mod api;
 mod bench;
+mod calls;
 #[cfg(feature = "chaos")]
 mod chaos;
+mod commands;
 mod connect;
 mod doctor;
 mod events;

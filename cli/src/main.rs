@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cli::{Cli, Program};
+use command_worker::keeper;
 use framework::config::env::Variables;
 use framework::log;
 use mimalloc::MiMalloc;
@@ -31,6 +32,11 @@ use mimalloc::MiMalloc;
 static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1).peekable();
+    // It runs beside every command of the command worker, and needs nothing else.
+    if arguments.next_if(|it| it == keeper::NAME).is_some() {
+        return keeper::keep(arguments);
+    }
     let environment = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let variables = Variables::new(environment);

@@ -24,6 +24,11 @@ pub struct BatchTask {
     pub target_pipe: Option<String>,
 }
 
+impl BatchTask {
+    /// The largest size of a batch definition, in bytes.
+    pub const MAX_DEFINITION: usize = 4 * 1024 * 1024;
+}
+
 impl TaskData for BatchTask {
     const CLASSIFIER: &'static str = "BatchWorker";
     const API_VERSION: i32 = 1;

@@ -87,6 +87,12 @@ pub trait TaskData: serde::Serialize + serde::de::DeserializeOwned + Send + Sync
     /// The version of the type on the wire (`taskApiVersion`), from 1.
     const API_VERSION: i32;
 
+    /// Returns whether task data of this classifier is read as this type. By default only its own is; a worker for items of several
+    /// batch plugins reads those of others, too.
+    fn reads(classifier: &str) -> bool {
+        classifier == Self::CLASSIFIER
+    }
+
     /// Says in a few words which item this is, e.g. `lines 100..200 of a.txt`. The failure of the task shows it, cut to 256
     /// bytes. By default it shows only the beginning of the task data.
     fn label(&self) -> Option<String> {

@@ -80,7 +80,8 @@ pub struct JobTask {
     pub task_classifier: Option<String>,
     /// The version of that type, at least 1.
     pub task_api_version: Option<i32>,
-    /// The task data: a string, or an object that is sent as JSON.
+    /// The task data: a string, or an object that is sent as JSON. In the object of a batch, `batchDefinition` may be JSON itself; its
+    /// worker gets that as a string.
     #[cfg_attr(feature = "utoipa", schema(schema_with = text_or_object))]
     pub task_data: Option<serde_json::Value>,
     /// The encoding of task data that is a string. Default: `utf8`.
@@ -98,7 +99,8 @@ fn text_or_object() -> utoipa::openapi::Schema {
     let of_type = |of: Type| ObjectBuilder::new().schema_type(of);
     OneOfBuilder::new()
         .description(Some(
-            "The task data: a string, or an object that is sent as JSON.",
+            "The task data: a string, or an object that is sent as JSON. In the object of a batch, `batchDefinition` may be JSON itself; its \
+             worker gets that as a string.",
         ))
         .item(of_type(Type::String))
         .item(of_type(Type::Object))

@@ -2,6 +2,7 @@
 //!
 //! What must stay true: a task costs no more than the limits of its steps allow, and ends soon after its job has ended, whatever it does.
 
+mod http;
 mod steps;
 
 use std::sync::Arc;
@@ -12,14 +13,24 @@ use contract::JobTaskId;
 use framework::{Context, OrFail, Reply, TaskData, TaskError, Worker};
 use serde::{Deserialize, Serialize};
 
+pub use http::{CallOrigin, Calls};
 pub use steps::{Fail, InvalidSimulation, MOST_STEPS, Simulation, Step};
 
 /// How often a task that sleeps or computes looks whether its job has ended.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Does what the steps of its tasks say.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Simulator;
+#[derive(Debug, Clone, Default)]
+pub struct Simulator {
+    calls: Calls,
+}
+
+impl Simulator {
+    /// Returns a worker whose step `HTTP_CALL` makes these calls. By default it makes none.
+    pub const fn calling(calls: Calls) -> Self {
+        Self { calls }
+    }
+}
 
 /// What a simulated task has done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +86,13 @@ impl Worker for Simulator {
                 Step::Compute { duration_ms } => {
                     compute(Duration::from_millis(duration_ms), &ctx).await?;
                     done.computed_ms += duration_ms;
+                }
+                Step::HttpCall { url, time_limit_ms } => {
+                    let limit = Duration::from_millis(time_limit_ms);
+                    tokio::select! {
+                        called = self.calls.call(&url, limit) => called?,
+                        error = ctx.cancelled() => return Err(error),
+                    }
                 }
                 Step::Output { bytes } => {
                     sends = true;
@@ -169,7 +187,7 @@ mod tests {
             {"action": "LOG", "message": "begins"}, {"action": "SLEEP", "durationMs": 3_000_000},
             {"action": "SLEEP", "durationMs": 10, "upToMs": 20}, {"action": "COMPUTE", "durationMs": 1}, {"action": "OUTPUT", "bytes": 3},
         ]);
-        let run = testing::run(&Simulator, task(&steps)).await;
+        let run = testing::run(&Simulator::default(), task(&steps)).await;
         let sent = run.sent().unwrap();
         assert_eq!(
             (
@@ -193,16 +211,16 @@ mod tests {
             task(&json!([step]))
         };
         let message = Some("order 7 is unknown".to_owned());
-        let run = testing::run(&Simulator, fail(json!({}))).await;
+        let run = testing::run(&Simulator::default(), fail(json!({}))).await;
         assert_eq!(run.retry(), message);
-        let run = testing::run(&Simulator, fail(json!({"permanent": true}))).await;
+        let run = testing::run(&Simulator::default(), fail(json!({"permanent": true}))).await;
         assert_eq!(run.failure(), message);
         for none in [
             json!({"probability": 0}),
             json!({"untilAttempt": 1}),
             json!({"untilRound": 1}),
         ] {
-            let run = testing::run(&Simulator, fail(none)).await;
+            let run = testing::run(&Simulator::default(), fail(none)).await;
             // Without the step `OUTPUT` the task sends nothing.
             assert!(run.result.is_ok() && run.sent().is_none(), "{run:?}");
         }
@@ -211,7 +229,7 @@ mod tests {
     #[tokio::test]
     async fn task_that_cannot_be_understood_fails_with_what_is_wrong() {
         let none = serde_json::from_value(json!({"number": 3})).unwrap();
-        let run = testing::run(&Simulator, none).await;
+        let run = testing::run(&Simulator::default(), none).await;
         assert!(run.failure().unwrap().contains("has no steps"), "{run:?}");
     }
 

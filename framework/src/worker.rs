@@ -68,6 +68,8 @@ pub(crate) enum ReplyKind<O> {
         is_failure: bool,
         ends_tracking: bool,
         note: Option<Vec<u8>>,
+        /// The output is dropped if there is no pipe for it.
+        if_wanted: bool,
     },
     None,
     PassOn,
@@ -82,6 +84,7 @@ impl<O> Reply<O> {
             is_failure: false,
             ends_tracking: false,
             note: None,
+            if_wanted: false,
         })
     }
 
@@ -94,6 +97,7 @@ impl<O> Reply<O> {
             is_failure: true,
             ends_tracking: false,
             note: None,
+            if_wanted: false,
         })
     }
 
@@ -113,6 +117,16 @@ impl<O> Reply<O> {
     pub fn to(mut self, pipe: impl Into<String>) -> Self {
         if let ReplyKind::Send { to, .. } = &mut self.0 {
             *to = Some(pipe.into());
+        }
+        self
+    }
+
+    /// Sends the output only if there is a pipe for it: one of this reply, of the worker or of the job. Otherwise the task is complete
+    /// without it; by default it fails.
+    #[must_use]
+    pub fn if_wanted(mut self) -> Self {
+        if let ReplyKind::Send { if_wanted, .. } = &mut self.0 {
+            *if_wanted = true;
         }
         self
     }

@@ -6,6 +6,7 @@
 //! What must stay true: task data that is an object reaches the worker as the client wrote it, minus whitespace. Numbers are not
 //! parsed and reformatted.
 
+mod batch_definition;
 mod content_hash;
 mod first_task;
 mod prerequisites;

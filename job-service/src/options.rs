@@ -118,8 +118,10 @@ impl FromStr for PipeAccess {
 pub struct PagePipes {
     /// The input of the batch worker.
     pub batch: String,
-    /// The input of a worker for the items.
+    /// The input of a worker for the items of the plugin `lines`.
     pub items: String,
+    /// The input of a worker for the items of every plugin.
+    pub any_items: String,
     /// Where tracking ends.
     pub target: String,
 }

@@ -17,6 +17,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("store", &["contract"]),
     ("instructions", &["contract", "framework", "store"]),
     ("batch-worker", &["contract", "framework"]),
+    ("command-worker", &["contract", "framework"]),
     ("example-worker", &["contract", "framework"]),
     ("tracking-worker", &["contract", "framework", "store"]),
     ("blobs", &[]),
@@ -37,6 +38,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "store",
             "blobs",
             "batch-worker",
+            "command-worker",
             "example-worker",
             "tracking-worker",
             "output-worker",
@@ -52,6 +54,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "store",
             "blobs",
             "batch-worker",
+            "command-worker",
             "example-worker",
             "job-service",
             // `batchwright chaos` starts servers and processes, and makes them fail.

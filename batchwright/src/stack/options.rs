@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use batch_worker::{BatchWorker, Results as BatchResults};
 use blobs::Blobs;
+use command_worker::{Commands, Keeper};
 use contract::{PipePurpose, ReservedPipes};
+use example_worker::simulation::Calls;
 use framework::Settings;
 use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::broker::embedded::EmbeddedOptions;
@@ -30,6 +32,10 @@ pub(super) const OUTPUT_WORKER: &str = "worker-output";
 pub(super) const EXAMPLE_WORKER: &str = "worker-example";
 /// The name of the simulation worker.
 pub(super) const SIMULATION_WORKER: &str = "worker-simulation";
+/// The name of the worker that does nothing.
+pub(super) const NOOP_WORKER: &str = "worker-noop";
+/// The name of the command worker.
+pub(super) const COMMAND_WORKER: &str = "worker-command";
 /// The default input pipe of the batch worker.
 pub const BATCH_PIPE: &str = "worker-batch-in";
 /// The default input pipe of the tracking worker.
@@ -38,6 +44,12 @@ pub const TRACKING_PIPE: &str = "worker-jobtracking-in";
 pub const EXAMPLE_PIPE: &str = "worker-example-in";
 /// The default input pipe of the simulation worker.
 pub const SIMULATION_PIPE: &str = "worker-simulation-in";
+/// The default input pipe of the worker that does nothing.
+pub const NOOP_PIPE: &str = "worker-noop-in";
+/// The default input pipe of the command worker.
+pub const COMMAND_PIPE: &str = "worker-command-in";
+/// The pipe where tracking ends for the jobs that `submit` gives the command worker.
+pub const COMMAND_OUT_PIPE: &str = "worker-command-out";
 /// The pipe where tracking ends for the jobs that `submit` and `demo` give the example worker.
 pub const EXAMPLE_OUT_PIPE: &str = "worker-example-out";
 
@@ -75,6 +87,14 @@ pub struct StackOptions {
     pub example_pipe: String,
     /// The input pipe of the simulation worker.
     pub simulation_pipe: String,
+    /// What simulated tasks may call.
+    pub simulation_calls: Calls,
+    /// The input pipe of the worker that does nothing.
+    pub noop_pipe: String,
+    /// The input pipe of the command worker.
+    pub command_pipe: String,
+    /// What the command worker runs, and how. Without this, its role is not started.
+    pub commands: Option<CommandOptions>,
     /// Settings that the workers of the stack share.
     pub workers: WorkerOptions,
     /// The batch worker.
@@ -127,6 +147,15 @@ pub struct BatchOptions {
     pub max_items: u64,
 }
 
+/// Settings of the command worker.
+#[derive(Debug, Clone)]
+pub struct CommandOptions {
+    /// The commands that it runs.
+    pub commands: Commands,
+    /// The program that keeps each of them.
+    pub keeper: Keeper,
+}
+
 /// A part of the system that can run in a process of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
@@ -142,17 +171,23 @@ pub enum Role {
     ExampleWorker,
     /// Pretends to work.
     SimulationWorker,
+    /// Does nothing.
+    NoopWorker,
+    /// Runs commands.
+    CommandWorker,
 }
 
 impl Role {
     /// All roles.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::JobService,
         Self::BatchWorker,
         Self::TrackingWorker,
         Self::OutputWorker,
         Self::ExampleWorker,
         Self::SimulationWorker,
+        Self::NoopWorker,
+        Self::CommandWorker,
     ];
 
     /// Returns the name of the role on the command line.
@@ -164,6 +199,8 @@ impl Role {
             Self::OutputWorker => "output-worker",
             Self::ExampleWorker => "example-worker",
             Self::SimulationWorker => "simulation-worker",
+            Self::NoopWorker => "noop-worker",
+            Self::CommandWorker => "command-worker",
         }
     }
 
@@ -178,7 +215,7 @@ impl Role {
 
 impl StackOptions {
     /// Returns the options of a system without servers: it keeps its state in the folder `data`, listens on a free port of
-    /// 127.0.0.1 and runs every role but the example and the simulation worker.
+    /// 127.0.0.1 and runs every role but those of the other workers.
     pub fn embedded(data: impl Into<PathBuf>) -> Self {
         let data = data.into();
         Self {
@@ -200,6 +237,10 @@ impl StackOptions {
             root: PathBuf::from("."),
             example_pipe: EXAMPLE_PIPE.to_owned(),
             simulation_pipe: SIMULATION_PIPE.to_owned(),
+            simulation_calls: Calls::default(),
+            noop_pipe: NOOP_PIPE.to_owned(),
+            command_pipe: COMMAND_PIPE.to_owned(),
+            commands: None,
             workers: WorkerOptions::default(),
             batch: BatchOptions::default(),
             service: ServiceOptions {
@@ -262,6 +303,8 @@ impl StackOptions {
             OUTPUT_WORKER,
             EXAMPLE_WORKER,
             SIMULATION_WORKER,
+            NOOP_WORKER,
+            COMMAND_WORKER,
         ];
         let workers = workers.map(Settings::new);
         let reserved = self.service.reserved_pipes.clone();
@@ -334,8 +377,8 @@ impl FromStr for Role {
             .into_iter()
             .find(|role| role.name() == text)
             .ok_or_else(|| {
-                let names = "job-service, batch-worker, tracking-worker, output-worker, example-worker or simulation-worker";
-                format!("{text:?} is not a role; expected {names}")
+                let names = Self::ALL.map(Self::name).join(", ");
+                format!("{text:?} is not a role; expected one of {names}")
             })
     }
 }

@@ -6,8 +6,10 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use batch_worker::{BatchWorker, Glob, Lines, List, Range, Root};
+use command_worker::{CommandWorker, Files};
 use contract::rounds_pipe;
 use example_worker::WordCounter;
+use example_worker::noop::Noop;
 use example_worker::simulation::Simulator;
 use framework::broker::Broker;
 use framework::handler::BatchHandler;
@@ -26,7 +28,8 @@ use tracing::error;
 use tracking_worker::TrackingWorker;
 
 use super::options::{
-    BATCH_WORKER, EXAMPLE_WORKER, OUTPUT_WORKER, SIMULATION_WORKER, StackOptions, TRACKING_WORKER,
+    BATCH_WORKER, COMMAND_WORKER, CommandOptions, EXAMPLE_WORKER, NOOP_WORKER, OUTPUT_WORKER,
+    SIMULATION_WORKER, StackOptions, TRACKING_WORKER,
 };
 
 /// The least number of tasks that the simulation worker runs at the same time. Most of them sleep, and cost nothing meanwhile.
@@ -192,7 +195,40 @@ pub fn simulation_worker(
         drain: SIMULATED_DRAIN,
         ..options.settings(SIMULATION_WORKER)
     };
-    worker_role(Runtime::new(settings, broker).worker(Simulator), stop)
+    let worker = Simulator::calling(options.simulation_calls.clone());
+    worker_role(Runtime::new(settings, broker).worker(worker), stop)
+}
+
+/// Returns the worker that does nothing.
+pub fn noop_worker(
+    options: &StackOptions,
+    broker: Arc<dyn Broker>,
+    stop: CancellationToken,
+) -> RunningRole {
+    let settings = Settings {
+        input: options.noop_pipe.clone(),
+        ..options.settings(NOOP_WORKER)
+    };
+    worker_role(Runtime::new(settings, broker).worker(Noop), stop)
+}
+
+/// Returns the command worker; `None` if it has no commands, not even the possibility of them.
+pub fn command_worker(
+    options: &StackOptions,
+    broker: Arc<dyn Broker>,
+    stop: CancellationToken,
+) -> Option<RunningRole> {
+    let CommandOptions { commands, keeper } = options.commands.clone()?;
+    let files = Files::below(&options.root).hide(options.own_files());
+    let settings = Settings {
+        input: options.command_pipe.clone(),
+        ..options.settings(COMMAND_WORKER)
+    };
+    let worker = CommandWorker::new(commands, keeper, files);
+    Some(worker_role(
+        Runtime::new(settings, broker).worker(worker),
+        stop,
+    ))
 }
 
 /// Returns a worker as a role.

@@ -34,7 +34,7 @@ pub fn run(args: &RunScriptArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Returns the path of this program. On Linux, it is valid even after another build has replaced the file.
-fn program() -> PathBuf {
+pub fn program() -> PathBuf {
     let current = PathBuf::from("/proc/self/exe");
     if current.exists() {
         return current;

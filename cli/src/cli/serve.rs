@@ -27,6 +27,8 @@ use job_service::{JobTypes, OutputOptions, PartitionPattern, ServiceOptions};
 use store::{KeptUntil, StoreOptions};
 
 use super::api::ApiArgs;
+use super::calls::CallArgs;
+use super::commands::{self, CommandArgs};
 use super::connect::ServerArgs;
 use super::jobs::now;
 use super::planned_panics::PanicArgs;
@@ -59,13 +61,18 @@ pub struct UpArgs {
     /// Fill the partition `demo` with jobs of every status, by the simulation worker, and go on doing so.
     #[arg(long)]
     demo: bool,
+    /// Let jobs bring commands of their own, which run as you (`batchwright submit … -- COMMAND`). Refused unless the REST API listens
+    /// on a loopback address and the broker is the embedded one.
+    #[arg(long)]
+    allow_any_command: bool,
     #[command(flatten)]
     stack: StackArgs,
 }
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Role to run: `job-service`, `batch-worker`, `tracking-worker`, `output-worker`, `example-worker` or `simulation-worker`.
+    /// Role to run: `job-service`, `batch-worker`, `tracking-worker`, `output-worker`, `command-worker`, `example-worker`,
+    /// `simulation-worker` or `noop-worker`.
     role: Role,
     /// Input pipe of the role, if it is not the default one.
     #[arg(long, env = "BATCHWRIGHT_INPUT_PIPE", value_name = "PIPE")]
@@ -126,6 +133,10 @@ struct StackArgs {
     workers: WorkerArgs,
     #[command(flatten)]
     batch: BatchArgs,
+    #[command(flatten)]
+    commands: CommandArgs,
+    #[command(flatten)]
+    calls: CallArgs,
     #[command(flatten)]
     jobs: JobsArgs,
     #[command(flatten)]
@@ -380,6 +391,9 @@ pub async fn run(
             "the output worker needs a folder that it shares with the job service; pass --outputs-folder FOLDER"
         );
     }
+    if args.role == Role::CommandWorker && args.stack.commands.commands.is_none() {
+        bail!("the command worker needs commands; define some in a file and pass --commands FILE");
+    }
     configuration.log(&format!("run {}", args.role.name()));
     args.stack
         .export_spans(&format!("batchwright {}", args.role.name()))?;
@@ -420,8 +434,14 @@ impl UpArgs {
             .outputs_folder
             .get_or_insert(Location::Folder(folder));
         let reserve = stack.outputs.disk_reserve << 20;
+        let mut runs = stack.commands.options(variables)?;
+        if self.allow_any_command {
+            let broker = stack.servers.broker.as_deref();
+            runs = commands::allow_any(runs, stack.listen, broker, variables)?;
+        }
         Ok(StackOptions {
             roles: Role::ALL.to_vec(),
+            commands: Some(runs),
             embedded: EmbeddedOptions {
                 reserve,
                 unread: UnreadBounds {
@@ -438,8 +458,13 @@ impl UpArgs {
 impl RunArgs {
     /// Returns the options of a stack with this role only.
     pub fn options(self, variables: &Variables) -> anyhow::Result<StackOptions> {
+        let runs = match self.role {
+            Role::CommandWorker => Some(self.stack.commands.options(variables)?),
+            _ => None,
+        };
         let mut options = StackOptions {
             roles: vec![self.role],
+            commands: runs,
             ..self.stack.options(PathBuf::new(), variables)?
         };
         if let Some(pipe) = self.input_pipe {
@@ -449,6 +474,8 @@ impl RunArgs {
                 Role::OutputWorker => options.service.outputs.pipe = pipe,
                 Role::ExampleWorker => options.example_pipe = pipe,
                 Role::SimulationWorker => options.simulation_pipe = pipe,
+                Role::NoopWorker => options.noop_pipe = pipe,
+                Role::CommandWorker => options.command_pipe = pipe,
                 // It has no input pipe.
                 Role::JobService => {}
             }
@@ -488,6 +515,7 @@ impl StackArgs {
             listen: self.listen,
             public_url: self.public_url,
             root: self.batch.root,
+            simulation_calls: self.calls.calls(),
             workers: WorkerOptions {
                 allowed_pipes: self.workers.allowed_pipe,
                 route: self.workers.route,
@@ -613,11 +641,13 @@ fn named_location(text: &str) -> Result<(String, Location), String> {
     Ok((name.to_owned(), location.trim().parse()?))
 }
 
-fn expiry_time(text: &str) -> Result<String, String> {
+/// Checks an expiry.
+pub(super) fn expiry_time(text: &str) -> Result<String, String> {
     text.parse::<KeptUntil>().map(|_| text.to_owned())
 }
 
-fn expiry_policy(expiry_time: String) -> Option<ExpiryPolicy> {
+/// Returns the policy for jobs of one status.
+pub(super) fn expiry_policy(expiry_time: String) -> Option<ExpiryPolicy> {
     (expiry_time != "none").then(|| ExpiryPolicy {
         expiry_time,
         policer: Some(Policer::System),

@@ -1,20 +1,23 @@
 //! `batchwright submit`: creates a job from a file, or a batch job from flags.
 
+mod source;
+
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, bail};
-use batchwright::{BATCH_PIPE, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE};
+use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use contract::rest::{Above, FailureLimit, JobTask, NewJob, Outputs, Tolerance};
-use contract::{BatchTask, OnFailure, TaskData};
-use serde_json::json;
+use contract::OnFailure;
+use contract::rest::{Above, Expiry, FailureLimit, NewJob, Outputs, Tolerance};
+use serde_json::{Value, json};
 
+use self::source::{SourceArgs, pairs};
 use super::connect::{Output, ServiceArgs};
 use super::jobs;
 use super::outputs::Destination;
+use super::serve::{expiry_policy, expiry_time};
 use crate::print::{remark, say};
 use crate::text::escaped;
 
@@ -39,28 +42,13 @@ pub struct SubmitArgs {
     #[arg(conflicts_with = "idempotency_key")]
     job: Option<String>,
     /// JSON file with the body of the request; `-` reads standard input.
-    #[arg(long, short, conflicts_with_all = ["batch_type", "definition"])]
+    #[arg(long, short, group = "source")]
     file: Option<PathBuf>,
-    /// Batch plugin that splits the definition: `range`, `list`, `lines` or `glob`.
-    #[arg(long, requires = "definition", value_name = "PLUGIN")]
-    batch_type: Option<String>,
-    /// Batch definition in the plugin's format, e.g. `1-1000` for `range`.
-    #[arg(long, requires = "batch_type")]
-    definition: Option<String>,
-    /// Pipe of the batch worker.
-    #[arg(long, default_value = BATCH_PIPE, value_name = "PIPE")]
-    task_pipe: String,
-    /// Pipe of the worker that processes the items.
-    #[arg(long, default_value = EXAMPLE_PIPE, value_name = "PIPE")]
-    item_pipe: String,
-    /// Pipe where an item counts as done; `none` if the worker sends no output.
-    #[arg(long, default_value = EXAMPLE_OUT_PIPE, value_name = "PIPE")]
-    target_pipe: String,
-    /// Type of the items (`taskMessageType`); by default the plugin's own.
-    #[arg(long, value_name = "TYPE")]
-    item_type: Option<String>,
-    /// Parameter that every item carries (`taskMessageParams`); repeat the flag for more of them.
-    #[arg(long = "param", requires = "batch_type", value_name = "KEY=VALUE")]
+    /// Job type that makes the task of its parameters (`--param`).
+    #[arg(long = "type", group = "source", value_name = "TYPE")]
+    job_type: Option<String>,
+    /// Parameter that every item carries (`taskMessageParams`), or one of the job type, as JSON or text; repeat the flag for more of them.
+    #[arg(long = "param", conflicts_with = "file", value_name = "KEY=VALUE")]
     params: Vec<String>,
     /// Display name of the job.
     #[arg(long)]
@@ -81,6 +69,15 @@ pub struct SubmitArgs {
     /// What happens when more items have failed than `--tolerate` allows: `stop` fails the job at once, `continue` at its end.
     #[arg(long, requires = "tolerate", value_name = "stop|continue")]
     above: Option<AboveTolerance>,
+    /// Start the job so many seconds later; after `--after`, so many seconds after the last of these jobs.
+    #[arg(long, value_parser = clap::value_parser!(i32).range(0..), value_name = "SECONDS")]
+    delay: Option<i32>,
+    /// Start the job when this one is Completed; repeat the flag for more of them.
+    #[arg(long, value_name = "JOB")]
+    after: Vec<String>,
+    /// How long the job is kept after its end, however it ends, e.g. `lastUpdateTime+P30D`.
+    #[arg(long, value_parser = expiry_time, value_name = "EXPIRY")]
+    expiry: Option<String>,
     /// Follow the job until it finishes, as `batchwright watch` does.
     #[arg(long, short, visible_alias = "wait")]
     watch: bool,
@@ -88,6 +85,8 @@ pub struct SubmitArgs {
     /// lines of JSON, `-` for standard output.
     #[arg(long, conflicts_with = "target_pipe", value_name = "keep|FILE")]
     outputs: Option<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
     #[command(flatten)]
     request: RequestArgs,
     #[command(flatten)]
@@ -99,6 +98,7 @@ pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
         Some(file) => read(file)?,
         None => args.new_job()?,
     };
+    args.schedule(&mut new_job);
     if let Some(tolerance) = args.tolerance() {
         new_job.on_failure = OnFailure::Tolerate(tolerance);
     }
@@ -156,17 +156,6 @@ fn read(file: &Path) -> anyhow::Result<NewJob> {
         .with_context(|| format!("{} is not a valid job", file.display()))
 }
 
-/// Returns the keys and values of flags. Each is one of these, for people.
-fn pairs(flags: &[String], what: &str) -> anyhow::Result<BTreeMap<String, String>> {
-    let pair = |flag: &String| {
-        let (key, value) = flag
-            .split_once('=')
-            .with_context(|| format!("{flag:?} is not a {what}; expected KEY=VALUE"))?;
-        Ok((key.to_owned(), value.to_owned()))
-    };
-    flags.iter().map(pair).collect()
-}
-
 impl RequestArgs {
     /// Returns the key of the request, if it has one.
     pub fn key(&self) -> Option<&str> {
@@ -185,23 +174,29 @@ impl SubmitArgs {
         self.tolerate.map(|limit| Tolerance { limit, above })
     }
 
-    /// Returns the batch job that the flags describe.
+    /// Says when the job starts, and how long it is kept.
+    fn schedule(&self, job: &mut NewJob) {
+        if self.delay.is_some() {
+            job.delay = self.delay;
+        }
+        if !self.after.is_empty() {
+            job.prerequisite_job_ids = Some(self.after.iter().cloned().map(Some).collect());
+        }
+        if let Some(expiry) = &self.expiry {
+            let policy = || expiry_policy(expiry.clone());
+            job.expiry = Some(Expiry {
+                completed: policy(),
+                failed: policy(),
+                cancelled: policy(),
+            });
+        }
+    }
+
+    /// Returns the job that the flags describe.
     fn new_job(&self) -> anyhow::Result<NewJob> {
-        let (Some(batch_type), Some(definition)) = (&self.batch_type, &self.definition) else {
-            bail!("no job given; pass --file JOB.json, or --batch-type with --definition");
-        };
-        let batch = BatchTask {
-            batch_type: Some(batch_type.clone()),
-            batch_definition: Some(definition.clone()),
-            task_message_type: self.item_type.clone(),
-            target_pipe: Some(self.item_pipe.clone()),
-            task_message_params: (!self.params.is_empty())
-                .then(|| pairs(&self.params, "parameter"))
-                .transpose()?,
-        };
         let labels = pairs(&self.labels, "label")?;
         let labels: BTreeMap<_, _> = labels.into_iter().map(|(k, v)| (k, Some(v))).collect();
-        Ok(NewJob {
+        let job = NewJob {
             name: self.name.clone(),
             labels: (!labels.is_empty()).then_some(labels),
             on_failure: if self.continue_on_failure {
@@ -209,16 +204,23 @@ impl SubmitArgs {
             } else {
                 OnFailure::Stop
             },
-            task: Some(JobTask {
-                task_classifier: Some(BatchTask::CLASSIFIER.to_owned()),
-                task_api_version: Some(BatchTask::API_VERSION),
-                task_data: Some(serde_json::to_value(batch)?),
-                task_pipe: Some(self.task_pipe.clone()),
-                target_pipe: (self.outputs.is_none() && self.target_pipe != "none")
-                    .then(|| self.target_pipe.clone()),
-                ..JobTask::default()
-            }),
             ..NewJob::default()
+        };
+        if let Some(job_type) = &self.job_type {
+            let parameters = pairs(&self.params, "parameter")?;
+            let json = |text: String| serde_json::from_str(&text).unwrap_or(Value::String(text));
+            let parameters = parameters
+                .into_iter()
+                .map(|(name, text)| (name, json(text)));
+            return Ok(NewJob {
+                job_type: Some(job_type.clone()),
+                parameters: Some(parameters.collect::<serde_json::Map<_, _>>().into()),
+                ..job
+            });
+        }
+        Ok(NewJob {
+            task: Some(self.source.task(&self.params, self.outputs.is_some())?),
+            ..job
         })
     }
 }

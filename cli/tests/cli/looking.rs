@@ -38,7 +38,7 @@ async fn person_sees_what_goes_on_and_why_a_job_waits() {
     let says = |what: &str| lines.iter().any(|line| line.ends_with(what));
     assert!(
         says(
-            "first        Waiting; its first task goes to the pipe nobody, and its items go to worker-example-in"
+            "first        Waiting; its first task goes to the pipe nobody, and its items go to worker-noop-in"
         ),
         "{doctor:?}"
     );

@@ -10,6 +10,7 @@ mod binary;
 
 mod bench;
 mod closed_outputs;
+mod command_worker;
 mod commands;
 mod events;
 mod log;

@@ -33,7 +33,7 @@ async fn a_loop_that_panics_goes_on_and_a_process_that_cannot_go_on_ends_with_co
     .await;
     let url = home.url();
     let submit = ["submit", "j", "--url", &url, "--batch-type", "range"];
-    let items = ["--definition", "1-30", "--item-type", "RangeItem"];
+    let items = ["--definition", "1-30", "--item-pipe", "worker-example-in"];
     let watch = ["--watch", "-o", "json"];
     // The example worker does not know such items. They fail, so the start message has been sent.
     let job = run(&[&submit[..], &items, &watch].concat()).await.with(10);

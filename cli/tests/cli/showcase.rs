@@ -99,7 +99,7 @@ async fn commands_of_the_guide_to_simulation_end_well() {
     let home = Home::new();
     let _up = home.up().await;
     let (_, own) = GUIDE.split_once("## Jobs of your own").unwrap();
-    for sentence in ["by the type of its items", "can have a name and steps"] {
+    for sentence in ["are simulated tasks", "can have a name and steps"] {
         run_script(commands_after(own, sentence), &home)
             .await
             .with(0);

@@ -16,6 +16,8 @@ pub async fn tells_tolerated_failures(url: &str) {
             "range",
             "--definition",
             "1-4",
+            "--item-pipe",
+            "worker-example-in",
         ];
         command(&[&batch[..], flags].concat()).await
     };

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use contract::{ListItem, RangeItem};
 use framework::TaskData;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -12,6 +13,11 @@ pub const MOST_STEPS: usize = 100;
 const LONGEST_SLEEP: u64 = 3_600_000;
 /// The longest computation, in milliseconds: ten minutes.
 const LONGEST_COMPUTATION: u64 = 600_000;
+/// The time that a call may take, if it does not say so itself, and at most, in milliseconds.
+const CALL: u64 = 10_000;
+const LONGEST_CALL: u64 = 60_000;
+/// The most bytes of a URL.
+const LONGEST_URL: usize = 2000;
 /// The most bytes of a message.
 const MOST_BYTES: usize = 1000;
 /// The most letters of a result.
@@ -70,6 +76,15 @@ pub enum Step {
         /// For so many milliseconds.
         duration_ms: u64,
     },
+    /// Calls a URL that the operator of the worker allows, and reads the response. One of 400 to 499 fails the task, and any other that
+    /// is no success fails the attempt.
+    HttpCall {
+        /// The URL.
+        url: String,
+        /// How long the call may take, in milliseconds.
+        #[serde(default = "default_call")]
+        time_limit_ms: u64,
+    },
     /// Lets the task send a result when it is done. A task without this step sends none, and needs no pipe for it.
     Output {
         /// The number of letters in it, beside what the task has done.
@@ -109,6 +124,15 @@ pub struct InvalidSimulation(String);
 impl TaskData for Simulation {
     const CLASSIFIER: &'static str = "Simulation";
     const API_VERSION: i32 = 1;
+
+    fn reads(classifier: &str) -> bool {
+        [
+            Self::CLASSIFIER,
+            RangeItem::CLASSIFIER,
+            ListItem::CLASSIFIER,
+        ]
+        .contains(&classifier)
+    }
 
     fn label(&self) -> Option<String> {
         Some(self.item())
@@ -203,6 +227,15 @@ impl Step {
             Self::Compute { duration_ms } => {
                 at_most("durationMs", *duration_ms, LONGEST_COMPUTATION)
             }
+            Self::HttpCall { url, time_limit_ms } => {
+                if url.len() > LONGEST_URL {
+                    let bytes = url.len();
+                    return Err(format!(
+                        "url has {bytes} bytes; at most {LONGEST_URL} are possible"
+                    ));
+                }
+                at_most("timeLimitMs", *time_limit_ms, LONGEST_CALL)
+            }
             Self::Output { bytes } if *bytes > LONGEST_OUTPUT => Err(format!(
                 "bytes is {bytes}; at most {LONGEST_OUTPUT} is possible"
             )),
@@ -241,6 +274,10 @@ impl Fail {
         let message = message.replace("{item}", item);
         cut(&message, MOST_BYTES).to_owned()
     }
+}
+
+const fn default_call() -> u64 {
+    CALL
 }
 
 fn at_most(name: &str, number: u64, limit: u64) -> Result<(), String> {
@@ -304,7 +341,7 @@ mod tests {
             (json!({}), "`steps` is not an array"),
             (
                 json!([{"action": "BLOCK"}]),
-                "step 1: unknown variant `BLOCK`, expected one of `SLEEP`, `LOG`, `COMPUTE`, `OUTPUT`, `FAIL`",
+                "step 1: unknown variant `BLOCK`, expected one of `SLEEP`, `LOG`, `COMPUTE`, `HTTP_CALL`, `OUTPUT`, `FAIL`",
             ),
             (json!([{"durationMs": 1}]), "step 1: missing field `action`"),
             (
@@ -397,7 +434,15 @@ mod tests {
 
     /// Values that look like steps, with anything in their fields.
     fn step() -> impl Strategy<Value = Value> {
-        let known = ["SLEEP", "LOG", "COMPUTE", "OUTPUT", "FAIL", "BLOCK"];
+        let known = [
+            "SLEEP",
+            "LOG",
+            "COMPUTE",
+            "HTTP_CALL",
+            "OUTPUT",
+            "FAIL",
+            "BLOCK",
+        ];
         let known = proptest::sample::select(known.to_vec()).prop_map(Value::from);
         let action = prop_oneof![9 => known, 1 => number()];
         let names = [
@@ -409,6 +454,8 @@ mod tests {
             "untilAttempt",
             "untilRound",
             "permanent",
+            "url",
+            "timeLimitMs",
         ];
         let name = proptest::sample::select(names.to_vec());
         let value = prop_oneof![
@@ -447,6 +494,7 @@ mod tests {
                     }
                     Step::Log { message } => message.len() <= MOST_BYTES,
                     Step::Compute { duration_ms } => *duration_ms <= LONGEST_COMPUTATION,
+                    Step::HttpCall { url, time_limit_ms } => url.len() <= LONGEST_URL && *time_limit_ms <= LONGEST_CALL,
                     Step::Output { bytes } => *bytes <= LONGEST_OUTPUT,
                     Step::Fail(fail) => {
                         let _ = fail.fails(1, 1, 0.5);

@@ -276,35 +276,28 @@ impl<W: Worker> TaskExecutor<W> {
                 is_failure,
                 ends_tracking,
                 note,
+                if_wanted,
             } => {
                 let configured = self.pipes.output.as_deref();
                 let to = to.as_deref();
                 let Some(to) = to.or_else(|| reply_pipe(configured, input.tracking.as_ref()))
                 else {
+                    if *if_wanted {
+                        return self.on_reply(received, &ReplyKind::None, label, run, dispatched);
+                    }
                     let reason = "the worker sends output, but it has no output pipe, and the job names no target pipe";
-                    return Disposition::Done(self.fail(received, reason, Some(run()), dispatched));
+                    return self.no_reply(received, reason, run(), dispatched);
                 };
                 if Some(to) != configured
                     && let Err(refusal) = check_result_pipe(&self.shared.reserved, input, to)
                 {
-                    let reason = refusal.to_string();
-                    return Disposition::Done(self.fail(
-                        received,
-                        &reason,
-                        Some(run()),
-                        dispatched,
-                    ));
+                    return self.no_reply(received, &refusal.to_string(), run(), dispatched);
                 }
                 let data = match serde_json::to_vec(output) {
                     Ok(data) => data,
                     Err(error) => {
                         let reason = format!("the output cannot be serialized to JSON: {error}");
-                        return Disposition::Done(self.fail(
-                            received,
-                            &reason,
-                            Some(run()),
-                            dispatched,
-                        ));
+                        return self.no_reply(received, &reason, run(), dispatched);
                     }
                 };
                 let status = if *is_failure {
@@ -322,6 +315,11 @@ impl<W: Worker> TaskExecutor<W> {
         };
         let output = self.shared.identity.output(input, spec);
         Disposition::Done(outputs(dispatched, output))
+    }
+
+    /// Fails a task whose reply cannot be sent.
+    fn no_reply(&self, of: &Received, why: &str, run: FailedRun, had: Dispatched) -> Disposition {
+        Disposition::Done(self.fail(of, why, Some(run), had))
     }
 
     fn on_error(

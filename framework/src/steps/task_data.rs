@@ -14,7 +14,7 @@ pub(crate) fn label<T: TaskData>(task: &T) -> Option<String> {
 /// Decodes the task data of a message as the type `T`. Returns why the message does not contain it.
 pub(crate) fn decode<T: TaskData>(message: &TaskMessage) -> Result<T, String> {
     let classifier = message.task_classifier.as_deref().unwrap_or_default();
-    if classifier != T::CLASSIFIER {
+    if !T::reads(classifier) {
         return Err(format!(
             "Task of type {classifier} found on queue for {}",
             T::CLASSIFIER

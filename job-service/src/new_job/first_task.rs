@@ -7,6 +7,7 @@ use contract::rest::{ErrorCode, JobTask, NewJob, TaskDataEncoding};
 use contract::{MAX_PIPE_BYTES, ReservedPipes, same_pipe};
 use serde_json::Value;
 
+use super::batch_definition;
 use crate::error::{ApiError, ApiResult};
 
 /// The valid first task of a job.
@@ -100,7 +101,8 @@ pub fn task_data(fields: &RequiredFields<'_>, object_json: Option<Vec<u8>>) -> A
             "An encoding type has been found in the task along with taskDataObject. Remove taskDataEncoding and try again",
         )),
         object @ Value::Object(_) => {
-            Ok(object_json.unwrap_or_else(|| object.to_string().into_bytes()))
+            let data = object_json.unwrap_or_else(|| object.to_string().into_bytes());
+            batch_definition::as_string(fields.classifier, data)
         }
         Value::Bool(_) | Value::Number(_) | Value::Array(_) => Err(ApiError::bad_request(
             ErrorCode::InvalidTask,

@@ -158,6 +158,7 @@ fn kinds(state: &AppState) -> Vec<Kind> {
     let PagePipes {
         batch,
         items,
+        any_items,
         target,
     } = &state.options.page_pipes;
     let plugins = PLUGINS.iter().map(|(name, about, example)| Kind {
@@ -169,7 +170,7 @@ fn kinds(state: &AppState) -> Vec<Kind> {
                 .example(example)
                 .entry(Entry::Text),
             Field::new("itemPipe", "Pipe of the items", "The input of the worker that handles them.")
-                .value(items),
+                .value(if *name == "lines" { items } else { any_items }),
             Field::new("itemType", "Type of the items", "The classifier that their worker expects; by default the plugin's own.")
                 .optional(),
             Field::new("params", "Parameters of every item", "One NAME=VALUE on each line.")
