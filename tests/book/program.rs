@@ -7,20 +7,10 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::markdown::Page;
-use crate::{Broken, root};
+use crate::{Broken, all_pages, root};
 
-/// Where the warnings and errors of the processes that an operator runs are written.
-const LOGGING: [&str; 9] = [
-    "batch-worker/src",
-    "batchwright/src",
-    "blobs/src",
-    "cli/src",
-    "framework/src",
-    "job-service/src",
-    "output-worker/src",
-    "store/src",
-    "tracking-worker/src",
-];
+/// The folders with programs that no operator runs, or that write no log.
+const SILENT: [&str; 4] = ["docs", "faults", "target", "tests"];
 
 #[test]
 fn page_about_messages_shows_one_and_names_every_header() {
@@ -33,7 +23,7 @@ fn page_about_messages_shows_one_and_names_every_header() {
 
     let mut wrong = Broken::default();
     let text = page.text.to_lowercase();
-    for (file, source) in sources(&["contract/src", "framework/src"]) {
+    for (file, source) in sources(&["contract/src".into(), "framework/src".into()]) {
         for name in source.lines().filter_map(|line| {
             let (_, rest) = line.split_once(": &str = \"x-batchwright-")?;
             rest.split_once("\";").map(|(name, _)| name)
@@ -48,10 +38,82 @@ fn page_about_messages_shows_one_and_names_every_header() {
 }
 
 #[test]
+fn every_rust_example_is_part_of_a_program_that_is_compiled() {
+    let compiled = ["docs/first-worker/src/main.rs", "tests/system/examples.rs"];
+    let compiled =
+        compiled.map(|path| without_margins(&fs::read_to_string(root().join(path)).unwrap()));
+    let mut wrong = Broken::default();
+    for page in all_pages() {
+        for example in page.examples.iter().filter(|it| it.language == "rust") {
+            let code = without_margins(&example.code);
+            if !compiled.iter().any(|program| program.contains(&code)) {
+                let text = "the example is not in tests/system/examples.rs, as rustfmt writes it";
+                wrong.add(&page.path, example.line, text);
+            }
+        }
+    }
+    wrong.report();
+}
+
+/// Returns the text with each line at the margin.
+fn without_margins(code: &str) -> String {
+    let lines: Vec<&str> = code.lines().map(str::trim).collect();
+    format!("{}\n", lines.join("\n"))
+}
+
+#[test]
+fn every_operation_that_a_page_names_is_one_of_the_api() {
+    let reference = Page::read(&root(), Path::new("docs/reference/api.md"));
+    let operations = |line: &str| {
+        let (operation, _) = line.strip_prefix("| `")?.split_once('`')?;
+        let (method, path) = operation.split_once(" /")?;
+        Some((method.to_owned(), path.replace("job-service/v1/", "")))
+    };
+    let operations: Vec<_> = reference.text.lines().filter_map(operations).collect();
+    assert!(operations.len() > 30, "{operations:?}");
+    let (mut checked, mut wrong) = (0, Broken::default());
+    for page in all_pages() {
+        let words = page.text.replace('`', " ");
+        let words: Vec<&str> = words.split_whitespace().collect();
+        for named in words.windows(2) {
+            let [method, path] = named else { continue };
+            let Some(path) = path
+                .strip_prefix("…/")
+                .or(path.strip_prefix("/job-service/v1/"))
+            else {
+                continue;
+            };
+            let path = path.split('?').next().unwrap_or_default();
+            let path = path.trim_end_matches(|letter| ".,:;)".contains(letter));
+            if !["GET", "PUT", "POST", "DELETE"].contains(method) {
+                continue;
+            }
+            checked += 1;
+            let is_operation = operations
+                .iter()
+                .any(|(of, whole)| of == method && ends_with(whole, path));
+            if !is_operation {
+                let problem = format!("{method} …/{path} is not in {}", reference.path.display());
+                wrong.add(&page.path, 1, &problem);
+            }
+        }
+    }
+    wrong.report();
+    assert!(checked > 40, "only {checked} were found");
+}
+
+/// Returns whether a path ends like this; what is in braces stands for anything.
+fn ends_with(whole: &str, end: &str) -> bool {
+    let (whole, end): (Vec<_>, Vec<_>) = (whole.rsplit('/').collect(), end.rsplit('/').collect());
+    let is_same = |(a, b): (&&str, &&str)| a == b || a.starts_with('{') && a.ends_with('}');
+    end.len() <= whole.len() && whole.iter().zip(&end).all(is_same)
+}
+
+#[test]
 fn page_about_the_log_has_every_warning_and_error() {
     let page = Page::read(&root(), Path::new("docs/reference/log.md"));
     let (mut texts, mut wrong) = (BTreeSet::new(), Broken::default());
-    for (file, source) in sources(&LOGGING) {
+    for (file, source) in sources(&programs()) {
         let calls = source
             .match_indices("warn!(")
             .chain(source.match_indices("error!("));
@@ -75,10 +137,22 @@ fn page_about_the_log_has_every_warning_and_error() {
     assert!(texts.len() > 60, "only {} were found", texts.len());
 }
 
+/// Returns the folders with the code of all packages whose log an operator reads.
+fn programs() -> Vec<PathBuf> {
+    let folders = fs::read_dir(root())
+        .unwrap()
+        .map(|it| it.unwrap().file_name());
+    folders
+        .filter(|name| !SILENT.contains(&name.to_str().unwrap()))
+        .map(|name| Path::new(&name).join("src"))
+        .filter(|folder| root().join(folder).is_dir())
+        .collect()
+}
+
 /// Returns the files with code that is no test, below these folders.
-fn sources(folders: &[&str]) -> Vec<(PathBuf, String)> {
+fn sources(folders: &[PathBuf]) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
-    let mut folders: Vec<PathBuf> = folders.iter().map(PathBuf::from).collect();
+    let mut folders = folders.to_vec();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(root().join(&folder)).unwrap() {
             let entry = entry.unwrap();

@@ -53,6 +53,7 @@ mod batch_results;
 mod counting;
 mod crashing;
 mod endings;
+mod examples;
 mod files;
 mod fixture;
 mod flushes;

@@ -1,0 +1,180 @@
+//! The Rust of the documentation, so that it compiles. `tests/book` looks for every example here, or in `docs/first-worker`.
+
+#![expect(dead_code, reason = "a reader runs them")]
+
+mod define_a_task {
+    use batchwright::TaskData;
+    use serde::{Deserialize, Serialize};
+
+    #[derive(Serialize, Deserialize)]
+    struct Resize {
+        image: String,
+        width: u32,
+    }
+
+    impl TaskData for Resize {
+        const CLASSIFIER: &'static str = "Resize"; // the name of the type in messages
+        const API_VERSION: i32 = 1; // newer versions are refused
+    }
+}
+
+mod label_a_task {
+    use batchwright::{
+        Context, OrFail, Outputs, Reply, Running, Runtime, RuntimeError, TaskData, TaskError,
+        Worker,
+    };
+    use serde::{Deserialize, Serialize};
+
+    #[derive(Serialize, Deserialize)]
+    struct Resize {
+        image: String,
+        width: u32,
+    }
+
+    impl TaskData for Resize {
+        const CLASSIFIER: &'static str = "Resize";
+        const API_VERSION: i32 = 1;
+        fn label(&self) -> Option<String> {
+            Some(format!("{} to {} pixels", self.image, self.width))
+        }
+    }
+
+    #[derive(Serialize, Deserialize)]
+    struct Resized {
+        image: String,
+    }
+
+    impl TaskData for Resized {
+        const CLASSIFIER: &'static str = "Resized";
+        const API_VERSION: i32 = 1;
+    }
+
+    struct Resizer;
+
+    impl Worker for Resizer {
+        type Input = Resize;
+        type Output = Resized;
+
+        async fn run(&self, task: Resize, ctx: Context) -> Result<Reply<Resized>, TaskError> {
+            let image = tokio::fs::read(&task.image).await?; // an I/O error: the task runs again
+            let small = shrink(&image, task.width).or_fail()?; // not an image: the task fails
+            ctx.check_cancelled()?; // the job has ended: nothing is sent
+            let image = format!("{}-{}", task.image, task.width);
+            tokio::fs::write(&image, small).await?;
+            Ok(Reply::send(Resized { image }))
+        }
+    }
+
+    fn shrink(image: &[u8], width: u32) -> Result<Vec<u8>, std::num::TryFromIntError> {
+        Ok(image[..usize::try_from(width)?].to_vec())
+    }
+
+    #[tokio::main]
+    async fn main() -> Result<(), RuntimeError> {
+        Runtime::from_env()?.worker(Resizer).run().await
+    }
+
+    async fn read(running: Running) -> Result<(), Box<dyn std::error::Error>> {
+        let mut outputs = Outputs::<Resized>::of(running.broker(), "resized").await?;
+        while let Some(output) = outputs.next().await? {
+            match &output.result {
+                Ok(resized) => println!("{} is {}", output.name(), resized.image),
+                Err(failure) => eprintln!("{} has failed: {failure}", output.name()),
+            }
+            output.done();
+        }
+        Ok(())
+    }
+}
+
+mod cancel {
+    use batchwright::{Context, TaskError};
+
+    struct Task {
+        url: String,
+    }
+
+    async fn run(task: Task, ctx: Context) -> Result<String, TaskError> {
+        let page = tokio::select! {
+            page = download(&task.url) => page?,
+            error = ctx.cancelled() => return Err(error),
+        };
+        Ok(page)
+    }
+
+    async fn download(url: &str) -> std::io::Result<String> {
+        tokio::fs::read_to_string(url).await
+    }
+}
+
+mod write_a_plugin {
+    use batchwright::batch::{Batch, BatchPlugin, BatchWorker, Part, Range, SplitError};
+    use batchwright::{Runtime, Stack, StackOptions};
+
+    /// Splits `a,b,c` into an item per word.
+    struct Words;
+
+    impl BatchPlugin for Words {
+        const NAME: &'static str = "words";
+
+        async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
+            let words: Vec<&str> = batch.definition.split(',').collect();
+            if words.len() <= batch.max_parts {
+                return words.iter().map(|word| batch.item("Word", word)).collect();
+            }
+            // Too many for one split: make sub-batches, each with a definition of its own.
+            let size = words.len().div_ceil(batch.max_parts);
+            let batches = words.chunks(size).map(|words| words.join(","));
+            Ok(batches.map(Part::Batch).collect())
+        }
+    }
+
+    async fn in_one_process() -> Result<(), Box<dyn std::error::Error>> {
+        let stack = Stack::new(StackOptions::embedded("data")).plugin(Words);
+        stack.start().await?.until_asked_to_stop().await?;
+        Ok(())
+    }
+
+    async fn on_rabbitmq() -> Result<(), Box<dyn std::error::Error>> {
+        let worker = BatchWorker::new(1000).with(Range).with(Words);
+        Runtime::from_env()?.worker(worker).run().await?;
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn splits_words() {
+        let batch = batchwright::batch::testing::batch("one,two,three").max_parts(2);
+        let items = batch.items(&Words).await.unwrap();
+        assert_eq!(items.len(), 3);
+    }
+}
+
+mod readme {
+    use batchwright::{Context, NoOutput, OrFail, Reply, TaskData, TaskError, Worker};
+    use serde::{Deserialize, Serialize};
+
+    #[derive(Serialize, Deserialize)]
+    struct Greet {
+        card: String,
+    }
+
+    impl TaskData for Greet {
+        const CLASSIFIER: &'static str = "Greet";
+        const API_VERSION: i32 = 1;
+    }
+
+    struct Greeter;
+
+    impl Worker for Greeter {
+        type Input = Greet;
+        type Output = NoOutput;
+
+        async fn run(&self, task: Greet, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+            let card = tokio::fs::read_to_string(&task.card).await?; // an I/O error: the task is retried
+            let name: String = serde_json::from_str(&card).or_fail()?; // invalid JSON: the task fails
+            ctx.check_cancelled()?; // the job has ended: the task stops
+            println!("hello, {name}");
+            Ok(Reply::none())
+        }
+    }
+}
