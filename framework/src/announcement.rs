@@ -7,7 +7,9 @@
 //! What must stay true: no announcement is forgotten. A process that may have missed some behaves as if every job had
 //! been announced once, which costs one check per job.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -26,6 +28,9 @@ use crate::clock::Clock;
 const REMEMBERED: Duration = Duration::from_hours(1);
 /// The largest number of jobs whose announcements are remembered one by one.
 const CAPACITY: usize = 10_000;
+
+/// How many slots the tasks have that wait for announcements.
+const SLOTS: usize = 256;
 
 /// The body of an announcement.
 #[derive(Debug, Serialize, Deserialize)]
@@ -76,8 +81,8 @@ pub(crate) struct ChangedJobs {
     missed: Mutex<Missed>,
     /// How many announcements there were.
     count: AtomicU64,
-    /// Notified with each announcement.
-    announced: Notify,
+    /// Notified with each announcement of a job of the slot ([`slot_of`]), so that few tasks wake for the job of another.
+    announced: Box<[Notify]>,
     /// Notified when a quarantine may be in use that was not before.
     quarantined: Notify,
 }
@@ -106,7 +111,7 @@ impl ChangedJobs {
             jobs: RwLock::default(),
             missed: Mutex::new(Missed::now(clock)),
             count: AtomicU64::new(0),
-            announced: Notify::new(),
+            announced: std::iter::repeat_with(Notify::new).take(SLOTS).collect(),
             quarantined: Notify::new(),
         }
     }
@@ -127,26 +132,35 @@ impl ChangedJobs {
     }
 
     pub fn note(&self, event: Event) {
-        match event {
-            Event::Missed => self.miss(),
+        let changed = match event {
+            Event::Missed => None,
             // A body that cannot be parsed comes from a later version and may announce anything.
-            Event::Message(body) => match serde_json::from_slice::<Announcement>(&body) {
-                Ok(Announcement { jobs, quarantines }) => {
-                    self.remember(jobs);
-                    if !quarantines.is_empty() {
-                        self.quarantined.notify_one();
-                    }
-                }
-                Err(_) => self.miss(),
-            },
+            Event::Message(body) => serde_json::from_slice::<Announcement>(&body).ok(),
+        };
+        let slots: Option<Vec<usize>> = changed.and_then(|Announcement { jobs, quarantines }| {
+            if !quarantines.is_empty() {
+                self.quarantined.notify_one();
+            }
+            let slots = jobs.iter().map(|job| slot_of(job)).collect();
+            self.remember(jobs).then_some(slots)
+        });
+        if slots.is_none() {
+            self.miss();
         }
         self.count.fetch_add(1, Ordering::Release);
-        self.announced.notify_waiters();
+        match slots {
+            Some(slots) => slots
+                .into_iter()
+                .for_each(|slot| self.announced[slot].notify_waiters()),
+            None => self.announced.iter().for_each(Notify::notify_waiters),
+        }
     }
 
-    /// Waits for the next announcement from now on: also for one that comes before the future is polled.
-    pub fn announced(&self) -> Notified<'_> {
-        self.announced.notified()
+    /// Waits for the next announcement of the job of a message from now on: also for one that comes before the future is polled.
+    /// Seldom it is one of another job.
+    pub fn announced(&self, tracking: Option<&Tracking>) -> Notified<'_> {
+        let id = tracking.and_then(|tracking| tracking.job_task_id.as_deref());
+        self.announced[slot_of(&announced_name(id.unwrap_or_default()))].notified()
     }
 
     /// Returns how many announcements there were.
@@ -174,8 +188,8 @@ impl ChangedJobs {
         self.announced_at(job_task_id).is_some()
     }
 
-    /// If there are more jobs than fit, forgets them all and assumes that announcements were missed.
-    fn remember(&self, announced: Vec<String>) {
+    /// If there are more jobs than fit, forgets them all and returns false.
+    fn remember(&self, announced: Vec<String>) -> bool {
         let mut jobs = self.jobs.write().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if jobs.len() + announced.len() > CAPACITY {
@@ -183,10 +197,10 @@ impl ChangedJobs {
         }
         if jobs.len() + announced.len() > CAPACITY {
             jobs.clear();
-            self.miss();
-        } else {
-            jobs.extend(announced.into_iter().map(|job| (job, now)));
+            return false;
         }
+        jobs.extend(announced.into_iter().map(|job| (job, now)));
+        true
     }
 
     fn miss(&self) {
@@ -195,15 +209,25 @@ impl ChangedJobs {
     }
 
     fn announced_at(&self, job_task_id: &str) -> Option<Instant> {
-        let job = job_of(job_task_id);
         let jobs = self.jobs.read().unwrap_or_else(PoisonError::into_inner);
-        if job_task_id.contains(':') {
-            jobs.get(job).copied()
-        } else {
-            let job = format!("{}:{job}", JobTaskId::DEFAULT_PARTITION);
-            jobs.get(&job).copied()
-        }
+        jobs.get(&*announced_name(job_task_id)).copied()
     }
+}
+
+/// Returns the name under which the job of a job task id is announced.
+fn announced_name(job_task_id: &str) -> Cow<'_, str> {
+    let job = job_of(job_task_id);
+    if job_task_id.contains(':') {
+        Cow::Borrowed(job)
+    } else {
+        Cow::Owned(format!("{}:{job}", JobTaskId::DEFAULT_PARTITION))
+    }
+}
+
+/// Returns the slot of a job, given by the name under which it is announced.
+fn slot_of(job: &str) -> usize {
+    let hash = BuildHasherDefault::<DefaultHasher>::new().hash_one(job);
+    usize::try_from(hash % SLOTS as u64).unwrap_or_default()
 }
 
 /// Returns the `partition:job` of a job task id.
@@ -214,6 +238,8 @@ pub(crate) fn job_of(job_task_id: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -231,15 +257,41 @@ mod tests {
             ..Tracking::default()
         };
         assert!(changed.changed_at(&stamped(0)).is_none());
+        let announce = |jobs: Vec<String>| {
+            let quarantines = Vec::new();
+            let body = serde_json::to_vec(&Announcement { jobs, quarantines }).unwrap();
+            changed.note(Event::Message(body.into()));
+        };
         for job in 0..CAPACITY * 2 + 7 {
-            changed.remember(vec![format!("p:j{job}")]);
+            announce(vec![format!("p:j{job}")]);
             assert!(changed.changed_at(&stamped(job)).is_some(), "{job}");
         }
         for job in [0, 5, CAPACITY, CAPACITY * 2, CAPACITY * 2 + 6] {
             assert!(changed.changed_at(&stamped(job)).is_some(), "{job}");
         }
         assert!(changed.jobs.read().unwrap().len() <= CAPACITY);
-        changed.remember((0..=CAPACITY).map(|job| format!("p:x{job}")).collect());
+        announce((0..=CAPACITY).map(|job| format!("p:x{job}")).collect());
         assert!(changed.changed_at(&stamped(3)).is_some());
+    }
+
+    #[tokio::test]
+    async fn task_wakes_for_its_own_job_and_for_what_it_may_have_missed_but_not_for_another_job() {
+        let changed = ChangedJobs::new(Clock::simulated(1_000_000));
+        let wakes = |own: &str, body: Option<&str>| {
+            let tracking = Tracking {
+                job_task_id: Some(own.to_owned()),
+                ..Tracking::default()
+            };
+            let announced = changed.announced(Some(&tracking));
+            changed.note(body.map_or(Event::Missed, |body| Event::Message(body.to_owned().into())));
+            announced.now_or_never().is_some()
+        };
+        assert_ne!(slot_of("p:a"), slot_of("p:b"));
+        assert!(wakes("p:a.1.2", Some(r#"{"jobs":["p:a"]}"#)));
+        assert!(wakes("a.1.2", Some(r#"{"jobs":["p:b","default:a"]}"#)));
+        assert!(!wakes("p:a.1.2", Some(r#"{"jobs":["p:b"]}"#)));
+        assert!(wakes("p:a.1.2", None));
+        assert!(wakes("p:a.1.2", Some("of a later version")));
+        assert!(wakes("", Some("{}")));
     }
 }

@@ -19,7 +19,7 @@ impl Context {
     /// [time limit](crate::Settings::time_limit). Propagate it with `?`.
     ///
     /// Cheap enough for an inner loop: it asks the job service in the background, and at most once a second unless an
-    /// announcement says that a job has changed.
+    /// announcement says that its job has changed.
     pub fn check_cancelled(&self) -> Result<(), TaskError> {
         let Inner {
             input,
@@ -62,13 +62,14 @@ impl Context {
     /// Cancel safe: nothing is lost if the future is dropped.
     pub async fn cancelled(&self) -> TaskError {
         let Inner {
+            input,
             shared,
             cancellation,
             ..
         } = &*self.0;
         loop {
             // Before the look, so that no announcement is missed in between.
-            let announced = shared.status.announced();
+            let announced = shared.status.announced(input.tracking.as_ref());
             if let Err(error) = self.check_cancelled() {
                 return error;
             }
@@ -124,7 +125,7 @@ struct Look {
 }
 
 impl Cancellation {
-    /// Starts a status check in the background if an announcement has come since the last one, or a second has passed.
+    /// Starts a status check in the background if the job was announced since the last one, or a second has passed.
     /// The checker uses its cache while the last status is valid.
     fn look(&self, tracking: &Tracking, status: &StatusChecker) {
         let mut last_look = self
@@ -132,9 +133,11 @@ impl Cancellation {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let announcements = status.announcements();
-        let is_recent =
-            |look: &Look| look.announcements == announcements && look.at.elapsed() < LOOK_INTERVAL;
-        if last_look.as_ref().is_some_and(is_recent) {
+        if let Some(look) = &mut *last_look
+            && look.at.elapsed() < LOOK_INTERVAL
+            && (look.announcements == announcements || !status.has_changed_since(tracking, look.at))
+        {
+            look.announcements = announcements;
             return;
         }
         *last_look = Some(Look {

@@ -137,9 +137,15 @@ impl StatusChecker {
         self.changed.count()
     }
 
-    /// Waits for the next announcement from now on.
-    pub fn announced(&self) -> impl Future<Output = ()> {
-        self.changed.announced()
+    /// Waits for the next announcement of the job of a message from now on, or seldom for one of another.
+    pub fn announced(&self, tracking: Option<&Tracking>) -> impl Future<Output = ()> {
+        self.changed.announced(tracking)
+    }
+
+    /// Returns whether a change of the job of a message was announced at this time or later, or may have been.
+    pub fn has_changed_since(&self, tracking: &Tracking, time: Instant) -> bool {
+        let changed_at = self.changed.changed_at(tracking);
+        changed_at.is_some_and(|changed_at| changed_at >= time)
     }
 
     /// Returns what is known about the job of a message. Asks the job service if a check is due, and stamps the
