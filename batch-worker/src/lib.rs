@@ -241,6 +241,7 @@ impl BatchWorker {
 impl Worker for BatchWorker {
     type Input = BatchTask;
     type Output = BatchResult;
+    const IS_LIMITED_BY_JOB: bool = false;
 
     async fn run(&self, task: BatchTask, ctx: Context) -> Result<Reply<BatchResult>, TaskError> {
         let target = task.target_pipe.clone().filter(|pipe| !pipe.is_empty());

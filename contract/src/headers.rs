@@ -23,6 +23,9 @@ pub const INPUT_HEADER: &str = "x-batchwright-input";
 pub const RUN_HEADER: &str = "x-batchwright-run";
 /// On a failure that passes through the tracking worker, of a task that has dispatched subtasks: `true`.
 pub const SPLIT_HEADER: &str = "x-batchwright-split";
+/// On a task of a job that limits the time of its tasks: the seconds of a [`TaskTimeLimit`](crate::TaskTimeLimit), as text. Tasks
+/// inherit it from the task that dispatches or sends them.
+pub const TASK_TIME_LIMIT_HEADER: &str = "x-batchwright-task-time-limit";
 /// On a message with tracking reports: their [details](crate::ReportDetails).
 pub const REPORT_DETAILS_HEADER: &str = "x-batchwright-report-details";
 

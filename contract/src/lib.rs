@@ -32,6 +32,7 @@ pub mod rest;
 mod sight;
 mod split;
 mod task_message;
+mod time_limit;
 
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem};
 pub use ids::{IdError, JobId, PartitionId};
@@ -55,6 +56,7 @@ pub use task_message::{
     ContextData, DecodeError, SourceInfo, TaskMessage, TaskStatus, Tracking, patch_tracking,
     same_pipe,
 };
+pub use time_limit::{InvalidTaskTimeLimit, TaskTimeLimit};
 
 /// The default name of the paused pipe, to which workers send the tasks of paused jobs.
 pub const PAUSED_PIPE: &str = "worker-paused-in";

@@ -11,12 +11,12 @@ mod events;
 mod history;
 mod tasks;
 
-use crate::ReportFailure;
 pub use crate::on_failure::{Above, FailureLimit, InvalidLimit, OnFailure, Share, Tolerance};
 pub use crate::outputs::{
     ExportLine, ExportManifest, ExportPart, ExportProgress, KeptOutputs, OutputStatus, Outputs,
 };
 pub use crate::problem::{ErrorBody, ErrorCode};
+use crate::{ReportFailure, TaskTimeLimit};
 pub use attempts::{EarlierFailure, FailedAttempt};
 pub use events::{EventReset, JobEvent, JobEventKind};
 pub use history::{History, StatusChange};
@@ -69,6 +69,12 @@ pub struct NewJob {
     /// What happens to the outputs of the tasks: `keep` lets the service keep them. Such a job has no `targetPipe`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outputs: Option<Outputs>,
+    /// The seconds that one attempt at each task of the job may take, from 1 to 604800 (a week). An attempt that takes longer has
+    /// failed, and the task runs again as its worker's retry policy says. A worker can have a limit of its own; then the smaller one
+    /// counts. The splits of the batch worker are not limited. The limit is lost below a CAF worker written in Java.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "utoipa", schema(value_type = Option<u32>, minimum = 1, maximum = 604_800))]
+    pub task_time_limit: Option<TaskTimeLimit>,
 }
 
 /// The first task of a job, sent to `taskPipe`.

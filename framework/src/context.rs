@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use contract::{
     Announced, NestingError, ReportStatus, ReservedPipe, ReservedPipes, TaskData, TaskMessage,
-    TaskStatus, TrackingReport, check_nesting,
+    TaskStatus, TaskTimeLimit, TrackingReport, check_nesting,
 };
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -43,6 +43,8 @@ struct Inner {
     input: Arc<CurrentMessage>,
     shared: Arc<Shared>,
     attempt: u32,
+    /// The time limit that the job sets for its tasks.
+    job_limit: Option<TaskTimeLimit>,
     split: tokio::sync::Mutex<Split>,
     announcement: Mutex<Announcement>,
     /// The task has said how many subtasks it has, which may be none.
@@ -152,11 +154,17 @@ impl Payload {
 }
 
 impl Context {
-    pub(crate) fn new(input: Arc<CurrentMessage>, attempt: u32, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(
+        input: Arc<CurrentMessage>,
+        attempt: u32,
+        job_limit: Option<TaskTimeLimit>,
+        shared: Arc<Shared>,
+    ) -> Self {
         Self(Arc::new(Inner {
             input,
             shared,
             attempt,
+            job_limit,
             split: tokio::sync::Mutex::default(),
             announcement: Mutex::default(),
             is_size_known: AtomicBool::new(false),
@@ -251,6 +259,7 @@ impl Context {
             failure: None,
             run: None,
             label,
+            time_limit: self.0.job_limit,
             ends_tracking: false,
         };
         let Output {

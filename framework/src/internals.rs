@@ -78,6 +78,7 @@ impl OutputMaker {
             failure: None,
             run: None,
             label: None,
+            time_limit: None,
             ends_tracking: false,
         };
         let output = self.0.output(input, spec);

@@ -2,7 +2,7 @@
 //!
 //! Pure: [`routing`] (whether a message is handled here, and where an output goes), [`output`] (the messages and reports that a
 //! task causes), [`status_url`] (which URL a status check may ask), [`attempts`] and [`quarantine`] (what their headers say about
-//! earlier runs), [`task_data`]. With the broker: [`publish`] and [`report_buffer`]. With the job service: [`status_check`]. For people:
+//! earlier runs), [`time_limit`], [`task_data`]. With the broker: [`publish`] and [`report_buffer`]. With the job service: [`status_check`]. For people:
 //! [`discards`].
 
 pub(crate) mod attempts;
@@ -16,3 +16,4 @@ pub(crate) mod routing;
 pub(crate) mod status_check;
 pub(crate) mod status_url;
 pub(crate) mod task_data;
+pub(crate) mod time_limit;

@@ -119,7 +119,7 @@ impl<T: TaskData> TestTask<T> {
     pub async fn run<W: Worker<Input = T>>(self, worker: &W) -> Run<W::Output> {
         let recorder = Arc::new(Recorder::default());
         let shared = Arc::new(shared(Arc::clone(&recorder) as _));
-        let ctx = Context::new(self.message(&shared), self.attempt, shared);
+        let ctx = Context::new(self.message(&shared), self.attempt, None, shared);
         if self.is_cancelled {
             ctx.end();
         }

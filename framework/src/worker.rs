@@ -47,6 +47,9 @@ pub trait Worker: Send + Sync + 'static {
     type Input: TaskData;
     /// The task data that the worker sends to its output pipe; [`NoOutput`] if it sends nothing.
     type Output: TaskData;
+    /// Whether the time limit that a job sets for its tasks (`taskTimeLimit`) holds for those of this worker. It does not for the
+    /// splits of the batch worker, whose time depends on all that is behind them.
+    const IS_LIMITED_BY_JOB: bool = true;
 
     /// Does one task. An error propagated with `?` means that the task runs again later; see [`TaskError`].
     fn run(

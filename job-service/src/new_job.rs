@@ -15,9 +15,10 @@ mod start_message;
 #[cfg(test)]
 mod tests;
 
+use contract::headers::TASK_TIME_LIMIT_HEADER;
 use contract::rest::{ErrorCode, Expiry, ExpiryOperation, NewJob, Outputs, Policer};
 use contract::{JobId, PartitionId, ReservedPipes};
-use store::{Headers, JobRequest, KeptUntil, StartCondition};
+use store::{Header, JobRequest, KeptUntil, StartCondition};
 
 use self::content_hash::content_hash;
 use self::first_task::{FirstTask, check_pipes, required_fields, task_data};
@@ -91,8 +92,13 @@ impl RawRequest {
             labels,
             on_failure,
             outputs,
+            task_time_limit,
             ..
         } = new;
+        let headers = task_time_limit.map(|limit| {
+            let name = TASK_TIME_LIMIT_HEADER.to_owned();
+            (name, Header::Text(limit.to_string()))
+        });
         let request = JobRequest {
             partition,
             job,
@@ -106,7 +112,7 @@ impl RawRequest {
             without_target: task.target_pipe.is_none() && outputs.is_none(),
             correlation_id: None,
             output_pipe: None,
-            headers: Headers::new(),
+            headers: headers.into_iter().collect(),
             definition: Vec::new(),
             content_hash,
             key: None,

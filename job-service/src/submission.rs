@@ -179,7 +179,7 @@ impl AppState {
         if let Some(context) = span.context() {
             let header =
                 |(name, value): (&str, &str)| (name.to_owned(), Header::Text(value.to_owned()));
-            request.headers = context.headers().map(header).collect();
+            request.headers.extend(context.headers().map(header));
         }
         request.correlation_id = Some(correlation_id.clone());
         let context = RequestContext {

@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex};
 
 use batchwright::{Role, Stack};
 use contract::rest::{NewJob, OnFailure};
-use contract::{FileItem, JobStatus, RangeItem, ReportFailure, ReportStatus, TrackingReport};
-use framework::{Context, NoOutput, OrFail, Reply, TaskError, Worker};
+use contract::{
+    FileItem, JobStatus, RangeItem, ReportFailure, ReportStatus, TaskTimeLimit, TrackingReport,
+};
+use framework::{Context, NoOutput, OrFail, Reply, RetryPolicy, Settings, TaskError, Worker};
 
 use harness::wait_for;
 
@@ -18,6 +20,7 @@ stories![
     a_job_that_failed_or_was_cancelled_goes_on_where_it_stopped,
     reports_of_a_round_wait_for_a_tracking_worker_that_knows_rounds,
     a_folder_that_has_changed_since_the_first_round_fails_the_split_by_name,
+    the_time_limit_of_a_job_ends_the_attempts_at_its_items_in_each_round,
 ];
 
 /// How often each item has run.
@@ -214,5 +217,43 @@ async fn a_folder_that_has_changed_since_the_first_round_fails_the_split_by_name
         *reads.lock().unwrap(),
         BTreeMap::from([of("a", 1), of("b", 2), of("c", 1)])
     );
+    system.stop().await;
+}
+
+async fn the_time_limit_of_a_job_ends_the_attempts_at_its_items_in_each_round(fixture: Fixture) {
+    let hangs = Each((), async |(), item: RangeItem, _| {
+        if item.number == BROKEN {
+            std::future::pending::<()>().await;
+        }
+        Ok(Reply::send(item))
+    });
+    let settings = Settings {
+        retry: RetryPolicy::immediate().attempts(1),
+        ..fixture.settings("items")
+    };
+    let system = fixture.start(fixture.stack().worker(settings, hangs)).await;
+    let request = NewJob {
+        task_time_limit: TaskTimeLimit::of_seconds(1),
+        on_failure: OnFailure::Continue,
+        ..fixture.range(BROKEN + 3)
+    };
+    system.client.put("j", &request).await.unwrap();
+    let expected = fixture.failure_text(
+        "the task took longer than the time limit of 1s that its job sets (given up after 1 attempts)",
+    );
+    for round in 1..=2 {
+        let ended = system.ended("j").await;
+        let failures = ended.failures.iter();
+        let texts: Vec<_> = failures
+            .filter_map(|failure| failure.failure_message.as_deref())
+            .collect();
+        assert_eq!(
+            (ended.round.unwrap_or(1), texts),
+            (round, vec![expected.as_str()])
+        );
+        if round == 1 {
+            system.client.retry("j", false).await.unwrap();
+        }
+    }
     system.stop().await;
 }

@@ -9,8 +9,8 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use contract::OnFailure;
 use contract::rest::{Above, Expiry, FailureLimit, NewJob, Outputs, Tolerance};
+use contract::{OnFailure, TaskTimeLimit};
 use serde_json::{Value, json};
 
 use self::source::{SourceArgs, pairs};
@@ -78,6 +78,10 @@ pub struct SubmitArgs {
     /// How long the job is kept after its end, however it ends, e.g. `lastUpdateTime+P30D`.
     #[arg(long, value_parser = expiry_time, value_name = "EXPIRY")]
     expiry: Option<String>,
+    /// Seconds that one attempt at each task may take, splits of batches excepted; one that takes longer has failed, and the task runs
+    /// again.
+    #[arg(long, value_name = "SECONDS")]
+    task_time_limit: Option<TaskTimeLimit>,
     /// Follow the job until it finishes, as `batchwright watch` does.
     #[arg(long, short, visible_alias = "wait")]
     watch: bool,
@@ -101,6 +105,9 @@ pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
     args.schedule(&mut new_job);
     if let Some(tolerance) = args.tolerance() {
         new_job.on_failure = OnFailure::Tolerate(tolerance);
+    }
+    if args.task_time_limit.is_some() {
+        new_job.task_time_limit = args.task_time_limit;
     }
     // What cannot be written is known before there is a job.
     let destination = args.outputs.as_deref().map(Destination::of).transpose()?;

@@ -4,19 +4,20 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use contract::Tracking;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{Context, Inner};
-use crate::TaskError;
 use crate::steps::status_check::StatusChecker;
+use crate::steps::time_limit::TimeLimit;
+use crate::{TaskError, Worker};
 
 /// How long [`Context::check_cancelled`] uses the result of its last status check.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Context {
     /// Returns an error once the job has ended, the process is about to stop, or the task has exceeded its
-    /// [time limit](crate::Settings::time_limit). Propagate it with `?`.
+    /// [time limit](crate::Settings::time_limit), or the one that its job sets. Propagate it with `?`.
     ///
     /// Cheap enough for an inner loop: it asks the job service in the background, and at most once a second unless an
     /// announcement says that its job has changed.
@@ -87,12 +88,23 @@ impl Context {
         self.0.cancellation.ended.cancel();
     }
 
-    /// Lets the task stop because its time is over, and returns the error of this attempt.
-    pub(crate) fn exceed(&self, limit: Duration) -> TaskError {
-        let cancellation = &self.0.cancellation;
-        let limit = *cancellation.exceeded.get_or_init(|| limit);
-        cancellation.ended.cancel();
-        exceeded(limit)
+    /// Awaits a run for as long as it may take, by the smaller limit of the worker and the job. After that it is dropped, and what
+    /// it has left behind on other threads can see that it must stop.
+    pub(crate) async fn within_limit<W: Worker, T>(
+        &self,
+        worker: Option<Duration>,
+        run: impl Future<Output = T>,
+    ) -> Result<T, TaskError> {
+        let job = self.0.job_limit.filter(|_| W::IS_LIMITED_BY_JOB);
+        let Some(limit) = TimeLimit::smaller(worker, job) else {
+            return Ok(run.await);
+        };
+        timeout(limit.span, run).await.map_err(|_| {
+            let cancellation = &self.0.cancellation;
+            let limit = *cancellation.exceeded.get_or_init(|| limit);
+            cancellation.ended.cancel();
+            exceeded(limit)
+        })
     }
 
     /// Returns whether the task may begin another attempt: its job goes on, as far as this process knows, and so does the process.
@@ -102,10 +114,8 @@ impl Context {
     }
 }
 
-fn exceeded(limit: Duration) -> TaskError {
-    TaskError::retry(format!(
-        "the task took longer than its time limit of {limit:?}"
-    ))
+fn exceeded(limit: TimeLimit) -> TaskError {
+    TaskError::retry(limit.to_string())
 }
 
 /// Watches, in the background, whether the job of a task has ended.
@@ -114,7 +124,7 @@ pub(super) struct Cancellation {
     /// Cancelled when the job has ended, or the time of the task is over.
     ended: CancellationToken,
     /// The time limit that the task has exceeded.
-    exceeded: OnceLock<Duration>,
+    exceeded: OnceLock<TimeLimit>,
     last_look: Mutex<Option<Look>>,
 }
 

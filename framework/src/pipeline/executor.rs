@@ -24,7 +24,7 @@ use crate::pipeline::busy_threads;
 use crate::steps::attempts::Attempts;
 use crate::steps::output::{Output, OutputSpec, TaskPart, describe, label_in};
 use crate::steps::routing::{failure_pipe, reply_pipe};
-use crate::steps::task_data;
+use crate::steps::{task_data, time_limit};
 use crate::supervision::panic_text;
 use crate::worker::{ReplyKind, TaskErrorKind};
 use crate::{Reply, RetryPolicy, TaskError, Worker};
@@ -123,10 +123,12 @@ impl<W: Worker> TaskExecutor<W> {
         let mut attempts = Attempts::of(received.headers(), began);
         // Earlier attempts dispatched the same subtasks under the same ids. Their confirms are awaited all the same.
         let mut earlier = Vec::new();
+        let job_limit = time_limit::of_job_or_warning(received.headers());
         loop {
             let ctx = Context::new(
                 Arc::clone(&received.message),
                 attempts.failed.saturating_add(1),
+                job_limit,
                 Arc::clone(&self.shared),
             );
             let mut label = None;
@@ -203,7 +205,9 @@ impl<W: Worker> TaskExecutor<W> {
                 task_data::decode::<W::Input>(received.message()).map_err(TaskError::invalid)?;
             *label = task_data::label(&task).or_else(|| given.map(str::to_owned));
             let run = AssertUnwindSafe(self.worker.run(task, ctx.clone())).catch_unwind();
-            let run = within_limit(self.time_limit, reported_when_long(pin!(run), ctx), ctx).await;
+            let run = pin!(run);
+            let run = reported_when_long(run, ctx);
+            let run = ctx.within_limit::<W, _>(self.time_limit, run).await;
             let result = run.and_then(|run| {
                 run.unwrap_or_else(|panic| {
                     Err(TaskError::retry(format!(
@@ -308,6 +312,7 @@ impl<W: Worker> TaskExecutor<W> {
                 OutputSpec {
                     status,
                     label,
+                    time_limit: time_limit::of_job(received.headers()),
                     ends_tracking: *ends_tracking,
                     ..success::<W::Output>(part, Some(to), data, note.clone())
                 }
@@ -509,6 +514,7 @@ impl<W: Worker> TaskExecutor<W> {
             failure: Some(reason),
             run,
             label: label.as_deref(),
+            time_limit: None,
             ends_tracking: false,
         };
         let mut output = self.shared.identity.output(input, spec);
@@ -567,20 +573,6 @@ async fn reported_when_long<T>(run: Pin<&mut impl Future<Output = T>>, ctx: &Con
     run.await
 }
 
-/// Awaits a run for as long as its limit allows. After that it is dropped, and what it has left behind on other threads can see
-/// that it must stop.
-async fn within_limit<T>(
-    limit: Option<Duration>,
-    run: impl Future<Output = T>,
-    ctx: &Context,
-) -> Result<T, TaskError> {
-    let Some(limit) = limit else {
-        return Ok(run.await);
-    };
-    let run = tokio::time::timeout(limit, run).await;
-    run.map_err(|_| ctx.exceed(limit))
-}
-
 fn success<T: TaskData>(
     part: TaskPart,
     to: Option<&str>,
@@ -598,6 +590,7 @@ fn success<T: TaskData>(
         failure: None,
         run: None,
         label: None,
+        time_limit: None,
         ends_tracking: false,
     }
 }

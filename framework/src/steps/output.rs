@@ -12,7 +12,7 @@ use contract::headers::{
 };
 use contract::{
     ContextData, FailedItem, FailedRun, ReportFailure, ReportStatus, SourceInfo, TaskData,
-    TaskMessage, TaskStatus, Tracking, TrackingReport, subtask_id,
+    TaskMessage, TaskStatus, TaskTimeLimit, Tracking, TrackingReport, subtask_id,
 };
 
 use crate::broker::{HeaderValue, Headers, Outgoing};
@@ -20,6 +20,7 @@ use crate::clock::Clock;
 use crate::config::Route;
 use crate::process_name::ProcessName;
 use crate::steps::routing::next_hop;
+use crate::steps::time_limit;
 
 /// The longest reason in a report and in a header, in bytes. The result in the output pipe has the whole reason.
 pub(crate) const LONGEST_REASON: usize = 8 * 1024;
@@ -67,6 +68,8 @@ pub(crate) struct OutputSpec<'a> {
     pub run: Option<FailedRun>,
     /// What the task calls itself.
     pub label: Option<&'a str>,
+    /// The time limit that the job sets for its tasks.
+    pub time_limit: Option<TaskTimeLimit>,
     /// Whether tracking ends with this output, regardless of the task's `trackTo`.
     pub ends_tracking: bool,
 }
@@ -141,6 +144,11 @@ impl WorkerIdentity {
                 }),
                 ..TrackingReport::new(id, status)
             });
+        // A result that leaves the job is no task of it.
+        let stays = spec.status == TaskStatus::NewTask || hop.tracking.is_some();
+        if let Some(limit) = spec.time_limit.filter(|_| stays) {
+            time_limit::set(&mut headers, limit);
+        }
         let message = hop.pipe.map(|pipe| {
             let message = TaskMessage {
                 version: 3,
@@ -342,6 +350,7 @@ mod tests {
             failure: None,
             run: None,
             label: None,
+            time_limit: None,
             ends_tracking: false,
         }
     }

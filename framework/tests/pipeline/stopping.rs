@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use contract::headers::TASK_TIME_LIMIT_HEADER;
 use contract::{RangeItem, ReportStatus, TaskData, TaskMessage, Tracking};
 use framework::broker::memory::Memory;
-use framework::broker::{Broker, Outgoing};
+use framework::broker::{Broker, HeaderValue, Outgoing};
 use framework::{Context, NoOutput, Reply, RetryPolicy, Settings, TaskError, Worker};
 use harness::in_time;
 use serde::{Deserialize, Serialize};
@@ -61,6 +62,60 @@ async fn attempt_that_exceeds_its_time_has_failed_and_what_it_left_behind_can_se
         assert_eq!(ctx.attempt(), attempt);
         let error = ctx.check_cancelled().unwrap_err();
         assert!(error.to_string().contains("time limit"), "{error}");
+    }
+}
+
+/// Dispatches a task and sends one, both for the same pipe.
+struct Dispatching;
+
+impl Worker for Dispatching {
+    type Input = RangeItem;
+    type Output = RangeItem;
+
+    async fn run(&self, item: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
+        ctx.dispatch("hang-in", &item).await?;
+        Ok(Reply::send(item).to("hang-in"))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_of_a_job_holds_for_all_that_its_tasks_dispatch_and_send_and_a_garbled_one_for_nothing()
+ {
+    for (header, hanging) in [("30", true), ("30 s", false), ("0", false), ("-1", false)] {
+        let pipes = Memory::new();
+        let mut first = message(1, "tracking");
+        let header = HeaderValue::Text(header.to_owned());
+        first.headers.set(TASK_TIME_LIMIT_HEADER, header);
+        first.pipe = "w-in".into();
+        pipes.publish(first).await.unwrap();
+        run_until(&pipes, Settings::new("w"), Dispatching, async {
+            let dispatched = || async { pipes.depth("hang-in").await.unwrap() };
+            while dispatched().await < 2 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        let (handed, _contexts) = mpsc::unbounded_channel();
+        let settings = Settings {
+            time_limit: Some(Duration::from_secs(90)),
+            retry: RetryPolicy::constant(Duration::from_secs(5)).attempts(2),
+            ..Settings::new("hang")
+        };
+        let all = reports(&pipes, 2);
+        let reports = run_until(&pipes, settings, Hanging(handed), all).await;
+        let failures = reports.iter().filter_map(|report| report.failure.as_ref());
+        let failures: Vec<_> = failures
+            .filter_map(|failure| failure.failure_message.as_deref())
+            .collect();
+        let whose = if hanging {
+            "the time limit of 30s that its job sets"
+        } else {
+            "its time limit of 90s"
+        };
+        assert!(
+            failures.len() == 4 && failures.iter().all(|text| text.contains(whose)),
+            "{failures:?}"
+        );
     }
 }
 

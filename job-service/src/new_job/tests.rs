@@ -270,3 +270,24 @@ fn the_hash_is_the_same_in_every_build_and_version() {
         <[u8; 32]>::from(Sha256::digest(canonical))
     );
 }
+
+#[test]
+fn time_limit_of_tasks_goes_into_a_header_and_belongs_to_what_the_request_means() {
+    let limited = with("taskTimeLimit", json!(90));
+    let headers = validate(&limited).unwrap().request.headers;
+    let expected = (
+        TASK_TIME_LIMIT_HEADER.to_owned(),
+        Header::Text("90".to_owned()),
+    );
+    assert_eq!(headers.into_iter().collect::<Vec<_>>(), [expected]);
+    assert_ne!(hash(&limited), hash(&job().to_string()));
+    assert_eq!(
+        hash(&with("taskTimeLimit", json!(null))),
+        hash(&job().to_string())
+    );
+    let refused = validate(&with("taskTimeLimit", json!(0))).unwrap_err();
+    assert!(
+        refused.starts_with("The body is not a job: taskTimeLimit: 0 is not a time limit for tasks; expected whole seconds from 1 to"),
+        "{refused}"
+    );
+}

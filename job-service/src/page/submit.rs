@@ -8,7 +8,7 @@ use axum::extract::{OriginalUri, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::{ErrorCode, JobTask, NewJob, OnFailure, Outputs};
-use contract::{BatchTask, JobId, PartitionId, TaskData};
+use contract::{BatchTask, JobId, PartitionId, TaskData, TaskTimeLimit};
 use page::{Entry, Field, Kind, Request, SubmitPage, url};
 use serde_json::Value;
 
@@ -230,6 +230,12 @@ fn common(kind: &Kind) -> Vec<Field> {
             ["stop", "continue"].map(str::to_owned).into(),
         ))
         .value("stop"),
+        Field::new(
+            "taskTimeLimit",
+            "Seconds for a task",
+            "An attempt at a task that takes longer has failed, and the task runs again. By default only the worker's own limit holds.",
+        )
+        .optional(),
     ]
 }
 
@@ -295,7 +301,12 @@ fn made(
         let labels = pairs("labels", fields, problems);
         let labels = labels.into_iter().map(|(name, value)| (name, Some(value)));
         let labels: BTreeMap<String, Option<String>> = labels.collect();
+        let limit = some(fields.get("taskTimeLimit")).and_then(|limit| {
+            let parsed = limit.trim().parse::<TaskTimeLimit>();
+            problems.take("taskTimeLimit", parsed.map_err(|error| format!("{error}.")))
+        });
         let job = NewJob {
+            task_time_limit: limit,
             name: some(fields.get("name")),
             labels: (!labels.is_empty()).then_some(labels),
             on_failure: if fields.get("onFailure") == "continue" {
