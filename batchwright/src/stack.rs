@@ -20,6 +20,7 @@ use framework::broker::amqp::Amqp;
 use framework::broker::embedded::{Embedded, EmbeddedOptions};
 use framework::broker::{Broker, BrokerError};
 use framework::health::Health;
+use framework::log::{self, LogFormat};
 use framework::{Runtime, Settings, Worker};
 use job_service::{BASE_PATH, PagePipes, PipeAccess, ServiceOptions};
 use store::{Store, StoreError};
@@ -54,11 +55,14 @@ struct AddedWorker {
     start: Box<dyn FnOnce(Arc<dyn Broker>, CancellationToken) -> RunningRole + Send>,
 }
 
-/// Why a stack did not start, or why a role ended early.
-#[derive(Debug, thiserror::Error)]
+/// Why a stack did not start, or why a role ended early. Its `Debug` is the sentence for people, too, because that is what a `main`
+/// prints that returns it.
+#[derive(thiserror::Error)]
 pub enum StackError {
     /// The data folder cannot be created.
-    #[error("cannot create the folder {folder}: {reason}")]
+    #[error(
+        "cannot create the folder {folder}: {reason}; choose another one (--data, BATCHWRIGHT_DATA)"
+    )]
     Folder {
         /// The folder.
         folder: PathBuf,
@@ -66,7 +70,10 @@ pub enum StackError {
         reason: std::io::Error,
     },
     /// The job service cannot listen, usually because another process uses the port.
-    #[error("cannot listen on {address}: {reason}; choose another address")]
+    #[error(
+        "cannot listen on {address}: {reason}; stop the process that uses the port, or choose another address \
+         (--listen, BATCHWRIGHT_LISTEN, StackOptions::listen)"
+    )]
     Listen {
         /// The address.
         address: SocketAddr,
@@ -90,6 +97,12 @@ pub enum StackError {
         /// Why it ended.
         reason: String,
     },
+}
+
+impl fmt::Debug for StackError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Stack {
@@ -156,8 +169,8 @@ impl Stack {
         // The embedded broker locks the folder: a second process must not touch anything in it.
         let (broker, embedded) = open_broker(&options).await?;
         let store = open_store(&options).await?;
-        // A worker that is the only role binds the address itself, for its health endpoint.
-        let listener = if options.serves_jobs() {
+        // A worker that is the only role binds the address itself, for its health endpoint; that it can is known from here on.
+        let listener = if options.serves_jobs() || options.roles.len() == 1 {
             let bound = TcpListener::bind(options.listen).await;
             Some(bound.map_err(|reason| StackError::Listen {
                 address: options.listen,
@@ -166,6 +179,7 @@ impl Stack {
         } else {
             None
         };
+        let listener = listener.filter(|_| options.serves_jobs());
         let address = listener
             .as_ref()
             .and_then(|listener| listener.local_addr().ok())
@@ -194,13 +208,9 @@ impl Stack {
 async fn open_broker(
     options: &StackOptions,
 ) -> Result<(Arc<dyn Broker>, Option<Arc<Embedded>>), StackError> {
-    if options.broker.is_none() || options.database.is_none() {
-        tokio::fs::create_dir_all(&options.data)
-            .await
-            .map_err(|reason| StackError::Folder {
-                folder: options.data.clone(),
-                reason,
-            })?;
+    if let Some(folder) = options.data_folder() {
+        let created = tokio::fs::create_dir_all(&folder).await;
+        created.map_err(|reason| StackError::Folder { folder, reason })?;
     }
     if let Some(amqp) = options.amqp() {
         return Ok((Arc::new(Amqp::connect(amqp)?), None));
@@ -425,7 +435,11 @@ impl Running {
 
     /// Runs until the process receives SIGINT or SIGTERM, until a role ends unexpectedly, which is an error, or until the
     /// process gives up, which is one, too.
+    ///
+    /// From here on what happens is logged to standard error, unless the program has set up a log; to see the start as well, call
+    /// [`log::set_up`](crate::log::set_up) first in `main`.
     pub async fn until_asked_to_stop(mut self) -> Result<(), StackError> {
+        log::set_up("info", LogFormat::Text);
         let ended = tokio::select! {
             // First, because it is what makes the roles end.
             biased;
@@ -462,5 +476,56 @@ impl fmt::Debug for AddedPlugin {
 impl fmt::Debug for AddedWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn main_prints_what_is_wrong_at_the_start_as_a_sentence_with_the_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listen = taken.local_addr().unwrap();
+        let below = file.join("data").display().to_string();
+        let usual = |data: &str| StackOptions::embedded(folder.path().join(data));
+        for (options, text) in [
+            (
+                StackOptions { listen, ..usual("listen") },
+                format!(
+                    "cannot listen on {listen}: Address already in use (os error 98); stop the process that uses the port, or choose another \
+                     address (--listen, BATCHWRIGHT_LISTEN, StackOptions::listen)"
+                ),
+            ),
+            (
+                StackOptions::embedded(&below),
+                format!(
+                    "cannot create the folder {below}: Not a directory (os error 20); choose another one (--data, BATCHWRIGHT_DATA)"
+                ),
+            ),
+            (
+                StackOptions {
+                    broker: Some("http://rabbit".to_owned()),
+                    ..usual("broker")
+                },
+                "the broker at the given URL cannot be used: Invalid AMQP scheme: http; expected a URL like \
+                 amqp://user:password@host:5672/%2f"
+                    .to_owned(),
+            ),
+            (
+                StackOptions {
+                    database: Some("mysql://jobs".to_owned()),
+                    ..usual("database")
+                },
+                "the database mysql://jobs cannot be used: its URL must begin with postgres:// (or postgresql://), sqlite: or memory:"
+                    .to_owned(),
+            ),
+        ] {
+            let error = Stack::new(options).start().await.unwrap_err();
+            assert_eq!(format!("{error:?}"), text);
+        }
     }
 }

@@ -10,7 +10,7 @@ use clap::{Command, CommandFactory as _};
 use framework::broker::amqp::QueueType;
 use framework::config::caf::{self, Conversion, Reader};
 use framework::config::env::Variables;
-use framework::config::{PREFIX, VARIABLES};
+use framework::config::{PREFIX, VARIABLES, Variable, names_of_other_programs};
 use harness::check_page;
 
 use crate::cli::{self, Cli, Program};
@@ -447,6 +447,15 @@ fn variable_that_only_a_worker_program_reads_is_named_in_the_log() {
     assert_eq!(ignored("up", &all), ["BATCHWRIGHT_ATTEMPTS"]);
     // The client commands read almost none of the settings, and log nothing.
     assert_eq!(ignored("up", &all[1..]), [""; 0]);
+}
+
+#[test]
+fn worker_ignores_each_variable_that_only_this_program_reads() {
+    let own: Vec<String> = VARIABLES.iter().flat_map(Variable::own_names).collect();
+    let mut others = known(&Cli::command());
+    others.retain(|name| !own.contains(name));
+    let ignored: Vec<String> = names_of_other_programs().collect();
+    assert_eq!(others, ignored);
 }
 
 #[test]

@@ -5,7 +5,9 @@
 
 pub mod caf;
 pub mod env;
+mod other_programs;
 mod status_origins;
+mod variables;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
@@ -18,10 +20,12 @@ use crate::RetryPolicy;
 use crate::clock::Clock;
 use crate::health::Health;
 use crate::tls::{Tls, TlsError, TlsFiles};
-use caf::{Conversion, Reader};
+use caf::Conversion;
 use env::{EnvValue, Variables};
 
+pub use other_programs::names as names_of_other_programs;
 pub use status_origins::StatusOrigins;
+pub use variables::{VARIABLES, Variable};
 
 /// The prefix of our variables.
 pub const PREFIX: &str = "BATCHWRIGHT_";
@@ -65,7 +69,7 @@ pub struct Settings {
     /// When failed tasks run again, and refused outputs are published again.
     pub retry: RetryPolicy,
     /// How long one attempt of a task may take. An attempt that exceeds it is dropped at its next `.await` and has failed; the
-    /// task runs again, as after any error.
+    /// task runs again, as after any error. If its job sets a limit, too, the smaller one counts.
     pub time_limit: Option<Duration>,
     /// The address that serves health checks and metrics.
     pub listen: Option<SocketAddr>,
@@ -128,7 +132,8 @@ impl Settings {
     ///
     /// Returns an error that names the variable if one has a bad value, or begins with our prefix and is unknown.
     pub fn from_variables(variables: &Variables) -> Result<Self, SettingsError> {
-        let known: Vec<String> = VARIABLES.iter().flat_map(Variable::own_names).collect();
+        let own = VARIABLES.iter().flat_map(Variable::own_names);
+        let known: Vec<String> = own.chain(other_programs::names()).collect();
         variables.refuse_unknown(&known, "a worker")?;
         let read = SettingsReader(variables);
         let mut settings = Self::new(
@@ -140,12 +145,9 @@ impl Settings {
         read.set("REJECT_PIPE", &mut settings.reject)?;
         read.set("ROUTE", &mut settings.route)?;
         read.set("CONCURRENCY", &mut settings.concurrency)?;
-        settings.prefetch = read
-            .find("PREFETCH")?
-            .map(|found| parse(&found))
-            .transpose()?;
-        if let Some(found) = read.find("OLD_DELIVERY")? {
-            settings.old_delivery = Duration::from_secs(parse(&found)?);
+        settings.prefetch = read.parsed("PREFETCH")?;
+        if let Some(seconds) = read.parsed("OLD_DELIVERY")? {
+            settings.old_delivery = Duration::from_secs(seconds);
         }
         read.set("SERVICE_PATH", &mut settings.service_path)?;
         read.set("STATUS_ORIGINS", &mut settings.status_origins)?;
@@ -158,10 +160,7 @@ impl Settings {
         if let Some(found) = read.find("ALLOWED_PIPE")? {
             settings.reserved_pipes = settings.reserved_pipes.allow(pipe_names(&found.value));
         }
-        settings.listen = read
-            .find("LISTEN")?
-            .map(|found| parse(&found))
-            .transpose()?;
+        settings.listen = read.parsed("LISTEN")?;
         let file = |name| Ok::<_, SettingsError>(read.find(name)?.map(|found| found.value.into()));
         settings.tls = Tls::load(&TlsFiles {
             ca: file("TLS_CA")?,
@@ -172,11 +171,11 @@ impl Settings {
             .find("TIME_LIMIT")?
             .filter(|found| found.value != "none")
         {
-            let seconds: NonZeroU64 = parse(&found)?;
+            let seconds: NonZeroU64 = parse("TIME_LIMIT", &found)?;
             settings.time_limit = Some(Duration::from_secs(seconds.get()));
         }
-        if let Some(found) = read.find("ATTEMPTS")? {
-            settings.retry = settings.retry.attempts(parse(&found)?);
+        if let Some(attempts) = read.parsed("ATTEMPTS")? {
+            settings.retry = settings.retry.attempts(attempts);
         }
         if settings.concurrency == 0 || settings.prefetch == Some(0) {
             return Err(SettingsError {
@@ -215,6 +214,13 @@ impl Settings {
             }
         }
         Ok(env::listed(&changed))
+    }
+
+    /// Lists the variables that are set and that only other programs read.
+    pub fn without_effect(variables: &Variables) -> Vec<String> {
+        other_programs::names()
+            .filter(|name| variables.get(name).is_some())
+            .collect()
     }
 
     /// Finds one setting of a worker, by its name in [`VARIABLES`]: its own variable, its file, or CAF's variables.
@@ -262,7 +268,7 @@ impl FromStr for Route {
 }
 
 /// A variable with a bad value or an unknown name.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the variable {name} {problem}")]
 pub struct SettingsError {
     name: String,
@@ -279,178 +285,33 @@ impl SettingsError {
     }
 }
 
+impl SettingsError {
+    /// Returns the error for the value of a setting, by its name in [`VARIABLES`], with what is to be set instead.
+    pub(crate) fn invalid(name: &str, from: &str, value: &str, error: &str) -> Self {
+        let value = env::masked(value);
+        let meaning = VARIABLES
+            .iter()
+            .find(|variable| variable.name == name)
+            .filter(|_| !error.contains("expected"))
+            .map_or_else(String::new, |variable| {
+                format!("; set it to {}", variable.meaning)
+            });
+        Self::of(from, format!("is {value:?}: {error}{meaning}"))
+    }
+}
+
+// `main` prints this when it returns the error.
+impl std::fmt::Debug for SettingsError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
 impl From<TlsError> for SettingsError {
     fn from(error: TlsError) -> Self {
         Self::of(error.setting, error.problem)
     }
 }
-
-/// A variable of a worker.
-#[derive(Debug, Clone, Copy)]
-pub struct Variable {
-    /// The name without `BATCHWRIGHT_`.
-    pub name: &'static str,
-    /// The default value as shown in the documentation.
-    pub default: &'static str,
-    /// What the variable means, for the documentation.
-    pub meaning: &'static str,
-    /// Whether the value may be in a file that `<name>_FILE` names.
-    pub secret: bool,
-}
-
-impl Variable {
-    /// Returns the full name of the variable and, for a secret, the name of the variable that names its file.
-    pub fn own_names(&self) -> impl Iterator<Item = String> {
-        let own = format!("{PREFIX}{}", self.name);
-        let file = self.secret.then(|| format!("{own}_FILE"));
-        std::iter::once(own).chain(file)
-    }
-
-    /// Returns CAF's names for this variable.
-    pub fn caf(&self) -> &'static [(&'static str, Conversion)] {
-        caf::names_of(Reader::Worker, self.name)
-    }
-}
-
-const fn variable(name: &'static str, default: &'static str, meaning: &'static str) -> Variable {
-    Variable {
-        name,
-        default,
-        meaning,
-        secret: false,
-    }
-}
-
-/// Every variable of a worker.
-pub const VARIABLES: &[Variable] = &[
-    Variable {
-        secret: true,
-        ..variable(
-            "BROKER",
-            "amqp://guest:guest@127.0.0.1:5672/%2f",
-            "the URL of RabbitMQ; amqps:// encrypts the connection",
-        )
-    },
-    variable(
-        "TLS_CA",
-        "none",
-        "the file (PEM) of certificate authorities to trust besides the system's, for amqps:// and https://",
-    ),
-    variable(
-        "TLS_CERTIFICATE",
-        "none",
-        "the file (PEM) of the client certificate, followed by intermediate ones",
-    ),
-    variable(
-        "TLS_KEY",
-        "none",
-        "the file (PEM) of the key of the client certificate, not encrypted",
-    ),
-    variable("NAME", "worker", "the name in messages, logs and metrics"),
-    variable("INPUT_PIPE", "<name>-in", "the pipe to take tasks from"),
-    variable(
-        "OUTPUT_PIPE",
-        "none",
-        "the pipe for results, failures included",
-    ),
-    variable(
-        "INVALID_PIPE",
-        "<name>-invalid",
-        "the pipe for bodies that are not task messages",
-    ),
-    variable(
-        "REJECT_PIPE",
-        "<name>-reject",
-        "the pipe for copies of tasks that were given up",
-    ),
-    variable(
-        "PAUSED_PIPE",
-        "worker-paused-in",
-        "the pipe for tasks of paused jobs, which the job service keeps; with none, they run",
-    ),
-    variable(
-        "ALLOWED_PIPE",
-        "none",
-        "exact names of pipes, separated by commas, that tasks may be addressed to although such names are reserved",
-    ),
-    variable(
-        "ROUTE",
-        "direct",
-        "how tracked outputs travel: direct or reroute",
-    ),
-    variable(
-        "CONCURRENCY",
-        "8",
-        "the number of tasks that run at the same time",
-    ),
-    variable(
-        "PREFETCH",
-        "none",
-        "the largest number of deliveries received and not settled; with none, it follows the time that tasks take",
-    ),
-    variable(
-        "OLD_DELIVERY",
-        "1500",
-        "the seconds after which a delivery that is still open makes the worker degraded",
-    ),
-    variable("ATTEMPTS", "10", "the largest number of attempts of a task"),
-    variable(
-        "TIME_LIMIT",
-        "none",
-        "the seconds that one attempt of a task may take; one that takes longer has failed",
-    ),
-    variable(
-        "SERVICE_PATH",
-        "batchwright/<name>",
-        "the key of the worker's notes in the context of a message",
-    ),
-    variable(
-        "VERSION",
-        "UNKNOWN",
-        "the version of the worker in messages",
-    ),
-    variable(
-        "ZERO_PROGRESS",
-        "false",
-        "true: report 0 % for each output that does not end its task",
-    ),
-    variable(
-        "MAX_PRIORITY",
-        "0",
-        "x-max-priority of classic queues, if others declare them with it",
-    ),
-    variable(
-        "QUEUE_TYPE",
-        "quorum",
-        "quorum or classic; all programs on a broker must agree",
-    ),
-    variable(
-        "LISTEN",
-        "none",
-        "the address that serves health checks and metrics, for example 127.0.0.1:8081",
-    ),
-    variable(
-        "STATUS_ORIGINS",
-        "none",
-        "the origins that status checks may ask, separated by commas, for example http://job-service:8080; with none, every origin",
-    ),
-    variable("LOG", "info", "what is logged to standard error"),
-    variable(
-        "LOG_FORMAT",
-        "text",
-        "the form of the lines of the log: text or json",
-    ),
-    variable(
-        "OTLP_ENDPOINT",
-        "none",
-        "the collector that receives traces by OTLP over HTTP, for example http://localhost:4318",
-    ),
-    variable(
-        "OTLP_RATIO",
-        "1",
-        "the share of the traces beginning in this process that is exported, from 0 to 1",
-    ),
-];
 
 /// Reads settings by [`VARIABLES`].
 struct SettingsReader<'a>(&'a Variables);
@@ -478,9 +339,7 @@ impl SettingsReader<'_> {
             .iter()
             .any(|(_, conversion)| *conversion == Conversion::AddConcurrency);
         let concurrency = if adds {
-            self.find("CONCURRENCY")?
-                .map(|found| parse(&found))
-                .transpose()?
+            self.parsed("CONCURRENCY")?
         } else {
             None
         };
@@ -492,10 +351,18 @@ impl SettingsReader<'_> {
         name: &str,
         field: &mut T,
     ) -> Result<(), SettingsError> {
-        if let Some(found) = self.find(name)? {
-            *field = parse(&found)?;
+        if let Some(value) = self.parsed(name)? {
+            *field = value;
         }
         Ok(())
+    }
+
+    fn parsed<T: FromStr<Err: std::fmt::Display>>(
+        &self,
+        name: &str,
+    ) -> Result<Option<T>, SettingsError> {
+        let found = self.find(name)?;
+        found.map(|found| parse(name, &found)).transpose()
     }
 }
 
@@ -506,11 +373,15 @@ fn pipe_names(list: &str) -> impl Iterator<Item = &str> {
         .filter(|name| !name.is_empty() && *name != "none")
 }
 
-fn parse<T: FromStr<Err: std::fmt::Display>>(found: &EnvValue) -> Result<T, SettingsError> {
-    found
-        .value
+/// Parses the value of a setting.
+fn parse<T: FromStr<Err: std::fmt::Display>>(
+    name: &str,
+    found: &EnvValue,
+) -> Result<T, SettingsError> {
+    let EnvValue { value, from } = found;
+    value
         .parse()
-        .map_err(|error| SettingsError::of(&found.from, format!("is {:?}: {error}", found.value)))
+        .map_err(|error: T::Err| SettingsError::invalid(name, from, value, &error.to_string()))
 }
 
 #[cfg(test)]
@@ -613,7 +484,8 @@ mod tests {
             (
                 "BATCHWRIGHT_PREFETCH",
                 "many",
-                "the variable BATCHWRIGHT_PREFETCH is \"many\": invalid digit found in string",
+                "the variable BATCHWRIGHT_PREFETCH is \"many\": invalid digit found in string; set it to the largest number of deliveries \
+                 received and not settled; with none, it follows the time that tasks take",
             ),
             (
                 "BATCHWRIGHT_ROUTE",
@@ -623,7 +495,7 @@ mod tests {
             (
                 "CAF_WORKER_THREADS",
                 "-1",
-                "the variable CAF_WORKER_THREADS is \"-1\": invalid digit found in string",
+                "the variable CAF_WORKER_THREADS is \"-1\": invalid digit found in string; set it to the number of tasks that run at the same time",
             ),
             (
                 "CAF_WORKER_RETRY_LIMIT",
@@ -635,6 +507,17 @@ mod tests {
                 "1",
                 "the variable BATCHWRIGHT_PREFECHT is not a setting of a worker; did you mean BATCHWRIGHT_PREFETCH?",
             ),
+            (
+                "BATCHWRIGHT_DATABSE",
+                "postgres://db/jobs",
+                "the variable BATCHWRIGHT_DATABSE is not a setting of a worker; did you mean BATCHWRIGHT_DATABASE?",
+            ),
+            (
+                "BATCHWRIGHT_LISTEN",
+                "8081",
+                "the variable BATCHWRIGHT_LISTEN is \"8081\": invalid socket address syntax; set it to the address that serves health \
+                 checks and metrics, for example 127.0.0.1:8081",
+            ),
         ] {
             assert_eq!(read(&[(name, value)]).unwrap_err(), text);
         }
@@ -642,6 +525,22 @@ mod tests {
             read(&[("BATCHWRIGHT_CONCURRENCY", "0")])
                 .unwrap_err()
                 .contains("at least 1")
+        );
+    }
+
+    #[test]
+    fn variables_of_other_programs_are_no_error_and_are_told() {
+        let all = [
+            ("BATCHWRIGHT_DATABASE_FILE", "/run/secrets/db"),
+            ("BATCHWRIGHT_MAX_PARTS", "500"),
+            ("BATCHWRIGHT_NAME", "worker-x"),
+        ];
+        assert_eq!(read(&all).unwrap().name, "worker-x");
+        let owned = all.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let without_effect = Settings::without_effect(&Variables::new(owned));
+        assert_eq!(
+            without_effect,
+            ["BATCHWRIGHT_DATABASE_FILE", "BATCHWRIGHT_MAX_PARTS"]
         );
     }
 

@@ -1,6 +1,8 @@
 //! Runs a worker or a batch handler: connects it to its pipes, and stops it in two steps.
 
 use std::fmt;
+#[cfg(feature = "amqp")]
+use std::str::FromStr;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
@@ -56,8 +58,8 @@ pub struct WorkerService<H> {
     unavailable: watch::Receiver<Option<String>>,
 }
 
-/// Why a runtime does not start.
-#[derive(Debug, thiserror::Error)]
+/// Why a runtime does not start. Its `Debug` is the sentence for people, too, because that is what a `main` prints that returns it.
+#[derive(thiserror::Error)]
 pub enum RuntimeError {
     /// A variable has a bad value or an unknown name.
     #[error(transparent)]
@@ -71,6 +73,12 @@ pub enum RuntimeError {
     /// The process cannot go on, for example because one of its loops panics again and again.
     #[error("{0}")]
     GaveUp(String),
+}
+
+impl fmt::Debug for RuntimeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Runtime {
@@ -92,44 +100,35 @@ impl Runtime {
     /// Returns an error that names the variable if one has a bad value, or begins with `BATCHWRIGHT_` and is unknown.
     #[cfg(feature = "amqp")]
     pub fn from_env() -> Result<Self, RuntimeError> {
-        use crate::broker::amqp::{Amqp, AmqpOptions};
-
         let variables = Variables::new(std::env::vars_os().filter_map(|(name, value)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         }));
-        let value = |name: &str, default: &str| {
-            let found = Settings::find(&variables, name)?;
-            Ok::<_, SettingsError>(found.unwrap_or_else(|| EnvValue {
-                value: default.to_owned(),
-                from: "the default".to_owned(),
-            }))
-        };
-        let format = value("LOG_FORMAT", LogFormat::default().name())?;
-        let format = format
-            .value
-            .parse()
-            .map_err(|error: String| SettingsError::of(&format.from, error))?;
-        log::set_up(&value("LOG", "info")?.value, format);
-        let queue_type = value("QUEUE_TYPE", "quorum")?;
-        let queue_type = queue_type.value.parse().map_err(|error: String| {
-            SettingsError::of(
-                &queue_type.from,
-                format!("is {:?}: {error}", queue_type.value),
-            )
-        })?;
-        let settings = Settings::from_variables(&variables)?;
-        let broker = value("BROKER", "amqp://guest:guest@127.0.0.1:5672/%2f")?;
+        let format = parsed(&variables, "LOG_FORMAT", LogFormat::default().name())?;
+        log::set_up(&value(&variables, "LOG", "info")?.value, format);
+        Self::from_variables(&variables)
+    }
+
+    #[cfg(feature = "amqp")]
+    fn from_variables(variables: &Variables) -> Result<Self, RuntimeError> {
+        use crate::broker::amqp::{Amqp, AmqpOptions};
+
+        let queue_type = parsed(variables, "QUEUE_TYPE", "quorum")?;
+        let max_priority = parsed(variables, "MAX_PRIORITY", "0")?;
+        let ratio = parsed(variables, "OTLP_RATIO", "1")?;
+        let settings = Settings::from_variables(variables)?;
         info!(
             worker = settings.name,
-            settings = Settings::changed(&variables)?,
+            settings = Settings::changed(variables)?,
             "starting; these settings differ from the defaults"
         );
-        let ratio = value("OTLP_RATIO", "1")?;
-        let ratio = ratio
-            .value
-            .parse()
-            .map_err(|error: String| SettingsError::of(&ratio.from, error))?;
-        if let Some(found) = Settings::find(&variables, "OTLP_ENDPOINT")? {
+        let without_effect = Settings::without_effect(variables);
+        if !without_effect.is_empty() {
+            info!(
+                variables = without_effect.join(", "),
+                "these variables have no effect here; other programs read them"
+            );
+        }
+        if let Some(found) = Settings::find(variables, "OTLP_ENDPOINT")? {
             let export = trace::Export {
                 endpoint: &found.value,
                 service: &settings.name,
@@ -139,22 +138,25 @@ impl Runtime {
             trace::set_up(&export)
                 .map_err(|error| SettingsError::of(&found.from, format!("is refused: {error}")))?;
         }
-        let max_priority = value("MAX_PRIORITY", "0")?;
-        let max_priority = max_priority
-            .value
-            .parse()
-            .map_err(|_| SettingsError::of(&max_priority.from, "must be from 0 to 255"))?;
+        let url = value(variables, "BROKER", "amqp://guest:guest@127.0.0.1:5672/%2f")?;
         let options = AmqpOptions {
             queue_type,
             max_priority,
             tls: settings.tls.clone(),
             name: settings.name.clone(),
             health: settings.health.clone(),
-            ..AmqpOptions::new(broker.value)
+            ..AmqpOptions::new(url.value.clone())
         };
+        let broker = Amqp::connect(options).map_err(|error| match error {
+            BrokerError::Unusable { reason, .. } => {
+                let reason = reason.to_string();
+                SettingsError::invalid("BROKER", &url.from, &url.value, &reason).into()
+            }
+            error => RuntimeError::from(error),
+        })?;
         Ok(Self {
             settings,
-            broker: Arc::new(Amqp::connect(options)?),
+            broker: Arc::new(broker),
             owns_broker: true,
         })
     }
@@ -359,6 +361,27 @@ impl<H: BatchHandler> WorkerService<H> {
     }
 }
 
+/// Returns the value of a setting, or its default.
+#[cfg(feature = "amqp")]
+fn value(variables: &Variables, name: &str, default: &str) -> Result<EnvValue, SettingsError> {
+    let found = Settings::find(variables, name)?;
+    Ok(found.unwrap_or_else(|| EnvValue {
+        value: default.to_owned(),
+        from: "the default".to_owned(),
+    }))
+}
+
+#[cfg(feature = "amqp")]
+fn parsed<T: FromStr<Err: fmt::Display>>(
+    variables: &Variables,
+    name: &str,
+    default: &str,
+) -> Result<T, SettingsError> {
+    let EnvValue { value, from } = value(variables, name, default)?;
+    let parsed = value.parse();
+    parsed.map_err(|error: T::Err| SettingsError::invalid(name, &from, &value, &error.to_string()))
+}
+
 /// Takes deliveries, and quarantined messages beside them, until the broker is closed.
 async fn take_deliveries<H: BatchHandler>(
     pipeline: &Arc<Pipeline<H>>,
@@ -530,5 +553,67 @@ impl<H> fmt::Debug for WorkerService<H> {
         f.debug_struct("WorkerService")
             .field("runtime", &self.runtime)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, feature = "amqp"))]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn main_prints_what_is_wrong_at_the_start_as_a_sentence_with_the_remedy() {
+        for (name, value, text) in [
+            (
+                "BROKER",
+                "http://rabbit",
+                "is \"http://rabbit\": Invalid AMQP scheme: http; expected a URL like amqp://user:password@host:5672/%2f",
+            ),
+            (
+                "BROKER",
+                "amqp://ann:secret@ho st",
+                "is \"amqp://ann:***@ho st\": invalid domain character; expected a URL like amqp://user:password@host:5672/%2f",
+            ),
+            (
+                "QUEUE_TYPE",
+                "fast",
+                "is \"fast\": \"fast\" is not a queue type; expected quorum or classic",
+            ),
+            (
+                "MAX_PRIORITY",
+                "256",
+                "is \"256\": number too large to fit in target type; set it to x-max-priority of classic queues, if others declare them with \
+                 it; 0 to 255",
+            ),
+            (
+                "OTLP_ENDPOINT",
+                "nowhere",
+                "is refused: it is not the URL of a collector; expected one like http://localhost:4318",
+            ),
+            (
+                "NAEM",
+                "w",
+                "is not a setting of a worker; did you mean BATCHWRIGHT_NAME?",
+            ),
+            (
+                "TLS_CA",
+                "/no/such",
+                "names /no/such, which cannot be read: No such file or directory (os error 2)",
+            ),
+        ] {
+            let name = format!("BATCHWRIGHT_{name}");
+            let variables = Variables::new([(name.clone(), value.to_owned())]);
+            let error = Runtime::from_variables(&variables).unwrap_err();
+            assert_eq!(format!("{error:?}"), format!("the variable {name} {text}"));
+            let boxed: Box<dyn std::error::Error> = error.into();
+            assert!(format!("{boxed:?}").starts_with("the variable "));
+        }
+        let listen = telemetry::bind(([127, 0, 0, 1], 0).into()).await.unwrap();
+        let taken = listen.local_addr().unwrap();
+        let error = RuntimeError::Listen(telemetry::bind(taken).await.unwrap_err());
+        let expected = format!(
+            "cannot listen on {taken}: Address already in use (os error 98); stop the process that uses the port, or choose another address \
+             (BATCHWRIGHT_LISTEN)"
+        );
+        assert_eq!(format!("{error:?}"), expected);
     }
 }

@@ -38,7 +38,7 @@ pub(crate) struct Endpoint {
 pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
     TcpListener::bind(address)
         .await
-        .map_err(|error| format!("cannot listen on {address}: {error}; choose another address"))
+        .map_err(|error| format!("cannot listen on {address}: {error}; stop the process that uses the port, or choose another address (BATCHWRIGHT_LISTEN)"))
 }
 
 impl Endpoint {

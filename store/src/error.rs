@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use contract::rest::ErrorCode;
 
-/// Why an operation of the store failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+/// Why an operation of the store failed. Its `Debug` is the sentence for people, too, because that is what a `main` prints that
+/// returns it.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// The database URL or the database itself cannot be used. A retry does not help.
     #[error("the database {location} cannot be used: {reason}")]
@@ -22,6 +23,12 @@ pub enum StoreError {
     /// The database rejected a statement, or holds a value that cannot be read.
     #[error("the database refused: {0}")]
     Refused(Cause),
+}
+
+impl fmt::Debug for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl StoreError {

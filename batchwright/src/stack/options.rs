@@ -271,6 +271,11 @@ impl StackOptions {
             .collect()
     }
 
+    /// Returns the folder of the embedded broker and database; `None` if both are servers.
+    pub fn data_folder(&self) -> Option<PathBuf> {
+        (self.broker.is_none() || self.database.is_none()).then(|| self.data.clone())
+    }
+
     /// Returns how the stack connects to RabbitMQ and declares queues; `None` if it uses the embedded broker.
     pub fn amqp(&self) -> Option<AmqpOptions> {
         self.broker.as_ref().map(|url| AmqpOptions {

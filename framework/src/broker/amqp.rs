@@ -56,6 +56,8 @@ const CONNECTION_LIMIT: Duration = Duration::from_secs(2);
 /// intervals considers the other dead. With the server's default of 60 seconds, the deliveries of a lost worker would be
 /// held back for minutes. A much shorter interval would declare workers dead whose code blocks its threads for a while.
 const HEARTBEAT: u16 = 20;
+/// A URL that says how they look; the virtual host `/` is written `%2f`.
+const EXAMPLE_URL: &str = "amqp://user:password@host:5672/%2f";
 /// How long closing waits for the last confirms.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -164,9 +166,10 @@ impl Amqp {
             name,
             health,
         } = options;
-        let mut uri: AMQPUri = url
-            .parse()
-            .map_err(|reason: String| BrokerError::unusable("the given URL", reason))?;
+        let mut uri: AMQPUri = url.parse().map_err(|reason: String| {
+            let reason = format!("{reason}; expected a URL like {EXAMPLE_URL}");
+            BrokerError::unusable("the given URL", reason)
+        })?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
         let location = format!("{}:{}", uri.authority.host, uri.authority.port);
         let tls = match uri.scheme {

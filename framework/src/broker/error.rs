@@ -5,6 +5,7 @@
 //! itself is kept in a field.
 
 use std::error::Error;
+use std::fmt;
 use std::sync::Arc;
 
 use contract::MAX_PIPE_BYTES;
@@ -118,8 +119,8 @@ fn shown(pipe: &str) -> &str {
     &pipe[..pipe.floor_char_boundary(MAX_PIPE_BYTES)]
 }
 
-/// Why a broker could not be opened or used.
-#[derive(Debug, thiserror::Error)]
+/// Why a broker could not be opened or used. Its `Debug` is the sentence for people, too.
+#[derive(thiserror::Error)]
 pub enum BrokerError {
     /// The server or the files cannot be used.
     #[error("the broker at {location} cannot be used: {reason}")]
@@ -142,6 +143,12 @@ pub enum BrokerError {
     /// The broker was closed.
     #[error("the broker is closed")]
     Closed,
+}
+
+impl fmt::Debug for BrokerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl BrokerError {

@@ -209,6 +209,41 @@ impl Link {
     }
 }
 
+/// What a server reports to those whom it does not let in, and what can be done about it.
+const REMEDIES: [(&str, &str); 5] = [
+    (
+        "ACCESS_REFUSED - Login",
+        "check the user name and the password in the URL of the broker",
+    ),
+    (
+        "NOT_ALLOWED - vhost",
+        "correct the virtual host, which is the path of the broker's URL (%2f for /), or make it: rabbitmqctl add_vhost",
+    ),
+    (
+        "NOT_ALLOWED - access to vhost",
+        "let the user into the virtual host: rabbitmqctl set_permissions -p VHOST USER '.*' '.*' '.*'",
+    ),
+    (
+        "Connection refused",
+        "start the broker, or correct host and port in its URL",
+    ),
+    (
+        "failed to lookup address",
+        "correct the host in the URL of the broker",
+    ),
+];
+
+/// Returns the reason why there is no connection, with what can be done about it.
+fn with_remedy(reason: String) -> String {
+    let remedy = REMEDIES
+        .iter()
+        .find(|(reported, _)| reason.contains(reported));
+    match remedy {
+        Some((_, remedy)) => format!("{reason}; {remedy}"),
+        None => reason,
+    }
+}
+
 /// The task behind a [`ConnectionSupervisor`].
 struct Reconnector {
     uri: AMQPUri,
@@ -264,7 +299,7 @@ impl Reconnector {
 
     /// Publishes the state and logs it, but only if the reason has changed.
     fn set_down(&self, reason: &ConnectionLost) {
-        let reason = reason.to_string();
+        let reason = with_remedy(reason.to_string());
         let is_new = !matches!(&*self.link.borrow(), Link::Down(known) if *known == reason);
         if is_new {
             tracing::warn!(broker = %self.location, name = %self.name, %reason, "not connected to the broker; retrying until it is available");
@@ -319,6 +354,44 @@ impl Reconnector {
                 () = connection.lost.cancelled() => return ConnectionLost::GivenUp,
                 () = end.cancelled() => return ConnectionLost::Closed,
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_why_a_server_lets_nobody_in_ends_with_the_remedy() {
+        for (reported, ending) in [
+            (
+                "protocol error: AMQP soft error: ACCESS-REFUSED: ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN.",
+                "PLAIN.; check the user name and the password in the URL of the broker",
+            ),
+            (
+                "protocol error: AMQP hard error: NOT-ALLOWED: NOT_ALLOWED - vhost nope not found",
+                "not found; correct the virtual host, which is the path of the broker's URL (%2f for /), or make it: rabbitmqctl add_vhost",
+            ),
+            (
+                "NOT_ALLOWED - access to vhost 'jobs' refused for user 'ann'",
+                "'ann'; let the user into the virtual host: rabbitmqctl set_permissions -p VHOST USER '.*' '.*' '.*'",
+            ),
+            (
+                "IO error: Connection refused (os error 111)",
+                "(os error 111); start the broker, or correct host and port in its URL",
+            ),
+            (
+                "IO error: failed to lookup address information: Name or service not known",
+                "not known; correct the host in the URL of the broker",
+            ),
+            ("the connection is lost", "the connection is lost"),
+        ] {
+            let reason = with_remedy(reported.to_owned());
+            assert!(
+                reason.starts_with(reported) && reason.ends_with(ending),
+                "{reason}"
+            );
         }
     }
 }

@@ -217,9 +217,10 @@ impl Database {
         match DbError::from(error) {
             DbError::Refused(cause) => StoreError::Unusable {
                 location: location.clone(),
-                reason: cause,
+                reason: with_remedy(cause),
             },
             DbError::Contention(cause) | DbError::Unavailable(cause) => {
+                let cause = with_remedy(cause);
                 let text = cause.to_string();
                 let message = match encryption::remedy(&text) {
                     Some(remedy) => format!("{location}: {remedy} ({text})"),
@@ -228,5 +229,60 @@ impl Database {
                 StoreError::Unavailable(cause.with_message(message))
             }
         }
+    }
+}
+
+/// Adds to the reason why a server lets nobody in what can be done about it.
+fn with_remedy(cause: Cause) -> Cause {
+    let text = cause.to_string();
+    match remedy(cause.code(), &text) {
+        Some(remedy) => cause.with_message(format!("{text}; {remedy}")),
+        None => cause,
+    }
+}
+
+fn remedy(code: Option<&str>, text: &str) -> Option<&'static str> {
+    match code {
+        Some("28000" | "28P01") => Some("check the user name and the password in its URL"),
+        Some("3D000") => {
+            Some("correct the name at the end of its URL, or make the database: createdb NAME")
+        }
+        None if text.contains("Connection refused") => {
+            Some("start the database, or correct host and port in its URL")
+        }
+        None if text.contains("failed to lookup address") => Some("correct the host in its URL"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_why_a_server_lets_nobody_in_has_a_remedy() {
+        for (code, text, expected) in [
+            (Some("28P01"), "password authentication failed", "password"),
+            (Some("28000"), "role \"ann\" does not exist", "user name"),
+            (
+                Some("3D000"),
+                "database \"jobs\" does not exist",
+                "createdb NAME",
+            ),
+            (
+                None,
+                "Connection refused (os error 111)",
+                "start the database",
+            ),
+            (
+                None,
+                "failed to lookup address information",
+                "correct the host",
+            ),
+        ] {
+            assert!(remedy(code, text).unwrap().contains(expected), "{text}");
+        }
+        assert_eq!(remedy(Some("40001"), "Connection refused"), None);
+        assert_eq!(remedy(None, "the connection broke"), None);
     }
 }

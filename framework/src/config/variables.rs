@@ -1,0 +1,171 @@
+//! The table of the variables of a worker.
+
+use super::PREFIX;
+use super::caf::{self, Conversion, Reader};
+
+/// A variable of a worker.
+#[derive(Debug, Clone, Copy)]
+pub struct Variable {
+    /// The name without `BATCHWRIGHT_`.
+    pub name: &'static str,
+    /// The default value as shown in the documentation.
+    pub default: &'static str,
+    /// What the variable means, for the documentation.
+    pub meaning: &'static str,
+    /// Whether the value may be in a file that `<name>_FILE` names.
+    pub secret: bool,
+}
+
+impl Variable {
+    /// Returns the full name of the variable and, for a secret, the name of the variable that names its file.
+    pub fn own_names(&self) -> impl Iterator<Item = String> {
+        let own = format!("{PREFIX}{}", self.name);
+        let file = self.secret.then(|| format!("{own}_FILE"));
+        std::iter::once(own).chain(file)
+    }
+
+    /// Returns CAF's names for this variable.
+    pub fn caf(&self) -> &'static [(&'static str, Conversion)] {
+        caf::names_of(Reader::Worker, self.name)
+    }
+}
+
+const fn variable(name: &'static str, default: &'static str, meaning: &'static str) -> Variable {
+    Variable {
+        name,
+        default,
+        meaning,
+        secret: false,
+    }
+}
+
+/// Every variable of a worker.
+pub const VARIABLES: &[Variable] = &[
+    Variable {
+        secret: true,
+        ..variable(
+            "BROKER",
+            "amqp://guest:guest@127.0.0.1:5672/%2f",
+            "the URL of RabbitMQ; amqps:// encrypts the connection",
+        )
+    },
+    variable(
+        "TLS_CA",
+        "none",
+        "the file (PEM) of certificate authorities to trust besides the system's, for amqps:// and https://",
+    ),
+    variable(
+        "TLS_CERTIFICATE",
+        "none",
+        "the file (PEM) of the client certificate, followed by intermediate ones",
+    ),
+    variable(
+        "TLS_KEY",
+        "none",
+        "the file (PEM) of the key of the client certificate, not encrypted",
+    ),
+    variable("NAME", "worker", "the name in messages, logs and metrics"),
+    variable("INPUT_PIPE", "<name>-in", "the pipe to take tasks from"),
+    variable(
+        "OUTPUT_PIPE",
+        "none",
+        "the pipe for results, failures included",
+    ),
+    variable(
+        "INVALID_PIPE",
+        "<name>-invalid",
+        "the pipe for bodies that are not task messages",
+    ),
+    variable(
+        "REJECT_PIPE",
+        "<name>-reject",
+        "the pipe for copies of tasks that were given up",
+    ),
+    variable(
+        "PAUSED_PIPE",
+        "worker-paused-in",
+        "the pipe for tasks of paused jobs, which the job service keeps; with none, they run",
+    ),
+    variable(
+        "ALLOWED_PIPE",
+        "none",
+        "exact names of pipes, separated by commas, that tasks may be addressed to although such names are reserved",
+    ),
+    variable(
+        "ROUTE",
+        "direct",
+        "how tracked outputs travel: direct or reroute",
+    ),
+    variable(
+        "CONCURRENCY",
+        "8",
+        "the number of tasks that run at the same time",
+    ),
+    variable(
+        "PREFETCH",
+        "none",
+        "the largest number of deliveries received and not settled; with none, it follows the time that tasks take",
+    ),
+    variable(
+        "OLD_DELIVERY",
+        "1500",
+        "the seconds after which a delivery that is still open makes the worker degraded",
+    ),
+    variable("ATTEMPTS", "10", "the largest number of attempts of a task"),
+    variable(
+        "TIME_LIMIT",
+        "none",
+        "the seconds that one attempt of a task may take; one that takes longer has failed",
+    ),
+    variable(
+        "SERVICE_PATH",
+        "batchwright/<name>",
+        "the key of the worker's notes in the context of a message",
+    ),
+    variable(
+        "VERSION",
+        "UNKNOWN",
+        "the version of the worker in messages",
+    ),
+    variable(
+        "ZERO_PROGRESS",
+        "false",
+        "true: report 0 % for each output that does not end its task",
+    ),
+    variable(
+        "MAX_PRIORITY",
+        "0",
+        "x-max-priority of classic queues, if others declare them with it; 0 to 255",
+    ),
+    variable(
+        "QUEUE_TYPE",
+        "quorum",
+        "quorum or classic; all programs on a broker must agree",
+    ),
+    variable(
+        "LISTEN",
+        "none",
+        "the address that serves health checks and metrics, for example 127.0.0.1:8081",
+    ),
+    variable(
+        "STATUS_ORIGINS",
+        "none",
+        "the origins that status checks may ask, separated by commas, for example http://job-service:8080; with none, every origin",
+    ),
+    variable("LOG", "info", "what is logged to standard error"),
+    variable(
+        "LOG_FORMAT",
+        "text",
+        "the form of the lines of the log: text or json",
+    ),
+    variable(
+        "OTLP_ENDPOINT",
+        "none",
+        "the collector that receives traces by OTLP over HTTP, for example http://localhost:4318",
+    ),
+    variable(
+        "OTLP_RATIO",
+        "1",
+        "the share of the traces beginning in this process that is exported, from 0 to 1",
+    ),
+];
