@@ -20,6 +20,7 @@ use framework::config::env::{self, EnvValue, UrlParts, Variables, url_encoded};
 use framework::config::{DEFAULT_CONCURRENCY, PREFIX, VARIABLES};
 
 use crate::contexts;
+use crate::role_help::with_roles;
 
 /// The commands that read CAF's variables.
 pub(crate) const SERVING: [&str; 2] = ["up", "run"];
@@ -66,14 +67,14 @@ pub fn read<P: Parser>(
     variables: &Variables,
 ) -> Result<(P, Configuration), Refusal> {
     let fallbacks = fallbacks(variables);
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut command = with_defaults(
-        P::command(),
+        with_roles(P::command(), &arguments),
         fallbacks.as_ref().unwrap_or(&BTreeMap::new()),
         variables,
     );
     // `origin` needs the names that the arguments have only in a built command.
     command.build();
-    let arguments: Vec<OsString> = arguments.into_iter().collect();
     let refusal = |error: clap::Error, fallbacks: &BTreeMap<String, EnvValue>| {
         let from = origin(&error, &command, &arguments, variables, fallbacks);
         Refusal::CommandLine(Box::new(error), from)

@@ -12,6 +12,7 @@ mod demo;
 mod documented;
 mod job_text;
 mod print;
+mod role_help;
 mod showcase;
 mod task_text;
 mod text;
