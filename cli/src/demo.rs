@@ -21,10 +21,12 @@ use crate::print::{Unwritten, say};
 use crate::watch::{self, Show};
 
 const JOB: &str = "demo";
+/// The exit code after Ctrl-C.
+const INTERRUPTED: u8 = 130;
 
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Files and folders to read; by default the source files of this project.
+    /// Files and folders to read; by default the source files of this project, and texts made up for it where these are not.
     paths: Vec<PathBuf>,
     /// Maximum number of lines of a file in one item.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..), value_name = "LINES")]
@@ -71,8 +73,15 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
         mut paths,
         lines_per_item,
     } = args;
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     if paths.is_empty() {
-        paths.push(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".."));
+        let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+        // The program may run on another machine than the one that has built it.
+        paths.push(if sources.is_dir() {
+            sources
+        } else {
+            made_up_texts(&folder.path().join("texts"))?
+        });
     }
     let texts = tokio::task::spawn_blocking(move || read_texts(&paths)).await??;
     say!(
@@ -85,16 +94,25 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     if texts.skipped > 0 {
         say!("{} files are not text and are skipped", texts.skipped);
     }
-    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let running = Stack::new(StackOptions {
         roles: Role::ALL.to_vec(),
         root: texts.root.clone(),
-        ..StackOptions::embedded(folder.path())
+        ..StackOptions::embedded(folder.path().join("data"))
     })
     .start()
     .await?;
-    let counted = count(&running, &texts, lines_per_item).await;
+    let counted = tokio::select! {
+        counted = count(&running, &texts, lines_per_item) => Some(counted),
+        () = framework::runtime::stop_signal() => None,
+    };
     running.stop().await;
+    let Some(counted) = counted else {
+        folder
+            .close()
+            .context("cannot delete the temporary folder")?;
+        say!("\nstopped; the temporary folder is deleted");
+        return Ok(ExitCode::from(INTERRUPTED));
+    };
     if counted? == texts.words {
         say!("the totals agree with a single-pass count");
         return Ok(ExitCode::SUCCESS);
@@ -211,6 +229,38 @@ fn end_of(path: &str) -> String {
     }
 }
 
+/// Writes texts of made-up sentences to a new folder, the same ones each time.
+fn made_up_texts(folder: &Path) -> anyhow::Result<PathBuf> {
+    const WORDS: [&str; 16] = [
+        "the", "worker", "takes", "an", "item", "from", "its", "pipe", "and", "sends", "a",
+        "result", "while", "each", "job", "counts",
+    ];
+    std::fs::create_dir_all(folder)?;
+    // Knuth's generator for MMIX: nothing depends on its quality.
+    let mut random = 42_u64;
+    for file in 1..=40 {
+        let mut text = String::new();
+        for _ in 0..500 {
+            for _ in 0..12 {
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                // Words at the begin of the list are more frequent.
+                let places = [random >> 33, random >> 48];
+                let place = places
+                    .map(|bits| bits % WORDS.len() as u64)
+                    .into_iter()
+                    .min();
+                text += WORDS[usize::try_from(place.unwrap_or_default())?];
+                text.push(' ');
+            }
+            text.push('\n');
+        }
+        std::fs::write(folder.join(format!("text-{file}.txt")), text)?;
+    }
+    Ok(folder.to_owned())
+}
+
 /// Finds all text files and counts their words in a single pass.
 fn read_texts(paths: &[PathBuf]) -> anyhow::Result<Texts> {
     let mut files = Vec::new();
@@ -297,4 +347,19 @@ fn common_folder(files: &[PathBuf]) -> PathBuf {
         ),
     });
     common.unwrap_or_else(|| PathBuf::from("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_made_up_where_there_are_no_sources() {
+        let folder = tempfile::tempdir().unwrap();
+        let texts = read_texts(&[made_up_texts(folder.path()).unwrap()]).unwrap();
+        assert_eq!(texts.files.len(), 40);
+        assert_eq!((texts.words.lines, texts.words.total()), (20_000, 240_000));
+        let all: Vec<_> = highest(&texts.words.counts, 16);
+        assert!(all[0].1 > &(10 * all[15].1), "{all:?}");
+    }
 }

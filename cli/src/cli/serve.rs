@@ -353,16 +353,22 @@ pub async fn up(
     configuration.log("up");
     args.stack.export_spans("batchwright")?;
     let (panics, shows) = (args.stack.panics, args.demo);
-    let running = Stack::new(args.options(variables)?).start().await?;
+    let options = args.options(variables)?;
+    let (has_page, data) = (options.service.page, options.data_folder());
+    let running = Stack::new(options).start().await?;
     let (api, url) = (running.api_url(), running.url());
-    let demo = format!("demo        {url}/partitions/{}/jobs", showcase::PARTITION);
+    let data = data.map(|folder| std::fs::canonicalize(&folder).unwrap_or(folder));
     let addresses = [
-        format!("API         {api}"),
-        format!("web page    {url}/"),
-        format!("Swagger UI  {url}/job-service-ui/"),
-        format!("health      {url}/health-check?name=all&type=READY"),
+        Some(format!("API         {api}")),
+        has_page.then(|| format!("web page    {url}/")),
+        data.map(|folder| format!("data        {}", folder.display())),
+        shows.then(|| format!("demo        {url}/partitions/{}/jobs", showcase::PARTITION)),
+        Some(format!("Swagger UI  {url}/job-service-ui/")),
+        Some(format!(
+            "health      {url}/health-check?name=all&type=READY"
+        )),
     ];
-    tell(addresses.into_iter().chain(shows.then_some(demo)));
+    tell(addresses.into_iter().flatten());
     if !shows {
         return serve(running, panics).await;
     }

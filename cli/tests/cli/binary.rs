@@ -167,9 +167,13 @@ impl Home {
                 panic!("the process ended with {status}: {}", read(&said[1]));
             }
             let out = read(&said[0]);
-            let is_told = ["API ", "web page ", "Swagger UI ", "health "]
-                .iter()
-                .all(|what| out.contains(what))
+            // What matters to a person comes first.
+            let told: Vec<&str> = out.lines().filter_map(|line| line.get(..12)).collect();
+            let expected = ["API         ", "web page    ", "data        "];
+            let is_told = told.starts_with(&expected)
+                && ["Swagger UI  ", "health      "]
+                    .iter()
+                    .all(|what| told.contains(what))
                 && out.contains(&self.url());
             is_told.then_some(()).ok_or(out)
         })

@@ -8,7 +8,7 @@ use example_worker::{WordCount, count_words};
 use harness::wait_for;
 use serde_json::Value;
 
-use crate::binary::{Home, ended, run_script};
+use crate::binary::{Home, Up, batchwright, ended, run_script};
 
 const README: &str = include_str!("../../../README.md");
 
@@ -49,6 +49,10 @@ async fn first_job_of_the_readme_ends_with_the_word_counts_on_the_screen() {
         .lines()
         .for_each(|line| count_words(line, &mut expected));
     assert_eq!((lines, words), (README.lines().count() as u64, expected));
+    let rest = commands_after(README, "The same job over REST");
+    let here = rest.replace("http://127.0.0.1:8080/job-service/v1", &home.url());
+    let created = run_script(&here, &home).await.with(0);
+    assert!(created.out.contains(r#""id":"words2""#), "{created:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -167,4 +171,34 @@ async fn first_job_and_the_clients_of_the_documentation_do_what_the_pages_say() 
         ended.with(0);
     }
     run_script(delete, &home).await.with(0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn demo_that_is_interrupted_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let [texts, temporary] = ["texts", "temporary"].map(|name| folder.path().join(name));
+    std::fs::create_dir_all(&temporary).unwrap();
+    std::fs::write(&texts, "some more words\n".repeat(100_000)).unwrap();
+    let told = folder.path().join("out");
+    let mut demo = batchwright(&["demo", texts.to_str().unwrap(), "--lines-per-item", "1"]);
+    demo.env("TMPDIR", &temporary);
+    demo.stdout(std::fs::File::create(&told).unwrap());
+    let mut demo = Up(demo.spawn().unwrap());
+    wait_for("the demo", async || {
+        let told = std::fs::read_to_string(&told).unwrap();
+        told.contains("Swagger UI").then_some(()).ok_or(told)
+    })
+    .await;
+    let pid = demo.0.id().to_string();
+    let interrupt = std::process::Command::new("kill")
+        .args(["-INT", &pid])
+        .status();
+    assert!(interrupt.unwrap().success());
+    wait_for("the end of the demo", async || {
+        let ended = demo.0.try_wait().unwrap();
+        let is_interrupted = ended.is_some_and(|ended| ended.code() == Some(130));
+        is_interrupted.then_some(()).ok_or(format!("{ended:?}"))
+    })
+    .await;
+    assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0);
 }

@@ -95,12 +95,20 @@ fn openapi_has_an_example_for_each_body_and_describes_each_error() {
     }
 }
 
-#[test]
-fn openapi_example_of_a_job_is_valid() {
+#[tokio::test]
+async fn openapi_examples_of_jobs_are_accepted_as_they_stand() {
+    let service = Service::start().await;
     let document = serde_json::to_value(job_service::openapi()).unwrap();
-    let put = &document["paths"]["/job-service/v1/partitions/{partitionId}/jobs/{jobId}"]["put"];
-    let example = put["requestBody"]["content"]["application/json"]["example"].clone();
-    serde_json::from_value::<rest::NewJob>(example).unwrap();
+    let example = |path: &str, method: &str| {
+        let path = format!("/job-service/v1/partitions/{{partitionId}}/{path}");
+        let body = &document["paths"][path][method]["requestBody"];
+        body["content"]["application/json"]["example"].clone()
+    };
+    let put = example("jobs/{jobId}", "put");
+    service.put("example", &put).await.is(201);
+    let post = example("jobs", "post").to_string();
+    let path = service.path("/jobs");
+    service.call(Method::POST, &path, Some(post)).await.is(201);
     let get = &document["paths"]["/job-service/v1/partitions/{partitionId}/jobs/{jobId}"]["get"];
     let example = get["responses"]["200"]["content"]["application/json"]["example"].clone();
     serde_json::from_value::<rest::Job>(example).unwrap();
