@@ -34,7 +34,7 @@ pub use batch_worker as batch;
 pub use batch_worker::Results as BatchResults;
 pub use output_worker::Limits as OutputLimits;
 pub use stack::{
-    BATCH_PIPE, BatchOptions, COMMAND_OUT_PIPE, COMMAND_PIPE, CommandOptions, EXAMPLE_OUT_PIPE,
-    EXAMPLE_PIPE, NOOP_PIPE, Role, Running, SIMULATION_PIPE, Stack, StackError, StackOptions,
-    TRACKING_PIPE, WorkerOptions, batch_job,
+    BATCH_PIPE, BatchOptions, COMMAND_OUT_PIPE, COMMAND_PIPE, CommandOptions, Drained,
+    DrainedOutput, EXAMPLE_OUT_PIPE, EXAMPLE_PIPE, NOOP_PIPE, Role, Running, SIMULATION_PIPE,
+    Stack, StackError, StackOptions, TRACKING_PIPE, WorkerOptions, batch_job,
 };

@@ -21,14 +21,16 @@ use framework::broker::embedded::{Embedded, EmbeddedOptions};
 use framework::broker::{Broker, BrokerError};
 use framework::health::Health;
 use framework::log::{self, LogFormat};
-use framework::{Runtime, Settings, Worker};
+use framework::{Runtime, RuntimeError, Settings, Worker};
 use job_service::{BASE_PATH, PagePipes, PipeAccess, ServiceOptions};
 use store::{Store, StoreError};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-pub use self::job::batch_job;
+use crate::client::ClientError;
+
+pub use self::job::{Drained, DrainedOutput, batch_job};
 pub use self::options::{
     BATCH_PIPE, BatchOptions, COMMAND_OUT_PIPE, COMMAND_PIPE, CommandOptions, EXAMPLE_OUT_PIPE,
     EXAMPLE_PIPE, NOOP_PIPE, Role, SIMULATION_PIPE, StackOptions, TRACKING_PIPE, WorkerOptions,
@@ -89,6 +91,20 @@ pub enum StackError {
     /// The process cannot go on, for example because one of its loops panics again and again.
     #[error("the process cannot go on: {0}")]
     GaveUp(String),
+    /// A job that the stack was to do was refused, or cannot be followed.
+    #[error(transparent)]
+    Job(#[from] ClientError),
+    /// The outputs of a job cannot be read.
+    #[error(transparent)]
+    Reading(#[from] RuntimeError),
+    /// A pipe contains something else than the outputs of a job.
+    #[error("the outputs in the pipe {pipe} cannot be taken: {problem}")]
+    Outputs {
+        /// The pipe.
+        pipe: String,
+        /// What is in it.
+        problem: String,
+    },
     /// A role ended although the stack was not asked to stop.
     #[error("{role} ended unexpectedly: {reason}")]
     Ended {

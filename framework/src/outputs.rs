@@ -247,6 +247,12 @@ impl<T> Output<T> {
         self.delivery.ack();
     }
 
+    /// Settles the output and returns its result: for what may be lost if the process ends now.
+    pub fn take(self) -> Result<T, Failure> {
+        self.delivery.ack();
+        self.result
+    }
+
     /// Returns what a person calls the item: its label, or the path of its task, or else the id of the message.
     pub fn name(&self) -> &str {
         let path = self.task.as_deref().filter(|path| *path != FIRST_TASK);

@@ -17,7 +17,7 @@ use crate::current::CurrentMessage;
 use crate::health::Health;
 use crate::meters::Counters;
 use crate::process_name::ProcessName;
-use crate::steps::output::{WorkerIdentity, new_message};
+use crate::steps::output::{WorkerIdentity, label_in, new_message};
 use crate::steps::report_buffer::ReportBuffer;
 use crate::steps::status_check::StatusChecker;
 use crate::tls::Tls;
@@ -130,7 +130,10 @@ impl<T: TaskData> TestTask<T> {
         Run {
             result,
             dispatched: messages
-                .filter_map(|message| TaskMessage::decode(&message.body).ok())
+                .filter_map(|message| {
+                    let label = label_in(&message.headers).map(str::to_owned);
+                    Some((TaskMessage::decode(&message.body).ok()?, label))
+                })
                 .collect(),
         }
     }
@@ -151,11 +154,45 @@ impl<T: TaskData> TestTask<T> {
 }
 
 /// What a worker did with a task; see [`run`].
+///
+/// ```
+/// # use batchwright_framework as batchwright;
+/// use batchwright::contract::RangeItem;
+/// use batchwright::testing::{self, Outcome};
+/// use batchwright::{Context, Reply, TaskError, Worker};
+///
+/// /// Dispatches each page of a document, and tells the next worker that it has.
+/// struct Pages;
+///
+/// impl Worker for Pages {
+///     type Input = RangeItem;
+///     type Output = RangeItem;
+///     async fn run(&self, document: RangeItem, ctx: Context) -> Result<Reply<RangeItem>, TaskError> {
+///         for page in 1..=2 {
+///             ctx.dispatch_labelled("page-in", &document, &format!("page {page}")).await?;
+///         }
+///         Ok(Reply::send(document).to("index-in").with_note("2 pages"))
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let document: RangeItem = serde_json::from_str(r#"{"number": 7}"#).unwrap();
+/// let run = testing::run(&Pages, document.clone()).await;
+/// assert!(matches!(run.outcome(), Outcome::Sent(sent) if sent.number == 7));
+/// assert_eq!(run.sent_to(), Some("index-in"));
+/// assert_eq!(run.note(), Some(&b"2 pages"[..]));
+/// assert!(!run.ends_tracking());
+/// let (pipe, _) = &run.dispatched::<RangeItem>()[0];
+/// assert_eq!(pipe, "page-in");
+/// assert_eq!(run.dispatched_labels(), [Some("page 1"), Some("page 2")]);
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Run<O> {
     /// What [`Worker::run`] returned.
     pub result: Result<Reply<O>, TaskError>,
-    dispatched: Vec<TaskMessage>,
+    /// The subtasks, with their labels.
+    dispatched: Vec<(TaskMessage, Option<String>)>,
 }
 
 /// What becomes of a task, by what the worker returned; see [`Run::outcome`].
@@ -220,6 +257,17 @@ impl<O> Run<O> {
         }
     }
 
+    /// Returns whether the worker completed the task with its output, wherever its tracking was to end ([`Reply::and_complete`]).
+    pub const fn ends_tracking(&self) -> bool {
+        matches!(
+            self.result,
+            Ok(Reply(ReplyKind::Send {
+                ends_tracking: true,
+                ..
+            }))
+        )
+    }
+
     /// Returns the note that the worker left for a later task ([`Reply::with_note`]), if it did.
     pub fn note(&self) -> Option<&[u8]> {
         match &self.result {
@@ -246,17 +294,20 @@ impl<O> Run<O> {
 
     /// Returns the dispatched subtasks of this type with their pipes, in order.
     pub fn dispatched<T: TaskData>(&self) -> Vec<(String, T)> {
+        let messages = self.dispatched.iter().map(|(message, _)| message);
         let of_type =
             |message: &&TaskMessage| message.task_classifier.as_deref() == Some(T::CLASSIFIER);
         let decoded = |message: &TaskMessage| {
             let data = serde_json::from_slice(message.task_data.as_deref()?).ok()?;
             Some((message.to.clone()?, data))
         };
-        self.dispatched
-            .iter()
-            .filter(of_type)
-            .filter_map(decoded)
-            .collect()
+        messages.filter(of_type).filter_map(decoded).collect()
+    }
+
+    /// Returns the labels of the dispatched subtasks ([`Context::dispatch_labelled`]), in order.
+    pub fn dispatched_labels(&self) -> Vec<Option<&str>> {
+        let labels = self.dispatched.iter().map(|(_, label)| label.as_deref());
+        labels.collect()
     }
 
     /// Returns how many subtasks were dispatched.

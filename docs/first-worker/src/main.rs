@@ -78,10 +78,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let options = StackOptions::embedded(folder.path());
         let stack = Stack::new(options).worker(Settings::new("doubler"), Doubler);
-        let running = stack.start().await.unwrap();
         let batch = batch_job("list", r#"["21", "4"]"#, "doubler-in", Some("doubled"));
-        let job = running.run_job("sums", &batch).await.unwrap();
-        assert_eq!(job.items.done, 2);
-        running.stop().await;
+        let drained = stack.drain::<Amount>(&batch).await.unwrap();
+        assert_eq!(drained.job.items.done, 2);
+        let doubled = drained.outputs.iter().map(|output| output.result.as_ref());
+        let values: Vec<_> = doubled.map(|amount| &amount.unwrap().value).collect();
+        assert_eq!(values, ["42", "8"]);
     }
 }
