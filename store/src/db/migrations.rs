@@ -13,150 +13,150 @@ type File = (&'static str, &'static str);
 const POSTGRES: &[File] = &[
     (
         "0001_jobs",
-        include_str!("../../../migrations/postgres/0001_jobs.sql"),
+        include_str!("../../migrations/postgres/0001_jobs.sql"),
     ),
     (
         "0002_dispatch",
-        include_str!("../../../migrations/postgres/0002_dispatch.sql"),
+        include_str!("../../migrations/postgres/0002_dispatch.sql"),
     ),
     (
         "0003_pause",
-        include_str!("../../../migrations/postgres/0003_pause.sql"),
+        include_str!("../../migrations/postgres/0003_pause.sql"),
     ),
     (
         "0004_reading",
-        include_str!("../../../migrations/postgres/0004_reading.sql"),
+        include_str!("../../migrations/postgres/0004_reading.sql"),
     ),
     (
         "0005_expiry",
-        include_str!("../../../migrations/postgres/0005_expiry.sql"),
+        include_str!("../../migrations/postgres/0005_expiry.sql"),
     ),
     (
         "0006_without_target",
-        include_str!("../../../migrations/postgres/0006_without_target.sql"),
+        include_str!("../../migrations/postgres/0006_without_target.sql"),
     ),
     (
         "20261122145000_correlation_id",
-        include_str!("../../../migrations/postgres/20261122145000_correlation_id.sql"),
+        include_str!("../../migrations/postgres/20261122145000_correlation_id.sql"),
     ),
     (
         "20261122150000_failures_by_time",
-        include_str!("../../../migrations/postgres/20261122150000_failures_by_time.sql"),
+        include_str!("../../migrations/postgres/20261122150000_failures_by_time.sql"),
     ),
     (
         "20261122150500_progress",
-        include_str!("../../../migrations/postgres/20261122150500_progress.sql"),
+        include_str!("../../migrations/postgres/20261122150500_progress.sql"),
     ),
     (
         "20261122174500_kept_outputs",
-        include_str!("../../../migrations/postgres/20261122174500_kept_outputs.sql"),
+        include_str!("../../migrations/postgres/20261122174500_kept_outputs.sql"),
     ),
     (
         "20261122184500_rounds",
-        include_str!("../../../migrations/postgres/20261122184500_rounds.sql"),
+        include_str!("../../migrations/postgres/20261122184500_rounds.sql"),
     ),
     (
         "20261122203000_history",
-        include_str!("../../../migrations/postgres/20261122203000_history.sql"),
+        include_str!("../../migrations/postgres/20261122203000_history.sql"),
     ),
     (
         "20261122203100_attempts",
-        include_str!("../../../migrations/postgres/20261122203100_attempts.sql"),
+        include_str!("../../migrations/postgres/20261122203100_attempts.sql"),
     ),
     (
         "20261122203517_request_keys",
-        include_str!("../../../migrations/postgres/20261122203517_request_keys.sql"),
+        include_str!("../../migrations/postgres/20261122203517_request_keys.sql"),
     ),
     (
         "20261122204500_curve",
-        include_str!("../../../migrations/postgres/20261122204500_curve.sql"),
+        include_str!("../../migrations/postgres/20261122204500_curve.sql"),
     ),
     (
         "20261122214500_tolerance",
-        include_str!("../../../migrations/postgres/20261122214500_tolerance.sql"),
+        include_str!("../../migrations/postgres/20261122214500_tolerance.sql"),
     ),
     (
         "20261123003000_unfinished_jobs",
-        include_str!("../../../migrations/postgres/20261123003000_unfinished_jobs.sql"),
+        include_str!("../../migrations/postgres/20261123003000_unfinished_jobs.sql"),
     ),
     (
         "20261123003500_events",
-        include_str!("../../../migrations/postgres/20261123003500_events.sql"),
+        include_str!("../../migrations/postgres/20261123003500_events.sql"),
     ),
 ];
 
 const SQLITE: &[File] = &[
     (
         "0001_jobs",
-        include_str!("../../../migrations/sqlite/0001_jobs.sql"),
+        include_str!("../../migrations/sqlite/0001_jobs.sql"),
     ),
     (
         "0002_dispatch",
-        include_str!("../../../migrations/sqlite/0002_dispatch.sql"),
+        include_str!("../../migrations/sqlite/0002_dispatch.sql"),
     ),
     (
         "0003_pause",
-        include_str!("../../../migrations/sqlite/0003_pause.sql"),
+        include_str!("../../migrations/sqlite/0003_pause.sql"),
     ),
     (
         "0004_reading",
-        include_str!("../../../migrations/sqlite/0004_reading.sql"),
+        include_str!("../../migrations/sqlite/0004_reading.sql"),
     ),
     (
         "0005_expiry",
-        include_str!("../../../migrations/sqlite/0005_expiry.sql"),
+        include_str!("../../migrations/sqlite/0005_expiry.sql"),
     ),
     (
         "0006_without_target",
-        include_str!("../../../migrations/sqlite/0006_without_target.sql"),
+        include_str!("../../migrations/sqlite/0006_without_target.sql"),
     ),
     (
         "20261122145000_correlation_id",
-        include_str!("../../../migrations/sqlite/20261122145000_correlation_id.sql"),
+        include_str!("../../migrations/sqlite/20261122145000_correlation_id.sql"),
     ),
     (
         "20261122150000_failures_by_time",
-        include_str!("../../../migrations/sqlite/20261122150000_failures_by_time.sql"),
+        include_str!("../../migrations/sqlite/20261122150000_failures_by_time.sql"),
     ),
     (
         "20261122150500_progress",
-        include_str!("../../../migrations/sqlite/20261122150500_progress.sql"),
+        include_str!("../../migrations/sqlite/20261122150500_progress.sql"),
     ),
     (
         "20261122174500_kept_outputs",
-        include_str!("../../../migrations/sqlite/20261122174500_kept_outputs.sql"),
+        include_str!("../../migrations/sqlite/20261122174500_kept_outputs.sql"),
     ),
     (
         "20261122184500_rounds",
-        include_str!("../../../migrations/sqlite/20261122184500_rounds.sql"),
+        include_str!("../../migrations/sqlite/20261122184500_rounds.sql"),
     ),
     (
         "20261122203000_history",
-        include_str!("../../../migrations/sqlite/20261122203000_history.sql"),
+        include_str!("../../migrations/sqlite/20261122203000_history.sql"),
     ),
     (
         "20261122203100_attempts",
-        include_str!("../../../migrations/sqlite/20261122203100_attempts.sql"),
+        include_str!("../../migrations/sqlite/20261122203100_attempts.sql"),
     ),
     (
         "20261122203517_request_keys",
-        include_str!("../../../migrations/sqlite/20261122203517_request_keys.sql"),
+        include_str!("../../migrations/sqlite/20261122203517_request_keys.sql"),
     ),
     (
         "20261122204500_curve",
-        include_str!("../../../migrations/sqlite/20261122204500_curve.sql"),
+        include_str!("../../migrations/sqlite/20261122204500_curve.sql"),
     ),
     (
         "20261122214500_tolerance",
-        include_str!("../../../migrations/sqlite/20261122214500_tolerance.sql"),
+        include_str!("../../migrations/sqlite/20261122214500_tolerance.sql"),
     ),
     (
         "20261123003000_unfinished_jobs",
-        include_str!("../../../migrations/sqlite/20261123003000_unfinished_jobs.sql"),
+        include_str!("../../migrations/sqlite/20261123003000_unfinished_jobs.sql"),
     ),
     (
         "20261123003500_events",
-        include_str!("../../../migrations/sqlite/20261123003500_events.sql"),
+        include_str!("../../migrations/sqlite/20261123003500_events.sql"),
     ),
 ];
 
