@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Stands in for rustdoc while `cargo test --doc` runs. For each crate it documents the crate with warnings as errors and then runs
-# the examples; it also compiles `framework` with each choice of its features.
+# the examples; it also compiles those that have features without them.
 #
 # `cargo doc` and `cargo check --no-default-features` would compile every dependency once more, in forms that no other step uses.
 # Here the libraries of the tests serve for all of it. So a feature that a dependency lacks in such a choice is not noticed; code of
@@ -32,10 +32,13 @@ if [ -n "$is_test" ]; then
     trap 'rm -rf "$folder"' EXIT
     rustdoc "${arguments[@]}" "${features[@]/#/--cfg=}" -D warnings -A rustdoc::private-intra-doc-links \
         --document-private-items --out-dir "$folder"
-    if [ "$crate" = batchwright_framework ]; then
-        for choice in '' amqp embedded; do
-            rustc "${arguments[@]}" ${choice:+"--cfg=feature=\"$choice\""} -D warnings --emit metadata --out-dir "$folder"
-        done
-    fi
+    case $crate in
+        batchwright_framework) choices=('' amqp embedded) ;;
+        batchwright | batchwright_job_service) choices=('') ;;
+        *) choices=() ;;
+    esac
+    for choice in "${choices[@]}"; do
+        rustc "${arguments[@]}" ${choice:+"--cfg=feature=\"$choice\""} -D warnings --emit metadata --out-dir "$folder"
+    done
 fi
 rustdoc "$@"

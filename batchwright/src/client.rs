@@ -2,6 +2,7 @@
 
 mod events;
 mod pipes;
+mod transport;
 
 use std::time::Duration;
 
@@ -10,21 +11,15 @@ use contract::rest::{
     RetriedJobs, SubmittedJob, Task, TaskCounts, Tasks,
 };
 pub use events::{Happened, JobEvents};
+use framework::http::{HttpClient, HttpResponse, Method, StatusCode};
 use framework::tls::Tls;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use reqwest::{Certificate, Identity, Method, RequestBuilder, StatusCode};
 use tokio::time::timeout;
+
+use self::transport::{Call, http_client, refused};
 
 /// How long a request may take that changes many jobs. The service makes the change in batches while the client waits.
 const BULK_LIMIT: Duration = Duration::from_hours(1);
-/// What a response may be.
-const ACCEPTED: &str = "application/json, application/problem+json";
-/// What a response may be that streams lines or events.
-const ACCEPTED_BY_STREAMS: &str = "*/*, application/problem+json";
-/// How long a connection may take.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// How long an event stream may take to begin.
-const BEGIN_LIMIT: Duration = Duration::from_secs(30);
 /// How long an event stream may be silent. The job service sends a comment every 15 s.
 const SILENCE_LIMIT: Duration = Duration::from_mins(1);
 
@@ -46,7 +41,7 @@ pub struct HealthCheck {
 /// A client for the jobs of one partition. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Client {
-    http: reqwest::Client,
+    http: HttpClient,
     base: String,
     partition: String,
 }
@@ -128,12 +123,10 @@ impl Client {
 
     /// Returns a client that also trusts these certificate authorities and shows this certificate.
     pub fn with_tls(base: &str, partition: &str, tls: &Tls) -> Result<Self, ClientError> {
-        // Fails if a provider is already installed, which is fine.
-        let _ = rustls::crypto::ring::default_provider().install_default();
         let base = base.trim_end_matches('/').to_owned();
         let http = http_client(tls).map_err(|error| ClientError::Unreachable {
             url: base.clone(),
-            reason: innermost(&error),
+            reason: error.innermost(),
         })?;
         Ok(Self {
             http,
@@ -185,16 +178,12 @@ impl Client {
         body: Vec<u8>,
         key: Option<&str>,
     ) -> Result<(SubmittedJob, bool), ClientError> {
-        let request = self
-            .http
-            .post(url)
-            .header("content-type", "application/json");
-        let request = request.header("accept", ACCEPTED).body(body);
-        let request = match key {
-            Some(key) => request.header("idempotency-key", key),
-            None => request,
+        let call = Call::new(Method::POST, url).json(body);
+        let call = match key {
+            Some(key) => call.header("idempotency-key", key),
+            None => call,
         };
-        let (status, body) = self.exchange(request, url).await?;
+        let (status, body) = self.exchange(call).await?;
         Ok((parsed(&body, url)?, status == StatusCode::CREATED))
     }
 
@@ -254,14 +243,12 @@ impl Client {
         let root = self.base.strip_suffix("/job-service/v1");
         let root = root.unwrap_or(&self.base);
         let url = format!("{root}/health-check?name=all&type=READY");
-        let request = self.http.get(&url).header("accept", "application/json");
-        let response = request.send().await.map_err(|it| self.unreachable(&it))?;
-        let status = response.status();
-        let body = response.text().await.map_err(|it| self.unreachable(&it))?;
+        let call = Call::new(Method::GET, &url).header("accept", "application/json");
+        let (status, headers, body) = self.ask(call).await?;
         if status.is_success() || body.starts_with('[') {
             parsed(&body, &url)
         } else {
-            Err(refused(status, &body, &url))
+            Err(refused(status, &headers, &body, &url))
         }
     }
 
@@ -327,42 +314,10 @@ impl Client {
 
     async fn lines(&self, method: Method, url: &str) -> Result<OutputLines, ClientError> {
         Ok(OutputLines {
-            response: self.stream(method, url).await?,
+            response: self.begin(Call::new(method, url)).await?,
             read: Vec::new(),
             base: self.base.clone(),
         })
-    }
-
-    /// Begins to read a response that may last for long.
-    async fn stream(&self, method: Method, url: &str) -> Result<reqwest::Response, ClientError> {
-        self.begin(self.http.request(method, url), url).await
-    }
-
-    async fn begin(
-        &self,
-        request: RequestBuilder,
-        url: &str,
-    ) -> Result<reqwest::Response, ClientError> {
-        let request = request
-            .header("accept", ACCEPTED_BY_STREAMS)
-            // The default timeout would end the stream.
-            .timeout(Duration::from_secs(u64::from(u32::MAX)));
-        let response = timeout(BEGIN_LIMIT, request.send())
-            .await
-            .map_err(|_| ClientError::Unreachable {
-                url: self.base.clone(),
-                reason: format!("no response within {BEGIN_LIMIT:?}"),
-            })?
-            .map_err(|error| self.unreachable(&error))?;
-        let status = response.status();
-        if status.is_success() {
-            return Ok(response);
-        }
-        let body = response
-            .text()
-            .await
-            .map_err(|error| self.unreachable(&error))?;
-        Err(refused(status, &body, url))
     }
 
     /// Cancels a job.
@@ -412,8 +367,8 @@ impl Client {
             ("dependents", dependents.to_string()),
         ];
         let url = self.partition_url("jobs:retry", &[query, &more].concat());
-        let request = self.http.post(&url).timeout(BULK_LIMIT);
-        let (_, body) = self.exchange(request, &url).await?;
+        let call = Call::new(Method::POST, &url).limit(BULK_LIMIT);
+        let (_, body) = self.exchange(call).await?;
         parsed(&body, &url)
     }
 
@@ -439,8 +394,8 @@ impl Client {
         // A job service that does not know a condition must not change jobs without it.
         let strict = [("strict", "true".to_owned())];
         let url = self.partition_url(operation, &[query, &strict].concat());
-        let request = self.http.post(&url).timeout(BULK_LIMIT);
-        let (_, body) = self.exchange(request, &url).await?;
+        let call = Call::new(Method::POST, &url).limit(BULK_LIMIT);
+        let (_, body) = self.exchange(call).await?;
         let response: serde_json::Value = parsed(&body, &url)?;
         let changed = response.get(count).and_then(serde_json::Value::as_u64);
         changed.ok_or_else(|| ClientError::InvalidResponse {
@@ -482,40 +437,7 @@ impl Client {
         url: &str,
         body: Vec<u8>,
     ) -> Result<(StatusCode, String), ClientError> {
-        let request = self
-            .http
-            .request(method, url)
-            .header("content-type", "application/json")
-            .header("accept", ACCEPTED)
-            .body(body);
-        self.exchange(request, url).await
-    }
-
-    async fn exchange(
-        &self,
-        request: RequestBuilder,
-        url: &str,
-    ) -> Result<(StatusCode, String), ClientError> {
-        let response = request
-            .send()
-            .await
-            .map_err(|error| self.unreachable(&error))?;
-        let status = response.status();
-        let body = response
-            .text()
-            .await
-            .map_err(|error| self.unreachable(&error))?;
-        if status.is_success() {
-            return Ok((status, body));
-        }
-        Err(refused(status, &body, url))
-    }
-
-    fn unreachable(&self, error: &reqwest::Error) -> ClientError {
-        ClientError::Unreachable {
-            url: self.base.clone(),
-            reason: innermost(error),
-        }
+        self.exchange(Call::new(method, url).json(body)).await
     }
 }
 
@@ -544,7 +466,7 @@ impl Watch {
 /// The lines of a response.
 #[derive(Debug)]
 pub struct OutputLines {
-    response: reqwest::Response,
+    response: HttpResponse,
     read: Vec<u8>,
     base: String,
 }
@@ -570,7 +492,7 @@ impl OutputLines {
                 Ok(Ok(Some(chunk))) => self.read.extend_from_slice(&chunk),
                 Ok(Ok(None)) if self.read.is_empty() => return Ok(None),
                 Ok(Ok(None)) => return Err(broken("the last line is not complete".to_owned())),
-                Ok(Err(error)) => return Err(broken(innermost(&error))),
+                Ok(Err(error)) => return Err(broken(error.innermost())),
                 Err(_) => return Err(broken(format!("nothing came within {SILENCE_LIMIT:?}"))),
             }
         }
@@ -584,30 +506,8 @@ fn parsed<T: serde::de::DeserializeOwned>(body: &str, url: &str) -> Result<T, Cl
     })
 }
 
-fn http_client(tls: &Tls) -> reqwest::Result<reqwest::Client> {
-    let mut client = reqwest::Client::builder()
-        .connect_timeout(CONNECT_LIMIT)
-        .timeout(Duration::from_secs(30));
-    if !tls.authorities_pem().is_empty() {
-        client = client.tls_certs_merge(Certificate::from_pem_bundle(tls.authorities_pem())?);
-    }
-    if !tls.identity_pem().is_empty() {
-        client = client.identity(Identity::from_pem(tls.identity_pem())?);
-    }
-    client.build()
-}
-
 fn encode(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
-}
-
-fn refused(status: StatusCode, body: &str, url: &str) -> ClientError {
-    let body = serde_json::from_str(body)
-        .unwrap_or_else(|_| ErrorBody::of_message(format!("unexpected response of {url}")));
-    ClientError::Refused {
-        status: status.as_u16(),
-        body: Box::new(body),
-    }
 }
 
 /// Returns the code of an error for the end of its text.
@@ -615,14 +515,6 @@ fn suffix(body: &ErrorBody) -> String {
     body.code
         .as_ref()
         .map_or_else(String::new, |code| format!(", {code}"))
-}
-
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut innermost = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    innermost.to_string()
 }
 
 #[cfg(test)]

@@ -36,6 +36,8 @@ mod context;
 mod current;
 pub mod handler;
 pub mod health;
+#[doc(hidden)]
+pub mod http;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;

@@ -8,33 +8,29 @@
 //!
 //! What must stay true: a handle is made once, not for every delivery.
 
+#[cfg(feature = "prometheus")]
 mod process;
+#[cfg(feature = "prometheus")]
+mod recorder;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use contract::metrics::{
-    BROKER_STATE, BUILD_INFO, CONFIRM_SECONDS, MESSAGES_CONFIRMED, MESSAGES_PUBLISHED, METRICS,
-    MetricKind,
-};
+use contract::metrics::{BROKER_STATE, CONFIRM_SECONDS, MESSAGES_CONFIRMED, MESSAGES_PUBLISHED};
 use futures_util::future::{BoxFuture, join_all};
-use metrics::{
-    Counter, Histogram, counter, describe_counter, describe_gauge, describe_histogram, gauge,
-    histogram,
-};
-use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics::{Counter, Histogram, counter, gauge, histogram};
 use tokio::time::Instant;
 
+#[cfg(feature = "prometheus")]
+use self::recorder::rendered;
 pub(crate) use worker::{Begun, Counters, LongRun, discarded, refused_status_checks};
 
 /// The content type of [`scrape`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// How long one measurement may take. What it did not set keeps its last value.
 const MEASUREMENT_LIMIT: Duration = Duration::from_secs(3);
-/// How often the samples of histograms are put into their buckets. They take memory until then.
-const UPKEEP: Duration = Duration::from_secs(5);
 
 type Measure = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
@@ -55,38 +51,23 @@ pub(crate) fn embedded_dropped() -> Counter {
 
 /// Installs the recorder of this process. Later calls do nothing. A program that wants another recorder installs it before.
 pub fn install() {
-    recorder();
+    #[cfg(feature = "prometheus")]
+    recorder::recorder();
 }
 
 /// Measures now, and returns all metrics of this process as text.
 pub async fn scrape() -> String {
-    let Some(recorder) = recorder() else {
-        return "# This program has installed a metrics recorder of its own.\n".to_owned();
-    };
     let measures: Vec<Measure> = measures().values().cloned().collect();
     let limited = measures
         .iter()
         .map(|measure| tokio::time::timeout(MEASUREMENT_LIMIT, measure()));
     join_all(limited).await;
-    in_order(&(recorder.render() + &process::render()))
+    rendered()
 }
 
-/// Sorts metrics by name, and the values of one by their labels. The buckets of a histogram are in order already.
-fn in_order(text: &str) -> String {
-    let mut blocks: Vec<Vec<&str>> = text
-        .split("\n\n")
-        .map(|block| block.lines().filter(|line| !line.is_empty()).collect())
-        .collect();
-    for block in &mut blocks {
-        let is_histogram = |line: &&str| line.starts_with("# TYPE") && line.ends_with("histogram");
-        if !block.iter().any(is_histogram) {
-            block.sort_unstable();
-        }
-    }
-    blocks.retain(|block| !block.is_empty());
-    blocks.sort_unstable();
-    let blocks: Vec<String> = blocks.iter().map(|block| block.join("\n")).collect();
-    blocks.join("\n\n") + "\n"
+#[cfg(not(feature = "prometheus"))]
+fn rendered() -> String {
+    "# This program is built without the feature `prometheus` of batchwright.\n".to_owned()
 }
 
 /// Calls `measure` at every scrape. It sets gauges.
@@ -107,58 +88,6 @@ impl Drop for Measurement {
 
 fn measures() -> MutexGuard<'static, BTreeMap<u64, Measure>> {
     MEASURES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns the recorder, and installs it first; `None` if the program has installed another one.
-fn recorder() -> Option<&'static PrometheusHandle> {
-    static RECORDER: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
-    RECORDER
-        .get_or_init(|| {
-            let recorder = build().and_then(PrometheusBuilder::install_recorder).ok()?;
-            describe();
-            gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
-            keep_up(recorder.clone());
-            Some(recorder)
-        })
-        .as_ref()
-}
-
-fn build() -> Result<PrometheusBuilder, BuildError> {
-    METRICS
-        .iter()
-        .try_fold(PrometheusBuilder::new(), |builder, metric| {
-            match metric.kind {
-                MetricKind::Histogram(bounds) => {
-                    builder.set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), bounds)
-                }
-                MetricKind::Counter | MetricKind::Gauge => Ok(builder),
-            }
-        })
-}
-
-fn describe() {
-    for metric in METRICS {
-        match metric.kind {
-            MetricKind::Counter => describe_counter!(metric.name, metric.meaning),
-            MetricKind::Gauge => describe_gauge!(metric.name, metric.meaning),
-            MetricKind::Histogram(_) => describe_histogram!(metric.name, metric.meaning),
-        }
-    }
-}
-
-/// Puts the samples of histograms into their buckets from time to time, on a thread of its own, for as long as the process
-/// lives: no runtime of the program lives as long as the recorder.
-fn keep_up(recorder: PrometheusHandle) {
-    let upkeep = move || {
-        loop {
-            std::thread::park_timeout(UPKEEP);
-            recorder.run_upkeep();
-        }
-    };
-    let thread = std::thread::Builder::new().name("metrics".to_owned());
-    if let Err(error) = thread.spawn(upkeep) {
-        tracing::warn!(%error, "cannot start the thread of the metrics; they take more memory between two scrapes");
-    }
 }
 
 /// Returns a counter without labels, or with one.

@@ -29,6 +29,10 @@ mod export;
 mod extract;
 mod html;
 mod job_list;
+#[cfg(feature = "job-types")]
+mod job_types;
+#[cfg(not(feature = "job-types"))]
+#[path = "no_job_types.rs"]
 mod job_types;
 mod kept_outputs;
 mod known_pipes;
@@ -65,7 +69,9 @@ use self::state::AppState;
 
 pub use self::access::{AllowError, AllowedHost, AllowedOrigin};
 pub use self::correlation::HEADER as CORRELATION_ID;
-pub use self::job_types::{JobTypes, JobTypesError, ScriptProcess, limit_script, run_script};
+pub use self::job_types::JobTypes;
+#[cfg(feature = "job-types")]
+pub use self::job_types::{JobTypesError, ScriptProcess, limit_script, run_script};
 pub use self::options::{BASE_PATH, Limits, OutputOptions, PagePipes, PipeAccess, ServiceOptions};
 pub use self::partition_pattern::{PartitionPattern, PatternError};
 pub use self::routes::openapi;

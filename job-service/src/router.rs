@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::http::{HeaderName, Method, StatusCode, Uri, header};
-use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderName, Method, Uri, header};
+use axum::middleware;
+use axum::response::IntoResponse;
 use axum::routing::get;
 use contract::rest::ErrorCode;
 use tower::ServiceExt as _;
 use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
+#[cfg(feature = "swagger-ui")]
 use utoipa_swagger_ui::SwaggerUi;
 
 use crate::access::{self, AccessRules, AllowedOrigin};
@@ -28,13 +29,14 @@ use crate::server;
 use crate::state::AppState;
 use crate::submission::KEY_HEADER;
 
+/// Where the description of the API is.
+const DESCRIPTION: &str = "/job-service-ui/api-docs/openapi.json";
+
 /// Returns the router with every URL of the service.
 ///
 /// `address` is where the service listens, if that is known.
 pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
     let (router, document) = routes::routes().split_for_parts();
-    let ui =
-        SwaggerUi::new("/job-service-ui").url("/job-service-ui/api-docs/openapi.json", document);
     let options = &state.options;
     let (hosts, origins) = (&options.allowed_hosts, &options.allowed_origins);
     let rules = AccessRules::new(&options.webservice_url, hosts, origins, address);
@@ -52,7 +54,7 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
             get(routes::openapi_as_yaml),
         )
         .route("/metrics", get(measured::metrics))
-        .merge(Router::from(ui).layer(middleware::from_fn(not_found_as_json)))
+        .merge(description(document))
         .fallback(unknown_url)
         .method_not_allowed_fallback(wrong_method)
         .layer(option_layer(cross_origin))
@@ -67,6 +69,27 @@ pub fn router(state: Arc<AppState>, address: Option<SocketAddr>) -> Router {
         .layer(middleware::from_fn(correlation::layer));
     // A layer runs after routing, but the URL must change before routing.
     Router::new().fallback_service(router.map_request(plain_path))
+}
+
+/// Returns the description of the API, for programs and for people.
+#[cfg(feature = "swagger-ui")]
+fn description(document: utoipa::openapi::OpenApi) -> Router {
+    let ui = SwaggerUi::new("/job-service-ui").url(DESCRIPTION, document);
+    Router::from(ui).layer(middleware::from_fn(not_found_as_json))
+}
+
+/// Returns the description of the API for programs, where people find it, too.
+#[cfg(not(feature = "swagger-ui"))]
+fn description(document: utoipa::openapi::OpenApi) -> Router {
+    let document = Arc::new(document);
+    let elsewhere = || async { axum::response::Redirect::temporary(DESCRIPTION) };
+    Router::new()
+        .route(
+            DESCRIPTION,
+            get(|| async move { axum::Json(document).into_response() }),
+        )
+        .route("/job-service-ui", get(elsewhere))
+        .route("/job-service-ui/", get(elsewhere))
 }
 
 /// Returns the layer that tells browsers which origins may call the service, if any are allowed.
@@ -139,9 +162,14 @@ async fn unknown_url(uri: Uri) -> ApiError {
 }
 
 /// Replaces the 404 of Swagger UI, which is not JSON.
-async fn not_found_as_json(uri: Uri, request: Request, next: Next) -> Response {
+#[cfg(feature = "swagger-ui")]
+async fn not_found_as_json(
+    uri: Uri,
+    request: Request,
+    next: middleware::Next,
+) -> axum::response::Response {
     let response = next.run(request).await;
-    if response.status() == StatusCode::NOT_FOUND {
+    if response.status() == axum::http::StatusCode::NOT_FOUND {
         unknown_url(uri).await.into_response()
     } else {
         response

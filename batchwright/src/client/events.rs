@@ -1,8 +1,10 @@
 //! What happens to all jobs: the event streams of partitions.
 
 use contract::rest::{EventReset, JobEvent};
+use framework::http::{HttpResponse, Method};
 use tokio::time::timeout;
 
+use super::transport::Call;
 use super::{Client, ClientError, SILENCE_LIMIT, encode};
 
 /// What a stream of events says.
@@ -33,12 +35,12 @@ impl Client {
             let partition = encode(&self.partition);
             format!("{}/partitions/{partition}/events{query}", self.base)
         };
-        let mut request = self.http.get(&url);
+        let mut call = Call::new(Method::GET, &url);
         if let Some(last) = last {
-            request = request.header("last-event-id", last);
+            call = call.header("last-event-id", last);
         }
         Ok(JobEvents {
-            response: self.begin(request, &url).await?,
+            response: self.begin(call).await?,
             read: Vec::new(),
             last: last.map(str::to_owned),
         })
@@ -48,7 +50,7 @@ impl Client {
 /// A stream of what happens to jobs.
 #[derive(Debug)]
 pub struct JobEvents {
-    response: reqwest::Response,
+    response: HttpResponse,
     read: Vec<u8>,
     last: Option<String>,
 }

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use contract::{Pipe, PipeMessage, Pipes, PutRequest, TakeRequest, TakenMessages, Workers};
-use reqwest::Method;
+use framework::http::Method;
 
-use super::{ACCEPTED, Client, ClientError, encode, parsed};
+use super::transport::Call;
+use super::{Client, ClientError, encode, parsed};
 
 /// How long a request may take that puts messages into a pipe. The service waits half a minute for the broker.
 const PUT_LIMIT: Duration = Duration::from_mins(1);
@@ -49,9 +50,8 @@ impl Client {
         let url = format!("{}/pipes/{}/put", self.base, encode(pipe));
         let body = serde_json::to_vec(&PutRequest { messages }).unwrap_or_default();
         // Longer than the job service waits for the broker.
-        let request = self.http.post(&url).timeout(PUT_LIMIT).body(body);
-        let request = request.header("accept", ACCEPTED);
-        self.exchange(request, &url).await?;
+        let call = Call::new(Method::POST, &url).limit(PUT_LIMIT).json(body);
+        self.exchange(call).await?;
         Ok(())
     }
 }

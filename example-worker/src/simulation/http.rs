@@ -3,28 +3,28 @@
 //! What must stay true: a call, and each of its redirects, goes to an allowed origin. The address is one of the public internet, unless the
 //! operator allows others, however the name of the host resolves. A call costs a bounded time and a bounded number of bytes.
 
+#[cfg(feature = "http-calls")]
+mod caller;
+#[cfg(not(feature = "http-calls"))]
+#[path = "http/no_caller.rs"]
+mod caller;
+
 use std::fmt;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use framework::TaskError;
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
-use reqwest::redirect::{Attempt, Policy};
-use reqwest::{Client, Url};
+use url::Url;
 
-/// The most bytes of a response that are read.
-const MOST_BYTES: u64 = 10 * 1024 * 1024;
-/// The most redirects of a call.
-const MOST_REDIRECTS: usize = 5;
+use self::caller::Caller;
 
 /// Makes the calls of simulated tasks.
 #[derive(Debug, Clone, Default)]
 pub struct Calls {
     allowed: Arc<Allowed>,
-    client: Arc<OnceLock<Client>>,
+    caller: Caller,
 }
 
 /// Where calls may go.
@@ -77,7 +77,7 @@ impl Calls {
     pub fn to(origins: Vec<CallOrigin>, private: bool) -> Self {
         Self {
             allowed: Arc::new(Allowed { origins, private }),
-            client: Arc::default(),
+            caller: Caller::default(),
         }
     }
 
@@ -87,21 +87,7 @@ impl Calls {
             let url = Url::parse(url)
                 .map_err(|error| TaskError::failed(format!("{url:?} is not a URL: {error}")))?;
             self.allowed.check(&url).map_err(TaskError::failed)?;
-            let failed = |error: reqwest::Error| task_error(&url, error);
-            let response = self
-                .client()?
-                .get(url.clone())
-                .send()
-                .await
-                .map_err(failed)?;
-            let status = response.status();
-            if status.is_client_error() {
-                return Err(TaskError::failed(format!("{url} responds with {status}")));
-            }
-            if !status.is_success() {
-                return Err(TaskError::retry(format!("{url} responds with {status}")));
-            }
-            read(response, &url).await
+            self.caller.get(&self.allowed, &url).await
         };
         let called = tokio::time::timeout(time_limit, call).await;
         called.unwrap_or_else(|_| {
@@ -110,33 +96,6 @@ impl Calls {
                 "{url} does not respond within {limit} ms"
             )))
         })
-    }
-
-    fn client(&self) -> Result<&Client, TaskError> {
-        if let Some(client) = self.client.get() {
-            return Ok(client);
-        }
-        let (allowed, private) = (Arc::clone(&self.allowed), self.allowed.private);
-        let redirect = move |attempt: Attempt<'_>| {
-            if attempt.previous().len() > MOST_REDIRECTS {
-                return attempt.error(Refused(format!(
-                    "it redirects more than {MOST_REDIRECTS} times"
-                )));
-            }
-            match allowed.check(attempt.url()) {
-                Ok(()) => attempt.follow(),
-                Err(refused) => attempt.error(refused),
-            }
-        };
-        // There may be one already.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = Client::builder()
-            // A proxy would resolve the name itself.
-            .no_proxy()
-            .redirect(Policy::custom(redirect))
-            .dns_resolver(Arc::new(Checked { private }))
-            .build()?;
-        Ok(self.client.get_or_init(|| client))
     }
 }
 
@@ -170,63 +129,6 @@ fn private(host: &str, address: IpAddr) -> Refused {
     Refused(format!(
         "the step HTTP_CALL may not call {host}: {address} is not an address of the public internet (--simulation-http-private allows it)"
     ))
-}
-
-/// Resolves names to public addresses only, unless others are allowed.
-struct Checked {
-    private: bool,
-}
-
-impl Resolve for Checked {
-    fn resolve(&self, name: Name) -> Resolving {
-        let allows_private = self.private;
-        Box::pin(async move {
-            let host = name.as_str();
-            let found: Vec<SocketAddr> = tokio::net::lookup_host((host, 0)).await?.collect();
-            // One private address refuses all: who controls the name must not choose among them.
-            if let Some(address) = found
-                .iter()
-                .find(|it| !allows_private && !is_public(it.ip()))
-            {
-                return Err(private(host, address.ip()).into());
-            }
-            Ok(Box::new(found.into_iter()) as Addrs)
-        })
-    }
-}
-
-/// Reads a response to its end, if it is not too large.
-async fn read(mut response: reqwest::Response, url: &Url) -> Result<(), TaskError> {
-    let mut bytes = 0;
-    while let Some(chunk) = response
-        .chunk()
-        .await
-        .map_err(|error| task_error(url, error))?
-    {
-        bytes += chunk.len() as u64;
-        if bytes > MOST_BYTES {
-            return Err(TaskError::failed(format!(
-                "the response of {url} has more than {MOST_BYTES} bytes"
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// Returns what the error of a call means for its task: what is not allowed never will be, all else may go away.
-fn task_error(url: &Url, error: reqwest::Error) -> TaskError {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
-    while let Some(cause) = source {
-        let inner = cause
-            .downcast_ref::<io::Error>()
-            .and_then(io::Error::get_ref);
-        let refused = inner.and_then(|inner| inner.downcast_ref::<Refused>());
-        if let Some(refused) = refused.or_else(|| cause.downcast_ref::<Refused>()) {
-            return TaskError::failed(format!("{url}: {refused}"));
-        }
-        source = cause.source();
-    }
-    TaskError::retry(error)
 }
 
 /// Returns whether an address is one of the public internet.

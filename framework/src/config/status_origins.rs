@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use reqwest::Url;
+use url::Url;
 
 /// The origins (`http://host:port`) that status checks may ask. The default is every origin.
 ///

@@ -87,9 +87,9 @@ fn each_line_of_a_delivery_carries_its_ids() {
     assert_eq!(
         shown,
         [
-            " INFO framework::log::tests: split size=3 job=acme:reindex!42 task=t.3.7* pipe=in attempt=2 correlation_id=corr-1",
-            " WARN mine{file=\"a b\"}: framework::log::tests: odd attempt=9 job=acme:reindex!42 task=t.3.7* pipe=in correlation_id=corr-1",
-            " INFO framework::log::tests: outside",
+            " INFO batchwright_framework::log::tests: split size=3 job=acme:reindex!42 task=t.3.7* pipe=in attempt=2 correlation_id=corr-1",
+            " WARN mine{file=\"a b\"}: batchwright_framework::log::tests: odd attempt=9 job=acme:reindex!42 task=t.3.7* pipe=in correlation_id=corr-1",
+            " INFO batchwright_framework::log::tests: outside",
         ]
     );
     let json = lines_of(LogFormat::Json, log);
@@ -119,7 +119,7 @@ fn flood_of_equal_failures_is_one_line_and_a_count() {
         }
     };
     let text = lines_of(LogFormat::Text, log);
-    let shown: Vec<&str> = text.iter().map(|line| &line[51..]).collect();
+    let shown: Vec<&str> = text.iter().map(|line| &line[63..]).collect();
     assert_eq!(
         shown,
         [

@@ -22,12 +22,12 @@ use contract::{JobTaskId, Tracking};
 use metrics::Counter;
 use moka::Expiry;
 use moka::future::Cache;
-use reqwest::Url;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
+use url::Url;
 
 use self::all_gone::AllGone;
 use self::answer::read_answer;
@@ -37,6 +37,7 @@ use crate::broker::Broker;
 use crate::clock::Clock;
 use crate::config::StatusOrigins;
 use crate::health::Health;
+use crate::http::{self, HeaderMap, HttpClient, HttpError, Method, StatusCode};
 use crate::steps::routing::JobKnowledge;
 use crate::steps::status_url::allowed_url;
 use crate::tls::Tls;
@@ -64,7 +65,7 @@ pub(crate) struct StatusChecker {
     tls: Tls,
     clock: Clock,
     /// Made for the first check, because it reads the system's certificates.
-    client: Arc<OnceCell<reqwest::Client>>,
+    client: Arc<OnceCell<HttpClient>>,
     /// The last check of each job, by its URL.
     checks: Cache<Arc<str>, Check>,
     changed: Arc<ChangedJobs>,
@@ -289,42 +290,27 @@ impl StatusChecker {
         url: Url,
         id: Option<&str>,
     ) -> Result<(JobKnowledge, Duration), String> {
-        let make = || async { make_client(self.time_limit, &self.tls) };
-        let client = self
-            .client
-            .get_or_try_init(make)
-            .await
-            .map_err(|error| chain(&*error))?;
-        let response = client
-            .get(url)
-            .send()
-            .await
-            .map_err(|error| chain(&error))?;
-        let code = response.status();
-        let valid_for = response
-            .headers()
+        let (code, headers, body) = self.get(&url).await.map_err(|error| chain(&error))?;
+        let valid_for = headers
             .get("cache-control")
             .and_then(|value| max_age(value.to_str().ok()?))
             .unwrap_or(DEFAULT_INTERVAL)
             .min(LONGEST_INTERVAL);
-        let headers = response.headers().clone();
-        let body = read_body(response).await?;
         let own = id.and_then(|id| JobTaskId::parse(id).ok());
         let job = own.as_ref().map_or("", |own| own.job.as_ref());
         Ok((read_answer(code, &headers, &body, job)?, valid_for))
     }
-}
 
-/// Reads a response, up to [`MAX_RESPONSE`].
-async fn read_body(mut response: reqwest::Response) -> Result<String, String> {
-    let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| chain(&error))? {
-        if body.len() + chunk.len() > MAX_RESPONSE {
-            return Err(format!("the response has more than {MAX_RESPONSE} bytes"));
-        }
-        body.extend_from_slice(&chunk);
+    /// Returns the status code, the headers and the body of a response, up to [`MAX_RESPONSE`].
+    async fn get(&self, url: &Url) -> Result<(StatusCode, HeaderMap, String), HttpError> {
+        let make = || async { HttpClient::new(&self.tls, self.time_limit) };
+        let client = self.client.get_or_try_init(make).await?;
+        let request = http::request(Method::GET, url.as_str())?;
+        let mut response = client.send(request, Some(self.time_limit)).await?;
+        let body = response.read(MAX_RESPONSE).await?;
+        let body = String::from_utf8_lossy(&body).into_owned();
+        Ok((response.status(), response.headers().clone(), body))
     }
-    Ok(String::from_utf8_lossy(&body).into_owned())
 }
 
 /// Returns the start of a text that may be of any length.
@@ -338,18 +324,6 @@ impl std::fmt::Debug for StatusChecker {
             .field("origins", &self.origins)
             .finish_non_exhaustive()
     }
-}
-
-fn make_client(
-    time_limit: Duration,
-    tls: &Tls,
-) -> Result<reqwest::Client, Box<dyn std::error::Error + Send + Sync>> {
-    let client = reqwest::Client::builder()
-        .timeout(time_limit)
-        .redirect(reqwest::redirect::Policy::none())
-        .tls_backend_preconfigured(tls.client_config()?)
-        .build()?;
-    Ok(client)
 }
 
 /// Returns whether a message is due for a check. A stamp that is more than the interval in the future is from a wrong

@@ -5,7 +5,7 @@
 
 use contract::JobTaskId;
 use percent_encoding::percent_decode_str;
-use reqwest::Url;
+use url::Url;
 
 use crate::config::StatusOrigins;
 

@@ -14,7 +14,7 @@ use opentelemetry::trace::{
     TraceId, TraceState, TracerProvider as _,
 };
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_http::{HttpClient, HttpError, Request, Response};
+use opentelemetry_http::{HttpClient as SendsSpans, HttpError, Request, Response};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{
@@ -22,13 +22,17 @@ use opentelemetry_sdk::trace::{
 };
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
+use url::Url;
 
 use super::{Attributes, Export, SampleRatio, Span, SpanKind, TraceContext};
+use crate::http::HttpClient;
 
 /// The path of traces below the endpoint.
 const PATH: &str = "/v1/traces";
 /// How long the collector may take to accept a batch.
 const LIMIT: Duration = Duration::from_secs(5);
+/// The largest response that is read, in bytes.
+const MAX_RESPONSE: usize = 64 * 1024;
 /// The largest number of spans that wait. Further ones are dropped.
 const QUEUE: usize = 16 * 1024;
 /// The largest number of links of a span: a batch of the tracking worker.
@@ -50,16 +54,11 @@ pub fn set_up(export: &Export<'_>) -> Result<(), String> {
         ratio,
         tls,
     } = *export;
-    let url = reqwest::Url::parse(endpoint)
+    let url = Url::parse(endpoint)
         .ok()
         .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
         .ok_or("it is not the URL of a collector; expected one like http://localhost:4318")?;
-    let client = reqwest::Client::builder()
-        .timeout(LIMIT)
-        .redirect(reqwest::redirect::Policy::none())
-        .tls_backend_preconfigured(tls.client_config().map_err(|error| error.to_string())?)
-        .build()
-        .map_err(|error| error.to_string())?;
+    let client = HttpClient::new(tls, LIMIT).map_err(|error| error.to_string())?;
     let client = Client {
         http: client,
         runtime: Handle::current(),
@@ -226,7 +225,7 @@ impl Exported {
 
 /// Sends requests for the library's thread, which has no runtime.
 struct Client {
-    http: reqwest::Client,
+    http: HttpClient,
     runtime: Handle,
     tasks: TaskTracker,
 }
@@ -237,7 +236,7 @@ impl fmt::Debug for Client {
     }
 }
 
-impl HttpClient for Client {
+impl SendsSpans for Client {
     fn send_bytes<'s, 'f>(
         &'s self,
         request: Request<Bytes>,
@@ -254,30 +253,28 @@ impl Client {
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let client = self.http.clone();
         let exchange = async move {
-            let (parts, body) = request.into_parts();
-            let response = client
-                .request(parts.method, parts.uri.to_string())
-                .headers(parts.headers)
-                .body(body)
-                .send()
-                .await?
-                .error_for_status()?;
-            let (status, headers) = (response.status(), response.headers().clone());
-            let mut made = Response::new(response.bytes().await?);
+            let described =
+                |error: crate::http::HttpError| format!("{error}: {}", error.innermost());
+            let mut response = client.send(request, Some(LIMIT)).await.map_err(described)?;
+            let body = response.read(MAX_RESPONSE).await.map_err(described)?;
+            let status = response.status();
+            if !status.is_success() {
+                return Err(format!("the collector responds {status}"));
+            }
+            let mut made = Response::new(Bytes::from(body));
             *made.status_mut() = status;
-            *made.headers_mut() = headers;
-            Ok::<_, reqwest::Error>(made)
+            *made.headers_mut() = response.headers().clone();
+            Ok(made)
         };
         let sent = self.tasks.spawn_on(exchange, &self.runtime).await;
         let sent: Result<_, HttpError> = match sent {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(error.into()),
+            Ok(Err(reason)) => Err(reason.into()),
             Err(ended) => Err(ended.into()),
         };
-        sent.inspect_err(|error| {
-            let source = error.source().map(ToString::to_string);
-            tracing::warn!(%error, source, "spans cannot be exported; they are dropped");
-        })
+        sent.inspect_err(
+            |error| tracing::warn!(%error, "spans cannot be exported; they are dropped"),
+        )
     }
 }
 

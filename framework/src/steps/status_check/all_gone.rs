@@ -6,10 +6,10 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use reqwest::Url;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
+use url::Url;
 
 use crate::health::Health;
 use crate::steps::routing::JobKnowledge;

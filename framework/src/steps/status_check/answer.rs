@@ -3,12 +3,10 @@
 //! What must stay true: an answer that discards messages certainly comes from a job service. Gateways answer 404, too, also
 //! with JSON that has a `message`.
 
+use crate::http::{HeaderMap, StatusCode};
+use crate::steps::routing::JobKnowledge;
 use contract::JobStatus;
 use contract::rest::{ErrorBody, NOT_FOUND_HEADER};
-use reqwest::StatusCode;
-use reqwest::header::HeaderMap;
-
-use crate::steps::routing::JobKnowledge;
 
 /// How much of an unexpected answer an error quotes, in bytes.
 const SHOWN: usize = 200;

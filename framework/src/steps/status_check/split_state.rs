@@ -2,9 +2,10 @@
 
 use contract::rest::NOT_FOUND_HEADER;
 use contract::{JobTaskId, SplitState, Tracking};
-use reqwest::{StatusCode, Url};
+use url::Url;
 
-use super::{StatusChecker, answer, chain, make_client, read_body};
+use super::{StatusChecker, answer, chain};
+use crate::http::StatusCode;
 use crate::steps::status_url::allowed_url;
 
 /// Why it is not known what is done of a split.
@@ -33,13 +34,10 @@ impl StatusChecker {
         let own = own.ok_or_else(|| SplitQueryError::NotAllowed("it names no job".to_owned()))?;
         let url = split_url(url, &own, after);
         let failed = |reason: String| SplitQueryError::NoAnswer(format!("{url}: {reason}"));
-        let make = || async { make_client(self.time_limit, &self.tls) };
-        let client = self.client.get_or_try_init(make).await;
-        let client = client.map_err(|error| failed(chain(&*error)))?;
-        let response = client.get(url.clone()).send().await;
-        let response = response.map_err(|error| failed(chain(&error)))?;
-        let (code, headers) = (response.status(), response.headers().clone());
-        let body = read_body(response).await.map_err(failed)?;
+        let (code, headers, body) = self
+            .get(&url)
+            .await
+            .map_err(|error| failed(chain(&error)))?;
         if code == StatusCode::NOT_FOUND && headers.contains_key(NOT_FOUND_HEADER) {
             return Err(SplitQueryError::Gone);
         }
