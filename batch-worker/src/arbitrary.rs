@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 
 use crate::plugin::AnyPlugin;
 use crate::source::Root;
-use crate::{Batch, Glob, Lines, List, Part, Range, SplitError};
+use crate::{Batch, Glob, Lines, List, Part, Range, RecordFiles, SplitError};
 
 /// The most memory that all tests of this binary may have at any time.
 const MEMORY: usize = 512 * 1024 * 1024;
@@ -50,12 +50,13 @@ static FILES: LazyLock<TempDir> = LazyLock::new(|| {
     root
 });
 
-static PLUGINS: LazyLock<[Box<dyn AnyPlugin>; 4]> = LazyLock::new(|| {
+static PLUGINS: LazyLock<[Box<dyn AnyPlugin>; 5]> = LazyLock::new(|| {
     [
         Box::new(Range),
         Box::new(List),
         Box::new(Lines::new(FILES.path())),
         Box::new(Glob::new(FILES.path())),
+        Box::new(RecordFiles::new(FILES.path())),
     ]
 });
 
@@ -145,6 +146,36 @@ fn glob() -> impl Strategy<Value = Value> {
     })
 }
 
+fn records() -> impl Strategy<Value = Value> {
+    const FORMATS: &[&str] = &["lines", "csv", "tsv", "jsonl", "json"];
+    let part = (
+        pinned(),
+        number(),
+        number(),
+        0..9_u64,
+        proptest::option::of(number()),
+    );
+    let part = part.prop_map(|((path, size, modified), from, to, first, records)| {
+        let mut part = json!({"path": path, "size": size, "modified": modified, "from": from, "to": to, "first": first});
+        if let Some(records) = records {
+            part["records"] = records.into();
+        }
+        part
+    });
+    let format = proptest::sample::select(FORMATS);
+    let files = proptest::collection::vec(proptest::sample::select(PATHS), 1..3);
+    let place = prop_oneof![
+        files.prop_map(|files| json!({ "files": files })),
+        part.prop_map(|part| json!({ "part": part })),
+    ];
+    (place, format, number(), any::<bool>()).prop_map(|(mut definition, format, count, header)| {
+        definition["format"] = format.into();
+        definition["recordsPerItem"] = (count % 9).into();
+        definition["header"] = header.into();
+        definition
+    })
+}
+
 fn list() -> impl Strategy<Value = Value> {
     let values = proptest::collection::vec(any::<String>().prop_map(Value::String), 0..40);
     values.prop_map(Value::Array)
@@ -161,6 +192,7 @@ fn definition() -> impl Strategy<Value = (usize, String)> {
         list().prop_map(|value| (1, value.to_string())),
         lines().prop_map(|value| (2, value.to_string())),
         glob().prop_map(|value| (3, value.to_string())),
+        records().prop_map(|value| (4, value.to_string())),
     ];
     let cut = proptest::option::weighted(0.05, any::<(proptest::sample::Index, String)>());
     (text, cut).prop_map(|((plugin, text), cut)| match cut {
@@ -253,7 +285,7 @@ fn follow(
 #[test]
 fn arbitrary_definitions_need_little_memory_and_time() {
     let config = ProptestConfig {
-        // Twice its number, for four plugins.
+        // Twice its number, for five plugins.
         cases: ProptestConfig::default().cases * 2,
         max_shrink_time: 10_000,
         failure_persistence: None,

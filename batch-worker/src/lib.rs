@@ -21,6 +21,7 @@ mod list;
 mod pace;
 mod plugin;
 mod range;
+mod records;
 mod source;
 #[cfg(test)]
 mod sources;
@@ -39,6 +40,7 @@ pub use lines::Lines;
 pub use list::List;
 pub use plugin::{Batch, BatchPlugin, Part, SplitError};
 pub use range::Range;
+pub use records::RecordFiles;
 pub use source::Root;
 
 use pace::{Pace, Splittable};

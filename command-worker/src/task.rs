@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use contract::{FileItem, LineRange, ListItem, RangeItem};
+use contract::{FileItem, LineRange, ListItem, RangeItem, RecordItem};
 use framework::TaskData;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -30,6 +30,12 @@ pub struct CommandTask {
     /// The value of an item of the plugin `list`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<Value>,
+    /// The record of an item of the plugin `records`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub record: Option<Value>,
+    /// The records of such an item, if it has several: lines of JSON.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub records: Vec<Value>,
     /// The number of an item of the plugin `range`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub number: Option<u64>,
@@ -90,12 +96,16 @@ impl TaskData for CommandTask {
             ListItem::CLASSIFIER,
             FileItem::CLASSIFIER,
             LineRange::CLASSIFIER,
+            RecordItem::CLASSIFIER,
         ]
         .contains(&classifier)
     }
 
     fn label(&self) -> Option<String> {
         let item = match (&self.path, self.offset) {
+            (Some(path), _) if self.record.is_some() || !self.records.is_empty() => {
+                format!("record {} of {path}", self.number?)
+            }
             (Some(path), Some(offset)) => format!("{path} from byte {offset}"),
             (Some(path), None) => path.clone(),
             (None, _) => self.value_text()?,
@@ -113,7 +123,13 @@ impl CommandTask {
     /// Returns the item as a text, unless it is a file.
     pub(crate) fn value_text(&self) -> Option<String> {
         let number = || Some(self.number?.to_string());
-        match self.item.as_ref().or(self.value.as_ref()) {
+        let several = || {
+            let lines: Vec<String> = self.records.iter().map(Value::to_string).collect();
+            (!lines.is_empty()).then(|| lines.join("\n"))
+        };
+        let value = self.item.as_ref().or(self.value.as_ref());
+        match value.or(self.record.as_ref()) {
+            None if self.path.is_some() => several(),
             Some(Value::String(text)) => Some(text.clone()),
             Some(json) => Some(json.to_string()),
             None => number(),

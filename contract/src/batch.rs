@@ -150,3 +150,37 @@ impl TaskData for FileItem {
         Some(self.path.clone())
     }
 }
+
+/// An item of the plugin `records`: one record of a file, or several if the batch says so.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RecordItem {
+    /// The path of the file, relative to the root folder of the batch worker.
+    pub path: String,
+    /// The number of the record in its file, from 1; of several ones, that of the first.
+    pub number: u64,
+    /// The record as JSON, if the batch makes an item of each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<Box<serde_json::value::RawValue>>,
+    /// The records as JSON, if the batch has `recordsPerItem` above 1.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub records: Vec<Box<serde_json::value::RawValue>>,
+    /// The parameters of the batch, the same for every item.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub params: BTreeMap<String, String>,
+}
+
+impl TaskData for RecordItem {
+    const CLASSIFIER: &'static str = "RecordItem";
+    const API_VERSION: i32 = 1;
+
+    fn label(&self) -> Option<String> {
+        let Self { path, number, .. } = self;
+        match self.records.len() as u64 {
+            0 | 1 => Some(format!("record {number} of {path}")),
+            more => Some(format!(
+                "records {number} to {} of {path}",
+                number + more - 1
+            )),
+        }
+    }
+}

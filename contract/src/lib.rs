@@ -34,7 +34,7 @@ mod split;
 mod task_message;
 mod time_limit;
 
-pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem};
+pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem, RecordItem};
 pub use ids::{IdError, JobId, PartitionId};
 pub use job_task_id::{JobTaskId, JobTaskIdError, NestingError, Step, check_nesting, subtask_id};
 pub use pipe_message::{

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use batch_worker::{BatchWorker, Glob, Lines, List, Range, Root};
+use batch_worker::{BatchWorker, Glob, Lines, List, Range, RecordFiles, Root};
 use command_worker::{CommandWorker, Files};
 use contract::rounds_pipe;
 use example_worker::WordCounter;
@@ -82,6 +82,7 @@ pub fn batch_worker(
         .with(Range)
         .with(List)
         .with(Lines::new(root.clone()))
+        .with(RecordFiles::new(root.clone()))
         .with(Glob::new(root));
     let worker = add.fold(worker, |worker, add| add(worker));
     let splits = worker.splits();

@@ -196,7 +196,7 @@ struct WorkerArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Batch worker")]
 struct BatchArgs {
-    /// Folder below which `lines` and `glob` batches find their files.
+    /// Folder below which `lines`, `glob` and `records` batches find their files.
     #[arg(
         long,
         env = "BATCHWRIGHT_ROOT",

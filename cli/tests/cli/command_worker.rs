@@ -118,6 +118,34 @@ async fn commands_do_their_items_and_leave_nothing_behind() {
     )
     .await;
     assert_eq!(outputs[0]["output"], json!("ONE"));
+    home.write("people.csv", "id,name\n1,\"a\nb\"\n");
+    let (_, outputs, _) = done(
+        &home,
+        "rows",
+        &["--csv", "people.csv", "--command", "upper"],
+    )
+    .await;
+    assert_eq!(outputs[0]["output"], json!(r#"{"ID":"1","NAME":"A\NB"}"#));
+    // A definition may be JSON as it is; every plugin has a worker.
+    let definition = json!({"folder": ".", "pattern": "a.*"});
+    let data =
+        json!({"batchType": "glob", "batchDefinition": definition, "targetPipe": "worker-noop-in"});
+    let task = json!({"taskClassifier": "BatchWorker", "taskApiVersion": 1, "taskPipe": "worker-batch-in", "taskData": data});
+    home.write("job.json", &json!({ "task": task }).to_string());
+    let file = home.folder.path().join("root/job.json");
+    let submit = [
+        "submit",
+        "as-json",
+        "--file",
+        file.to_str().unwrap(),
+        "--watch",
+    ];
+    let watched = command(&home, &submit).await.with(0);
+    assert!(
+        watched.out.contains("as-json: Completed, 100.00 %, 1 "),
+        "{watched:?}"
+    );
+
     let (job, _, failures) = done(
         &home,
         "dash",

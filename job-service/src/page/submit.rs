@@ -25,7 +25,7 @@ use crate::state::AppState;
 use crate::submission::{Submission, Submitted, made_id};
 
 /// The batch plugins of the batch worker: name, what it does, an example of a definition.
-const PLUGINS: [(&str, &str, &str); 4] = [
+const PLUGINS: [(&str, &str, &str); 5] = [
     (
         "range",
         "An item for each number from the first to the last one, both included.",
@@ -45,6 +45,11 @@ const PLUGINS: [(&str, &str, &str); 4] = [
         "lines",
         "An item for every so many lines of text files below the batch worker's root folder.",
         r#"{"files": ["logs/a.txt"], "linesPerItem": 100}"#,
+    ),
+    (
+        "records",
+        "An item for each record of files: CSV, TSV, JSON lines, a JSON array, or lines.",
+        r#"{"files": ["customers.csv"], "recordsPerItem": 1}"#,
     ),
 ];
 /// Begins the kind of a job type.

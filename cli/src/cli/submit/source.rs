@@ -30,13 +30,19 @@ pub struct SourceArgs {
     /// An item for each file below the root folder of the workers that matches, e.g. `scans/**/*.tif`.
     #[arg(long, group = "source", value_name = "PATTERN")]
     glob: Option<String>,
+    /// An item for each record of this CSV file below the root folder of the batch worker, as an object with the names of the header.
+    #[arg(long, group = "source", value_name = "FILE")]
+    csv: Option<String>,
+    /// An item for each line of this file of JSON lines below the root folder of the batch worker.
+    #[arg(long, group = "source", value_name = "FILE")]
+    jsonl: Option<String>,
     /// An item for each line of this file, which is read here; `-` reads standard input. Empty lines are left out.
     #[arg(long, group = "source", value_name = "FILE")]
     each_line: Option<PathBuf>,
     /// An item for each line of this file, which is JSON and read here; `-` reads standard input.
     #[arg(long, group = "source", value_name = "FILE")]
     items_from: Option<PathBuf>,
-    /// Batch plugin that splits the definition: `range`, `list`, `lines` or `glob`.
+    /// Batch plugin that splits the definition: `range`, `list`, `lines`, `glob` or `records`.
     #[arg(long, group = "source", requires = "what", value_name = "PLUGIN")]
     batch_type: Option<String>,
     /// Batch definition in the plugin's format, e.g. `1-1000` for `range`.
@@ -106,6 +112,16 @@ impl SourceArgs {
             ("list", list.clone())
         } else if let Some(pattern) = &self.glob {
             ("glob", glob(pattern))
+        } else if let Some(file) = &self.csv {
+            (
+                "records",
+                json!({ "files": [file], "format": "csv" }).to_string(),
+            )
+        } else if let Some(file) = &self.jsonl {
+            (
+                "records",
+                json!({ "files": [file], "format": "jsonl" }).to_string(),
+            )
         } else if let Some(file) = &self.each_line {
             ("list", list_of(file, line_as_text)?)
         } else if let Some(file) = &self.items_from {
@@ -115,7 +131,7 @@ impl SourceArgs {
                 (Some(definition), _) => definition.clone(),
                 (None, Some(file)) => read(file)?,
                 (None, None) => bail!(
-                    "no job given; pass --file JOB.json, --range, --list, --each-line, --items-from or --glob, or --batch-type with \
+                    "no job given; pass --file JOB.json, --range, --list, --csv, --jsonl, --each-line, --items-from or --glob, or --batch-type with \
                      --definition"
                 ),
             };
@@ -143,7 +159,7 @@ impl SourceArgs {
         }
         let pipe = match batch_type {
             _ if has_command => COMMAND_PIPE,
-            "range" | "list" | "glob" => {
+            "range" | "list" | "glob" | "records" => {
                 remark!(
                     "batchwright: no --item-pipe and no command; the items go to the worker that does nothing"
                 );

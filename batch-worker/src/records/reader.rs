@@ -1,0 +1,169 @@
+//! Reads the records of a part, one after another.
+//!
+//! What must stay true: memory does not depend on the size of the file, also if a quote or a string in it never ends. What is wrong with a
+//! record is said with its number and its position.
+
+mod array;
+mod line;
+mod table;
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Take};
+
+use serde_json::value::RawValue;
+
+use self::array::Array;
+use self::line::Lines;
+use self::table::Table;
+use super::Pinned;
+use super::format::Format;
+use crate::SplitError;
+use crate::source::Root;
+
+/// The longest record, in bytes.
+const LONGEST_RECORD: u64 = 1024 * 1024;
+/// What an editor may write before a text in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Where a record begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub offset: u64,
+    pub number: u64,
+}
+
+/// The records of a part.
+pub struct Records {
+    path: String,
+    /// The number of the next record.
+    next: u64,
+    of: Of,
+}
+
+enum Of {
+    Lines(Lines),
+    Table(Box<Table>),
+    Array(Box<Array>),
+}
+
+/// What is wrong with a record.
+#[derive(Debug)]
+enum Wrong {
+    /// What it is or has.
+    Record(String),
+    /// The file cannot be read.
+    File(io::Error),
+}
+
+impl From<io::Error> for Wrong {
+    fn from(error: io::Error) -> Self {
+        Self::File(error)
+    }
+}
+
+impl Wrong {
+    /// Says that a record does not end.
+    fn too_long(hint: &str) -> Self {
+        Self::Record(format!("has more than {LONGEST_RECORD} bytes{hint}"))
+    }
+}
+
+impl Records {
+    /// Opens a part of a file that is as it was pinned.
+    pub fn open(
+        root: &Root,
+        part: &Pinned,
+        format: Format,
+        has_header: bool,
+    ) -> Result<Self, SplitError> {
+        let open = |from: u64, to: u64| -> Result<Take<File>, SplitError> {
+            let (mut file, now) = root.open(&part.path)?;
+            part.check(now)?;
+            file.seek(SeekFrom::Start(from))?;
+            Ok(file.take(to - from))
+        };
+        let (from, at) = (open(part.from, part.to)?, part.from);
+        let of = match format {
+            Format::Lines => Of::Lines(Lines::new(from, at, false)),
+            Format::Jsonl => Of::Lines(Lines::new(from, at, true)),
+            Format::Json => Of::Array(Box::new(Array::new(from, at, part.to == part.size))),
+            Format::Csv | Format::Tsv => {
+                let delimiter = if format == Format::Csv { b',' } else { b'\t' };
+                let mut table = Table::new(from, at, delimiter);
+                if has_header && at == 0 {
+                    table
+                        .take_header()
+                        .map_err(|wrong| part.wrong_header(wrong))?;
+                } else if has_header {
+                    let mut whole = Table::new(open(0, part.size)?, 0, delimiter);
+                    whole
+                        .take_header()
+                        .map_err(|wrong| part.wrong_header(wrong))?;
+                    table.use_header_of(whole);
+                }
+                Of::Table(Box::new(table))
+            }
+        };
+        Ok(Self {
+            path: part.path.clone(),
+            next: part.first,
+            of,
+        })
+    }
+
+    /// Moves past the next record. Returns where it begins; `None` behind the last one.
+    pub fn skip(&mut self) -> Result<Option<Place>, SplitError> {
+        let found = match &mut self.of {
+            Of::Lines(lines) => lines.next(),
+            Of::Table(table) => table.next(),
+            Of::Array(array) => array.next(),
+        };
+        let found = found.map_err(|(offset, wrong)| self.wrong(offset, wrong))?;
+        let number = self.next;
+        self.next += u64::from(found.is_some());
+        Ok(found.map(|offset| Place { offset, number }))
+    }
+
+    /// Reads the next record.
+    pub fn read(&mut self) -> Result<Option<Box<RawValue>>, SplitError> {
+        let Some(Place { offset, number }) = self.skip()? else {
+            return Ok(None);
+        };
+        let json = match &self.of {
+            Of::Lines(lines) => lines.json(),
+            Of::Table(table) => table.json(),
+            Of::Array(array) => array.json(),
+        };
+        self.next = number;
+        let json = json.map_err(|wrong| self.wrong(offset, wrong))?;
+        self.next = number + 1;
+        Ok(Some(json))
+    }
+
+    fn wrong(&self, offset: u64, wrong: Wrong) -> SplitError {
+        let (number, path) = (self.next, &self.path);
+        match wrong {
+            Wrong::Record(what) => SplitError::Definition(format!(
+                "record {number} of {path:?}, which begins at byte {offset}, {what}"
+            )),
+            Wrong::File(error) => error.into(),
+        }
+    }
+}
+
+impl Pinned {
+    fn wrong_header(&self, wrong: Wrong) -> SplitError {
+        let path = &self.path;
+        match wrong {
+            Wrong::Record(what) => {
+                SplitError::Definition(format!("the header of {path:?}, its first line, {what}"))
+            }
+            Wrong::File(error) => error.into(),
+        }
+    }
+}
+
+/// Returns a record that is JSON.
+fn json(record: &[u8]) -> Result<Box<RawValue>, Wrong> {
+    serde_json::from_slice(record).map_err(|error| Wrong::Record(format!("is not JSON: {error}")))
+}
