@@ -137,6 +137,46 @@ fn page_about_the_log_has_every_warning_and_error() {
     assert!(texts.len() > 60, "only {} were found", texts.len());
 }
 
+#[test]
+fn every_text_of_an_error_that_the_page_about_trouble_explains_is_in_the_program() {
+    let page = Page::read(&root(), Path::new("docs/troubleshoot.md"));
+    // A long text goes on in the next line of the source.
+    let source: String = sources(&programs())
+        .into_iter()
+        .map(|(_, code)| code)
+        .collect();
+    let source = source.replace("\\\n", " ");
+    let source = source.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut wrong = Broken::default();
+    let mut checked = 0;
+    for (index, line) in page.text.lines().enumerate() {
+        // The tables of texts, not those of what one sees in a job.
+        let Some(cell) = line
+            .strip_prefix("| `")
+            .and_then(|rest| rest.split(" | ").next())
+        else {
+            continue;
+        };
+        // What is between two texts or behind them; a code is on the page about errors.
+        let pieces = cell.split(['…', '`', '?', '(', ')', '{', '}']);
+        for piece in pieces.map(|it| it.trim_matches([' ', ';', ',', ':'])) {
+            if piece.len() < 12 || !piece.contains(' ') || piece.starts_with("HTTP") {
+                continue;
+            }
+            checked += 1;
+            if !source.contains(piece) {
+                wrong.add(
+                    &page.path,
+                    index + 1,
+                    &format!("the program never says {piece:?}"),
+                );
+            }
+        }
+    }
+    wrong.report();
+    assert!(checked > 20, "only {checked} were found");
+}
+
 /// Returns the folders with the code of all packages whose log an operator reads.
 fn programs() -> Vec<PathBuf> {
     let folders = fs::read_dir(root())
