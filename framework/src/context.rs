@@ -17,6 +17,7 @@ use contract::{
 };
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use self::cancellation::{Cancellation, LOOK_INTERVAL};
 pub use self::repeat::Source;
@@ -376,6 +377,18 @@ impl Context {
             self.refusal().as_ref(),
             Some(DispatchError::Repeat(RepeatError::NoAnswer { .. }))
         )
+    }
+
+    /// Returns that the task comes again, ever more rarely as long as nobody answers.
+    pub(crate) fn ask_again_later(&self, error: &TaskError) -> TaskError {
+        let status = &self.0.shared.status;
+        let delay = status.pause_after_no_answer(self.0.input.tracking.as_ref());
+        warn!(
+            reason = error.chain(),
+            ?delay,
+            "a task lacks an answer of the job service; it comes again"
+        );
+        TaskError::snooze(delay)
     }
 
     fn check_dispatch(&self, pipe: &str) -> Result<(), DispatchError> {

@@ -218,7 +218,7 @@ impl<W: Worker> TaskExecutor<W> {
             });
             match result {
                 // That concerns this task alone: others go on, and it comes again.
-                Err(error) if ctx.lacks_an_answer() => return Err(error),
+                Err(error) if ctx.lacks_an_answer() => return Err(ctx.ask_again_later(&error)),
                 Err(error)
                     if error.kind == TaskErrorKind::Unavailable && !ctx.is_refused_for_ever() =>
                 {

@@ -14,6 +14,7 @@
 mod all_gone;
 mod answer;
 mod split_state;
+mod unanswered;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,7 @@ use url::Url;
 use self::all_gone::AllGone;
 use self::answer::read_answer;
 pub(crate) use self::split_state::SplitQueryError;
+use self::unanswered::Unanswered;
 use crate::announcement::{ChangedJobs, job_of};
 use crate::broker::Broker;
 use crate::clock::Clock;
@@ -70,6 +72,8 @@ pub(crate) struct StatusChecker {
     checks: Cache<Arc<str>, Check>,
     changed: Arc<ChangedJobs>,
     all_gone: Arc<AllGone>,
+    /// The jobs for which nobody has said what an earlier round has done.
+    unanswered: Arc<Unanswered>,
     tasks: TaskTracker,
 }
 
@@ -99,6 +103,7 @@ impl StatusChecker {
                 .build(),
             changed: Arc::new(ChangedJobs::new(clock)),
             all_gone: Arc::default(),
+            unanswered: Arc::default(),
             tasks: tasks.clone(),
         }
     }

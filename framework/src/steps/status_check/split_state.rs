@@ -1,5 +1,7 @@
 //! Asks the job service what is known of a split that a later round makes again, at a URL beside that of the status check.
 
+use std::time::Duration;
+
 use contract::rest::NOT_FOUND_HEADER;
 use contract::{JobTaskId, SplitState, Tracking};
 use url::Url;
@@ -50,7 +52,16 @@ impl StatusChecker {
         if state.up_to.is_some_and(|up_to| up_to <= after) {
             return Err(failed("the answer does not go on".to_owned()));
         }
+        if let Some(url) = &tracking.status_check_url {
+            self.unanswered.answered(url);
+        }
         Ok(state)
+    }
+
+    /// Returns how long a task waits that has got no answer, before it asks again.
+    pub fn pause_after_no_answer(&self, tracking: Option<&Tracking>) -> Duration {
+        let url = tracking.and_then(|tracking| tracking.status_check_url.as_deref());
+        self.unanswered.pause(url.unwrap_or_default())
     }
 }
 
