@@ -280,7 +280,8 @@ impl NewObject {
                 .put_part(part.into())
                 .await
                 .map_err(|error| io_error(&error)),
-            None => Ok(()),
+            // It was given up, with the parts before this one.
+            None => Err(io::Error::other("the upload of this object has ended")),
         }
     }
 
@@ -388,5 +389,19 @@ mod tests {
         };
         let denied = text_of(&denied);
         assert!(denied.starts_with("access is denied (SlowDown"), "{denied}");
+    }
+
+    #[tokio::test]
+    async fn part_of_an_object_that_was_given_up_is_refused() {
+        let store = Arc::new(object_store::memory::InMemory::new());
+        let mut object = NewObject {
+            store,
+            path: Path::from("a"),
+            buffer: BytesMut::new(),
+            upload: None,
+        };
+        object.write(&vec![0; PART + 1]).await.unwrap();
+        object.give_up().await.unwrap();
+        assert!(object.put_part(Bytes::from_static(b"x")).await.is_err());
     }
 }
