@@ -48,13 +48,16 @@ async fn look(
     tls: &Tls,
     pipes: &[String],
 ) -> anyhow::Result<Vec<Finding>> {
-    let base = Url::parse(url).context("the URL of --management is invalid")?;
+    let mut base = Url::parse(url).context("the URL of --management is invalid")?;
+    // What follows is relative to the whole path: the API may be behind a prefix.
+    let prefix = format!("{}/", base.path().trim_end_matches('/'));
+    base.set_path(&prefix);
     let vhost = vhost(broker);
     let http = client(tls)?;
     let (mut found, mut looked) = (Vec::new(), 0);
     for pipe in pipes {
         let name = utf8_percent_encode(pipe, NON_ALPHANUMERIC);
-        let queue = base.join(&format!("/api/queues/{vhost}/{name}"))?;
+        let queue = base.join(&format!("api/queues/{vhost}/{name}"))?;
         // The error must not show the password in the URL.
         let response = http.get(queue).send().await;
         let response = response.map_err(reqwest::Error::without_url)?;
@@ -252,7 +255,7 @@ mod tests {
         Mock::given(method("GET"))
             .and(path("/api/queues/jobs/a%2Ein"))
             .and(basic_auth("ann", "secret"))
-            .respond_with(ResponseTemplate::new(200).set_body_json(policy))
+            .respond_with(ResponseTemplate::new(200).set_body_json(&policy))
             .mount(&server)
             .await;
         let url = format!("http://ann:secret@{}", server.address());
@@ -264,6 +267,17 @@ mod tests {
             (seen[0].state, seen[0].of.as_str()),
             (State::Broken, "a.in")
         );
+        // Behind a proxy, or with RabbitMQ's `management.path_prefix`.
+        for end in ["", "/"] {
+            Mock::given(method("GET"))
+                .and(path("/rabbit/api/queues/jobs/a%2Ein"))
+                .respond_with(ResponseTemplate::new(200).set_body_json(&policy))
+                .mount(&server)
+                .await;
+            let url = format!("http://{}/rabbit{end}", server.address());
+            let seen = queues(&url, "amqp://host/jobs", &tls, &pipes).await;
+            assert_eq!(seen[0].of, "a.in", "{seen:?}");
+        }
         let none = queues(&url, "amqp://host/jobs", &tls, &pipes[1..]).await;
         assert_eq!(none[0].state, State::Unseen, "{none:?}");
         let away = queues("http://ann:secret@127.0.0.1:1", "amqp://host", &tls, &pipes).await;
