@@ -231,3 +231,23 @@ impl SubmitArgs {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pair_whose_key_is_there_twice_is_refused_by_name() {
+        let flags = |flags: &[&str]| flags.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
+        let read = pairs(&flags(&["x=1", "y=a=b", "z="]), "parameter").unwrap();
+        assert_eq!(read["y"], "a=b");
+        assert_eq!((read.len(), &*read["z"]), (3, ""));
+        for (wrong, text) in [
+            (&["x=1", "y=2", "x=1"][..], "parameter \"x\" is given twice"),
+            (&["x"], "expected KEY=VALUE"),
+        ] {
+            let refused = pairs(&flags(wrong), "parameter").unwrap_err().to_string();
+            assert!(refused.contains(text), "{refused}");
+        }
+    }
+}

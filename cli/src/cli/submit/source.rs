@@ -173,13 +173,16 @@ impl SourceArgs {
 
 /// Returns the keys and values of flags. Each is one of these, for people.
 pub fn pairs(flags: &[String], what: &str) -> anyhow::Result<BTreeMap<String, String>> {
-    let pair = |flag: &String| {
+    let mut pairs = BTreeMap::new();
+    for flag in flags {
         let (key, value) = flag
             .split_once('=')
             .with_context(|| format!("{flag:?} is not a {what}; expected KEY=VALUE"))?;
-        Ok((key.to_owned(), value.to_owned()))
-    };
-    flags.iter().map(pair).collect()
+        if pairs.insert(key.to_owned(), value.to_owned()).is_some() {
+            bail!("the {what} {key:?} is given twice; give each {what} once");
+        }
+    }
+    Ok(pairs)
 }
 
 /// Returns the definition of a glob. The folder is what stands before the first part of the path that is a pattern, so that no other
