@@ -64,6 +64,8 @@ impl Keys {
             while !over.load(Ordering::Relaxed) {
                 // Of the sequence that a special key sends, no byte is a key of ours.
                 match io::stdin().read(&mut bytes) {
+                    // A read of a terminal that is gone does not wait.
+                    Ok(0) if tcgetattr(io::stdin()).is_err() => break,
                     Ok(read) if bytes[..read].contains(&0x1b) => {}
                     Ok(read) => {
                         for key in bytes[..read].iter().copied().filter_map(Key::of) {
@@ -72,9 +74,11 @@ impl Keys {
                         }
                     }
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(_) => return,
+                    Err(_) => break,
                 }
             }
+            // Nobody looks any more.
+            let _ = sender.try_send(Key::Quit);
         });
         Some(Self {
             pressed,
