@@ -14,8 +14,11 @@ use std::time::Duration;
 use batchwright::client::{Client, ClientError};
 use contract::JobStatus;
 use contract::rest::Job;
+use framework::health::Health;
 use framework::runtime::stop_signal;
+use framework::supervision::supervise;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use kinds::{KINDS, Kind, Treatment};
 
@@ -41,9 +44,15 @@ enum Action {
 }
 
 /// Keeps the jobs going until the process is asked to stop, or until this is dropped.
-pub async fn run(client: &Client, now: impl Fn() -> i64) -> Infallible {
+pub async fn run(client: &Client, health: &Health, now: impl Fn() -> i64) -> Infallible {
+    let until = CancellationToken::new();
+    let jobs = supervise(health, "demo", &until, || go_on(client, &now));
     tokio::select! {
-        never = go_on(client, now) => match never {},
+        ended = jobs => match ended {
+            Some(never) => match never {},
+            // The process gives up.
+            None => std::future::pending().await,
+        },
         // The service goes before the process ends, and nobody needs to be told.
         () = stop_signal() => std::future::pending().await,
     }

@@ -373,9 +373,10 @@ pub async fn up(
         return serve(running, panics).await;
     }
     let client = Client::new(&api, showcase::PARTITION)?;
+    let health = running.health().clone();
     tokio::select! {
         ended = serve(running, panics) => ended,
-        never = showcase::run(&client, now) => match never {},
+        never = showcase::run(&client, &health, now) => match never {},
     }
 }
 
