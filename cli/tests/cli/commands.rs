@@ -593,6 +593,13 @@ async fn list_count_and_bulk_commands_follow_their_conditions() {
     .await
     .with(0);
     assert_eq!(count.out, "2\n");
+    let wrong = run(&["delete", "--url", &url, "--yes", "--filter", "colour==red"])
+        .await
+        .with(1);
+    assert!(
+        wrong.err.contains("colour (HTTP 400, INVALID_FILTER)"),
+        "{wrong:?}"
+    );
     let wrong = run(&["count", "--url", &url, "--filter", "colour==red"])
         .await
         .with(1);
