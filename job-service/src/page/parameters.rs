@@ -212,10 +212,19 @@ impl Leaf<'_> {
         }
         match self.simple_type() {
             Some("string") => Ok(json!(text)),
-            Some("integer" | "number") => serde_json::from_str(text.trim())
-                .ok()
-                .filter(Value::is_number)
-                .ok_or_else(|| format!("{quoted} is not a number.")),
+            Some("integer" | "number") => {
+                let number: Option<Value> = serde_json::from_str(text.trim()).ok();
+                let number = number.filter(Value::is_number);
+                let number = number.ok_or_else(|| format!("{quoted} is not a number."))?;
+                let digits = text.trim().trim_start_matches('-');
+                // What has more digits than fit would be another number.
+                if number.is_f64() && digits.bytes().all(|byte| byte.is_ascii_digit()) {
+                    return Err(format!(
+                        "{quoted} is too large: a whole number has at most 64 bits."
+                    ));
+                }
+                Ok(number)
+            }
             _ => serde_json::from_str(text).map_err(|error| format!("This is not JSON: {error}.")),
         }
     }
@@ -244,5 +253,41 @@ fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entered(kind: &str, text: &str) -> Result<Value, String> {
+        let schema = json!({"type": kind});
+        let whole = leaves(&schema).remove(0);
+        whole.read(text)
+    }
+
+    #[test]
+    fn number_is_taken_with_all_its_digits_or_refused() {
+        for (kind, text, number) in [
+            ("integer", "7", json!(7)),
+            ("integer", "18446744073709551615", json!(u64::MAX)),
+            ("integer", "-9223372036854775808", json!(i64::MIN)),
+            ("number", "1.5", json!(1.5)),
+            ("number", "1e30", json!(1e30)),
+        ] {
+            assert_eq!(entered(kind, text), Ok(number), "{text}");
+        }
+        for (kind, text) in [
+            ("integer", "18446744073709551616"),
+            ("number", "-9223372036854775809"),
+            ("integer", "123456789012345678901234567890"),
+        ] {
+            let refused = entered(kind, text).unwrap_err();
+            assert!(
+                refused.contains(text) && refused.contains("64 bits"),
+                "{refused}"
+            );
+        }
+        assert!(entered("integer", "x").is_err());
     }
 }
