@@ -46,6 +46,7 @@ mod pipe_states;
 mod request_body;
 mod router;
 mod routes;
+mod seen_counts;
 mod seen_groups;
 mod seen_workers;
 mod server;

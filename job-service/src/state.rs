@@ -15,6 +15,7 @@ use crate::event_feed::EventFeed;
 use crate::export::UsedPlaces;
 use crate::known_pipes::KnownPipes;
 use crate::options::{PipeAccess, ServiceOptions};
+use crate::seen_counts::SeenCounts;
 use crate::seen_groups::SeenGroups;
 use crate::seen_workers::SeenWorkers;
 use crate::taken_messages::TakenMessages;
@@ -44,6 +45,8 @@ pub struct AppState {
     pub known_pipes: KnownPipes,
     /// The groups of failures that overviews show.
     pub seen_groups: SeenGroups,
+    /// The numbers of jobs that lists on the page show.
+    pub seen_counts: SeenCounts,
     pub backlog: BacklogReader,
 }
 
@@ -58,6 +61,7 @@ impl AppState {
             workers,
             known_pipes: KnownPipes::default(),
             seen_groups: SeenGroups::default(),
+            seen_counts: SeenCounts::default(),
             backlog: BacklogReader::default(),
             store,
             broker,

@@ -96,14 +96,19 @@ impl Key {
 
     /// Returns the key as the store keeps it.
     fn stored(self, content_hash: &[u8; 32]) -> RequestKey {
+        RequestKey {
+            fingerprint: self.fingerprint(content_hash),
+            key: self.text,
+        }
+    }
+
+    /// Returns the fingerprint of the request, if it creates a job with this content.
+    fn fingerprint(&self, content_hash: &[u8]) -> [u8; 32] {
         let mut hash = Sha256::new();
         hash.update(self.asks_for.as_bytes());
         hash.update([0]);
         hash.update(content_hash);
-        RequestKey {
-            key: self.text,
-            fingerprint: hash.finalize().into(),
-        }
+        hash.finalize().into()
     }
 }
 
@@ -205,6 +210,32 @@ impl AppState {
             Creation::Repeated(job) => Ok(Submitted::Repeated(job)),
             refused => Err(refusal(refused, &job, &key_text)),
         }
+    }
+
+    /// Returns the job that a request with this key has created, if its definition is not there to compare the requests: the job that
+    /// it created has the same content. `None` if no such request is known.
+    ///
+    /// # Errors
+    /// Returns 422 if the key belongs to another request.
+    pub async fn created_with(
+        &self,
+        partition: &PartitionId,
+        key: &Key,
+    ) -> ApiResult<Option<JobId>> {
+        let found = self.store.request_with_key(partition, &key.text).await?;
+        let Some((found, content)) = found.and_then(|mut it| {
+            let content = it.content_hash.take()?;
+            Some((it, content))
+        }) else {
+            return Ok(None);
+        };
+        if found.fingerprint != key.fingerprint(&content) {
+            return Err(ApiError::KeyTaken {
+                key: key.text.clone(),
+                job: found.job.to_string(),
+            });
+        }
+        Ok(Some(found.job))
     }
 
     async fn validate(

@@ -93,9 +93,8 @@
 
   // --- live ----------------------------------------------------------------------------------------------------------------
 
-  const PACE = 1000; // the least time between two reads
   const PAUSES = [500, 1000, 2000, 4000, 8000];
-  const { events, every } = document.body.dataset;
+  const { events, every, pace } = document.body.dataset; // seconds; the pace is the least time between two reads
   const button = document.getElementById("live");
   const text = document.getElementById("live-text");
   let on = true;
@@ -123,7 +122,7 @@
       } catch {
         away();
       }
-    }, Math.max(0, last + PACE - Date.now()));
+    }, Math.max(0, last + Number(pace) * 1000 - Date.now()));
   }
 
   function stop() {

@@ -4,7 +4,7 @@ use crate::assets;
 use crate::url;
 
 /// What surrounds a page.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Layout {
     /// The title of the page, without the name of the program.
     pub title: String,
@@ -14,8 +14,23 @@ pub struct Layout {
     pub partition: Option<String>,
     /// How the page stays up to date; a page that does not is read once.
     pub live: Live,
+    /// The least seconds between two reads of the page while it stays up to date.
+    pub pace: u32,
     /// What was just done, in a sentence.
     pub done: Option<String>,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self {
+            title: String::new(),
+            place: Place::default(),
+            partition: None,
+            live: Live::default(),
+            pace: 1,
+            done: None,
+        }
+    }
 }
 
 /// An entry of the navigation.

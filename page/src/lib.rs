@@ -34,7 +34,7 @@ pub use again::AgainPage;
 pub use assets::Asset;
 pub use bulk::{ActionConfirmation, BulkOutcome, many};
 pub use error::ErrorPage;
-pub use job::{Action, Around, Definition, FailuresPage, JobHead, JobPage};
+pub use job::{Action, Around, Definition, FailuresPage, JobHead, JobPage, ShownJob};
 pub use layout::{Layout, Live, Place};
 pub use list::{Asked, Found, ListPage};
 pub use outputs::{OutputLine, OutputLines, OutputsPage};

@@ -74,6 +74,8 @@ pub struct ListPage {
     others: Vec<(String, String)>,
     tabs: Vec<Tab>,
     rows: Vec<Row>,
+    /// The numbers of the tabs may be some seconds old.
+    may_be_old: bool,
     total: u64,
     first: u64,
     last: u64,
@@ -90,6 +92,8 @@ pub struct Found {
     pub jobs: Vec<Job>,
     /// The number of jobs by status, whatever the tab.
     pub counts: Vec<(JobStatus, u64)>,
+    /// Whether these numbers may be some seconds old.
+    pub may_be_old: bool,
     /// The number of jobs before the page.
     pub offset: u64,
     /// The largest number of jobs on the page.
@@ -137,6 +141,7 @@ impl ListPage {
         let Found {
             jobs,
             counts,
+            may_be_old,
             offset,
             limit,
             problem,
@@ -197,6 +202,7 @@ impl ListPage {
                 partition: Some(partition.to_owned()),
                 live: Live::EventsAndEvery(url::live_jobs(partition), EVERY),
                 done,
+                ..Layout::default()
             },
             others: partitions
                 .into_iter()
@@ -204,6 +210,7 @@ impl ListPage {
                 .map(other)
                 .collect(),
             tabs,
+            may_be_old,
             rows: jobs
                 .into_iter()
                 .map(|job| Row::of(partition, job))

@@ -28,18 +28,19 @@ use crate::definition::PackedDefinition;
 use crate::error::Availability;
 pub(crate) use crate::job_row::JobRow;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeKey, NodeRow};
-use crate::model::{Backlog, OutboxMessage, Transition};
+use crate::model::{Backlog, KeyedRequest, OutboxMessage, Transition};
 use crate::query::JobQuery;
 pub use clock::Clock;
 pub(crate) use error::DbError;
 use events::EventReads;
 pub use inspect::Inspect;
-pub use look::DatabaseLook;
+pub use look::{Connections, DatabaseLook};
 pub use signals::{JobSignal, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
-    FAILURES_OF_A_ROUND, JobSteps, KeptTimes, KeyState, LONGEST_LEASE, LedgerSteps, OutboxSteps,
-    OutputSteps, ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps, Transaction,
+    Deletion, FAILURES_OF_A_ROUND, JobSteps, KeptTimes, KeyState, LONGEST_LEASE, LedgerSteps,
+    OutboxSteps, OutputSteps, ParkingSteps, PrerequisiteSteps, RetentionSteps, RoundSteps,
+    Transaction,
 };
 use views::TreeReads;
 
@@ -211,8 +212,23 @@ pub trait Reads {
     /// Returns the pipes to which the start messages of unfinished jobs go.
     fn task_pipes(&self, limit: u32) -> DbFuture<'_, Vec<String>>;
 
-    /// Returns what a job was created from, unless an earlier version created it.
-    fn definition(&self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>>;
+    /// Returns the incarnation of a job and what it was created from, unless an earlier version created it. Both are of one moment.
+    fn source<'a>(
+        &'a self,
+        partition: &'a str,
+        job: &'a str,
+    ) -> DbFuture<'a, Option<(i64, Option<PackedDefinition>)>>;
+
+    /// Returns whether it is known what a job was created from.
+    fn has_definition(&self, incarnation: i64) -> DbFuture<'_, bool>;
+
+    /// Returns the fingerprint of the request that has this key, the job that it created, and the digest of the job's content if
+    /// the job is there.
+    fn request_with_key<'a>(
+        &'a self,
+        partition: &'a str,
+        key: &'a str,
+    ) -> DbFuture<'a, Option<KeyedRequest>>;
 
     /// Returns the failures of one task in earlier rounds, each with its round, oldest first.
     fn past_failures<'a>(

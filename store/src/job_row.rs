@@ -1,7 +1,10 @@
 //! A job as it is stored: what transactions lock, change and save.
 
+use std::fmt;
+use std::str::FromStr;
+
 use contract::rest::Expiry;
-use contract::{JobId, JobStatus, PartitionId};
+use contract::{JobId, JobStatus, PartitionId, rest};
 
 use crate::curve::CurveState;
 use crate::ledger::JobTotals;
@@ -89,6 +92,14 @@ impl JobRow {
         }
     }
 
+    /// Returns the place of the job in the order of creation.
+    pub const fn place(&self) -> JobPlace {
+        JobPlace {
+            create_time: self.create_time,
+            incarnation: self.incarnation,
+        }
+    }
+
     /// Returns the key by which the job is locked.
     pub fn key(&self) -> (String, String) {
         (self.partition.to_string(), self.job.to_string())
@@ -98,5 +109,42 @@ impl JobRow {
     /// first incarnation may leave the number out.
     pub fn matches(&self, incarnation: Option<i64>) -> bool {
         incarnation.map_or(self.first_life, |n| n == self.incarnation)
+    }
+}
+
+/// The place of a job in the order of creation. It stays where it is, whatever becomes of the jobs around it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct JobPlace {
+    pub(crate) create_time: i64,
+    pub(crate) incarnation: i64,
+}
+
+impl JobPlace {
+    /// Returns the place of a job.
+    pub const fn of(job: &rest::Job) -> Self {
+        Self {
+            create_time: job.create_time,
+            incarnation: job.incarnation,
+        }
+    }
+}
+
+impl fmt::Display for JobPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.create_time, self.incarnation)
+    }
+}
+
+impl FromStr for JobPlace {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let place = text.split_once('-').and_then(|(time, incarnation)| {
+            Some(Self {
+                create_time: time.parse().ok()?,
+                incarnation: incarnation.parse().ok()?,
+            })
+        });
+        place.ok_or_else(|| format!("'{text}' is no place among the jobs"))
     }
 }

@@ -16,7 +16,7 @@ mod retry;
 mod split;
 mod task;
 
-pub(crate) use delete::delete_locked;
+pub(crate) use delete::{delete_locked, deletion};
 pub(crate) use progress::Progress;
 pub use retry::{RetriedBatch, RetryCursor};
 pub use task::TaskAnswer;

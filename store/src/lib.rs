@@ -56,19 +56,20 @@ mod sweep;
 mod transition;
 mod tree;
 
-pub use db::DatabaseLook;
 pub use db::JobSignal;
 pub use db::memory::FaultPoint;
 pub use db::sqlite_file;
+pub use db::{Connections, DatabaseLook};
 pub use error::{Availability, Cause, StoreError};
 pub use events::{Events, SettledEvents};
+pub use job_row::JobPlace;
 pub use jobs::failures::FailureCursor;
 pub use jobs::{RetriedBatch, RetryCursor, TaskAnswer};
 pub use model::{
     Backlog, Begun, Cancellation, CatalogueSize, Change, Creation, Definition, EventKind, Header,
-    Headers, Incarnation, JobEvent, JobRequest, OutboxMessage, ParkOutcome, ParkedTask,
-    Prerequisite, Recorded, Refusal, RequestKey, Retry, Source, StartCondition, TaskTableSize,
-    TrackingEvent, Transition,
+    Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, OutboxMessage, ParkOutcome,
+    ParkedTask, Prerequisite, Recorded, Refusal, RequestKey, Retry, Source, StartCondition,
+    TaskTableSize, TrackingEvent, Transition,
 };
 pub use outbox::Claim;
 pub use outputs::{Keeping, KeptBlob, NewBlob, NewOutputs, OutputsOf};

@@ -268,6 +268,17 @@ pub struct Source {
     pub definition: Option<Definition>,
 }
 
+/// A request that has a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyedRequest {
+    /// The fingerprint of the request.
+    pub fingerprint: Vec<u8>,
+    /// The job that it created.
+    pub job: JobId,
+    /// The digest of what the job with this id was created from; `None` if there is no such job any more.
+    pub content_hash: Option<Vec<u8>>,
+}
+
 /// The result of taking a job up again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Retry {

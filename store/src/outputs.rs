@@ -97,10 +97,17 @@ impl Store {
         Ok(self.backend.blob_owner().await?)
     }
 
-    /// Returns the number of lines that are kept of a job, with the failures of tasks that are done meanwhile.
-    pub async fn kept_lines(&self, incarnation: i64) -> Result<i64, StoreError> {
+    /// Returns what is kept of a job, and the number of its lines: they have the failures of tasks that are done meanwhile, too. Both
+    /// are of one moment.
+    pub async fn kept_with_lines(
+        &self,
+        incarnation: i64,
+    ) -> Result<(rest::KeptOutputs, i64), StoreError> {
         let kept = self.backend.kept(&[incarnation]).await?.pop();
-        Ok(kept.map_or(0, |kept| kept.lines))
+        Ok(kept.map_or_else(Default::default, |kept| {
+            let lines = kept.lines;
+            (kept.into_rest(), lines)
+        }))
     }
 
     /// Returns the bytes of all outputs that are kept.

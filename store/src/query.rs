@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use contract::JobStatus;
 
-use crate::job_row::JobRow;
+use crate::job_row::{JobPlace, JobRow};
 use filter::{Filter, Subject, TextField};
 
 /// Selects jobs of a partition, their order, and a page of them.
@@ -31,6 +31,8 @@ pub struct JobQuery {
     pub limit: u32,
     /// The number of jobs to skip.
     pub offset: u64,
+    /// Only jobs that were created after this one, in whatever order they are returned.
+    pub after: Option<JobPlace>,
 }
 
 impl JobQuery {
@@ -42,6 +44,11 @@ impl JobQuery {
             filter: Some(Filter::All(conditions.collect())),
             ..self
         }
+    }
+
+    /// Returns whether the query is made by [`that_can_go_on`](Self::that_can_go_on).
+    pub(crate) fn wants_those_that_can_go_on(&self) -> bool {
+        matches!(&self.filter, Some(Filter::All(conditions)) if conditions.contains(&Filter::CanGoOn))
     }
 }
 
@@ -110,6 +117,7 @@ impl Candidate {
     pub fn matches(&self, query: &JobQuery) -> bool {
         let prefix = query.id_prefix.as_deref().unwrap_or_default();
         self.job.job.as_str().starts_with(prefix)
+            && query.after.is_none_or(|after| self.job.place() > after)
             && (query.statuses.is_empty() || query.statuses.contains(&self.job.status))
             && (query.labels.is_empty()
                 || query

@@ -10,7 +10,8 @@ use tokio::sync::watch;
 
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, KeptTimes, Signal};
-use crate::jobs::delete_locked;
+use crate::jobs::{delete_locked, deletion};
+use crate::transition::Actor;
 use crate::{Store, StoreError, StoreOptions};
 
 /// The number of task tables that one transaction drops.
@@ -71,7 +72,8 @@ async fn delete_expired_jobs(tx: &mut Tx<'_>) -> Result<End<u64>, DbError> {
             .expiry_time
             .is_some_and(|time| due.contains(&(partition, id, time)))
         {
-            delete_locked(tx, &job).await?;
+            let why = deletion(Actor::Service, "its time was over", None);
+            delete_locked(tx, &job, why).await?;
             deleted += 1;
         }
     }

@@ -128,7 +128,7 @@ fn line(event: &JobEvent, with_partition: bool) -> String {
     };
     let mut line = format!("{}  {job}  {what}", date(event.time));
     // That a client has created it says nothing new.
-    if event.event == JobEventKind::Status
+    if event.event != JobEventKind::Created
         && let (Some(actor), Some(reason)) = (&event.actor, &event.reason)
     {
         line.extend([" (", &escaped(actor), ": ", &escaped(reason), ")"]);
@@ -160,7 +160,7 @@ mod tests {
             [
                 "1970-01-01 00:00:00 UTC  acme/j\\n  created, Waiting",
                 "1970-01-01 00:00:00 UTC  j\\n  Waiting → Active (tracking: the first report of a task)",
-                "1970-01-01 00:00:00 UTC  j\\n  deleted, was Active",
+                "1970-01-01 00:00:00 UTC  j\\n  deleted, was Active (tracking: the first report of a task)",
             ]
         );
     }

@@ -57,7 +57,7 @@ async fn events_go_on_behind_the_last_one_when_the_service_was_killed() {
         "{lines:?}"
     );
     assert!(
-        lines[2].ends_with("  default/first  deleted, was Paused"),
+        lines[2].ends_with("  default/first  deleted, was Paused (client: deleted)"),
         "{lines:?}"
     );
     let refused = at(&["events", "--since", "yesterday"]).await.with(1);

@@ -16,7 +16,7 @@ use crate::extract::JobPath;
 use crate::html::html;
 use crate::request_body::RequestBody;
 use crate::routes::get_job::get_job;
-use crate::routes::resubmit_job::{asks_for, resubmit};
+use crate::routes::resubmit_job::{asks_for, not_kept, resubmit};
 use crate::state::AppState;
 
 /// `GET …/resubmit`: asks for the id of the new job.
@@ -24,7 +24,11 @@ pub async fn form(
     State(state): State<Arc<AppState>>,
     JobPath(partition, job): JobPath,
 ) -> ApiResult<Response> {
-    let found = get_job(State(state), JobPath(partition.clone(), job)).await?;
+    let path = JobPath(partition.clone(), job.clone());
+    let found = get_job(State(Arc::clone(&state)), path).await?;
+    if !state.store.has_definition(found.0.incarnation).await? {
+        return Err(not_kept(&job));
+    }
     let page = AgainPage::new(
         partition.as_str(),
         &found.0.id,

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::ErrorCode;
 use contract::{JobId, JobStatus, PartitionId};
 use page::{Action, ActionConfirmation, BulkOutcome, url};
-use store::{JobQuery, RetryCursor};
+use store::{JobPlace, JobQuery, Sort, SortBy};
 
 use super::action::perform;
 use super::form::{Fields, done};
@@ -90,12 +90,13 @@ pub async fn act(
         let next = format!("{list}{}", done(action, Some(count)));
         return Ok(Redirect::to(&next).into_response());
     }
+    let after = outcome.after;
     let again = (left > 0).then(|| {
         let mut again = vec![
             ("action", action.name().to_owned()),
             ("of", "all".to_owned()),
             ("before", count.to_string()),
-            ("passed", outcome.passed.to_string()),
+            ("after", after.map_or_else(String::new, |it| it.to_string())),
         ];
         again.extend(SELECTION.map(|name| (name, fields.get(name).to_owned())));
         (left, again)
@@ -113,8 +114,8 @@ struct Outcome {
     refused: Vec<(String, String)>,
     /// How many further ones were refused.
     more: usize,
-    /// How many jobs still match that were refused, now or by the requests before.
-    passed: u64,
+    /// The last job that was looked at, if those that were refused still match.
+    after: Option<JobPlace>,
 }
 
 impl Outcome {
@@ -139,7 +140,6 @@ impl Outcome {
     }
 
     fn refuse(&mut self, job: String, reason: String) {
-        self.passed += 1;
         if self.refused.len() < REFUSALS {
             self.refused.push((job, reason));
         } else {
@@ -159,7 +159,7 @@ async fn all(
     let Some(query) = allowing(matching(fields)?, action) else {
         return Ok((Outcome::default(), 0));
     };
-    let passed: u64 = whole_number("passed", Some(fields.get("passed")))?.unwrap_or_default();
+    let after = place(fields)?;
     let count = |count: usize| Outcome {
         done: count as u64,
         ..Outcome::default()
@@ -168,7 +168,7 @@ async fn all(
         Action::Cancel => count(cancel_all(state, partition, &query, BATCHES).await?),
         Action::Delete => count(delete_all(state, partition, &query, BATCHES).await?),
         Action::Retry => {
-            let mut cursor = RetryCursor::behind(passed);
+            let mut cursor = after;
             let bounds = (&mut cursor, BATCHES);
             let retried = retry_all(state, partition, &query, false, bounds).await?;
             let shown = retried.refusals.len() as u64;
@@ -177,16 +177,30 @@ async fn all(
                 done: retried.jobs_retried,
                 refused: refused.map(|job| (job.job_id, job.message)).collect(),
                 more: usize::try_from(retried.jobs_refused - shown).unwrap_or(usize::MAX),
-                passed: cursor.passed(),
+                after: cursor,
             }
         }
         Action::Pause | Action::Resume => {
-            one_by_one(state, partition, &query, (passed, action)).await?
+            one_by_one(state, partition, &query, (after, action)).await?
         }
     };
-    let left = state.store.count_jobs(partition, &query).await?;
-    let left = left.saturating_sub(outcome.passed);
+    let behind = JobQuery {
+        after: outcome.after,
+        ..query
+    };
+    let left = state.store.count_jobs(partition, &behind).await?;
     Ok((outcome, left))
+}
+
+/// Returns the job behind which the action goes on.
+fn place(fields: &Fields) -> ApiResult<Option<JobPlace>> {
+    match fields.get("after") {
+        "" => Ok(None),
+        text => text.parse().map(Some).map_err(|problem| {
+            let message = format!("The field 'after': {problem}.");
+            ApiError::bad_request(ErrorCode::InvalidParameter, message)
+        }),
+    }
 }
 
 /// Returns the query for those of the jobs that allow the action; `None` if no job can.
@@ -209,21 +223,25 @@ fn allowing(matching: JobQuery, action: Action) -> Option<JobQuery> {
     })
 }
 
-/// Acts on the jobs one by one. Each that is done leaves the query; those that were refused are passed over.
+/// Acts on the jobs one by one, oldest first, each once.
 async fn one_by_one(
     state: &Arc<AppState>,
     partition: &PartitionId,
     query: &JobQuery,
-    (passed, action): (u64, Action),
+    (after, action): (Option<JobPlace>, Action),
 ) -> ApiResult<Outcome> {
     let mut outcome = Outcome {
-        passed,
+        after,
         ..Outcome::default()
     };
     for _ in 0..BATCHES {
         let query = JobQuery {
             limit: state.options.cancel_batch,
-            offset: outcome.passed,
+            after: outcome.after,
+            sort: Sort {
+                by: SortBy::CreateTime,
+                ascending: true,
+            },
             ..query.clone()
         };
         let jobs = state.store.jobs(partition, &query).await?;
@@ -231,6 +249,7 @@ async fn one_by_one(
             break;
         }
         for job in jobs {
+            outcome.after = Some(JobPlace::of(&job));
             outcome.act(state, partition, &job.id, action).await?;
         }
     }

@@ -11,7 +11,7 @@ use contract::{JobId, PartitionId};
 use futures_util::StreamExt as _;
 use page::{
     Around, Definition, FailuresPage, JobPage, Listed, OutputLine, OutputLines, OutputsPage, Plot,
-    TaskPage, url,
+    ShownJob, TaskPage, url,
 };
 use serde::de::DeserializeOwned;
 use store::{FailureCursor, StoreError};
@@ -49,10 +49,10 @@ pub async fn overview(
     OriginalUri(uri): OriginalUri,
 ) -> ApiResult<Response> {
     let done = Fields::of_url(&uri)?.done();
-    let job = job(&state, &partition, &id).await?;
+    let shown = shown(&state, &partition, &id).await?;
     let store = &state.store;
     let (failures, history, curve, dependents, fallen) = tokio::try_join!(
-        first_groups(&state, &partition, &id, &job),
+        groups(&state, &partition, &id, (&shown.job, FIRST_GROUPS)),
         store.history_page(&partition, &id, None, CHANGES),
         store.progress_curve(&partition, &id),
         store.dependents(&partition, &id, DEPENDENTS),
@@ -68,26 +68,24 @@ pub async fn overview(
         dependents,
         fallen,
     };
-    let page = JobPage::new(partition.as_str(), job, around, done);
+    let page = JobPage::new(partition.as_str(), shown, around, done);
     Ok(html(StatusCode::OK, &page))
 }
 
 /// Returns the largest groups of the failures of a job; those of many failures may be some seconds old.
-async fn first_groups(
+async fn groups(
     state: &AppState,
     partition: &PartitionId,
     id: &JobId,
-    job: &Job,
+    (job, most): (&Job, u32),
 ) -> Result<Option<Failures>, StoreError> {
-    if let Some(seen) = state.seen_groups.find(job.incarnation, job.failed_tasks) {
+    let of = (job.incarnation, most);
+    if let Some(seen) = state.seen_groups.find(of, job.failed_tasks) {
         return Ok(Some(seen));
     }
-    let groups = state
-        .store
-        .failure_groups(partition, id, FIRST_GROUPS)
-        .await?;
+    let groups = state.store.failure_groups(partition, id, most).await?;
     if let Some(groups) = &groups {
-        state.seen_groups.keep(job.incarnation, groups);
+        state.seen_groups.keep(of, groups);
     }
     Ok(groups)
 }
@@ -104,16 +102,22 @@ pub async fn failures(
         .map(str::parse)
         .transpose()
         .map_err(|problem| invalid(format!("The parameter 'after': {problem}.")))?;
-    let job = job(&state, &partition, &id).await?;
+    let shown = shown(&state, &partition, &id).await?;
     let store = &state.store;
     let (groups, failures) = tokio::try_join!(
-        store.failure_groups(&partition, &id, GROUPS),
+        groups(&state, &partition, &id, (&shown.job, GROUPS)),
         store.failures(&partition, &id, after.as_ref(), FAILURES),
     )?;
     let (Some(groups), Some(failures)) = (groups, failures) else {
         return Err(ApiError::job_not_found(&id));
     };
-    let page = FailuresPage::new(partition.as_str(), &job, groups, failures, after.is_none());
+    let page = FailuresPage::new(
+        partition.as_str(),
+        &shown,
+        groups,
+        failures,
+        after.is_none(),
+    );
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -125,7 +129,7 @@ pub async fn task(
 ) -> ApiResult<Response> {
     let fields = Fields::of_url(&uri)?;
     let asked = fields.get("state").to_owned();
-    let job = job(&state, &partition, &id).await?;
+    let shown = shown(&state, &partition, &id).await?;
     let query = url::query([
         ("under", task.as_str()),
         ("state", &asked),
@@ -146,7 +150,7 @@ pub async fn task(
         tasks,
         state: asked,
     };
-    let page = TaskPage::new(partition.as_str(), &job, listed);
+    let page = TaskPage::new(partition.as_str(), &shown, listed);
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -158,7 +162,7 @@ pub async fn outputs(
 ) -> ApiResult<Response> {
     let fields = Fields::of_url(&uri)?;
     let offset: u64 = whole_number("offset", Some(fields.get("offset")))?.unwrap_or_default();
-    let job = job(&state, &partition, &id).await?;
+    let shown = shown(&state, &partition, &id).await?;
     let query = format!("/?offset={offset}&limit={}", OUTPUTS + 1);
     let lines = match read_outputs(&state, &partition, &id, &query).await {
         Ok(lines) => Ok(lines),
@@ -167,7 +171,7 @@ pub async fn outputs(
     };
     let path = url::job(partition.as_str(), id.as_str());
     let download = format!("{BASE_PATH}{path}/outputs");
-    let page = OutputsPage::new(partition.as_str(), &job, lines, download);
+    let page = OutputsPage::new(partition.as_str(), &shown, lines, download);
     Ok(html(StatusCode::OK, &page))
 }
 
@@ -176,24 +180,29 @@ pub async fn definition(
     State(state): State<Arc<AppState>>,
     JobPath(partition, id): JobPath,
 ) -> ApiResult<Response> {
-    let job = job(&state, &partition, &id).await?;
+    let shown = shown(&state, &partition, &id).await?;
     let path = JobPath(partition.clone(), id);
     let page = match get_definition(State(state), path).await {
         Ok(response) => {
             let request = content(response.into_response()).await?;
-            Definition::new(partition.as_str(), &job, Ok(&request))
+            Definition::new(partition.as_str(), &shown, Ok(&request))
         }
         Err(error @ ApiError::NotFound(..)) => {
-            Definition::new(partition.as_str(), &job, Err(error.message()))
+            Definition::new(partition.as_str(), &shown, Err(error.message()))
         }
         Err(error) => return Err(error),
     };
     Ok(html(StatusCode::OK, &page))
 }
 
-async fn job(state: &Arc<AppState>, partition: &PartitionId, job: &JobId) -> ApiResult<Job> {
+async fn shown(state: &Arc<AppState>, partition: &PartitionId, job: &JobId) -> ApiResult<ShownJob> {
     let path = JobPath(partition.clone(), job.clone());
-    Ok(get_job(State(Arc::clone(state)), path).await?.0)
+    let job = get_job(State(Arc::clone(state)), path).await?.0;
+    let has_definition = state.store.has_definition(job.incarnation).await?;
+    Ok(ShownJob {
+        job,
+        has_definition,
+    })
 }
 
 /// Reads the lines of a page: as many as it has, or as fit into it, and at least one.

@@ -9,7 +9,7 @@ use contract::rest::ErrorCode;
 use contract::{JobStatus, PartitionId};
 use page::{Asked, Found, ListPage, PartitionsPage, url};
 use serde::Deserialize;
-use store::JobQuery;
+use store::{JobQuery, Sort, StoreError};
 
 use super::form::Fields;
 use crate::error::{ApiError, ApiResult};
@@ -108,8 +108,8 @@ async fn find(
         statuses: statuses(&asked.status)?,
         ..all.clone()
     };
-    let (counts, mut jobs) = tokio::try_join!(
-        state.store.count_jobs_by_status(partition, &all),
+    let ((counts, may_be_old), mut jobs) = tokio::try_join!(
+        counted(state, partition, &all),
         state.store.jobs(partition, &of_tab),
     )?;
     let running = state.workers.running();
@@ -119,10 +119,32 @@ async fn find(
     Ok(Found {
         jobs,
         counts,
+        may_be_old,
         offset: all.offset,
         limit: all.limit.into(),
         problem: None,
     })
+}
+
+/// Returns the numbers of jobs by status, and whether they may be some seconds old.
+async fn counted(
+    state: &AppState,
+    partition: &PartitionId,
+    query: &JobQuery,
+) -> Result<(Vec<(JobStatus, u64)>, bool), StoreError> {
+    let selecting = JobQuery {
+        sort: Sort::default(),
+        limit: 0,
+        offset: 0,
+        ..query.clone()
+    };
+    let text = format!("{partition} {selecting:?}");
+    if let Some(seen) = state.seen_counts.find(&text) {
+        return Ok((seen, true));
+    }
+    let counts = state.store.count_jobs_by_status(partition, query).await?;
+    state.seen_counts.keep(text, &counts);
+    Ok((counts, false))
 }
 
 /// Returns the statuses of a tab; none, which means all, if the tab is that of all jobs.

@@ -97,9 +97,11 @@ pub async fn export_outputs(
     let used = state.export_places.take(&to);
     let used = used.ok_or(ApiError::Busy("another export to this path"))?;
     let is_all_done = found.is_all_done();
-    let kept = found.outputs.unwrap_or_default();
+    let (kept, lines) = state.store.kept_with_lines(found.incarnation).await?;
+    if kept.removed_time.is_some() {
+        return Err(ApiError::OutputsRemoved(job.to_string()));
+    }
     let bytes = u64::try_from(kept.bytes).unwrap_or_default();
-    let lines = state.store.kept_lines(found.incarnation).await?;
     let size = part_bytes(asked.unwrap_or(PART_BYTES), bytes);
     let wanted = ExportManifest {
         partition: partition.to_string(),

@@ -97,7 +97,12 @@ pub async fn resubmit(
 ) -> ApiResult<(StatusCode, JobId)> {
     let new_job = new_id(job, request)?;
     let Some(source) = state.store.source(partition, job).await? else {
-        return Err(ApiError::job_not_found(job));
+        let created = match &key {
+            Some(key) => state.created_with(partition, key).await?,
+            None => None,
+        };
+        let created = created.ok_or_else(|| ApiError::job_not_found(job))?;
+        return Ok((StatusCode::OK, created));
     };
     let definition = source.definition.ok_or_else(|| not_kept(job))?;
     let submission = Submission {
@@ -139,7 +144,8 @@ fn new_id(job: &JobId, request: &Resubmit) -> ApiResult<JobId> {
     }
 }
 
-fn not_kept(job: &JobId) -> ApiError {
+/// Returns the error for a job whose definition was not kept.
+pub fn not_kept(job: &JobId) -> ApiError {
     ApiError::Conflict(
         ErrorCode::DefinitionNotKept,
         format!(

@@ -88,6 +88,13 @@ async fn job_needs_nothing_but_a_task() {
         job["notes"],
         json!(["The job has no target pipe: it completes only if its workers send no output."])
     );
+    // Once it has ended, nothing is to be done about it.
+    service.report("j", "", EventKind::Complete).await;
+    let job = service.get("/jobs/j").await.json();
+    assert_eq!(
+        (&job["status"], &job["notes"]),
+        (&json!("Completed"), &Value::Null)
+    );
 }
 
 #[tokio::test]

@@ -218,6 +218,22 @@ async fn resubmitted_job_is_like_the_first_one() {
 }
 
 #[tokio::test]
+async fn repeated_key_names_the_same_job_also_when_the_one_it_was_made_from_is_gone() {
+    let service = Service::start().await;
+    service.put("j", &new_job()).await.is(201);
+    let resubmit =
+        async |key: &str, body: Value| post(&service, "/jobs/j/resubmit", Some(key), &body).await;
+    let made = id_of(&resubmit("k", json!({})).await.is(201));
+    service.delete("j").await.is(204);
+    assert_eq!(id_of(&resubmit("k", json!({})).await.is(200)), made);
+    // Neither another key nor another request.
+    resubmit("other", json!({})).await.is(404);
+    resubmit("k", json!({"jobId": "x"})).await.is(422);
+    service.delete(&made).await.is(204);
+    resubmit("k", json!({})).await.is(404);
+}
+
+#[tokio::test]
 async fn job_that_cannot_be_resubmitted_says_why() {
     let service = Service::start().await;
     service.put("j", &new_job()).await.is(201);

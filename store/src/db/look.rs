@@ -25,12 +25,23 @@ pub struct DatabaseLook {
     pub version: String,
     /// The bytes that it takes.
     pub bytes: i64,
-    /// How many connections the server has, and how many it may have at the most.
-    pub connections: Option<(i64, i64)>,
+    /// The connections of the server.
+    pub connections: Option<Connections>,
     /// The migrations of this build that are not applied; `None` if there are no tables of ours at all.
     pub missing: Option<Vec<i64>>,
     /// The migrations that this build does not know.
     pub newer: Vec<i64>,
+}
+
+/// The connections of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connections {
+    /// How many were seen.
+    pub seen: i64,
+    /// How many there may be at the most.
+    pub most: i64,
+    /// Whether those of other users were seen, too: they are hidden from a user without the role `pg_read_all_stats`.
+    pub are_all_seen: bool,
 }
 
 impl DatabaseLook {
@@ -69,7 +80,7 @@ async fn server(url: &str) -> Result<DatabaseLook, sqlx::Error> {
         "select current_setting('server_version'), pg_database_size(current_database()), \
          (select count(*) from pg_stat_activity where backend_type = 'client backend'), \
          cast(current_setting('max_connections') as bigint), \
-         to_regclass($1) is not null",
+         to_regclass($1) is not null, pg_has_role('pg_read_all_stats', 'usage')",
     )
     .bind(format!("{}._sqlx_migrations", postgres::SCHEMA))
     .fetch_one(&mut connection)
@@ -87,7 +98,11 @@ async fn server(url: &str) -> Result<DatabaseLook, sqlx::Error> {
     Ok(DatabaseLook {
         version: format!("PostgreSQL {version}"),
         bytes: row.try_get(1)?,
-        connections: Some((row.try_get(2)?, row.try_get(3)?)),
+        connections: Some(Connections {
+            seen: row.try_get(2)?,
+            most: row.try_get(3)?,
+            are_all_seen: row.try_get(5)?,
+        }),
         missing,
         newer,
     })
@@ -161,6 +176,31 @@ mod tests {
         let server = harness::postgres().await.unwrap();
         looked_at(&server.url, "PostgreSQL ").await;
         assert!(DatabaseLook::at("mysql://host").await.is_err());
+    }
+
+    #[tokio::test]
+    async fn user_who_sees_only_own_connections_is_told_apart() {
+        let server = harness::postgres().await.unwrap();
+        let look = async |url: &str| {
+            let look = DatabaseLook::at(url).await.unwrap();
+            look.connections.unwrap()
+        };
+        assert!(look(&server.url).await.are_all_seen);
+        let user = harness::unique("reader").replace('-', "_");
+        let mut connection = sqlx::PgConnection::connect(&server.url).await.unwrap();
+        let statement = format!("create role {user} login password 'x'");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statement))
+            .execute(&mut connection)
+            .await
+            .unwrap();
+        let (_, host) = server.url.split_once('@').unwrap();
+        let seen = look(&format!("postgres://{user}:x@{host}")).await;
+        assert!(!seen.are_all_seen && seen.seen >= 1, "{seen:?}");
+        let statement = format!("drop role {user}");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statement))
+            .execute(&mut connection)
+            .await
+            .unwrap();
     }
 
     #[test]

@@ -29,7 +29,7 @@ use super::{
 use crate::definition::PackedDefinition;
 use crate::error::Availability;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeKey, NodeRow};
-use crate::model::{Backlog, OutboxMessage, ParkedTask};
+use crate::model::{Backlog, KeyedRequest, OutboxMessage, ParkedTask};
 use crate::query::{Candidate, JobQuery};
 use outbox::Unsent;
 use prerequisites::Dependencies;
@@ -379,8 +379,40 @@ impl Reads for Memory {
     fn task_pipes(&self, limit: u32) -> DbFuture<'_, Vec<String>> {
         Box::pin(async move { Ok(rounds::task_pipes(&*self.read().await?, limit)) })
     }
-    fn definition(&self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>> {
-        Box::pin(async move { Ok(self.read().await?.definitions.get(&incarnation).cloned()) })
+    fn source<'a>(
+        &'a self,
+        partition: &'a str,
+        job: &'a str,
+    ) -> DbFuture<'a, Option<(i64, Option<PackedDefinition>)>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let row = state.jobs.get(&(partition.to_owned(), job.to_owned()));
+            let definition = |n: i64| state.definitions.get(&n).cloned();
+            Ok(row.map(|row| (row.incarnation, definition(row.incarnation))))
+        })
+    }
+    fn has_definition(&self, incarnation: i64) -> DbFuture<'_, bool> {
+        Box::pin(async move { Ok(self.read().await?.definitions.contains_key(&incarnation)) })
+    }
+    fn request_with_key<'a>(
+        &'a self,
+        partition: &'a str,
+        key: &'a str,
+    ) -> DbFuture<'a, Option<KeyedRequest>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let own = (partition.to_owned(), key.to_owned());
+            let found = state.request_keys.get(&own).cloned();
+            Ok(found.map(|(fingerprint, job, _)| {
+                let row = state.jobs.get(&(partition.to_owned(), job.to_string()));
+                let content_hash = row.map(|row| row.content_hash.clone());
+                KeyedRequest {
+                    fingerprint,
+                    job,
+                    content_hash,
+                }
+            }))
+        })
     }
     fn past_failures<'a>(
         &'a self,

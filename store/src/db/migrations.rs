@@ -83,6 +83,10 @@ const POSTGRES: &[File] = &[
         "20261123003500_events",
         include_str!("../../migrations/postgres/20261123003500_events.sql"),
     ),
+    (
+        "20261123024500_jobs_that_can_go_on",
+        include_str!("../../migrations/postgres/20261123024500_jobs_that_can_go_on.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -157,6 +161,10 @@ const SQLITE: &[File] = &[
     (
         "20261123003500_events",
         include_str!("../../migrations/sqlite/20261123003500_events.sql"),
+    ),
+    (
+        "20261123024500_jobs_that_can_go_on",
+        include_str!("../../migrations/sqlite/20261123024500_jobs_that_can_go_on.sql"),
     ),
 ];
 

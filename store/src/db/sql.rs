@@ -39,7 +39,7 @@ use super::{
 use crate::definition::PackedDefinition;
 use crate::error::{Availability, StoreError};
 use crate::ledger::{KeptAttempt, KeptFailure, NodeKey, NodeRow};
-use crate::model::{Backlog, OutboxMessage};
+use crate::model::{Backlog, KeyedRequest, OutboxMessage};
 use crate::query::JobQuery;
 use session::Session;
 use statement::Dialect;
@@ -225,8 +225,24 @@ impl Reads for SqlBackend {
     fn task_pipes(&self, limit: u32) -> DbFuture<'_, Vec<String>> {
         Box::pin(async move { rounds::task_pipes(&mut self.reader().await?, limit).await })
     }
-    fn definition(&self, incarnation: i64) -> DbFuture<'_, Option<PackedDefinition>> {
-        Box::pin(async move { rounds::definition(&mut self.reader().await?, incarnation).await })
+    fn source<'a>(
+        &'a self,
+        partition: &'a str,
+        job: &'a str,
+    ) -> DbFuture<'a, Option<(i64, Option<PackedDefinition>)>> {
+        Box::pin(async move { rounds::source(&mut self.reader().await?, partition, job).await })
+    }
+    fn has_definition(&self, incarnation: i64) -> DbFuture<'_, bool> {
+        Box::pin(
+            async move { rounds::has_definition(&mut self.reader().await?, incarnation).await },
+        )
+    }
+    fn request_with_key<'a>(
+        &'a self,
+        partition: &'a str,
+        key: &'a str,
+    ) -> DbFuture<'a, Option<KeyedRequest>> {
+        Box::pin(async move { request_keys::find(&mut self.reader().await?, partition, key).await })
     }
     fn past_failures<'a>(
         &'a self,

@@ -65,8 +65,13 @@ pub trait JobSteps {
     /// Saves the fields that change when jobs end without having started.
     fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()>;
 
-    /// Deletes a job with its labels, failures, history, parked tasks and unsent messages.
-    fn delete_job(&mut self, incarnation: i64) -> DbFuture<'_, ()>;
+    /// Deletes a job with its labels, failures, history, parked tasks and unsent messages, and completes the event of it.
+    fn delete_job<'a>(
+        &'a mut self,
+        key: &'a JobKey,
+        incarnation: i64,
+        why: Deletion<'a>,
+    ) -> DbFuture<'a, ()>;
 
     /// Adds the labels of a new job.
     fn insert_labels<'a>(
@@ -114,6 +119,16 @@ pub trait JobSteps {
         job: &'a str,
         incarnation: i64,
     ) -> DbFuture<'a, ()>;
+}
+
+/// Who deletes a job, and why, as its event tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deletion<'a> {
+    /// The actor, as in the history of jobs.
+    pub actor: &'a str,
+    pub reason: &'a str,
+    /// The correlation id of the request that deletes it.
+    pub correlation_id: Option<&'a str>,
 }
 
 /// What has become of a key that a request was to be given.

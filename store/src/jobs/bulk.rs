@@ -10,14 +10,14 @@ use std::time::Duration;
 use contract::{JobStatus, PartitionId};
 
 use super::cancel::cancel_locked;
-use super::delete::delete_locked;
+use super::delete::{delete_locked, deletion};
 use crate::db::DbError;
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::dependents::EndedJob;
 use crate::job_row::JobRow;
 use crate::model::Incarnation;
 use crate::query::{Candidate, JobQuery, Sort, SortBy};
-use crate::transition::resolve_dependents;
+use crate::transition::{Actor, resolve_dependents};
 use crate::{Store, StoreError};
 
 pub(super) const OLDEST_FIRST: Sort = Sort {
@@ -163,8 +163,11 @@ async fn end_batch(
     match action {
         Action::Cancel => incarnations.extend(dependents.into_iter().map(|(job, _)| job)),
         Action::Delete => {
+            let request = tx.request().map(str::to_owned);
+            let reason = "deleted with all that match";
+            let why = deletion(Actor::Client, reason, request.as_deref());
             for job in &jobs {
-                delete_locked(tx, job).await?;
+                delete_locked(tx, job, why).await?;
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::db::DueTime;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
 use crate::db::{DbError, JobRow, KeyState, Signal};
 use crate::definition::PackedDefinition;
-use crate::jobs::delete_locked;
+use crate::jobs::{delete_locked, deletion};
 use crate::ledger::JobTotals;
 use crate::model::{Creation, Incarnation, JobRequest, Transition};
 use crate::pace::Pace;
@@ -169,7 +169,9 @@ async fn make_way(
     if !old.status.is_finished() {
         return Ok(Some(Creation::NotEnded(old.status)));
     }
-    delete_locked(tx, &old).await?;
+    let by = request.correlation_id.as_deref();
+    let why = deletion(Actor::Client, "replaced by a new job", by);
+    delete_locked(tx, &old, why).await?;
     Ok(None)
 }
 

@@ -4,9 +4,9 @@ use contract::{JobId, PartitionId};
 
 use crate::db::JobKey;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
-use crate::db::{DbError, JobRow, Signal};
+use crate::db::{DbError, Deletion, JobRow, Signal};
 use crate::dependents::EndedJob;
-use crate::transition::resolve_dependents;
+use crate::transition::{Actor, resolve_dependents};
 use crate::{Store, StoreError};
 
 impl Store {
@@ -36,16 +36,36 @@ async fn delete(tx: &mut Tx<'_>, own: &JobKey) -> Result<End<bool>, DbError> {
     {
         return Ok(End::Rerun);
     }
-    delete_locked(tx, &job).await?;
+    let request = tx.request().map(str::to_owned);
+    let why = deletion(Actor::Client, "deleted", request.as_deref());
+    delete_locked(tx, &job, why).await?;
     Ok(End::Commit(true))
+}
+
+/// Returns who deletes a job and why, for its event.
+pub(crate) const fn deletion<'a>(
+    actor: Actor,
+    reason: &'a str,
+    correlation_id: Option<&'a str>,
+) -> Deletion<'a> {
+    Deletion {
+        actor: actor.name(),
+        reason,
+        correlation_id,
+    }
 }
 
 /// Deletes a locked job after its dependents are resolved. Its task table is left to the sweeper, and its incarnation is
 /// remembered, so that late reports of its tasks do not count for the next job with this id.
-pub(crate) async fn delete_locked(tx: &mut Tx<'_>, job: &JobRow) -> Result<(), DbError> {
+/// The event of it tells who does it and why.
+pub(crate) async fn delete_locked(
+    tx: &mut Tx<'_>,
+    job: &JobRow,
+    why: Deletion<'_>,
+) -> Result<(), DbError> {
     tx.remember_incarnation(job.partition.as_str(), job.job.as_str(), job.incarnation)
         .await?;
-    tx.delete_job(job.incarnation).await?;
+    tx.delete_job(&job.key(), job.incarnation, why).await?;
     if job.task_table {
         tx.retire_table(job.incarnation, 0).await?;
     }

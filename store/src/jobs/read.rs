@@ -10,7 +10,7 @@ use crate::definition::PackedDefinition;
 use crate::job_row::JobRow;
 use crate::jobs::progress::Progress;
 use crate::ledger::FAILURES_IN_FULL;
-use crate::model::{Definition, Source};
+use crate::model::{Definition, KeyedRequest, Source};
 use crate::query::JobQuery;
 use crate::{Store, StoreError};
 
@@ -152,27 +152,30 @@ impl Store {
         partition: &PartitionId,
         job: &JobId,
     ) -> Result<Option<Source>, StoreError> {
-        let incarnation = async || {
-            let row = self.backend.job(partition.as_str(), job.as_str()).await?;
-            Ok::<_, DbError>(row.map(|row| row.incarnation))
+        let found = self.backend.source(partition.as_str(), job.as_str());
+        let Some((incarnation, packed)) = found.await? else {
+            return Ok(None);
         };
-        let mut current = incarnation().await?;
-        while let Some(read) = current {
-            let packed = self.backend.definition(read).await?;
-            if packed.is_none() {
-                // Its definition may have gone with it between the two reads.
-                current = incarnation().await?;
-                if current != Some(read) {
-                    continue;
-                }
-            }
-            let definition = packed.map(PackedDefinition::unpack).transpose();
-            return Ok(Some(Source {
-                incarnation: read,
-                definition: definition.map_err(DbError::from)?,
-            }));
-        }
-        Ok(None)
+        let definition = packed.map(PackedDefinition::unpack).transpose();
+        Ok(Some(Source {
+            incarnation,
+            definition: definition.map_err(DbError::from)?,
+        }))
+    }
+
+    /// Returns whether it is known what a job was created from.
+    pub async fn has_definition(&self, incarnation: i64) -> Result<bool, StoreError> {
+        Ok(self.backend.has_definition(incarnation).await?)
+    }
+
+    /// Returns what is known of the request that has this key; `None` if none has it.
+    pub async fn request_with_key(
+        &self,
+        partition: &PartitionId,
+        key: &str,
+    ) -> Result<Option<KeyedRequest>, StoreError> {
+        let found = self.backend.request_with_key(partition.as_str(), key);
+        Ok(found.await?)
     }
 
     /// Returns the pipes to which the start messages of unfinished jobs go, at most `limit`.
@@ -274,7 +277,8 @@ fn describe_row(row: JobRow, now: i64) -> rest::Job {
             "The service keeps the outputs. A worker that has an output pipe of its own, as each of CAF's has, must send them to the \
              pipe '{pipe}'."
         )],
-        None if row.without_target => vec![WITHOUT_TARGET.to_owned()],
+        // Of a job that has ended, it says nothing that its status does not.
+        None if row.without_target && !row.status.is_finished() => vec![WITHOUT_TARGET.to_owned()],
         None => Vec::new(),
     };
     rest::Job {

@@ -1,12 +1,13 @@
 //! Takes jobs up again that have failed or were cancelled: each begins another round ([`round`](crate::round)).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use contract::{JobId, PartitionId};
 
 use super::bulk::OLDEST_FIRST;
 use crate::db::run_tx::{End, JobLocks, Tx, job_key};
 use crate::db::{DbError, JobKey, JobRow};
+use crate::job_row::JobPlace;
 use crate::model::{Begun, Definition, Incarnation, Retry};
 use crate::query::JobQuery;
 use crate::round::{Beginning, Ended, MakeStart};
@@ -27,28 +28,10 @@ pub struct RetriedBatch {
     pub jobs: Vec<(JobId, Retry)>,
 }
 
-/// What [`Store::retry_some_jobs`] has looked at already. Begins with nothing.
-#[derive(Debug, Clone, Default)]
-pub struct RetryCursor {
-    seen: BTreeSet<i64>,
-    /// The number of jobs that still match.
-    passed: u64,
-}
-
-impl RetryCursor {
-    /// Returns the place behind so many jobs that match and were not taken up.
-    pub fn behind(passed: u64) -> Self {
-        Self {
-            passed,
-            ..Self::default()
-        }
-    }
-
-    /// Returns how many jobs still match that were passed.
-    pub const fn passed(&self) -> u64 {
-        self.passed
-    }
-}
+/// Up to where [`Store::retry_some_jobs`] has looked at the jobs. Begins with nothing.
+///
+/// It is a place and no number: jobs around it come, go, and are taken up by others meanwhile.
+pub type RetryCursor = Option<JobPlace>;
 
 impl Store {
     /// Takes a job up again that has failed, was cancelled, or is Completed although items have failed: it begins a round in which
@@ -89,33 +72,20 @@ impl Store {
         limit: u32,
         start: impl Fn(&Incarnation, &Definition) -> Result<Vec<u8>, String> + Send + Sync,
     ) -> Result<RetriedBatch, StoreError> {
-        let query = query.clone().that_can_go_on();
+        let query = JobQuery {
+            sort: OLDEST_FIRST,
+            limit,
+            offset: 0,
+            after: *cursor,
+            ..query.clone().that_can_go_on()
+        };
         let mut batch = RetriedBatch::default();
-        while batch.jobs.is_empty() {
-            // Jobs that were not taken up still match, and stand before the others.
-            let query = JobQuery {
-                sort: OLDEST_FIRST,
-                limit,
-                offset: cursor.passed,
-                ..query.clone()
-            };
-            let rows = self.backend.jobs(partition.as_str(), &query).await?;
-            if rows.is_empty() {
-                break;
-            }
-            for row in rows {
-                if !cursor.seen.insert(row.incarnation) {
-                    cursor.passed += 1;
-                    continue;
-                }
-                let retry = self
-                    .retry_job(partition, &row.job, dependents, &start)
-                    .await?;
-                if !matches!(retry, Retry::Begun(_)) {
-                    cursor.passed += 1;
-                }
-                batch.jobs.push((row.job, retry));
-            }
+        for row in self.backend.jobs(partition.as_str(), &query).await? {
+            *cursor = Some(row.place());
+            let retry = self
+                .retry_job(partition, &row.job, dependents, &start)
+                .await?;
+            batch.jobs.push((row.job, retry));
         }
         Ok(batch)
     }

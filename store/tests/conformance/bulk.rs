@@ -3,15 +3,16 @@
 use Comparison::NotEqual;
 use JobStatus::{Active, Cancelled, Completed, Waiting};
 use contract::{JobStatus, PartitionId, ReportFailure};
-use store::{Comparison, EventKind, Filter, JobQuery, TextField};
+use store::{Comparison, EventKind, Filter, Incarnation, JobQuery, RetryCursor, TextField};
 
-use crate::fixture::{TestStore, acme};
+use crate::fixture::{TestStore, acme, after, failed};
 use crate::queries::{is, texts};
 
 suite![
     bulk_cancel_works_in_batches_and_passes_over_finished_jobs,
     bulk_delete_works_in_batches_and_ignores_the_status,
     concurrent_bulk_operations_end_each_job_once,
+    none_of_many_jobs_is_left_out_although_others_take_jobs_meanwhile,
 ];
 
 async fn bulk_cancel_works_in_batches_and_passes_over_finished_jobs(store: TestStore) {
@@ -118,4 +119,35 @@ async fn concurrent_bulk_operations_end_each_job_once(store: TestStore) {
     assert_eq!(a + b + c, 20);
     let (a, b, c) = tokio::join!(ended(true), ended(true), ended(true));
     assert_eq!(a + b + c, 20);
+}
+
+/// The jobs that were refused go while the others wait for their turn.
+async fn none_of_many_jobs_is_left_out_although_others_take_jobs_meanwhile(store: TestStore) {
+    let missing = store.create("missing").await;
+    for job in ["d0", "d1"] {
+        store.create_scheduled(job, after(&["missing"])).await;
+    }
+    store.report(&missing, "", failed("BROKEN")).await;
+    store.delete("missing").await;
+    for job in ["j0", "j1", "j2", "j3"] {
+        store.started(job).await;
+        store.cancel(job).await;
+    }
+    let again = |job: &Incarnation, _: &store::Definition| Ok(job.job_task_id().into_bytes());
+    let mut cursor = RetryCursor::default();
+    let mut some = async || -> Vec<String> {
+        let all = JobQuery::default();
+        let batch = store
+            .retry_some_jobs(&acme(), &all, false, &mut cursor, 2, again)
+            .await
+            .unwrap();
+        let jobs = batch.jobs.into_iter();
+        jobs.map(|(job, _)| job.to_string()).collect()
+    };
+    assert_eq!(some().await, ["d0", "d1"]);
+    store.delete("d0").await;
+    store.delete("d1").await;
+    assert_eq!(some().await, ["j0", "j1"]);
+    assert_eq!(some().await, ["j2", "j3"]);
+    assert_eq!(some().await, [""; 0]);
 }

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use contract::PartitionId;
 use sqlx::{Connection as _, Executor as _, PgConnection};
-use store::{JobEvent, JobRequest, SettledEvents, StoreOptions};
+use store::{JobEvent, JobQuery, JobRequest, SettledEvents, StoreOptions};
 
 use crate::fixture::{TestStore, acme, after, create, failed, id, request};
 
 suite![
     every_change_of_a_job_is_one_event_in_the_order_of_its_history,
     events_of_a_partition_are_those_of_its_jobs,
+    deletion_says_who_and_why,
     what_is_rolled_back_is_no_event,
     events_are_bounded_by_their_number_and_their_age,
 ];
@@ -102,6 +103,55 @@ async fn events_of_a_partition_are_those_of_its_jobs(store: TestStore) {
     assert_eq!(first[0].job, "here");
     let recent = store.first_event_within(Duration::from_hours(1)).await;
     assert_eq!(recent.unwrap(), Some(first[0].id));
+}
+
+async fn deletion_says_who_and_why(store: TestStore) {
+    let expiring = JobRequest {
+        expiry: contract::rest::Expiry {
+            cancelled: Some(contract::rest::ExpiryPolicy {
+                expiry_time: "lastUpdateTime+PT0S".to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        },
+        ..request("expired")
+    };
+    store.create_with(expiring).await;
+    for job in ["one", "many", "replaced"] {
+        store.create(job).await;
+    }
+    let asked = store.for_request(Some("the-request"));
+    assert!(asked.delete_job(&acme(), &id("one")).await.unwrap());
+    let many = JobQuery {
+        id_prefix: Some("many".to_owned()),
+        ..JobQuery::default()
+    };
+    asked.delete_some_jobs(&acme(), &many, 10).await.unwrap();
+    store.cancel("expired").await;
+    assert_eq!(store.sweep().await.unwrap().jobs, 1);
+    store.cancel("replaced").await;
+    let replaces = Some(store.job("replaced").await.incarnation);
+    let again = JobRequest {
+        replaces,
+        correlation_id: Some("the-new-one".to_owned()),
+        ..request("replaced")
+    };
+    create(&store, &again).await;
+    let events = Reader::default().new_events(&store).await;
+    let deletions = events.iter().filter(|it| it.to.is_none());
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let said: Vec<_> = deletions
+        .map(|it| [&it.actor, &it.reason, &it.correlation_id].map(text))
+        .collect();
+    assert_eq!(
+        said,
+        [
+            ["client", "deleted", "the-request"],
+            ["client", "deleted with all that match", "the-request"],
+            ["service", "its time was over", ""],
+            ["client", "replaced by a new job", "the-new-one"],
+        ]
+    );
 }
 
 async fn what_is_rolled_back_is_no_event(store: TestStore) {

@@ -16,7 +16,6 @@ suite![
     a_job_takes_the_place_of_one_that_has_ended,
     only_the_incarnation_that_was_read_is_replaced_and_only_once_it_has_ended,
     of_many_replacements_at_once_one_is_made,
-    what_a_job_was_created_from_is_known_while_it_is_replaced,
 ];
 
 /// Returns a request with a key, which asks for `what`.
@@ -210,31 +209,4 @@ async fn of_many_replacements_at_once_one_is_made(store: TestStore) {
     let others = creations.iter().filter(|it| **it == Creation::NotThere);
     assert_eq!(others.count(), 7, "{creations:?}");
     assert_eq!(store.sent().await, ["j"]);
-}
-
-async fn what_a_job_was_created_from_is_known_while_it_is_replaced(store: TestStore) {
-    const LIVES: u32 = 40;
-    let reader = store.in_another_process().await;
-    store.create("j").await;
-    let replacing = async {
-        for _ in 0..LIVES {
-            let old = store.job("j").await.incarnation;
-            store.cancel("j").await;
-            store.create_with(replacing("j", old)).await;
-        }
-    };
-    let reading = async {
-        loop {
-            let source = reader.source(&acme(), &id("j")).await.unwrap().unwrap();
-            assert!(
-                source.definition.is_some(),
-                "life {} was replaced between two reads",
-                source.incarnation
-            );
-        }
-    };
-    tokio::select! {
-        () = replacing => {}
-        () = reading => {}
-    }
 }

@@ -172,17 +172,24 @@ pub async fn database(url: Option<&str>) -> Vec<Finding> {
 
 fn about_database(look: &DatabaseLook) -> Vec<Finding> {
     let megabytes = look.bytes >> 20;
-    let connections = look.connections.map(|(used, most)| {
-        let (used, most) = (used.max(0), most.max(1));
-        (used, most, used * 100 / most >= MANY_CONNECTIONS)
+    let connections = look.connections.map(|it| {
+        let (seen, most) = (it.seen.max(0), it.most.max(1));
+        (seen, most, seen * 100 / most >= MANY_CONNECTIONS)
     });
-    let told = connections.map(|(used, most, _)| format!(", {used} of {most} connections"));
+    let told = connections.map(|(seen, most, _)| format!(", {seen} of {most} connections"));
     let what = format!(
         "{}, {megabytes} MiB{}",
         look.version,
         told.unwrap_or_default()
     );
     let mut found = vec![Finding::new(State::Ok, DATABASE, what)];
+    if look.connections.is_some_and(|it| !it.are_all_seen) {
+        let what = "this user sees only its own connections: the server may have many more";
+        found.push(
+            Finding::new(State::Unseen, DATABASE, what)
+                .remedy("GRANT pg_read_all_stats TO the user of --database"),
+        );
+    }
     if connections.is_some_and(|(_, _, many)| many) {
         let what = "almost all connections of the server are taken";
         found.push(
@@ -220,14 +227,24 @@ fn about_database(look: &DatabaseLook) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use store::Connections;
+
     use super::*;
+
+    fn connections(seen: i64) -> Connections {
+        Connections {
+            seen,
+            most: 100,
+            are_all_seen: true,
+        }
+    }
 
     #[test]
     fn database_that_is_old_new_empty_or_full_is_noted() {
         let look = DatabaseLook {
             version: "PostgreSQL 16".to_owned(),
             bytes: 5 << 20,
-            connections: Some((8, 100)),
+            connections: Some(connections(8)),
             missing: Some(Vec::new()),
             newer: Vec::new(),
         };
@@ -241,10 +258,20 @@ mod tests {
             "PostgreSQL 16, 5 MiB, 8 of 100 connections"
         );
         assert_eq!(notes(&look), [""; 0]);
+        let hidden = Connections {
+            are_all_seen: false,
+            ..connections(8)
+        };
+        let of_others = DatabaseLook {
+            connections: Some(hidden),
+            ..look.clone()
+        };
+        let unseen = &about_database(&of_others)[1];
+        assert!(unseen.state == State::Unseen && unseen.what.contains("only its own"));
         for (changed, text) in [
             (
                 DatabaseLook {
-                    connections: Some((95, 100)),
+                    connections: Some(connections(95)),
                     ..look.clone()
                 },
                 "almost all connections",

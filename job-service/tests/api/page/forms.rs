@@ -391,7 +391,7 @@ async fn go_on(service: &Service, bulk: &str, page: &Answer) -> Answer {
         "action",
         "of",
         "before",
-        "passed",
+        "after",
         "status",
         "filter",
         "jobIdStartsWith",

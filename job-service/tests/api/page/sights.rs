@@ -223,6 +223,17 @@ async fn wrong_addresses_and_parameters_get_a_page_that_says_what_is_wrong() {
     }
     let no_page = page(&service, &format!("{partition}/jobs/j/pause")).await;
     assert_eq!(no_page.header("allow"), "POST");
+    // What costs more than an overview is read less often.
+    for (path, pace) in [
+        ("", 1),
+        ("/tasks/0", 1),
+        ("/failures", 5),
+        ("/outputs", 5),
+        ("/definition", 5),
+    ] {
+        let shown = page(&service, &format!("{partition}/jobs/j{path}")).await;
+        shown.is(200).contains(&format!("data-pace=\"{pace}\""));
+    }
     for path in ["/?after=a%00b", "/partitions/a%00b/jobs", "/assets/x/y"] {
         let shown = page(&service, path).await;
         assert!(shown.status.is_client_error(), "{path}: {shown:?}");

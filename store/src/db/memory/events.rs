@@ -6,7 +6,7 @@ use contract::JobStatus;
 
 use super::{Memory, MemoryTransaction};
 use crate::db::events::{EventMarks, EventPage, EventRange, EventReads};
-use crate::db::{DbFuture, JobKey, Signal};
+use crate::db::{DbFuture, Deletion, JobKey, Signal};
 use crate::model::{JobEvent, Transition};
 
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ impl MemoryTransaction {
         });
     }
 
-    pub fn add_deletion(&mut self, (partition, job): &JobKey) {
+    pub fn add_deletion(&mut self, (partition, job): &JobKey, why: Deletion<'_>) {
         let row = self.state.jobs.get(&(partition.clone(), job.clone()));
         let (from, round) = row.map_or((None, 1), |row| (Some(row.status), row.round));
         self.push_event(JobEvent {
@@ -85,9 +85,9 @@ impl MemoryTransaction {
             from,
             to: None::<JobStatus>,
             round,
-            actor: None,
-            reason: None,
-            correlation_id: None,
+            actor: Some(why.actor.to_owned()),
+            reason: Some(why.reason.to_owned()),
+            correlation_id: why.correlation_id.map(str::to_owned),
             prerequisite: None,
         });
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{MemoryTransaction, done};
 use crate::db::sql::jobs::job_id;
-use crate::db::{DbFuture, JobKey, JobRow, JobSteps, KeyState, TransitionRow};
+use crate::db::{DbFuture, Deletion, JobKey, JobRow, JobSteps, KeyState, TransitionRow};
 use crate::model::{RequestKey, Transition};
 
 impl JobSteps for MemoryTransaction {
@@ -47,9 +47,14 @@ impl JobSteps for MemoryTransaction {
             Ok(())
         })
     }
-    fn delete_job(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+    fn delete_job<'a>(
+        &'a mut self,
+        _: &'a JobKey,
+        incarnation: i64,
+        why: Deletion<'a>,
+    ) -> DbFuture<'a, ()> {
         if let Some(id) = self.state.ids.get(&incarnation).cloned() {
-            self.add_deletion(&id);
+            self.add_deletion(&id, why);
             self.put(|s| &mut s.jobs, id, None);
         }
         self.put(|s| &mut s.ids, incarnation, None);

@@ -6,7 +6,7 @@ use super::millis;
 use super::session::{Row, Session};
 use super::statement::Dialect;
 use crate::db::events::{EventMarks, EventPage, EventRange, EventReads};
-use crate::db::{DbError, DbFuture};
+use crate::db::{DbError, DbFuture, Deletion, JobKey};
 use crate::model::JobEvent;
 
 /// The number of events that one transaction deletes.
@@ -104,6 +104,31 @@ fn event(row: Row<'_>) -> Result<Option<JobEvent>, DbError> {
         correlation_id: row.get("correlation_id")?,
         prerequisite: row.get("prerequisite_id")?,
     }))
+}
+
+/// Completes the event of a job that this transaction has just deleted: its trigger knows neither who nor why. It is the latest event
+/// of the job.
+pub async fn complete_deletion(
+    db: &mut Session,
+    (partition, job): &JobKey,
+    why: Deletion<'_>,
+) -> Result<(), DbError> {
+    let latest = match db.dialect() {
+        // The last id that was given in this session.
+        Dialect::Postgres => "(select currval('event_id_seq'))",
+        Dialect::Sqlite => "(select max(id) from event)",
+    };
+    let update = db
+        .statement(format!(
+            "update event set actor = $3, reason = $4, correlation_id = $5 \
+             where id = {latest} and partition_id = $1 and job_id = $2 and to_status is null"
+        ))
+        .bind(partition.as_str())
+        .bind(job.as_str())
+        .bind(why.actor)
+        .bind(why.reason)
+        .bind(why.correlation_id);
+    db.execute(update).await.map(drop)
 }
 
 /// Deletes the oldest events that are older than this many milliseconds, or more than `most`. Returns whether there may be more

@@ -28,8 +28,8 @@ const HAS_LABEL: &str =
 /// to skip for `offset`. `incarnation in (select …)` would be right, too, but reads the labels of all jobs for each page.
 const END_OF_LABEL: &str = " limit 1)";
 
-/// The condition of `JobRow::can_go_on`.
-const CAN_GO_ON: &str = "(status in ('Failed', 'Cancelled', 'Completed') and (status <> 'Completed' or failed_tasks > 0))";
+/// The condition of `JobRow::can_go_on`, which is that of the index `job_that_can_go_on`, word for word.
+const CAN_GO_ON: &str = "case when status in ('Failed', 'Cancelled') then true when status = 'Completed' then failed_tasks > 0 else false end";
 
 /// A label, by name and value. The jobs that have it are the only ones that a statement looks at.
 type FirstLabel<'q> = Option<(&'q str, &'q str)>;
@@ -136,7 +136,21 @@ fn push_conditions(
     }
     if !query.statuses.is_empty() {
         select.push(" and ");
-        push_filter(select, &Filter::Status(query.statuses.clone()))?;
+        // SQLite would take the index of the statuses, and read all jobs that are Completed.
+        let column = if query.wants_those_that_can_go_on() {
+            "status || ''"
+        } else {
+            "status"
+        };
+        push_statuses(select, column, &query.statuses)?;
+    }
+    if let Some(after) = query.after {
+        select
+            .push(" and (create_time, incarnation) > (")
+            .push_bind(after.create_time)?
+            .push(", ")
+            .push_bind(after.incarnation)?
+            .push(")");
     }
     if !query.labels.is_empty() {
         select.push(" and ").push(HAS_LABEL);
@@ -164,20 +178,25 @@ fn push_filter(select: &mut StatementBuilder, filter: &Filter) -> Result<(), DbE
                 .push_bind(*number)?;
             Ok(())
         }
-        Filter::Status(statuses) => {
-            let names: Vec<String> = statuses
-                .iter()
-                .map(|status| status.name().to_owned())
-                .collect();
-            select.push("status");
-            push_one_of(select, &names, false)
-        }
+        Filter::Status(statuses) => push_statuses(select, "status", statuses),
         Filter::CanGoOn => {
-            // The first part is answered by the index of the statuses.
             select.push(CAN_GO_ON);
             Ok(())
         }
     }
+}
+
+fn push_statuses(
+    select: &mut StatementBuilder,
+    column: &str,
+    statuses: &[JobStatus],
+) -> Result<(), DbError> {
+    let names: Vec<String> = statuses
+        .iter()
+        .map(|status| status.name().to_owned())
+        .collect();
+    select.push(column);
+    push_one_of(select, &names, false)
 }
 
 /// Joins the filters as a balanced tree, because databases limit the depth of an expression.
@@ -314,4 +333,22 @@ fn push_order(select: &mut StatementBuilder, sort: &Sort) {
         SortBy::Label(_) => _ = select.push(text("sort_value")),
     }
     select.push(format_args!("create_time {way}, incarnation {way}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CAN_GO_ON;
+
+    #[test]
+    fn jobs_that_can_go_on_are_found_by_the_condition_of_their_index() {
+        for migration in [
+            include_str!("../../../migrations/postgres/20261123024500_jobs_that_can_go_on.sql"),
+            include_str!("../../../migrations/sqlite/20261123024500_jobs_that_can_go_on.sql"),
+        ] {
+            assert!(
+                migration.contains(&format!("where {CAN_GO_ON};")),
+                "{migration}"
+            );
+        }
+    }
 }

@@ -4,7 +4,7 @@ use super::jobs::job_id;
 use super::millis;
 use super::session::{Row, Session};
 use crate::db::{DbError, KeyState};
-use crate::model::RequestKey;
+use crate::model::{KeyedRequest, RequestKey};
 
 /// Gives a key to the request that creates this job, unless the partition has the key.
 pub async fn give(
@@ -33,6 +33,27 @@ pub async fn give(
     let read = |row: Row<'_>| Ok(KeyState::Taken(row.get(0)?, job_id(row.get(1)?)?));
     let taken = db.fetch_first(statement.bind(partition).bind(key.as_str()), read);
     Ok(taken.await?.unwrap_or(KeyState::Lost))
+}
+
+/// Returns the fingerprint of the request that has this key, the job that it created, and the digest of the job's content if the job
+/// is there.
+pub async fn find(
+    db: &mut Session,
+    partition: &str,
+    key: &str,
+) -> Result<Option<KeyedRequest>, DbError> {
+    let statement = db.statement(
+        "select fingerprint, k.job_id, content_hash from request_key k \
+         left join job j on j.partition_id = k.partition_id and j.job_id = k.job_id where k.partition_id = $1 and key = $2",
+    );
+    db.fetch_first(statement.bind(partition).bind(key), |row| {
+        Ok(KeyedRequest {
+            fingerprint: row.get(0)?,
+            job: job_id(row.get(1)?)?,
+            content_hash: row.get(2)?,
+        })
+    })
+    .await
 }
 
 /// Forgets up to 1,000 keys that were given more than this many milliseconds ago.

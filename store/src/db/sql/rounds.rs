@@ -32,6 +32,24 @@ pub async fn insert_definition(
     db.execute(statement).await.map(drop)
 }
 
+/// Reads the incarnation of a job and its definition in one statement: between two, another job could take its place.
+pub async fn source(
+    db: &mut Session,
+    partition: &str,
+    job: &str,
+) -> Result<Option<(i64, Option<PackedDefinition>)>, DbError> {
+    let statement = db.statement(
+        "select incarnation, request, pipe, start, headers, prerequisites, suspended \
+         from job left join definition using (incarnation) where partition_id = $1 and job_id = $2",
+    );
+    db.fetch_first(statement.bind(partition).bind(job), |row| {
+        let is_kept = row.get::<Option<&str>, _>("pipe")?.is_some();
+        let definition = is_kept.then(|| read_definition(row)).transpose()?;
+        Ok((row.get("incarnation")?, definition))
+    })
+    .await
+}
+
 pub async fn definition(
     db: &mut Session,
     incarnation: i64,
@@ -39,17 +57,25 @@ pub async fn definition(
     let statement = db.statement(
         "select request, pipe, start, headers, prerequisites, suspended from definition where incarnation = $1",
     );
-    db.fetch_first(statement.bind(incarnation), |row| {
-        Ok(PackedDefinition {
-            request: row.get(0)?,
-            pipe: row.get(1)?,
-            start: row.get(2)?,
-            headers: read_headers(row.get(3)?)?,
-            prerequisites: serde_json::from_str(row.get(4)?)?,
-            suspended: row.get(5)?,
-        })
+    db.fetch_first(statement.bind(incarnation), read_definition)
+        .await
+}
+
+fn read_definition(row: Row<'_>) -> Result<PackedDefinition, DbError> {
+    Ok(PackedDefinition {
+        request: row.get("request")?,
+        pipe: row.get("pipe")?,
+        start: row.get("start")?,
+        headers: read_headers(row.get("headers")?)?,
+        prerequisites: serde_json::from_str(row.get("prerequisites")?)?,
+        suspended: row.get("suspended")?,
     })
-    .await
+}
+
+pub async fn has_definition(db: &mut Session, incarnation: i64) -> Result<bool, DbError> {
+    let statement = db.statement("select 1 from definition where incarnation = $1");
+    let found = db.fetch_first(statement.bind(incarnation), |_| Ok(()));
+    Ok(found.await?.is_some())
 }
 
 /// Returns the pipes to which the start messages of unfinished jobs go.

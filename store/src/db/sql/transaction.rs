@@ -14,8 +14,8 @@ use super::{
 };
 use crate::db::postgres::CHANNEL;
 use crate::db::{
-    DbError, DbFuture, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow, KeptRow,
-    KeptTaskRow, KeptTimes, KeyState, LedgerSteps, OutboxSteps, OutputSteps, ParkingSteps,
+    DbError, DbFuture, Deletion, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow,
+    KeptRow, KeptTaskRow, KeptTimes, KeyState, LedgerSteps, OutboxSteps, OutputSteps, ParkingSteps,
     PrerequisiteSteps, RetentionSteps, RoundSteps, Signal, Signals, Transaction, Wakes,
 };
 use crate::definition::PackedDefinition;
@@ -107,9 +107,17 @@ impl JobSteps for SqlTransaction {
     fn save_ended<'a>(&'a mut self, jobs: &'a [JobRow]) -> DbFuture<'a, ()> {
         Box::pin(jobs::save_ended(&mut self.session, jobs))
     }
-    fn delete_job(&mut self, incarnation: i64) -> DbFuture<'_, ()> {
+    fn delete_job<'a>(
+        &'a mut self,
+        key: &'a JobKey,
+        incarnation: i64,
+        why: Deletion<'a>,
+    ) -> DbFuture<'a, ()> {
         self.note_events();
-        Box::pin(jobs::delete(&mut self.session, incarnation))
+        Box::pin(async move {
+            jobs::delete(&mut self.session, incarnation).await?;
+            events::complete_deletion(&mut self.session, key, why).await
+        })
     }
     fn insert_labels<'a>(
         &'a mut self,
