@@ -1,5 +1,7 @@
 //! A worker to copy: it counts the words in a range of lines of a text file. Beside it, [`simulation`] only pretends to work,
 //! and [`noop`] does not even do that.
+//!
+//! In a package of your own, `framework` and `contract` are `batchwright` and `batchwright::contract`.
 #![warn(missing_docs)]
 
 pub mod noop;
