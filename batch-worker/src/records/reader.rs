@@ -89,13 +89,13 @@ impl Records {
             Format::Json => Of::Array(Box::new(Array::new(from, at, part.to == part.size))),
             Format::Csv | Format::Tsv => {
                 let delimiter = if format == Format::Csv { b',' } else { b'\t' };
-                let mut table = Table::new(from, at, delimiter);
+                let mut table = Table::new(from, at, delimiter)?;
                 if has_header && at == 0 {
                     table
                         .take_header()
                         .map_err(|wrong| part.wrong_header(wrong))?;
                 } else if has_header {
-                    let mut whole = Table::new(open(0, part.size)?, 0, delimiter);
+                    let mut whole = Table::new(open(0, part.size)?, 0, delimiter)?;
                     whole
                         .take_header()
                         .map_err(|wrong| part.wrong_header(wrong))?;

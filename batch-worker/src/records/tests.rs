@@ -109,6 +109,12 @@ async fn what_is_wrong_with_a_record_is_said_with_its_number_and_place() {
             "the header of \"a.csv\", its first line, names the field \"a\" twice",
         ),
         (
+            "a.csv",
+            "a,b\n1,2\n3,\"4\n5,6\n",
+            json!({}),
+            "record 2 of \"a.csv\", which begins at byte 8, has a quote that is not closed before the end of the file",
+        ),
+        (
             "a.jsonl",
             "1\n{\n",
             json!({}),

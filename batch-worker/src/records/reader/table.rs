@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Take};
+use std::os::unix::fs::FileExt as _;
 use std::rc::Rc;
 
 use csv::{ByteRecord, ErrorKind, Reader, ReaderBuilder};
@@ -21,6 +22,10 @@ pub struct Table {
     /// How many bytes may be read for this record.
     left: Rc<Cell<u64>>,
     begin: u64,
+    end: u64,
+    /// The file, to look at its end once more.
+    file: File,
+    delimiter: u8,
     record: ByteRecord,
     header: Option<Vec<String>>,
 }
@@ -52,8 +57,9 @@ impl Read for Bounded {
 
 impl Table {
     /// Returns the records of a file from this position on, where one begins.
-    pub fn new(from: Take<File>, begin: u64, delimiter: u8) -> Self {
+    pub fn new(from: Take<File>, begin: u64, delimiter: u8) -> io::Result<Self> {
         let left = Rc::new(Cell::new(0));
+        let (file, end) = (from.get_ref().try_clone()?, begin + from.limit());
         let bounded = Bounded {
             from,
             left: Rc::clone(&left),
@@ -64,13 +70,16 @@ impl Table {
             .flexible(true)
             .buffer_capacity(AHEAD)
             .from_reader(bounded);
-        Self {
+        Ok(Self {
             reader,
             left,
             begin,
+            end,
+            file,
+            delimiter,
             record: ByteRecord::new(),
             header: None,
-        }
+        })
     }
 
     /// Reads the header.
@@ -100,15 +109,24 @@ impl Table {
     /// Moves to the next record. Returns where it begins.
     pub fn next(&mut self) -> Result<Option<u64>, (u64, Wrong)> {
         self.left.set(LONGEST_RECORD + AHEAD as u64);
-        let before = self.reader.position().byte();
-        let at = self.begin + before;
+        let at = self.begin + self.reader.position().byte();
         match self.reader.read_byte_record(&mut self.record) {
             Ok(false) => return Ok(None),
             Ok(true) => {}
             Err(error) => return Err((at, wrong(error))),
         }
-        if self.reader.position().byte() - before > LONGEST_RECORD {
+        let after = self.begin + self.reader.position().byte();
+        if after - at > LONGEST_RECORD {
             return Err((at, Wrong::too_long(HINT)));
+        }
+        // The reader takes the end of the file for the end of a field.
+        if after >= self.end
+            && self
+                .is_open(at, after)
+                .map_err(|error| (at, error.into()))?
+        {
+            let what = "has a quote that is not closed before the end of the file";
+            return Err((at, Wrong::Record(what.to_owned())));
         }
         let (count, names) = (self.record.len(), self.header.as_ref().map_or(0, Vec::len));
         if names > 0 && count != names {
@@ -118,6 +136,25 @@ impl Table {
             return Err((at, Wrong::Record(what)));
         }
         Ok(Some(at))
+    }
+
+    /// Returns whether the text from here to there ends within quotes.
+    fn is_open(&self, from: u64, to: u64) -> io::Result<bool> {
+        let length = usize::try_from(to - from).map_err(io::Error::other)?;
+        let mut text = vec![0; length];
+        self.file.read_exact_at(&mut text, from)?;
+        let (mut is_open, mut is_field_start) = (false, true);
+        let mut bytes = text.into_iter().peekable();
+        while let Some(byte) = bytes.next() {
+            if is_open {
+                // Two quotes stand for one.
+                is_open = byte != b'"' || bytes.next_if_eq(&b'"').is_some();
+                continue;
+            }
+            is_open = is_field_start && byte == b'"';
+            is_field_start = byte == self.delimiter || byte == b'\n' || byte == b'\r';
+        }
+        Ok(is_open)
     }
 
     /// Returns the record as JSON.
