@@ -453,7 +453,7 @@ impl Running {
     /// process gives up, which is one, too.
     ///
     /// From here on what happens is logged to standard error, unless the program has set up a log; to see the start as well, call
-    /// [`log::set_up`](crate::log::set_up) first in `main`.
+    /// [`crate::log::set_up`] first in `main`.
     pub async fn until_asked_to_stop(mut self) -> Result<(), StackError> {
         log::set_up("info", LogFormat::Text);
         let ended = tokio::select! {
