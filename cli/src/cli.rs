@@ -25,6 +25,7 @@ mod submit;
 mod task;
 mod top;
 mod tree;
+mod worker_args;
 mod workers;
 
 use std::process::ExitCode;

@@ -214,6 +214,11 @@ pub fn details(job: &Job, now: i64) -> Vec<String> {
         let tolerates = format!("{limit} failed items, then {}", above.name());
         fields.push(("tolerates", tolerates));
     }
+    fields.extend(
+        job.retry
+            .as_deref()
+            .map(|policy| ("retry", escaped(policy).into_owned())),
+    );
     if job.delay > 0 {
         fields.push(("delay", duration(job.delay.saturating_mul(1000))));
     }

@@ -29,6 +29,7 @@ mod problem;
 mod report;
 mod reserved_pipes;
 pub mod rest;
+mod retry;
 mod sight;
 mod split;
 mod task_message;
@@ -50,6 +51,7 @@ pub use reserved_pipes::{
     kept_track_to, quarantine_pipe, rounds_pipe,
 };
 pub use rest::{JobStatus, OnFailure};
+pub use retry::{Anchor, InvalidPolicy, PRESETS, Preset, RETRY_HEADER, RetryPolicy};
 pub use sight::{JobSlots, LongestTask, Pipe, Pipes, RunningTask, SignOfLife, Worker, Workers};
 pub use split::{SourceDigest, SourceDigestError, SplitState, SubtaskRange};
 pub use task_message::{

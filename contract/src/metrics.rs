@@ -103,6 +103,12 @@ metrics! {
         "Deliveries that the worker has received and not settled.";
     OLDEST_OPEN_DELIVERY = "batchwright_oldest_open_delivery_seconds", GAUGE, ["worker"],
         "Time since the worker began to process the oldest of these; 0 if there is none.";
+    STUCK_TASKS = "batchwright_stuck_tasks", GAUGE, ["worker"],
+        "Tasks that have been running for five minutes (`--stuck-task`) or longer.";
+    CIRCUIT_OPEN = "batchwright_circuit_open", GAUGE, ["worker"],
+        "1 while the circuit breaker of the worker is open, else 0.";
+    CIRCUIT_TRIPS = "batchwright_circuit_trips_total", COUNTER, ["worker"],
+        "How often the circuit breaker has tripped.";
     SLOTS = "batchwright_slots", GAUGE, ["worker"],
         "Deliveries, or batches of deliveries, that the worker can handle at the same time.";
     SLOTS_IN_USE = "batchwright_slots_in_use", GAUGE, ["worker"],
@@ -155,6 +161,8 @@ metrics! {
         "Time until the blobs of a batch of outputs were safe, with the time for which they waited for room.";
     JOBS = "batchwright_jobs", GAUGE, ["status"],
         "Jobs in the store, read at most every 15 s; NaN if the database is not available.";
+    STUCK_JOBS = "batchwright_stuck_jobs", GAUGE, [],
+        "Jobs that have not ended and of which nothing has been reported for an hour (`--stuck-job`), at most 1000; read every few minutes.";
     PARKED_TASKS = "batchwright_parked_tasks", GAUGE, [],
         "Tasks of paused jobs in the store, read at most every 15 s.";
     OUTBOX_MESSAGES = "batchwright_outbox_messages", GAUGE, [],

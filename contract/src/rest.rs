@@ -16,7 +16,7 @@ pub use crate::outputs::{
     ExportLine, ExportManifest, ExportPart, ExportProgress, KeptOutputs, OutputStatus, Outputs,
 };
 pub use crate::problem::{ErrorBody, ErrorCode};
-use crate::{ReportFailure, TaskTimeLimit};
+use crate::{ReportFailure, RetryPolicy, TaskTimeLimit};
 pub use attempts::{EarlierFailure, FailedAttempt};
 pub use events::{EventReset, JobEvent, JobEventKind};
 pub use history::{History, StatusChange};
@@ -75,6 +75,10 @@ pub struct NewJob {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "utoipa", schema(value_type = Option<u32>, minimum = 1, maximum = 604_800))]
     pub task_time_limit: Option<TaskTimeLimit>,
+    /// When failed tasks run again, instead of what their workers are set to: a preset or a policy. Workers ask for it at a task's
+    /// first failure; Java workers do not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry: Option<RetryPolicy>,
 }
 
 /// The first task of a job, sent to `taskPipe`.
@@ -222,6 +226,9 @@ pub struct Job {
     /// The outputs that the service keeps. Absent if the job does not keep its outputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outputs: Option<KeptOutputs>,
+    /// When failed tasks run again, with all limits: the retry policy of the request. Absent if the workers' own policies apply.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry: Option<String>,
     /// Remarks on the job, for example how a job without a target pipe completes. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,

@@ -39,6 +39,9 @@ pub struct SignOfLife {
     pub age: u64,
     /// The task that runs longest, if one runs for a while.
     pub longest: Option<RunningTask>,
+    /// Why it takes no tasks, if its dependencies are unavailable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unavailable: Option<String>,
     /// Whether this is the last sign: the worker ends.
     pub ended: bool,
 }
@@ -107,6 +110,9 @@ pub struct Worker {
     pub open_deliveries: Option<u64>,
     /// The task that runs longest, of those that run for more than a second.
     pub longest: Option<LongestTask>,
+    /// Why it takes no tasks: what it depends on is unavailable, or its circuit breaker is open. Absent if it takes tasks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unavailable: Option<String>,
     /// When it started, in milliseconds since 1970.
     pub start_time: i64,
     /// When it told of itself last, in milliseconds since 1970.

@@ -10,7 +10,7 @@ mod status_origins;
 mod variables;
 
 use std::net::SocketAddr;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -33,6 +33,9 @@ pub const PREFIX: &str = "BATCHWRIGHT_";
 pub const DEFAULT_CONCURRENCY: u32 = 8;
 /// The default of [`Settings::old_delivery`]: five minutes before RabbitMQ takes a delivery back by default.
 pub const DEFAULT_OLD_DELIVERY: Duration = Duration::from_mins(25);
+
+/// The default of [`Settings::stuck_task`].
+pub const DEFAULT_STUCK_TASK: Duration = Duration::from_mins(5);
 
 /// Everything about a worker that is not its code.
 #[derive(Debug, Clone)]
@@ -68,6 +71,9 @@ pub struct Settings {
     pub prefetch: Option<u32>,
     /// When failed tasks run again, and refused outputs are published again.
     pub retry: RetryPolicy,
+    /// After how many attempts in a row that fail in the same way, of tasks of at least two jobs, the worker takes no more until one of them
+    /// ends in another way. `None` never stops it.
+    pub circuit_breaker: Option<NonZeroU32>,
     /// How long one attempt of a task may take. An attempt that exceeds it is dropped at its next `.await` and has failed; the
     /// task runs again, as after any error. If its job sets a limit, too, the smaller one counts.
     pub time_limit: Option<Duration>,
@@ -81,6 +87,8 @@ pub struct Settings {
     pub status_origins: StatusOrigins,
     /// How old the oldest open delivery may be before the worker is degraded (`old-delivery`).
     pub old_delivery: Duration,
+    /// How long a task may run before the log names it, and the metrics count it.
+    pub stuck_task: Duration,
     /// How long running tasks may continue after the runtime is asked to stop.
     pub drain: Duration,
     /// How long tasks then have to notice that they are cancelled.
@@ -111,12 +119,14 @@ impl Settings {
             concurrency: DEFAULT_CONCURRENCY as usize,
             prefetch: None,
             retry: RetryPolicy::default(),
+            circuit_breaker: None,
             time_limit: None,
             listen: None,
             tls: Tls::default(),
             status_check_limit: Duration::from_secs(5),
             status_origins: StatusOrigins::default(),
             old_delivery: DEFAULT_OLD_DELIVERY,
+            stuck_task: DEFAULT_STUCK_TASK,
             drain: Duration::from_secs(20),
             abort: Duration::from_secs(5),
             max_body: 32 * 1024 * 1024,
@@ -149,6 +159,9 @@ impl Settings {
         if let Some(seconds) = read.parsed("OLD_DELIVERY")? {
             settings.old_delivery = Duration::from_secs(seconds);
         }
+        if let Some(seconds) = read.parsed::<NonZeroU64>("STUCK_TASK")? {
+            settings.stuck_task = Duration::from_secs(seconds.get());
+        }
         read.set("SERVICE_PATH", &mut settings.service_path)?;
         read.set("STATUS_ORIGINS", &mut settings.status_origins)?;
         settings.output = read.find("OUTPUT_PIPE")?.map(|found| found.value);
@@ -174,6 +187,13 @@ impl Settings {
             let seconds: NonZeroU64 = parse("TIME_LIMIT", &found)?;
             settings.time_limit = Some(Duration::from_secs(seconds.get()));
         }
+        if let Some(found) = read
+            .find("CIRCUIT_BREAKER")?
+            .filter(|found| found.value != "none")
+        {
+            settings.circuit_breaker = Some(parse("CIRCUIT_BREAKER", &found)?);
+        }
+        read.set("RETRY", &mut settings.retry)?;
         if let Some(attempts) = read.parsed("ATTEMPTS")? {
             settings.retry = settings.retry.attempts(attempts);
         }

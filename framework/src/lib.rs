@@ -47,7 +47,6 @@ pub mod outputs;
 pub mod pipe_message;
 mod pipeline;
 mod process_name;
-mod retry;
 pub mod runtime;
 pub mod signs;
 mod steps;
@@ -60,8 +59,7 @@ mod worker;
 
 pub use config::{Settings, SettingsError};
 pub use context::{Context, Payload, Source};
-pub use contract::{self, TaskData};
+pub use contract::{self, RetryPolicy, TaskData};
 pub use outputs::{Output, Outputs};
-pub use retry::RetryPolicy;
 pub use runtime::{Runtime, RuntimeError};
 pub use worker::{NoOutput, OrFail, Reply, TaskError, Worker};

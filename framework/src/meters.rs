@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 #[cfg(feature = "prometheus")]
 use self::recorder::rendered;
-pub(crate) use worker::{Begun, Counters, LongRun, discarded, refused_status_checks};
+pub(crate) use worker::{Begun, Counters, LongRun, circuit, discarded, refused_status_checks};
 
 /// The content type of [`scrape`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

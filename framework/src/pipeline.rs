@@ -24,6 +24,7 @@
 //!   process had. A high count only moves a message to the quarantine, where it runs alone
 //!   ([`quarantine`](crate::steps::quarantine)).
 
+pub(crate) mod breaker;
 pub(crate) mod busy_threads;
 pub(crate) mod byte_window;
 pub(crate) mod executor;

@@ -23,6 +23,7 @@ use crate::log;
 #[cfg(feature = "amqp")]
 use crate::log::LogFormat;
 use crate::meters::{self, Begun, Counters};
+use crate::pipeline::breaker::CircuitBreaker;
 use crate::pipeline::byte_window::ByteWindow;
 use crate::pipeline::executor::{TaskExecutor, WorkerPipes};
 use crate::pipeline::in_flight::{InFlight, Taken, Windows};
@@ -176,12 +177,19 @@ impl Runtime {
             output: self.settings.output.clone(),
             reject: self.settings.reject.clone(),
         };
-        let time_limit = self.settings.time_limit;
+        let (time_limit, stuck_task) = (self.settings.time_limit, self.settings.stuck_task);
+        let (name, tries) = (&self.settings.name, self.settings.circuit_breaker);
+        let breaker = tries.map(|tries| CircuitBreaker::of(name, tries.get()));
+        if breaker.is_none() {
+            drop(meters::circuit(name));
+        }
         let make_handler = move |shared| TaskExecutor {
             worker,
             shared: Arc::new(shared),
             pipes,
             time_limit,
+            stuck_task,
+            breaker,
             unavailable,
         };
         WorkerService {
@@ -322,6 +330,7 @@ impl<H: BatchHandler> WorkerService<H> {
             (counters, Arc::clone(&shared.running)),
             Arc::clone(&open),
             in_flight.slots(),
+            unavailable.clone(),
         );
         let abort = in_flight.abort.clone();
         let shutdown = shared.shutdown.clone();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::{RunningTask, SignOfLife};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -27,6 +27,9 @@ const SOON: Duration = Duration::from_secs(1);
 /// How long a sign may take. The last one holds up the end of the worker for this time at most.
 const LIMIT: Duration = Duration::from_secs(1);
 
+/// How much of the reason why a worker takes nothing is told, in bytes.
+const LONGEST_REASON: usize = 200;
+
 /// Tells of one worker.
 pub(crate) struct Teller {
     broker: Arc<dyn Broker>,
@@ -37,6 +40,7 @@ pub(crate) struct Teller {
     open: Arc<OpenDeliveries>,
     slots: Arc<Semaphore>,
     concurrency: u32,
+    unavailable: watch::Receiver<Option<String>>,
 }
 
 impl Teller {
@@ -46,6 +50,7 @@ impl Teller {
         (counters, running): (Counters, Arc<RunningTasks>),
         open: Arc<OpenDeliveries>,
         (slots, concurrency): (Arc<Semaphore>, u32),
+        unavailable: watch::Receiver<Option<String>>,
     ) -> Self {
         let fixed = SignOfLife {
             version: settings.version.clone(),
@@ -65,6 +70,7 @@ impl Teller {
             open,
             slots,
             concurrency,
+            unavailable,
         }
     }
 
@@ -97,6 +103,7 @@ impl Teller {
             slots_in_use: Some(self.concurrency.saturating_sub(free)),
             open: u64::try_from(self.open.count()).ok(),
             jobs: self.running.by_job(polled()),
+            unavailable: self.unavailable.borrow().as_deref().map(start_of),
             age: millis(self.started.elapsed()),
             longest: longest.map(|(age, task)| RunningTask {
                 task,
@@ -137,6 +144,11 @@ pub async fn tell(broker: &dyn Broker, sign: &SignOfLife) {
         }
         Err(_) => tracing::debug!(worker = sign.name, "a sign of life takes long"),
     }
+}
+
+/// Returns the start of a text that may be of any length.
+fn start_of(text: &str) -> String {
+    text[..text.floor_char_boundary(LONGEST_REASON)].to_owned()
 }
 
 fn millis(time: Duration) -> u64 {

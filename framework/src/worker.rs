@@ -251,6 +251,15 @@ impl TaskError {
         }
     }
 
+    /// Returns the text of the deepest source of the error.
+    pub(crate) fn root(&self) -> String {
+        let mut deepest: &(dyn Error + 'static) = &*self.source;
+        while let Some(source) = deepest.source() {
+            deepest = source;
+        }
+        deepest.to_string()
+    }
+
     /// Returns the text of the error and of all its sources, outermost first.
     pub fn chain(&self) -> String {
         let mut text = self.source.to_string();

@@ -5,12 +5,14 @@
 //! - [`parked_out`] moves the parked tasks of resumed jobs to the outbox.
 //! - [`outputs`] deletes the blobs of outputs that are no longer needed.
 //! - [`sweeper`] deletes expired jobs and drops the task tables of finished ones.
+//! - [`stuck`] tells of jobs that do not move.
 
 mod outputs;
 mod parked_in;
 mod parked_out;
 mod relay;
 mod stored_message;
+mod stuck;
 mod sweeper;
 mod wakeup;
 
@@ -42,6 +44,7 @@ pub async fn run(
         || parked_out::run(store, shutdown),
         || sweeper::run(store, shutdown),
     );
+    let look_for_stuck = || stuck::run(store, options.stuck, shutdown);
     let delete_outputs = || outputs::run(store, &options.outputs, shutdown);
     tokio::join!(
         supervise(health, "job-service: relay", shutdown, send),
@@ -49,5 +52,6 @@ pub async fn run(
         supervise(health, "job-service: resumed tasks", shutdown, unpark),
         supervise(health, "job-service: sweeper", shutdown, sweep),
         supervise(health, "job-service: outputs", shutdown, delete_outputs),
+        supervise(health, "job-service: stuck jobs", shutdown, look_for_stuck),
     );
 }

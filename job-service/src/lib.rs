@@ -51,6 +51,7 @@ mod seen_groups;
 mod seen_workers;
 mod server;
 mod state;
+mod stuck;
 mod submission;
 mod taken_messages;
 mod watched_jobs;
@@ -76,6 +77,7 @@ pub use self::job_types::{JobTypesError, ScriptProcess, limit_script, run_script
 pub use self::options::{BASE_PATH, Limits, OutputOptions, PagePipes, PipeAccess, ServiceOptions};
 pub use self::partition_pattern::{PartitionPattern, PatternError};
 pub use self::routes::openapi;
+pub use self::stuck::StuckLimits;
 
 /// How long open requests may continue after a shutdown begins.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);

@@ -93,6 +93,7 @@ impl RawRequest {
             on_failure,
             outputs,
             task_time_limit,
+            retry,
             ..
         } = new;
         let headers = task_time_limit.map(|limit| {
@@ -112,6 +113,7 @@ impl RawRequest {
             without_target: task.target_pipe.is_none() && outputs.is_none(),
             correlation_id: None,
             output_pipe: None,
+            retry,
             headers: headers.into_iter().collect(),
             definition: Vec::new(),
             content_hash,

@@ -14,6 +14,7 @@ use framework::tls::Tls;
 use crate::access::{AllowedHost, AllowedOrigin};
 use crate::job_types::JobTypes;
 use crate::partition_pattern::PartitionPattern;
+use crate::stuck::StuckLimits;
 
 /// The path prefix of the REST API.
 pub const BASE_PATH: &str = "/job-service/v1";
@@ -65,6 +66,8 @@ pub struct ServiceOptions {
     pub job_types: JobTypes,
     /// The outputs that the service keeps.
     pub outputs: OutputOptions,
+    /// How long work may not move before that is told.
+    pub stuck: StuckLimits,
     /// The retention of finished jobs, where a job does not set its own.
     pub expiry: Expiry,
     /// What the process can do. Everything in a process shares one.
@@ -216,6 +219,7 @@ impl Default for ServiceOptions {
             page_pipes: PagePipes::default(),
             job_types: JobTypes::default(),
             outputs: OutputOptions::default(),
+            stuck: StuckLimits::default(),
             expiry: Expiry::default(),
             health: Health::default(),
         }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use contract::headers::job_and_path;
 use contract::rest::{Job, TaskCounts};
 use contract::{JobId, LongestTask, PartitionId, SignOfLife, Worker, Workers};
 use framework::broker::{Broker, Event};
@@ -43,6 +44,17 @@ struct Seen {
 /// The items that run in slots of workers, by job. Approximate: they are as the workers told last.
 #[derive(Debug, Default)]
 pub struct RunningItems(BTreeMap<String, i64>);
+
+/// A task that has been running for long.
+#[derive(Debug, PartialEq, Eq)]
+pub struct LongTask {
+    /// Its path in the job.
+    pub task: String,
+    pub age: Duration,
+    pub worker: String,
+    pub host: String,
+    pub process: u32,
+}
 
 /// The pipes of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -150,6 +162,32 @@ impl SeenWorkers {
         running
     }
 
+    /// Returns the task of this job that runs longest, if it has run for this time: of those that run longest in their workers.
+    pub fn longest_of(
+        &self,
+        partition: &PartitionId,
+        job: &str,
+        limit: Duration,
+    ) -> Option<LongTask> {
+        let id = format!("{partition}:{job}");
+        let (state, now) = (self.lock(), Instant::now());
+        let fresh = state.seen.values();
+        let fresh = fresh.filter(|seen| now.duration_since(seen.at) < SILENCE);
+        let long = fresh.filter_map(|seen| {
+            let longest = seen.sign.longest.as_ref()?;
+            let age = Duration::from_millis(longest.age) + now.duration_since(seen.at);
+            let (of, task) = job_and_path(&longest.task)?;
+            (of == id && age >= limit).then(|| LongTask {
+                task: task.into_owned(),
+                age,
+                worker: seen.sign.name.clone(),
+                host: seen.sign.host.clone(),
+                process: seen.sign.process,
+            })
+        });
+        long.max_by_key(|long| long.age)
+    }
+
     /// Returns the pipes of the workers.
     pub fn pipes(&self) -> BTreeSet<WorkerPipes> {
         let mut state = self.lock();
@@ -232,6 +270,7 @@ fn worker(Seen { sign, time, .. }: &Seen) -> Worker {
             task: longest.task.clone(),
             since: before(longest.age),
         }),
+        unavailable: sign.unavailable.clone(),
         start_time: before(sign.age),
         last_sign_time: *time,
     }
@@ -243,7 +282,7 @@ fn millis(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use contract::JobSlots;
+    use contract::{JobSlots, RunningTask};
 
     use super::*;
 
@@ -291,6 +330,40 @@ mod tests {
         tokio::time::advance(RUNNING).await;
         assert_eq!(shown(&seen, "p:a"), (2, 7));
         assert_eq!(seen.list().workers.len(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_task_of_a_job_that_runs_longest_is_known_once_it_has_run_for_long() {
+        const LIMIT: Duration = Duration::from_mins(5);
+        let seen = SeenWorkers::default();
+        for (id, task, minutes) in [
+            ("1", "p:a!7.3.1", 4),
+            ("2", "p:a.2*", 6),
+            ("3", "p:b.1", 9),
+            ("4", "no job", 99),
+        ] {
+            let sign = SignOfLife {
+                id: id.to_owned(),
+                name: format!("w{id}"),
+                longest: Some(RunningTask {
+                    task: task.to_owned(),
+                    age: minutes * 60_000,
+                }),
+                ..SignOfLife::default()
+            };
+            seen.note(&serde_json::to_vec(&sign).unwrap());
+        }
+        let p = PartitionId::parse("p").unwrap();
+        let longest = |job: &str| {
+            let long = seen.longest_of(&p, job, LIMIT)?;
+            Some((long.task, long.worker, long.age.as_secs()))
+        };
+        assert_eq!(longest("a"), Some(("2".to_owned(), "w2".to_owned(), 360)));
+        assert_eq!(longest("b"), Some(("1".to_owned(), "w3".to_owned(), 540)));
+        assert_eq!(longest("c"), None);
+        // Nobody knows whether they still run.
+        tokio::time::advance(SILENCE).await;
+        assert_eq!(longest("b"), None);
     }
 
     #[tokio::test(start_paused = true)]

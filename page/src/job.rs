@@ -433,6 +433,7 @@ fn facts(job: &Job) -> Vec<(&'static str, Value)> {
         ("Changed", time(Some(job.last_update_time))),
         ("Round", some(job.round.map(|round| round.to_string()))),
         ("After a failure", some(Some(job.on_failure.to_string()))),
+        ("Retries", some(job.retry.clone())),
         (
             "Delay",
             some((job.delay > 0).then(|| text::duration(job.delay.saturating_mul(1000)))),

@@ -28,7 +28,7 @@ use crate::definition::PackedDefinition;
 use crate::error::Availability;
 pub(crate) use crate::job_row::JobRow;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeKey, NodeRow};
-use crate::model::{Backlog, KeyedRequest, OutboxMessage, Transition};
+use crate::model::{Backlog, KeyedRequest, OutboxMessage, StuckJob, Transition};
 use crate::query::JobQuery;
 pub use clock::Clock;
 pub(crate) use error::DbError;
@@ -293,6 +293,9 @@ pub trait Reads {
 
     /// Returns what waits in the store.
     fn backlog(&self) -> DbFuture<'_, Backlog>;
+
+    /// Returns jobs that have started and not ended, and that have not changed for this many milliseconds.
+    fn stuck_jobs(&self, idle: u64, limit: u32) -> DbFuture<'_, Vec<StuckJob>>;
 
     /// Returns those of these jobs that have messages in the outbox.
     fn unsent_starts<'a>(&'a self, incarnations: &'a [i64]) -> DbFuture<'a, Vec<UnsentStart>>;

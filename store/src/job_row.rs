@@ -48,6 +48,8 @@ pub(crate) struct JobRow {
     pub curve: CurveState,
     /// The pipe of the outputs that the service keeps; `None` if the job does not keep its outputs.
     pub output_pipe: Option<String>,
+    /// The text of the retry policy; `None` leaves retries to the workers.
+    pub retry: Option<String>,
 }
 
 impl JobRow {

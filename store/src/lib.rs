@@ -69,7 +69,7 @@ pub use model::{
     Backlog, Begun, Cancellation, CatalogueSize, Change, Creation, Definition, EventKind, Header,
     Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, OutboxMessage, ParkOutcome,
     ParkedTask, Prerequisite, Recorded, Refusal, RequestKey, Retry, Source, StartCondition,
-    TaskTableSize, TrackingEvent, Transition,
+    StuckJob, TaskTableSize, TrackingEvent, Transition,
 };
 pub use outbox::Claim;
 pub use outputs::{Keeping, KeptBlob, NewBlob, NewOutputs, OutputsOf};

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use contract::rest::Expiry;
 use contract::{
-    Announced, JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure, SourceDigest,
+    Announced, JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure, RetryPolicy,
+    SourceDigest,
 };
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,19 @@ pub struct Backlog {
     pub due_messages: u64,
     /// How long the oldest of these is due; zero if there is none.
     pub oldest_due: Duration,
+}
+
+/// A job of which nothing has been reported for long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StuckJob {
+    /// The partition.
+    pub partition: PartitionId,
+    /// The id.
+    pub job: JobId,
+    /// The number of the incarnation.
+    pub incarnation: i64,
+    /// When it changed last, in milliseconds since 1970.
+    pub since: i64,
 }
 
 /// The definition of a new job.
@@ -49,6 +63,8 @@ pub struct JobRequest {
     pub correlation_id: Option<String>,
     /// The pipe of the outputs that the service keeps; `None` if the job does not keep its outputs.
     pub output_pipe: Option<String>,
+    /// When failed tasks run again; `None` leaves that to the workers.
+    pub retry: Option<RetryPolicy>,
     /// The headers of the start message.
     pub headers: Headers,
     /// The request as the client sent it. It is kept with the job ([`Store::definition`](crate::Store::definition)).
@@ -87,6 +103,7 @@ impl JobRequest {
             without_target: false,
             correlation_id: None,
             output_pipe: None,
+            retry: None,
             headers: Headers::new(),
             definition: Vec::new(),
             content_hash: [0; 32],

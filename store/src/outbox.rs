@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::db::run_tx::{End, JobLocks};
 use crate::db::{LONGEST_LEASE, Signal};
-use crate::model::{Backlog, OutboxMessage};
+use crate::model::{Backlog, OutboxMessage, StuckJob};
 use crate::{Store, StoreError};
 
 /// The messages that a relay has claimed.
@@ -34,6 +34,17 @@ impl Store {
     /// Returns what waits in the store: jobs by status, parked tasks and due messages. The parts are of different moments.
     pub async fn backlog(&self) -> Result<Backlog, StoreError> {
         Ok(self.backend.backlog().await?)
+    }
+
+    /// Returns jobs that have started and not ended, and that have not changed for this time, at most `limit`; none of which a message
+    /// waits in the outbox, and no paused one. Looks at the jobs that have not ended.
+    pub async fn stuck_jobs(
+        &self,
+        idle: Duration,
+        limit: u32,
+    ) -> Result<Vec<StuckJob>, StoreError> {
+        let idle = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+        Ok(self.backend.stuck_jobs(idle, limit).await?)
     }
 
     /// Claims the oldest messages that are due and that no relay holds, for the time of the lease, at most a minute: at most

@@ -21,6 +21,7 @@ stories![
     reports_of_a_round_wait_for_a_tracking_worker_that_knows_rounds,
     a_folder_that_has_changed_since_the_first_round_fails_the_split_by_name,
     the_time_limit_of_a_job_ends_the_attempts_at_its_items_in_each_round,
+    failed_tasks_run_again_as_their_job_says_in_each_round,
 ];
 
 /// How often each item has run.
@@ -255,5 +256,41 @@ async fn the_time_limit_of_a_job_ends_the_attempts_at_its_items_in_each_round(fi
             system.client.retry("j", false).await.unwrap();
         }
     }
+    system.stop().await;
+}
+
+/// The workers' own policy takes more than eight minutes for ten attempts.
+async fn failed_tasks_run_again_as_their_job_says_in_each_round(fixture: Fixture) {
+    let runs = Runs::default();
+    let worker = Each(
+        Arc::clone(&runs),
+        async |runs: Runs, item: RangeItem, ctx: Context| {
+            *runs.lock().unwrap().entry(item.number).or_default() += 1;
+            if item.number == 4 || u64::from(ctx.attempt()) < item.number {
+                return Err(TaskError::retry("not yet"));
+            }
+            Ok(Reply::send(item))
+        },
+    );
+    let system = fixture.run(worker).await;
+    let policy = r#"{"policy": "stepwise", "steps": ["20ms", "40ms"], "attempts": 4}"#;
+    let request = NewJob {
+        on_failure: OnFailure::Continue,
+        retry: Some(serde_json::from_str(policy).unwrap()),
+        ..fixture.range(4)
+    };
+    system.client.put("j", &request).await.unwrap();
+    let failed = system.ended("j").await;
+    assert_eq!((failed.completed_items, failed.failed_tasks), (3, 1));
+    assert_eq!(
+        failed.retry.as_deref(),
+        Some("stepwise,steps=20ms/40ms,attempts=4,within=1d")
+    );
+    let expected = [(1, 1), (2, 2), (3, 3), (4, 4)];
+    assert_eq!(*runs.lock().unwrap(), BTreeMap::from(expected));
+
+    system.client.retry("j", false).await.unwrap();
+    system.ended("j").await;
+    assert_eq!(runs.lock().unwrap()[&4], 8);
     system.stop().await;
 }

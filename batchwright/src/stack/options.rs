@@ -3,6 +3,7 @@
 //! The options of each part are that part's own struct, so that a setting is declared and documented once.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -12,13 +13,13 @@ use blobs::Blobs;
 use command_worker::{Commands, Keeper};
 use contract::{PipePurpose, ReservedPipes};
 use example_worker::simulation::Calls;
-use framework::Settings;
 use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::broker::embedded::EmbeddedOptions;
-use framework::config::{DEFAULT_OLD_DELIVERY, Route, StatusOrigins};
+use framework::config::{DEFAULT_OLD_DELIVERY, DEFAULT_STUCK_TASK, Route, StatusOrigins};
 use framework::health::Health;
 use framework::tls::Tls;
-use job_service::{OutputOptions, ServiceOptions};
+use framework::{RetryPolicy, Settings};
+use job_service::{OutputOptions, ServiceOptions, StuckLimits};
 use output_worker::Limits as OutputLimits;
 use store::StoreOptions;
 
@@ -126,8 +127,14 @@ pub struct WorkerOptions {
     pub status_origins: StatusOrigins,
     /// How old the oldest open delivery of a worker may be before the process is degraded.
     pub old_delivery: Duration,
+    /// How long a task may run before the log and its job name it.
+    pub stuck_task: Duration,
     /// How long one attempt of a task may take. The batch worker has no limit.
     pub time_limit: Option<Duration>,
+    /// When failed tasks run again, unless their job says so. Those of the service itself keep the default.
+    pub retry: RetryPolicy,
+    /// After how many attempts in a row that fail in the same way a worker takes no more. Those of the service itself have no breaker.
+    pub circuit_breaker: Option<NonZeroU32>,
 }
 
 /// Settings of the batch worker.
@@ -322,6 +329,10 @@ impl StackOptions {
             reserved_pipes: reserved.allow(&self.workers.allowed_pipes),
             tls: self.tls.clone(),
             health: self.health.clone(),
+            stuck: StuckLimits {
+                task: self.workers.stuck_task,
+                ..self.service.stuck
+            },
             ..self.service.clone()
         }
     }
@@ -336,6 +347,7 @@ impl StackOptions {
             prefetch: self.workers.prefetch,
             status_origins: self.workers.status_origins.clone(),
             old_delivery: self.workers.old_delivery,
+            stuck_task: self.workers.stuck_task,
             time_limit: self.workers.time_limit,
             tls: self.tls.clone(),
             paused: Some(self.service.paused_pipe.clone()),
@@ -356,7 +368,10 @@ impl Default for WorkerOptions {
             prefetch: None,
             status_origins: StatusOrigins::default(),
             old_delivery: DEFAULT_OLD_DELIVERY,
+            stuck_task: DEFAULT_STUCK_TASK,
             time_limit: None,
+            retry: RetryPolicy::default(),
+            circuit_breaker: None,
         }
     }
 }

@@ -176,6 +176,8 @@ pub fn example_worker(
 ) -> RunningRole {
     let settings = Settings {
         input: options.example_pipe.clone(),
+        retry: options.workers.retry.clone(),
+        circuit_breaker: options.workers.circuit_breaker,
         ..options.settings(EXAMPLE_WORKER)
     };
     let worker = WordCounter {
@@ -192,6 +194,8 @@ pub fn simulation_worker(
 ) -> RunningRole {
     let settings = Settings {
         input: options.simulation_pipe.clone(),
+        retry: options.workers.retry.clone(),
+        circuit_breaker: options.workers.circuit_breaker,
         concurrency: options.workers.concurrency.max(SIMULATED_AT_ONCE),
         drain: SIMULATED_DRAIN,
         ..options.settings(SIMULATION_WORKER)
@@ -223,6 +227,8 @@ pub fn command_worker(
     let files = Files::below(&options.root).hide(options.own_files());
     let settings = Settings {
         input: options.command_pipe.clone(),
+        retry: options.workers.retry.clone(),
+        circuit_breaker: options.workers.circuit_breaker,
         ..options.settings(COMMAND_WORKER)
     };
     let worker = CommandWorker::new(commands, keeper, files);

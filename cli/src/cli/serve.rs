@@ -1,7 +1,6 @@
 //! `batchwright up` and `batchwright run ROLE`: the commands that serve until they are stopped.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +10,6 @@ use anyhow::{anyhow, bail};
 use batchwright::client::Client;
 use batchwright::{
     BatchOptions, BatchResults, OutputLimits, Role, Running, Stack, StackOptions, TRACKING_PIPE,
-    WorkerOptions,
 };
 use blobs::{Blobs, ExportStore, Location, S3Options};
 use clap::Args;
@@ -20,10 +18,9 @@ use contract::{OUTPUTS_PIPE, PAUSED_PIPE};
 use framework::broker::amqp::QueueType;
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::config::env::Variables;
-use framework::config::{DEFAULT_OLD_DELIVERY, Route, StatusOrigins};
 use framework::tls::Tls;
 use framework::trace::{self, Export, SampleRatio};
-use job_service::{JobTypes, OutputOptions, PartitionPattern, ServiceOptions};
+use job_service::{JobTypes, OutputOptions, PartitionPattern, ServiceOptions, StuckLimits};
 use store::{KeptUntil, StoreOptions};
 
 use super::api::ApiArgs;
@@ -33,6 +30,7 @@ use super::connect::ServerArgs;
 use super::jobs::now;
 use super::planned_panics::PanicArgs;
 use super::script;
+use super::worker_args::WorkerArgs;
 use crate::config::Configuration;
 use crate::print;
 use crate::showcase;
@@ -148,52 +146,6 @@ struct StackArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Workers")]
-struct WorkerArgs {
-    /// Exact name of a pipe that jobs and tasks may name although such names are reserved; repeat the flag, or separate names with
-    /// commas.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_ALLOWED_PIPE",
-        value_delimiter = ',',
-        value_parser = |pipe: &str| Ok::<_, Infallible>(pipe.trim().to_owned()),
-        value_name = "PIPE"
-    )]
-    allowed_pipe: Vec<String>,
-    /// How tracked outputs travel: `direct` to their target, or `reroute` through the tracking worker.
-    #[arg(long, env = "BATCHWRIGHT_ROUTE", default_value = "direct")]
-    route: Route,
-    /// Number of tasks that a worker runs at the same time; the batch and tracking workers ignore it, and the simulation worker runs at
-    /// least 64.
-    #[arg(long, env = "BATCHWRIGHT_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..), value_name = "TASKS")]
-    concurrency: u32,
-    /// Maximum number of unacknowledged deliveries of a worker; by default it follows the time that tasks take. The batch and tracking
-    /// workers ignore it.
-    #[arg(long, env = "BATCHWRIGHT_PREFETCH", value_parser = clap::value_parser!(u32).range(1..=65535), value_name = "DELIVERIES")]
-    prefetch: Option<u32>,
-    /// Origins that status checks may ask, separated by commas, e.g. `http://job-service:8080`; `none` allows every origin.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_STATUS_ORIGINS",
-        default_value = "none",
-        value_name = "ORIGINS"
-    )]
-    status_origins: StatusOrigins,
-    /// Seconds after which a delivery that is still open makes the process degraded.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_OLD_DELIVERY",
-        default_value_t = DEFAULT_OLD_DELIVERY.as_secs(),
-        value_parser = clap::value_parser!(u64).range(1..),
-        value_name = "SECONDS"
-    )]
-    old_delivery: u64,
-    /// Seconds that one attempt of a task may take; one that takes longer is stopped and has failed. The batch worker has no limit.
-    #[arg(long, env = "BATCHWRIGHT_TIME_LIMIT", value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
-    time_limit: Option<u64>,
-}
-
-#[derive(Debug, Args)]
 #[command(next_help_heading = "Batch worker")]
 struct BatchArgs {
     /// Folder below which `lines`, `glob` and `records` batches find their files.
@@ -255,6 +207,9 @@ struct JobsArgs {
         value_name = "SECONDS"
     )]
     status_interval: u64,
+    /// Seconds after which the log and the job say that nothing has been reported of it.
+    #[arg(long, env = "BATCHWRIGHT_STUCK_JOB", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
+    stuck_job: u64,
     /// Folder of the job type definitions.
     #[arg(long, env = "BATCHWRIGHT_JOB_TYPES", value_name = "FOLDER")]
     job_types: Option<PathBuf>,
@@ -523,15 +478,7 @@ impl StackArgs {
             public_url: self.public_url,
             root: self.batch.root,
             simulation_calls: self.calls.calls(),
-            workers: WorkerOptions {
-                allowed_pipes: self.workers.allowed_pipe,
-                route: self.workers.route,
-                concurrency: usize::try_from(self.workers.concurrency)?,
-                prefetch: self.workers.prefetch,
-                status_origins: self.workers.status_origins,
-                old_delivery: Duration::from_secs(self.workers.old_delivery),
-                time_limit: self.workers.time_limit.map(Duration::from_secs),
-            },
+            workers: self.workers.options()?,
             batch: BatchOptions {
                 output: self.batch.batch_output,
                 results: self.batch.batch_results,
@@ -611,6 +558,10 @@ impl JobsArgs {
             cancel_batch: self.cancel_batch,
             delete_batch: self.delete_batch,
             suspended_partitions: self.suspended_partitions,
+            stuck: StuckLimits {
+                job: Duration::from_secs(self.stuck_job),
+                ..StuckLimits::default()
+            },
             job_types,
             expiry: Expiry {
                 completed: expiry_policy(self.keep_completed),

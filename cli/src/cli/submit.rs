@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use contract::rest::{Above, Expiry, FailureLimit, NewJob, Outputs, Tolerance};
-use contract::{OnFailure, TaskTimeLimit};
+use contract::{OnFailure, RetryPolicy, TaskTimeLimit};
 use serde_json::{Value, json};
 
 use self::source::{SourceArgs, pairs};
@@ -82,6 +82,10 @@ pub struct SubmitArgs {
     /// again.
     #[arg(long, value_name = "SECONDS")]
     task_time_limit: Option<TaskTimeLimit>,
+    /// When failed tasks of the job run again: a preset such as `jobweaver`, or a policy such as `constant,delay=30s,attempts=5`; without it,
+    /// as their workers are set.
+    #[arg(long, value_name = "POLICY")]
+    retry: Option<RetryPolicy>,
     /// Follow the job until it finishes, as `batchwright watch` does.
     #[arg(long, short, visible_alias = "wait")]
     watch: bool,
@@ -108,6 +112,9 @@ pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
     }
     if args.task_time_limit.is_some() {
         new_job.task_time_limit = args.task_time_limit;
+    }
+    if args.retry.is_some() {
+        new_job.retry.clone_from(&args.retry);
     }
     // What cannot be written is known before there is a job.
     let destination = args.outputs.as_deref().map(Destination::of).transpose()?;

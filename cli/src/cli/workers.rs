@@ -74,6 +74,7 @@ pub async fn workers(args: WorkersArgs) -> anyhow::Result<ExitCode> {
 
 pub fn row(worker: &Worker, now: i64, is_wide: bool) -> Vec<String> {
     let slots = match (worker.slots_in_use, worker.slots) {
+        (Some(used), Some(all)) if worker.unavailable.is_some() => format!("{used}/{all} waits"),
         (Some(used), Some(all)) => format!("{used}/{all}"),
         _ => MISSING.to_owned(),
     };

@@ -378,6 +378,7 @@ fn rest_bodies_match_the_fixtures() {
         due_time: None,
         suspended: false,
         correlation_id: None,
+        retry: None,
         outputs: None,
         notes: Vec::new(),
     };

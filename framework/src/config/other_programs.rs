@@ -59,6 +59,7 @@ const NAMES: &[&str] = &[
     "SIMULATION_HTTP",
     "SIMULATION_HTTP_PRIVATE",
     "STATUS_INTERVAL",
+    "STUCK_JOB",
     "SUSPENDED_PARTITIONS",
     "TRACKING_PIPE",
     "URL",

@@ -111,7 +111,26 @@ pub const VARIABLES: &[Variable] = &[
         "1500",
         "the seconds after which a delivery that is still open makes the worker degraded",
     ),
-    variable("ATTEMPTS", "10", "the largest number of attempts of a task"),
+    variable(
+        "STUCK_TASK",
+        "300",
+        "the seconds after which the log names a task that still runs, and the metrics count it",
+    ),
+    variable(
+        "RETRY",
+        "exponential",
+        "when failed tasks run again, unless their job says so: none, immediate, constant, exponential, stepwise or a preset, with limits, for example jobweaver,attempts=5",
+    ),
+    variable(
+        "ATTEMPTS",
+        "10",
+        "the largest number of attempts of a task, whatever RETRY says",
+    ),
+    variable(
+        "CIRCUIT_BREAKER",
+        "none",
+        "the number of attempts in a row, of tasks of two jobs or more, that fail in the same way before the worker takes no more until one ends in another way",
+    ),
     variable(
         "TIME_LIMIT",
         "none",

@@ -107,6 +107,11 @@ impl Context {
         })
     }
 
+    /// Returns whether the task has exceeded its time limit. It cannot run again with this context.
+    pub(crate) fn is_over_time(&self) -> bool {
+        self.0.cancellation.exceeded.get().is_some()
+    }
+
     /// Returns whether the task may begin another attempt: its job goes on, as far as this process knows, and so does the process.
     pub(crate) fn may_go_on(&self) -> bool {
         let cancellation = &self.0.cancellation;

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use contract::metrics::{
-    STATUS_CHECKS_REFUSED, TASK_SECONDS, TASKS_DISCARDED, TASKS_DONE, TASKS_FAILED,
-    TASKS_FORWARDED, TASKS_GIVEN_UP, TASKS_PAUSED, TASKS_QUARANTINED, TASKS_RECEIVED,
+    CIRCUIT_OPEN, CIRCUIT_TRIPS, STATUS_CHECKS_REFUSED, TASK_SECONDS, TASKS_DISCARDED, TASKS_DONE,
+    TASKS_FAILED, TASKS_FORWARDED, TASKS_GIVEN_UP, TASKS_PAUSED, TASKS_QUARANTINED, TASKS_RECEIVED,
     TASKS_REDELIVERED, TASKS_REJECTED, TASKS_RETRIED, TASKS_SNOOZED, TIME_IN_PIPE,
 };
-use metrics::{Counter, Histogram, counter, histogram};
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use tokio::time::Instant;
 
 use super::install;
@@ -69,6 +69,14 @@ pub(crate) fn discarded(worker: &str, reason: &'static str) -> Counter {
 pub(crate) fn refused_status_checks(worker: &str) -> Counter {
     install();
     counter!(STATUS_CHECKS_REFUSED, "worker" => worker.to_owned())
+}
+
+/// Returns the state of the circuit breaker of a worker, which is 0 also if it has none, and the counter of its trips.
+pub(crate) fn circuit(worker: &str) -> (Gauge, Counter) {
+    install();
+    let open = gauge!(CIRCUIT_OPEN, "worker" => worker.to_owned());
+    open.set(0);
+    (open, counter!(CIRCUIT_TRIPS, "worker" => worker.to_owned()))
 }
 
 impl fmt::Debug for Counters {
@@ -150,6 +158,13 @@ impl LongRuns {
         let state = self.lock();
         let (since, task) = state.running.values().min_by_key(|(since, _)| *since)?;
         Some((since.elapsed(), task.clone()))
+    }
+
+    /// Returns how many tasks have been running for this time or longer.
+    pub fn count(&self, limit: Duration) -> usize {
+        let state = self.lock();
+        let old = state.running.values();
+        old.filter(|(since, _)| since.elapsed() >= limit).count()
     }
 
     fn lock(&self) -> MutexGuard<'_, LongRunsState> {

@@ -2,28 +2,28 @@
 //!
 //! It decodes the task data, runs the author's code, and turns the reply or the error into outputs.
 
-use std::collections::BTreeMap;
+mod failing;
+
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::{
-    FailedItem, FailedRun, ReportFailure, ReportStatus, TaskData, TaskMessage, TaskStatus,
-    TrackingReport,
-};
+use contract::{FailedRun, TaskData, TaskStatus};
 use futures_util::FutureExt;
 use tokio::sync::watch;
-use tracing::{debug, warn};
+use tracing::warn;
 
-use crate::broker::{Headers, Outgoing, PublishError};
+use self::failing::Tried;
+use crate::announcement::job_of;
+use crate::broker::PublishError;
 use crate::context::{Context, Dispatched, Shared, check_result_pipe, undispatched};
-use crate::current;
-use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received, explain};
+use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received};
+use crate::pipeline::breaker::{CircuitBreaker, Place, Verdict};
 use crate::pipeline::busy_threads;
 use crate::steps::attempts::Attempts;
-use crate::steps::output::{Output, OutputSpec, TaskPart, describe, label_in};
-use crate::steps::routing::{failure_pipe, reply_pipe};
+use crate::steps::output::{Output, OutputSpec, TaskPart, label_in};
+use crate::steps::routing::reply_pipe;
 use crate::steps::{task_data, time_limit};
 use crate::supervision::panic_text;
 use crate::worker::{ReplyKind, TaskErrorKind};
@@ -43,6 +43,10 @@ pub(crate) struct TaskExecutor<W> {
     pub pipes: WorkerPipes,
     /// How long one attempt may take.
     pub time_limit: Option<Duration>,
+    /// How long a task runs before the log says so.
+    pub stuck_task: Duration,
+    /// Trips when tasks fail in a row in the same way; `None` if it is off.
+    pub breaker: Option<CircuitBreaker>,
     /// Why the worker's dependencies are unavailable, while they are. The runtime starts no new tasks meanwhile.
     pub unavailable: watch::Sender<Option<String>>,
 }
@@ -140,8 +144,16 @@ impl<W: Worker> TaskExecutor<W> {
                 }
                 _ => result,
             };
+            let brought = match &result {
+                Err(error) if error.kind == TaskErrorKind::Retry => {
+                    let tracking = received.message().tracking.as_ref();
+                    self.shared.status.job_policy(tracking).await
+                }
+                _ => None,
+            };
+            let policy = brought.as_deref().unwrap_or(&self.shared.retry);
             if let Err(error) = &result
-                && let Some(next) = self.next_in_place(error, attempts, &ctx)
+                && let Some(next) = self.next_in_place(error, attempts, policy, &ctx)
             {
                 warn!(
                     reason = error.chain(),
@@ -166,7 +178,13 @@ impl<W: Worker> TaskExecutor<W> {
                 }
                 Err(error) => {
                     let run = self.failed_run(attempts, began);
-                    self.on_error(received, &error, attempts, run, label, dispatched)
+                    let tried = Tried {
+                        attempts,
+                        policy,
+                        run,
+                        label,
+                    };
+                    self.on_error(received, &error, tried, dispatched)
                 }
             };
         }
@@ -178,13 +196,13 @@ impl<W: Worker> TaskExecutor<W> {
         &self,
         error: &TaskError,
         attempts: Attempts,
+        policy: &RetryPolicy,
         ctx: &Context,
     ) -> Option<Attempts> {
-        let retry = &self.shared.retry;
         let runs_in_place =
-            error.kind == TaskErrorKind::Retry && retry.is_immediate() && ctx.may_go_on();
+            error.kind == TaskErrorKind::Retry && policy.is_immediate() && ctx.may_go_on();
         if runs_in_place {
-            attempts.next(retry, self.now()).map(|(_, next)| next)
+            attempts.next(policy, self.now(), 0).map(|(_, next)| next)
         } else {
             None
         }
@@ -200,13 +218,14 @@ impl<W: Worker> TaskExecutor<W> {
     ) -> Result<Reply<W::Output>, TaskError> {
         let given = label_in(received.headers());
         let mut delays = UNAVAILABLE_DELAYS.delays();
+        let mut place = None;
         loop {
             let task =
                 task_data::decode::<W::Input>(received.message()).map_err(TaskError::invalid)?;
             *label = task_data::label(&task).or_else(|| given.map(str::to_owned));
             let run = AssertUnwindSafe(self.worker.run(task, ctx.clone())).catch_unwind();
             let run = pin!(run);
-            let run = reported_when_long(run, ctx);
+            let run = reported_when_long(run, ctx, self.stuck_task);
             let run = ctx.within_limit::<W, _>(self.time_limit, run).await;
             let result = run.and_then(|run| {
                 run.unwrap_or_else(|panic| {
@@ -218,7 +237,11 @@ impl<W: Worker> TaskExecutor<W> {
             });
             match result {
                 // That concerns this task alone: others go on, and it comes again.
-                Err(error) if ctx.lacks_an_answer() => return Err(ctx.ask_again_later(&error)),
+                Err(error) if ctx.lacks_an_answer() => {
+                    drop(place.take());
+                    self.tell_whether_unavailable();
+                    return Err(ctx.ask_again_later(&error));
+                }
                 Err(error)
                     if error.kind == TaskErrorKind::Unavailable && !ctx.is_refused_for_ever() =>
                 {
@@ -228,12 +251,62 @@ impl<W: Worker> TaskExecutor<W> {
                     ctx.finish().await;
                 }
                 result => {
-                    self.unavailable
-                        .send_if_modified(|reason| reason.take().is_some());
-                    return result;
+                    let verdict = self.judge(&result, (received, ctx), &mut place);
+                    self.tell_whether_unavailable();
+                    match (verdict, &place) {
+                        (Verdict::Stays, Some(place)) => {
+                            let waits = self.shared.shutdown.run_until_cancelled(place.wait());
+                            let stops = || TaskError::unavailable("the process is shutting down");
+                            waits.await.ok_or_else(stops)?;
+                            // The next run dispatches the same subtasks again, under the same ids.
+                            ctx.finish().await;
+                        }
+                        (Verdict::MakesWay, _) => {
+                            let reason = "the circuit breaker is open, and another task tries";
+                            return Err(TaskError::unavailable(reason));
+                        }
+                        _ => return result,
+                    }
                 }
             }
         }
+    }
+
+    /// Tells the circuit breaker how a run has ended, and returns what follows.
+    fn judge<'a>(
+        &'a self,
+        result: &Result<Reply<W::Output>, TaskError>,
+        (received, ctx): (&Received, &Context),
+        place: &mut Option<Place<'a>>,
+    ) -> Verdict {
+        let Some(breaker) = &self.breaker else {
+            return Verdict::Fails;
+        };
+        match result {
+            Ok(_) => breaker.succeed(),
+            Err(error) if error.kind == TaskErrorKind::Retry && !ctx.is_over_time() => {
+                let job = received.message().job_task_id().map(job_of);
+                return breaker.fail(error, job, place);
+            }
+            Err(error) => {
+                let is_result =
+                    matches!(error.kind, TaskErrorKind::Failed | TaskErrorKind::Invalid);
+                if let Some(place) = place.take().filter(|_| is_result) {
+                    place.end_otherwise();
+                }
+            }
+        }
+        Verdict::Fails
+    }
+
+    /// Tells the runtime why it takes nothing, if it does not.
+    fn tell_whether_unavailable(&self) {
+        self.unavailable.send_if_modified(|told| {
+            let reason = self.breaker.as_ref().and_then(CircuitBreaker::reason);
+            let is_news = *told != reason;
+            *told = reason;
+            is_news
+        });
     }
 
     async fn wait_while_unavailable(
@@ -327,224 +400,9 @@ impl<W: Worker> TaskExecutor<W> {
         Disposition::Done(self.fail(of, why, Some(run), had))
     }
 
-    fn on_error(
-        &self,
-        received: &Received,
-        error: &TaskError,
-        attempts: Attempts,
-        run: FailedRun,
-        label: Option<String>,
-        dispatched: Dispatched,
-    ) -> Disposition {
-        // Each kind of error is logged where it is handled.
-        match error.kind {
-            TaskErrorKind::Cancelled => Disposition::Discard,
-            TaskErrorKind::Unavailable => Disposition::Redeliver(error.chain()),
-            TaskErrorKind::Snooze(delay) => {
-                debug!(?delay, "the worker snoozes a task");
-                Disposition::Snooze(delay)
-            }
-            TaskErrorKind::Invalid => {
-                Disposition::Done(self.refuse(received, &error.chain(), run, dispatched))
-            }
-            TaskErrorKind::Failed => {
-                Disposition::Done(self.fail(received, &error.chain(), Some(run), dispatched))
-            }
-            TaskErrorKind::Retry => {
-                let reason = error.chain();
-                let now = self.now();
-                let outputs =
-                    if let Some((delay, attempts)) = attempts.next(&self.shared.retry, now) {
-                        let run = FailedRun {
-                            next: (!delay.is_zero()).then(|| later(now, delay)),
-                            ..run
-                        };
-                        let report = self.retry_report(received, &reason, run, label);
-                        self.retry(received, &reason, delay, attempts, report, dispatched)
-                    } else {
-                        let count = attempts.failed.saturating_add(1);
-                        let reason = format!("{reason} (given up after {count} attempts)");
-                        self.give_up(received, &reason, Some(run), dispatched)
-                    };
-                Disposition::Done(outputs)
-            }
-        }
-    }
-
-    /// Publishes the task to the tail of its pipe, to run again after the delay.
-    fn retry(
-        &self,
-        received: &Received,
-        reason: &str,
-        delay: Duration,
-        attempts: Attempts,
-        report: Option<TrackingReport>,
-        dispatched: Dispatched,
-    ) -> Outputs {
-        current::fail(reason);
-        warn!(reason, ?delay, "an attempt failed; the task runs again");
-        let again = Outgoing {
-            delay: (!delay.is_zero()).then_some(delay),
-            headers: attempts.with_headers(received.headers()),
-            ..Outgoing::new(self.pipes.input.as_str(), received.delivery.body.clone())
-        };
-        self.shared.counters.retried.increment(1);
-        // Without the reports of `dispatched`: the next attempt dispatches the same subtasks and reports them.
-        Outputs {
-            pending: dispatched.pending,
-            messages: vec![again],
-            reports: report.into_iter().collect(),
-        }
-    }
-
-    fn retry_report(
-        &self,
-        received: &Received,
-        reason: &str,
-        run: FailedRun,
-        label: Option<String>,
-    ) -> Option<TrackingReport> {
-        received.message().job_task_id().map(|id| TrackingReport {
-            retries: run.attempt.and_then(|attempt| i32::try_from(attempt).ok()),
-            failure: Some(ReportFailure {
-                item: label.map(|label| FailedItem::labelled(&label)),
-                run: Some(run),
-                ..self.shared.identity.failure("RETRY", reason)
-            }),
-            ..TrackingReport::new(id, ReportStatus::Retry)
-        })
-    }
-
-    /// Fails the task after its last attempt, with a copy for the reject pipe.
-    fn give_up(
-        &self,
-        received: &Received,
-        reason: &str,
-        run: Option<FailedRun>,
-        dispatched: Dispatched,
-    ) -> Outputs {
-        self.fail(received, reason, run, dispatched)
-            .with_message(self.reject_copy(received, reason))
-    }
-
-    /// Makes a copy of the task for the reject pipe, with the reason and its origin in headers.
-    fn reject_copy(&self, received: &Received, reason: &str) -> Outgoing {
-        self.shared.counters.given_up.increment(1);
-        let copy = TaskMessage {
-            task_id: uuid::Uuid::new_v4().to_string(),
-            task_status: Some(TaskStatus::ResultException),
-            context: BTreeMap::new(),
-            to: Some(self.pipes.reject.clone()),
-            priority: None,
-            ..received.message().clone()
-        };
-        let mut headers = Headers::default();
-        if let Some(tracking) = &copy.tracking {
-            let label = Self::label_of(received);
-            describe(
-                &mut headers,
-                tracking,
-                TaskStatus::ResultException,
-                label.as_deref(),
-            );
-        }
-        explain(&mut headers, reason, &received.delivery);
-        Outgoing {
-            headers,
-            ..Outgoing::new(self.pipes.reject.as_str(), copy.encode())
-        }
-    }
-
-    /// Fails the task: its result is `RESULT_EXCEPTION` with the reason as a JSON string.
-    fn fail(
-        &self,
-        received: &Received,
-        reason: &str,
-        run: Option<FailedRun>,
-        dispatched: Dispatched,
-    ) -> Outputs {
-        current::fail(reason);
-        warn!(reason, "a task has failed");
-        let data = serde_json::to_vec(reason).unwrap_or_default();
-        let status = TaskStatus::ResultException;
-        self.failure(received, status, data, reason, run, dispatched)
-    }
-
-    /// Fails a task that was not understood: its result is `INVALID_TASK` with the reason as plain text.
-    fn refuse(
-        &self,
-        received: &Received,
-        reason: &str,
-        run: FailedRun,
-        dispatched: Dispatched,
-    ) -> Outputs {
-        current::fail(reason);
-        warn!(reason, "a task was not understood");
-        let data = reason.as_bytes().to_vec();
-        let status = TaskStatus::InvalidTask;
-        self.failure(received, status, data, reason, Some(run), dispatched)
-    }
-
-    fn failure(
-        &self,
-        received: &Received,
-        status: TaskStatus,
-        data: Vec<u8>,
-        reason: &str,
-        run: Option<FailedRun>,
-        dispatched: Dispatched,
-    ) -> Outputs {
-        self.shared.counters.failed.increment(1);
-        let (input, label) = (received.message(), Self::label_of(received));
-        let configured = self.pipes.output.as_deref();
-        // The pipe comes from a message, which anybody can send.
-        let to = failure_pipe(configured, input.tracking.as_ref()).filter(|to| {
-            Some(*to) == configured || check_result_pipe(&self.shared.reserved, input, to).is_ok()
-        });
-        let spec = OutputSpec {
-            // The task's own id. Attempts may break off at different points of a split, so the number after the last
-            // subtask of this attempt may belong to a subtask of another attempt, which is complete.
-            part: TaskPart::Whole,
-            to,
-            status,
-            classifier: input.task_classifier.as_deref().unwrap_or_default(),
-            api_version: input.task_api_version,
-            data,
-            note: None,
-            failure: Some(reason),
-            run,
-            label: label.as_deref(),
-            time_limit: None,
-            ends_tracking: false,
-        };
-        let mut output = self.shared.identity.output(input, spec);
-        if dispatched.is_split {
-            output = output.of_split();
-        }
-        outputs(dispatched, output)
-    }
-
-    /// Returns what a failed task calls itself.
-    fn label_of(received: &Received) -> Option<String> {
-        let given = || label_in(received.headers()).map(str::to_owned);
-        let task = task_data::decode::<W::Input>(received.message()).ok();
-        task.and_then(|task| task_data::label(&task)).or_else(given)
-    }
-
-    /// Describes the attempt that has failed after these.
-    fn failed_run(&self, before: Attempts, began: i64) -> FailedRun {
-        let process = &self.shared.identity.process;
-        process.failed_run(before.failed.saturating_add(1), began)
-    }
-
     fn now(&self) -> i64 {
         self.shared.identity.clock.now_millis()
     }
-}
-
-/// Returns the time after this delay.
-fn later(now: i64, delay: Duration) -> i64 {
-    now.saturating_add(i64::try_from(delay.as_millis()).unwrap_or(i64::MAX))
 }
 
 /// Returns whether a task with this result runs again.
@@ -556,8 +414,12 @@ fn comes_again<T>(result: &Result<T, TaskError>) -> bool {
     })
 }
 
-/// Awaits a run. Once it has lasted [`LONG_RUN`], reports that the task runs.
-async fn reported_when_long<T>(run: Pin<&mut impl Future<Output = T>>, ctx: &Context) -> T {
+/// Awaits a run. Once it has lasted [`LONG_RUN`], reports that the task runs; once it has lasted `stuck`, says so in the log.
+async fn reported_when_long<T>(
+    run: Pin<&mut impl Future<Output = T>>,
+    ctx: &Context,
+    stuck: Duration,
+) -> T {
     let mut run = pin!(busy_threads::shown(run, ctx));
     // In this order, a run that ends without waiting registers no timer and is not noted.
     tokio::select! {
@@ -570,6 +432,15 @@ async fn reported_when_long<T>(run: Pin<&mut impl Future<Output = T>>, ctx: &Con
     }
     ctx.report_running();
     let _long = ctx.note_long_run(LONG_RUN);
+    tokio::select! {
+        biased;
+        result = &mut run => return result,
+        () = tokio::time::sleep(stuck.saturating_sub(LONG_RUN)) => {}
+    }
+    warn!(
+        running_for = ?stuck,
+        "a task has been running for long; look whether it hangs"
+    );
     run.await
 }
 
@@ -609,12 +480,12 @@ fn outputs(dispatched: Dispatched, output: Output) -> Outputs {
 mod tests {
     use std::sync::Arc;
 
-    use contract::{BatchTask, Tracking, TrackingReportTask};
+    use contract::{BatchTask, ReportStatus, TaskMessage, Tracking, TrackingReportTask};
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::broker::Broker;
     use crate::broker::memory::Memory;
+    use crate::broker::{Broker, Outgoing};
     use crate::clock::Clock;
     use crate::{NoOutput, Runtime, Settings, TaskError};
 

@@ -39,10 +39,12 @@ impl Attempts {
 
     /// Counts one more failed attempt. Returns the delay before the next attempt and the new count; `None` if the policy
     /// allows no other attempt.
-    pub fn next(self, policy: &RetryPolicy, now: i64) -> Option<(Duration, Self)> {
+    /// `chance` decides about jitter.
+    pub fn next(self, policy: &RetryPolicy, now: i64, chance: u64) -> Option<(Duration, Self)> {
         let failed = self.failed.saturating_add(1);
         let elapsed = u64::try_from(now.saturating_sub(self.first_began)).unwrap_or(0);
-        let delay = policy.delay_after(failed, Duration::from_millis(elapsed))?;
+        let elapsed = Duration::from_millis(elapsed);
+        let delay = policy.delay_by_chance(failed, elapsed, chance)?;
         Some((delay, Self { failed, ..self }))
     }
 
@@ -68,13 +70,17 @@ mod tests {
             .attempts(3)
             .within(Duration::from_secs(10));
         let first = Attempts::of(&Headers::default(), 1_000);
-        let (delay, second) = first.next(&policy, 1_500).unwrap();
+        let (delay, second) = first.next(&policy, 1_500, 0).unwrap();
         assert_eq!((delay, second.failed), (Duration::from_secs(1), 1));
         let second = Attempts::of(&second.with_headers(&Headers::default()), 9_999);
         assert_eq!((second.failed, second.first_began), (1, 1_000));
-        assert_eq!(second.next(&policy, 10_001), None, "the time is up");
-        let (_, third) = second.next(&policy, 2_000).unwrap();
-        assert_eq!(third.next(&policy, 2_000), None, "three attempts are made");
+        assert_eq!(second.next(&policy, 10_001, 0), None, "the time is up");
+        let (_, third) = second.next(&policy, 2_000, 0).unwrap();
+        assert_eq!(
+            third.next(&policy, 2_000, 0),
+            None,
+            "three attempts are made"
+        );
     }
 
     #[test]
@@ -84,12 +90,17 @@ mod tests {
             .attempts(100)
             .within(Duration::from_secs(10));
         let (_, before) = Attempts::of(&Headers::default(), DAY)
-            .next(&policy, DAY)
+            .next(&policy, DAY, 0)
             .unwrap();
         let carried = before.with_headers(&Headers::default());
-        let (_, after) = Attempts::of(&carried, 1_000).next(&policy, 1_000).unwrap();
+        let (_, after) = Attempts::of(&carried, 1_000)
+            .next(&policy, 1_000, 0)
+            .unwrap();
         let carried = after.with_headers(&Headers::default());
-        assert_eq!(Attempts::of(&carried, 11_001).next(&policy, 11_001), None);
+        assert_eq!(
+            Attempts::of(&carried, 11_001).next(&policy, 11_001, 0),
+            None
+        );
     }
 
     #[test]
@@ -100,6 +111,6 @@ mod tests {
         };
         let read = Attempts::of(&most.with_headers(&Headers::default()), 0);
         assert_eq!(read, most);
-        assert_eq!(read.next(&RetryPolicy::default(), i64::MAX), None);
+        assert_eq!(read.next(&RetryPolicy::default(), i64::MAX, 0), None);
     }
 }

@@ -13,6 +13,7 @@
 
 mod all_gone;
 mod answer;
+mod job_policy;
 mod split_state;
 mod unanswered;
 
@@ -32,6 +33,7 @@ use url::Url;
 
 use self::all_gone::AllGone;
 use self::answer::read_answer;
+use self::job_policy::{JobPolicies, Said, job_policies};
 pub(crate) use self::split_state::SplitQueryError;
 use self::unanswered::Unanswered;
 use crate::announcement::{ChangedJobs, job_of};
@@ -70,6 +72,7 @@ pub(crate) struct StatusChecker {
     client: Arc<OnceCell<HttpClient>>,
     /// The last check of each job, by its URL.
     checks: Cache<Arc<str>, Check>,
+    policies: JobPolicies,
     changed: Arc<ChangedJobs>,
     all_gone: Arc<AllGone>,
     /// The jobs for which nobody has said what an earlier round has done.
@@ -78,9 +81,10 @@ pub(crate) struct StatusChecker {
 }
 
 /// The result of a status check.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Check {
     job: JobKnowledge,
+    retry: Said,
     began: Instant,
     ended: Instant,
     /// When it ended, in milliseconds since 1970.
@@ -101,6 +105,7 @@ impl StatusChecker {
                 .max_capacity(CAPACITY)
                 .expire_after(WhenInvalid)
                 .build(),
+            policies: job_policies(),
             changed: Arc::new(ChangedJobs::new(clock)),
             all_gone: Arc::default(),
             unanswered: Arc::default(),
@@ -260,6 +265,7 @@ impl StatusChecker {
         let now = Instant::now();
         Check {
             job: JobKnowledge::Presumed,
+            retry: Said::Unknown,
             began: now,
             ended: now,
             ended_millis: self.clock.now_millis(),
@@ -269,11 +275,11 @@ impl StatusChecker {
 
     async fn ask(&self, url: Url, id: Option<&str>) -> Check {
         let began = Instant::now();
-        let (job, valid_for) = match self.request(url.clone(), id).await {
+        let (job, retry, valid_for) = match self.request(url.clone(), id).await {
             Ok(response) => response,
             Err(error) => {
                 warn!(%url, %error, "the status check of a job failed; the job is presumed active");
-                (JobKnowledge::Presumed, AFTER_FAILURE)
+                (JobKnowledge::Presumed, Said::Unknown, AFTER_FAILURE)
             }
         };
         // A job whose change was announced is of this system: if it is gone, it was deleted.
@@ -283,6 +289,7 @@ impl StatusChecker {
         }
         Check {
             job,
+            retry,
             began,
             ended: Instant::now(),
             ended_millis: self.clock.now_millis(),
@@ -294,7 +301,7 @@ impl StatusChecker {
         &self,
         url: Url,
         id: Option<&str>,
-    ) -> Result<(JobKnowledge, Duration), String> {
+    ) -> Result<(JobKnowledge, Said, Duration), String> {
         let (code, headers, body) = self.get(&url).await.map_err(|error| chain(&error))?;
         let valid_for = headers
             .get("cache-control")
@@ -303,7 +310,8 @@ impl StatusChecker {
             .min(LONGEST_INTERVAL);
         let own = id.and_then(|id| JobTaskId::parse(id).ok());
         let job = own.as_ref().map_or("", |own| own.job.as_ref());
-        Ok((read_answer(code, &headers, &body, job)?, valid_for))
+        let known = read_answer(code, &headers, &body, job)?;
+        Ok((known, Said::of(&headers), valid_for))
     }
 
     /// Returns the status code, the headers and the body of a response, up to [`MAX_RESPONSE`].

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::metrics::{
-    OLDEST_OPEN_DELIVERY, OPEN_DELIVERIES, PIPE_MESSAGES, SLOTS, SLOTS_IN_USE,
+    OLDEST_OPEN_DELIVERY, OPEN_DELIVERIES, PIPE_MESSAGES, SLOTS, SLOTS_IN_USE, STUCK_TASKS,
 };
 use futures_util::FutureExt as _;
 use metrics::{Gauge, gauge};
@@ -25,6 +25,7 @@ const DEPTH_LIMIT: Duration = Duration::from_secs(2);
 struct Worker {
     counters: Counters,
     open: Arc<OpenDeliveries>,
+    stuck_task: Duration,
     slots: Arc<Semaphore>,
     concurrency: u32,
     broker: Arc<dyn Broker>,
@@ -36,6 +37,7 @@ struct Worker {
 struct Gauges {
     open: Gauge,
     oldest: Gauge,
+    stuck: Gauge,
     slots: Gauge,
     slots_in_use: Gauge,
     depth: Gauge,
@@ -54,12 +56,14 @@ pub fn measure(
         gauges: Gauges {
             open: of_worker(OPEN_DELIVERIES),
             oldest: of_worker(OLDEST_OPEN_DELIVERY),
+            stuck: of_worker(STUCK_TASKS),
             slots: of_worker(SLOTS),
             slots_in_use: of_worker(SLOTS_IN_USE),
             depth: gauge!(PIPE_MESSAGES, "pipe" => settings.input.clone()),
         },
         counters,
         open,
+        stuck_task: settings.stuck_task,
         slots,
         concurrency,
         broker,
@@ -77,12 +81,14 @@ impl Worker {
         let Gauges {
             open,
             oldest,
+            stuck,
             slots,
             slots_in_use,
             ..
         } = &self.gauges;
         open.set(number(self.open.count()));
         oldest.set(self.counters.begun.oldest());
+        stuck.set(number(self.counters.long.count(self.stuck_task)));
         let free = self.slots.available_permits();
         slots.set(f64::from(self.concurrency));
         slots_in_use.set(f64::from(self.concurrency) - number(free));

@@ -1,17 +1,18 @@
 //! The effects of a worker's errors, as seen in its pipes and at its health endpoint.
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use contract::headers::REPORT_DETAILS_HEADER;
 use contract::{
-    RangeItem, ReportDetails, ReportStatus, TaskMessage, Tracking, TrackingReport,
+    RangeItem, ReportDetails, ReportStatus, SignOfLife, TaskMessage, Tracking, TrackingReport,
     TrackingReportTask,
 };
 use framework::broker::memory::Memory;
-use framework::broker::{Broker, Confirm, HeaderValue, Outgoing, PublishError};
+use framework::broker::{Broker, Confirm, Event, HeaderValue, Outgoing, PublishError};
 use framework::config::Route;
 use framework::handler::{ORIGIN_HEADER, REASON_HEADER};
 use framework::{Context, NoOutput, Reply, RetryPolicy, Runtime, Settings, TaskError, Worker};
@@ -383,4 +384,69 @@ async fn a_task_that_blocks_its_thread_is_reported_as_running() {
     };
     let seen = run_until(&pipes, Settings::new("w"), worker, seen).await;
     assert_eq!(seen, [ReportStatus::Progress, ReportStatus::Complete]);
+}
+
+/// A worker that knows nothing of outages, whose server is away until it was asked twenty times.
+#[tokio::test(start_paused = true)]
+async fn behind_a_circuit_breaker_no_task_fails_while_a_server_is_away() {
+    const TASKS: u64 = 30;
+    let pipes = Memory::new();
+    let asked = Arc::new(AtomicU32::new(0));
+    let worker = noting(move |_, _| {
+        if asked.fetch_add(1, Ordering::Relaxed) < 20 {
+            Err(std::io::Error::from(std::io::ErrorKind::ConnectionRefused))?;
+        }
+        Ok(())
+    });
+    for number in 1..=TASKS {
+        let job = if number % 2 == 0 { "j" } else { "k" };
+        let item = RangeItem {
+            number,
+            params: BTreeMap::new(),
+        };
+        let message = TaskMessage {
+            tracking: Some(Tracking {
+                job_task_id: Some(format!("p:{job}.{number}")),
+                tracking_pipe: Some("tracking".to_owned()),
+                ..Tracking::default()
+            }),
+            ..TaskMessage::new(format!("t.{number}"), "w-in", &item).unwrap()
+        };
+        let message = Outgoing::new("w-in", message.encode());
+        pipes.publish(message).await.unwrap();
+    }
+    let settings = Settings {
+        concurrency: 2,
+        circuit_breaker: NonZeroU32::new(4),
+        retry: RetryPolicy::constant(Duration::ZERO).attempts(3),
+        ..Settings::new("w")
+    };
+    let mut signs = pipes.signs().await.unwrap();
+    let told = async {
+        loop {
+            if let Some(Event::Message(sign)) = signs.next().await {
+                let sign: SignOfLife = serde_json::from_slice(&sign).unwrap();
+                if let Some(reason) = sign.unavailable {
+                    return reason;
+                }
+            }
+        }
+    };
+    let story = async { tokio::join!(reports(&pipes, 30), harness::in_time("a sign", told)) };
+    let (reports, told) = run_until(&pipes, settings, worker.clone(), story).await;
+    let failed = reports
+        .iter()
+        .filter(|report| report.status == ReportStatus::Failed)
+        .count();
+    assert_eq!(failed, 0);
+    assert!(
+        told.starts_with("4 attempts in a row have failed in the same way (connection refused)"),
+        "{told}"
+    );
+    // While the server was away, the worker took what it had room for.
+    let attempts = worker.attempts.lock().unwrap().clone();
+    let tried: std::collections::BTreeSet<u64> =
+        attempts[..20].iter().map(|(number, _)| *number).collect();
+    assert!(tried.len() <= 6, "{tried:?}");
+    assert_eq!(pipes.depth("w-reject").await.unwrap(), 0);
 }

@@ -8,7 +8,7 @@ use axum::extract::{OriginalUri, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::{ErrorCode, JobTask, NewJob, OnFailure, Outputs};
-use contract::{BatchTask, JobId, PartitionId, TaskData, TaskTimeLimit};
+use contract::{BatchTask, InvalidPolicy, JobId, PartitionId, TaskData, TaskTimeLimit};
 use page::{Entry, Field, Kind, Request, SubmitPage, url};
 use serde_json::Value;
 
@@ -241,6 +241,13 @@ fn common(kind: &Kind) -> Vec<Field> {
             "An attempt at a task that takes longer has failed, and the task runs again. By default only the worker's own limit holds.",
         )
         .optional(),
+        Field::new(
+            "retry",
+            "Retries",
+            "When failed tasks run again: a preset or a policy. By default as their workers are set.",
+        )
+        .optional()
+        .example("jobweaver,attempts=5"),
     ]
 }
 
@@ -310,8 +317,14 @@ fn made(
             let parsed = limit.trim().parse::<TaskTimeLimit>();
             problems.take("taskTimeLimit", parsed.map_err(|error| format!("{error}.")))
         });
+        let retry = Some(fields.get("retry").trim()).filter(|text| !text.is_empty());
+        let retry = retry.map(|text| {
+            text.parse()
+                .map_err(|error: InvalidPolicy| error.to_string())
+        });
         let job = NewJob {
             task_time_limit: limit,
+            retry: retry.and_then(|policy| problems.take("retry", policy)),
             name: some(fields.get("name")),
             labels: (!labels.is_empty()).then_some(labels),
             on_failure: if fields.get("onFailure") == "continue" {

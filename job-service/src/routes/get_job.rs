@@ -44,5 +44,7 @@ pub async fn get_job(
     let found = state.store.job(&partition, &job).await?;
     let mut found = found.ok_or_else(|| ApiError::job_not_found(&job))?;
     state.workers.running().show(&partition, &mut found);
+    let stuck = state.options.stuck;
+    stuck.note(&state.workers, &partition, &mut found);
     Ok(Json(found))
 }

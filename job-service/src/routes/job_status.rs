@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderName, header};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::IntoResponse;
-use contract::JobStatus;
 use contract::rest::ErrorBody;
+use contract::{JobStatus, RETRY_HEADER};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -48,7 +48,8 @@ pub struct StatusParams {
     responses(
         (status = 200, description = "The status, as a JSON string", body = JobStatus, headers(
             ("CacheableJobStatus" = bool, description = "Always true"),
-            ("Cache-Control" = String, description = "`no-transform, max-age=…`: the number of seconds for which the status may be cached")
+            ("Cache-Control" = String, description = "`no-transform, max-age=…`: the number of seconds for which the status may be cached"),
+            ("X-Batchwright-Retry" = Option<String>, description = "The retry policy of the job, if it has one")
         ), example = json!("Active")),
         (status = 400, description = "Invalid partition id, job id or parameter", body = ErrorBody,
             example = json!({"message": "The parameter 'n' must be a whole number, but is 'x'."})),
@@ -68,10 +69,13 @@ pub async fn job_status(
     let round = whole_number("r", r.as_deref())?.or(incarnation.map(|_| 1));
     let found = state
         .store
-        .job_status(&partition, &job, incarnation, round)
+        .job_for_workers(&partition, &job, incarnation, round)
         .await?;
-    let status = found.ok_or_else(|| ApiError::job_not_found(&job))?;
-    Ok((cache_headers(&state), Json(caf_status(status))))
+    let (status, retry) = found.ok_or_else(|| ApiError::job_not_found(&job))?;
+    // What the database holds may come from a later version; a text that is no header is left out.
+    let retry = retry.and_then(|policy| HeaderValue::try_from(policy).ok());
+    let retry = retry.map(|policy| [(HeaderName::from_static(RETRY_HEADER), policy)]);
+    Ok((cache_headers(&state), retry, Json(caf_status(status))))
 }
 
 /// Returns the headers that let a worker cache the response for the status check interval.

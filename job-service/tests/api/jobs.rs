@@ -12,6 +12,7 @@ use crate::service::{Answer, Backend, Service, new_job};
 on_both_databases![
     texts_of_any_script_are_returned_unchanged,
     unavailable_database_is_a_503,
+    the_answer_to_a_status_check_brings_the_retry_policy_of_the_job,
 ];
 
 #[tokio::test]
@@ -548,4 +549,41 @@ async fn unavailable_database_is_a_503(backend: Backend) {
         .call(Method::GET, "/health-check?name=all&type=ALIVE", None)
         .await
         .is(200);
+}
+
+async fn the_answer_to_a_status_check_brings_the_retry_policy_of_the_job(backend: Backend) {
+    let service = Service::start_on(backend).await;
+    let mut request = new_job();
+    service.put("without", &request).await.is(201);
+    request["retry"] = json!({"policy": "constant", "delay": "90s", "attempts": 3});
+    service.put("with", &request).await.is(201);
+    service.put("with", &request).await.is(204);
+    let in_full = "constant,delay=90s,attempts=3,within=1d";
+    let status = service.get("/jobs/with/status").await.is(200);
+    assert_eq!(status.header("x-batchwright-retry"), in_full);
+    let job = service.get("/jobs/with").await.is(200).json();
+    assert_eq!(job["retry"], in_full);
+    let status = service.get("/jobs/without/status").await.is(200);
+    assert!(!status.headers.contains_key("x-batchwright-retry"));
+
+    for (retry, problem) in [
+        (
+            json!("weekly"),
+            "The body is not a job: retry: \"weekly\" is no retry policy; expected none, immediate,",
+        ),
+        (
+            json!({"policy": "constant", "delay": "soon"}),
+            "retry: delay is \"soon\": expected a whole number and a unit",
+        ),
+        (json!(5), "expected a retry policy: the name of a preset"),
+    ] {
+        request["retry"] = retry;
+        let refused = service.put("refused", &request).await.is(400);
+        assert!(
+            refused.body.replace("\\\"", "\"").contains(problem),
+            "{}",
+            refused.body
+        );
+    }
+    service.get("/jobs/refused").await.is(404);
 }

@@ -164,6 +164,7 @@ async fn resubmitted_job_is_like_the_first_one() {
     request["delay"] = json!(3600);
     request["prerequisiteJobIds"] = json!(["other"]);
     request["onFailure"] = json!("continue");
+    request["retry"] = json!({"policy": "jobweaver", "attempts": 3});
     request["expiry"] =
         json!({"Completed": {"operation": "Delete", "expiryTime": "lastUpdateTime+P1D"}});
     service.put("j", &request).await.is(201);

@@ -41,6 +41,7 @@ pub fn sign() -> SignOfLife {
             task: "p:j.1".into(),
             age: 5_000,
         }),
+        unavailable: None,
         ended: false,
     }
 }

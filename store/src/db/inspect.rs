@@ -99,6 +99,7 @@ pub fn sample(
         pace: Pace::default(),
         curve: CurveState::default(),
         output_pipe: None,
+        retry: None,
     };
     Ok((
         job,

@@ -29,7 +29,7 @@ use super::{
 use crate::definition::PackedDefinition;
 use crate::error::Availability;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeKey, NodeRow};
-use crate::model::{Backlog, KeyedRequest, OutboxMessage, ParkedTask};
+use crate::model::{Backlog, KeyedRequest, OutboxMessage, ParkedTask, StuckJob};
 use crate::query::{Candidate, JobQuery};
 use outbox::Unsent;
 use prerequisites::Dependencies;
@@ -550,6 +550,40 @@ impl Reads for Memory {
                 }
             }
             Ok(backlog)
+        })
+    }
+    fn stuck_jobs(&self, idle: u64, limit: u32) -> DbFuture<'_, Vec<StuckJob>> {
+        Box::pin(async move {
+            let state = self.read().await?;
+            let before = self.shared.clock.now().saturating_sub_unsigned(idle);
+            let may_move = |job: &&JobRow| {
+                matches!(
+                    job.status,
+                    JobStatus::Active | JobStatus::Waiting | JobStatus::Blocked
+                )
+            };
+            let sent = |job: &&JobRow| {
+                let mut unsent = state.outbox.values();
+                !unsent.any(|unsent| unsent.incarnation == job.incarnation)
+            };
+            let idle = |job: &&JobRow| job.last_update_time <= before;
+            let stuck = state
+                .jobs
+                .values()
+                .filter(may_move)
+                .filter(idle)
+                .filter(sent);
+            let mut stuck: Vec<StuckJob> = stuck
+                .map(|job| StuckJob {
+                    partition: job.partition.clone(),
+                    job: job.job.clone(),
+                    incarnation: job.incarnation,
+                    since: job.last_update_time,
+                })
+                .collect();
+            stuck.sort_by_key(|job| job.incarnation);
+            stuck.truncate(limit as usize);
+            Ok(stuck)
         })
     }
     fn prerequisites<'a>(

@@ -87,6 +87,10 @@ const POSTGRES: &[File] = &[
         "20261123024500_jobs_that_can_go_on",
         include_str!("../../migrations/postgres/20261123024500_jobs_that_can_go_on.sql"),
     ),
+    (
+        "20261123040000_retry_policy",
+        include_str!("../../migrations/postgres/20261123040000_retry_policy.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -165,6 +169,10 @@ const SQLITE: &[File] = &[
     (
         "20261123024500_jobs_that_can_go_on",
         include_str!("../../migrations/sqlite/20261123024500_jobs_that_can_go_on.sql"),
+    ),
+    (
+        "20261123040000_retry_policy",
+        include_str!("../../migrations/sqlite/20261123040000_retry_policy.sql"),
     ),
 ];
 

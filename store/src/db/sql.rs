@@ -39,7 +39,7 @@ use super::{
 use crate::definition::PackedDefinition;
 use crate::error::{Availability, StoreError};
 use crate::ledger::{KeptAttempt, KeptFailure, NodeKey, NodeRow};
-use crate::model::{Backlog, KeyedRequest, OutboxMessage};
+use crate::model::{Backlog, KeyedRequest, OutboxMessage, StuckJob};
 use crate::query::JobQuery;
 use session::Session;
 use statement::Dialect;
@@ -320,6 +320,9 @@ impl Reads for SqlBackend {
                 oldest_due,
             })
         })
+    }
+    fn stuck_jobs(&self, idle: u64, limit: u32) -> DbFuture<'_, Vec<StuckJob>> {
+        Box::pin(async move { jobs::stuck(&mut self.reader().await?, idle, limit).await })
     }
     fn prerequisites<'a>(
         &'a self,

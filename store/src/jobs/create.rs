@@ -201,5 +201,6 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         pace: Pace::default(),
         curve: CurveState::default(),
         output_pipe: request.output_pipe.clone(),
+        retry: request.retry.as_ref().map(ToString::to_string),
     }
 }

@@ -38,11 +38,23 @@ impl Store {
         incarnation: Option<i64>,
         round: Option<u32>,
     ) -> Result<Option<JobStatus>, StoreError> {
+        let known = self.job_for_workers(partition, job, incarnation, round);
+        Ok(known.await?.map(|(status, _)| status))
+    }
+
+    /// Returns what workers ask of a job: its status, as [`Self::job_status`] does, and its retry policy as text, if it has one.
+    pub async fn job_for_workers(
+        &self,
+        partition: &PartitionId,
+        job: &JobId,
+        incarnation: Option<i64>,
+        round: Option<u32>,
+    ) -> Result<Option<(JobStatus, Option<String>)>, StoreError> {
         let row = self.backend.job(partition.as_str(), job.as_str()).await?;
         Ok(row
             .filter(|row| incarnation.is_none_or(|n| n == row.incarnation))
             .filter(|row| round.is_none_or(|round| round == row.round))
-            .map(|row| row.status))
+            .map(|row| (row.status, row.retry)))
     }
 
     /// Returns a page of the jobs that match a query.
@@ -314,6 +326,7 @@ fn describe_row(row: JobRow, now: i64) -> rest::Job {
         suspended: false,
         correlation_id: row.correlation_id,
         outputs: row.output_pipe.map(|_| rest::KeptOutputs::default()),
+        retry: row.retry,
         notes,
     }
 }

@@ -1,6 +1,7 @@
 //! Creating, cancelling and deleting jobs, and the wake-ups that follow.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use contract::{JobId, JobStatus, OnFailure};
 use futures_util::FutureExt as _;
@@ -21,6 +22,7 @@ suite![
     changes_of_a_job_wake_those_who_watch_it_and_no_others,
     release_and_cascade_wake_the_watchers_of_the_dependents,
     pipes_of_unfinished_jobs_are_known_once_each,
+    started_jobs_that_do_not_change_are_found_and_what_they_bring_is_kept,
 ];
 
 async fn new_job_waits_and_its_start_message_is_in_the_outbox(store: TestStore) {
@@ -326,4 +328,38 @@ async fn pipes_of_unfinished_jobs_are_known_once_each(store: TestStore) {
     store.cancel("a").await;
     store.cancel("b").await;
     assert_eq!(store.task_pipes(10).await.unwrap(), ["in-2"]);
+}
+
+async fn started_jobs_that_do_not_change_are_found_and_what_they_bring_is_kept(store: TestStore) {
+    let policy = "jobweaver,attempts=3".parse().unwrap();
+    let brings = JobRequest {
+        retry: Some(policy),
+        ..request("brings")
+    };
+    let brings = store.create_with(brings).await;
+    let names = async |idle: Duration, limit| -> Vec<String> {
+        let stuck = store.stuck_jobs(idle, limit).await.unwrap();
+        stuck.into_iter().map(|job| job.job.to_string()).collect()
+    };
+    // Its start message waits in the outbox.
+    assert_eq!(names(Duration::ZERO, 9).await, [""; 0]);
+    store.sent().await;
+    let (active, paused) = (store.started("active").await, store.paused("paused").await);
+    store.sent().await;
+    assert_eq!(names(Duration::ZERO, 9).await, ["brings", "active"]);
+    assert_eq!(names(Duration::ZERO, 1).await, ["brings"]);
+    assert_eq!(names(Duration::from_mins(5), 9).await, [""; 0]);
+    store.resume(&paused).await;
+    store.cancel(&active).await;
+    assert_eq!(names(Duration::ZERO, 9).await, ["brings", "paused"]);
+
+    let of = async |job: &Incarnation| {
+        let partition = acme();
+        let known = store.job_for_workers(&partition, &job.job, Some(job.number), None);
+        known.await.unwrap().unwrap().1
+    };
+    let in_full = "exponential,first=10s,factor=2,longest=5m,attempts=3,within=none";
+    assert_eq!(of(&brings).await.as_deref(), Some(in_full));
+    assert_eq!(store.job(&brings).await.retry.as_deref(), Some(in_full));
+    assert_eq!(of(&paused).await, None);
 }

@@ -1,6 +1,6 @@
 //! Status checks against a server that answers as job services and gateways do.
 
-use contract::JobStatus;
+use contract::{JobStatus, RetryPolicy};
 
 use super::*;
 use crate::broker::Event;
@@ -379,4 +379,45 @@ async fn jobs_that_are_gone_degrade_the_worker_unless_their_deletion_was_announc
         check(job).await;
     }
     assert_eq!(health.degradations().len(), 1);
+}
+
+#[tokio::test]
+async fn the_retry_policy_of_a_job_is_asked_for_once_and_an_unknown_one_leaves_the_workers_own() {
+    let answers = |header: Option<&str>| {
+        let answer = ResponseTemplate::new(200)
+            .set_body_string("Active")
+            .insert_header("Cache-Control", "max-age=0");
+        match header {
+            Some(policy) => answer.insert_header("X-Batchwright-Retry", policy),
+            None => answer,
+        }
+    };
+    let long = "9".repeat(10_000);
+    for (answer, policy, asked) in [
+        (
+            answers(Some("jobweaver,attempts=3")),
+            Some("jobweaver,attempts=3"),
+            1,
+        ),
+        (answers(None), None, 1),
+        (answers(Some("weekly,on=Monday")), None, 1),
+        (answers(Some(&long)), None, 1),
+        // Nobody has answered. The next check is valid for some seconds, and here it is the only one.
+        (ResponseTemplate::new(500), None, 1),
+    ] {
+        let server = MockServer::start().await;
+        Mock::given(path(STATUS))
+            .respond_with(answer)
+            .expect(asked)
+            .mount(&server)
+            .await;
+        let (checker, tracking) = (checker(), due_at(server.uri() + STATUS));
+        let policy = policy.map(|text| text.parse::<RetryPolicy>().unwrap().coarse());
+        for _ in 0..3 {
+            let known = checker.job_policy(Some(&tracking)).await;
+            assert_eq!(known.as_deref(), policy.as_ref());
+        }
+    }
+    assert_eq!(checker().job_policy(None).await, None);
+    assert_eq!(checker().job_policy(Some(&Tracking::default())).await, None);
 }

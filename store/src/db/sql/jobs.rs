@@ -11,12 +11,13 @@ use super::statement::{Dialect, Statement, json};
 use crate::curve::CurveState;
 use crate::db::{DbError, JobKey, JobRow, Label};
 use crate::ledger::{Counts, JobTotals};
+use crate::model::StuckJob;
 use crate::pace::Pace;
 
 /// The columns that [`read_job`] reads.
 pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, round, name, description, external_data, content_hash, \
     on_failure, tolerance, status, percentage, completed_items, failed_tasks, failed_splits, failed_attempts, failure_counts, own_task, delay, task_table, create_time, \
-    last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe";
+    last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe, retry_policy";
 
 /// The content of the column `progress`.
 #[derive(Default, Serialize, Deserialize)]
@@ -49,6 +50,29 @@ pub async fn count_by_status(db: &mut Session) -> Result<BTreeMap<&'static str, 
         Ok((status(row.get("status")?)?.name(), count))
     });
     Ok(counts.await?.into_iter().collect())
+}
+
+/// Returns jobs that have started and not ended, and that have not changed for this many milliseconds. Reads the index of the jobs that
+/// have not ended: one of their last changes would cost each flush.
+pub async fn stuck(db: &mut Session, idle: u64, limit: u32) -> Result<Vec<StuckJob>, DbError> {
+    let now = db.dialect().now();
+    let statement = db
+        .statement(format!(
+            "select partition_id, job_id, incarnation, last_update_time from job \
+             where finish_time is null and status in ('Active', 'Waiting', 'Blocked') and last_update_time <= {now} - $1 \
+             and not exists (select 1 from outbox where outbox.incarnation = job.incarnation) order by incarnation limit $2"
+        ))
+        .bind(millis(idle))
+        .bind(i64::from(limit));
+    let read = |row: Row<'_>| {
+        Ok(StuckJob {
+            partition: partition_id(row.get(0)?)?,
+            job: job_id(row.get(1)?)?,
+            incarnation: row.get(2)?,
+            since: row.get(3)?,
+        })
+    };
+    db.fetch(statement, read).await
 }
 
 /// Returns the partitions with jobs that follow this one: looks up the first job behind each, by an index.
@@ -113,8 +137,8 @@ pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<i64>, DbErr
         .statement(
             "insert into job (partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, \
              status, percentage, completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time, \
-             expiry, delay, without_target, correlation_id, output_pipe, tolerance) \
-             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12, $13, $14, $15, $16) \
+             expiry, delay, without_target, correlation_id, output_pipe, tolerance, retry_policy) \
+             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12, $13, $14, $15, $16, $17) \
              on conflict (partition_id, job_id) do nothing returning incarnation",
         )
         .bind(job.partition.as_str())
@@ -132,7 +156,8 @@ pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<i64>, DbErr
         .bind(job.without_target)
         .bind(job.correlation_id.as_deref())
         .bind(job.output_pipe.as_deref())
-        .bind(tolerance);
+        .bind(tolerance)
+        .bind(job.retry.as_deref());
     db.fetch_first(statement, |row| row.get(0)).await
 }
 
@@ -322,6 +347,7 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         pace: progress.pace,
         curve: progress.curve,
         output_pipe: row.get("output_pipe")?,
+        retry: row.get("retry_policy")?,
     })
 }
 
