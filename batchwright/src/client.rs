@@ -1,6 +1,7 @@
 //! A client of the job service's REST API.
 
 mod events;
+mod letters;
 mod pipes;
 mod transport;
 

@@ -7,11 +7,13 @@ mod calls;
 mod chaos;
 mod commands;
 mod connect;
+mod dead;
 mod doctor;
 mod events;
 mod failures;
 mod history;
 mod jobs;
+mod letter_args;
 mod manual;
 mod outputs;
 mod pipe_list;
@@ -37,6 +39,7 @@ use framework::log::LogFormat;
 use self::bench::BenchArgs;
 #[cfg(feature = "chaos")]
 use self::chaos::{ChaosArgs, ChaosWorkerArgs};
+use self::dead::DeadArgs;
 use self::doctor::DoctorArgs;
 use self::events::EventsArgs;
 use self::failures::FailuresArgs;
@@ -137,6 +140,8 @@ pub enum Command {
     Resubmit(ResubmitArgs),
     /// List the pipes with what waits in them, or show one of them.
     Pipes(PipesArgs),
+    /// List, show, replay or delete dead letters: messages that were given up, rejected, not understood or not deliverable.
+    Dead(DeadArgs),
     /// List the workers of all processes, with their slots, their pipes and the task that each has run longest.
     Workers(WorkersArgs),
     /// Take messages from a pipe: one line of JSON each, acknowledged when the line is written.
@@ -194,6 +199,7 @@ impl Command {
             Self::Retry(args) => retry::retry(args).await,
             Self::Resubmit(args) => resubmit::resubmit(args).await,
             Self::Pipes(args) => pipe_list::pipes(args).await,
+            Self::Dead(args) => dead::dead(args).await,
             Self::Workers(args) => workers::workers(args).await,
             Self::Take(args) => pipes::take(args).await,
             Self::Put(args) => pipes::put(args).await,
@@ -230,6 +236,7 @@ impl Command {
             Self::Resubmit(args) => &args.service,
             Self::Pipes(args) => &args.service,
             Self::Workers(args) => &args.service,
+            Self::Dead(args) => return args.output().is_json(),
             Self::Bench(args) => return args.json,
             Self::Demo(_)
             | Self::Up(_)

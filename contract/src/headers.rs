@@ -33,6 +33,13 @@ pub const REPORT_DETAILS_HEADER: &str = "x-batchwright-report-details";
 pub const REASON_HEADER: &str = "x-batchwright-reason";
 /// On a message in an invalid pipe, and on a copy in a reject pipe: the name of the pipe that it came from.
 pub const ORIGIN_HEADER: &str = "x-batchwright-origin";
+/// On a message in an invalid pipe, and on a copy in a reject pipe: what kind of reason that is, as a
+/// [`LetterCause`](crate::rest::LetterCause).
+pub const CAUSE_HEADER: &str = "x-batchwright-cause";
+/// On a message in an invalid pipe, and on a copy in a reject pipe: the name of the worker that has put it there.
+pub const WORKER_HEADER: &str = "x-batchwright-worker";
+/// On a message in an invalid pipe: a name that no other message there has.
+pub const LETTER_HEADER: &str = "x-batchwright-letter";
 
 /// The path of the first task of a job, which has no number.
 pub const FIRST_TASK: &str = "0";

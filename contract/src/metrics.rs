@@ -163,6 +163,18 @@ metrics! {
         "Jobs in the store, read at most every 15 s; NaN if the database is not available.";
     STUCK_JOBS = "batchwright_stuck_jobs", GAUGE, [],
         "Jobs that have not ended and of which nothing has been reported for an hour (`--stuck-job`), at most 1000; read every few minutes.";
+    LETTERS_KEPT = "batchwright_dead_letters_kept_total", COUNTER, ["cause"],
+        "Dead letters that this process has kept, by cause: givenUp, poison, notUnderstood or unroutable.";
+    LETTERS_REPLAYED = "batchwright_dead_letters_replayed_total", COUNTER, [],
+        "Dead letters that this process has replayed.";
+    LETTERS_OVERFLOWED = "batchwright_dead_letters_overflowed_total", COUNTER, [],
+        "Dead letters above the bound of their job, which this process has moved to overflow pipes.";
+    LETTERS_EXPIRED = "batchwright_dead_letters_expired_total", COUNTER, [],
+        "Dead letters that this process has deleted because they were too old.";
+    LETTERS = "batchwright_dead_letters", GAUGE, [],
+        "Dead letters in the store, read at most every 15 s.";
+    LETTER_BYTES = "batchwright_dead_letters_bytes", GAUGE, [],
+        "Bytes of the dead letters in the store, read at most every 15 s.";
     PARKED_TASKS = "batchwright_parked_tasks", GAUGE, [],
         "Tasks of paused jobs in the store, read at most every 15 s.";
     OUTBOX_MESSAGES = "batchwright_outbox_messages", GAUGE, [],

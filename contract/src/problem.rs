@@ -121,6 +121,14 @@ pub enum ErrorCode {
     DefinitionNotKept,
     /// What was known about the tasks of the job is deleted.
     TasksNotKept,
+    /// There is no dead letter with this number.
+    DeadLetterNotFound,
+    /// The dead letter cannot be sent again.
+    DeadLetterNotReplayable,
+    /// The dead letter belongs to an earlier job with this id.
+    PastIncarnation,
+    /// The tasks of the job that have not ended can only be done again by a retry of the job.
+    RetryInstead,
     /// A web page of another origin must not change jobs.
     ForeignOrigin,
     /// The host of the request is not a name of the service.
@@ -145,7 +153,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 47] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -179,6 +187,10 @@ impl ErrorCode {
         Self::ExportExists,
         Self::DefinitionNotKept,
         Self::TasksNotKept,
+        Self::DeadLetterNotFound,
+        Self::DeadLetterNotReplayable,
+        Self::PastIncarnation,
+        Self::RetryInstead,
         Self::ForeignOrigin,
         Self::ForeignHost,
         Self::BodyTooLarge,
@@ -373,6 +385,26 @@ impl ErrorCode {
                 "TASKS_NOT_KEPT",
                 "The tasks of the job were not kept",
                 "Resubmit the job, which does all of it again. The operator sets how long tasks are kept.",
+            ),
+            Self::DeadLetterNotFound => (
+                "DEAD_LETTER_NOT_FOUND",
+                "The dead letter does not exist",
+                "List the dead letters. It may have been replayed or deleted, or its time was over.",
+            ),
+            Self::DeadLetterNotReplayable => (
+                "DEAD_LETTER_NOT_REPLAYABLE",
+                "The dead letter cannot be sent again",
+                "Do what the message says, or delete the letter.",
+            ),
+            Self::PastIncarnation => (
+                "PAST_INCARNATION",
+                "The dead letter belongs to a job that was deleted",
+                "Create a job that does the task, and delete the letter.",
+            ),
+            Self::RetryInstead => (
+                "RETRY_INSTEAD",
+                "Other tasks of the job have not ended either",
+                "Retry the job: that does all of it that is not done, the task of this letter included.",
             ),
             Self::ForeignOrigin => (
                 "FOREIGN_ORIGIN",

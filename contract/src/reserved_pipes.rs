@@ -17,6 +17,8 @@ const QUARANTINE_SUFFIX: &str = ".suspects";
 const KEPT_SUFFIX: &str = ".kept";
 /// The end of the name of the pipe with the reports of later rounds.
 const ROUNDS_SUFFIX: &str = ".rounds";
+/// The end of the name of a pipe with the dead letters that are above the bound of their job.
+const OVERFLOW_SUFFIX: &str = ".overflow";
 
 /// What a reserved pipe is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,6 +166,22 @@ pub fn kept_outputs_pipe(track_to: &str) -> Option<&str> {
     track_to
         .strip_suffix(KEPT_SUFFIX)
         .filter(|outputs| !outputs.is_empty())
+}
+
+/// Returns the pipe to which a quarantine pipe belongs. Any other pipe is that itself.
+pub fn input_of_quarantine(pipe: &str) -> &str {
+    pipe.strip_suffix(QUARANTINE_SUFFIX).unwrap_or(pipe)
+}
+
+/// Returns the name of the pipe for the dead letters of a pipe that are above the bound of their job. Pipes whose names are too long
+/// share one.
+pub fn overflow_pipe(pipe: &str) -> String {
+    let pipe = if pipe.len() + OVERFLOW_SUFFIX.len() > MAX_PIPE_BYTES {
+        "dead-letters"
+    } else {
+        pipe
+    };
+    format!("{pipe}{OVERFLOW_SUFFIX}")
 }
 
 /// Returns the tracking pipe of the messages of a job that was taken up again, beside that of its first round. Tracking workers of

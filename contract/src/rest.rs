@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 mod attempts;
 mod events;
 mod history;
+mod letters;
 mod tasks;
 
 pub use crate::on_failure::{Above, FailureLimit, InvalidLimit, OnFailure, Share, Tolerance};
@@ -20,6 +21,10 @@ use crate::{ReportFailure, RetryPolicy, TaskTimeLimit};
 pub use attempts::{EarlierFailure, FailedAttempt};
 pub use events::{EventReset, JobEvent, JobEventKind};
 pub use history::{History, StatusChange};
+pub use letters::{
+    DeadLetter, DeadLetters, DeletedLetters, LetterCause, LetterNumbers, RefusedReplay,
+    ReplayedLetter, ReplayedLetters,
+};
 pub use tasks::{
     CurvePoint, ListedTask, ProgressCurve, SubtaskState, TaskCounts, TaskEntry, TaskRange, Tasks,
 };

@@ -13,19 +13,12 @@ use contract::headers::JOB_HEADER;
 pub use contract::headers::{ORIGIN_HEADER, REASON_HEADER};
 use contract::{ReportStatus, TaskMessage, TrackingReport, patch_tracking};
 
-use crate::broker::{Broker, Confirm, Delivery, HeaderValue, Headers, Outgoing, PublishError};
+use crate::broker::{Broker, Confirm, Delivery, Headers, Outgoing, PublishError};
 use crate::current::CurrentMessage;
-use crate::steps::output::{LONGEST_REASON, describe};
+use crate::steps::output::describe;
 use crate::steps::publish::PendingPublish;
 use crate::steps::quarantine::Standing;
 use crate::steps::routing::{diverted_report, tracking_ends};
-
-/// Adds the reason why a message goes to the invalid or the reject pipe, and its origin.
-pub(crate) fn explain(headers: &mut Headers, reason: &str, delivery: &Delivery) {
-    let reason = &reason[..reason.floor_char_boundary(LONGEST_REASON)];
-    headers.set(REASON_HEADER, HeaderValue::Text(reason.to_owned()));
-    headers.set(ORIGIN_HEADER, HeaderValue::Text(delivery.pipe.to_string()));
-}
 
 /// The kind of the failure (`failureId`) of a task whose message can never get where it belongs.
 pub const UNDELIVERABLE: &str = "UNDELIVERABLE";

@@ -11,14 +11,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::headers::{FIRST_TASK, JOB_HEADER, LABEL_HEADER, TASK_HEADER, job_and_path};
+use contract::rest::LetterCause;
 use contract::{TaskData, TaskMessage, TaskStatus};
 use tracing::warn;
 
 use crate::Settings;
 use crate::broker::{Broker, Consumer, Delivery, HeaderValue, Headers, Outgoing, PublishError};
-use crate::handler::explain;
 use crate::health::Health;
 use crate::runtime::{Runtime, RuntimeError};
+use crate::steps::explanation::Explanation;
 use crate::steps::task_data;
 
 /// How many outputs a reader holds that it has not settled, unless [`Settings::prefetch`] says otherwise.
@@ -198,7 +199,12 @@ impl<T: TaskData> Outputs<T> {
     async fn refuse(&self, delivery: Delivery, reason: &str) {
         warn!(pipe = %delivery.pipe, reason, "an output cannot be understood; it goes to {}", self.invalid);
         let copy = |mut headers: Headers| {
-            explain(&mut headers, reason, &delivery);
+            let explanation = Explanation {
+                cause: LetterCause::NotUnderstood,
+                reason,
+                worker: None,
+            };
+            explanation.set_on_invalid(&mut headers, &delivery);
             self.broker.publish(Outgoing {
                 headers,
                 ..Outgoing::new(self.invalid.as_str(), delivery.body.clone())

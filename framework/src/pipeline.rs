@@ -37,6 +37,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use contract::rest::LetterCause::{self, NotUnderstood, Unroutable};
 use contract::{
     ReportFailure, ReportStatus, ReservedPipes, TaskMessage, TrackingReport, patch_tracking,
     same_pipe,
@@ -51,12 +52,11 @@ use crate::RetryPolicy;
 use crate::announcement::announce_quarantine;
 use crate::broker::{Broker, Delivery, Headers, Outgoing, PublishError};
 use crate::current::CurrentMessage;
-use crate::handler::{
-    BatchHandler, Disposition, Outputs, Publisher, Received, UNDELIVERABLE, explain,
-};
+use crate::handler::{BatchHandler, Disposition, Outputs, Publisher, Received, UNDELIVERABLE};
 use crate::meters::Counters;
 use crate::steps::attempts::Attempts;
 use crate::steps::discards::Discards;
+use crate::steps::explanation::Explanation;
 use crate::steps::full_pipe::FullPipe;
 use crate::steps::output::{WorkerIdentity, failed_item, tracking_pipe};
 use crate::steps::publish::{PendingPublish, await_confirms};
@@ -161,7 +161,9 @@ impl<H: BatchHandler> Pipeline<H> {
         let mut message = match self.decode(&delivery) {
             Ok(message) => message,
             Err(reason) => {
-                let moved = self.move_to_invalid(&delivery, &reason).await;
+                let moved = self
+                    .move_to_invalid(&delivery, NotUnderstood, &reason)
+                    .await;
                 self.settle(delivery, standing, moved).await;
                 return None;
             }
@@ -219,7 +221,8 @@ impl<H: BatchHandler> Pipeline<H> {
             Admission::Stray => match self.stray_pipe(&message) {
                 Some(pipe) => match self.move_to(&pipe, &delivery, &message).await {
                     Err(Unsettled::Unpublished(error)) if error.is_permanent() => {
-                        self.move_to_invalid(&delivery, &error.to_string()).await
+                        self.move_to_invalid(&delivery, Unroutable, &error.to_string())
+                            .await
                     }
                     moved => {
                         self.counters.forwarded.increment(u64::from(moved.is_ok()));
@@ -232,7 +235,7 @@ impl<H: BatchHandler> Pipeline<H> {
                 }
                 None => {
                     let reason = "the message names no pipe (`to`) and is not tracked";
-                    self.move_to_invalid(&delivery, reason).await
+                    self.move_to_invalid(&delivery, Unroutable, reason).await
                 }
             },
         };
@@ -346,7 +349,10 @@ impl<H: BatchHandler> Pipeline<H> {
                 };
                 self.publish_or_fail(&received, outputs).await
             }
-            Disposition::Invalid(reason) => self.move_to_invalid(&received.delivery, &reason).await,
+            Disposition::Invalid(reason) => {
+                self.move_to_invalid(&received.delivery, NotUnderstood, &reason)
+                    .await
+            }
             Disposition::Fail(reason) => self.fail(&received, &reason).await,
             Disposition::Redeliver(reason) => Err(Unsettled::Redeliver(reason)),
             Disposition::Snooze(delay) => Err(Unsettled::Snooze(delay)),
@@ -389,7 +395,7 @@ impl<H: BatchHandler> Pipeline<H> {
         };
         match published {
             Err(reason @ Unsettled::Unreportable(_)) => {
-                self.move_to_invalid(&received.delivery, &reason.to_string())
+                self.move_to_invalid(&received.delivery, Unroutable, &reason.to_string())
                     .await
             }
             published => published,
@@ -477,7 +483,8 @@ impl<H: BatchHandler> Pipeline<H> {
 
     /// Moves a message that can never get where it belongs to the invalid pipe, and reports its task as failed.
     async fn fail(&self, received: &Received, reason: &str) -> Result<(), Unsettled> {
-        self.move_to_invalid(&received.delivery, reason).await?;
+        self.move_to_invalid(&received.delivery, Unroutable, reason)
+            .await?;
         let report = received.message.job_task_id().map(|id| TrackingReport {
             failure: Some(ReportFailure {
                 item: Some(failed_item(&received.message, None)),
@@ -578,11 +585,21 @@ impl<H: BatchHandler> Pipeline<H> {
     }
 
     /// Publishes the message to the invalid pipe, with the reason and its origin in headers.
-    async fn move_to_invalid(&self, delivery: &Delivery, reason: &str) -> Result<(), Unsettled> {
+    async fn move_to_invalid(
+        &self,
+        delivery: &Delivery,
+        cause: LetterCause,
+        reason: &str,
+    ) -> Result<(), Unsettled> {
         warn!(pipe = %delivery.pipe, reason, "a message cannot be handled; it goes to {}", self.pipes.invalid);
         self.counters.invalid.increment(1);
         let invalid = |mut headers: Headers| {
-            explain(&mut headers, reason, delivery);
+            let explanation = Explanation {
+                cause,
+                reason,
+                worker: Some(&self.identity.name),
+            };
+            explanation.set_on_invalid(&mut headers, delivery);
             Outgoing {
                 headers,
                 ..Outgoing::new(self.pipes.invalid.as_str(), delivery.body.clone())

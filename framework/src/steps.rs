@@ -2,11 +2,13 @@
 //!
 //! Pure: [`routing`] (whether a message is handled here, and where an output goes), [`output`] (the messages and reports that a
 //! task causes), [`status_url`] (which URL a status check may ask), [`attempts`] and [`quarantine`] (what their headers say about
-//! earlier runs), [`time_limit`], [`task_data`]. With the broker: [`publish`] and [`report_buffer`]. With the job service: [`status_check`]. For people:
+//! earlier runs), [`explanation`] (why a message is put aside), [`time_limit`], [`task_data`]. With the broker: [`publish`] and
+//! [`report_buffer`]. With the job service: [`status_check`]. For people:
 //! [`discards`].
 
 pub(crate) mod attempts;
 pub(crate) mod discards;
+pub(crate) mod explanation;
 pub(crate) mod full_pipe;
 pub(crate) mod output;
 pub(crate) mod publish;

@@ -4,9 +4,11 @@
 //! - [`parked_in`] consumes the paused pipe and parks the tasks of paused jobs in the store.
 //! - [`parked_out`] moves the parked tasks of resumed jobs to the outbox.
 //! - [`outputs`] deletes the blobs of outputs that are no longer needed.
+//! - [`letters`] keeps what is in reject and invalid pipes.
 //! - [`sweeper`] deletes expired jobs and drops the task tables of finished ones.
 //! - [`stuck`] tells of jobs that do not move.
 
+mod letters;
 mod outputs;
 mod parked_in;
 mod parked_out;
@@ -26,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::relay::Relay;
 use crate::options::ServiceOptions;
+pub use stored_message::to_headers;
 pub use wakeup::backoff;
 
 /// Runs all background tasks until `shutdown` is cancelled. Each begins again after a panic ([`supervise`]).
@@ -45,6 +48,7 @@ pub async fn run(
         || sweeper::run(store, shutdown),
     );
     let look_for_stuck = || stuck::run(store, options.stuck, shutdown);
+    let collect = || letters::run(store, broker.as_ref(), &options.letters, health, shutdown);
     let delete_outputs = || outputs::run(store, &options.outputs, shutdown);
     tokio::join!(
         supervise(health, "job-service: relay", shutdown, send),
@@ -53,5 +57,6 @@ pub async fn run(
         supervise(health, "job-service: sweeper", shutdown, sweep),
         supervise(health, "job-service: outputs", shutdown, delete_outputs),
         supervise(health, "job-service: stuck jobs", shutdown, look_for_stuck),
+        supervise(health, "job-service: dead letters", shutdown, collect),
     );
 }

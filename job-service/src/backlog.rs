@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::JobStatus;
-use contract::metrics::{JOBS, OUTBOX_AGE, OUTBOX_MESSAGES, PARKED_TASKS};
+use contract::metrics::{JOBS, LETTER_BYTES, LETTERS, OUTBOX_AGE, OUTBOX_MESSAGES, PARKED_TASKS};
 use framework::health::Health;
 use metrics::gauge;
 use store::{Backlog, Store};
@@ -78,13 +78,20 @@ async fn measure_backlog(store: &Store, health: &Health, again_at: &Mutex<Option
     if again_at.is_some_and(|at| begun < at) {
         return;
     }
-    let backlog = timeout(BACKLOG_LIMIT, store.backlog()).await;
+    let reads = async { tokio::try_join!(store.backlog(), store.count_letters()) };
+    let backlog = timeout(BACKLOG_LIMIT, reads).await;
     *again_at = Some(begun + BACKLOG_AGE.max(begun.elapsed() * BACKLOG_SHARE));
-    let Ok(Ok(backlog)) = backlog else {
+    let Ok(Ok((backlog, letters))) = backlog else {
         for status in JobStatus::ALL {
             gauge!(JOBS, "status" => status.name()).set(f64::NAN);
         }
-        for name in [PARKED_TASKS, OUTBOX_MESSAGES, OUTBOX_AGE] {
+        for name in [
+            PARKED_TASKS,
+            OUTBOX_MESSAGES,
+            OUTBOX_AGE,
+            LETTERS,
+            LETTER_BYTES,
+        ] {
             gauge!(name).set(f64::NAN);
         }
         return;
@@ -103,6 +110,8 @@ async fn measure_backlog(store: &Store, health: &Health, again_at: &Mutex<Option
         let count = jobs.get(status.name()).copied().unwrap_or_default();
         gauge!(JOBS, "status" => status.name()).set(number(count));
     }
+    gauge!(LETTERS).set(number(letters.letters));
+    gauge!(LETTER_BYTES).set(number(letters.bytes));
     gauge!(PARKED_TASKS).set(number(parked_tasks));
     gauge!(OUTBOX_MESSAGES).set(number(due_messages));
     gauge!(OUTBOX_AGE).set(oldest_due);

@@ -172,7 +172,7 @@ impl ApiError {
         }
     }
 
-    const fn code(&self) -> ErrorCode {
+    pub const fn code(&self) -> ErrorCode {
         match self {
             Self::BadRequest(code, _) | Self::NotFound(code, _) | Self::Conflict(code, _) => *code,
             Self::JobNotFound(_) => ErrorCode::JobNotFound,

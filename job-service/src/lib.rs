@@ -36,6 +36,7 @@ mod job_types;
 mod job_types;
 mod kept_outputs;
 mod known_pipes;
+mod letters;
 mod measured;
 mod new_job;
 mod notes;
@@ -50,6 +51,7 @@ mod seen_counts;
 mod seen_groups;
 mod seen_workers;
 mod server;
+mod silent_pipes;
 mod state;
 mod stuck;
 mod submission;
@@ -74,7 +76,9 @@ pub use self::correlation::HEADER as CORRELATION_ID;
 pub use self::job_types::JobTypes;
 #[cfg(feature = "job-types")]
 pub use self::job_types::{JobTypesError, ScriptProcess, limit_script, run_script};
-pub use self::options::{BASE_PATH, Limits, OutputOptions, PagePipes, PipeAccess, ServiceOptions};
+pub use self::options::{
+    BASE_PATH, LetterOptions, Limits, OutputOptions, PagePipes, PipeAccess, ServiceOptions,
+};
 pub use self::partition_pattern::{PartitionPattern, PatternError};
 pub use self::routes::openapi;
 pub use self::stuck::StuckLimits;

@@ -27,7 +27,7 @@ use crate::job_types::MadeTask;
 
 pub use self::prerequisites::refusal_message;
 pub use self::raw_request::RawRequest;
-pub use self::start_message::{RequestContext, next_start_message, start_message};
+pub use self::start_message::{RequestContext, next_start_message, start_message, status_url};
 
 /// The longest name, label name and label value, in characters.
 const MAX_CHARS: usize = 255;

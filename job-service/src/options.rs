@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blobs::{Blobs, ExportStore};
 use contract::rest::{Expiry, MAX_BODY_BYTES};
-use contract::{PipePurpose, ReservedPipes};
+use contract::{PipePurpose, ReservedPipes, overflow_pipe};
 use framework::config::StatusOrigins;
 use framework::health::Health;
 use framework::tls::Tls;
@@ -68,6 +68,8 @@ pub struct ServiceOptions {
     pub outputs: OutputOptions,
     /// How long work may not move before that is told.
     pub stuck: StuckLimits,
+    /// The dead letters that the service collects.
+    pub letters: LetterOptions,
     /// The retention of finished jobs, where a job does not set its own.
     pub expiry: Expiry,
     /// What the process can do. Everything in a process shares one.
@@ -77,16 +79,23 @@ pub struct ServiceOptions {
 impl ServiceOptions {
     /// Returns all pipes that no job may name.
     pub fn all_reserved_pipes(&self) -> ReservedPipes {
-        self.reserved_pipes
+        let reserved = self
+            .reserved_pipes
             .clone()
             .reserve(PipePurpose::Tracking, &self.tracking_pipe)
             .reserve(PipePurpose::Paused, &self.paused_pipe)
             .reserve(PipePurpose::Outputs, &self.outputs.pipe)
-            .reserve(PipePurpose::Invalid, self.paused_invalid_pipe())
+            .reserve(PipePurpose::Invalid, self.paused_invalid_pipe());
+        let letters = self.letters.pipes.iter();
+        letters.fold(reserved, |reserved, pipe| {
+            reserved
+                .reserve(PipePurpose::Reject, pipe)
+                .reserve(PipePurpose::Reject, overflow_pipe(pipe))
+        })
     }
 
     /// Returns the invalid pipe of the paused pipe.
-    pub(crate) fn paused_invalid_pipe(&self) -> String {
+    pub fn paused_invalid_pipe(&self) -> String {
         format!("{}.invalid", self.paused_pipe)
     }
 }
@@ -158,6 +167,29 @@ impl Default for OutputOptions {
     }
 }
 
+/// The dead letters that the service collects. The store has the bounds of their number.
+#[derive(Debug, Clone)]
+pub struct LetterOptions {
+    /// The reject and invalid pipes that it empties.
+    pub pipes: Vec<String>,
+    /// The bytes of a body that are kept. Of a larger one, only so many are.
+    pub max_body: usize,
+}
+
+impl LetterOptions {
+    /// The default of [`Self::max_body`].
+    pub const DEFAULT_BODY: usize = 4 * 1024 * 1024;
+}
+
+impl Default for LetterOptions {
+    fn default() -> Self {
+        Self {
+            pipes: Vec::new(),
+            max_body: Self::DEFAULT_BODY,
+        }
+    }
+}
+
 /// The bounds of what clients may ask for, in one request and all together.
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -220,6 +252,7 @@ impl Default for ServiceOptions {
             job_types: JobTypes::default(),
             outputs: OutputOptions::default(),
             stuck: StuckLimits::default(),
+            letters: LetterOptions::default(),
             expiry: Expiry::default(),
             health: Health::default(),
         }

@@ -13,6 +13,7 @@ mod again;
 mod bulk;
 mod form;
 mod job;
+mod letters;
 mod list;
 mod live;
 mod parameters;
@@ -26,7 +27,7 @@ use axum::extract::Path;
 use axum::http::{HeaderName, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use contract::rest::ErrorCode;
 use page::Asset;
 
@@ -41,6 +42,11 @@ pub fn router() -> Router<Arc<AppState>> {
         .route("/pipes", get(sight::pipes))
         .route("/pipes/{pipe}", get(sight::pipe))
         .route("/workers", get(sight::workers))
+        .route("/dead-letters", get(letters::list).post(letters::act))
+        .route("/dead-letters/confirm", get(letters::confirm))
+        .route("/dead-letters/{id}", get(letters::letter))
+        .route("/dead-letters/{id}/confirm", get(letters::confirm_one))
+        .route("/dead-letters/{id}/{action}", post(letters::act_on_one))
         .route("/partitions/{partition}/jobs", get(list::jobs))
         .route("/partitions/{partition}/live", get(live::live_jobs))
         .route(

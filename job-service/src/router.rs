@@ -115,7 +115,8 @@ fn cross_origin(allowed: &[AllowedOrigin]) -> Option<CorsLayer> {
     )
 }
 
-/// Treats `…/jobs/` like `…/jobs`, as CAF does, and `POST …/jobs/j:retry` like `POST …/jobs/j/retry`.
+/// Treats `…/jobs/` like `…/jobs`, as CAF does, and `POST …/jobs/j:retry` like `POST …/jobs/j/retry`; that of a dead letter
+/// likewise.
 fn plain_path(mut request: Request) -> Request {
     let path = request.uri().path();
     let Some(path) = path.strip_prefix(BASE_PATH) else {
@@ -123,7 +124,7 @@ fn plain_path(mut request: Request) -> Request {
     };
     let plain = path.strip_suffix('/').unwrap_or(path);
     let operation = (request.method() == Method::POST)
-        .then(|| operation_of_job(plain))
+        .then(|| operation_of_job(plain).or_else(|| replay_of_letter(plain)))
         .flatten();
     let plain = match operation {
         Some((job, operation)) => format!("{BASE_PATH}{job}/{operation}"),
@@ -151,6 +152,13 @@ fn operation_of_job(path: &str) -> Option<(&str, &str)> {
     let (_, jobs, id) = (segments.next()?, segments.next()?, segments.next()?);
     let is_job = jobs == "jobs" && !id.is_empty() && segments.next().is_none();
     (is_job && ["retry", "resubmit"].contains(&operation)).then_some((job, operation))
+}
+
+/// Splits `/deadLetters/4711:replay` into the path of the letter and the operation.
+fn replay_of_letter(path: &str) -> Option<(&str, &str)> {
+    let (letter, operation) = path.rsplit_once(':').or_else(|| path.rsplit_once("%3A"))?;
+    let id = letter.strip_prefix("/deadLetters/")?;
+    (operation == "replay" && !id.is_empty() && !id.contains('/')).then_some((letter, operation))
 }
 
 async fn unknown_url(uri: Uri) -> ApiError {

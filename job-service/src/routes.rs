@@ -5,6 +5,7 @@ pub(crate) mod cancel_jobs;
 mod count_jobs;
 mod count_tasks;
 mod create_job;
+pub(crate) mod dead_letters;
 pub(crate) mod delete_job;
 pub(crate) mod delete_jobs;
 mod dispatch_partition;
@@ -79,6 +80,7 @@ const READY_LIMIT: Duration = Duration::from_secs(2);
     tags(
         (name = "jobs", description = "Jobs and their tasks"),
         (name = "pipes", description = "The messages of pipes, where the operator gives access to them"),
+        (name = "dead letters", description = "The messages that were given up, rejected, not understood or not deliverable"),
         (name = "service", description = "The state of the service")
     )
 )]
@@ -142,6 +144,16 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(list_workers::list_workers))
         .routes(routes!(list_pipes::list_pipes))
         .routes(routes!(get_pipe::get_pipe))
+        .routes(routes!(
+            dead_letters::list_dead_letters,
+            dead_letters::delete_dead_letters
+        ))
+        .routes(routes!(
+            dead_letters::get_dead_letter,
+            dead_letters::delete_dead_letter
+        ))
+        .routes(routes!(dead_letters::replay_dead_letter))
+        .routes(routes!(dead_letters::replay_dead_letters))
         .routes(routes!(get_outputs::get_outputs))
         .routes(routes!(export_outputs::export_outputs));
     OpenApiRouter::with_openapi(Document::openapi())

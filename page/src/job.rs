@@ -200,6 +200,15 @@ pub struct JobHead {
 }
 
 impl JobHead {
+    /// Returns the URL of the dead letters of the job.
+    pub(crate) fn letters_url(&self) -> String {
+        let query = [
+            ("partition", self.partition.as_str()),
+            ("job", self.id.as_str()),
+        ];
+        format!("/dead-letters{}", url::query(query))
+    }
+
     /// The head of a page of a job; `page` is the end of the page's path, empty for the overview.
     pub fn new(partition: &str, shown: &ShownJob, page: &'static str) -> Self {
         let job = &shown.job;

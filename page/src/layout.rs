@@ -43,6 +43,8 @@ pub enum Place {
     Submit,
     /// The pipes.
     Pipes,
+    /// The dead letters.
+    Letters,
     /// The workers.
     Workers,
     /// What is not in the navigation.
@@ -76,6 +78,7 @@ impl Layout {
                 Place::Jobs => "jobs",
                 Place::Submit => "submit",
                 Place::Pipes => "pipes",
+                Place::Letters => "letters",
                 Place::Workers => "workers",
                 Place::Nowhere => "",
             }

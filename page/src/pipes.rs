@@ -88,6 +88,16 @@ impl PipeRow {
     }
 }
 
+impl PipeRow {
+    /// Returns the URL of the dead letters that came from the pipe, or were found in it.
+    fn letters_url(&self) -> String {
+        format!(
+            "/dead-letters{}",
+            url::query([("pipe", self.name.as_str())])
+        )
+    }
+}
+
 /// Returns what a person should know of a pipe beside its numbers.
 fn remark(pipe: &Pipe) -> Option<&'static str> {
     if !pipe.exists {
@@ -110,13 +120,13 @@ pub struct PipePage {
 
 /// The parts of a message, one below the other.
 #[derive(Debug)]
-struct Message {
-    task: String,
-    classifier: String,
+pub(crate) struct Message {
+    pub task: String,
+    pub classifier: String,
     job: Option<(String, String)>,
-    headers: Vec<(String, String)>,
-    data: String,
-    envelope: String,
+    pub headers: Vec<(String, String)>,
+    pub data: String,
+    pub envelope: String,
 }
 
 impl PipePage {
@@ -148,7 +158,7 @@ impl PipePage {
 }
 
 impl Message {
-    fn of(message: &PipeMessage) -> Self {
+    pub fn of(message: &PipeMessage) -> Self {
         let envelope = message.envelope.as_ref();
         let field = |name: &str| envelope.and_then(|fields| fields.get(name)?.as_str());
         let header = |(name, value): (&String, &PipeHeader)| {

@@ -9,6 +9,7 @@ mod clock;
 mod error;
 pub mod events;
 pub mod inspect;
+pub mod letters;
 mod look;
 pub mod memory;
 mod migrations;
@@ -34,6 +35,7 @@ pub use clock::Clock;
 pub(crate) use error::DbError;
 use events::EventReads;
 pub use inspect::Inspect;
+use letters::LetterReads;
 pub use look::{Connections, DatabaseLook};
 pub use signals::{JobSignal, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
@@ -129,7 +131,9 @@ pub struct KeptTaskRow {
 }
 
 /// A database. It may still be unavailable.
-pub trait Backend: Reads + TreeReads + EventReads + std::fmt::Debug + Send + Sync {
+pub trait Backend:
+    Reads + TreeReads + EventReads + LetterReads + std::fmt::Debug + Send + Sync
+{
     /// `postgres`, `sqlite` or `memory`.
     fn kind(&self) -> &'static str;
 

@@ -47,6 +47,7 @@ mod kept;
 mod node;
 #[cfg(test)]
 mod properties;
+mod reopen;
 mod round;
 mod source;
 mod tolerance;
@@ -65,6 +66,7 @@ pub use kept::{
 };
 pub use node::{ACTIVE_TASK, ActiveTask, NodeKey, NodeRow, PERCENT};
 use node::{CONFLICT, REPORTED_FAILED, Split};
+pub use reopen::Reopening;
 pub use round::{counts_in, steps_of};
 pub use source::SplitSource;
 

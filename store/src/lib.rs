@@ -42,6 +42,8 @@ pub mod internals;
 mod job_row;
 mod jobs;
 mod ledger;
+mod letter;
+mod letters;
 mod model;
 mod outbox;
 mod outputs;
@@ -49,6 +51,7 @@ mod pace;
 mod parking;
 mod prerequisites;
 mod query;
+mod replay;
 mod retention;
 mod round;
 mod store;
@@ -65,6 +68,8 @@ pub use events::{Events, SettledEvents};
 pub use job_row::JobPlace;
 pub use jobs::failures::FailureCursor;
 pub use jobs::{RetriedBatch, RetryCursor, TaskAnswer};
+pub use letter::{Letter, LetterLimits, LetterQuery, LetterTask, NewLetter};
+pub use letters::{Keep, LetterCounts};
 pub use model::{
     Backlog, Begun, Cancellation, CatalogueSize, Change, Creation, Definition, EventKind, Header,
     Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, OutboxMessage, ParkOutcome,
@@ -75,6 +80,7 @@ pub use outbox::Claim;
 pub use outputs::{Keeping, KeptBlob, NewBlob, NewOutputs, OutputsOf};
 pub use query::filter::{Comparison, Filter, Pattern, TextField, TextTest};
 pub use query::{JobQuery, Sort, SortBy};
+pub use replay::{NewMessage, NotReplayed, Replay};
 pub use retention::{KeptUntil, span};
 pub use store::{Store, StoreOptions, masked};
 pub use sweep::Swept;

@@ -138,7 +138,7 @@ impl Ended {
         let body = start(&self.job.to_incarnation(), &definition)
             .map_err(|reason| DbError::Refused(reason.into()))?;
         let Definition { pipe, headers, .. } = definition;
-        tx.push_outbox(self.job.incarnation, &pipe, &body, &headers, due)
+        tx.push_outbox(Some(self.job.incarnation), &pipe, &body, &headers, due)
             .await?;
         tx.notify(Signal::Outbox);
         Ok(Beginning::Begun)

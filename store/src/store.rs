@@ -11,6 +11,7 @@ use crate::db::run_tx::{End, JobLocks, Source, Tx, run_tx};
 use crate::db::sql::SqlBackend;
 use crate::db::{Backend, DbError};
 use crate::error::{Availability, StoreError};
+use crate::letter::LetterLimits;
 
 /// A store of jobs, their tasks and the messages about them. Clones are cheap and share the database.
 ///
@@ -45,6 +46,8 @@ pub struct StoreOptions {
     /// The number of failures of a job that are kept, and of failed attempts that another one follows. Those beyond are only
     /// counted.
     pub max_failures: u32,
+    /// How many dead letters are kept.
+    pub letters: LetterLimits,
 }
 
 impl StoreOptions {
@@ -70,6 +73,7 @@ impl Default for StoreOptions {
             most_events: Self::DEFAULT_EVENTS,
             max_items: Self::DEFAULT_ITEMS,
             max_failures: Self::DEFAULT_FAILURES,
+            letters: LetterLimits::DEFAULT,
         }
     }
 }

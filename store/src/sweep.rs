@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use crate::db::run_tx::{End, JobLocks, Tx};
 use crate::db::{DbError, KeptTimes, Signal};
 use crate::jobs::{delete_locked, deletion};
+use crate::letters;
 use crate::transition::Actor;
 use crate::{Store, StoreError, StoreOptions};
 
@@ -26,6 +27,8 @@ pub struct Swept {
     pub jobs: u64,
     /// The number of task tables that were dropped.
     pub tables: u64,
+    /// The number of dead letters that were deleted because they were too old.
+    pub letters: u64,
     /// How long until there is more to do, in milliseconds, or `None` if nothing is known to be left.
     pub next: Option<u64>,
 }
@@ -46,12 +49,17 @@ impl Store {
             })
             .await?;
         let options = self.options;
-        let (tables, next) = self
+        let (tables, letters, next) = self
             .run_tx("drop_retired_tables", JobLocks::new(), |tx| {
                 Box::pin(drop_retired_tables(tx, options))
             })
             .await?;
-        Ok(Swept { jobs, tables, next })
+        Ok(Swept {
+            jobs,
+            tables,
+            letters,
+            next,
+        })
     }
 }
 
@@ -80,11 +88,11 @@ async fn delete_expired_jobs(tx: &mut Tx<'_>) -> Result<End<u64>, DbError> {
     Ok(End::Commit(deleted))
 }
 
-/// Returns the number of dropped tables, and how long until there is more to do.
+/// Returns the number of dropped tables, that of deleted letters, and how long until there is more to do.
 async fn drop_retired_tables(
     tx: &mut Tx<'_>,
     options: StoreOptions,
-) -> Result<End<(u64, Option<u64>)>, DbError> {
+) -> Result<End<(u64, u64, Option<u64>)>, DbError> {
     let mut tables = 0;
     for incarnation in tx.due_tables(TABLES, options.most_failed_tables).await? {
         tables += u64::from(tx.drop_table(incarnation).await?);
@@ -93,13 +101,15 @@ async fn drop_retired_tables(
         past_incarnations: millis(options.past_incarnations_kept),
         request_keys: millis(options.request_keys_kept),
         events: millis(options.events_kept),
+        letters: millis(options.letters.kept),
     };
+    let letters = letters::expire(tx, kept.letters).await?;
     tx.forget_incarnations(kept.past_incarnations).await?;
     tx.forget_keys(kept.request_keys).await?;
     let more_events = tx.sweep_events(kept.events, options.most_events).await?;
     let next = tx.next_due(kept).await?;
     let next = if more_events { Some(0) } else { next };
-    Ok(End::Commit((tables, next)))
+    Ok(End::Commit((tables, letters, next)))
 }
 
 fn millis(time: Duration) -> u64 {

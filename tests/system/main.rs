@@ -58,6 +58,7 @@ mod files;
 mod fixture;
 mod flushes;
 mod input;
+mod letters;
 mod nesting;
 mod outputs;
 mod panics;

@@ -37,6 +37,16 @@ pub(super) const SIMULATION_WORKER: &str = "worker-simulation";
 pub(super) const NOOP_WORKER: &str = "worker-noop";
 /// The name of the command worker.
 pub(super) const COMMAND_WORKER: &str = "worker-command";
+/// The names of all workers.
+const WORKERS: [&str; 7] = [
+    BATCH_WORKER,
+    TRACKING_WORKER,
+    OUTPUT_WORKER,
+    EXAMPLE_WORKER,
+    SIMULATION_WORKER,
+    NOOP_WORKER,
+    COMMAND_WORKER,
+];
 /// The default input pipe of the batch worker.
 pub const BATCH_PIPE: &str = "worker-batch-in";
 /// The default input pipe of the tracking worker.
@@ -303,22 +313,24 @@ impl StackOptions {
         self.service().all_reserved_pipes()
     }
 
+    /// Returns the reject and invalid pipes of the workers of a stack, and of this paused pipe.
+    pub fn letter_pipes(paused_pipe: &str) -> Vec<String> {
+        let of_workers = WORKERS.map(Settings::new).into_iter();
+        let of_workers = of_workers.flat_map(|worker| [worker.reject, worker.invalid]);
+        let paused = ServiceOptions {
+            paused_pipe: paused_pipe.to_owned(),
+            ..ServiceOptions::default()
+        };
+        of_workers.chain([paused.paused_invalid_pipe()]).collect()
+    }
+
     pub(super) fn serves_jobs(&self) -> bool {
         self.roles.contains(&Role::JobService)
     }
 
     /// Returns the options of the job service, with what the workers of a stack share with it.
     pub(super) fn service(&self) -> ServiceOptions {
-        let workers = [
-            BATCH_WORKER,
-            TRACKING_WORKER,
-            OUTPUT_WORKER,
-            EXAMPLE_WORKER,
-            SIMULATION_WORKER,
-            NOOP_WORKER,
-            COMMAND_WORKER,
-        ];
-        let workers = workers.map(Settings::new);
+        let workers = WORKERS.map(Settings::new);
         let reserved = self.service.reserved_pipes.clone();
         let reserved = workers.into_iter().fold(reserved, |reserved, worker| {
             reserved

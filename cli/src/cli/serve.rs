@@ -28,6 +28,7 @@ use super::calls::CallArgs;
 use super::commands::{self, CommandArgs};
 use super::connect::ServerArgs;
 use super::jobs::now;
+use super::letter_args::LetterArgs;
 use super::planned_panics::PanicArgs;
 use super::script;
 use super::worker_args::WorkerArgs;
@@ -139,6 +140,8 @@ struct StackArgs {
     jobs: JobsArgs,
     #[command(flatten)]
     outputs: OutputArgs,
+    #[command(flatten)]
+    letters: LetterArgs,
     #[command(flatten)]
     api: ApiArgs,
     #[command(flatten)]
@@ -412,7 +415,7 @@ impl UpArgs {
                 },
                 ..EmbeddedOptions::default()
             },
-            ..stack.options(self.data, variables)?
+            ..stack.options(self.data, variables, true)?
         })
     }
 }
@@ -427,7 +430,7 @@ impl RunArgs {
         let mut options = StackOptions {
             roles: vec![self.role],
             commands: runs,
-            ..self.stack.options(PathBuf::new(), variables)?
+            ..self.stack.options(PathBuf::new(), variables, false)?
         };
         if let Some(pipe) = self.input_pipe {
             match self.role {
@@ -462,9 +465,16 @@ impl StackArgs {
         Ok(())
     }
 
-    fn options(self, data: PathBuf, variables: &Variables) -> anyhow::Result<StackOptions> {
+    fn options(
+        self,
+        data: PathBuf,
+        variables: &Variables,
+        is_up: bool,
+    ) -> anyhow::Result<StackOptions> {
         let (mut service, store) = self.jobs.options(variables)?;
         service.status_origins = self.workers.status_origins.clone();
+        let own = || StackOptions::letter_pipes(&service.paused_pipe);
+        service.letters = self.letters.options(is_up, own);
         let outputs = self.outputs.limits();
         service.outputs = self.outputs.options(variables, &self.servers.tls.load()?)?;
         Ok(StackOptions {
@@ -491,6 +501,7 @@ impl StackArgs {
             outputs,
             store: StoreOptions {
                 max_items: self.batch.max_items,
+                letters: self.letters.limits(),
                 ..store
             },
             ..StackOptions::embedded(data)

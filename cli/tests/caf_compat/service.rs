@@ -561,7 +561,8 @@ fn launch(variables: &[(String, String)], log: &Path) -> Child {
     let log = File::options().create(true).append(true).open(log).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_batchwright"));
     command
-        .arg("up")
+        // What comes to the invalid pipes is looked at there.
+        .args(["up", "--dead-letter-pipes", "none"])
         .env_clear()
         .envs(variables.iter().cloned())
         .stdin(Stdio::null())

@@ -9,6 +9,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use contract::rest::LetterCause::{Poison, Unroutable};
 use contract::{FailedRun, TaskData, TaskStatus};
 use futures_util::FutureExt;
 use tokio::sync::watch;
@@ -23,6 +24,7 @@ use crate::pipeline::breaker::{CircuitBreaker, Place, Verdict};
 use crate::pipeline::busy_threads;
 use crate::steps::attempts::Attempts;
 use crate::steps::output::{Output, OutputSpec, TaskPart, label_in};
+use crate::steps::quarantine::crash_count;
 use crate::steps::routing::reply_pipe;
 use crate::steps::{task_data, time_limit};
 use crate::supervision::panic_text;
@@ -85,17 +87,17 @@ impl<W: Worker> BatchHandler for TaskExecutor<W> {
         // When the attempt began is not known any more.
         let (run, reason) = (None, error.to_string());
         let (pipe, mut outputs) = match error {
-            PublishError::Refused { pipe, .. } => {
-                (pipe, self.give_up(received, &reason, run, nothing))
-            }
             PublishError::Unacceptable { .. } => {
                 // The pipe takes others, so it takes the result.
                 let failed = self.fail(received, &reason, run, nothing);
                 return Disposition::Done(failed);
             }
-            PublishError::Impossible { pipe, .. } | PublishError::Unroutable { pipe, .. } => {
-                (pipe, self.fail(received, &reason, run, nothing))
-            }
+            PublishError::Refused { pipe, .. }
+            | PublishError::Impossible { pipe, .. }
+            | PublishError::Unroutable { pipe, .. } => (
+                pipe,
+                self.give_up(received, Unroutable, &reason, run, nothing),
+            ),
             PublishError::Closed => return Disposition::Redeliver(error.to_string()),
         };
         if outputs
@@ -103,8 +105,9 @@ impl<W: Worker> BatchHandler for TaskExecutor<W> {
             .iter()
             .any(|message| *message.pipe == **pipe)
         {
-            // The result cannot be published either. Keep a copy of the task for people.
-            outputs.messages = vec![self.reject_copy(received, &reason)];
+            // The result cannot be published either. What is left is the copy of the task, for people.
+            let copy = outputs.messages.pop();
+            outputs.messages = copy.into_iter().collect();
         }
         Disposition::Done(outputs)
     }
@@ -116,7 +119,13 @@ impl<W: Worker> BatchHandler for TaskExecutor<W> {
     fn reject_poison(&self, received: &Received) -> Disposition {
         let reason = format!("{} could not process the item.", self.shared.identity.name);
         // It did not run here.
-        Disposition::Done(self.give_up(received, &reason, None, Dispatched::default()))
+        let failed = self.fail(received, &reason, None, Dispatched::default());
+        let deaths = FailedRun {
+            attempt: Some(crash_count(&received.delivery)),
+            ..FailedRun::default()
+        };
+        let copy = self.reject_copy(received, Poison, &reason, Some(&deaths));
+        Disposition::Done(failed.with_message(copy))
     }
 }
 

@@ -15,19 +15,24 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
+use contract::headers::{CAUSE_HEADER, ORIGIN_HEADER, REASON_HEADER, WORKER_HEADER};
+use contract::rest::LetterCause;
 use contract::{FailedItem, JobTaskId, ReportFailure, ReservedPipes, TaskMessage};
-use framework::broker::{Broker, Confirm, PublishError};
+use framework::broker::{Broker, Confirm, Headers, PublishError};
 use framework::clock::Clock;
 use framework::handler::UNDELIVERABLE;
 use framework::health::Health;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use store::{Claim, EventKind, OutboxMessage, Store, StoreError, TrackingEvent};
+use store::{
+    Claim, EventKind, Header, Keep, NewLetter, OutboxMessage, Store, StoreError, TrackingEvent,
+};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::stored_message::to_outgoing;
+use super::stored_message::{to_headers, to_outgoing};
 use super::wakeup::{backoff, wait};
+use crate::letters::Found;
 
 /// The maximum number of messages that are claimed and published at a time.
 const BATCH: u32 = 500;
@@ -174,14 +179,18 @@ impl<'a> Relay<'a> {
                            headers,
                        }| {
             let message = to_outgoing(pipe, body, headers);
-            let body = message.body.clone();
+            let kept = (
+                message.pipe.clone(),
+                message.headers.clone(),
+                message.body.clone(),
+            );
             let confirm = match reserved.check(&message.pipe, None) {
                 Ok(()) => broker.publish(message),
                 Err(refusal) => {
                     Confirm::ready(Err(PublishError::impossible(&*message.pipe, refusal)))
                 }
             };
-            async move { (id, body, confirm.await) }
+            async move { (id, kept, confirm.await) }
         };
         let mut open: BTreeSet<i64> = messages.iter().map(|message| message.id).collect();
         let mut confirms: FuturesUnordered<_> = messages.into_iter().map(publish).collect();
@@ -191,10 +200,13 @@ impl<'a> Relay<'a> {
         loop {
             tokio::select! {
                 confirm = confirms.next() => {
-                    let Some((id, body, outcome)) = confirm else { return refused };
+                    let Some((id, (pipe, headers, body), outcome)) = confirm else { return refused };
                     open.remove(&id);
                     let outcome = match outcome {
-                        Err(error) if error.is_permanent() => self.fail_task(&body, error).await,
+                        Err(error) if error.is_permanent() => {
+                            let letter = unroutable(&pipe, &headers, &body, &error);
+                            self.fail_task(&body, letter, error).await
+                        }
                         outcome => outcome,
                     };
                     match outcome {
@@ -218,9 +230,28 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// Fails the task of a message that can never be sent, so that the message has nothing to do in the outbox any more.
-    /// Returns the error if the message must stay: the store is not available, or the message belongs to no task.
-    async fn fail_task(&self, body: &[u8], error: PublishError) -> Result<(), PublishError> {
+    /// Keeps a message that can never be sent as a dead letter, and fails its task, so that the message has nothing to do in the
+    /// outbox any more. Returns the error if the message must stay: the store is not available or has no room.
+    async fn fail_task(
+        &self,
+        body: &[u8],
+        letter: NewLetter,
+        error: PublishError,
+    ) -> Result<(), PublishError> {
+        let is_of_task = letter.task.is_some();
+        match self.store.keep_letters(&[letter]).await {
+            Ok(kept) => match kept.first() {
+                Some(Keep::Kept | Keep::Known) if !is_of_task => return Ok(()),
+                Some(Keep::Kept | Keep::Known) => {}
+                _ => {
+                    tracing::warn!(%error, "there is no room for a dead letter that can never be sent");
+                }
+            },
+            Err(unkept) => {
+                tracing::warn!(error = %unkept, code = unkept.code().as_str(), "cannot keep a message that can never be sent; trying again");
+                return Err(error);
+            }
+        }
         let message = TaskMessage::decode(body).ok();
         let task = message
             .as_ref()
@@ -281,4 +312,25 @@ impl<'a> Relay<'a> {
             ),
         }
     }
+}
+
+/// Returns the dead letter of a message that can never be sent.
+fn unroutable(pipe: &str, headers: &Headers, body: &[u8], error: &PublishError) -> NewLetter {
+    let mut headers = to_headers(headers);
+    let reason = error.to_string();
+    let explanation = [
+        (CAUSE_HEADER, LetterCause::Unroutable.name()),
+        (REASON_HEADER, &reason),
+        (ORIGIN_HEADER, pipe),
+        (WORKER_HEADER, FAILURE_SOURCE),
+    ];
+    headers
+        .extend(explanation.map(|(name, value)| (name.to_owned(), Header::Text(value.to_owned()))));
+    let found = Found {
+        pipe,
+        body,
+        headers,
+        sent: None,
+    };
+    found.into_letter(usize::MAX)
 }

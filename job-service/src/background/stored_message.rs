@@ -18,16 +18,21 @@ pub fn to_outgoing(pipe: String, body: Vec<u8>, headers: Headers) -> Outgoing {
 
 /// Returns a message in the form in which the store parks it.
 pub fn to_stored(message: &Outgoing) -> ParkedTask {
-    let headers = message.headers.iter().map(|(name, value)| {
+    ParkedTask {
+        pipe: message.pipe.to_string(),
+        body: message.body.to_vec(),
+        headers: to_headers(&message.headers),
+    }
+}
+
+/// Returns headers in the form of the store.
+pub fn to_headers(headers: &framework::broker::Headers) -> Headers {
+    let header = |(name, value): (&str, &HeaderValue)| {
         let value = match value {
             HeaderValue::Text(text) => Header::Text(text.clone()),
             HeaderValue::Integer(number) => Header::Integer(*number),
         };
         (name.to_owned(), value)
-    });
-    ParkedTask {
-        pipe: message.pipe.to_string(),
-        body: message.body.to_vec(),
-        headers: headers.collect(),
-    }
+    };
+    headers.iter().map(header).collect()
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use contract::metrics::LETTERS_EXPIRED;
+use metrics::counter;
 use store::{Store, Swept};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -34,7 +36,12 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
             () = many_events => {}
         }
         due = match store.sweep().await {
-            Ok(Swept { jobs, tables, next }) => {
+            Ok(Swept {
+                jobs,
+                tables,
+                letters,
+                next,
+            }) => {
                 failures = 0;
                 if jobs > 0 {
                     // Not announced: workers already discard the messages of finished jobs.
@@ -43,8 +50,12 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
                 if tables > 0 {
                     tracing::debug!(tables, "dropped task tables");
                 }
+                if letters > 0 {
+                    tracing::info!(letters, "deleted dead letters that were too old");
+                    counter!(LETTERS_EXPIRED).increment(letters);
+                }
                 // If this step did nothing although something is due, an immediate retry would spin.
-                let min_delay = if jobs + tables == 0 {
+                let min_delay = if jobs + tables + letters == 0 {
                     IDLE_DELAY
                 } else {
                     Duration::ZERO

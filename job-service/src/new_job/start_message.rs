@@ -84,7 +84,7 @@ pub fn next_start_message(
 }
 
 /// Returns the URL at which workers check the status of the job.
-fn status_url(webservice_url: &str, incarnation: &Incarnation) -> String {
+pub fn status_url(webservice_url: &str, incarnation: &Incarnation) -> String {
     /// Every character except those that never need encoding in a URL.
     const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~');
     let base = webservice_url.trim_end_matches('/');

@@ -46,5 +46,6 @@ pub async fn get_job(
     state.workers.running().show(&partition, &mut found);
     let stuck = state.options.stuck;
     stuck.note(&state.workers, &partition, &mut found);
+    state.note_silent_pipes(&partition, &job, &mut found).await;
     Ok(Json(found))
 }

@@ -28,6 +28,7 @@ mod service;
 
 mod access;
 mod bulk;
+mod dead_letters;
 mod description;
 mod errors;
 mod events;

@@ -88,7 +88,7 @@ impl Service {
         Self::start_with(Backend::Memory, change).await
     }
 
-    async fn start_with(backend: Backend, change: impl FnOnce(&mut ServiceOptions)) -> Self {
+    pub async fn start_with(backend: Backend, change: impl FnOnce(&mut ServiceOptions)) -> Self {
         let broker = Memory::new();
         let database = Database::new(backend).await;
         let store = Store::open(&database.url).await.unwrap();

@@ -5,16 +5,17 @@ mod events;
 mod inspect;
 mod jobs;
 mod ledger;
+mod letters;
 mod outbox;
 mod outputs;
 mod parking;
 mod prerequisites;
 mod retention;
 mod rounds;
+mod shared;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use contract::{JobId, JobStatus};
 use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
+use super::letters::LetterSums;
 use super::{
     Backend, Clock, DbError, DbFuture, Dependency, Inspect, JobKey, JobRow, KeptBlobRow, KeptRow,
     KeptTaskRow, Label, Reads, Signal, Signals, Transaction, TransitionRow, UnsentStart, Wakes,
@@ -33,51 +35,13 @@ use crate::model::{Backlog, KeyedRequest, OutboxMessage, ParkedTask, StuckJob};
 use crate::query::{Candidate, JobQuery};
 use outbox::Unsent;
 use prerequisites::Dependencies;
+pub use shared::FaultPoint;
+use shared::Shared;
 
 #[derive(Debug)]
 pub struct Memory {
     state: Arc<Mutex<State>>,
     shared: Arc<Shared>,
-}
-
-struct Shared {
-    clock: Clock,
-    signals: Signals,
-    fails: Box<dyn Fn(FaultPoint) -> bool + Send + Sync>,
-}
-
-/// A point at which the store in memory can be made to fail, like a database whose connection is lost there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FaultPoint {
-    /// Before a read outside a transaction.
-    Read,
-    /// Before a transaction begins.
-    Begin,
-    /// Before a commit: the transaction leaves nothing behind.
-    Commit,
-    /// After a commit: the transaction is in effect, but the caller gets an error.
-    Committed,
-}
-
-impl Shared {
-    fn pass(&self, point: FaultPoint) -> Result<(), DbError> {
-        if (self.fails)(point) {
-            Err(DbError::Unavailable(
-                format!("a fault was planned here: {point:?}").into(),
-            ))
-        } else {
-            Ok(())
-        }
-    }
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
-            .field("clock", &self.clock)
-            .field("signals", &self.signals)
-            .finish_non_exhaustive()
-    }
 }
 
 #[derive(Debug, Default)]
@@ -90,6 +54,8 @@ struct State {
     history: BTreeMap<(i64, i64), TransitionRow>,
     events: events::Events,
     outbox: BTreeMap<i64, Unsent>,
+    letters: letters::Letters,
+    letter_sums: BTreeMap<JobKey, LetterSums>,
     dependencies: Dependencies,
     /// With the time of their deletion.
     past_incarnations: BTreeMap<(String, String, i64), i64>,
@@ -619,16 +585,16 @@ impl Reads for Memory {
                 state
                     .outbox
                     .values()
-                    .find(move |unsent| unsent.incarnation == n)
+                    .find(move |unsent| unsent.incarnation == Some(n))
             };
-            let start = |unsent: &Unsent| UnsentStart {
-                incarnation: unsent.incarnation,
+            let start = |(n, unsent): (i64, &Unsent)| UnsentStart {
+                incarnation: n,
                 due_time: unsent.due_time,
                 suspended: unsent.suspended,
             };
             Ok(incarnations
                 .iter()
-                .filter_map(|n| of(*n))
+                .filter_map(|n| Some((*n, of(*n)?)))
                 .map(start)
                 .collect())
         })

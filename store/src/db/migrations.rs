@@ -88,6 +88,10 @@ const POSTGRES: &[File] = &[
         include_str!("../../migrations/postgres/20261123024500_jobs_that_can_go_on.sql"),
     ),
     (
+        "20261123030000_dead_letters",
+        include_str!("../../migrations/postgres/20261123030000_dead_letters.sql"),
+    ),
+    (
         "20261123040000_retry_policy",
         include_str!("../../migrations/postgres/20261123040000_retry_policy.sql"),
     ),
@@ -169,6 +173,10 @@ const SQLITE: &[File] = &[
     (
         "20261123024500_jobs_that_can_go_on",
         include_str!("../../migrations/sqlite/20261123024500_jobs_that_can_go_on.sql"),
+    ),
+    (
+        "20261123030000_dead_letters",
+        include_str!("../../migrations/sqlite/20261123030000_dead_letters.sql"),
     ),
     (
         "20261123040000_retry_policy",

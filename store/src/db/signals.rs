@@ -19,10 +19,18 @@ pub enum Signal {
     Unpark,
     /// There are new events. In PostgreSQL a trigger says so, for services of every version.
     Events,
+    /// There is room for dead letters.
+    Letters,
 }
 
 impl Signal {
-    pub const ALL: [Self; 4] = [Self::Outbox, Self::Sweep, Self::Unpark, Self::Events];
+    pub const ALL: [Self; 5] = [
+        Self::Outbox,
+        Self::Sweep,
+        Self::Unpark,
+        Self::Events,
+        Self::Letters,
+    ];
 
     /// Returns the name in notifications between processes, which may be of different versions.
     const fn name(self) -> &'static str {
@@ -31,6 +39,7 @@ impl Signal {
             Self::Sweep => "sweep",
             Self::Unpark => "unstow",
             Self::Events => "events",
+            Self::Letters => "letters",
         }
     }
 }
@@ -141,6 +150,7 @@ pub struct Signals {
     sweep: watch::Sender<u64>,
     unpark: watch::Sender<u64>,
     events: watch::Sender<u64>,
+    letters: watch::Sender<u64>,
     watched: Arc<WatchedJobs>,
 }
 
@@ -151,6 +161,7 @@ impl Default for Signals {
             sweep: watch::Sender::new(0),
             unpark: watch::Sender::new(0),
             events: watch::Sender::new(0),
+            letters: watch::Sender::new(0),
             watched: Arc::default(),
         }
     }
@@ -189,6 +200,7 @@ impl Signals {
             Signal::Sweep => &self.sweep,
             Signal::Unpark => &self.unpark,
             Signal::Events => &self.events,
+            Signal::Letters => &self.letters,
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod inspect;
 pub mod job_query;
 pub mod jobs;
 pub mod ledger;
+pub mod letters;
 pub mod outbox;
 pub mod outputs;
 pub mod parking;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use contract::{JobId, ReportFailure};
 
+use super::letters::LetterSteps;
 use super::{
     DbFuture, Dependency, DueTime, JobKey, JobRow, KeptBlobRow, KeptRow, KeptTaskRow, Signal,
 };
@@ -23,6 +24,7 @@ use crate::model::{Headers, OutboxMessage, ParkedTask, RequestKey, Transition};
 pub trait Transaction:
     JobSteps
     + LedgerSteps
+    + LetterSteps
     + OutboxSteps
     + OutputSteps
     + PrerequisiteSteps
@@ -205,10 +207,10 @@ pub const LONGEST_LEASE: Duration = Duration::from_mins(1);
 
 /// Steps on the messages for the broker. A message belongs to one relay at a time, until its lease ends.
 pub trait OutboxSteps {
-    /// Adds a message.
+    /// Adds a message of a job, or of none.
     fn push_outbox<'a>(
         &'a mut self,
-        incarnation: i64,
+        incarnation: Option<i64>,
         pipe: &'a str,
         body: &'a [u8],
         headers: &'a Headers,
@@ -337,6 +339,7 @@ pub struct KeptTimes {
     pub past_incarnations: u64,
     pub request_keys: u64,
     pub events: u64,
+    pub letters: u64,
 }
 
 /// Steps of the sweeper.

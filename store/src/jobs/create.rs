@@ -133,7 +133,7 @@ async fn create(
         suspended: request.start.suspended,
     };
     let (pipe, body) = start(&created);
-    tx.push_outbox(incarnation, &pipe, &body, &request.headers, due)
+    tx.push_outbox(Some(incarnation), &pipe, &body, &request.headers, due)
         .await?;
     let definition = PackedDefinition::of(request, pipe, &body)?;
     tx.insert_definition(incarnation, &definition).await?;

@@ -473,7 +473,7 @@ impl Ledger {
 
     /// Uncounts the failure of a task that is done after all, `failed_splits` of which was counted as that of a split. If the
     /// failure was not kept, its kind is unknown and stays counted. Once the job has failed, its failures stay: they are the reason.
-    fn take_failure_back(&mut self, parent: usize, number: u32, failed_splits: i64) {
+    pub(super) fn take_failure_back(&mut self, parent: usize, number: u32, failed_splits: i64) {
         if self.is_decided() && !self.is_completed() {
             return;
         }

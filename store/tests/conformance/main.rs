@@ -43,6 +43,7 @@ mod filter;
 mod history;
 mod jobs;
 mod ledger;
+mod letters;
 mod list;
 mod opening;
 mod outbox;

@@ -35,6 +35,7 @@ async fn sweep_drops_the_task_tables_of_finished_jobs(store: TestStore) {
         Swept {
             jobs: 0,
             tables: 8,
+            letters: 0,
             next: Some(0)
         }
     );
@@ -82,6 +83,7 @@ async fn sweep_removes_failed_tables_and_past_incarnations_after_their_retention
         Swept {
             jobs: 0,
             tables: 1,
+            letters: 0,
             next: None
         }
     );

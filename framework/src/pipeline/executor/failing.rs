@@ -1,21 +1,20 @@
 //! What an attempt that has failed leads to: another one, or a failed task.
 
-use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use contract::{
-    FailedItem, FailedRun, ReportFailure, ReportStatus, TaskMessage, TaskStatus, TrackingReport,
-};
+use contract::rest::LetterCause::{self, GivenUp};
+use contract::{FailedItem, FailedRun, ReportFailure, ReportStatus, TaskStatus, TrackingReport};
 use tracing::{debug, warn};
 
 use super::{TaskExecutor, outputs};
-use crate::broker::{Headers, Outgoing};
+use crate::broker::Outgoing;
 use crate::context::{Dispatched, check_result_pipe};
 use crate::current;
-use crate::handler::{Disposition, Outputs, Received, explain};
+use crate::handler::{Disposition, Outputs, Received};
 use crate::steps::attempts::Attempts;
-use crate::steps::output::{OutputSpec, TaskPart, describe, label_in};
+use crate::steps::explanation::Explanation;
+use crate::steps::output::{OutputSpec, TaskPart, label_in};
 use crate::steps::routing::failure_pipe;
 use crate::steps::task_data;
 use crate::worker::TaskErrorKind;
@@ -73,7 +72,7 @@ impl<W: Worker> TaskExecutor<W> {
                 } else {
                     let count = attempts.failed.saturating_add(1);
                     let reason = format!("{reason} (given up after {count} attempts)");
-                    self.give_up(received, &reason, Some(run), dispatched)
+                    self.give_up(received, GivenUp, &reason, Some(run), dispatched)
                 };
                 Disposition::Done(outputs)
             }
@@ -128,40 +127,33 @@ impl<W: Worker> TaskExecutor<W> {
     pub(super) fn give_up(
         &self,
         received: &Received,
+        cause: LetterCause,
         reason: &str,
         run: Option<FailedRun>,
         dispatched: Dispatched,
     ) -> Outputs {
+        let copy = self.reject_copy(received, cause, reason, run.as_ref());
         self.fail(received, reason, run, dispatched)
-            .with_message(self.reject_copy(received, reason))
+            .with_message(copy)
     }
 
     /// Makes a copy of the task for the reject pipe, with the reason and its origin in headers.
-    pub(super) fn reject_copy(&self, received: &Received, reason: &str) -> Outgoing {
+    pub(super) fn reject_copy(
+        &self,
+        received: &Received,
+        cause: LetterCause,
+        reason: &str,
+        run: Option<&FailedRun>,
+    ) -> Outgoing {
         self.shared.counters.given_up.increment(1);
-        let copy = TaskMessage {
-            task_id: uuid::Uuid::new_v4().to_string(),
-            task_status: Some(TaskStatus::ResultException),
-            context: BTreeMap::new(),
-            to: Some(self.pipes.reject.clone()),
-            priority: None,
-            ..received.message().clone()
+        let explanation = Explanation {
+            cause,
+            reason,
+            worker: Some(&self.shared.identity.name),
         };
-        let mut headers = Headers::default();
-        if let Some(tracking) = &copy.tracking {
-            let label = Self::label_of(received);
-            describe(
-                &mut headers,
-                tracking,
-                TaskStatus::ResultException,
-                label.as_deref(),
-            );
-        }
-        explain(&mut headers, reason, &received.delivery);
-        Outgoing {
-            headers,
-            ..Outgoing::new(self.pipes.reject.as_str(), copy.encode())
-        }
+        let label = Self::label_of(received);
+        let task = (received.message(), &received.delivery);
+        explanation.reject_copy(&self.pipes.reject, task, label.as_deref(), run)
     }
 
     /// Fails the task: its result is `RESULT_EXCEPTION` with the reason as a JSON string.

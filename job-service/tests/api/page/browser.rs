@@ -5,12 +5,13 @@
 
 use std::path::PathBuf;
 
+use contract::rest::LetterCause;
 use contract::{ReportFailure, RunningTask, SignOfLife};
 use framework::broker::{Broker as _, Outgoing};
 use harness::{Browser, Tab, wait_for};
 use job_service::PipeAccess;
 use serde_json::{Value, json};
-use store::EventKind;
+use store::{EventKind, Header, LetterQuery, LetterTask, NewLetter};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use crate::service::{Service, new_job};
@@ -131,6 +132,40 @@ async fn many_jobs(service: &Service) {
 }
 
 /// Lets workers tell of themselves, and messages wait for them.
+/// Keeps a dead letter of a job. Returns its number.
+async fn dead_letter(service: &Service) -> i64 {
+    let body = json!({"taskId": "t", "taskClassifier": "Ocr", "taskData": "e30="}).to_string();
+    let letter = NewLetter {
+        identity: vec![1],
+        cause: LetterCause::Poison,
+        reason: "worker-ocr could not process the item.".to_owned(),
+        pipe: "worker-ocr-reject".to_owned(),
+        origin: Some("pages-in".to_owned()),
+        worker: Some("worker-ocr".to_owned()),
+        attempts: Some(3),
+        task: Some(LetterTask {
+            partition: service.partition.clone(),
+            job: "ocr-2016".to_owned(),
+            incarnation: None,
+            path: "3.17".to_owned(),
+        }),
+        label: Some("scans/2016/17.tif".to_owned()),
+        headers: [(
+            "x-batchwright-cause".to_owned(),
+            Header::Text("poison".to_owned()),
+        )]
+        .into(),
+        body_bytes: body.len() as u64,
+        body: body.into_bytes(),
+    };
+    service.store.keep_letters(&[letter]).await.unwrap();
+    let query = LetterQuery {
+        limit: 1,
+        ..LetterQuery::default()
+    };
+    service.store.letters(&query).await.unwrap()[0].id
+}
+
 async fn workers_and_pipes(service: &Service) {
     service.put("import-q3", &new_job()).await.is(201);
     let waiting = json!({"task": new_job()["task"], "prerequisiteJobIds": ["import-q3"]});
@@ -228,6 +263,7 @@ async fn every_page_is_accessible_in_both_themes_and_asks_no_other_host() {
     picture(&tab, "no-workers-light").await;
     many_jobs(&service).await;
     workers_and_pipes(&service).await;
+    let letter = dead_letter(&service).await;
     let list = format!("{}/partitions/{}/jobs", service.root, service.partition);
     // The address of the form for a new job, from that of the list.
     let form = "/../submit?kind=glob".to_owned();
@@ -236,6 +272,12 @@ async fn every_page_is_accessible_in_both_themes_and_asks_no_other_host() {
         ("pipes", "/../../../pipes".to_owned()),
         ("pipe", "/../../../pipes/pages-in".to_owned()),
         ("workers", "/../../../workers".to_owned()),
+        ("dead-letters", "/../../../dead-letters".to_owned()),
+        ("dead-letter", format!("/../../../dead-letters/{letter}")),
+        (
+            "dead-letters-confirm",
+            "/../../../dead-letters/confirm?action=delete".to_owned(),
+        ),
         ("again", "/ocr-2016/resubmit".to_owned()),
         ("fallen", "/import-q3".to_owned()),
         ("list", String::new()),

@@ -70,7 +70,7 @@ impl JobSteps for MemoryTransaction {
         self.remove_all(|s| &mut s.attempts, |(n, ..), _| *n == incarnation);
         self.remove_all(
             |s| &mut s.outbox,
-            |_, unsent| unsent.incarnation == incarnation,
+            |_, unsent| unsent.incarnation == Some(incarnation),
         );
         self.remove_all(
             |s| &mut s.dependencies,

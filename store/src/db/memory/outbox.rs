@@ -9,7 +9,7 @@ use crate::model::{Headers, OutboxMessage};
 /// A message on its way to the broker.
 #[derive(Debug, Clone)]
 pub struct Unsent {
-    pub incarnation: i64,
+    pub incarnation: Option<i64>,
     pub message: OutboxMessage,
     pub due_time: Option<i64>,
     pub leased_until: i64,
@@ -45,7 +45,7 @@ impl MemoryTransaction {
 impl OutboxSteps for MemoryTransaction {
     fn push_outbox<'a>(
         &'a mut self,
-        incarnation: i64,
+        incarnation: Option<i64>,
         pipe: &'a str,
         body: &'a [u8],
         headers: &'a Headers,
@@ -128,7 +128,7 @@ impl OutboxSteps for MemoryTransaction {
     }
     fn pause_outbox_of(&mut self, incarnation: i64, paused: bool) -> DbFuture<'_, ()> {
         self.change_outbox(
-            |unsent| unsent.incarnation == incarnation,
+            |unsent| unsent.incarnation == Some(incarnation),
             |unsent| unsent.paused = paused,
         );
         done(())
@@ -141,14 +141,18 @@ impl OutboxSteps for MemoryTransaction {
             .filter(|(_, (p, _))| p == partition)
             .map(|(n, _)| *n)
             .collect();
-        let suspended =
-            |unsent: &Unsent| unsent.suspended && of_partition.contains(&unsent.incarnation);
+        let suspended = |unsent: &Unsent| {
+            unsent.suspended
+                && unsent
+                    .incarnation
+                    .is_some_and(|n| of_partition.contains(&n))
+        };
         let jobs: BTreeSet<i64> = self
             .state
             .outbox
             .values()
             .filter(|unsent| suspended(unsent))
-            .map(|unsent| unsent.incarnation)
+            .filter_map(|unsent| unsent.incarnation)
             .collect();
         self.change_outbox(suspended, |unsent| unsent.suspended = false);
         done(jobs.len() as u64)

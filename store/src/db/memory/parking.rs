@@ -71,7 +71,7 @@ impl ParkingSteps for MemoryTransaction {
             };
             let due_time = Some(self.shared.clock.now());
             let unsent = Unsent {
-                incarnation,
+                incarnation: Some(incarnation),
                 message,
                 due_time,
                 leased_until: 0,

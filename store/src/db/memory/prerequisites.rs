@@ -111,8 +111,9 @@ impl PrerequisiteSteps for MemoryTransaction {
                 .get(incarnation)
                 .and_then(|id| self.state.jobs.get(id));
             let due = now + 1000 * job.map_or(0, |job| job.delay);
-            let starts =
-                |unsent: &Unsent| unsent.incarnation == *incarnation && unsent.due_time.is_none();
+            let starts = |unsent: &Unsent| {
+                unsent.incarnation == Some(*incarnation) && unsent.due_time.is_none()
+            };
             self.change_outbox(starts, |unsent| unsent.due_time = Some(due));
         }
         done(())
@@ -121,7 +122,7 @@ impl PrerequisiteSteps for MemoryTransaction {
         let gone: BTreeSet<i64> = incarnations.iter().copied().collect();
         self.remove_all(
             |s| &mut s.outbox,
-            |_, unsent| gone.contains(&unsent.incarnation),
+            |_, unsent| unsent.incarnation.is_some_and(|n| gone.contains(&n)),
         );
         self.forget_dependencies(|wait| gone.contains(&wait.incarnation));
         done(())

@@ -78,6 +78,8 @@ impl RetentionSteps for MemoryTransaction {
             .map(|(.., given)| given.saturating_add_unsigned(kept.request_keys));
         let event = self.state.events.rows.values().next();
         let event = event.map(|event| event.time.saturating_add_unsigned(kept.events));
+        let letter = self.state.letters.values().next();
+        let letter = letter.map(|(letter, _)| letter.time.saturating_add_unsigned(kept.letters));
         let now = self.shared.clock.now();
         let jobs = self.state.jobs.values().filter_map(|job| job.expiry_time);
         done(
@@ -86,6 +88,7 @@ impl RetentionSteps for MemoryTransaction {
                 .chain(keys)
                 .chain(jobs)
                 .chain(event)
+                .chain(letter)
                 .min()
                 .map(|due| u64::try_from(due - now).unwrap_or(0)),
         )

@@ -36,7 +36,8 @@ impl RoundSteps for MemoryTransaction {
         ended: &'a [i64],
         fell_with: &'a [(i64, i64)],
     ) -> DbFuture<'a, ()> {
-        let unsent = self.state.outbox.values().map(|unsent| unsent.incarnation);
+        let unsent = self.state.outbox.values();
+        let unsent = unsent.filter_map(|unsent| unsent.incarnation);
         let unsent = unsent.filter(|n| ended.contains(n)).map(|n| (n, None));
         let fallen = fell_with.iter().map(|(n, root)| (*n, Some(*root)));
         let noted: Vec<(i64, Option<i64>)> = fallen.chain(unsent).collect();

@@ -62,7 +62,7 @@ pub async fn unsent_starts(
 
 pub async fn push(
     db: &mut Session,
-    incarnation: i64,
+    incarnation: Option<i64>,
     pipe: &str,
     body: &[u8],
     headers: &Headers,

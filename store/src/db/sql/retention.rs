@@ -88,12 +88,14 @@ pub async fn next_due(db: &mut Session, kept: KeptTimes) -> Result<Option<u64>, 
          union all select min(expiry_time) from job where expiry_time is not null \
          union all select min(deleted_at) + $1 from past_life \
          union all select min(created_at) + $2 from request_key \
-         union all select (select time from event where id > up_to order by id limit 1) + $3 from swept_events) as things"
+         union all select (select time from event where id > up_to order by id limit 1) + $3 from swept_events \
+         union all select min(time) + $4 from dead_letter) as things"
     ));
     let statement = statement
         .bind(millis(kept.past_incarnations))
         .bind(millis(kept.request_keys))
-        .bind(millis(kept.events));
+        .bind(millis(kept.events))
+        .bind(millis(kept.letters));
     let left: Option<Option<i64>> = db.fetch_first(statement, |row| row.get(0)).await?;
     Ok(left.flatten().map(|left| u64::try_from(left).unwrap_or(0)))
 }

@@ -9,9 +9,10 @@ use contract::ReportFailure;
 use super::session::Session;
 use super::statement::Dialect;
 use super::{
-    attempts, curve, events, failures, history, jobs, ledger, outbox, outputs, parking,
+    attempts, curve, events, failures, history, jobs, ledger, letters, outbox, outputs, parking,
     prerequisites, request_keys, retention, rounds,
 };
+use crate::db::letters::{GoneLetter, LetterSteps, LetterSums};
 use crate::db::postgres::CHANNEL;
 use crate::db::{
     DbError, DbFuture, Deletion, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow,
@@ -20,6 +21,7 @@ use crate::db::{
 };
 use crate::definition::PackedDefinition;
 use crate::ledger::{KeptAttempt, KeptFailure, NodeChanges, NodeKey, NodeRow};
+use crate::letter::{Letter, NewLetter};
 use crate::model::{Headers, OutboxMessage, ParkedTask, RequestKey, Transition};
 
 pub struct SqlTransaction {
@@ -249,7 +251,7 @@ impl LedgerSteps for SqlTransaction {
 impl OutboxSteps for SqlTransaction {
     fn push_outbox<'a>(
         &'a mut self,
-        incarnation: i64,
+        incarnation: Option<i64>,
         pipe: &'a str,
         body: &'a [u8],
         headers: &'a Headers,
@@ -482,6 +484,47 @@ impl RoundSteps for SqlTransaction {
             incarnation,
             number(round),
             number(rounds),
+        ))
+    }
+}
+
+impl LetterSteps for SqlTransaction {
+    fn add_to_letter_sums<'a>(
+        &'a mut self,
+        key: &'a JobKey,
+        change: LetterSums,
+    ) -> DbFuture<'a, LetterSums> {
+        Box::pin(letters::add_to_sums(&mut self.session, key, change))
+    }
+    fn forget_letter_sums(&mut self) -> DbFuture<'_, ()> {
+        Box::pin(letters::forget_sums(&mut self.session))
+    }
+    fn has_letter<'a>(&'a mut self, identity: &'a [u8]) -> DbFuture<'a, bool> {
+        Box::pin(letters::exists(&mut self.session, identity))
+    }
+    fn insert_letter<'a>(&'a mut self, letter: &'a NewLetter, bytes: i64) -> DbFuture<'a, ()> {
+        Box::pin(letters::insert(&mut self.session, letter, bytes))
+    }
+    fn letters_to_replay<'a>(&'a mut self, ids: &'a [i64]) -> DbFuture<'a, Vec<Letter>> {
+        Box::pin(letters::to_replay(&mut self.session, ids))
+    }
+    fn delete_letters<'a>(&'a mut self, ids: &'a [i64]) -> DbFuture<'a, Vec<GoneLetter>> {
+        Box::pin(letters::delete(&mut self.session, ids))
+    }
+    fn old_letters(&mut self, older_than: u64, limit: u32) -> DbFuture<'_, Vec<i64>> {
+        Box::pin(letters::old(&mut self.session, older_than, limit))
+    }
+    fn archive_failures_at<'a>(
+        &'a mut self,
+        incarnation: i64,
+        round: u32,
+        paths: &'a [String],
+    ) -> DbFuture<'a, ()> {
+        Box::pin(letters::archive_failures_at(
+            &mut self.session,
+            incarnation,
+            number(round),
+            paths,
         ))
     }
 }

@@ -1,0 +1,139 @@
+//! Pipes that nobody consumes and in which tasks of a job wait: the job's notes name them.
+//!
+//! They are looked for when somebody asks for a job of which nothing has been heard for a minute, so that a job that goes on costs
+//! nothing. A pipe is known if the start message goes there, or if its batch sends its items there.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use contract::rest::Job;
+use contract::{BatchTask, JobId, JobStatus, PartitionId, TaskMessage};
+use framework::clock::Clock;
+use store::Definition;
+use tokio::time::timeout;
+
+use crate::state::AppState;
+
+/// How long nothing was heard of the job.
+const SILENT: Duration = Duration::from_mins(1);
+/// How long the broker may take. The job is shown without the notes then.
+const LIMIT: Duration = Duration::from_secs(2);
+
+impl AppState {
+    /// Adds a note for each pipe that nobody consumes and in which tasks of the job may wait.
+    pub async fn note_silent_pipes(&self, partition: &PartitionId, id: &JobId, job: &mut Job) {
+        if !waits(job, Clock::system().now_millis()) {
+            return;
+        }
+        // Whatever cannot be read now is not worth an error.
+        let Ok(Some(definition)) = self.store.definition(partition, id).await else {
+            return;
+        };
+        for pipe in pipes_of(&definition) {
+            if self.known_pipes.not_missing([pipe.clone()]).is_empty() {
+                continue;
+            }
+            match timeout(LIMIT, self.broker.look(&pipe)).await {
+                Ok(Ok(Some(state))) if state.messages > 0 && state.consumers == Some(0) => {
+                    job.notes.push(format!(
+                        "{} messages wait in the pipe '{pipe}', and nobody consumes it. Start the worker whose input it is.",
+                        state.messages
+                    ));
+                }
+                Ok(Ok(None)) => self.known_pipes.miss(&pipe),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Returns whether nothing was heard of a job that should go on.
+fn waits(job: &Job, now: i64) -> bool {
+    let is_open = match job.status {
+        JobStatus::Active | JobStatus::Blocked => true,
+        // One that waits for its start has no message in a pipe.
+        JobStatus::Waiting => {
+            job.waiting_for.is_empty() && job.due_time.is_none() && !job.suspended
+        }
+        _ => false,
+    };
+    let silent = now.saturating_sub(job.last_update_time);
+    is_open && silent >= i64::try_from(SILENT.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Returns the pipes to which the messages of a job go first.
+fn pipes_of(definition: &Definition) -> BTreeSet<String> {
+    let start = TaskMessage::decode(&definition.start).ok();
+    let data = start.and_then(|start| start.task_data);
+    let batch = data.and_then(|data| serde_json::from_slice::<BatchTask>(&data).ok());
+    let items = batch.and_then(|batch| batch.target_pipe);
+    [Some(definition.pipe.clone()), items]
+        .into_iter()
+        .flatten()
+        .filter(|pipe| !pipe.is_empty())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use framework::broker::memory::Memory;
+    use framework::broker::{Broker as _, Outgoing};
+    use harness::{PATIENCE, block_on_in_time};
+    use serde_json::json;
+    use store::{JobRequest, Store};
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::ServiceOptions;
+
+    async fn notes(
+        state: &AppState,
+        partition: &PartitionId,
+        id: &JobId,
+        silent: i64,
+    ) -> Vec<String> {
+        let mut job = state.store.job(partition, id).await.unwrap().unwrap();
+        job.notes.clear();
+        job.last_update_time = Clock::system().now_millis() - silent;
+        state.note_silent_pipes(partition, id, &mut job).await;
+        job.notes
+    }
+
+    #[test]
+    fn pipe_that_nobody_consumes_is_told_after_a_minute_and_not_when_somebody_does() {
+        block_on_in_time("the notes", PATIENCE, || {
+            let runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = { runtime }.enable_time().start_paused(true).build();
+            runtime.unwrap().block_on(async {
+                let (broker, store) = (Memory::new(), Store::open("memory:").await.unwrap());
+                let served = Arc::new(broker.clone());
+                let state = AppState::new(store.clone(), served, ServiceOptions::default());
+                let (partition, id) =
+                    (PartitionId::parse("p").unwrap(), JobId::parse("j").unwrap());
+                let batch = json!({"batchType": "range", "batchDefinition": "1-9", "targetPipe": "items-in"});
+                let start = TaskMessage {
+                    task_data: Some(batch.to_string().into_bytes()),
+                    ..TaskMessage::decode(br#"{"taskId": "t"}"#).unwrap()
+                };
+                let request = JobRequest::new(partition.clone(), id.clone());
+                let make = |_: &_| ("batch-in".to_owned(), start.encode());
+                store.create_job(&request, make).await.unwrap();
+                for _ in 0..2 {
+                    broker.publish(Outgoing::new("items-in", "{}")).await.unwrap();
+                }
+                // The start message has no due time once it is sent.
+                let sent = store.claim_outbox(10, 1000, Duration::from_secs(1)).await.unwrap();
+                store.outbox_sent(&[sent.messages[0].id]).await.unwrap();
+                assert_eq!(notes(&state, &partition, &id, 59_000).await, [""; 0]);
+                let told = "2 messages wait in the pipe 'items-in', and nobody consumes it. Start the worker whose input it is.";
+                assert_eq!(notes(&state, &partition, &id, 60_000).await, [told]);
+                let consumer = broker.consume("items-in", 1).await.unwrap();
+                assert_eq!(notes(&state, &partition, &id, 60_000).await, [""; 0]);
+                drop(consumer);
+                advance(Duration::from_secs(1)).await;
+            });
+        });
+    }
+}

@@ -1,0 +1,249 @@
+//! The tables `dead_letter` and `dead_letter_sum`.
+
+use super::outbox::singles;
+use super::parking::{read_headers, write_headers};
+use super::session::{Row, Session};
+use super::statement::{Dialect, StatementBuilder, json};
+use super::{SqlBackend, millis};
+use crate::db::letters::{GoneLetter, LetterReads, LetterSums};
+use crate::db::{DbError, DbFuture, JobKey};
+use crate::letter::{Letter, LetterQuery, LetterTask, NewLetter};
+
+const COLUMNS: &str = "id, time, cause, reason, pipe, origin, worker, attempts, partition_id, job_id, incarnation, path, label, \
+                       headers, body_bytes, length(body) < body_bytes as cut";
+
+impl LetterReads for SqlBackend {
+    fn letters<'a>(&'a self, query: &'a LetterQuery) -> DbFuture<'a, Vec<Letter>> {
+        Box::pin(async move { page(&mut self.reader().await?, query).await })
+    }
+    fn letter(&self, id: i64) -> DbFuture<'_, Option<Letter>> {
+        Box::pin(async move {
+            let db = &mut self.reader().await?;
+            let statement = db.statement(format!(
+                "select {COLUMNS}, body from dead_letter where id = $1"
+            ));
+            db.fetch_first(statement.bind(id), with_body).await
+        })
+    }
+    fn letter_sums<'a>(&'a self, key: &'a JobKey) -> DbFuture<'a, LetterSums> {
+        Box::pin(async move {
+            let db = &mut self.reader().await?;
+            let statement = db.statement(
+                "select letters, bytes, overflowed, expired from dead_letter_sum where partition_id = $1 and job_id = $2",
+            );
+            let statement = statement.bind(key.0.as_str()).bind(key.1.as_str());
+            Ok(db.fetch_first(statement, sums).await?.unwrap_or_default())
+        })
+    }
+}
+
+async fn page(db: &mut Session, query: &LetterQuery) -> Result<Vec<Letter>, DbError> {
+    let mut select = StatementBuilder::new(
+        db.dialect(),
+        format!("select {COLUMNS} from dead_letter where id < "),
+    );
+    select.push_bind(query.before.unwrap_or(i64::MAX))?;
+    let texts = [
+        ("partition_id", &query.partition),
+        ("job_id", &query.job),
+        ("cause", &query.cause.map(|cause| cause.name().to_owned())),
+    ];
+    for (column, value) in texts {
+        if let Some(value) = value {
+            select.push(format_args!(" and {column} = "));
+            select.push_bind(value.as_str())?;
+        }
+    }
+    if let Some(pipe) = &query.pipe {
+        select.push(" and (pipe = ").push_bind(pipe.as_str())?;
+        select.push(" or origin = ").push_bind(pipe.as_str())?;
+        select.push(")");
+    }
+    if let Some(reason) = &query.reason {
+        select.push(match db.dialect() {
+            Dialect::Postgres => " and strpos(reason, ",
+            Dialect::Sqlite => " and instr(reason, ",
+        });
+        select.push_bind(reason.as_str())?.push(") > 0");
+    }
+    if let Some(since) = query.since {
+        select.push(" and time >= ").push_bind(since)?;
+    }
+    if let Some(until) = query.until {
+        select.push(" and time < ").push_bind(until)?;
+    }
+    select.push(" order by id desc limit ");
+    select.push_bind(i64::from(query.limit))?;
+    db.fetch(select.build(), read).await
+}
+
+fn read(row: Row<'_>) -> Result<Letter, DbError> {
+    let (partition, job): (Option<String>, Option<String>) =
+        (row.get("partition_id")?, row.get("job_id")?);
+    let path: Option<String> = row.get("path")?;
+    let task = match (partition, job, path) {
+        (Some(partition), Some(job), Some(path)) => Some(LetterTask {
+            partition,
+            job,
+            incarnation: row.get("incarnation")?,
+            path,
+        }),
+        _ => None,
+    };
+    let attempts: Option<i32> = row.get("attempts")?;
+    let (cause, body_bytes): (String, i64) = (row.get("cause")?, row.get("body_bytes")?);
+    Ok(Letter {
+        id: row.get("id")?,
+        time: row.get("time")?,
+        cut: row.get("cut")?,
+        content: NewLetter {
+            identity: Vec::new(),
+            cause: NewLetter::cause_of(&cause),
+            reason: row.get("reason")?,
+            pipe: row.get("pipe")?,
+            origin: row.get("origin")?,
+            worker: row.get("worker")?,
+            attempts: attempts.and_then(|attempts| u32::try_from(attempts).ok()),
+            task,
+            label: row.get("label")?,
+            headers: read_headers(row.get("headers")?)?,
+            body: Vec::new(),
+            body_bytes: body_bytes.unsigned_abs(),
+        },
+    })
+}
+
+fn with_body(row: Row<'_>) -> Result<Letter, DbError> {
+    let mut letter = read(row)?;
+    letter.content.body = row.get("body")?;
+    Ok(letter)
+}
+
+fn sums(row: Row<'_>) -> Result<LetterSums, DbError> {
+    Ok(LetterSums {
+        letters: row.get(0)?,
+        bytes: row.get(1)?,
+        overflowed: row.get(2)?,
+        expired: row.get(3)?,
+    })
+}
+
+pub async fn add_to_sums(
+    db: &mut Session,
+    (partition, job): &JobKey,
+    change: LetterSums,
+) -> Result<LetterSums, DbError> {
+    let statement = db
+        .statement(
+            "insert into dead_letter_sum (partition_id, job_id, letters, bytes, overflowed, expired) values ($1, $2, $3, $4, $5, $6) \
+             on conflict (partition_id, job_id) do update set letters = dead_letter_sum.letters + excluded.letters, \
+             bytes = dead_letter_sum.bytes + excluded.bytes, overflowed = dead_letter_sum.overflowed + excluded.overflowed, \
+             expired = dead_letter_sum.expired + excluded.expired returning letters, bytes, overflowed, expired",
+        )
+        .bind(partition.as_str())
+        .bind(job.as_str())
+        .bind(change.letters)
+        .bind(change.bytes)
+        .bind(change.overflowed)
+        .bind(change.expired);
+    Ok(db.fetch_first(statement, sums).await?.unwrap_or_default())
+}
+
+pub async fn forget_sums(db: &mut Session) -> Result<(), DbError> {
+    let statement =
+        db.statement("delete from dead_letter_sum where letters <= 0 and partition_id <> ''");
+    db.execute(statement).await.map(drop)
+}
+
+pub async fn exists(db: &mut Session, identity: &[u8]) -> Result<bool, DbError> {
+    let statement = db.statement("select 1 from dead_letter where identity = $1");
+    let found = db.fetch_first(statement.bind(identity), |_| Ok(()));
+    Ok(found.await?.is_some())
+}
+
+pub async fn insert(db: &mut Session, letter: &NewLetter, bytes: i64) -> Result<(), DbError> {
+    let now = db.dialect().now();
+    let task = letter.task.as_ref();
+    let statement = db
+        .statement(format!(
+            "insert into dead_letter (identity, time, cause, reason, pipe, origin, worker, attempts, partition_id, job_id, \
+             incarnation, path, label, headers, body, body_bytes, bytes) \
+             values ($1, {now}, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
+        ))
+        .bind(&letter.identity[..])
+        .bind(letter.cause.name())
+        .bind(letter.reason.as_str())
+        .bind(letter.pipe.as_str())
+        .bind(letter.origin.as_deref())
+        .bind(letter.worker.as_deref())
+        .bind(letter.attempts.and_then(|attempts| i32::try_from(attempts).ok()))
+        .bind(task.map(|task| task.partition.as_str()))
+        .bind(task.map(|task| task.job.as_str()))
+        .bind(task.and_then(|task| task.incarnation))
+        .bind(task.map(|task| task.path.as_str()))
+        .bind(letter.label.as_deref())
+        .bind(write_headers(&letter.headers)?)
+        .bind(&letter.body[..])
+        .bind(i64::try_from(letter.body_bytes).unwrap_or(i64::MAX))
+        .bind(bytes);
+    db.execute(statement).await.map(drop)
+}
+
+pub async fn to_replay(db: &mut Session, ids: &[i64]) -> Result<Vec<Letter>, DbError> {
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "select {COLUMNS}, body from dead_letter \
+         where id in (select cast(k.value ->> 0 as bigint) from {each}) order by id"
+    ));
+    db.fetch(statement.bind(singles(ids)?), with_body).await
+}
+
+pub async fn delete(db: &mut Session, ids: &[i64]) -> Result<Vec<GoneLetter>, DbError> {
+    let each = db.dialect().each();
+    let statement = db.statement(format!(
+        "delete from dead_letter where id in (select cast(k.value ->> 0 as bigint) from {each}) \
+         returning partition_id, job_id, bytes"
+    ));
+    db.fetch(statement.bind(singles(ids)?), |row| {
+        let (partition, job): (Option<String>, Option<String>) = (row.get(0)?, row.get(1)?);
+        Ok(GoneLetter {
+            job: partition.zip(job),
+            bytes: row.get(2)?,
+        })
+    })
+    .await
+}
+
+pub async fn old(db: &mut Session, older_than: u64, limit: u32) -> Result<Vec<i64>, DbError> {
+    let now = db.dialect().now();
+    let statement = db
+        .statement(format!(
+            "select id from dead_letter where time <= {now} - $1 order by time limit $2"
+        ))
+        .bind(millis(older_than))
+        .bind(i64::from(limit));
+    db.fetch(statement, |row| row.get(0)).await
+}
+
+pub async fn archive_failures_at(
+    db: &mut Session,
+    incarnation: i64,
+    round: i32,
+    paths: &[String],
+) -> Result<(), DbError> {
+    let rows: Vec<_> = paths.iter().map(|path| (path,)).collect();
+    let each = db.dialect().each();
+    let at = format!("incarnation = $2 and path in (select k.value ->> 0 from {each})");
+    let statement = db.statement(format!(
+        "insert into past_failure (incarnation, round, path, since, attempts, failure) \
+         select incarnation, $3, path, since, attempts, failure from failure where {at} \
+         on conflict (incarnation, path, round) do nothing"
+    ));
+    let rows = json(&rows)?;
+    db.execute(statement.bind(rows.as_str()).bind(incarnation).bind(round))
+        .await?;
+    let statement = db.statement(format!("delete from failure where {at}"));
+    db.execute(statement.bind(rows).bind(incarnation))
+        .await
+        .map(drop)
+}

@@ -1,0 +1,388 @@
+//! Sends dead letters again: each leaves the store with the message that takes its place in the outbox, in one transaction.
+//!
+//! - A letter of no job goes to the outbox as it is.
+//! - A task of a job that has not ended is opened again in its ledger if it had failed, so that the job waits for it.
+//! - A task of a job that has ended begins a round: only the tasks of the letters are opened again, and no start message is sent. All
+//!   other tasks must have ended, because nothing would do them.
+//!
+//! What must stay true:
+//! - A message is a letter, or in the outbox, or was sent; never two of these, and never none.
+//! - No job waits for a task that nothing sends.
+
+use std::collections::BTreeMap;
+
+use contract::{JobStatus, Step};
+
+use crate::db::run_tx::{End, JobLocks, Tx};
+use crate::db::{DbError, DueTime, JobRow, Signal};
+use crate::ledger::{Ledger, Reopening, keys_of, steps_of};
+use crate::letter::Letter;
+use crate::letters;
+use crate::model::{Headers, Incarnation};
+use crate::transition::{Actor, StatusChange, reopen_job};
+use crate::{Store, StoreError};
+
+/// A message that takes the place of a letter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewMessage {
+    /// The pipe to which it goes.
+    pub pipe: String,
+    /// The body.
+    pub body: Vec<u8>,
+    /// The headers.
+    pub headers: Headers,
+}
+
+/// What became of a letter that was to be replayed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Replay {
+    /// Its message is in the outbox. Its job counts it in this incarnation and round.
+    Sent {
+        /// The pipe to which it goes.
+        pipe: String,
+        /// The job; `None` if it belongs to none.
+        job: Option<Incarnation>,
+        /// Whether the round began with it.
+        begun: bool,
+    },
+    /// It stays a letter.
+    Not(NotReplayed),
+}
+
+/// Why a letter is not replayed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotReplayed {
+    /// There is no such letter.
+    NotFound,
+    /// Only the beginning of its body is kept.
+    Cut,
+    /// There is no message to send, for this reason.
+    Impossible(String),
+    /// Its job was deleted.
+    JobGone,
+    /// Its job was deleted and created again.
+    PastIncarnation,
+    /// The task is done.
+    Done,
+    /// The status of the job does not allow it.
+    WrongStatus(JobStatus),
+    /// What was known about the tasks of the job is deleted.
+    Forgotten,
+    /// The job has ended, and other tasks of it have not, for this reason.
+    RetryInstead(String),
+}
+
+/// Makes the message that takes the place of a letter, for its job in the round in which it counts.
+type MakeMessage<'f> =
+    &'f (dyn Fn(&Letter, Option<&Incarnation>) -> Result<NewMessage, String> + Send + Sync);
+
+impl Store {
+    /// Replays dead letters, which must all be of one job, or all of none. Returns what became of each, in the order of the ids.
+    pub async fn replay_letters(
+        &self,
+        ids: &[i64],
+        make: impl Fn(&Letter, Option<&Incarnation>) -> Result<NewMessage, String> + Send + Sync,
+    ) -> Result<Vec<(i64, Replay)>, StoreError> {
+        let mut locks = JobLocks::new();
+        for id in ids {
+            let letter = self.backend.letter(*id).await?;
+            locks.extend(
+                letter
+                    .and_then(|letter| letter.content.task)
+                    .map(|task| (task.partition, task.job)),
+            );
+        }
+        let make: MakeMessage<'_> = &make;
+        self.run_tx("replay_letters", locks, |tx| {
+            Box::pin(replay(tx, ids, make))
+        })
+        .await
+    }
+}
+
+async fn replay(
+    tx: &mut Tx<'_>,
+    ids: &[i64],
+    make: MakeMessage<'_>,
+) -> Result<End<Vec<(i64, Replay)>>, DbError> {
+    let mut jobs = tx.lock_known_jobs().await?;
+    let found = tx.letters_to_replay(ids).await?;
+    let mut outcomes: BTreeMap<i64, Replay> = ids
+        .iter()
+        .map(|id| (*id, Replay::Not(NotReplayed::NotFound)))
+        .collect();
+    let (free, of_jobs): (Vec<Letter>, Vec<Letter>) = found
+        .into_iter()
+        .partition(|letter| letter.content.task.is_none());
+    let mut sent = Vec::new();
+    for letter in &free {
+        let sending = send(tx, letter, None, make).await?;
+        let outcome = sending.map(|pipe| Replay::Sent {
+            pipe,
+            job: None,
+            begun: false,
+        });
+        note(&mut outcomes, &mut sent, letter, outcome);
+    }
+    if !of_jobs.is_empty() {
+        let job = jobs.pop().filter(|_| jobs.is_empty());
+        for (letter, outcome) in replay_tasks(tx, job, &of_jobs, make).await? {
+            note(&mut outcomes, &mut sent, letter, outcome);
+        }
+    }
+    let outcomes = outcomes.into_iter().collect();
+    if sent.is_empty() {
+        return Ok(End::Rollback(outcomes));
+    }
+    letters::delete(tx, &sent, 0).await?;
+    tx.notify(Signal::Outbox);
+    tx.notify(Signal::Letters);
+    Ok(End::Commit(outcomes))
+}
+
+type Outcome = Result<Replay, NotReplayed>;
+
+fn note(
+    outcomes: &mut BTreeMap<i64, Replay>,
+    sent: &mut Vec<i64>,
+    letter: &Letter,
+    outcome: Outcome,
+) {
+    if outcome.is_ok() {
+        sent.push(letter.id);
+    }
+    outcomes.insert(letter.id, outcome.unwrap_or_else(Replay::Not));
+}
+
+/// Puts the message of a letter into the outbox. Returns the pipe to which it goes.
+async fn send(
+    tx: &mut Tx<'_>,
+    letter: &Letter,
+    job: Option<&JobRow>,
+    make: MakeMessage<'_>,
+) -> Result<Result<String, NotReplayed>, DbError> {
+    let incarnation = job.map(JobRow::to_incarnation);
+    if letter.cut {
+        return Ok(Err(NotReplayed::Cut));
+    }
+    let message = match make(letter, incarnation.as_ref()) {
+        Ok(message) => message,
+        Err(reason) => return Ok(Err(NotReplayed::Impossible(reason))),
+    };
+    let due = DueTime {
+        after: Some(0),
+        suspended: false,
+    };
+    let number = job.map(|job| job.incarnation);
+    tx.push_outbox(number, &message.pipe, &message.body, &message.headers, due)
+        .await?;
+    Ok(Ok(message.pipe))
+}
+
+/// Replays tasks of one locked job.
+async fn replay_tasks<'l>(
+    tx: &mut Tx<'_>,
+    job: Option<JobRow>,
+    letters: &'l [Letter],
+    make: MakeMessage<'_>,
+) -> Result<Vec<(&'l Letter, Outcome)>, DbError> {
+    let Some(mut job) = job else {
+        return Ok(refused(letters, &NotReplayed::JobGone));
+    };
+    let mut outcomes = Vec::with_capacity(letters.len());
+    let mut asked = Vec::with_capacity(letters.len());
+    for letter in letters {
+        let incarnation = letter.content.task.as_ref().map(|task| task.incarnation);
+        if !incarnation.is_some_and(|incarnation| job.matches(incarnation)) {
+            outcomes.push((letter, Err(NotReplayed::PastIncarnation)));
+        } else if letter.cut {
+            outcomes.push((letter, Err(NotReplayed::Cut)));
+        } else if let Err(reason) = make(letter, Some(&job.to_incarnation())) {
+            // Before anything is opened that nothing would send.
+            outcomes.push((letter, Err(NotReplayed::Impossible(reason))));
+        } else {
+            asked.push(letter);
+        }
+    }
+    if asked.is_empty() {
+        return Ok(outcomes);
+    }
+    let was_finished = job.status.is_finished();
+    let opened = if was_finished && !job.can_go_on() {
+        Err(NotReplayed::Done)
+    } else if asked.iter().any(|letter| path(letter).is_empty()) {
+        reopen_own_task(tx, &mut job).await?
+    } else {
+        reopen_tasks(tx, &mut job, &asked).await?
+    };
+    let opened = match opened {
+        Ok(opened) => opened,
+        Err(refusal) => {
+            outcomes.extend(
+                asked
+                    .into_iter()
+                    .map(|letter| (letter, Err(refusal.clone()))),
+            );
+            return Ok(outcomes);
+        }
+    };
+    for letter in asked {
+        let reopening = opened.get(path(letter)).copied();
+        let outcome = match reopening {
+            Some(Reopening::Done) => Err(NotReplayed::Done),
+            Some(Reopening::Split | Reopening::Unknown) if was_finished => Err(retry_for_split()),
+            _ => send(tx, letter, Some(&job), make)
+                .await?
+                .map(|pipe| Replay::Sent {
+                    pipe,
+                    job: Some(job.to_incarnation()),
+                    begun: was_finished,
+                }),
+        };
+        outcomes.push((letter, outcome));
+    }
+    Ok(outcomes)
+}
+
+fn refused<'l>(letters: &'l [Letter], refusal: &NotReplayed) -> Vec<(&'l Letter, Outcome)> {
+    let refuse = |letter| (letter, Err(refusal.clone()));
+    letters.iter().map(refuse).collect()
+}
+
+fn path(letter: &Letter) -> &str {
+    letter
+        .content
+        .task
+        .as_ref()
+        .map_or("", |task| task.path.as_str())
+}
+
+fn retry_for_split() -> NotReplayed {
+    NotReplayed::RetryInstead(
+        "the task has subtasks, or is part of a split that has failed as a whole".to_owned(),
+    )
+}
+
+type Opened<'l> = BTreeMap<&'l str, Reopening>;
+
+/// Begins a round of a job whose own task is sent again and has no subtasks. A job that has not ended needs none.
+async fn reopen_own_task<'l>(
+    tx: &mut Tx<'_>,
+    job: &mut JobRow,
+) -> Result<Result<Opened<'l>, NotReplayed>, DbError> {
+    if !job.status.is_finished() {
+        return Ok(Ok(Opened::new()));
+    }
+    if job.task_table {
+        return Ok(Err(NotReplayed::RetryInstead(
+            "the job's first task has subtasks".to_owned(),
+        )));
+    }
+    tx.archive_failures_at(job.incarnation, job.round, &[String::new()])
+        .await?;
+    tx.forget_unstarted(job.incarnation).await?;
+    job.totals.begin_round();
+    begin_round(tx, job).await?;
+    Ok(Ok(Opened::new()))
+}
+
+/// Opens failed tasks of a job again, and begins a round if the job has ended.
+async fn reopen_tasks<'l>(
+    tx: &mut Tx<'_>,
+    job: &mut JobRow,
+    letters: &[&'l Letter],
+) -> Result<Result<Opened<'l>, NotReplayed>, DbError> {
+    let was_finished = job.status.is_finished();
+    if !job.task_table {
+        // A job that runs has counted nothing yet.
+        return Ok(if was_finished {
+            Err(NotReplayed::Forgotten)
+        } else {
+            Ok(Opened::new())
+        });
+    }
+    if was_finished && !tx.hold_retired_table(job.incarnation).await? {
+        return Ok(Err(NotReplayed::Forgotten));
+    }
+    let steps: Vec<Vec<Step>> = letters.iter().map(|it| steps_of(path(it))).collect();
+    let mut ledger = load(tx, job, &steps).await?;
+    if was_finished && !ledger.has_all_ended() {
+        let reason = "other tasks of it are neither done nor failed, and nothing would do them";
+        return Ok(Err(NotReplayed::RetryInstead(reason.to_owned())));
+    }
+    let mut opened = Opened::new();
+    for (letter, steps) in letters.iter().zip(&steps) {
+        let reopening = match opened.get(path(letter)) {
+            Some(Reopening::Open) => Reopening::Open,
+            _ => ledger.reopen(steps),
+        };
+        opened.insert(path(letter), reopening);
+    }
+    let is_open = |(_, reopening): &(&&str, &Reopening)| **reopening == Reopening::Open;
+    let paths: Vec<String> = opened
+        .iter()
+        .filter(is_open)
+        .map(|(path, _)| (*path).to_owned())
+        .collect();
+    if paths.is_empty() {
+        return Ok(Ok(opened));
+    }
+    let outcome = ledger.finish();
+    if outcome.decision.is_some() {
+        let reason = "more of its other tasks have failed than it tolerates";
+        return Ok(Err(NotReplayed::RetryInstead(reason.to_owned())));
+    }
+    tx.change_nodes(job.incarnation, &outcome.nodes).await?;
+    tx.archive_failures_at(job.incarnation, job.round, &paths)
+        .await?;
+    job.totals = outcome.totals;
+    if was_finished {
+        tx.unretire_table(job.incarnation).await?;
+        begin_round(tx, job).await?;
+    } else {
+        tx.save_job(job).await?;
+        tx.notify_job(job.partition.as_str(), job.job.as_str());
+    }
+    Ok(Ok(opened))
+}
+
+async fn load(tx: &mut Tx<'_>, job: &JobRow, tasks: &[Vec<Step>]) -> Result<Ledger, DbError> {
+    let steps = || tasks.iter().map(Vec::as_slice);
+    let mut totals = job.totals.clone();
+    if job.status == JobStatus::Completed {
+        // What is not done brings it below 100.
+        totals.percentage = 0;
+    }
+    let mut ledger = Ledger::new(totals, 0, tx.now()).in_round(job.round);
+    let rows = tx.load_nodes(job.incarnation, &keys_of(steps())).await?;
+    ledger.load(rows);
+    let more = ledger.also_needed(steps());
+    if !more.is_empty() {
+        ledger.load(tx.load_nodes(job.incarnation, &more).await?);
+    }
+    let failed = ledger.failed_among(steps());
+    if !failed.is_empty() {
+        ledger.load_kept(tx.failure_kinds(job.incarnation, &failed).await?);
+    }
+    Ok(ledger)
+}
+
+/// Begins a round of a job that has ended, without a start message.
+async fn begin_round(tx: &mut Tx<'_>, job: &mut JobRow) -> Result<(), DbError> {
+    tx.drop_parked(job.incarnation, u32::MAX).await?;
+    tx.unmark_for_unparking(job.incarnation).await?;
+    let before = job.status;
+    job.round += 1;
+    job.pace.restart(tx.now(), job.totals.ended_items());
+    let reason = format!(
+        "dead letters are replayed: round {} after {before}",
+        job.round
+    );
+    let change = StatusChange {
+        to: JobStatus::Active,
+        actor: Actor::Client,
+        reason: &reason,
+        time: tx.now(),
+    };
+    reopen_job(tx, job, change).await
+}
