@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use batchwright_cli::chaos::{Ground, Server, Servers, System, SystemOptions};
 use harness::{HttpClient, Proxy, Scrape, in_time};
+use reqwest::Method;
 use tokio::sync::MutexGuard;
 
 use crate::SIZE;
@@ -137,11 +138,10 @@ impl Story {
 
     /// Asks a role for its health check `kind`, ALIVE or READY. Returns the status code and the body.
     pub async fn health(&self, role: &str, kind: &str) -> Result<(u16, String), String> {
-        let url = format!(
-            "http://{}/health-check?name=all&type={kind}",
-            self.address(role).unwrap()
-        );
-        let answer = in_time("a health check", reqwest::get(url))
+        let http = HttpClient::new(format!("http://{}", self.address(role).unwrap()));
+        let path = format!("/health-check?name=all&type={kind}");
+        let asked = http.request(Method::GET, &path).send();
+        let answer = in_time("a health check", asked)
             .await
             .map_err(|error| error.to_string())?;
         let code = answer.status().as_u16();

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use contract::rest::NewJob;
-use harness::{free_port, in_time, wait_for};
-use reqwest::Url;
+use harness::{HttpClient, free_port, in_time, wait_for};
+use reqwest::{Method, Url};
 
 use crate::binary::Home;
 
@@ -257,10 +257,10 @@ async fn cafs_variables_suffice_for_a_job_service() {
         batchwright(&["run", "job-service", "--listen", &listen], &variables),
         &log,
     );
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    let http = HttpClient::new(format!("http://{listen}"));
     wait_for("the service to be ready", async || {
-        let ready = reqwest::get(format!("http://{listen}/health-check?name=all&type=READY")).await;
-        match ready {
+        let asked = http.request(Method::GET, "/health-check?name=all&type=READY");
+        match asked.send().await {
             Ok(answer) if answer.status() == 200 => Ok(()),
             other => Err(format!(
                 "{other:?}: {}",

@@ -10,10 +10,11 @@ use contract::rest::{JobTask, NewJob};
 use contract::{BatchTask, JobStatus, TaskData};
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::{Broker as _, Outgoing};
-use harness::{Process, ProcessOptions, free_port, in_time, unique, wait_for};
+use harness::{HttpClient, Process, ProcessOptions, free_port, in_time, unique, wait_for};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
+use reqwest::Method;
 use serde_json::{Value, json};
 use wiremock::matchers::{method, path};
 use wiremock::{Mock, MockServer, ResponseTemplate};
@@ -82,7 +83,8 @@ fn count_lines(file: &str, batch_pipe: &str, item_pipe: &str) -> NewJob {
 
 /// Creates a job, in the trace of a client if there is one.
 async fn put(api: &str, id: &str, job: &NewJob, traceparent: Option<&str>) {
-    let mut request = reqwest::Client::new().put(format!("{api}/partitions/default/jobs/{id}"));
+    let path = format!("/partitions/default/jobs/{id}");
+    let mut request = HttpClient::new(api).request(Method::PUT, &path);
     if let Some(traceparent) = traceparent {
         request = request
             .header("traceparent", traceparent)
@@ -245,9 +247,9 @@ impl Processes {
                 &["--route", "reroute"],
             ),
         ];
-        let http = reqwest::Client::new();
+        let http = HttpClient::new(format!("http://{service}"));
         wait_for("the job service to be ready", async || {
-            let asked = http.get(format!("http://{service}/health-check?name=all&type=READY"));
+            let asked = http.request(Method::GET, "/health-check?name=all&type=READY");
             let asked = asked
                 .send()
                 .await

@@ -530,7 +530,7 @@ impl Reads for Memory {
             };
             let sent = |job: &&JobRow| {
                 let mut unsent = state.outbox.values();
-                !unsent.any(|unsent| unsent.incarnation == job.incarnation)
+                !unsent.any(|unsent| unsent.incarnation == Some(job.incarnation))
             };
             let idle = |job: &&JobRow| job.last_update_time <= before;
             let stuck = state
