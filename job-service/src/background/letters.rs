@@ -10,10 +10,12 @@
 
 use std::time::Duration;
 
-use contract::metrics::{LETTERS_KEPT, LETTERS_OVERFLOWED};
+use contract::metrics::{LETTERS_EXPIRED, LETTERS_KEPT, LETTERS_OVERFLOWED, LETTERS_REPLAYED};
 use contract::overflow_pipe;
+use contract::rest::LetterCause;
 use framework::broker::{Broker, BrokerError, Consumer, Delivery, Outgoing, PublishError};
 use framework::health::Health;
+use framework::meters;
 use futures_util::future::join_all;
 use metrics::counter;
 use store::{Keep, LetterCounts, NewLetter, Store, StoreError};
@@ -59,7 +61,21 @@ pub async fn run(
         async move { collector.run(health, shutdown).await }
     };
     let pipes = options.pipes.iter().map(String::as_str);
+    show_counters();
     join_all(pipes.map(collect)).await;
+    // Without pipes there is nothing to do, and the loop has not ended.
+    shutdown.cancelled().await;
+}
+
+/// Shows all counters from the beginning: an alert sees an increase from 0, and not from nothing.
+fn show_counters() {
+    meters::install();
+    for cause in LetterCause::ALL {
+        counter!(LETTERS_KEPT, "cause" => cause.name()).increment(0);
+    }
+    for name in [LETTERS_REPLAYED, LETTERS_OVERFLOWED, LETTERS_EXPIRED] {
+        counter!(name).increment(0);
+    }
 }
 
 /// Empties one pipe.
