@@ -242,7 +242,7 @@ fn follow(
         });
         let parts = match split? {
             Ok(parts) => parts,
-            Err(SplitError::Definition(reason)) => {
+            Err(SplitError::Definition(reason) | SplitError::Missing(reason)) => {
                 prop_assert!(!reason.is_empty());
                 continue;
             }

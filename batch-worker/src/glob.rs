@@ -14,10 +14,12 @@
 use std::path::Path;
 
 use contract::{FileItem, TaskData};
+use framework::Payload;
 use serde::{Deserialize, Serialize};
 
 use self::pattern::PathPattern;
-use crate::source::{Kind, Root, check_path};
+use crate::plugin::label_of;
+use crate::source::{Kind, Root, Wanted, check_path};
 use crate::{Batch, BatchPlugin, Part, Source, SplitError, even_size};
 
 mod pattern;
@@ -77,7 +79,8 @@ impl BatchPlugin for Glob {
         let definition: Definition = serde_json::from_str(batch.definition)
             .map_err(|error| SplitError::Definition(error.to_string()))?;
         let pattern = PathPattern::new(&definition.pattern)?;
-        let root = self.root.clone();
+        let (root, wanted) = (self.root.clone(), Wanted::default());
+        let _waiting = wanted.waiting();
         let (entries, base, pattern_text) =
             tokio::task::spawn_blocking(move || -> Result<_, SplitError> {
                 let Definition {
@@ -91,16 +94,13 @@ impl BatchPlugin for Glob {
                     (Some(folder), None, []) => Ok((vec![pin(&root, &folder)?], folder, text)),
                     (None, Some(base), [only]) if only.size.is_none() => {
                         check_fit(&base, &entries)?;
-                        Ok((list(&root, &base, &pattern, only)?, base, text))
+                        Ok((list(&root, &base, &pattern, only, &wanted)?, base, text))
                     }
                     (None, Some(base), [_, ..]) => {
                         check_fit(&base, &entries)?;
                         Ok((entries, base, text))
                     }
-                    _ => Err(SplitError::Definition(
-                        "name a folder, e.g. {\"folder\": \"scans\", \"pattern\": \"**/*.tif\"}"
-                            .to_owned(),
-                    )),
+                    _ => Err(no_folder()),
                 }
             })
             .await??;
@@ -144,6 +144,25 @@ impl BatchPlugin for Glob {
                 }
             })
             .collect()
+    }
+
+    /// Looks at the folder, and does not list it.
+    async fn check(&self, batch: Batch<'_>) -> Result<(), SplitError> {
+        let definition: Definition = serde_json::from_str(batch.definition)
+            .map_err(|error| SplitError::Definition(error.to_string()))?;
+        let Some(folder) = definition.folder.clone() else {
+            return self.split(batch).await.map(drop);
+        };
+        PathPattern::new(&definition.pattern)?;
+        if definition.base.is_some() || !definition.entries.is_empty() {
+            return Err(no_folder());
+        }
+        let root = self.root.clone();
+        tokio::task::spawn_blocking(move || pin(&root, &folder).map(drop)).await?
+    }
+
+    fn label(&self, item: &Payload) -> Option<String> {
+        label_of::<FileItem>(item)
     }
 
     /// Returns the names, in order: a file that has been mended or replaced between two rounds is the same item.
@@ -194,6 +213,12 @@ struct NameOfFile {
     path: String,
 }
 
+fn no_folder() -> SplitError {
+    SplitError::Definition(
+        "name a folder, e.g. {\"folder\": \"scans\", \"pattern\": \"**/*.tif\"}".to_owned(),
+    )
+}
+
 fn pin(root: &Root, folder: &str) -> Result<Entry, SplitError> {
     let stamp = root.stamp(folder)?;
     if stamp.kind != Kind::Folder {
@@ -236,8 +261,9 @@ fn list(
     base: &str,
     pattern: &PathPattern,
     folder: &Entry,
+    wanted: &Wanted,
 ) -> Result<Vec<Entry>, SplitError> {
-    let (now, found) = root.list(&folder.path)?;
+    let (now, found) = root.list(&folder.path, wanted)?;
     if now.modified != folder.modified {
         return Err(SplitError::Definition(format!(
             "the folder {:?} has changed since the batch was made",
@@ -390,7 +416,7 @@ mod tests {
         ] {
             let error = split(root.path(), definition, 10).await.unwrap_err();
             assert!(
-                matches!(&error, SplitError::Definition(found) if found.contains(text)),
+                matches!(&error, SplitError::Definition(found) | SplitError::Missing(found) if found.contains(text)),
                 "{definition}: {error:?}"
             );
         }

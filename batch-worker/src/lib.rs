@@ -13,8 +13,10 @@
 //! - A split has at most `max_parts` parts, and reports their number before it dispatches the first one.
 #![warn(missing_docs)]
 
+mod answers;
 #[cfg(test)]
 mod arbitrary;
+mod explain;
 mod glob;
 mod lines;
 mod list;
@@ -25,32 +27,33 @@ mod records;
 mod source;
 #[cfg(test)]
 mod sources;
+mod splitter;
 pub mod testing;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use contract::{Announced, BatchResult, BatchTask, JobTaskId, MAX_PIPE_BYTES};
+use contract::{Announced, BatchResult, BatchTask, JobTaskId};
 pub use framework::Source;
-use framework::{Context, OrFail, Reply, TaskError, Worker};
+use framework::queries::Answerer;
+use framework::{Context, Reply, TaskError, Worker};
 
 pub use glob::Glob;
 pub use lines::Lines;
 pub use list::List;
-pub use plugin::{Batch, BatchPlugin, Part, SplitError};
+pub use plugin::{Batch, BatchPlugin, Part, SplitError, Totals};
 pub use range::Range;
 pub use records::RecordFiles;
 pub use source::Root;
 
+use answers::Answers;
 use pace::{Pace, Splittable};
 use plugin::AnyPlugin;
+use splitter::Splitter;
 
 /// The largest size of a batch definition, in bytes.
 pub const MAX_DEFINITION: usize = BatchTask::MAX_DEFINITION;
-
-/// The most bytes that the parts of one split repeat in all, whatever the batch wants every part to carry.
-const REPEATED_BYTES: usize = 64 * 1024 * 1024;
 
 /// How many of the largest splits may queue in the own input before batches wait that become sub-batches.
 const SPLITS_QUEUED: u64 = 10;
@@ -76,10 +79,8 @@ impl std::str::FromStr for Results {
 /// The worker that splits batches by means of its plugins.
 #[derive(Debug)]
 pub struct BatchWorker {
-    plugins: BTreeMap<&'static str, Box<dyn AnyPlugin>>,
-    max_parts: usize,
+    splitter: Splitter,
     max_depth: u64,
-    max_items: u64,
     pace: Pace,
     results: Results,
     splits: Arc<AtomicU64>,
@@ -112,10 +113,12 @@ impl BatchWorker {
     pub fn new(max_parts: usize) -> Self {
         let max_parts = max_parts.max(Self::MIN_PARTS);
         Self {
-            plugins: BTreeMap::new(),
-            max_parts,
+            splitter: Splitter {
+                plugins: BTreeMap::new(),
+                max_parts,
+                max_items: Self::DEFAULT_ITEMS,
+            },
             max_depth: Self::DEFAULT_DEPTH,
-            max_items: Self::DEFAULT_ITEMS,
             pace: Pace::new((max_parts as u64).saturating_mul(SPLITS_QUEUED)),
             results: Results::None,
             splits: Arc::default(),
@@ -132,7 +135,7 @@ impl BatchWorker {
     /// Fails a batch that has more items than this, if its plugin knows their number.
     #[must_use]
     pub const fn max_items(mut self, items: u64) -> Self {
-        self.max_items = items;
+        self.splitter.max_items = items;
         self
     }
 
@@ -146,8 +149,8 @@ impl BatchWorker {
     /// Adds a plugin. It replaces one of the same name, also one of Batchwright's.
     #[must_use]
     pub fn with(mut self, plugin: impl BatchPlugin) -> Self {
-        let plugin: Box<dyn AnyPlugin> = Box::new(plugin);
-        self.plugins.insert(plugin.name(), plugin);
+        let plugin: Arc<dyn AnyPlugin> = Arc::new(plugin);
+        self.splitter.plugins.insert(plugin.name(), plugin);
         self
     }
 
@@ -156,49 +159,12 @@ impl BatchWorker {
         Arc::clone(&self.splits)
     }
 
-    /// Splits a batch. Returns its parts, and from what they were made.
-    async fn split(&self, task: &BatchTask) -> Result<(Vec<Part>, Option<Source>), TaskError> {
-        let batch_type = task.batch_type.as_deref().unwrap_or_default();
-        let plugin = self.plugins.get(batch_type).ok_or_else(|| {
-            let known = self.plugins.keys().copied().collect::<Vec<_>>().join(", ");
-            TaskError::failed(format!(
-                "Invalid batch type  {batch_type:?}; this batch worker knows {known}"
-            ))
-        })?;
-        let definition = task
-            .batch_definition
-            .as_deref()
-            .ok_or_else(|| TaskError::failed("the batch has no batchDefinition"))?;
-        if definition.len() > MAX_DEFINITION {
-            let size = definition.len();
-            return Err(TaskError::failed(format!(
-                "the batch definition has {size} bytes; the limit is {MAX_DEFINITION}"
-            )));
-        }
-        let no_params = BTreeMap::new();
-        let batch = Batch {
-            definition,
-            item_type: task.task_message_type.as_deref(),
-            params: task.task_message_params.as_ref().unwrap_or(&no_params),
-            max_parts: self.parts_of(task)?,
-            max_items: self.max_items,
-        };
-        let parts = plugin.split(batch).await.map_err(|error| match error {
-            SplitError::Definition(problem) => {
-                TaskError::failed(format!("batch definition of {batch_type}: {problem}"))
-            }
-            SplitError::Temporary(error) => TaskError::retry(error),
-        })?;
-        let source = plugin.source(batch, &parts);
-        Ok((parts, source))
-    }
-
     /// States what the split becomes: how many of its parts are sub-batches, and how many items there are in the end.
     fn announced(&self, task: &BatchTask, parts: &[Part]) -> Announced {
         let batches = parts.iter().filter(|part| matches!(part, Part::Batch(_)));
         let batches = u32::try_from(batches.count()).unwrap_or(u32::MAX);
         let items = || {
-            let plugin = self.plugins.get(task.batch_type.as_deref()?)?;
+            let plugin = self.splitter.plugins.get(task.batch_type.as_deref()?)?;
             plugin.count_items(task.batch_definition.as_deref()?)
         };
         Announced {
@@ -227,17 +193,6 @@ impl BatchWorker {
             .sub_batches(batch, depth)
             .map_err(TaskError::snooze)
     }
-
-    /// Returns how many parts a split of this batch may have. The more each of them repeats, the fewer there are.
-    fn parts_of(&self, task: &BatchTask) -> Result<usize, TaskError> {
-        let everything_else = BatchTask {
-            batch_definition: None,
-            ..task.clone()
-        };
-        let repeated = serde_json::to_vec(&everything_else).or_fail()?.len();
-        let affordable = REPEATED_BYTES / repeated.max(1);
-        Ok(self.max_parts.min(affordable.max(Self::MIN_PARTS)))
-    }
 }
 
 impl Worker for BatchWorker {
@@ -246,15 +201,9 @@ impl Worker for BatchWorker {
     const IS_LIMITED_BY_JOB: bool = false;
 
     async fn run(&self, task: BatchTask, ctx: Context) -> Result<Reply<BatchResult>, TaskError> {
-        let target = task.target_pipe.clone().filter(|pipe| !pipe.is_empty());
-        let target =
-            target.ok_or_else(|| TaskError::failed("the batch has no targetPipe for its items"))?;
-        if target.len() > MAX_PIPE_BYTES {
-            let size = target.len();
-            return Err(TaskError::failed(format!(
-                "the targetPipe has {size} bytes; the limit is {MAX_PIPE_BYTES}"
-            )));
-        }
+        let target = splitter::target_of(&task)
+            .map_err(TaskError::failed)?
+            .to_owned();
         ctx.check_pipe(&target)?;
         // An unknown depth does not stop the split.
         if ctx
@@ -264,7 +213,7 @@ impl Worker for BatchWorker {
         {
             return Err(TaskError::snooze(self.pace.wait()));
         }
-        let (parts, source) = self.split(&task).await?;
+        let (parts, source) = self.splitter.split(&task).await?;
         self.keep_pace(&parts, &ctx).await?;
         if let Some(source) = source {
             ctx.repeatable(&source).await?;
@@ -306,6 +255,10 @@ impl Worker for BatchWorker {
             batch_task: job.unwrap_or(&target).to_owned(),
         })
         .and_complete())
+    }
+
+    fn answerer(&self) -> Option<Arc<dyn Answerer>> {
+        Some(Arc::new(Answers::of(self.splitter.clone())))
     }
 }
 

@@ -14,8 +14,10 @@ use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::Path;
 
 use contract::{LineRange, TaskData};
+use framework::Payload;
 use serde::{Deserialize, Serialize};
 
+use crate::plugin::label_of;
 use crate::source::{Kind, Root, Stamp, check_path};
 use crate::{Batch, BatchPlugin, Part, Source, SplitError};
 
@@ -71,13 +73,7 @@ impl BatchPlugin for Lines {
     const NAME: &'static str = "lines";
 
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
-        let definition: Definition = serde_json::from_str(batch.definition)
-            .map_err(|error| SplitError::Definition(error.to_string()))?;
-        if definition.lines_per_item == 0 {
-            return Err(SplitError::Definition(
-                "linesPerItem must be at least 1".to_owned(),
-            ));
-        }
+        let definition = Definition::parse(batch)?;
         let (root, max_parts) = (self.root.clone(), batch.max_parts);
         // Reading files blocks.
         let (segments, ranges) = tokio::task::spawn_blocking(move || -> Result<_, SplitError> {
@@ -120,6 +116,17 @@ impl BatchPlugin for Lines {
         }
     }
 
+    /// Looks at the files, and does not read them.
+    async fn check(&self, batch: Batch<'_>) -> Result<(), SplitError> {
+        let (definition, root) = (Definition::parse(batch)?, self.root.clone());
+        let look = move || check_fit(&root, &pin(&root, definition)?);
+        tokio::task::spawn_blocking(look).await?
+    }
+
+    fn label(&self, item: &Payload) -> Option<String> {
+        label_of::<LineRange>(item)
+    }
+
     /// Returns the parts. They have the size and the time of each file, because where a line begins depends on the whole content.
     fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
         let definition: Definition = serde_json::from_str(batch.definition).ok()?;
@@ -128,6 +135,17 @@ impl BatchPlugin for Lines {
 }
 
 impl Definition {
+    fn parse(batch: Batch<'_>) -> Result<Self, SplitError> {
+        let definition: Self = serde_json::from_str(batch.definition)
+            .map_err(|error| SplitError::Definition(error.to_string()))?;
+        if definition.lines_per_item == 0 {
+            return Err(SplitError::Definition(
+                "linesPerItem must be at least 1".to_owned(),
+            ));
+        }
+        Ok(definition)
+    }
+
     /// Names the first files, for people.
     fn name(&self) -> String {
         let segments = self.segments.iter().map(|segment| &segment.path);
@@ -496,7 +514,8 @@ mod tests {
             let definition = serde_json::json!({"segments": segments}).to_string();
             match (split(folder.path(), &definition, 10).await, text) {
                 (Ok(_), None) => {}
-                (Err(SplitError::Definition(found)), Some(text)) if found.contains(text) => {}
+                (Err(SplitError::Definition(found) | SplitError::Missing(found)), Some(text))
+                    if found.contains(text) => {}
                 (found, _) => panic!("{definition}: {found:?}"),
             }
         }
@@ -527,7 +546,7 @@ mod tests {
         ] {
             let error = split(folder.path(), definition, 10).await.unwrap_err();
             assert!(
-                matches!(&error, SplitError::Definition(found) if found.contains(text)),
+                matches!(&error, SplitError::Definition(found) | SplitError::Missing(found) if found.contains(text)),
                 "{definition}: {error:?}"
             );
         }

@@ -1,8 +1,10 @@
 //! The plugin `list`: `["a", {"b": 1}, 3]` becomes an item per value of the JSON array.
 
 use contract::{ListItem, TaskData};
+use framework::Payload;
 use serde_json::value::RawValue;
 
+use crate::plugin::label_of;
 use crate::{Batch, BatchPlugin, Part, Source, SplitError, even_size};
 
 /// Splits a JSON array.
@@ -13,9 +15,7 @@ impl BatchPlugin for List {
     const NAME: &'static str = "list";
 
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
-        let values: Vec<&RawValue> = serde_json::from_str(batch.definition)
-            .map_err(|error| SplitError::Definition(error.to_string()))?;
-        batch.check_items("list", values.len() as u64)?;
+        let values = values_of(batch)?;
         let size = even_size(values.len() as u64, batch.max_parts as u64);
         if size == 1 {
             let item = |value: &RawValue| {
@@ -43,6 +43,21 @@ impl BatchPlugin for List {
         let values: Vec<&RawValue> = serde_json::from_str(definition).ok()?;
         Some(values.len() as u64)
     }
+
+    async fn check(&self, batch: Batch<'_>) -> Result<(), SplitError> {
+        values_of(batch).map(drop)
+    }
+
+    fn label(&self, item: &Payload) -> Option<String> {
+        label_of::<ListItem>(item)
+    }
+}
+
+fn values_of(batch: Batch<'_>) -> Result<Vec<&RawValue>, SplitError> {
+    let values: Vec<&RawValue> = serde_json::from_str(batch.definition)
+        .map_err(|error| SplitError::Definition(error.to_string()))?;
+    batch.check_items("list", values.len() as u64)?;
+    Ok(values)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
 
-use framework::{Payload, Source};
+use framework::{Payload, Source, TaskData};
 
 /// Splits one kind of batch definition.
 ///
@@ -68,6 +68,38 @@ pub trait BatchPlugin: Send + Sync + 'static {
     fn count_items(&self, _definition: &str) -> Option<u64> {
         None
     }
+
+    /// Checks a batch before there is a job, so that a client learns at once that its definition is invalid or that a source is missing.
+    /// By default it splits the batch once. A plugin whose splits take long overrides it with what is fast.
+    fn check(&self, batch: Batch<'_>) -> impl Future<Output = Result<(), SplitError>> + Send {
+        async move { self.split(batch).await.map(drop) }
+    }
+
+    /// Returns what the batch becomes in the end, its sub-batches included, if that can be calculated. Otherwise a batch is explained by
+    /// splitting it down to the items, for as long as somebody waits.
+    fn totals(&self, _batch: Batch<'_>) -> Option<Totals> {
+        None
+    }
+
+    /// Says in a few words what an item of this plugin is, e.g. `number 7`. By default people see the beginning of its data.
+    fn label(&self, _item: &Payload) -> Option<String> {
+        None
+    }
+}
+
+/// What a batch becomes in the end ([`BatchPlugin::totals`]).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// The number of items.
+    pub items: u64,
+    /// The number of splits, that of the batch itself included.
+    pub splits: u64,
+    /// How many splits lead to an item, at the most.
+    pub levels: u32,
+    /// The bytes of the data of all items.
+    pub item_bytes: u64,
+    /// The bytes of the definitions of all sub-batches.
+    pub definition_bytes: u64,
 }
 
 /// A batch to split.
@@ -137,6 +169,11 @@ impl Batch<'_> {
     }
 }
 
+/// Says what an item is, by its type.
+pub(crate) fn label_of<T: TaskData>(item: &Payload) -> Option<String> {
+    serde_json::from_slice::<T>(&item.data).ok()?.label()
+}
+
 /// A part of a batch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Part {
@@ -151,6 +188,8 @@ pub enum Part {
 pub enum SplitError {
     /// The definition, or a source that it names, is invalid. The text contains the position. The task fails.
     Definition(String),
+    /// A source that the definition names is not there. The task fails; a job that starts later may be created all the same.
+    Missing(String),
     /// Another error, which may be temporary. The split runs again.
     Temporary(Box<dyn Error + Send + Sync>),
 }
@@ -165,11 +204,17 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for SplitError {
 pub(crate) trait AnyPlugin: Send + Sync {
     fn name(&self) -> &'static str;
     fn count_items(&self, definition: &str) -> Option<u64>;
+    fn totals(&self, batch: Batch<'_>) -> Option<Totals>;
+    fn label(&self, item: &Payload) -> Option<String>;
     fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source>;
     fn split<'a>(
         &'a self,
         batch: Batch<'a>,
     ) -> Pin<Box<dyn Future<Output = Result<Vec<Part>, SplitError>> + Send + 'a>>;
+    fn check<'a>(
+        &'a self,
+        batch: Batch<'a>,
+    ) -> Pin<Box<dyn Future<Output = Result<(), SplitError>> + Send + 'a>>;
 }
 
 impl<P: BatchPlugin> AnyPlugin for P {
@@ -179,6 +224,14 @@ impl<P: BatchPlugin> AnyPlugin for P {
 
     fn count_items(&self, definition: &str) -> Option<u64> {
         BatchPlugin::count_items(self, definition)
+    }
+
+    fn totals(&self, batch: Batch<'_>) -> Option<Totals> {
+        BatchPlugin::totals(self, batch)
+    }
+
+    fn label(&self, item: &Payload) -> Option<String> {
+        BatchPlugin::label(self, item)
     }
 
     fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
@@ -191,9 +244,16 @@ impl<P: BatchPlugin> AnyPlugin for P {
     ) -> Pin<Box<dyn Future<Output = Result<Vec<Part>, SplitError>> + Send + 'a>> {
         Box::pin(BatchPlugin::split(self, batch))
     }
+
+    fn check<'a>(
+        &'a self,
+        batch: Batch<'a>,
+    ) -> Pin<Box<dyn Future<Output = Result<(), SplitError>> + Send + 'a>> {
+        Box::pin(BatchPlugin::check(self, batch))
+    }
 }
 
-impl fmt::Debug for dyn AnyPlugin {
+impl fmt::Debug for dyn AnyPlugin + '_ {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

@@ -1,8 +1,12 @@
 //! The plugin `range`: `1-1000000` becomes an item per number, both ends included.
 
 use contract::{RangeItem, TaskData};
+use framework::Payload;
 
-use crate::{Batch, BatchPlugin, Part, Source, SplitError, even_size};
+use crate::plugin::label_of;
+use crate::{Batch, BatchPlugin, Part, Source, SplitError, Totals, even_size};
+
+mod totals;
 
 /// Splits a range of whole numbers.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +54,20 @@ impl BatchPlugin for Range {
     fn count_items(&self, definition: &str) -> Option<u64> {
         let (first, last) = parse(definition).ok()?;
         (last - first).checked_add(1)
+    }
+
+    async fn check(&self, batch: Batch<'_>) -> Result<(), SplitError> {
+        let (first, last) = parse(batch.definition)?;
+        batch.check_items("range", (last - first).saturating_add(1))
+    }
+
+    fn totals(&self, batch: Batch<'_>) -> Option<Totals> {
+        let (first, last) = parse(batch.definition).ok()?;
+        totals::of(batch, first, last)
+    }
+
+    fn label(&self, item: &Payload) -> Option<String> {
+        label_of::<RangeItem>(item)
     }
 }
 

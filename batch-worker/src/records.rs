@@ -18,10 +18,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use contract::{RecordItem, TaskData};
+use framework::Payload;
 use serde::{Deserialize, Serialize};
 
 use self::format::Format;
 use self::reader::{Place, Records};
+use crate::plugin::label_of;
 use crate::source::{Kind, Root, Stamp};
 use crate::{Batch, BatchPlugin, Part, Source, SplitError};
 
@@ -155,6 +157,21 @@ impl BatchPlugin for RecordFiles {
                 })
                 .collect(),
         }
+    }
+
+    /// Looks at the files, and does not read them.
+    async fn check(&self, batch: Batch<'_>) -> Result<(), SplitError> {
+        let definition = Definition::parse(batch.definition)?;
+        let (root, max_parts) = (self.root.clone(), batch.max_parts);
+        let look = move || match definition.part {
+            Some(_) => Ok(()),
+            None => definition.pin(&root, max_parts).map(drop),
+        };
+        tokio::task::spawn_blocking(look).await?
+    }
+
+    fn label(&self, item: &Payload) -> Option<String> {
+        label_of::<RecordItem>(item)
     }
 
     /// Returns the parts: a part of a file has its size and time, and an item its records.

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
@@ -65,6 +66,28 @@ impl<P: Into<PathBuf>> From<P> for Root {
     }
 }
 
+/// Whether somebody waits for what a thread does.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted(Arc<()>);
+
+/// Somebody who waits, until it is dropped.
+#[derive(Debug)]
+pub struct Waiting(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+
+impl Wanted {
+    /// Returns the one who waits.
+    pub fn waiting(&self) -> Waiting {
+        Waiting(Arc::clone(&self.0))
+    }
+
+    fn check(&self) -> Result<(), SplitError> {
+        if Arc::strong_count(&self.0) > 1 {
+            return Ok(());
+        }
+        Err(SplitError::Temporary("nobody waits for it".into()))
+    }
+}
+
 /// What is the same for all paths of one file.
 type Identity = (u64, u64);
 
@@ -107,8 +130,12 @@ impl Root {
     }
 
     /// Lists a folder below the root, in any order and without what is hidden. Does not follow links. Returns also what
-    /// the folder looked like before.
-    pub fn list(&self, path: &str) -> Result<(Stamp, Vec<(String, Stamp)>), SplitError> {
+    /// the folder looked like before. Ends early when nobody wants the list any more.
+    pub fn list(
+        &self,
+        path: &str,
+        wanted: &Wanted,
+    ) -> Result<(Stamp, Vec<(String, Stamp)>), SplitError> {
         let (fd, stat) = self.open_to_read(path)?;
         let stamp = stamp_of(&stat)?;
         if stamp.kind != Kind::Folder {
@@ -118,6 +145,7 @@ impl Root {
         let mut entries = Vec::new();
         for entry in Dir::read_from(&fd).map_err(io::Error::from)? {
             let entry = entry.map_err(io::Error::from)?;
+            wanted.check()?;
             if matches!(entry.file_name().to_bytes(), b"." | b"..") {
                 continue;
             }
@@ -188,7 +216,7 @@ impl Root {
         }
         let found = found.map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::NOENT | Errno::NOTDIR) => {
-                SplitError::Definition(format!("there is no file {path:?}"))
+                SplitError::Missing(format!("there is no file {path:?}"))
             }
             Some(Errno::NAMETOOLONG | Errno::LOOP | Errno::INVAL) => {
                 SplitError::Definition(format!("{path:?}: {error}"))
@@ -315,6 +343,8 @@ mod tests {
     #[test]
     fn only_what_is_below_the_root_and_not_hidden_is_read() {
         let (_folder, root) = tree();
+        let wanted = Wanted::default();
+        let _waiting = wanted.waiting();
         for path in [
             "d/file",
             "./d//file",
@@ -352,10 +382,10 @@ mod tests {
             for error in [
                 root.stamp(path).map(drop).unwrap_err(),
                 root.open(path).map(drop).unwrap_err(),
-                root.list(path).map(drop).unwrap_err(),
+                root.list(path, &wanted).map(drop).unwrap_err(),
             ] {
                 let text_of = match &error {
-                    SplitError::Definition(text) => text.to_lowercase(),
+                    SplitError::Definition(text) | SplitError::Missing(text) => text.to_lowercase(),
                     SplitError::Temporary(error) => panic!("{path} is retried: {error}"),
                 };
                 assert!(text_of.contains(text), "{path}: {error:?}");
@@ -366,8 +396,10 @@ mod tests {
     #[test]
     fn a_list_shows_neither_what_is_hidden_nor_where_links_lead() {
         let (_folder, root) = tree();
+        let wanted = Wanted::default();
+        let waiting = wanted.waiting();
         let names = |path| {
-            let (_, entries) = root.list(path).unwrap();
+            let (_, entries) = root.list(path, &wanted).unwrap();
             let mut names: Vec<_> = entries
                 .into_iter()
                 .filter(|(_, stamp)| stamp.kind != Kind::Other)
@@ -378,6 +410,9 @@ mod tests {
         };
         assert_eq!(names("."), ["d"]);
         assert_eq!(names("absolute"), ["file"]);
+        drop(waiting);
+        let ended = root.list("d", &wanted).unwrap_err();
+        assert!(matches!(ended, SplitError::Temporary(_)), "{ended:?}");
     }
 
     #[test]

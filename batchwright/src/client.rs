@@ -3,6 +3,7 @@
 mod events;
 mod letters;
 mod pipes;
+mod submission;
 mod transport;
 
 use std::time::Duration;

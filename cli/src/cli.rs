@@ -10,6 +10,7 @@ mod connect;
 mod dead;
 mod doctor;
 mod events;
+mod explain;
 mod failures;
 mod history;
 mod jobs;
@@ -101,6 +102,8 @@ pub enum Command {
     Run(RunArgs),
     /// Create a job from a JSON file or from flags.
     Submit(SubmitArgs),
+    /// Say what the batch of a job would be split into: how many items, splits and messages; takes what `submit` takes, and creates nothing.
+    Explain(SubmitArgs),
     /// Show a job, or one task of it; for a job, exits with the code of `watch`, or with 0 while it is unfinished.
     Get(GetArgs),
     /// List the failures of a job, each with the item that has failed.
@@ -176,6 +179,7 @@ impl Command {
             Self::Up(args) => serve::up(args, variables, configuration).await,
             Self::Run(args) => serve::run(args, variables, configuration).await,
             Self::Submit(args) => submit::submit(args).await,
+            Self::Explain(args) => explain::explain(args).await,
             Self::Get(args) => jobs::get(args).await,
             Self::Failures(args) => failures::failures(args).await,
             Self::Tasks(args) => tree::tasks(args).await,
@@ -217,7 +221,7 @@ impl Command {
     /// Returns whether the command was asked to print JSON.
     pub fn prints_json(&self) -> bool {
         let service = match self {
-            Self::Submit(args) => &args.service,
+            Self::Submit(args) | Self::Explain(args) => &args.service,
             Self::Get(args) => &args.job.service,
             Self::Watch(args) => &args.service,
             Self::Events(args) => &args.service,

@@ -18,6 +18,7 @@
 
 mod batch;
 mod decode;
+mod explain;
 pub mod headers;
 mod ids;
 mod job_task_id;
@@ -36,6 +37,9 @@ mod task_message;
 mod time_limit;
 
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem, RecordItem};
+pub use explain::{
+    BatchAnswer, BatchQuery, ExplainedItem, Explanation, Question, Refusal as BatchRefusal,
+};
 pub use ids::{IdError, JobId, PartitionId};
 pub use job_task_id::{JobTaskId, JobTaskIdError, NestingError, Step, check_nesting, subtask_id};
 pub use pipe_message::{
@@ -48,7 +52,7 @@ pub use report::{
 };
 pub use reserved_pipes::{
     PipePurpose, ReservedPipe, ReservedPipes, delay_pipe, input_of_quarantine, is_delay_pipe,
-    kept_outputs_pipe, kept_track_to, overflow_pipe, quarantine_pipe, rounds_pipe,
+    kept_outputs_pipe, kept_track_to, overflow_pipe, quarantine_pipe, queries_pipe, rounds_pipe,
 };
 pub use rest::{JobStatus, OnFailure};
 pub use retry::{Anchor, InvalidPolicy, PRESETS, Preset, RETRY_HEADER, RetryPolicy};

@@ -77,6 +77,10 @@ pub enum ErrorCode {
     InvalidLabel,
     /// The prerequisites of a new job cannot be met.
     InvalidPrerequisite,
+    /// The batch of a new job cannot be split.
+    InvalidBatch,
+    /// No batch worker says what a batch would be split into.
+    NotExplained,
     /// A new job names a job type that the service does not have.
     UnknownJobType,
     /// The parameters of a job type are not valid.
@@ -153,7 +157,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 49] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -165,6 +169,8 @@ impl ErrorCode {
         Self::InvalidMessage,
         Self::InvalidLabel,
         Self::InvalidPrerequisite,
+        Self::InvalidBatch,
+        Self::NotExplained,
         Self::UnknownJobType,
         Self::InvalidJobParameters,
         Self::JobTypeFailed,
@@ -275,6 +281,16 @@ impl ErrorCode {
                 "INVALID_PREREQUISITE",
                 "A prerequisite is not valid",
                 "Name jobs that exist in this partition, or add ',pc' to those that are created later.",
+            ),
+            Self::InvalidBatch => (
+                "INVALID_BATCH",
+                "The batch cannot be split",
+                "Correct the batch type or the definition, or put the source where the batch worker finds it.",
+            ),
+            Self::NotExplained => (
+                "NOT_EXPLAINED",
+                "No batch worker explains the batch",
+                "Start a batch worker that takes messages from the task pipe, and send the request again.",
             ),
             Self::UnknownJobType => (
                 "UNKNOWN_JOB_TYPE",

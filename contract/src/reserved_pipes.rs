@@ -15,6 +15,8 @@ const DELAY_INFIX: &str = ".delay.";
 const QUARANTINE_SUFFIX: &str = ".suspects";
 /// The end of the name of the pipe where tracking ends for a job that keeps its outputs. No pipe has such a name.
 const KEPT_SUFFIX: &str = ".kept";
+/// The beginning of the name of the queue with the questions about a pipe.
+const QUERIES_PREFIX: &str = "batchwright.queries.";
 /// The end of the name of the pipe with the reports of later rounds.
 const ROUNDS_SUFFIX: &str = ".rounds";
 /// The end of the name of a pipe with the dead letters that are above the bound of their job.
@@ -39,12 +41,14 @@ pub enum PipePurpose {
     Outputs,
     /// The name where the tracking of kept outputs ends. There is no such pipe.
     Kept,
+    /// Holds the questions of job services about another pipe.
+    Queries,
 }
 
 /// The pipes that an installation reserves for itself.
 ///
-/// The names for delays, quarantines and kept outputs (`*.delay.<number>`, `*.suspects`, `*.kept`) are always reserved, the
-/// others as configured.
+/// The names for delays, quarantines, kept outputs and questions (`*.delay.<number>`, `*.suspects`, `*.kept`,
+/// `batchwright.queries.*`) are always reserved, the others as configured.
 /// Case matters, as it does to the broker, except for the tracking pipe: the tracking worker takes every message as its own
 /// whose `to` is [the same pipe](same_pipe).
 ///
@@ -155,6 +159,11 @@ pub fn quarantine_pipe(input: &str) -> String {
     format!("{input}{QUARANTINE_SUFFIX}")
 }
 
+/// Returns the name of the queue with the questions about a pipe.
+pub fn queries_pipe(pipe: &str) -> String {
+    format!("{QUERIES_PREFIX}{pipe}")
+}
+
 /// Returns where tracking ends (`trackTo`) for a job whose outputs are kept from the pipe `outputs`: a name that no pipe has, so
 /// that the tracking of a result does not end in that pipe.
 pub fn kept_track_to(outputs: &str) -> String {
@@ -212,6 +221,8 @@ fn own_purpose(pipe: &str) -> Option<PipePurpose> {
         Some(PipePurpose::Delay)
     } else if pipe.ends_with(KEPT_SUFFIX) {
         Some(PipePurpose::Kept)
+    } else if pipe.starts_with(QUERIES_PREFIX) {
+        Some(PipePurpose::Queries)
     } else {
         None
     }
@@ -243,6 +254,9 @@ impl fmt::Display for PipePurpose {
             Self::Kept => {
                 "which by its name (`.kept`) is where the tracking of kept outputs ends, and no pipe"
             }
+            Self::Queries => {
+                "which by its name (`batchwright.queries.`) holds questions about another pipe"
+            }
         })
     }
 }
@@ -265,7 +279,7 @@ mod tests {
 
     #[test]
     fn our_own_suffixes_and_the_configured_pipes_are_reserved_and_what_looks_alike_is_not() {
-        use PipePurpose::{Delay, Invalid, Kept, Outputs, Paused, Quarantine, Tracking};
+        use PipePurpose::{Delay, Invalid, Kept, Outputs, Paused, Quarantine, Queries, Tracking};
         for (pipe, expected) in [
             ("worker-batch-in", None),
             ("worker-batch-in.delay.400", Some(Delay)),
@@ -286,6 +300,9 @@ mod tests {
             ("worker-output-in.kept", Some(Kept)),
             (".kept", Some(Kept)),
             ("kept", None),
+            ("batchwright.queries.worker-batch-in", Some(Queries)),
+            ("batchwright.queries", None),
+            ("my.batchwright.queries.in", None),
             ("worker-jobtracking-in", Some(Tracking)),
             ("Worker-JobTracking-IN", Some(Tracking)),
             ("worker-jobtracking-in-2", None),
@@ -359,6 +376,7 @@ mod tests {
             prop_assert!(reserved.check(&delay_pipe(&pipe, millis), None).is_err());
             prop_assert!(reserved.check(&quarantine_pipe(&pipe), None).is_err());
             prop_assert!(reserved.check(&kept_track_to(&pipe), None).is_err());
+            prop_assert!(reserved.check(&queries_pipe(&pipe), None).is_err());
         }
 
         #[test]

@@ -16,6 +16,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -34,12 +35,14 @@ mod error;
 mod local_fanout;
 pub mod memory;
 mod message;
+pub(crate) mod queries;
 
 pub use self::announcements::{Announcements, Event};
 pub(crate) use self::delivery::RESIZABLE_TO;
 pub use self::delivery::{Consumer, Delivery, Settlement, Settler};
 pub use self::error::{BrokerError, PublishError};
 pub use self::message::{Confirm, Confirmer, HeaderValue, Headers, Outgoing};
+pub use self::queries::{Queries, Query, Unanswered};
 
 /// Stores messages in pipes until a consumer has settled them.
 pub trait Broker: fmt::Debug + Send + Sync + 'static {
@@ -153,6 +156,35 @@ pub trait Broker: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`BrokerError::Closed`] after [`close`](Self::close), and if this broker carries no signs.
     fn signs(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
+        ready(Err(BrokerError::Closed)).boxed()
+    }
+
+    /// Asks one of those who answer questions about a pipe ([`queries`](Self::queries)), and waits this long for the answer. Nothing is
+    /// stored. A question is given to one of them, and never to another one after that.
+    ///
+    /// # Errors
+    /// [`Unanswered`] says why there is no answer; at once, if nobody answers questions about the pipe.
+    fn ask<'a>(
+        &'a self,
+        pipe: &'a str,
+        question: Bytes,
+        limit: Duration,
+    ) -> BoxFuture<'a, Result<Bytes, Unanswered>> {
+        let (_, _) = (question, limit);
+        ready(Err(Unanswered::Nobody(pipe.to_owned()))).boxed()
+    }
+
+    /// Returns whether this broker carries questions.
+    fn carries_queries(&self) -> bool {
+        false
+    }
+
+    /// Receives questions about a pipe, beside others who do, until the result is dropped. Survives lost connections.
+    ///
+    /// # Errors
+    /// [`BrokerError::Closed`] after [`close`](Self::close), and if this broker carries no questions.
+    fn queries<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Queries, BrokerError>> {
+        let _ = pipe;
         ready(Err(BrokerError::Closed)).boxed()
     }
 

@@ -47,6 +47,7 @@ pub mod outputs;
 pub mod pipe_message;
 mod pipeline;
 mod process_name;
+pub mod queries;
 pub mod runtime;
 pub mod signs;
 mod steps;

@@ -30,6 +30,7 @@ use crate::pipeline::in_flight::{InFlight, Taken, Windows};
 use crate::pipeline::window::{self, Window};
 use crate::pipeline::{Pipeline, Pipes, quarantine_loop};
 use crate::process_name::ProcessName;
+use crate::queries::{Answerer, Questions};
 use crate::signs::Teller;
 use crate::steps::discards::Discards;
 use crate::steps::full_pipe::full_pipes;
@@ -57,6 +58,8 @@ pub struct WorkerService<H> {
     make_handler: Box<dyn FnOnce(Shared) -> H + Send>,
     /// Why the worker's dependencies are unavailable, while they are.
     unavailable: watch::Receiver<Option<String>>,
+    /// What answers questions about tasks.
+    answerer: Option<Arc<dyn Answerer>>,
 }
 
 /// Why a runtime does not start. Its `Debug` is the sentence for people, too, because that is what a `main` prints that returns it.
@@ -183,6 +186,7 @@ impl Runtime {
         if breaker.is_none() {
             drop(meters::circuit(name));
         }
+        let answerer = worker.answerer();
         let make_handler = move |shared| TaskExecutor {
             worker,
             shared: Arc::new(shared),
@@ -196,6 +200,7 @@ impl Runtime {
             runtime: self,
             make_handler: Box::new(make_handler),
             unavailable: unavailable_now,
+            answerer,
         }
     }
 
@@ -207,6 +212,7 @@ impl Runtime {
             runtime: self,
             make_handler: Box::new(|_| handler),
             unavailable: never_unavailable,
+            answerer: None,
         }
     }
 
@@ -289,6 +295,7 @@ impl<H: BatchHandler> WorkerService<H> {
             runtime,
             make_handler,
             unavailable,
+            answerer,
         } = self;
         let (tasks, open) = (TaskTracker::new(), Arc::<OpenDeliveries>::default());
         let shared = runtime.shared(&open, &tasks);
@@ -345,6 +352,7 @@ impl<H: BatchHandler> WorkerService<H> {
         }
         listen_to_announcements(&pipeline, &settings, &end, &tasks);
         tell_of_worker(teller, &settings, &end, &tasks);
+        answer_questions(answerer, &pipeline, &settings, &stop, &tasks);
         let taken = Taken::by(consumer, window);
         let taking = take_deliveries(&pipeline, &in_flight, taken, unavailable, &settings, &stop);
         let given_up = tokio::select! {
@@ -540,6 +548,30 @@ fn tell_of_worker(
     let (health, end) = (settings.health.clone(), end.clone());
     let name = format!("{}: signs of life", settings.name);
     tasks.spawn(async move { supervise(&health, &name, &end, || teller.run(&end)).await });
+}
+
+/// Answers questions about tasks of the worker, if it answers any and the broker carries them. It ends with the taking of deliveries.
+fn answer_questions<H>(
+    answerer: Option<Arc<dyn Answerer>>,
+    pipeline: &Pipeline<H>,
+    settings: &Settings,
+    stop: &CancellationToken,
+    tasks: &TaskTracker,
+) {
+    let Some(answerer) = answerer.filter(|_| pipeline.broker.carries_queries()) else {
+        return;
+    };
+    let (health, stop) = (settings.health.clone(), stop.clone());
+    let name = format!("{}: questions", settings.name);
+    let questions = Questions {
+        broker: Arc::clone(&pipeline.broker),
+        input: settings.input.clone(),
+        answerer,
+        reserved: Arc::clone(&pipeline.reserved),
+        health: health.clone(),
+        name: format!("{}: an answer", settings.name).into(),
+    };
+    tasks.spawn(async move { supervise(&health, &name, &stop, || questions.run(&stop)).await });
 }
 
 /// Waits until the process is asked to stop: `SIGTERM` or Ctrl-C.

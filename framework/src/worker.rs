@@ -2,12 +2,14 @@
 
 use std::error::Error;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use contract::TaskData;
 use serde::{Deserialize, Serialize};
 
 use crate::Context;
+use crate::queries::Answerer;
 
 /// Does one kind of task.
 ///
@@ -57,6 +59,11 @@ pub trait Worker: Send + Sync + 'static {
         task: Self::Input,
         ctx: Context,
     ) -> impl Future<Output = Result<Reply<Self::Output>, TaskError>> + Send;
+
+    /// Returns what answers the questions of job services about tasks of this worker that are not there yet. By default nobody asks.
+    fn answerer(&self) -> Option<Arc<dyn Answerer>> {
+        None
+    }
 }
 
 /// The result of a task that has succeeded.

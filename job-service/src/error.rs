@@ -45,6 +45,11 @@ pub enum ApiError {
     /// 503: the broker does not do what it is asked, for this reason.
     #[error("The broker cannot be used now: {0}. Try again later.")]
     BrokerUnavailable(String),
+    /// 503: no batch worker says what a batch would be split into, for this reason.
+    #[error(
+        "The batch cannot be explained now: {0}. Start a batch worker that takes messages from the task pipe, or try again later."
+    )]
+    NotExplained(String),
     /// 403: a web page of this foreign origin must not change jobs.
     #[error(
         "A web page of the origin '{0}' must not change jobs: the origin is not this service's. Allow it with --allowed-origin \
@@ -161,6 +166,7 @@ impl ApiError {
             | Self::Busy(_)
             | Self::ShuttingDown
             | Self::BrokerUnavailable(_)
+            | Self::NotExplained(_)
             | Self::OutputsUnreadable(_)
             | Self::OutputsNotExported(_)
             | Self::Store(StoreError::Unavailable(_) | StoreError::Unusable { .. }) => {
@@ -180,6 +186,7 @@ impl ApiError {
             Self::KeyTaken { .. } => ErrorCode::IdempotencyKeyTaken,
             Self::PipesNotServed => ErrorCode::PipesNotServed,
             Self::BrokerUnavailable(_) => ErrorCode::BrokerUnavailable,
+            Self::NotExplained(_) => ErrorCode::NotExplained,
             Self::OutputsNotKept(_) => ErrorCode::OutputsNotKept,
             Self::OutputsRemoved(_) => ErrorCode::OutputsRemoved,
             Self::TasksRemoved(_) => ErrorCode::TasksNotKept,

@@ -21,6 +21,7 @@
 mod access;
 mod background;
 mod backlog;
+mod batches;
 mod correlation;
 mod current_request;
 mod error;

@@ -21,10 +21,11 @@ use contract::{JobId, PartitionId, ReservedPipes};
 use store::{Header, JobRequest, KeptUntil, StartCondition};
 
 use self::content_hash::content_hash;
-use self::first_task::{FirstTask, check_pipes, required_fields, task_data};
+use self::first_task::{check_pipes, required_fields, task_data};
 use crate::error::{ApiError, ApiResult};
 use crate::job_types::MadeTask;
 
+pub use self::first_task::FirstTask;
 pub use self::prerequisites::refusal_message;
 pub use self::raw_request::RawRequest;
 pub use self::start_message::{RequestContext, next_start_message, start_message, status_url};
@@ -119,6 +120,8 @@ impl RawRequest {
             content_hash,
             key: None,
             replaces: None,
+            only_tries: false,
+            remark: None,
         };
         Ok(ValidJob {
             request,

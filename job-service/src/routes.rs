@@ -9,6 +9,7 @@ pub(crate) mod dead_letters;
 pub(crate) mod delete_job;
 pub(crate) mod delete_jobs;
 mod dispatch_partition;
+mod explain_job;
 mod export_outputs;
 pub(crate) mod get_definition;
 pub(crate) mod get_history;
@@ -118,6 +119,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(retry_jobs::retry_jobs))
         .routes(routes!(create_job::create_job))
         .routes(routes!(submit_job::submit_job))
+        .routes(routes!(explain_job::explain_job))
         .routes(routes!(dispatch_partition::dispatch_partition))
         .routes(routes!(get_job::get_job))
         .routes(routes!(watch_job::watch_job))
@@ -189,8 +191,8 @@ impl utoipa::IntoResponses for StoreErrors {
             ),
             response(
                 "503",
-                "The service cannot do this now, and the message says why: its database is unavailable, its disk is short of space for \
-                 new jobs, or it has as many connections, request bodies or event streams as it may have. Try again later",
+                "The service cannot do this now, and the message says why: its database or the batch worker that it asks is unavailable, its disk is short of \
+                 space for new jobs, or it has as many connections, request bodies or event streams as it may have. Try again later",
             ),
         ])
     }

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::backlog::BacklogReader;
+use crate::batches::BatchQuestions;
 use crate::current_request::CurrentRequest;
 use crate::error::{ApiError, ApiResult};
 use crate::event_feed::EventFeed;
@@ -48,6 +49,7 @@ pub struct AppState {
     /// The numbers of jobs that lists on the page show.
     pub seen_counts: SeenCounts,
     pub backlog: BacklogReader,
+    pub batch_questions: BatchQuestions,
 }
 
 impl AppState {
@@ -63,6 +65,7 @@ impl AppState {
             seen_groups: SeenGroups::default(),
             seen_counts: SeenCounts::default(),
             backlog: BacklogReader::default(),
+            batch_questions: BatchQuestions::default(),
             store,
             broker,
             reserved_pipes: options.all_reserved_pipes(),

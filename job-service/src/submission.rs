@@ -3,14 +3,15 @@
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Uri};
 use contract::rest::ErrorCode;
-use contract::{JobId, PartitionId, kept_track_to};
+use contract::{Explanation, JobId, PartitionId, kept_track_to};
 use framework::clock::Clock;
 use framework::trace::{Span, SpanKind, TRACEPARENT, TRACESTATE, TraceContext};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use sha2::{Digest as _, Sha256};
-use store::{Creation, Header, Incarnation, RequestKey};
+use store::{Creation, Header, Incarnation, RequestKey, StartCondition};
 use uuid::Uuid;
 
+use crate::batches::{self, Checked};
 use crate::error::{ApiError, ApiResult};
 use crate::new_job::{RawRequest, RequestContext, ValidJob, refusal_message, start_message};
 use crate::notes::Unknown;
@@ -146,13 +147,16 @@ impl AppState {
         }
         let options = &self.options;
         let mut raw = RawRequest::parse(&body)?;
-        let notes = unknown.and(raw.take_unknown_fields()).into_notes()?;
+        let mut notes = unknown.and(raw.take_unknown_fields()).into_notes()?;
         raw.check_limits(&options.limits)?;
         let ValidJob {
             mut request,
             mut task,
             outputs,
         } = self.validate(raw, partition, &job).await?;
+        let own_pipe = &options.page_pipes.batch;
+        let checked = self.batch_questions.check(&*self.broker, own_pipe, &task);
+        let checked = checked.await;
         if outputs.is_some() {
             if options.outputs.blobs.is_none() {
                 return Err(ApiError::bad_request(
@@ -173,6 +177,18 @@ impl AppState {
             .suspended_partitions
             .as_ref()
             .is_some_and(|pattern| pattern.matches(&request.partition));
+        let mut refused = None;
+        match checked {
+            Checked::Fine => {}
+            Checked::Unknown(reason) => request.remark = Some(batches::unchecked(&reason)),
+            Checked::Refused(refusal) if refusal.missing && starts_later(&request.start) => {
+                request.remark = Some(batches::missing_yet(&refusal));
+            }
+            Checked::Refused(refusal) => refused = Some(batches::refused(&refusal)),
+        }
+        notes.extend(request.remark.clone());
+        // What is wrong with the batch matters only for a job that is not there: a repeated request changes nothing.
+        request.only_tries = refused.is_some();
         let span = Span::begin(SpanKind::Request, trace, || {
             let job = format!("{}:{}", request.partition, request.job);
             let attributes = vec![
@@ -208,7 +224,8 @@ impl AppState {
             }
             Creation::AlreadyThere => Ok(Submitted::AlreadyThere),
             Creation::Repeated(job) => Ok(Submitted::Repeated(job)),
-            refused => Err(refusal(refused, &job, &key_text)),
+            Creation::Possible => Err(refused.unwrap_or(ApiError::JobExists)),
+            other => Err(refusal(other, &job, &key_text)),
         }
     }
 
@@ -238,6 +255,29 @@ impl AppState {
         Ok(Some(found.job))
     }
 
+    /// Says what the batch of a job would be split into, and creates nothing.
+    ///
+    /// # Errors
+    /// Returns 400 for an invalid request, for a task that is no batch, and for a batch that cannot be split; and 503 if no batch worker
+    /// explains it.
+    pub async fn explain(
+        &self,
+        partition: &PartitionId,
+        body: &[u8],
+        unknown: Unknown,
+    ) -> ApiResult<Explanation> {
+        let mut raw = RawRequest::parse(body)?;
+        let notes = unknown.and(raw.take_unknown_fields()).into_notes()?;
+        raw.check_limits(&self.options.limits)?;
+        let ValidJob { task, .. } = self.validate(raw, partition, &made_id()?).await?;
+        let explanation = self.batch_questions.explain(&*self.broker, &task);
+        let explanation = explanation.await?;
+        Ok(Explanation {
+            notes,
+            ..explanation
+        })
+    }
+
     async fn validate(
         &self,
         raw: RawRequest,
@@ -254,6 +294,11 @@ impl AppState {
         let (partition, job) = (partition.clone(), job.clone());
         raw.validate(partition, job, made_task, &self.reserved_pipes)
     }
+}
+
+/// Returns whether a job does not start at once, so that its sources may come meanwhile.
+const fn starts_later(start: &StartCondition) -> bool {
+    start.delay > 0 || start.suspended || !start.prerequisites.is_empty()
 }
 
 /// Returns the error for a job that was not created.
@@ -279,6 +324,7 @@ fn refusal(creation: Creation, job: &JobId, key: &str) -> ApiError {
         Creation::Conflict
         | Creation::Created(_)
         | Creation::AlreadyThere
+        | Creation::Possible
         | Creation::Repeated(_) => ApiError::JobExists,
     }
 }

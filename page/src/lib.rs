@@ -43,7 +43,7 @@ pub use outputs::{OutputLine, OutputLines, OutputsPage};
 pub use partitions::PartitionsPage;
 pub use pipes::{PipePage, PipesPage};
 pub use plot::Plot;
-pub use submit::{Entry, Field, Kind, Request, SubmitPage};
+pub use submit::{Entry, Explained, Field, Kind, Request, SubmitPage};
 pub use task::{Listed, TaskPage};
 pub use workers::{WorkerRow, WorkersPage};
 

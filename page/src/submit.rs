@@ -1,10 +1,11 @@
 //! A new job: a form for each batch plugin, for each job type, and for a request as JSON.
 
 use askama::Template;
+use contract::{ExplainedItem, Explanation};
 use serde_json::Value;
 
 use crate::layout::{Layout, Place};
-use crate::url;
+use crate::{text, url};
 
 /// What a job is made of.
 #[derive(Debug, Clone, PartialEq)]
@@ -153,7 +154,77 @@ pub struct SubmitPage {
     common: Vec<Field>,
     problem: Option<String>,
     request: Option<Request>,
+    explained: Option<Explained>,
     key: String,
+}
+
+/// What a batch would be split into.
+#[derive(Debug)]
+pub struct Explained {
+    /// In a sentence.
+    summary: String,
+    /// What would be wrong.
+    problem: Option<String>,
+    facts: Vec<(&'static str, String)>,
+    /// The first and the last items, as labels.
+    items: Vec<(&'static str, Vec<String>)>,
+}
+
+impl Explained {
+    /// What this explanation says.
+    pub fn new(explanation: &Explanation) -> Self {
+        let Explanation {
+            exact,
+            items,
+            splits,
+            messages,
+            bytes,
+            levels,
+            ..
+        } = explanation;
+        let at_least = if *exact { "" } else { "at least " };
+        let count = |count: u64| {
+            format!(
+                "{at_least}{}",
+                text::number(i64::try_from(count).unwrap_or(i64::MAX))
+            )
+        };
+        let pipe = explanation.target_pipe.as_deref().unwrap_or_default();
+        let looked_at = explanation.looked_at.map_or_else(String::new, |part| {
+            let estimate = explanation
+                .estimated_items
+                .map_or_else(String::new, |items| {
+                    let items = text::number(i64::try_from(items).unwrap_or(i64::MAX));
+                    format!(", so about {items} in all")
+                });
+            format!(" Only {:.1}% was looked at{estimate}.", part * 100.0)
+        });
+        let summary = format!(
+            "This would become {} items for the pipe {pipe}.{looked_at}",
+            count(*items)
+        );
+        let labels = |items: &[ExplainedItem]| items.iter().map(|it| it.label.clone()).collect();
+        let items = [
+            ("First items", labels(&explanation.first)),
+            ("Last items", labels(&explanation.last)),
+        ];
+        Self {
+            summary,
+            problem: explanation
+                .problem
+                .as_ref()
+                .map(|problem| format!("A sub-batch would fail: {problem}")),
+            facts: vec![
+                ("Splits", format!("{} on {levels} levels", count(*splits))),
+                ("Messages", count(*messages)),
+                ("Bytes of task data", count(*bytes)),
+            ],
+            items: items
+                .into_iter()
+                .filter(|(_, labels): &(_, Vec<String>)| !labels.is_empty())
+                .collect(),
+        }
+    }
 }
 
 /// A request, as it can be sent by other means.
@@ -232,8 +303,15 @@ impl SubmitPage {
             common,
             problem,
             request,
+            explained: None,
             key,
         }
+    }
+
+    /// The same with what the batch would be split into.
+    #[must_use]
+    pub fn with_explained(self, explained: Option<Explained>) -> Self {
+        Self { explained, ..self }
     }
 
     fn path(&self) -> String {

@@ -75,6 +75,10 @@ pub struct JobRequest {
     pub key: Option<RequestKey>,
     /// The number of the incarnation that the job replaces, which must have ended. It is deleted in the same transaction.
     pub replaces: Option<i64>,
+    /// Whether the job is not created, if it could be.
+    pub only_tries: bool,
+    /// What people are to know of the creation. It stands in the history of the job.
+    pub remark: Option<String>,
 }
 
 /// The key that a client gave to a request that creates a job. Within a partition and for a while
@@ -109,6 +113,8 @@ impl JobRequest {
             content_hash: [0; 32],
             key: None,
             replaces: None,
+            only_tries: false,
+            remark: None,
         }
     }
 }
@@ -233,6 +239,8 @@ pub enum Creation {
     NotEnded(JobStatus),
     /// The job to be replaced was deleted or replaced by another request; nothing was changed.
     NotThere,
+    /// The job could be created, but the request only tries it ([`JobRequest::only_tries`]); nothing was changed.
+    Possible,
 }
 
 /// Why a job would never start.

@@ -356,7 +356,11 @@ async fn a_job_that_tolerates_its_failures_completes(fixture: Fixture) {
         above: Above::Stop,
     });
     let task = job.task.as_mut().and_then(|task| task.task_data.as_mut());
-    task.unwrap()["batchDefinition"] = json!("1-x");
+    let task = task.unwrap();
+    task["batchType"] = json!("lines");
+    task["batchDefinition"] = json!(r#"{"files":["nothing"]}"#);
+    // Of a job that starts at once, it would be refused.
+    job.delay = Some(1);
     system.client.put("unsplit", &job).await.unwrap();
     assert_eq!(system.ended("unsplit").await.status, JobStatus::Failed);
     system.stop().await;

@@ -11,7 +11,7 @@ async fn items(root: &Path, definition: &Value, most: usize) -> Result<Vec<Value
     let batch = testing::batch(definition.to_string()).max_parts(most);
     let items = batch.items(&RecordFiles::new(root)).await;
     let items = items.map_err(|error| match error {
-        SplitError::Definition(problem) => problem,
+        SplitError::Definition(problem) | SplitError::Missing(problem) => problem,
         SplitError::Temporary(error) => panic!("{error}"),
     })?;
     let data = items

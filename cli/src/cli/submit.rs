@@ -102,20 +102,7 @@ pub struct SubmitArgs {
 }
 
 pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
-    let mut new_job = match &args.file {
-        Some(file) => read(file)?,
-        None => args.new_job()?,
-    };
-    args.schedule(&mut new_job);
-    if let Some(tolerance) = args.tolerance() {
-        new_job.on_failure = OnFailure::Tolerate(tolerance);
-    }
-    if args.task_time_limit.is_some() {
-        new_job.task_time_limit = args.task_time_limit;
-    }
-    if args.retry.is_some() {
-        new_job.retry.clone_from(&args.retry);
-    }
+    let mut new_job = args.request()?;
     // What cannot be written is known before there is a job.
     let destination = args.outputs.as_deref().map(Destination::of).transpose()?;
     if destination.is_some() {
@@ -123,10 +110,12 @@ pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
     }
     let client = args.service.client()?;
     let (job, created) = if let Some(job) = args.job {
-        let created = client.put(&job, &new_job).await?;
+        let (created, notes) = client.put_noting(&job, &new_job).await?;
+        tell(&notes);
         (job, created)
     } else {
         let (submitted, created) = client.post_job(&new_job, args.request.key()).await?;
+        tell(&submitted.notes);
         (submitted.job_id, created)
     };
     if let Some(destination) = destination
@@ -139,6 +128,13 @@ pub async fn submit(args: SubmitArgs) -> anyhow::Result<ExitCode> {
     }
     print_created(&job, created, &args.service)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tells what the service says of a request.
+fn tell(notes: &[String]) {
+    for note in notes {
+        remark!("batchwright: {}", escaped(note));
+    }
 }
 
 /// Prints the id of a job that this request or an earlier one created.
@@ -178,6 +174,25 @@ impl RequestArgs {
 }
 
 impl SubmitArgs {
+    /// Returns the job that the file or the flags describe.
+    pub(super) fn request(&self) -> anyhow::Result<NewJob> {
+        let mut new_job = match &self.file {
+            Some(file) => read(file)?,
+            None => self.new_job()?,
+        };
+        self.schedule(&mut new_job);
+        if let Some(tolerance) = self.tolerance() {
+            new_job.on_failure = OnFailure::Tolerate(tolerance);
+        }
+        if self.task_time_limit.is_some() {
+            new_job.task_time_limit = self.task_time_limit;
+        }
+        if self.retry.is_some() {
+            new_job.retry.clone_from(&self.retry);
+        }
+        Ok(new_job)
+    }
+
     /// Returns how many failed items the flags tolerate.
     fn tolerance(&self) -> Option<Tolerance> {
         let above = match self.above {

@@ -178,9 +178,11 @@ async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
         "submit",
         "failed",
         "--batch-type",
-        "range",
+        "lines",
         "--definition",
-        "1-x",
+        r#"{"files":["nothing"]}"#,
+        "--delay",
+        "1",
         "--watch",
     ])
     .await
@@ -190,10 +192,7 @@ async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
             .contains("failed: Failed, 0.00 %, 0 items, 1 failed"),
         "{bad:?}"
     );
-    assert!(
-        bad.out.contains("at character 3: \"x\" is not a number"),
-        "{bad:?}"
-    );
+    assert!(bad.out.contains("there is no file \"nothing\""), "{bad:?}");
     assert_eq!(
         command(&["get", "failed", "-o", "json"])
             .await
@@ -374,13 +373,13 @@ async fn submit_get_watch_and_cancel_report_by_text_json_and_exit_code() {
     assert_eq!(up.stop().await, Some(0));
 }
 
-/// Looks at the failure of the job `failed`, whose range is invalid.
+/// Looks at the failure of the job `failed`, whose file is missing.
 async fn lists_and_groups_failures(url: &str) {
     let command = async |arguments: &[&str]| run(&[arguments, &["--url", url]].concat()).await;
     let listed = command(&["failures", "failed"]).await.with(0).out;
     let expected = "\
-TASK  ITEM       KIND              MESSAGE
-0     range 1-x  RESULT_EXCEPTION  batch definition of range: at character 3: \"x\" is not a number
+TASK  ITEM                         KIND              MESSAGE
+0     lines {\"files\":[\"nothing\"]}  RESULT_EXCEPTION  batch definition of lines: there is no file \"nothing\"
 ";
     assert_eq!(listed, expected);
     let wide = command(&["failures", "failed", "-o", "wide"])
@@ -390,7 +389,7 @@ TASK  ITEM       KIND              MESSAGE
     for shown in [
         "WORKER        PROCESS",
         "worker-batch  ",
-        "ms  {\"batchDefinition\":\"1-x\"",
+        "ms  {\"batchDefinition\":\"",
     ] {
         assert!(wide.contains(shown), "{wide}");
     }
@@ -399,12 +398,15 @@ TASK  ITEM       KIND              MESSAGE
         .with(0)
         .out;
     let expected = "\
-COUNT  KIND              EXAMPLE    MESSAGE
-    1  RESULT_EXCEPTION  range 1-x  batch definition of range: at character 3: \"x\" is not a number
+COUNT  KIND              EXAMPLE                      MESSAGE
+    1  RESULT_EXCEPTION  lines {\"files\":[\"nothing\"]}  batch definition of lines: there is no file \"nothing\"
 ";
     assert_eq!(groups, expected);
     let line = command(&["failures", "failed", "-o", "json"]);
-    assert_eq!(line.await.with(0).json()[0]["label"], "range 1-x");
+    assert_eq!(
+        line.await.with(0).json()[0]["label"],
+        r#"lines {"files":["nothing"]}"#
+    );
     let groups = command(&["failures", "failed", "--group", "-o", "json"]);
     let groups = groups.await.with(0).json();
     assert_eq!(

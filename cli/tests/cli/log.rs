@@ -11,15 +11,23 @@ use crate::binary::Home;
 async fn failure_of_a_task_is_one_line_with_its_ids_and_the_log_is_json() {
     let home = Home::new();
     let up = home.up_with(&["--log-format", "json"]).await;
+    let batch = BatchTask {
+        batch_type: Some("lines".to_owned()),
+        batch_definition: Some(r#"{"files":["nothing"]}"#.to_owned()),
+        target_pipe: Some("items".to_owned()),
+        ..BatchTask::default()
+    };
     let task = JobTask {
         task_classifier: Some(BatchTask::CLASSIFIER.to_owned()),
         task_api_version: Some(BatchTask::API_VERSION),
-        task_data: Some(serde_json::to_value(BatchTask::default()).unwrap()),
+        task_data: Some(serde_json::to_value(batch).unwrap()),
         task_pipe: Some("worker-batch-in".to_owned()),
         ..JobTask::default()
     };
     let request = NewJob {
         task: Some(task),
+        // Of a job that starts at once, it would be refused.
+        delay: Some(1),
         ..NewJob::default()
     };
     home.client().put("j", &request).await.unwrap();
@@ -54,7 +62,10 @@ async fn failure_of_a_task_is_one_line_with_its_ids_and_the_log_is_json() {
         panic!("{failures:?}")
     };
     assert!(
-        failure["reason"].as_str().unwrap().contains("targetPipe")
+        failure["reason"]
+            .as_str()
+            .unwrap()
+            .contains("there is no file")
             && failure["job"] == "default:j"
             && failure["pipe"] == "worker-batch-in"
             && failure["attempt"] == 1

@@ -13,6 +13,7 @@ mod closed_outputs;
 mod command_worker;
 mod commands;
 mod events;
+mod explain;
 mod log;
 mod looking;
 mod metrics;

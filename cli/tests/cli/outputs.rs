@@ -90,9 +90,11 @@ async fn outputs_of_a_job_are_written_to_a_file_and_read_again() {
         "submit",
         "f",
         "--batch-type",
-        "range",
+        "lines",
         "--definition",
-        "1-x",
+        r#"{"files":["nothing"]}"#,
+        "--delay",
+        "1",
     ];
     command(&[&failed[..], &["--outputs", "-"]].concat())
         .await

@@ -17,6 +17,7 @@ mod consumer;
 mod control;
 pub(crate) mod lost_deliveries;
 mod publisher;
+mod queries;
 mod queues;
 mod socket;
 #[cfg(test)]
@@ -39,10 +40,12 @@ use self::connection::{ConnectionLost, ConnectionSupervisor};
 use self::consumer::Subscription;
 use self::lost_deliveries::LostDeliveries;
 use self::publisher::{Publication, Publisher};
+use self::queries::Asker;
 use self::queues::Queues;
+use super::queries::AT_ONCE;
 use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, PipeState,
-    PublishError, RESIZABLE_TO,
+    PublishError, Queries, RESIZABLE_TO, Unanswered,
 };
 use crate::health::Health;
 use crate::supervision::supervise;
@@ -139,6 +142,7 @@ pub struct Amqp {
     publications: mpsc::UnboundedSender<Publication>,
     queues: Arc<Queues>,
     lost: Arc<LostDeliveries>,
+    asker: Box<Asker>,
     tasks: TaskTracker,
     consumers: TaskTracker,
     /// Cancelled to make the publisher send its remaining messages and end.
@@ -230,8 +234,15 @@ impl Amqp {
                 drop(flushed);
             }
         });
+        let asker = Asker::new(
+            publishing.clone(),
+            tasks.clone(),
+            health.clone(),
+            end.clone(),
+        );
         Ok(Self {
             location,
+            asker: Box::new(asker),
             publishing,
             consuming,
             publications,
@@ -344,6 +355,23 @@ impl Amqp {
         Ok(Announcements::new(receiver))
     }
 
+    /// Receives the questions about a pipe.
+    fn serve_queries(&self, pipe: &str) -> Result<Queries, BrokerError> {
+        if self.closing.is_cancelled() {
+            return Err(BrokerError::Closed);
+        }
+        let (sender, receiver) = mpsc::channel(usize::from(AT_ONCE));
+        let (consuming, publishing) = (self.consuming.clone(), self.publishing.clone());
+        let (health, end, pipe) = (self.health.clone(), self.end.clone(), pipe.to_owned());
+        self.tasks.spawn(async move {
+            let name = format!("rabbitmq: questions about {pipe}");
+            let serve = || queries::serve(&consuming, &publishing, &pipe, &sender);
+            let supervised = supervise(&health, &name, &end, serve);
+            end.run_until_cancelled(supervised).await
+        });
+        Ok(Queries::new(receiver))
+    }
+
     fn unusable(&self, reason: impl Into<Box<dyn Error + Send + Sync>>) -> BrokerError {
         BrokerError::unusable(&*self.location, reason)
     }
@@ -414,6 +442,23 @@ impl Broker for Amqp {
 
     fn signs(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
         ready(self.subscribe_to(control::WORKERS, "rabbitmq: signs of life")).boxed()
+    }
+
+    fn ask<'a>(
+        &'a self,
+        pipe: &'a str,
+        question: Bytes,
+        limit: Duration,
+    ) -> BoxFuture<'a, Result<Bytes, Unanswered>> {
+        self.asker.ask(pipe, question, limit).boxed()
+    }
+
+    fn carries_queries(&self) -> bool {
+        true
+    }
+
+    fn queries<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Queries, BrokerError>> {
+        ready(self.serve_queries(pipe)).boxed()
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {

@@ -26,6 +26,7 @@ use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use contract::metrics::{
@@ -48,9 +49,10 @@ use self::wall_clock::WallClock;
 use self::work::{Looked, Page};
 use self::writer::Writer;
 use super::local_fanout::LocalFanout;
+use super::queries::LocalQueries;
 use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Confirmer, Consumer, Outgoing,
-    Peeked, PipeState, PublishError, Settlement, Settler,
+    Peeked, PipeState, PublishError, Queries, Settlement, Settler, Unanswered,
 };
 use crate::clock::Clock;
 use crate::health::Health;
@@ -71,6 +73,7 @@ pub struct Embedded {
     tasks: TaskTracker,
     announcements: LocalFanout,
     signs: LocalFanout,
+    queries: LocalQueries,
     /// Held by the sweep that is under way.
     sweep: Mutex<()>,
     clock: Clock,
@@ -163,6 +166,7 @@ impl Embedded {
             tasks,
             announcements: LocalFanout::new(options.health.clone()),
             signs: LocalFanout::new(options.health),
+            queries: LocalQueries::default(),
             sweep: Mutex::new(()),
             clock: options.clock,
             bounds: options.unread,
@@ -229,6 +233,23 @@ impl Broker for Embedded {
 
     fn signs(&self) -> BoxFuture<'_, Result<Announcements, BrokerError>> {
         ready(Ok(self.signs.subscribe())).boxed()
+    }
+
+    fn ask<'a>(
+        &'a self,
+        pipe: &'a str,
+        question: Bytes,
+        limit: Duration,
+    ) -> BoxFuture<'a, Result<Bytes, Unanswered>> {
+        self.queries.ask(pipe, question, limit).boxed()
+    }
+
+    fn carries_queries(&self) -> bool {
+        true
+    }
+
+    fn queries<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Queries, BrokerError>> {
+        ready(Ok(self.queries.listen(pipe))).boxed()
     }
 
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {

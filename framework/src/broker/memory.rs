@@ -25,9 +25,11 @@ use tokio_util::task::TaskTracker;
 
 pub use self::intercepting::Intercepting;
 use super::local_fanout::LocalFanout;
+use super::queries::LocalQueries;
 use super::{
     Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Delivery, Headers,
-    Outgoing, Peeked, PipeState, PublishError, RESIZABLE_TO, Settlement, Settler,
+    Outgoing, Peeked, PipeState, PublishError, Queries, RESIZABLE_TO, Settlement, Settler,
+    Unanswered,
 };
 use crate::clock::Clock;
 use crate::health::Health;
@@ -56,6 +58,7 @@ impl Memory {
             state: Mutex::default(),
             announcements: LocalFanout::new(Health::default()),
             signs: LocalFanout::new(Health::default()),
+            queries: LocalQueries::default(),
             timers: TaskTracker::new(),
             end: end.clone(),
             _guard: end.drop_guard(),
@@ -157,6 +160,23 @@ impl Broker for Memory {
         ready(Ok(self.shared.signs.subscribe())).boxed()
     }
 
+    fn ask<'a>(
+        &'a self,
+        pipe: &'a str,
+        question: Bytes,
+        limit: Duration,
+    ) -> BoxFuture<'a, Result<Bytes, Unanswered>> {
+        self.shared.queries.ask(pipe, question, limit).boxed()
+    }
+
+    fn carries_queries(&self) -> bool {
+        true
+    }
+
+    fn queries<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Queries, BrokerError>> {
+        ready(Ok(self.shared.queries.listen(pipe))).boxed()
+    }
+
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
         let depth = self.shared.with(|state| {
             state
@@ -242,6 +262,7 @@ struct Shared {
     state: Mutex<State>,
     announcements: LocalFanout,
     signs: LocalFanout,
+    queries: LocalQueries,
     timers: TaskTracker,
     end: CancellationToken,
     _guard: DropGuard,

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use framework::broker::{Announcements, Event, Flow, Outgoing};
-use harness::wait_for;
+use framework::broker::{Announcements, Broker, Event, Flow, Outgoing, Queries, Unanswered};
+use futures_util::future::join_all;
+use harness::{PATIENCE, in_time, wait_for};
 
 use crate::{TestBroker, next, next_numbers, pipe};
 
@@ -111,4 +112,83 @@ pub async fn signs_of_life_reach_those_who_listen_to_them_and_no_others(fixture:
     wait_for_message(&mut signs, &sign, &announcement).await;
     broker.tell(announcement.clone().into()).await.unwrap();
     wait_for_message(&mut signs, &announcement, "").await;
+}
+
+/// Waits until somebody receives the questions about a pipe, and answers them with their own text.
+pub async fn wait_until_answered(broker: &dyn Broker, pipe: &str, queries: &mut Queries) {
+    let asked = wait_for("who answers", async || {
+        let asking = broker.ask(pipe, "?".into(), PATIENCE);
+        let answering = async {
+            let query = queries.next().await.unwrap();
+            let body = query.body.clone();
+            query.answer(body);
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            asked = asking => asked.map_err(|error| error.to_string()),
+            () = answering => unreachable!(),
+        }
+    });
+    assert_eq!(asked.await, "?");
+}
+
+pub async fn questions_reach_only_those_who_answer_and_each_one_of_them(fixture: TestBroker) {
+    let (pipe, limit) = (pipe(), Duration::from_secs(30));
+    let broker = Arc::clone(&fixture.broker);
+    let nobody = Unanswered::Nobody(pipe.to_string());
+    // The pipe itself gets none, whoever consumes it.
+    let _consumer = fixture.consume(&pipe, 10).await;
+    let asked = in_time("a refusal", broker.ask(&pipe, "?".into(), limit)).await;
+    assert_eq!(asked, Err(nobody.clone()));
+    let mut first = broker.queries(&pipe).await.unwrap();
+    wait_until_answered(&*broker, &pipe, &mut first).await;
+    // A hundred at once; the answers come in another order.
+    let answering = async {
+        let mut held = Vec::new();
+        for n in 0..100 {
+            held.push(first.next().await.unwrap());
+            if n % 10 == 9 {
+                for query in held.drain(..).rev() {
+                    let body = query.body.clone();
+                    query.answer(body);
+                }
+            }
+        }
+    };
+    let asking = join_all((0..100).map(|n: u32| {
+        let broker = Arc::clone(&broker);
+        let pipe = Arc::clone(&pipe);
+        async move {
+            let asked = broker.ask(&pipe, n.to_string().into(), limit).await;
+            assert_eq!(asked.unwrap(), n.to_string());
+        }
+    }));
+    in_time("all answers", async { tokio::join!(answering, asking) }).await;
+    // One that is dropped has no answer, and nobody waits for it.
+    let dropping = async { drop(first.next().await) };
+    let (asked, ()) = in_time("no answer", async {
+        tokio::join!(broker.ask(&pipe, "?".into(), limit), dropping)
+    })
+    .await;
+    assert_eq!(asked, Err(Unanswered::NoAnswer(pipe.to_string())));
+    // Whoever waits for no answer is known to be gone.
+    let short = Duration::from_millis(300);
+    let holding = async {
+        let mut query = first.next().await.unwrap();
+        query.abandoned().await;
+    };
+    let (asked, ()) = in_time("the end of the time", async {
+        tokio::join!(broker.ask(&pipe, "?".into(), short), holding)
+    })
+    .await;
+    assert_eq!(asked, Err(Unanswered::InTime(pipe.to_string(), short)));
+    assert_eq!(broker.depth(&pipe).await.unwrap(), 0);
+    drop(first);
+    wait_for("nobody", async || {
+        match broker.ask(&pipe, "?".into(), short).await {
+            Err(Unanswered::Nobody(_)) => Ok(()),
+            asked => Err(format!("{asked:?}")),
+        }
+    })
+    .await;
 }

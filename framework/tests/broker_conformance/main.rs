@@ -24,6 +24,7 @@ use futures_util::future::join_all;
 use harness::{PATIENCE, in_time};
 use looks::{
     looking_at_a_pipe_counts_and_changes_nothing, peeked_messages_stay_as_they_are,
+    questions_reach_only_those_who_answer_and_each_one_of_them,
     signs_of_life_reach_those_who_listen_to_them_and_no_others,
 };
 use tempfile::TempDir;
@@ -634,4 +635,5 @@ suite!(
     looking_at_a_pipe_counts_and_changes_nothing,
     peeked_messages_stay_as_they_are,
     signs_of_life_reach_those_who_listen_to_them_and_no_others,
+    questions_reach_only_those_who_answer_and_each_one_of_them,
 );

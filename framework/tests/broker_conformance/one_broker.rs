@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use framework::broker::amqp::AmqpOptions;
+use framework::broker::amqp::{AmqpOptions, QueueType};
 use framework::broker::embedded::Embedded;
-use framework::broker::{Broker as _, BrokerError, Outgoing, PublishError};
-use harness::in_time;
+use framework::broker::{Broker as _, BrokerError, Outgoing, PublishError, Unanswered};
+use harness::{PATIENCE, in_time};
+use tokio_util::task::TaskTracker;
 
+use super::looks::wait_until_answered;
 use super::{TestBroker, connect, next, next_numbers, number, pipe};
 
 #[tokio::test]
@@ -49,6 +51,34 @@ async fn more_messages_than_fit_in_memory_stay_ordered_and_counted() {
         (25_000..51_000).collect::<Vec<_>>()
     );
     fixture.wait_for_depth(&pipe, 0).await;
+}
+
+/// A question that ends a process ends no other one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn question_in_the_hand_of_a_process_that_dies_is_asked_nobody_else() {
+    let fixture = TestBroker::amqp(QueueType::Quorum).await;
+    let url = harness::rabbitmq().await.unwrap().url;
+    let (broker, dying) = (fixture.broker, connect(&AmqpOptions::new(url)).await);
+    let pipe = pipe();
+    let mut own = broker.queries(&pipe).await.unwrap();
+    wait_until_answered(&*broker, &pipe, &mut own).await;
+    let mut others = dying.queries(&pipe).await.unwrap();
+    // In turn, as soon as the server knows both.
+    let asked = harness::wait_for("a question to the one that dies", async || {
+        let (broker, pipe) = (Arc::clone(&broker), Arc::clone(&pipe));
+        let asked =
+            TaskTracker::new().spawn(async move { broker.ask(&pipe, "?".into(), PATIENCE).await });
+        tokio::select! {
+            query = others.next() => Ok((asked, query)),
+            _ = own.next() => Err("the other one was asked".to_owned()),
+        }
+    });
+    let (asked, held) = asked.await;
+    drop(others);
+    dying.close().await;
+    let again = in_time("an end", asked).await.unwrap();
+    assert_eq!(again, Err(Unanswered::NoAnswer(pipe.to_string())));
+    drop(held);
 }
 
 /// `RabbitMQ` closes the channel for a message that is too large, and with it loses every unconfirmed neighbour.

@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use contract::rest::{ErrorCode, JobTask, NewJob, OnFailure, Outputs};
 use contract::{BatchTask, InvalidPolicy, JobId, PartitionId, TaskData, TaskTimeLimit};
-use page::{Entry, Field, Kind, Request, SubmitPage, url};
+use page::{Entry, Explained, Field, Kind, Request, SubmitPage, url};
 use serde_json::Value;
 
 use super::form::{Fields, Problems, form_key, new_key, taken_key};
@@ -72,7 +72,7 @@ pub async fn form(
     Ok(html(StatusCode::OK, &page))
 }
 
-/// `POST …/submit`: creates the job, or shows the request. What is wrong stands beside its field, or above the form, which keeps what
+/// `POST …/submit`: creates the job, or shows the request, or says what its batch would be split into. What is wrong stands beside its field, or above the form, which keeps what
 /// was entered. Two requests of one form create one job.
 pub async fn act(
     State(state): State<Arc<AppState>>,
@@ -90,10 +90,22 @@ pub async fn act(
         status: StatusCode::OK,
         problem: None,
     };
+    let mut explained = None;
     let asks_for = format!("form {}", fields.get("id"));
     match &made {
         None => form.status = StatusCode::BAD_REQUEST,
         Some(_) if fields.get("do") == "show" => {}
+        Some((_, request)) if fields.get("do") == "explain" => {
+            let asked = request.to_string();
+            let asked = state.explain(&partition, asked.as_bytes(), Unknown::default());
+            match asked.await {
+                Ok(explanation) => explained = Some(Explained::new(&explanation)),
+                Err(error) => {
+                    form.status = error.status();
+                    form.problem = Some(error.message());
+                }
+            }
+        }
         Some((job, request)) => {
             let submission = Submission {
                 job: job.clone(),
@@ -126,7 +138,10 @@ pub async fn act(
             }
         }
     }
-    let request = made.map(|(job, request)| shown(&state, &partition, &job, &request));
+    let is_explained = fields.get("do") == "explain";
+    let request = made
+        .filter(|_| !is_explained)
+        .map(|(job, request)| shown(&state, &partition, &job, &request));
     let common = filled(common(&kind), &fields, &problems);
     let kind = Kind {
         fields: filled(kind.fields, &fields, &problems),
@@ -137,7 +152,7 @@ pub async fn act(
         .or_else(|| problems.of_no_field(&kind.fields, &common));
     let partition = partition.as_str();
     let page = SubmitPage::new(partition, &kinds, kind, common, problem, request, form.key);
-    Ok(html(form.status, &page))
+    Ok(html(form.status, &page.with_explained(explained)))
 }
 
 /// What a form is shown again with.

@@ -27,6 +27,7 @@ extern crate batchwright_job_service as job_service;
 mod service;
 
 mod access;
+mod batches;
 mod bulk;
 mod dead_letters;
 mod description;

@@ -33,6 +33,8 @@ impl Store {
     /// `start` makes the pipe and the body of the start message for the new incarnation. It runs once per attempt at the
     /// transaction.
     ///
+    /// A request that only tries changes nothing, and tells what would become of it.
+    ///
     /// A request with a key creates a job only if the key is new. One that replaces a job deletes that one in the same transaction.
     pub async fn create_job(
         &self,
@@ -104,6 +106,9 @@ async fn create(
     let Some(incarnation) = tx.insert_job(&job).await? else {
         return Ok(End::Rollback(Attempt::IdTaken));
     };
+    if request.only_tries {
+        return refused(Creation::Possible);
+    }
     job.incarnation = incarnation;
     // Only after the insertion, which may have waited for the deletion of the incarnation before.
     if tx.has_past_incarnation(partition, id).await? {
@@ -117,7 +122,10 @@ async fn create(
         from: None,
         to: JobStatus::Waiting,
         actor: Actor::Client.name().to_owned(),
-        reason: "created".to_owned(),
+        reason: request.remark.as_ref().map_or_else(
+            || "created".to_owned(),
+            |remark| format!("created. {remark}"),
+        ),
         round: job.round,
         correlation_id: job.correlation_id.clone(),
         prerequisite: None,

@@ -99,7 +99,7 @@ pub async fn subscribe(
 
 /// Why there was no subscription since the last one, so that the same reason is told once and costs little.
 #[derive(Debug, Default)]
-struct Refusals {
+pub struct Refusals {
     reason: Option<String>,
     /// How often the same reason has come in succession.
     times: u32,
@@ -107,7 +107,7 @@ struct Refusals {
 
 impl Refusals {
     /// Notes a reason. Returns how long to wait, and whether it has not been told.
-    fn add(&mut self, reason: String) -> (Duration, bool) {
+    pub fn add(&mut self, reason: String) -> (Duration, bool) {
         let is_new = self.reason.as_ref() != Some(&reason);
         self.times = if is_new { 0 } else { self.times + 1 };
         self.reason = Some(reason);
@@ -116,7 +116,7 @@ impl Refusals {
     }
 
     /// Notes that there is a subscription.
-    fn end(&mut self) {
+    pub fn end(&mut self) {
         *self = Self::default();
     }
 }

@@ -1,12 +1,16 @@
 //! A broker in memory that lets a test decide about each message that is published.
 
 use std::fmt;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use super::Memory;
-use crate::broker::{Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing};
+use crate::broker::{
+    Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing, Queries,
+    Unanswered,
+};
 
 /// See [`Memory::intercepting`].
 pub struct Intercepting<F> {
@@ -42,6 +46,23 @@ impl<F: Fn(Outgoing) -> Result<Outgoing, Confirm> + Send + Sync + 'static> Broke
     ) -> BoxFuture<'a, Result<Consumer, BrokerError>> {
         self.memory.consume(pipe, prefetch)
     }
+    fn ask<'a>(
+        &'a self,
+        pipe: &'a str,
+        question: Bytes,
+        limit: Duration,
+    ) -> BoxFuture<'a, Result<Bytes, Unanswered>> {
+        self.memory.ask(pipe, question, limit)
+    }
+
+    fn carries_queries(&self) -> bool {
+        true
+    }
+
+    fn queries<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<Queries, BrokerError>> {
+        self.memory.queries(pipe)
+    }
+
     fn depth<'a>(&'a self, pipe: &'a str) -> BoxFuture<'a, Result<u64, BrokerError>> {
         self.memory.depth(pipe)
     }

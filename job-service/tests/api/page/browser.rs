@@ -426,6 +426,31 @@ async fn jobs_are_run_again_and_retried_together_by_keyboard_and_submitted_once(
     shows(&tab, "#problem-definition", "This is required.").await;
     is_accessible(&tab, "a form with missing fields").await;
     picture(&tab, "submit-problems-light").await;
+    // What would happen is said before.
+    for (field, text) in [
+        ("textarea[name=definition]", "1-7"),
+        ("input[name=itemPipe]", "i"),
+        ("input[name=targetPipe]", "o"),
+        ("input[name=taskPipe]", "batch-in"),
+    ] {
+        tab.type_into(field, text).await.unwrap();
+    }
+    let explained = async {
+        tab.click("button[value=explain]").await.unwrap();
+        shows(
+            &tab,
+            "#explained",
+            "This would become 7 items for the pipe i.",
+        )
+        .await;
+    };
+    let queries = service.broker.queries("batch-in").await.unwrap();
+    tokio::select! {
+        () = explained => {}
+        () = crate::batches::answer(queries) => panic!("the broker is closed"),
+    }
+    is_accessible(&tab, "an explanation").await;
+    picture(&tab, "submit-explained-light").await;
     // Pipes are live.
     tab.go(&format!("{}/pipes", service.root)).await.unwrap();
     let message = Outgoing::new("fresh-in", "{}");

@@ -1,5 +1,6 @@
 //! The forms that create jobs, and those that act on many.
 
+use framework::broker::Broker as _;
 use job_service::JobTypes;
 use serde_json::{Value, json};
 
@@ -460,4 +461,48 @@ async fn refused_jobs_are_passed_over_when_an_action_goes_on() {
     let rest = go_on(&service, &bulk, &part).await.is(200);
     assert_eq!(rest.body.matches("have been cancelled").count(), 1);
     assert!(!rest.body.contains(r#"id="again""#), "{}", rest.body);
+}
+
+#[tokio::test]
+async fn form_says_what_would_happen_and_creates_nothing() {
+    let (service, path) = service().await;
+    let sent = |definition: &str, action: &str| {
+        fields(&[
+            ("kind", "range"),
+            ("definition", definition),
+            ("itemPipe", "i"),
+            ("outputs", "none"),
+            ("taskPipe", "batch-in"),
+            ("do", action),
+        ])
+    };
+    let nobody = submit(&service, &path, &sent("1-7", "explain"), OWN)
+        .await
+        .is(503);
+    nobody.contains("no running worker of the pipe &#39;batch-in&#39; answers questions");
+    let answering = crate::batches::answer(service.broker.queries("batch-in").await.unwrap());
+    let story = async {
+        let explained = submit(&service, &path, &sent("1-7", "explain"), OWN)
+            .await
+            .is(200);
+        explained.contains("This would become 7 items for the pipe i.");
+        // What was entered is still there.
+        explained.contains("1-7</textarea>");
+        for action in ["explain", "submit"] {
+            let refused = submit(&service, &path, &sent("bad", action), OWN)
+                .await
+                .is(400);
+            refused.contains("Batch definition of range: oh.");
+            refused.contains("bad</textarea>");
+        }
+        assert_eq!(service.get("/jobs").await.job_ids(), [""; 0]);
+        let foreign = ("Sec-Fetch-Site", "cross-site");
+        submit(&service, &path, &sent("1-7", "explain"), foreign)
+            .await
+            .is(403);
+    };
+    tokio::select! {
+        () = answering => panic!("the broker is closed"),
+        () = story => {}
+    }
 }

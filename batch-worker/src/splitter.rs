@@ -1,0 +1,123 @@
+//! Splits a batch by means of its plugin, within the limits of the worker. The same checks stand before a batch is split, and before it
+//! is explained.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use contract::{BatchTask, MAX_PIPE_BYTES};
+use framework::{OrFail as _, Source, TaskError};
+
+use crate::plugin::AnyPlugin;
+use crate::{Batch, BatchWorker, MAX_DEFINITION, Part, SplitError};
+
+/// The most bytes that the parts of one split repeat in all, whatever the batch wants every part to carry.
+const REPEATED_BYTES: usize = 64 * 1024 * 1024;
+
+static NO_PARAMS: BTreeMap<String, String> = BTreeMap::new();
+
+/// The plugins and their limits.
+#[derive(Debug, Clone)]
+pub struct Splitter {
+    pub plugins: BTreeMap<&'static str, Arc<dyn AnyPlugin>>,
+    pub max_parts: usize,
+    pub max_items: u64,
+}
+
+/// A batch whose plugin is known.
+#[derive(Debug, Clone, Copy)]
+pub struct Known<'a> {
+    pub plugin: &'a dyn AnyPlugin,
+    pub batch: Batch<'a>,
+}
+
+/// Returns the pipe of the items.
+///
+/// # Errors
+/// Says why there is none.
+pub fn target_of(task: &BatchTask) -> Result<&str, String> {
+    let target = task.target_pipe.as_deref().filter(|pipe| !pipe.is_empty());
+    let target = target.ok_or("the batch has no targetPipe for its items")?;
+    if target.len() > MAX_PIPE_BYTES {
+        let size = target.len();
+        return Err(format!(
+            "the targetPipe has {size} bytes; the limit is {MAX_PIPE_BYTES}"
+        ));
+    }
+    Ok(target)
+}
+
+/// Returns why a definition of this size is refused, if it is.
+pub fn too_large(bytes: usize) -> Option<String> {
+    (bytes > MAX_DEFINITION)
+        .then(|| format!("the batch definition has {bytes} bytes; the limit is {MAX_DEFINITION}"))
+}
+
+impl Splitter {
+    /// Splits a batch. Returns its parts, and from what they were made.
+    pub async fn split(&self, task: &BatchTask) -> Result<(Vec<Part>, Option<Source>), TaskError> {
+        let Known { plugin, batch } = self.known(task)?;
+        let parts = plugin
+            .split(batch)
+            .await
+            .map_err(|error| error_of(plugin, error))?;
+        let source = plugin.source(batch, &parts);
+        Ok((parts, source))
+    }
+
+    /// Finds the plugin of a batch.
+    pub fn known<'a>(&'a self, task: &'a BatchTask) -> Result<Known<'a>, TaskError> {
+        let batch_type = task.batch_type.as_deref().unwrap_or_default();
+        let plugin = self.plugins.get(batch_type).ok_or_else(|| {
+            let known = self.plugins.keys().copied().collect::<Vec<_>>().join(", ");
+            TaskError::failed(format!(
+                "Invalid batch type  {batch_type:?}; this batch worker knows {known}"
+            ))
+        })?;
+        let definition = task
+            .batch_definition
+            .as_deref()
+            .ok_or_else(|| TaskError::failed("the batch has no batchDefinition"))?;
+        if let Some(refusal) = too_large(definition.len()) {
+            return Err(TaskError::failed(refusal));
+        }
+        let batch = Batch {
+            definition,
+            item_type: task.task_message_type.as_deref(),
+            params: task.task_message_params.as_ref().unwrap_or(&NO_PARAMS),
+            max_parts: self.parts_of(task)?,
+            max_items: self.max_items,
+        };
+        let plugin = &**plugin;
+        Ok(Known { plugin, batch })
+    }
+
+    /// Returns how many parts a split of this batch may have. The more each of them repeats, the fewer there are.
+    fn parts_of(&self, task: &BatchTask) -> Result<usize, TaskError> {
+        let affordable = REPEATED_BYTES / bytes_without_definition(task)?.max(1);
+        Ok(self.max_parts.min(affordable.max(BatchWorker::MIN_PARTS)))
+    }
+}
+
+/// Returns the bytes of the task data that every sub-batch repeats: all but the definition, which is `null`.
+pub fn bytes_without_definition(task: &BatchTask) -> Result<usize, TaskError> {
+    let everything_else = BatchTask {
+        batch_definition: None,
+        ..task.clone()
+    };
+    Ok(serde_json::to_vec(&everything_else).or_fail()?.len())
+}
+
+/// Returns what the error of a plugin means for a task.
+fn error_of(plugin: &dyn AnyPlugin, error: SplitError) -> TaskError {
+    match error {
+        SplitError::Definition(problem) | SplitError::Missing(problem) => {
+            TaskError::failed(problem_of(plugin, &problem))
+        }
+        SplitError::Temporary(error) => TaskError::retry(error),
+    }
+}
+
+/// Says what is wrong with a definition.
+pub fn problem_of(plugin: &dyn AnyPlugin, problem: &str) -> String {
+    format!("batch definition of {}: {problem}", plugin.name())
+}

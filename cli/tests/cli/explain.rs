@@ -1,0 +1,68 @@
+//! What a batch would become, and what is wrong with it, before there is a job.
+
+use harness::wait_for;
+use serde_json::json;
+
+use crate::binary::{Home, run};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batch_is_explained_and_one_that_cannot_be_split_creates_no_job() {
+    let home = Home::new();
+    for n in 0..30 {
+        home.write(&format!("{n}.tif"), "x");
+    }
+    let up = home.up().await;
+    let url = home.url();
+    let batch = async |command: &[&str], plugin: &str, definition: &str| {
+        let flags = [
+            "--url",
+            &url,
+            "--batch-type",
+            plugin,
+            "--definition",
+            definition,
+        ];
+        run(&[command, &flags].concat()).await
+    };
+    let explained = wait_for("a batch worker that answers", async || {
+        let explained = batch(&["explain"], "range", "1-3000").await;
+        match explained.code {
+            0 => Ok(explained),
+            _ => Err(explained.err),
+        }
+    })
+    .await;
+    assert_eq!(
+        explained.out,
+        "items     3,000 for the pipe worker-noop-in\n\
+         splits    63 on 3 levels\n\
+         messages  3,062, 51,845 bytes of task data\n\
+         first     number 1\n          number 2\n          number 3\n\
+         last      number 2998\n          number 2999\n          number 3000\n"
+    );
+    let folder = r#"{"folder": ".", "pattern": "1*.tif"}"#;
+    let explained = batch(&["explain", "-o", "json"], "glob", folder)
+        .await
+        .with(0)
+        .json();
+    assert_eq!(
+        json!([
+            explained["items"],
+            explained["exact"],
+            explained["first"][0]["label"]
+        ]),
+        json!([11, true, "1.tif"])
+    );
+    let missing = r#"{"folder": "scams"}"#;
+    for command in [&["explain"][..], &["submit", "j"]] {
+        let refused = batch(command, "glob", missing).await.with(1);
+        let reason = "Batch definition of glob: there is no file \"scams\".";
+        assert!(refused.err.contains(reason), "{}", refused.err);
+    }
+    let unknown = home.client().get("j").await.unwrap_err().to_string();
+    assert!(unknown.contains("404"), "{unknown}");
+    let submitted = batch(&["submit", "j"], "glob", folder).await.with(0);
+    assert_eq!(submitted.out, "j created\n");
+    assert!(!submitted.err.contains("not checked"), "{}", submitted.err);
+    assert_eq!(up.stop().await, Some(0));
+}

@@ -1,0 +1,305 @@
+//! Asks batch workers about a batch before there is a job: whether it can be split, and what it would be split into.
+//!
+//! What must stay true:
+//! - A job is refused only because a batch worker says why. Without an answer it is created, with a note.
+//! - A batch worker that does not answer holds up few jobs: its pipe is not asked about for a while.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use contract::rest::ErrorCode;
+use contract::{
+    BatchAnswer, BatchQuery, BatchRefusal, BatchTask, Explanation, Question, TaskData as _,
+};
+use framework::broker::{Broker, Unanswered};
+use serde_json::value::RawValue;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
+
+use crate::error::{ApiError, ApiResult};
+use crate::new_job::FirstTask;
+
+/// How long the service waits for an answer.
+pub const LIMIT: Duration = Duration::from_secs(5);
+/// How many batches are checked at the same time. Others wait.
+const CHECKED_AT_ONCE: usize = 64;
+/// How many are explained.
+const EXPLAINED_AT_ONCE: usize = 4;
+/// For how long a pipe is not asked about after there was no answer in time.
+const SILENCE: Duration = Duration::from_secs(15);
+/// How many such pipes are remembered.
+const SILENT_PIPES: usize = 1000;
+/// The most bytes of task data that are sent. Without its definition, a batch has seldom more than a few hundred.
+const MOST_BYTES: usize = 5 * 1024 * 1024;
+
+/// The questions that this service asks.
+#[derive(Debug)]
+pub struct BatchQuestions {
+    checking: Semaphore,
+    explaining: Semaphore,
+    /// When pipes were found silent.
+    silent: Mutex<BTreeMap<String, Instant>>,
+}
+
+/// What is known of a batch before its job is created.
+#[derive(Debug)]
+pub enum Checked {
+    /// The task is no batch, or the batch can be split.
+    Fine,
+    /// It cannot be split.
+    Refused(BatchRefusal),
+    /// Nobody knows, for this reason.
+    Unknown(String),
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+enum NoAnswer {
+    #[error(transparent)]
+    Unanswered(#[from] Unanswered),
+    #[error(
+        "no worker of the pipe '{0}' answered lately; it is asked again after {seconds} seconds",
+        seconds = SILENCE.as_secs()
+    )]
+    Silent(String),
+    #[error("too many batches are asked about at the same time")]
+    Busy,
+    #[error("the task data has too many bytes for a question")]
+    TooLarge,
+    #[error("the answer cannot be read: {0}")]
+    Unreadable(#[from] serde_json::Error),
+}
+
+impl Default for BatchQuestions {
+    fn default() -> Self {
+        Self {
+            checking: Semaphore::new(CHECKED_AT_ONCE),
+            explaining: Semaphore::new(EXPLAINED_AT_ONCE),
+            silent: Mutex::default(),
+        }
+    }
+}
+
+impl BatchQuestions {
+    /// Asks whether the batch of a new job can be split, if its first task is one.
+    pub async fn check(&self, broker: &dyn Broker, own_pipe: &str, task: &FirstTask) -> Checked {
+        if !is_batch(task) {
+            return Checked::Fine;
+        }
+        match self.ask(broker, Question::Check, task).await {
+            Ok(answer) => match (answer.refusal, answer.doubt) {
+                (Some(refusal), _) => Checked::Refused(refusal),
+                (None, Some(doubt)) => Checked::Unknown(doubt),
+                (None, None) => Checked::Fine,
+            },
+            // Batch workers of other makes answer no questions, and those who have them need not be told of each job.
+            Err(NoAnswer::Unanswered(Unanswered::Nobody(pipe))) if pipe != own_pipe => {
+                Checked::Fine
+            }
+            Err(reason) => Checked::Unknown(reason.to_string()),
+        }
+    }
+
+    /// Asks what the batch of a job would be split into.
+    ///
+    /// # Errors
+    /// Returns 400 if the task is no batch, or one that cannot be split, and 503 if nobody explains it.
+    pub async fn explain(&self, broker: &dyn Broker, task: &FirstTask) -> ApiResult<Explanation> {
+        if !is_batch(task) {
+            let (classifier, batch) = (&task.classifier, BatchTask::CLASSIFIER);
+            return Err(invalid(format!(
+                "The task of the job is not split: its taskClassifier is '{classifier}', and that of a batch is '{batch}'."
+            )));
+        }
+        let answer = match self.ask(broker, Question::Explain, task).await {
+            Ok(answer) => answer,
+            Err(reason) => return Err(ApiError::NotExplained(reason.to_string())),
+        };
+        match answer {
+            BatchAnswer {
+                refusal: Some(refusal),
+                ..
+            } => Err(refused(&refusal)),
+            BatchAnswer {
+                explanation: Some(explanation),
+                ..
+            } => Ok(explanation),
+            BatchAnswer { doubt, .. } => Err(ApiError::NotExplained(doubt.unwrap_or_else(|| {
+                "the batch worker of another version does not explain it".to_owned()
+            }))),
+        }
+    }
+
+    async fn ask(
+        &self,
+        broker: &dyn Broker,
+        question: Question,
+        task: &FirstTask,
+    ) -> Result<BatchAnswer, NoAnswer> {
+        let (questions, pipe) = (self, &task.pipe);
+        // A person who waits for an explanation may try it at any time.
+        if question == Question::Check && questions.is_silent(pipe) {
+            return Err(NoAnswer::Silent(pipe.clone()));
+        }
+        let slots = match question {
+            Question::Explain => &questions.explaining,
+            Question::Check | Question::Other => &questions.checking,
+        };
+        let until = Instant::now() + LIMIT;
+        let Ok(Ok(_slot)) = timeout_at(until, slots.acquire()).await else {
+            return Err(NoAnswer::Busy);
+        };
+        let body = body(question, task).ok_or(NoAnswer::TooLarge)?;
+        let left = until.saturating_duration_since(Instant::now());
+        let answered = broker.ask(pipe, body.into(), left).await;
+        // That an explanation takes long says nothing of a check.
+        if question == Question::Check && matches!(answered, Err(Unanswered::InTime(..))) {
+            questions.found_silent(pipe);
+        }
+        Ok(serde_json::from_slice(&answered?)?)
+    }
+}
+
+/// Returns the error for a batch that cannot be split.
+pub fn refused(refusal: &BatchRefusal) -> ApiError {
+    let mut text = refusal.message.clone();
+    if let Some(first) = text.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    invalid(format!("{}.", text.trim_end_matches('.')))
+}
+
+/// Returns the note for a job whose batch nobody has checked.
+pub fn unchecked(reason: &str) -> String {
+    format!("The batch was not checked before the job was created: {reason}.")
+}
+
+/// Returns the note for a job whose source may be there when it starts.
+pub fn missing_yet(refusal: &BatchRefusal) -> String {
+    format!(
+        "The batch cannot be split yet, and the job fails if it still cannot be when it starts: {}.",
+        refusal.message
+    )
+}
+
+fn invalid(message: String) -> ApiError {
+    ApiError::bad_request(ErrorCode::InvalidBatch, message)
+}
+
+/// Returns whether a task is a batch as batch workers of this version understand it.
+fn is_batch(task: &FirstTask) -> bool {
+    task.classifier == BatchTask::CLASSIFIER && task.api_version == BatchTask::API_VERSION
+}
+
+/// Returns the question. The definition of a batch that is too large is left out; `None` if it is too large without it.
+fn body(question: Question, task: &FirstTask) -> Option<Vec<u8>> {
+    let mut query = BatchQuery {
+        question,
+        task: RawValue::NULL.to_owned(),
+        definition_bytes: None,
+    };
+    query.task = if task.data.len() <= MOST_BYTES {
+        // What is not JSON is not a batch, which the worker says.
+        serde_json::from_slice(&task.data).unwrap_or(query.task)
+    } else {
+        let mut batch: BatchTask = serde_json::from_slice(&task.data).ok()?;
+        let definition = batch.batch_definition.take();
+        query.definition_bytes = definition.map(|definition| definition.len() as u64);
+        serde_json::value::to_raw_value(&batch).ok()?
+    };
+    let body = serde_json::to_vec(&query).ok()?;
+    (body.len() <= MOST_BYTES + 1024).then_some(body)
+}
+
+impl BatchQuestions {
+    fn is_silent(&self, pipe: &str) -> bool {
+        let mut silent = self.lock();
+        let since = silent.get(pipe).copied();
+        let is_silent = since.is_some_and(|since| since.elapsed() < SILENCE);
+        if since.is_some() && !is_silent {
+            silent.remove(pipe);
+        }
+        is_silent
+    }
+
+    fn found_silent(&self, pipe: &str) {
+        let mut silent = self.lock();
+        if silent.len() >= SILENT_PIPES {
+            silent.retain(|_, since| since.elapsed() < SILENCE);
+        }
+        if silent.len() < SILENT_PIPES {
+            silent.insert(pipe.to_owned(), Instant::now());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Instant>> {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use framework::broker::memory::Memory;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_does_not_answer_holds_up_few_jobs() {
+        let (broker, questions) = (Memory::new(), BatchQuestions::default());
+        let task = |pipe: &str| FirstTask {
+            classifier: "BatchWorker".to_owned(),
+            api_version: 1,
+            data: b"{}".to_vec(),
+            pipe: pipe.to_owned(),
+            target_pipe: None,
+        };
+        let check = async |pipe: &str| {
+            let began = Instant::now();
+            let note = match questions.check(&broker, "batch-in", &task(pipe)).await {
+                Checked::Unknown(note) => note,
+                Checked::Fine => "fine".to_owned(),
+                Checked::Refused(refusal) => refusal.message,
+            };
+            (began.elapsed(), note)
+        };
+        let (no_time, nobody) = (Duration::ZERO, "no running worker of the pipe 'batch-in'");
+        let (time, note) = check("batch-in").await;
+        assert!(time == no_time && note.starts_with(nobody), "{note}");
+        // Another pipe is that of a batch worker of another make.
+        assert_eq!(check("java-in").await, (no_time, "fine".to_owned()));
+        let mut queries = broker.queries("batch-in").await.unwrap();
+        let in_time = "no worker of the pipe 'batch-in' answered within 5.0s";
+        assert_eq!(check("batch-in").await, (LIMIT, in_time.to_owned()));
+        let (time, note) = check("batch-in").await;
+        assert_eq!(time, no_time);
+        assert!(note.contains("asked again after 15 seconds"), "{note}");
+        tokio::time::advance(SILENCE).await;
+        // The question that nobody answered.
+        drop(queries.next().await);
+        let answer = async {
+            let query = queries.next().await.unwrap();
+            query.answer("{}".into());
+        };
+        let ((_, note), ()) = tokio::join!(check("batch-in"), answer);
+        assert_eq!(note, "fine");
+    }
+
+    #[test]
+    fn a_definition_that_is_too_large_is_told_and_not_sent() {
+        let definition = "9".repeat(12_000_000);
+        let task = FirstTask {
+            classifier: "BatchWorker".to_owned(),
+            api_version: 1,
+            data: serde_json::json!({"batchType": "list", "batchDefinition": definition})
+                .to_string()
+                .into_bytes(),
+            pipe: "batch-in".to_owned(),
+            target_pipe: None,
+        };
+        let body = body(Question::Check, &task).unwrap();
+        let query: BatchQuery = serde_json::from_slice(&body).unwrap();
+        assert_eq!(query.definition_bytes, Some(12_000_000));
+        assert!(body.len() < 1000, "{}", body.len());
+    }
+}
