@@ -225,6 +225,7 @@ impl ErrorCode {
     }
 
     /// Returns the code, its title and its remedy.
+    #[expect(clippy::too_many_lines, reason = "a table")]
     const fn facts(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::InvalidRequest => (
