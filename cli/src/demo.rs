@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +16,9 @@ use contract::rest::NewJob;
 use example_worker::{WordCount, count_words};
 use framework::Outputs;
 use framework::broker::Broker;
+use framework::runtime::stop_signal;
 use serde_json::json;
+use tempfile::TempDir;
 
 use crate::print::{Unwritten, say};
 use crate::watch::{self, Show};
@@ -70,17 +73,48 @@ struct Texts {
 /// Runs the demonstration. The exit code is 1 if the two counts differ.
 pub async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     let DemoArgs {
-        mut paths,
+        paths,
         lines_per_item,
     } = args;
     let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
+    let mut stop = pin!(stop_signal());
+    // The signal first: from the first line on that a person reads, it ends the demo and not just the process.
+    let started = tokio::select! {
+        biased;
+        () = &mut stop => return interrupted(folder),
+        started = start(paths, folder.path()) => started,
+    };
+    let (texts, running) = started?;
+    let counted = tokio::select! {
+        biased;
+        () = &mut stop => None,
+        counted = count(&running, &texts, lines_per_item) => Some(counted),
+    };
+    running.stop().await;
+    let Some(counted) = counted else {
+        return interrupted(folder);
+    };
+    if counted? == texts.words {
+        say!("the totals agree with a single-pass count");
+        return Ok(ExitCode::SUCCESS);
+    }
+    say!(
+        "the totals DIFFER from a single-pass count: {} words in {} lines",
+        texts.words.total(),
+        texts.words.lines
+    );
+    Ok(ExitCode::FAILURE)
+}
+
+/// Reads the texts, and starts the system with its data in this folder.
+async fn start(mut paths: Vec<PathBuf>, folder: &Path) -> anyhow::Result<(Texts, Running)> {
     if paths.is_empty() {
         let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
         // The program may run on another machine than the one that has built it.
         paths.push(if sources.is_dir() {
             sources
         } else {
-            made_up_texts(&folder.path().join("texts"))?
+            made_up_texts(&folder.join("texts"))?
         });
     }
     let texts = tokio::task::spawn_blocking(move || read_texts(&paths)).await??;
@@ -94,35 +128,21 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     if texts.skipped > 0 {
         say!("{} files are not text and are skipped", texts.skipped);
     }
-    let running = Stack::new(StackOptions {
+    let stack = Stack::new(StackOptions {
         roles: Role::ALL.to_vec(),
         root: texts.root.clone(),
-        ..StackOptions::embedded(folder.path().join("data"))
-    })
-    .start()
-    .await?;
-    let counted = tokio::select! {
-        counted = count(&running, &texts, lines_per_item) => Some(counted),
-        () = framework::runtime::stop_signal() => None,
-    };
-    running.stop().await;
-    let Some(counted) = counted else {
-        folder
-            .close()
-            .context("cannot delete the temporary folder")?;
-        say!("\nstopped; the temporary folder is deleted");
-        return Ok(ExitCode::from(INTERRUPTED));
-    };
-    if counted? == texts.words {
-        say!("the totals agree with a single-pass count");
-        return Ok(ExitCode::SUCCESS);
-    }
-    say!(
-        "the totals DIFFER from a single-pass count: {} words in {} lines",
-        texts.words.total(),
-        texts.words.lines
-    );
-    Ok(ExitCode::FAILURE)
+        ..StackOptions::embedded(folder.join("data"))
+    });
+    let running = stack.start().await?;
+    Ok((texts, running))
+}
+
+fn interrupted(folder: TempDir) -> anyhow::Result<ExitCode> {
+    folder
+        .close()
+        .context("cannot delete the temporary folder")?;
+    say!("\nstopped; the temporary folder is deleted");
+    Ok(ExitCode::from(INTERRUPTED))
 }
 
 /// Counts the words with a job of the running system.
