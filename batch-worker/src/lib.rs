@@ -17,6 +17,7 @@ mod answers;
 #[cfg(test)]
 mod arbitrary;
 mod explain;
+mod files;
 mod glob;
 mod lines;
 mod list;

@@ -23,8 +23,9 @@ use serde::{Deserialize, Serialize};
 
 use self::format::Format;
 use self::reader::{Place, Records};
+use crate::files::{Files, Pin};
 use crate::plugin::label_of;
-use crate::source::{Kind, Root, Stamp};
+use crate::source::Root;
 use crate::{Batch, BatchPlugin, Part, Source, SplitError};
 
 /// A split of at most this many bytes makes items.
@@ -38,7 +39,7 @@ const MOST_RECORDS: u64 = 100_000;
 /// Splits files below a root folder by records.
 #[derive(Debug, Clone)]
 pub struct RecordFiles {
-    root: Root,
+    files: Files,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -105,7 +106,9 @@ const fn is_one(value: &u64) -> bool {
 impl RecordFiles {
     /// Returns a plugin for files below `root`. Definitions cannot name others.
     pub fn new(root: impl Into<Root>) -> Self {
-        Self { root: root.into() }
+        Self {
+            files: Files::below(root),
+        }
     }
 }
 
@@ -120,10 +123,10 @@ impl BatchPlugin for RecordFiles {
 
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
         let definition = Definition::parse(batch.definition)?;
-        let (root, max_parts, max_items) = (self.root.clone(), batch.max_parts, batch.max_items);
+        let (files, max_parts, max_items) = (self.files.clone(), batch.max_parts, batch.max_items);
         // Reading files blocks.
         let split = tokio::task::spawn_blocking(move || {
-            let found = definition.split(&root, max_parts)?;
+            let found = definition.split(&files, max_parts)?;
             Ok::<_, SplitError>((definition, found))
         });
         let (definition, found) = split.await??;
@@ -162,10 +165,10 @@ impl BatchPlugin for RecordFiles {
     /// Looks at the files, and does not read them.
     async fn check(&self, batch: Batch<'_>) -> Result<(), SplitError> {
         let definition = Definition::parse(batch.definition)?;
-        let (root, max_parts) = (self.root.clone(), batch.max_parts);
+        let (files, max_parts) = (self.files.clone(), batch.max_parts);
         let look = move || match definition.part {
             Some(_) => Ok(()),
-            None => definition.pin(&root, max_parts).map(drop),
+            None => definition.pin(&files, max_parts).map(drop),
         };
         tokio::task::spawn_blocking(look).await?
     }
@@ -207,19 +210,19 @@ impl Definition {
         Ok(definition)
     }
 
-    fn split(&self, root: &Root, max_parts: usize) -> Result<Found, SplitError> {
+    fn split(&self, files: &Files, max_parts: usize) -> Result<Found, SplitError> {
         let part = match &self.part {
             Some(part) => part.clone(),
-            None => match self.pin(root, max_parts)? {
+            None => match self.pin(files, max_parts)? {
                 mut whole if whole.len() == 1 => whole.remove(0),
                 whole => return Ok(Found::Parts(whole)),
             },
         };
         let part = &part;
         let format = self.format_of(&part.path)?;
-        let open = || Records::open(root, part, format, self.header);
+        let open = || Records::open(files, part, format, self.header);
         let places = Places::find(open()?, self.records_per_item, max_parts)?;
-        part.check(root.stamp(&part.path)?)?;
+        files.check_unchanged(&part.path, &part.pin())?;
         if part
             .records
             .is_some_and(|records| records != places.records)
@@ -246,7 +249,7 @@ impl Definition {
     }
 
     /// Makes a part of each file, as it is now.
-    fn pin(&self, root: &Root, max_parts: usize) -> Result<Vec<Pinned>, SplitError> {
+    fn pin(&self, files: &Files, max_parts: usize) -> Result<Vec<Pinned>, SplitError> {
         let count = self.files.len();
         if count > max_parts {
             return Err(SplitError::Definition(format!(
@@ -256,14 +259,7 @@ impl Definition {
         let mut parts = Vec::new();
         let mut seen = std::collections::BTreeSet::new();
         for path in &self.files {
-            let Stamp {
-                kind,
-                size,
-                modified,
-            } = root.stamp(path)?;
-            if kind != Kind::File {
-                return Err(SplitError::Definition(format!("{path:?} is not a file")));
-            }
+            let Pin { size, modified } = files.look(path)?;
             if !seen.insert(Path::new(path)) {
                 return Err(SplitError::Definition(format!(
                     "the file {path:?} is named twice"
@@ -294,8 +290,16 @@ impl Definition {
 }
 
 impl Pinned {
-    /// Refuses a part that does not fit its file as it is now.
-    fn check(&self, now: Stamp) -> Result<(), SplitError> {
+    /// Returns what its file was.
+    const fn pin(&self) -> Pin {
+        Pin {
+            size: self.size,
+            modified: self.modified,
+        }
+    }
+
+    /// Refuses a part that does not fit its file.
+    fn check_fit(&self) -> Result<(), SplitError> {
         let Self {
             path,
             size,
@@ -303,12 +307,6 @@ impl Pinned {
             to,
             ..
         } = self;
-        if (now.kind, now.size, now.modified) != (Kind::File, self.size, self.modified) {
-            return Err(SplitError::Definition(format!(
-                "the file {path:?} has changed since the batch was made (it had {size} bytes, now it has {})",
-                now.size
-            )));
-        }
         // Each record before this part has a byte at least.
         if from > to || to > size || self.first == 0 || self.first - 1 > *from {
             return Err(SplitError::Definition(format!(

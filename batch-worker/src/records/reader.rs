@@ -7,8 +7,7 @@ mod array;
 mod line;
 mod table;
 
-use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom, Take};
+use std::io;
 
 use serde_json::value::RawValue;
 
@@ -18,7 +17,7 @@ use self::table::Table;
 use super::Pinned;
 use super::format::Format;
 use crate::SplitError;
-use crate::source::Root;
+use crate::files::{self, Files, Pin, Span};
 
 /// The longest record, in bytes.
 const LONGEST_RECORD: u64 = 1024 * 1024;
@@ -34,7 +33,11 @@ pub struct Place {
 
 /// The records of a part.
 pub struct Records {
+    files: Files,
     path: String,
+    pin: Pin,
+    /// Where the part ends.
+    end: u64,
     /// The number of the next record.
     next: u64,
     of: Of,
@@ -71,16 +74,15 @@ impl Wrong {
 impl Records {
     /// Opens a part of a file that is as it was pinned.
     pub fn open(
-        root: &Root,
+        files: &Files,
         part: &Pinned,
         format: Format,
         has_header: bool,
     ) -> Result<Self, SplitError> {
-        let open = |from: u64, to: u64| -> Result<Take<File>, SplitError> {
-            let (mut file, now) = root.open(&part.path)?;
-            part.check(now)?;
-            file.seek(SeekFrom::Start(from))?;
-            Ok(file.take(to - from))
+        part.check_fit()?;
+        let pin = part.pin();
+        let open = |from: u64, to: u64| -> Result<Span, SplitError> {
+            files.open(&part.path, &pin, from, to)
         };
         let (from, at) = (open(part.from, part.to)?, part.from);
         let of = match format {
@@ -89,13 +91,13 @@ impl Records {
             Format::Json => Of::Array(Box::new(Array::new(from, at, part.to == part.size))),
             Format::Csv | Format::Tsv => {
                 let delimiter = if format == Format::Csv { b',' } else { b'\t' };
-                let mut table = Table::new(from, at, delimiter)?;
+                let mut table = Table::new(from, at, delimiter);
                 if has_header && at == 0 {
                     table
                         .take_header()
                         .map_err(|wrong| part.wrong_header(wrong))?;
                 } else if has_header {
-                    let mut whole = Table::new(open(0, part.size)?, 0, delimiter)?;
+                    let mut whole = Table::new(open(0, part.size)?, 0, delimiter);
                     whole
                         .take_header()
                         .map_err(|wrong| part.wrong_header(wrong))?;
@@ -105,7 +107,10 @@ impl Records {
             }
         };
         Ok(Self {
+            files: files.clone(),
             path: part.path.clone(),
+            pin,
+            end: part.to,
             next: part.first,
             of,
         })
@@ -119,6 +124,9 @@ impl Records {
             Of::Array(array) => array.next(),
         };
         let found = found.map_err(|(offset, wrong)| self.wrong(offset, wrong))?;
+        if let Some(offset) = found {
+            self.check_last(offset)?;
+        }
         let number = self.next;
         self.next += u64::from(found.is_some());
         Ok(found.map(|offset| Place { offset, number }))
@@ -140,13 +148,27 @@ impl Records {
         Ok(Some(json))
     }
 
+    /// Reads the last record of a table once more, to see whether it is whole.
+    fn check_last(&self, offset: u64) -> Result<(), SplitError> {
+        let Of::Table(table) = &self.of else {
+            return Ok(());
+        };
+        let size = self.pin.size;
+        if self.end < size || table.position() < size {
+            return Ok(());
+        }
+        let record = self.files.open(&self.path, &self.pin, offset, size)?;
+        let checked = table.check_closed(record);
+        checked.map_err(|wrong| self.wrong(offset, wrong))
+    }
+
     fn wrong(&self, offset: u64, wrong: Wrong) -> SplitError {
         let (number, path) = (self.next, &self.path);
         match wrong {
             Wrong::Record(what) => SplitError::Definition(format!(
                 "record {number} of {path:?}, which begins at byte {offset}, {what}"
             )),
-            Wrong::File(error) => error.into(),
+            Wrong::File(error) => files::error_of(error),
         }
     }
 }
@@ -158,7 +180,7 @@ impl Pinned {
             Wrong::Record(what) => {
                 SplitError::Definition(format!("the header of {path:?}, its first line, {what}"))
             }
-            Wrong::File(error) => error.into(),
+            Wrong::File(error) => files::error_of(error),
         }
     }
 }

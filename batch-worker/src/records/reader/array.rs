@@ -1,14 +1,14 @@
 //! Records that are the elements of a JSON array.
 
-use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, Take};
+use std::io::{self, BufRead as _, BufReader};
 
 use serde_json::value::RawValue;
 
 use super::{BYTE_ORDER_MARK, LONGEST_RECORD, Wrong, json};
+use crate::files::Span;
 
 pub struct Array {
-    from: BufReader<Take<File>>,
+    from: BufReader<Span>,
     at: u64,
     /// The array must end here.
     is_end: bool,
@@ -29,7 +29,7 @@ enum Next {
 
 impl Array {
     /// Returns the elements from this position on, where one begins, or the array.
-    pub fn new(from: Take<File>, at: u64, is_end: bool) -> Self {
+    pub fn new(from: Span, at: u64, is_end: bool) -> Self {
         let from = BufReader::with_capacity(64 * 1024, from);
         let next = if at == 0 {
             Next::Bracket

@@ -1,14 +1,14 @@
 //! Records that are lines: texts, or JSON. Lines with nothing in them are none.
 
-use std::fs::File;
-use std::io::{BufRead as _, BufReader, Read as _, Take};
+use std::io::{BufRead as _, BufReader, Read as _};
 
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{BYTE_ORDER_MARK, LONGEST_RECORD, Wrong, json};
+use crate::files::Span;
 
 pub struct Lines {
-    from: BufReader<Take<File>>,
+    from: BufReader<Span>,
     at: u64,
     are_json: bool,
     line: Vec<u8>,
@@ -16,7 +16,7 @@ pub struct Lines {
 
 impl Lines {
     /// Returns the lines of a file from this position on, where one begins.
-    pub fn new(from: Take<File>, at: u64, are_json: bool) -> Self {
+    pub fn new(from: Span, at: u64, are_json: bool) -> Self {
         let from = BufReader::with_capacity(64 * 1024, from);
         Self {
             from,

@@ -2,15 +2,14 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, Read, Take};
-use std::os::unix::fs::FileExt as _;
+use std::io::{self, Read};
 use std::rc::Rc;
 
 use csv::{ByteRecord, ErrorKind, Reader, ReaderBuilder};
 use serde_json::value::RawValue;
 
 use super::{LONGEST_RECORD, Wrong};
+use crate::files::Span;
 
 /// How much the reader reads ahead.
 const AHEAD: usize = 64 * 1024;
@@ -22,9 +21,6 @@ pub struct Table {
     /// How many bytes may be read for this record.
     left: Rc<Cell<u64>>,
     begin: u64,
-    end: u64,
-    /// The file, to look at its end once more.
-    file: File,
     delimiter: u8,
     record: ByteRecord,
     header: Option<Vec<String>>,
@@ -32,7 +28,7 @@ pub struct Table {
 
 /// A file of which no more is read than is left.
 struct Bounded {
-    from: Take<File>,
+    from: Span,
     left: Rc<Cell<u64>>,
 }
 
@@ -57,9 +53,8 @@ impl Read for Bounded {
 
 impl Table {
     /// Returns the records of a file from this position on, where one begins.
-    pub fn new(from: Take<File>, begin: u64, delimiter: u8) -> io::Result<Self> {
+    pub fn new(from: Span, begin: u64, delimiter: u8) -> Self {
         let left = Rc::new(Cell::new(0));
-        let (file, end) = (from.get_ref().try_clone()?, begin + from.limit());
         let bounded = Bounded {
             from,
             left: Rc::clone(&left),
@@ -70,16 +65,14 @@ impl Table {
             .flexible(true)
             .buffer_capacity(AHEAD)
             .from_reader(bounded);
-        Ok(Self {
+        Self {
             reader,
             left,
             begin,
-            end,
-            file,
             delimiter,
             record: ByteRecord::new(),
             header: None,
-        })
+        }
     }
 
     /// Reads the header.
@@ -119,15 +112,6 @@ impl Table {
         if after - at > LONGEST_RECORD {
             return Err((at, Wrong::too_long(HINT)));
         }
-        // The reader takes the end of the file for the end of a field.
-        if after >= self.end
-            && self
-                .is_open(at, after)
-                .map_err(|error| (at, error.into()))?
-        {
-            let what = "has a quote that is not closed before the end of the file";
-            return Err((at, Wrong::Record(what.to_owned())));
-        }
         let (count, names) = (self.record.len(), self.header.as_ref().map_or(0, Vec::len));
         if names > 0 && count != names {
             let what = format!(
@@ -138,23 +122,30 @@ impl Table {
         Ok(Some(at))
     }
 
-    /// Returns whether the text from here to there ends within quotes.
-    fn is_open(&self, from: u64, to: u64) -> io::Result<bool> {
-        let length = usize::try_from(to - from).map_err(io::Error::other)?;
-        let mut text = vec![0; length];
-        self.file.read_exact_at(&mut text, from)?;
+    /// Returns where the reader is: behind the record that it has read.
+    pub fn position(&self) -> u64 {
+        self.begin + self.reader.position().byte()
+    }
+
+    /// Refuses a record, the last of the file, that ends within quotes: the reader takes the end of the file for the end of a field.
+    pub fn check_closed(&self, record: impl Read) -> Result<(), Wrong> {
         let (mut is_open, mut is_field_start) = (false, true);
-        let mut bytes = text.into_iter().peekable();
-        while let Some(byte) = bytes.next() {
+        let mut bytes = io::BufReader::new(record).bytes().peekable();
+        while let Some(byte) = bytes.next().transpose()? {
             if is_open {
                 // Two quotes stand for one.
-                is_open = byte != b'"' || bytes.next_if_eq(&b'"').is_some();
+                let is_doubled = |next: &io::Result<u8>| matches!(next, Ok(b'"'));
+                is_open = byte != b'"' || bytes.next_if(is_doubled).is_some();
                 continue;
             }
             is_open = is_field_start && byte == b'"';
             is_field_start = byte == self.delimiter || byte == b'\n' || byte == b'\r';
         }
-        Ok(is_open)
+        if is_open {
+            let what = "has a quote that is not closed before the end of the file";
+            return Err(Wrong::Record(what.to_owned()));
+        }
+        Ok(())
     }
 
     /// Returns the record as JSON.
