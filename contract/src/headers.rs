@@ -41,6 +41,11 @@ pub const WORKER_HEADER: &str = "x-batchwright-worker";
 /// On a message in an invalid pipe: a name that no other message there has.
 pub const LETTER_HEADER: &str = "x-batchwright-letter";
 
+/// On a task that waits for a condition: the JSON of the [`Condition`](crate::Condition).
+pub const CONDITION_HEADER: &str = "x-batchwright-condition";
+/// On a task that waits, or has waited, for a condition: how often it was blocked, this time included.
+pub const BLOCKS_HEADER: &str = "x-batchwright-blocks";
+
 /// The path of the first task of a job, which has no number.
 pub const FIRST_TASK: &str = "0";
 

@@ -17,6 +17,7 @@
 #![warn(missing_docs)]
 
 mod batch;
+mod condition;
 mod decode;
 mod explain;
 pub mod headers;
@@ -37,6 +38,7 @@ mod task_message;
 mod time_limit;
 
 pub use batch::{BatchResult, BatchTask, FileItem, LineRange, ListItem, RangeItem, RecordItem};
+pub use condition::{Condition, ConditionCode, ConditionKey, InvalidCondition, Tester};
 pub use explain::{
     BatchAnswer, BatchQuery, ExplainedItem, Explanation, Question, Refusal as BatchRefusal,
 };

@@ -188,6 +188,15 @@ impl RetryPolicy {
         matches!(self.delays, Delays::Immediate)
     }
 
+    /// Returns how long after the first attempt the last one begins at the latest; `None` if the time has no limit.
+    pub const fn time_limit(&self) -> Option<Duration> {
+        if self.max_total.as_secs() == Duration::MAX.as_secs() {
+            None
+        } else {
+            Some(self.max_total)
+        }
+    }
+
     /// Returns the delay before the next attempt, after `attempt` failed attempts of which the first began `elapsed`
     /// ago. Returns `None` if the policy allows no further attempt. Without jitter.
     pub fn delay_after(&self, attempt: u32, elapsed: Duration) -> Option<Duration> {
