@@ -23,6 +23,7 @@ mod explain;
 pub mod headers;
 mod ids;
 mod job_task_id;
+mod memo;
 pub mod metrics;
 mod on_failure;
 mod outputs;
@@ -44,6 +45,7 @@ pub use explain::{
 };
 pub use ids::{IdError, JobId, PartitionId};
 pub use job_task_id::{JobTaskId, JobTaskIdError, NestingError, Step, check_nesting, subtask_id};
+pub use memo::{InvalidMemoKey, MAX_MEMO_BYTES, MAX_MEMO_KEY_BYTES, Memo, MemoKey, NewMemo};
 pub use pipe_message::{
     MAX_PIPE_MESSAGES, PipeHeader, PipeMessage, PipeMessageError, PutMessages, PutRequest,
     TakeRequest, TakenMessages,

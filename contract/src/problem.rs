@@ -125,6 +125,8 @@ pub enum ErrorCode {
     DefinitionNotKept,
     /// What was known about the tasks of the job is deleted.
     TasksNotKept,
+    /// There is no room for another memo of the task or of its job.
+    TooManyMemos,
     /// There is no dead letter with this number.
     DeadLetterNotFound,
     /// The dead letter cannot be sent again.
@@ -157,7 +159,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 50] = [
         Self::InvalidRequest,
         Self::InvalidJson,
         Self::InvalidId,
@@ -193,6 +195,7 @@ impl ErrorCode {
         Self::ExportExists,
         Self::DefinitionNotKept,
         Self::TasksNotKept,
+        Self::TooManyMemos,
         Self::DeadLetterNotFound,
         Self::DeadLetterNotReplayable,
         Self::PastIncarnation,
@@ -402,6 +405,11 @@ impl ErrorCode {
                 "TASKS_NOT_KEPT",
                 "The tasks of the job were not kept",
                 "Resubmit the job, which does all of it again. The operator sets how long tasks are kept.",
+            ),
+            Self::TooManyMemos => (
+                "TOO_MANY_MEMOS",
+                "There are too many memos",
+                "Let the task do fewer parts once, or make subtasks of them; keep keys instead of large results.",
             ),
             Self::DeadLetterNotFound => (
                 "DEAD_LETTER_NOT_FOUND",

@@ -2,6 +2,7 @@
 
 mod about;
 mod cancellation;
+mod once;
 mod repeat;
 mod running;
 
@@ -20,6 +21,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use self::cancellation::{Cancellation, LOOK_INTERVAL};
+pub(crate) use self::once::MemosHere;
+use self::once::{OnceError, OpenParts};
 pub use self::repeat::Source;
 use self::repeat::{Announcement, Repeat, RepeatError};
 pub(crate) use self::running::RunningTasks;
@@ -55,6 +58,7 @@ struct Inner {
     /// Why a subtask was not dispatched. Whatever the author's code does about it, the task is not done.
     refusal: Mutex<Option<DispatchError>>,
     cancellation: Cancellation,
+    open_parts: OpenParts,
 }
 
 /// What all tasks of a runtime share.
@@ -70,6 +74,8 @@ pub(crate) struct Shared {
     pub retry: RetryPolicy,
     pub counters: Counters,
     pub running: Arc<RunningTasks>,
+    /// Where the results of parts are kept, if no job service keeps them.
+    pub memos: Option<MemosHere>,
     /// Cancelled when the runtime stops waiting for its running tasks.
     pub shutdown: CancellationToken,
 }
@@ -90,7 +96,7 @@ struct Split {
 /// The last number of a subtask, less the one of the report of their number.
 const MOST_SUBTASKS: u32 = 0x7fff_fffe;
 
-/// Why a subtask is not dispatched.
+/// Why a subtask is not dispatched, or whether a part of the task is done is not known.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum DispatchError {
     /// The broker did not accept a subtask.
@@ -107,6 +113,8 @@ pub(crate) enum DispatchError {
     TooMany(u32),
     #[error(transparent)]
     Repeat(#[from] RepeatError),
+    #[error(transparent)]
+    Once(#[from] OnceError),
 }
 
 impl DispatchError {
@@ -115,6 +123,7 @@ impl DispatchError {
         match self {
             Self::Unpublished(error) => error.is_permanent(),
             Self::Repeat(error) => error.is_permanent(),
+            Self::Once(error) => error.is_permanent(),
             Self::Reserved(_) | Self::Nesting(_) | Self::TooMany(_) => true,
         }
     }
@@ -172,6 +181,7 @@ impl Context {
             is_told_running: AtomicBool::new(false),
             refusal: Mutex::default(),
             cancellation: Cancellation::default(),
+            open_parts: OpenParts::default(),
         }))
     }
 
@@ -371,11 +381,14 @@ impl Context {
             .is_some_and(DispatchError::is_permanent)
     }
 
-    /// Returns whether nobody says what an earlier round has done of this task.
+    /// Returns whether nobody says what an earlier round or attempt has done of this task.
     pub(crate) fn lacks_an_answer(&self) -> bool {
         matches!(
             self.refusal().as_ref(),
-            Some(DispatchError::Repeat(RepeatError::NoAnswer { .. }))
+            Some(
+                DispatchError::Repeat(RepeatError::NoAnswer { .. })
+                    | DispatchError::Once(OnceError::NoAnswer { .. })
+            )
         )
     }
 
@@ -500,6 +513,7 @@ pub(crate) fn undispatched(error: &DispatchError) -> TaskError {
     match error {
         DispatchError::Unpublished(error) => undelivered(error),
         DispatchError::Repeat(error) => error.of_task(),
+        DispatchError::Once(error) => error.of_task(),
         DispatchError::Reserved(_) | DispatchError::Nesting(_) | DispatchError::TooMany(_) => {
             TaskError::failed(error.to_string())
         }

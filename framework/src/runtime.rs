@@ -261,6 +261,7 @@ impl Runtime {
             retry,
             counters,
             running: Arc::default(),
+            memos: None,
             shutdown: CancellationToken::new(),
         }
     }

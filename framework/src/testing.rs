@@ -1,18 +1,21 @@
 //! Runs a worker without a broker, for its author's tests.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use contract::{ContextData, TaskData, TaskMessage, Tracking};
 use futures_util::future::BoxFuture;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::broker::{Announcements, Broker, BrokerError, BrokerState, Confirm, Consumer, Outgoing};
 use crate::clock::Clock;
 use crate::config::Route;
-use crate::context::Shared;
+use crate::context::{MemosHere, Shared};
 use crate::current::CurrentMessage;
 use crate::health::Health;
 use crate::meters::Counters;
@@ -71,6 +74,7 @@ pub const fn task<T: TaskData>(input: T) -> TestTask<T> {
         attempt: 1,
         job_task_id: None,
         note: None,
+        memos: BTreeMap::new(),
         is_cancelled: false,
     }
 }
@@ -82,6 +86,7 @@ pub struct TestTask<T> {
     attempt: u32,
     job_task_id: Option<String>,
     note: Option<Vec<u8>>,
+    memos: BTreeMap<String, String>,
     is_cancelled: bool,
 }
 
@@ -108,6 +113,18 @@ impl<T: TaskData> TestTask<T> {
         self
     }
 
+    /// Lets an earlier attempt have done a part of it, with this result ([`Context::once`]). Only a task of a job has such parts.
+    ///
+    /// # Panics
+    /// If the result cannot be written as JSON.
+    #[must_use]
+    pub fn with_memo<R: Serialize>(mut self, key: impl Into<String>, result: &R) -> Self {
+        #[expect(clippy::expect_used, reason = "this is how a test fails")]
+        let result = serde_json::to_string(result).expect("the result as JSON");
+        self.memos.insert(key.into(), result);
+        self
+    }
+
     /// Lets its job have ended before it runs.
     #[must_use]
     pub const fn cancelled(mut self) -> Self {
@@ -118,7 +135,11 @@ impl<T: TaskData> TestTask<T> {
     /// Runs the task and returns what the worker did. A panic of the worker fails the test.
     pub async fn run<W: Worker<Input = T>>(self, worker: &W) -> Run<W::Output> {
         let recorder = Arc::new(Recorder::default());
-        let shared = Arc::new(shared(Arc::clone(&recorder) as _));
+        let memos = MemosHere(Arc::new(Mutex::new(self.memos.clone())));
+        let shared = Arc::new(Shared {
+            memos: Some(memos.clone()),
+            ..shared(Arc::clone(&recorder) as _)
+        });
         let ctx = Context::new(self.message(&shared), self.attempt, None, shared);
         if self.is_cancelled {
             ctx.end();
@@ -127,8 +148,10 @@ impl<T: TaskData> TestTask<T> {
         let published = recorder.published.lock();
         let published = published.unwrap_or_else(PoisonError::into_inner);
         let messages = published.iter();
+        let memos = memos.0.lock().unwrap_or_else(PoisonError::into_inner);
         Run {
             result,
+            memos: memos.clone(),
             dispatched: messages
                 .filter_map(|message| {
                     let label = label_in(&message.headers).map(str::to_owned);
@@ -191,6 +214,8 @@ impl<T: TaskData> TestTask<T> {
 pub struct Run<O> {
     /// What [`Worker::run`] returned.
     pub result: Result<Reply<O>, TaskError>,
+    /// The results of parts, as JSON.
+    memos: BTreeMap<String, String>,
     /// The subtasks, with their labels.
     dispatched: Vec<(TaskMessage, Option<String>)>,
 }
@@ -276,6 +301,17 @@ impl<O> Run<O> {
         }
     }
 
+    /// Returns the result of a part that is done ([`Context::once`]), of this run or an earlier one; `None` if the part is not done, or
+    /// its result is of another type.
+    pub fn memo<R: DeserializeOwned>(&self, key: &str) -> Option<R> {
+        serde_json::from_str(self.memos.get(key)?).ok()
+    }
+
+    /// Returns the keys of the parts that are done, in order.
+    pub fn memo_keys(&self) -> Vec<&str> {
+        self.memos.keys().map(String::as_str).collect()
+    }
+
     /// Returns why the task failed (`or_fail`, `or_invalid`), if it did.
     pub fn failure(&self) -> Option<String> {
         match self.outcome() {
@@ -348,6 +384,7 @@ fn shared(broker: Arc<dyn Broker>) -> Shared {
         retry: RetryPolicy::default(),
         counters: Counters::of("test"),
         running: Arc::default(),
+        memos: None,
         shutdown: CancellationToken::new(),
     }
 }

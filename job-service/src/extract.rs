@@ -38,6 +38,10 @@ pub struct JobPath(
 #[derive(Debug)]
 pub struct TaskPath(pub PartitionId, pub JobId, pub String);
 
+/// The path `/partitions/{partitionId}/jobs/{jobId}/memos/{taskId}/{key}`. Task and key are not parsed yet.
+#[derive(Debug)]
+pub struct MemoPath(pub PartitionId, pub JobId, pub String, pub String);
+
 /// The path `/pipes/{pipe}/…`. A broker has no pipe with an empty name, or with one that is too long.
 #[derive(Debug, IntoParams)]
 #[into_params(names("pipe"), parameter_in = Path)]
@@ -96,6 +100,22 @@ impl<S: Send + Sync> FromRequestParts<S> for TaskPath {
             PartitionId::parse(&partition)?,
             job_id(&job, &parts.method)?,
             task,
+        ))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for MemoPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
+        let (partition, job, task, key): (String, String, String, String) =
+            path(parts, state).await?;
+        // A PUT creates no job here.
+        Ok(Self(
+            PartitionId::parse(&partition)?,
+            job_id(&job, &Method::GET)?,
+            task,
+            key,
         ))
     }
 }

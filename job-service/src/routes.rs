@@ -27,6 +27,7 @@ mod list_jobs;
 mod list_pipes;
 pub(crate) mod list_tasks;
 mod list_workers;
+mod memos;
 mod ndjson;
 pub(crate) mod pause_job;
 mod ping;
@@ -139,6 +140,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AppState>> {
         .routes(routes!(count_tasks::count_tasks))
         .routes(routes!(get_task::get_task))
         .routes(routes!(get_split::get_split))
+        .routes(routes!(memos::get_memo, memos::put_memo))
         .routes(routes!(get_progress::get_progress))
         .routes(routes!(list_failures::list_failures))
         .routes(routes!(take_messages::take_messages))

@@ -12,6 +12,7 @@ pub mod inspect;
 pub mod letters;
 mod look;
 pub mod memory;
+pub mod memos;
 mod migrations;
 mod postgres;
 pub mod run_tx;
@@ -37,6 +38,7 @@ use events::EventReads;
 pub use inspect::Inspect;
 use letters::LetterReads;
 pub use look::{Connections, DatabaseLook};
+use memos::MemoReads;
 pub use signals::{JobSignal, Signal, Signals, Wakes};
 pub use sqlite::file_of as sqlite_file;
 pub use transaction::{
@@ -132,7 +134,7 @@ pub struct KeptTaskRow {
 
 /// A database. It may still be unavailable.
 pub trait Backend:
-    Reads + TreeReads + EventReads + LetterReads + std::fmt::Debug + Send + Sync
+    Reads + TreeReads + EventReads + LetterReads + MemoReads + std::fmt::Debug + Send + Sync
 {
     /// `postgres`, `sqlite` or `memory`.
     fn kind(&self) -> &'static str;

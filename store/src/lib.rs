@@ -17,6 +17,7 @@
 //! | `round` | what happens to a job that is taken up again |
 //! | `outbox`, `parking`, `sweep` | messages to publish; tasks of paused jobs; deletion of old data |
 //! | `events` | what happens to all jobs, in one order |
+//! | `memos` | the results of parts of tasks |
 //! | `outputs` | the outputs that the service keeps, without their blobs |
 //! | `query/`, `retention` | which jobs a query selects; when a job expires; both pure |
 //! | `db/` | the transaction and its steps; PostgreSQL, SQLite, memory |
@@ -44,6 +45,7 @@ mod jobs;
 mod ledger;
 mod letter;
 mod letters;
+mod memos;
 mod model;
 mod outbox;
 mod outputs;
@@ -70,6 +72,7 @@ pub use jobs::failures::FailureCursor;
 pub use jobs::{RetriedBatch, RetryCursor, TaskAnswer};
 pub use letter::{Letter, LetterLimits, LetterQuery, LetterTask, NewLetter};
 pub use letters::{Keep, LetterCounts};
+pub use memos::{MemoAnswer, MemoBound, MemoLimits, MemoPlace};
 pub use model::{
     Backlog, Begun, Cancellation, CatalogueSize, Change, Creation, Definition, EventKind, Header,
     Headers, Incarnation, JobEvent, JobRequest, KeyedRequest, OutboxMessage, ParkOutcome,

@@ -1,6 +1,7 @@
 //! The store itself: opens and closes the database, and watches it. The operations are in other modules, one per topic.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -12,6 +13,7 @@ use crate::db::sql::SqlBackend;
 use crate::db::{Backend, DbError};
 use crate::error::{Availability, StoreError};
 use crate::letter::LetterLimits;
+use crate::memos::MemoLimits;
 
 /// A store of jobs, their tasks and the messages about them. Clones are cheap and share the database.
 ///
@@ -21,6 +23,8 @@ use crate::letter::LetterLimits;
 pub struct Store {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) options: StoreOptions,
+    /// The last incarnation whose memos the sweeper has looked at.
+    pub(crate) swept_memos: Arc<AtomicI64>,
     /// The correlation id of the request for which this clone works.
     request: Option<Arc<str>>,
 }
@@ -48,6 +52,8 @@ pub struct StoreOptions {
     pub max_failures: u32,
     /// How many dead letters are kept.
     pub letters: LetterLimits,
+    /// How many memos are kept.
+    pub memos: MemoLimits,
 }
 
 impl StoreOptions {
@@ -74,6 +80,7 @@ impl Default for StoreOptions {
             max_items: Self::DEFAULT_ITEMS,
             max_failures: Self::DEFAULT_FAILURES,
             letters: LetterLimits::DEFAULT,
+            memos: MemoLimits::DEFAULT,
         }
     }
 }
@@ -108,6 +115,7 @@ impl Store {
         Ok(Self {
             backend,
             options,
+            swept_memos: Arc::default(),
             request: None,
         })
     }
@@ -120,6 +128,7 @@ impl Store {
         Self {
             backend: Arc::new(Memory::new(fails)),
             options,
+            swept_memos: Arc::default(),
             request: None,
         }
     }

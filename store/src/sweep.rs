@@ -29,6 +29,8 @@ pub struct Swept {
     pub tables: u64,
     /// The number of dead letters that were deleted because they were too old.
     pub letters: u64,
+    /// The number of memos that were deleted because nobody needs them any more.
+    pub memos: u64,
     /// How long until there is more to do, in milliseconds, or `None` if nothing is known to be left.
     pub next: Option<u64>,
 }
@@ -40,7 +42,7 @@ impl Store {
     }
 
     /// Deletes some expired jobs, drops some task tables of finished and deleted jobs, and forgets some incarnations that
-    /// were deleted, some keys that requests got, and some events, long enough ago.
+    /// were deleted, some keys that requests got, and some events, long enough ago. Deletes some memos that nobody needs.
     pub async fn sweep(&self) -> Result<Swept, StoreError> {
         // Two transactions, because a deletion locks the job before its task table's entry in the list of retired tables.
         let jobs = self
@@ -54,10 +56,13 @@ impl Store {
                 Box::pin(drop_retired_tables(tx, options))
             })
             .await?;
+        let (memos, more_memos) = self.sweep_memos().await?;
+        let next = if more_memos { Some(0) } else { next };
         Ok(Swept {
             jobs,
             tables,
             letters,
+            memos,
             next,
         })
     }

@@ -107,6 +107,37 @@ mod cancel {
     }
 }
 
+mod once {
+    use batchwright::{Context, TaskError};
+    use serde::{Deserialize, Serialize};
+
+    struct Order {
+        card: String,
+    }
+
+    #[derive(Serialize, Deserialize)]
+    struct Receipt {
+        number: u64,
+    }
+
+    async fn run(order: Order, ctx: Context) -> Result<(), TaskError> {
+        let receipt = ctx
+            .once("charge", async { Ok(charge(&order).await?) })
+            .await?;
+        send_mail(&order, &receipt).await?; // if this fails, the next attempt has the same receipt
+        Ok(())
+    }
+
+    async fn charge(order: &Order) -> std::io::Result<Receipt> {
+        let number = tokio::fs::metadata(&order.card).await?.len();
+        Ok(Receipt { number })
+    }
+
+    async fn send_mail(order: &Order, receipt: &Receipt) -> std::io::Result<()> {
+        tokio::fs::write(&order.card, receipt.number.to_string()).await
+    }
+}
+
 mod write_a_plugin {
     use batchwright::batch::{Batch, BatchPlugin, BatchWorker, Part, Range, SplitError};
     use batchwright::{Runtime, Stack, StackOptions};

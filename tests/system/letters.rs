@@ -1,8 +1,8 @@
 //! Dead letters of one job: a task that fails for ever, one whose result can have no pipe, and noise among its items. Each is told, kept
-//! and replayed, and the job is complete in the end.
+//! and replayed, and the job is complete in the end. What each task does once is done once, in all attempts and rounds.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use contract::rest::{DeadLetters, LetterCause, NewJob, OnFailure};
@@ -20,14 +20,31 @@ stories![dead_letters_of_a_job_are_kept_and_replayed_until_it_is_done,];
 const FAILS: u64 = 7;
 const UNROUTABLE: u64 = 8;
 
-async fn system(fixture: &Fixture, broken: &Arc<AtomicBool>) -> System {
+/// What the worker of the story shares with it.
+#[derive(Clone, Default)]
+struct Shop {
+    /// Whether the worker is mended.
+    mended: Arc<AtomicBool>,
+    /// How often it has charged for an item.
+    charged: Arc<AtomicU64>,
+}
+
+async fn system(fixture: &Fixture, shop: &Shop) -> System {
     let worker = Each(
-        (Arc::clone(broken), fixture.pipe("output")),
-        async |(broken, output): (Arc<AtomicBool>, String), item: RangeItem, _: Context| {
-            if broken.load(Ordering::Relaxed) && item.number == FAILS {
+        (shop.clone(), fixture.pipe("output")),
+        async |(shop, output): (Shop, String), item: RangeItem, ctx: Context| {
+            if [FAILS, UNROUTABLE].contains(&item.number) {
+                let charge = async {
+                    shop.charged.fetch_add(1, Ordering::Relaxed);
+                    Ok(item.number)
+                };
+                assert_eq!(ctx.once("charge", charge).await?, item.number);
+            }
+            let broken = !shop.mended.load(Ordering::Relaxed);
+            if broken && item.number == FAILS {
                 return Err(TaskError::retry("there is no luck today"));
             }
-            let is_lost = broken.load(Ordering::Relaxed) && item.number == UNROUTABLE;
+            let is_lost = broken && item.number == UNROUTABLE;
             let pipe = if is_lost { "x".repeat(256) } else { output };
             Ok(Reply::send(item).to(pipe))
         },
@@ -57,8 +74,8 @@ async fn letters(system: &System, number: usize) -> DeadLetters {
 }
 
 async fn dead_letters_of_a_job_are_kept_and_replayed_until_it_is_done(fixture: Fixture) {
-    let broken = Arc::new(AtomicBool::new(true));
-    let system = system(&fixture, &broken).await;
+    let shop = Shop::default();
+    let system = system(&fixture, &shop).await;
     system
         .publish(&fixture.pipe("items"), b"{ noise".as_slice())
         .await;
@@ -96,7 +113,7 @@ async fn dead_letters_of_a_job_are_kept_and_replayed_until_it_is_done(fixture: F
     assert_eq!(of_cause(LetterCause::Unroutable).is_some(), direct);
 
     // The noise comes back as it was, for nobody understands it.
-    broken.store(false, Ordering::Relaxed);
+    shop.mended.store(true, Ordering::Relaxed);
     let all = system.client.replay_letters(&[]).await.unwrap();
     assert_eq!(
         (all.replayed, all.refused),
@@ -118,6 +135,7 @@ async fn dead_letters_of_a_job_are_kept_and_replayed_until_it_is_done(fixture: F
         (JobStatus::Completed, 100 - left, left),
         "{done:?}"
     );
+    assert_eq!(shop.charged.load(Ordering::Relaxed), 2);
     let again = letters(&system, 1).await;
     assert_eq!(again.dead_letters[0].cause, LetterCause::NotUnderstood);
     assert!(again.dead_letters[0].id > noise.id);

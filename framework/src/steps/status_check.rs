@@ -14,7 +14,9 @@
 mod all_gone;
 mod answer;
 mod job_policy;
+mod memo;
 mod split_state;
+mod task_url;
 mod unanswered;
 
 use std::sync::Arc;
@@ -34,6 +36,7 @@ use url::Url;
 use self::all_gone::AllGone;
 use self::answer::read_answer;
 use self::job_policy::{JobPolicies, Said, job_policies};
+pub(crate) use self::memo::MemoError;
 pub(crate) use self::split_state::SplitQueryError;
 use self::unanswered::Unanswered;
 use crate::announcement::{ChangedJobs, job_of};
@@ -302,7 +305,10 @@ impl StatusChecker {
         url: Url,
         id: Option<&str>,
     ) -> Result<(JobKnowledge, Said, Duration), String> {
-        let (code, headers, body) = self.get(&url).await.map_err(|error| chain(&error))?;
+        let (code, headers, body) = self
+            .exchange(Method::GET, &url, Vec::new())
+            .await
+            .map_err(|error| chain(&error))?;
         let valid_for = headers
             .get("cache-control")
             .and_then(|value| max_age(value.to_str().ok()?))
@@ -314,11 +320,17 @@ impl StatusChecker {
         Ok((known, Said::of(&headers), valid_for))
     }
 
-    /// Returns the status code, the headers and the body of a response, up to [`MAX_RESPONSE`].
-    async fn get(&self, url: &Url) -> Result<(StatusCode, HeaderMap, String), HttpError> {
+    /// Sends a request with this body, and returns the status code, the headers and the body of the response, up to
+    /// [`MAX_RESPONSE`].
+    async fn exchange(
+        &self,
+        method: Method,
+        url: &Url,
+        body: Vec<u8>,
+    ) -> Result<(StatusCode, HeaderMap, String), HttpError> {
         let make = || async { HttpClient::new(&self.tls, self.time_limit) };
         let client = self.client.get_or_try_init(make).await?;
-        let request = http::request(Method::GET, url.as_str())?;
+        let request = http::request(method, url.as_str())?.map(|_| body.into());
         let mut response = client.send(request, Some(self.time_limit)).await?;
         let body = response.read(MAX_RESPONSE).await?;
         let body = String::from_utf8_lossy(&body).into_owned();

@@ -9,6 +9,7 @@ mod attempts;
 mod confirms;
 mod discards;
 mod lags;
+mod once;
 mod outputs;
 mod panics;
 mod pausing;

@@ -50,7 +50,7 @@ fn six() -> String {
 
 const SPLIT: &str = "/v1/partitions/p/jobs/j/splits/3";
 
-async fn job_service() -> MockServer {
+pub async fn job_service() -> MockServer {
     let server = MockServer::start().await;
     let active = ResponseTemplate::new(200)
         .set_body_string("\"Active\"")
@@ -123,7 +123,7 @@ fn task_of_six(server: &MockServer, id: &str) -> Outgoing {
 }
 
 /// Returns the reports of the task with their details, up to its end.
-async fn ended(pipes: &Memory) -> Vec<TrackingReport> {
+pub async fn ended(pipes: &Memory) -> Vec<TrackingReport> {
     let mut consumer = pipes.consume("tracking", 10).await.unwrap();
     let mut all = Vec::<TrackingReport>::new();
     let is_end = |report: &TrackingReport| {
@@ -148,7 +148,7 @@ fn digest_of(reports: &[TrackingReport]) -> Option<String> {
     size.unwrap().digest.map(|digest| digest.to_string())
 }
 
-fn failure(reports: &[TrackingReport]) -> String {
+pub fn failure(reports: &[TrackingReport]) -> String {
     let failed = reports.iter().find_map(|it| it.failure.as_ref());
     failed.unwrap().failure_message.clone().unwrap()
 }

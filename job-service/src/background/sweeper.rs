@@ -40,6 +40,7 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
                 jobs,
                 tables,
                 letters,
+                memos,
                 next,
             }) => {
                 failures = 0;
@@ -54,8 +55,11 @@ pub async fn run(store: &Store, shutdown: &CancellationToken) {
                     tracing::info!(letters, "deleted dead letters that were too old");
                     counter!(LETTERS_EXPIRED).increment(letters);
                 }
+                if memos > 0 {
+                    tracing::debug!(memos, "deleted memos");
+                }
                 // If this step did nothing although something is due, an immediate retry would spin.
-                let min_delay = if jobs + tables + letters == 0 {
+                let min_delay = if jobs + tables + letters + memos == 0 {
                     IDLE_DELAY
                 } else {
                     Duration::ZERO

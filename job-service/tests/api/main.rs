@@ -40,6 +40,7 @@ mod job_types;
 mod jobs;
 mod limits;
 mod list;
+mod memos;
 mod notes;
 mod outputs;
 mod page;

@@ -6,6 +6,7 @@ mod inspect;
 mod jobs;
 mod ledger;
 mod letters;
+mod memos;
 mod outbox;
 mod outputs;
 mod parking;
@@ -56,6 +57,7 @@ struct State {
     outbox: BTreeMap<i64, Unsent>,
     letters: letters::Letters,
     letter_sums: BTreeMap<JobKey, LetterSums>,
+    memos: memos::Memos,
     dependencies: Dependencies,
     /// With the time of their deletion.
     past_incarnations: BTreeMap<(String, String, i64), i64>,

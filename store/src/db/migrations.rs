@@ -95,6 +95,10 @@ const POSTGRES: &[File] = &[
         "20261123040000_retry_policy",
         include_str!("../../migrations/postgres/20261123040000_retry_policy.sql"),
     ),
+    (
+        "20261123064000_memos",
+        include_str!("../../migrations/postgres/20261123064000_memos.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -181,6 +185,10 @@ const SQLITE: &[File] = &[
     (
         "20261123040000_retry_policy",
         include_str!("../../migrations/sqlite/20261123040000_retry_policy.sql"),
+    ),
+    (
+        "20261123064000_memos",
+        include_str!("../../migrations/sqlite/20261123064000_memos.sql"),
     ),
 ];
 

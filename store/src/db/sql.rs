@@ -13,6 +13,7 @@ pub mod job_query;
 pub mod jobs;
 pub mod ledger;
 pub mod letters;
+pub mod memos;
 pub mod outbox;
 pub mod outputs;
 pub mod parking;

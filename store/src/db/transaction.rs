@@ -13,6 +13,7 @@ use std::time::Duration;
 use contract::{JobId, ReportFailure};
 
 use super::letters::LetterSteps;
+use super::memos::MemoSteps;
 use super::{
     DbFuture, Dependency, DueTime, JobKey, JobRow, KeptBlobRow, KeptRow, KeptTaskRow, Signal,
 };
@@ -25,6 +26,7 @@ pub trait Transaction:
     JobSteps
     + LedgerSteps
     + LetterSteps
+    + MemoSteps
     + OutboxSteps
     + OutputSteps
     + PrerequisiteSteps

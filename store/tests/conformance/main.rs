@@ -45,6 +45,7 @@ mod jobs;
 mod ledger;
 mod letters;
 mod list;
+mod memos;
 mod opening;
 mod outbox;
 mod outputs;

@@ -36,6 +36,7 @@ async fn sweep_drops_the_task_tables_of_finished_jobs(store: TestStore) {
             jobs: 0,
             tables: 8,
             letters: 0,
+            memos: 0,
             next: Some(0)
         }
     );
@@ -84,6 +85,7 @@ async fn sweep_removes_failed_tables_and_past_incarnations_after_their_retention
             jobs: 0,
             tables: 1,
             letters: 0,
+            memos: 0,
             next: None
         }
     );

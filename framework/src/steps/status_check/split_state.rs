@@ -3,12 +3,10 @@
 use std::time::Duration;
 
 use contract::rest::NOT_FOUND_HEADER;
-use contract::{JobTaskId, SplitState, Tracking};
-use url::Url;
+use contract::{SplitState, Tracking};
 
 use super::{StatusChecker, answer, chain};
-use crate::http::StatusCode;
-use crate::steps::status_url::allowed_url;
+use crate::http::{Method, StatusCode};
 
 /// Why it is not known what is done of a split.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,16 +26,14 @@ impl StatusChecker {
         tracking: &Tracking,
         after: u32,
     ) -> Result<SplitState, SplitQueryError> {
-        let id = tracking.job_task_id.as_deref();
-        let url = tracking.status_check_url.as_deref().unwrap_or_default();
-        let url = allowed_url(url, id, &self.origins)
-            .map_err(|reason| SplitQueryError::NotAllowed(format!("{reason} ({url})")))?;
-        let own = id.and_then(|id| JobTaskId::parse(id).ok());
-        let own = own.ok_or_else(|| SplitQueryError::NotAllowed("it names no job".to_owned()))?;
-        let url = split_url(url, &own, after);
+        let mut url = self
+            .url_of_task(tracking, "splits")
+            .map_err(SplitQueryError::NotAllowed)?;
+        url.query_pairs_mut()
+            .append_pair("after", &after.to_string());
         let failed = |reason: String| SplitQueryError::NoAnswer(format!("{url}: {reason}"));
         let (code, headers, body) = self
-            .get(&url)
+            .exchange(Method::GET, &url, Vec::new())
             .await
             .map_err(|error| failed(chain(&error)))?;
         if code == StatusCode::NOT_FOUND && headers.contains_key(NOT_FOUND_HEADER) {
@@ -63,20 +59,4 @@ impl StatusChecker {
         let url = tracking.and_then(|tracking| tracking.status_check_url.as_deref());
         self.unanswered.pause(url.unwrap_or_default())
     }
-}
-
-/// Returns the URL of a split, made of the status URL of its job.
-fn split_url(mut url: Url, task: &JobTaskId, after: u32) -> Url {
-    let numbers: Vec<String> = task.steps.iter().map(|it| it.number.to_string()).collect();
-    let path = if numbers.is_empty() {
-        contract::headers::FIRST_TASK.to_owned()
-    } else {
-        numbers.join(".")
-    };
-    if let Ok(mut segments) = url.path_segments_mut() {
-        segments.pop().extend(["splits", &path]);
-    }
-    url.query_pairs_mut()
-        .append_pair("after", &after.to_string());
-    url
 }

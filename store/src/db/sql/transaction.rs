@@ -9,10 +9,11 @@ use contract::ReportFailure;
 use super::session::Session;
 use super::statement::Dialect;
 use super::{
-    attempts, curve, events, failures, history, jobs, ledger, letters, outbox, outputs, parking,
-    prerequisites, request_keys, retention, rounds,
+    attempts, curve, events, failures, history, jobs, ledger, letters, memos, outbox, outputs,
+    parking, prerequisites, request_keys, retention, rounds,
 };
 use crate::db::letters::{GoneLetter, LetterSteps, LetterSums};
+use crate::db::memos::{MemoKey, MemoSteps, MemoSums};
 use crate::db::postgres::CHANNEL;
 use crate::db::{
     DbError, DbFuture, Deletion, Dependency, DueTime, JobKey, JobRow, JobSteps, KeptBlobRow,
@@ -526,6 +527,24 @@ impl LetterSteps for SqlTransaction {
             number(round),
             paths,
         ))
+    }
+}
+
+impl MemoSteps for SqlTransaction {
+    fn memo<'a>(&'a mut self, key: &'a MemoKey) -> DbFuture<'a, Option<String>> {
+        Box::pin(memos::find(&mut self.session, key))
+    }
+    fn memos_of_task<'a>(&'a mut self, key: &'a MemoKey) -> DbFuture<'a, u64> {
+        Box::pin(memos::count(&mut self.session, key))
+    }
+    fn add_to_memo_sums(&mut self, incarnation: i64, change: MemoSums) -> DbFuture<'_, MemoSums> {
+        Box::pin(memos::add_to_sums(&mut self.session, incarnation, change))
+    }
+    fn insert_memo<'a>(&'a mut self, key: &'a MemoKey, result: &'a str) -> DbFuture<'a, ()> {
+        Box::pin(memos::insert(&mut self.session, key, result))
+    }
+    fn delete_memos(&mut self, incarnation: i64, limit: u32) -> DbFuture<'_, u64> {
+        Box::pin(memos::delete(&mut self.session, incarnation, limit))
     }
 }
 

@@ -1,0 +1,114 @@
+//! The tables `memo` and `memo_sum`.
+
+use super::SqlBackend;
+use super::session::{Row, Session};
+use super::statement::Statement;
+use crate::db::memos::{JobWithMemos, MemoKey, MemoReads, MemoSums};
+use crate::db::{DbError, DbFuture};
+
+impl MemoReads for SqlBackend {
+    fn memo<'a>(&'a self, key: &'a MemoKey) -> DbFuture<'a, Option<String>> {
+        Box::pin(async move { find(&mut self.reader().await?, key).await })
+    }
+    fn memo_counts<'a>(&'a self, key: &'a MemoKey) -> DbFuture<'a, (u64, MemoSums)> {
+        Box::pin(async move {
+            let db = &mut self.reader().await?;
+            let of_task = count(db, key).await?;
+            let statement =
+                db.statement("select memos, bytes from memo_sum where incarnation = $1");
+            let found = db.fetch_first(statement.bind(key.0), sums).await?;
+            Ok((of_task, found.unwrap_or_default()))
+        })
+    }
+    fn jobs_with_memos(&self, after: i64, limit: u32) -> DbFuture<'_, Vec<JobWithMemos>> {
+        Box::pin(async move { jobs_with_memos(&mut self.reader().await?, after, limit).await })
+    }
+}
+
+/// A job can be taken up again as long as it exists, something of it is not done, and its task table is listed for the sweeper.
+async fn jobs_with_memos(
+    db: &mut Session,
+    after: i64,
+    limit: u32,
+) -> Result<Vec<JobWithMemos>, DbError> {
+    let statement = db.statement(
+        "select memo_sum.incarnation, case when job.incarnation is null \
+         or (job.status = 'Completed' and job.failed_tasks = 0) \
+         or (job.finish_time is not null and job.task_table and retired_table.incarnation is null) then 1 else 0 end as is_over \
+         from memo_sum left join job on job.incarnation = memo_sum.incarnation \
+         left join retired_table on retired_table.incarnation = memo_sum.incarnation \
+         where memo_sum.incarnation > $1 order by memo_sum.incarnation limit $2",
+    );
+    db.fetch(statement.bind(after).bind(i64::from(limit)), |row| {
+        let is_over: i32 = row.get("is_over")?;
+        Ok(JobWithMemos {
+            incarnation: row.get("incarnation")?,
+            is_over: is_over != 0,
+        })
+    })
+    .await
+}
+
+fn sums(row: Row<'_>) -> Result<MemoSums, DbError> {
+    Ok(MemoSums {
+        memos: row.get(0)?,
+        bytes: row.get(1)?,
+    })
+}
+
+/// Binds the whole key of a memo.
+fn bind(statement: Statement, (incarnation, path, name): &MemoKey) -> Statement {
+    let statement = statement.bind(*incarnation);
+    statement.bind(path.as_str()).bind(name.as_str())
+}
+
+pub async fn find(db: &mut Session, key: &MemoKey) -> Result<Option<String>, DbError> {
+    let statement =
+        db.statement("select result from memo where incarnation = $1 and path = $2 and name = $3");
+    db.fetch_first(bind(statement, key), |row| row.get(0)).await
+}
+
+pub async fn count(db: &mut Session, (incarnation, path, _): &MemoKey) -> Result<u64, DbError> {
+    let statement = db.statement("select count(*) from memo where incarnation = $1 and path = $2");
+    let statement = statement.bind(*incarnation).bind(path.as_str());
+    let count: Option<i64> = db.fetch_first(statement, |row| row.get(0)).await?;
+    Ok(count.unwrap_or(0).unsigned_abs())
+}
+
+pub async fn add_to_sums(
+    db: &mut Session,
+    incarnation: i64,
+    change: MemoSums,
+) -> Result<MemoSums, DbError> {
+    let statement = db
+        .statement(
+            "insert into memo_sum (incarnation, memos, bytes) values ($1, $2, $3) on conflict (incarnation) \
+             do update set memos = memo_sum.memos + excluded.memos, bytes = memo_sum.bytes + excluded.bytes \
+             returning memos, bytes",
+        )
+        .bind(incarnation)
+        .bind(change.memos)
+        .bind(change.bytes);
+    Ok(db.fetch_first(statement, sums).await?.unwrap_or_default())
+}
+
+pub async fn insert(db: &mut Session, key: &MemoKey, result: &str) -> Result<(), DbError> {
+    let statement =
+        db.statement("insert into memo (incarnation, path, name, result) values ($1, $2, $3, $4)");
+    let statement = bind(statement, key).bind(result);
+    db.execute(statement).await.map(drop)
+}
+
+pub async fn delete(db: &mut Session, incarnation: i64, limit: u32) -> Result<u64, DbError> {
+    let statement = db.statement(
+        "delete from memo where incarnation = $1 and (path, name) in \
+         (select path, name from memo where incarnation = $1 order by path, name limit $2) returning 1",
+    );
+    let statement = statement.bind(incarnation).bind(i64::from(limit));
+    let gone = db.fetch(statement, |_| Ok(())).await?.len() as u64;
+    if gone < u64::from(limit) {
+        let statement = db.statement("delete from memo_sum where incarnation = $1");
+        db.execute(statement.bind(incarnation)).await?;
+    }
+    Ok(gone)
+}
