@@ -154,13 +154,15 @@ fn note(
     outcomes.insert(letter.id, outcome.unwrap_or_else(Replay::Not));
 }
 
-/// Puts the message of a letter into the outbox. Returns the pipe to which it goes.
+/// Puts the message of a letter into the outbox, with the headers that all tasks of its job have, such as their time limit. Returns the
+/// pipe to which it goes.
 async fn send(
     tx: &mut Tx<'_>,
     letter: &Letter,
-    job: Option<&JobRow>,
+    job: Option<(&JobRow, &Headers)>,
     make: MakeMessage<'_>,
 ) -> Result<Result<String, NotReplayed>, DbError> {
+    let (job, of_job) = job.unzip();
     let incarnation = job.map(JobRow::to_incarnation);
     if letter.cut {
         return Ok(Err(NotReplayed::Cut));
@@ -174,7 +176,9 @@ async fn send(
         suspended: false,
     };
     let number = job.map(|job| job.incarnation);
-    tx.push_outbox(number, &message.pipe, &message.body, &message.headers, due)
+    let mut headers = of_job.cloned().unwrap_or_default();
+    headers.extend(message.headers);
+    tx.push_outbox(number, &message.pipe, &message.body, &headers, due)
         .await?;
     Ok(Ok(message.pipe))
 }
@@ -226,12 +230,15 @@ async fn replay_tasks<'l>(
             return Ok(outcomes);
         }
     };
+    // A worker that gives up a task copies its message, and not all of its headers. A job of an earlier version has none.
+    let definition = tx.definition(job.incarnation).await?;
+    let of_job = definition.map(|it| it.headers).unwrap_or_default();
     for letter in asked {
         let reopening = opened.get(path(letter)).copied();
         let outcome = match reopening {
             Some(Reopening::Done) => Err(NotReplayed::Done),
             Some(Reopening::Split | Reopening::Unknown) if was_finished => Err(retry_for_split()),
-            _ => send(tx, letter, Some(&job), make)
+            _ => send(tx, letter, Some((&job, &of_job)), make)
                 .await?
                 .map(|pipe| Replay::Sent {
                     pipe,

@@ -111,6 +111,7 @@ impl TestStore {
         let job = self
             .create_with(JobRequest {
                 on_failure,
+                headers: [("limit".to_owned(), Header::Integer(5))].into(),
                 ..request(job)
             })
             .await;
@@ -371,6 +372,14 @@ async fn replayed_task_of_a_finished_job_begins_a_round_of_it_alone(store: TestS
     store.keep(&[letter(1, &job, "1")]).await;
     let replayed = store.replay(&store.letter_ids().await).await;
     assert_eq!(replayed, [sent(&job, 2, true)]);
+    let message = store.outbox(10).await.unwrap().remove(0);
+    let expected = [("h", 1), ("limit", 5)];
+    let expected = expected.map(|(name, value)| (name.to_owned(), Header::Integer(value)));
+    assert_eq!(
+        message.headers,
+        expected.into(),
+        "its own and those of its job"
+    );
     assert_eq!(store.sent().await, ["1 in 2"], "and no start message");
     let now = store.job(&job).await;
     assert_eq!((now.status, now.round), (JobStatus::Active, Some(2)));
