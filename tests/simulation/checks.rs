@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::faults::Who;
 use crate::rounds::round_of;
-use crate::simulation::{job_id, partition};
+use crate::simulation::{ITEMS_REJECT, job_id, partition};
 
 /// The status checks of one process.
 pub struct Checks {
@@ -46,6 +46,10 @@ impl Checks {
     }
 
     pub async fn check(&self, role: Who, delivery: &Delivery) -> Checked {
+        if *delivery.pipe == *ITEMS_REJECT {
+            // It becomes a dead letter, whatever has become of its job.
+            return Checked::Admitted;
+        }
         let Ok(mut message) = TaskMessage::decode(&delivery.body) else {
             return Checked::Admitted;
         };

@@ -113,6 +113,8 @@ pub enum Action {
     Delete,
     Pause,
     Resume,
+    /// Sends the dead letters again.
+    Replay,
     /// Delete, and create again with so many items.
     PutAgain(u64),
 }

@@ -65,12 +65,15 @@ impl Simulation {
             if scenario.kept {
                 broken.extend(self.check_kept(&job, &items).await);
             }
+            if scenario.letters {
+                broken.extend(self.check_letters(put, round).await);
+            }
             let hopeless = (1..=put.items)
                 .filter(|number| !scenario.fails_at_once(*number, round))
                 .filter(|number| scenario.fails(*number, round))
                 .count() as u64;
             let copies = self.0.pipes.depth(ITEMS_REJECT).await.unwrap_or(0);
-            if copies < hopeless {
+            if copies < hopeless && !scenario.letters {
                 broken.push(format!(
                     "{hopeless} tasks were given up, but {copies} copies are in the reject pipe"
                 ));

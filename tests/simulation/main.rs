@@ -16,6 +16,7 @@ mod faults;
 mod invariants;
 mod item_worker;
 mod kept;
+mod letters;
 mod observer;
 mod rounds;
 mod scenario;
@@ -332,6 +333,54 @@ fn no_single_fault_changes_the_outputs_that_are_kept() {
     }
     for point in [FaultPoint::Begin, FaultPoint::Commit, FaultPoint::Committed] {
         run_at_every_step(&scenario, |nth| Op::Store(point, nth, 3));
+    }
+}
+
+/// A job of which some items are given up, become dead letters and are sent again. They are done then.
+fn given_up() -> Scenario {
+    Scenario {
+        items: 5,
+        on_failure: OnFailure::Continue,
+        hopeless: Some(2),
+        mended: Some(2),
+        letters: true,
+        ..Scenario::default()
+    }
+}
+
+#[test]
+fn no_single_fault_loses_a_dead_letter_or_sends_one_twice() {
+    let scenario = given_up();
+    for fault in [
+        PublishFault::CrashBefore,
+        PublishFault::CrashAfter,
+        PublishFault::Twice,
+        PublishFault::Refused,
+    ] {
+        run_at_every_step(&scenario, |nth| Op::Publish(Who::Service, nth, fault));
+    }
+    for fault in [AckFault::CrashBefore, AckFault::CrashAfter] {
+        run_at_every_step(&scenario, |nth| Op::Ack(Who::Service, nth, fault));
+    }
+    for point in [FaultPoint::Begin, FaultPoint::Commit, FaultPoint::Committed] {
+        run_at_every_step(&scenario, |nth| Op::Store(point, nth, 3));
+    }
+}
+
+#[test]
+fn dead_letters_that_are_sent_again_at_any_moment_leave_the_counts_exact() {
+    for mended in [None, Some(2)] {
+        for millis in (2990..3060).step_by(10) {
+            let ops = vec![Op::Client(Action::Replay, Duration::from_millis(millis))];
+            let scenario = Scenario {
+                items: 20,
+                mended,
+                checked: millis % 2 == 0,
+                ops,
+                ..given_up()
+            };
+            run(&scenario).unwrap_or_else(|broken| panic!("{scenario:#?}\n{broken}"));
+        }
     }
 }
 

@@ -10,6 +10,10 @@ use store::FaultPoint;
 use crate::dependents;
 use crate::faults::{AckFault, Action, Op, PublishFault, Who};
 
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each switches a part of the system on, whatever the others do"
+)]
 #[derive(Debug, Clone)]
 pub struct Scenario {
     pub items: u64,
@@ -41,6 +45,8 @@ pub struct Scenario {
     pub pauses_hold: Option<Duration>,
     /// The round from which on no item fails any more.
     pub mended: Option<u32>,
+    /// The service keeps what is given up as dead letters, and the client sends them again at the end.
+    pub letters: bool,
     /// Jobs in a chain, each of which waits for the one before; the first waits for the job.
     pub dependents: u64,
     pub ops: Vec<Op>,
@@ -67,6 +73,7 @@ impl Default for Scenario {
             checked: false,
             pauses_hold: None,
             mended: None,
+            letters: false,
             dependents: 0,
             ops: Vec::new(),
         }
@@ -101,6 +108,7 @@ impl Scenario {
             checked: dice.chance(2),
             pauses_hold: None,
             mended: None,
+            letters: false,
             dependents: 0,
             ops: Vec::new(),
         };
@@ -130,6 +138,9 @@ impl Scenario {
             scenario.on_failure = OnFailure::Tolerate(tolerance(&mut dice, items));
         }
         scenario.add_late_reports(&mut dice);
+        if scenario.hopeless.is_some() && scenario.worsening.is_none() && dice.chance(2) {
+            scenario.add_letters(&mut dice);
+        }
         scenario
     }
 
@@ -145,6 +156,30 @@ impl Scenario {
         // Only if every task of every round runs, it is certain what is done.
         if !self.checked && self.pauses_hold.is_none() {
             self.worsening = dice.chance(2).then(|| dice.between(1, 12));
+        }
+    }
+
+    /// Keeps what is given up, and sends it again now and then.
+    fn add_letters(&mut self, dice: &mut Dice) {
+        self.letters = true;
+        // What fails otherwise is no letter, so that a round in which only letters are sent again does not mend it.
+        self.failing = None;
+        self.output = false;
+        self.mended = dice.pick(&[None, Some(2), Some(2)]);
+        for _ in 0..dice.below(3) {
+            let moment = Duration::from_millis(dice.pick(&[3000, 3000, 6000]));
+            let moment = moment + Duration::from_millis(dice.between(0, 200));
+            self.ops.push(Op::Client(Action::Replay, moment));
+        }
+        let nth = u32::try_from(dice.between(1, 20)).unwrap_or(1);
+        match dice.below(4) {
+            0 => self
+                .ops
+                .push(Op::Publish(Who::Service, nth, publish_fault(dice))),
+            1 => self
+                .ops
+                .push(Op::Ack(Who::Service, nth, AckFault::CrashBefore)),
+            _ => {}
         }
     }
 
@@ -229,6 +264,10 @@ impl Scenario {
                 },
                 Self {
                     mended: None,
+                    ..self.clone()
+                },
+                Self {
+                    letters: false,
                     ..self.clone()
                 },
                 Self {

@@ -58,6 +58,8 @@ const PIPES: [&str; 13] = [
 ];
 /// Simulated seconds without a change after which the system is at rest. Every delay in the system is shorter.
 const REST: u32 = 40;
+/// Simulated seconds without a change after which dead letters are sent again, while the tasks of a failed job are known.
+const BEFORE_REPLAY: u32 = 10;
 /// Short, because every runtime keeps looking for work while the simulated time passes.
 const FAILED_TABLES_KEPT: Duration = Duration::from_secs(20);
 /// Simulated seconds after which a system that does not come to rest is broken.
@@ -109,6 +111,8 @@ pub struct Parts {
     pub executed: Arc<Mutex<BTreeMap<(String, u64), u32>>>,
     /// Which items were done, in any round, by incarnation and number.
     pub succeeded: Arc<Mutex<BTreeSet<(String, u64)>>>,
+    /// The dead letters that were sent again.
+    pub replayed: Mutex<BTreeSet<i64>>,
 }
 
 impl Simulation {
@@ -134,6 +138,7 @@ impl Simulation {
             observer,
             executed: Arc::default(),
             succeeded: Arc::default(),
+            replayed: Mutex::default(),
         }))
     }
 
@@ -173,7 +178,11 @@ impl Simulation {
         }
         // A paused job does not come to rest.
         self.act(Action::Resume, &mut job).await?;
-        self.come_to_rest(job.expected).await?;
+        if parts.scenario.letters {
+            self.come_to_rest(job.expected, BEFORE_REPLAY).await?;
+            self.replay(&mut job).await?;
+        }
+        self.come_to_rest(job.expected, REST).await?;
         let mut broken = self.check(&job).await;
         broken.extend(self.check_dependents().await);
         // It has rested for longer than the tables are kept.
@@ -203,8 +212,8 @@ impl Simulation {
         }
     }
 
-    /// Waits until nothing has changed for a while.
-    async fn come_to_rest(&self, expected: Expected) -> Result<(), String> {
+    /// Waits until nothing has changed for so many simulated seconds.
+    async fn come_to_rest(&self, expected: Expected, rest: u32) -> Result<(), String> {
         let parts = &self.0;
         let (mut quiet, mut last) = (0, String::new());
         for _ in 0..PATIENCE {
@@ -228,7 +237,7 @@ impl Simulation {
             } else {
                 0
             };
-            if quiet == REST {
+            if quiet == rest {
                 return Ok(());
             }
             last = format!(
@@ -250,6 +259,9 @@ impl Simulation {
             if depth > 0 {
                 left.push(format!("{depth} in {pipe}"));
             }
+        }
+        if self.0.scenario.letters {
+            left.extend(self.left_of_letters().await);
         }
         (!left.is_empty()).then(|| left.join(", "))
     }
@@ -327,7 +339,11 @@ impl Simulation {
         };
         match role {
             Who::Service => {
-                JobService::new(store.clone(), broker, ServiceOptions::default())
+                let mut options = ServiceOptions::default();
+                if scenario.letters {
+                    options.letters.pipes = vec![ITEMS_REJECT.to_owned()];
+                }
+                JobService::new(store.clone(), broker, options)
                     .run_background(stop)
                     .await;
                 Ok(())
@@ -434,6 +450,7 @@ impl Simulation {
                 self.insist(|| self.0.store.resume_job(partition(), job_id()))
                     .await?,
             ),
+            Action::Replay => self.replay(job).await?,
             Action::PutAgain(items) => {
                 self.delete(job).await?;
                 *job = Put {
