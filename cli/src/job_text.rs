@@ -219,6 +219,16 @@ pub fn details(job: &Job, now: i64) -> Vec<String> {
             .as_deref()
             .map(|policy| ("retry", escaped(policy).into_owned())),
     );
+    fields.extend(
+        job.task_time_limit
+            .map(|limit| i64::from(limit.seconds()) * 1000)
+            .map(|millis| {
+                (
+                    "time limit",
+                    format!("{} for each attempt of a task", duration(millis)),
+                )
+            }),
+    );
     if job.delay > 0 {
         fields.push(("delay", duration(job.delay.saturating_mul(1000))));
     }
@@ -514,7 +524,7 @@ mod tests {
             "waitingFor": [{"jobId": "a", "status": "Active"}, {"jobId": "b", "status": null}],
             "expiry": {"Completed": {"expiryTime": "lastUpdateTime+P1D"}},
             "failureCounts": {"RESULT_EXCEPTION": 3}, "notes": ["There is no target pipe."],
-            "onFailure": {"continue": {"tolerate": "2%", "above": "continue"}},
+            "onFailure": {"continue": {"tolerate": "2%", "above": "continue"}}, "taskTimeLimit": 5400,
         }));
         assert_eq!(
             details(&job, NOW)[1..],
@@ -524,6 +534,7 @@ mod tests {
                 "  created         2026-11-22 17:17:03 UTC (3m ago)",
                 "  changed         2026-11-22 17:19:58 UTC (5s ago)",
                 "  tolerates       2% failed items, then continue",
+                "  time limit      1h30m for each attempt of a task",
                 "  delay           1m30s",
                 "  suspended       until its partition is dispatched",
                 "  waits for       a (Active)",

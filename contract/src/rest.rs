@@ -240,6 +240,10 @@ pub struct Job {
     /// When failed tasks run again, with all limits: the retry policy of the request. Absent if the workers' own policies apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<String>,
+    /// The seconds that one attempt at each task may take, as the request says. Absent if only the limits of the workers apply.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "utoipa", schema(value_type = Option<u32>, minimum = 1, maximum = 604_800))]
+    pub task_time_limit: Option<TaskTimeLimit>,
     /// Remarks on the job, for example how a job without a target pipe completes. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,

@@ -37,6 +37,11 @@ impl TaskTimeLimit {
         (1..=Self::MOST).contains(&seconds).then_some(Self(seconds))
     }
 
+    /// Returns the number of the seconds.
+    pub const fn seconds(self) -> u32 {
+        self.0
+    }
+
     /// Returns the limit as a time.
     pub const fn span(self) -> Duration {
         Duration::from_secs(self.0 as u64)

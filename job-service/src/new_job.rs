@@ -115,6 +115,7 @@ impl RawRequest {
             correlation_id: None,
             output_pipe: None,
             retry,
+            task_time_limit,
             headers: headers.into_iter().collect(),
             definition: Vec::new(),
             content_hash,

@@ -444,6 +444,13 @@ fn facts(job: &Job) -> Vec<(&'static str, Value)> {
         ("After a failure", some(Some(job.on_failure.to_string()))),
         ("Retries", some(job.retry.clone())),
         (
+            "Time limit",
+            some(job.task_time_limit.map(|limit| {
+                let millis = i64::from(limit.seconds()) * 1000;
+                format!("{} for each attempt of a task", text::duration(millis))
+            })),
+        ),
+        (
             "Delay",
             some((job.delay > 0).then(|| text::duration(job.delay.saturating_mul(1000)))),
         ),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use contract::rest::Expiry;
-use contract::{JobId, JobStatus, PartitionId, rest};
+use contract::{JobId, JobStatus, PartitionId, TaskTimeLimit, rest};
 
 use crate::curve::CurveState;
 use crate::ledger::JobTotals;
@@ -50,6 +50,8 @@ pub(crate) struct JobRow {
     pub output_pipe: Option<String>,
     /// The text of the retry policy; `None` leaves retries to the workers.
     pub retry: Option<String>,
+    /// How long one attempt of a task may take, by the request.
+    pub task_time_limit: Option<TaskTimeLimit>,
 }
 
 impl JobRow {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use contract::rest::Expiry;
 use contract::{
     Announced, JobId, JobStatus, JobTaskId, OnFailure, PartitionId, ReportFailure, RetryPolicy,
-    SourceDigest,
+    SourceDigest, TaskTimeLimit,
 };
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +65,8 @@ pub struct JobRequest {
     pub output_pipe: Option<String>,
     /// When failed tasks run again; `None` leaves that to the workers.
     pub retry: Option<RetryPolicy>,
+    /// How long one attempt of a task may take, which the header of the start message tells the workers.
+    pub task_time_limit: Option<TaskTimeLimit>,
     /// The headers of the start message.
     pub headers: Headers,
     /// The request as the client sent it. It is kept with the job ([`Store::definition`](crate::Store::definition)).
@@ -108,6 +110,7 @@ impl JobRequest {
             correlation_id: None,
             output_pipe: None,
             retry: None,
+            task_time_limit: None,
             headers: Headers::new(),
             definition: Vec::new(),
             content_hash: [0; 32],

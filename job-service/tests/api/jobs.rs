@@ -12,7 +12,7 @@ use crate::service::{Answer, Backend, Service, new_job};
 on_both_databases![
     texts_of_any_script_are_returned_unchanged,
     unavailable_database_is_a_503,
-    the_answer_to_a_status_check_brings_the_retry_policy_of_the_job,
+    a_job_shows_its_policy_and_its_time_limit_and_the_answer_to_a_status_check_brings_the_policy,
 ];
 
 #[tokio::test]
@@ -551,18 +551,26 @@ async fn unavailable_database_is_a_503(backend: Backend) {
         .is(200);
 }
 
-async fn the_answer_to_a_status_check_brings_the_retry_policy_of_the_job(backend: Backend) {
+async fn a_job_shows_its_policy_and_its_time_limit_and_the_answer_to_a_status_check_brings_the_policy(
+    backend: Backend,
+) {
     let service = Service::start_on(backend).await;
     let mut request = new_job();
     service.put("without", &request).await.is(201);
     request["retry"] = json!({"policy": "constant", "delay": "90s", "attempts": 3});
+    request["taskTimeLimit"] = json!(90);
     service.put("with", &request).await.is(201);
     service.put("with", &request).await.is(204);
     let in_full = "constant,delay=90s,attempts=3,within=1d";
     let status = service.get("/jobs/with/status").await.is(200);
     assert_eq!(status.header("x-batchwright-retry"), in_full);
     let job = service.get("/jobs/with").await.is(200).json();
-    assert_eq!(job["retry"], in_full);
+    assert_eq!(
+        (&job["retry"], &job["taskTimeLimit"]),
+        (&json!(in_full), &json!(90))
+    );
+    let without = service.get("/jobs/without").await.is(200).json();
+    assert_eq!(without.get("taskTimeLimit"), None);
     let status = service.get("/jobs/without/status").await.is(200);
     assert!(!status.headers.contains_key("x-batchwright-retry"));
 

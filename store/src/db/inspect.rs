@@ -100,6 +100,7 @@ pub fn sample(
         curve: CurveState::default(),
         output_pipe: None,
         retry: None,
+        task_time_limit: None,
     };
     Ok((
         job,

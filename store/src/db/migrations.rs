@@ -99,6 +99,10 @@ const POSTGRES: &[File] = &[
         "20261123064000_memos",
         include_str!("../../migrations/postgres/20261123064000_memos.sql"),
     ),
+    (
+        "20261123064500_task_time_limit",
+        include_str!("../../migrations/postgres/20261123064500_task_time_limit.sql"),
+    ),
 ];
 
 const SQLITE: &[File] = &[
@@ -189,6 +193,10 @@ const SQLITE: &[File] = &[
     (
         "20261123064000_memos",
         include_str!("../../migrations/sqlite/20261123064000_memos.sql"),
+    ),
+    (
+        "20261123064500_task_time_limit",
+        include_str!("../../migrations/sqlite/20261123064500_task_time_limit.sql"),
     ),
 ];
 

@@ -210,5 +210,6 @@ fn new_job(request: &JobRequest, now: i64) -> JobRow {
         curve: CurveState::default(),
         output_pipe: request.output_pipe.clone(),
         retry: request.retry.as_ref().map(ToString::to_string),
+        task_time_limit: request.task_time_limit,
     }
 }

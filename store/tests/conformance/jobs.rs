@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use contract::{JobId, JobStatus, OnFailure};
+use contract::{JobId, JobStatus, OnFailure, TaskTimeLimit};
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use store::{Cancellation, Creation, EventKind, Incarnation, JobRequest, JobSignal};
@@ -334,6 +334,7 @@ async fn started_jobs_that_do_not_change_are_found_and_what_they_bring_is_kept(s
     let policy = "jobweaver,attempts=3".parse().unwrap();
     let brings = JobRequest {
         retry: Some(policy),
+        task_time_limit: TaskTimeLimit::of_seconds(90),
         ..request("brings")
     };
     let brings = store.create_with(brings).await;
@@ -360,6 +361,9 @@ async fn started_jobs_that_do_not_change_are_found_and_what_they_bring_is_kept(s
     };
     let in_full = "exponential,first=10s,factor=2,longest=5m,attempts=3,within=none";
     assert_eq!(of(&brings).await.as_deref(), Some(in_full));
-    assert_eq!(store.job(&brings).await.retry.as_deref(), Some(in_full));
+    let job = store.job(&brings).await;
+    assert_eq!(job.retry.as_deref(), Some(in_full));
+    assert_eq!(job.task_time_limit, TaskTimeLimit::of_seconds(90));
+    assert_eq!(store.job(&paused).await.task_time_limit, None);
     assert_eq!(of(&paused).await, None);
 }

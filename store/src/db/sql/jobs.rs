@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use contract::{JobId, JobStatus, OnFailure, PartitionId};
+use contract::{JobId, JobStatus, OnFailure, PartitionId, TaskTimeLimit};
 use serde::{Deserialize, Serialize};
 
 use super::millis;
@@ -17,7 +17,8 @@ use crate::pace::Pace;
 /// The columns that [`read_job`] reads.
 pub const COLUMNS: &str = "incarnation, partition_id, job_id, first_life, round, name, description, external_data, content_hash, \
     on_failure, tolerance, status, percentage, completed_items, failed_tasks, failed_splits, failed_attempts, failure_counts, own_task, delay, task_table, create_time, \
-    last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe, retry_policy";
+    last_update_time, finish_time, expiry, expiry_time, without_target, correlation_id, progress, output_pipe, retry_policy, \
+    task_time_limit";
 
 /// The content of the column `progress`.
 #[derive(Default, Serialize, Deserialize)]
@@ -137,8 +138,9 @@ pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<i64>, DbErr
         .statement(
             "insert into job (partition_id, job_id, first_life, name, description, external_data, content_hash, on_failure, \
              status, percentage, completed_items, failed_tasks, failure_counts, task_table, create_time, last_update_time, \
-             expiry, delay, without_target, correlation_id, output_pipe, tolerance, retry_policy) \
-             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12, $13, $14, $15, $16, $17) \
+             expiry, delay, without_target, correlation_id, output_pipe, tolerance, retry_policy, \
+             task_time_limit) \
+             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, 0, '{}', false, $10, $10, $11, $12, $13, $14, $15, $16, $17, $18) \
              on conflict (partition_id, job_id) do nothing returning incarnation",
         )
         .bind(job.partition.as_str())
@@ -157,7 +159,11 @@ pub async fn insert(db: &mut Session, job: &JobRow) -> Result<Option<i64>, DbErr
         .bind(job.correlation_id.as_deref())
         .bind(job.output_pipe.as_deref())
         .bind(tolerance)
-        .bind(job.retry.as_deref());
+        .bind(job.retry.as_deref())
+        .bind(
+            job.task_time_limit
+                .map(|limit| i64::from(limit.seconds())),
+        );
     db.fetch_first(statement, |row| row.get(0)).await
 }
 
@@ -348,6 +354,9 @@ pub fn read_job(row: Row<'_>) -> Result<JobRow, DbError> {
         curve: progress.curve,
         output_pipe: row.get("output_pipe")?,
         retry: row.get("retry_policy")?,
+        task_time_limit: row
+            .get::<Option<i64>, _>("task_time_limit")?
+            .and_then(|seconds| TaskTimeLimit::of_seconds(seconds.try_into().ok()?)),
     })
 }
 
