@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use contract::{ContextData, TaskData, TaskMessage, Tracking};
+use contract::{ContextData, TaskData, TaskMessage, TaskTimeLimit, Tracking};
 use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -76,6 +76,8 @@ pub const fn task<T: TaskData>(input: T) -> TestTask<T> {
         note: None,
         memos: BTreeMap::new(),
         is_cancelled: false,
+        time_limit: None,
+        job_time_limit: None,
     }
 }
 
@@ -88,6 +90,8 @@ pub struct TestTask<T> {
     note: Option<Vec<u8>>,
     memos: BTreeMap<String, String>,
     is_cancelled: bool,
+    time_limit: Option<Duration>,
+    job_time_limit: Option<TaskTimeLimit>,
 }
 
 impl<T: TaskData> TestTask<T> {
@@ -132,6 +136,47 @@ impl<T: TaskData> TestTask<T> {
         self
     }
 
+    /// Limits the time of the attempt, as [`Settings::time_limit`] does. Without it there is no limit.
+    ///
+    /// ```
+    /// # use batchwright_framework as batchwright;
+    /// # use batchwright::{Context, NoOutput, Reply, Settings, TaskError, Worker, testing};
+    /// # use batchwright::contract::RangeItem;
+    /// use std::time::Duration;
+    ///
+    /// /// Waits for an answer that never comes.
+    /// struct Stuck;
+    ///
+    /// impl Worker for Stuck {
+    ///     type Input = RangeItem;
+    ///     type Output = NoOutput;
+    ///     async fn run(&self, _: RangeItem, _: Context) -> Result<Reply<NoOutput>, TaskError> {
+    ///         std::future::pending().await
+    ///     }
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # let item = serde_json::from_str(r#"{"number": 7}"#).unwrap();
+    /// let mut settings = Settings::new("stuck");
+    /// settings.time_limit = Some(Duration::from_millis(5));
+    /// let run = testing::task(item).time_limit(settings.time_limit).run(&Stuck).await;
+    /// assert_eq!(run.retry().unwrap(), "the task took longer than its time limit of 5ms");
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn time_limit(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        self.time_limit = limit.into();
+        self
+    }
+
+    /// Limits the time of the attempt, as a job does that sets a limit for its tasks (`taskTimeLimit`). Subtasks inherit it. If there is
+    /// a [`Self::time_limit`], too, the smaller one counts.
+    #[must_use]
+    pub fn job_time_limit(mut self, limit: impl Into<Option<TaskTimeLimit>>) -> Self {
+        self.job_time_limit = limit.into();
+        self
+    }
+
     /// Runs the task and returns what the worker did. A panic of the worker fails the test.
     pub async fn run<W: Worker<Input = T>>(self, worker: &W) -> Run<W::Output> {
         let recorder = Arc::new(Recorder::default());
@@ -140,11 +185,18 @@ impl<T: TaskData> TestTask<T> {
             memos: Some(memos.clone()),
             ..shared(Arc::clone(&recorder) as _)
         });
-        let ctx = Context::new(self.message(&shared), self.attempt, None, shared);
+        let ctx = Context::new(
+            self.message(&shared),
+            self.attempt,
+            self.job_time_limit,
+            shared,
+        );
         if self.is_cancelled {
             ctx.end();
         }
-        let result = worker.run(self.input, ctx).await;
+        let run = worker.run(self.input, ctx.clone());
+        let run = ctx.within_limit::<W, _>(self.time_limit, run).await;
+        let result = run.and_then(|result| result);
         let published = recorder.published.lock();
         let published = published.unwrap_or_else(PoisonError::into_inner);
         let messages = published.iter();
@@ -430,5 +482,50 @@ impl Broker for Recorder {
 
     fn kind(&self) -> &'static str {
         "recorder"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::RangeItem;
+
+    use super::*;
+    use crate::NoOutput;
+
+    /// Works on another thread, and never ends by itself.
+    struct Endless(Arc<Mutex<Option<Context>>>);
+
+    impl Worker for Endless {
+        type Input = RangeItem;
+        type Output = NoOutput;
+        async fn run(&self, _: RangeItem, ctx: Context) -> Result<Reply<NoOutput>, TaskError> {
+            *self.0.lock().unwrap() = Some(ctx);
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_exceeds_the_smaller_limit_is_dropped_and_its_context_says_so() {
+        let seconds = |seconds| Duration::from_secs(seconds);
+        for (own, job, reason) in [
+            (seconds(90), None, "its time limit of 90s"),
+            (
+                seconds(90),
+                Some(30),
+                "the time limit of 30s that its job sets",
+            ),
+            (seconds(30), Some(90), "its time limit of 30s"),
+        ] {
+            let left = Arc::default();
+            let item = serde_json::from_str::<RangeItem>(r#"{"number": 7}"#).unwrap();
+            let task = task(item).time_limit(own);
+            let task = task.job_time_limit(job.and_then(TaskTimeLimit::of_seconds));
+            let run = task.run(&Endless(Arc::clone(&left))).await;
+            let reason = format!("the task took longer than {reason}");
+            assert_eq!(run.outcome(), Outcome::Retried(reason.clone()));
+            // What it has left behind learns that it must stop.
+            let left = left.lock().unwrap().take().unwrap();
+            assert_eq!(left.check_cancelled().unwrap_err().chain(), reason);
+        }
     }
 }
