@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use batch_worker::{BatchPlugin, BatchWorker};
+use blobs::BlobError;
 use framework::broker::amqp::Amqp;
 use framework::broker::embedded::{Embedded, EmbeddedOptions};
 use framework::broker::{Broker, BrokerError};
@@ -71,6 +72,11 @@ pub enum StackError {
         /// The error of the operating system.
         reason: std::io::Error,
     },
+    /// The folder for the outputs of jobs cannot be written.
+    #[error(
+        "{0}; let this user write there, or choose another folder (--outputs-folder, BATCHWRIGHT_OUTPUTS_FOLDER)"
+    )]
+    OutputsFolder(#[from] BlobError),
     /// The job service cannot listen, usually because another process uses the port.
     #[error(
         "cannot listen on {address}: {reason}; stop the process that uses the port, or choose another address \
@@ -178,12 +184,15 @@ impl Stack {
     /// Starts all roles and workers. If this returns an error, nothing is running.
     pub async fn start(self) -> Result<Running, StackError> {
         let Self {
-            options,
+            mut options,
             workers,
             plugins,
         } = self;
         // The embedded broker locks the folder: a second process must not touch anything in it.
         let (broker, embedded) = open_broker(&options).await?;
+        if let Some(blobs) = options.written_blobs() {
+            blobs.check().await?;
+        }
         let store = open_store(&options).await?;
         // A worker that is the only role binds the address itself, for its health endpoint; that it can is known from here on.
         let listener = if options.serves_jobs() || options.roles.len() == 1 {
@@ -195,11 +204,10 @@ impl Stack {
         } else {
             None
         };
+        let bound = listener.as_ref().map(TcpListener::local_addr);
+        options.listen = bound.and_then(Result::ok).unwrap_or(options.listen);
+        let address = options.listen;
         let listener = listener.filter(|_| options.serves_jobs());
-        let address = listener
-            .as_ref()
-            .and_then(|listener| listener.local_addr().ok())
-            .unwrap_or(options.listen);
         let (ended, ends) = mpsc::channel(16);
         let mut running = Running {
             address,
@@ -497,7 +505,21 @@ impl fmt::Debug for AddedWorker {
 
 #[cfg(test)]
 mod tests {
+    use blobs::Blobs;
+
     use super::*;
+
+    #[tokio::test]
+    async fn worker_alone_tells_the_port_that_the_system_has_chosen() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = StackOptions {
+            roles: vec![Role::NoopWorker],
+            ..StackOptions::embedded(folder.path())
+        };
+        let running = Stack::new(options).start().await.unwrap();
+        assert_ne!(running.address.port(), 0);
+        running.stop().await;
+    }
 
     #[tokio::test]
     async fn main_prints_what_is_wrong_at_the_start_as_a_sentence_with_the_remedy() {
@@ -520,6 +542,17 @@ mod tests {
                 StackOptions::embedded(&below),
                 format!(
                     "cannot create the folder {below}: Not a directory (os error 20); choose another one (--data, BATCHWRIGHT_DATA)"
+                ),
+            ),
+            (
+                {
+                    let mut options = usual("outputs");
+                    options.service.outputs.blobs = Some(Blobs::folder(&below));
+                    options
+                },
+                format!(
+                    "the folder {below} cannot be written: Not a directory (os error 20); let this user write there, or choose another \
+                     folder (--outputs-folder, BATCHWRIGHT_OUTPUTS_FOLDER)"
                 ),
             ),
             (

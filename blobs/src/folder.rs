@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use rustix::fs::OFlags;
+use rustix::fs::{Access, OFlags, access};
 use tokio::io::BufReader;
 use tokio::task::spawn_blocking;
 
@@ -47,6 +47,18 @@ impl Folder {
     /// Leaves this many bytes of the disk free.
     pub fn leaving(self, reserve: u64) -> Self {
         Self { reserve, ..self }
+    }
+
+    /// Checks that files can be made in the folder, and makes it if it is not there. A full disk is no error.
+    pub async fn check(&self) -> Result<(), BlobError> {
+        let path = Arc::clone(&self.path);
+        let check = move || {
+            make_folder(&path)?;
+            Ok(access(&*path, Access::WRITE_OK | Access::EXEC_OK)?)
+        };
+        let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+        let check = move || check().or_else(|error| if full(&error) { Ok(()) } else { Err(error) });
+        self.run("written", check).await
     }
 
     pub async fn write(&self, name: &BlobName, content: Bytes) -> Result<(), BlobError> {

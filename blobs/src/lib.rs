@@ -135,6 +135,17 @@ impl Blobs {
         Self(Place::Memory(Memory::default()))
     }
 
+    /// Checks that blobs can be written to a folder, and makes it if it is not there. A full disk may have room later; whether a
+    /// bucket can be written shows only when a blob is.
+    pub async fn check(&self) -> Result<(), BlobError> {
+        match &self.0 {
+            Place::Folder(folder) => folder.check().await,
+            #[cfg(feature = "s3")]
+            Place::S3(_) => Ok(()),
+            Place::Memory(_) => Ok(()),
+        }
+    }
+
     /// Writes a blob. Returns when it is safe.
     pub async fn write(&self, name: &BlobName, content: Bytes) -> Result<(), BlobError> {
         match &self.0 {

@@ -35,7 +35,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use framework::config::env::Variables;
-use framework::log::LogFormat;
+use framework::log::{LogFilter, LogFormat};
 
 use self::bench::BenchArgs;
 #[cfg(feature = "chaos")]
@@ -69,7 +69,7 @@ pub struct Cli {
     pub program: Program,
     /// Log filter for standard error, e.g. `info` or `batchwright=debug`.
     #[arg(long, global = true, env = "BATCHWRIGHT_LOG", value_name = "FILTER")]
-    pub log: Option<String>,
+    pub log: Option<LogFilter>,
     /// Form of the lines of the log: `text`, or `json` with one object in a line.
     #[arg(
         long,

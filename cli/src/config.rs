@@ -10,8 +10,8 @@ use std::ffi::OsString;
 use std::fmt;
 use std::process::ExitCode;
 
-use clap::builder::Resettable;
-use clap::error::{ContextKind, ContextValue};
+use clap::builder::{Resettable, StyledStr};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, Parser};
 use framework::SettingsError;
@@ -75,8 +75,9 @@ pub fn read<P: Parser>(
     );
     // `origin` needs the names that the arguments have only in a built command.
     command.build();
-    let refusal = |error: clap::Error, fallbacks: &BTreeMap<String, EnvValue>| {
+    let refusal = |mut error: clap::Error, fallbacks: &BTreeMap<String, EnvValue>| {
         let from = origin(&error, &command, &arguments, variables, fallbacks);
+        say_what_is_expected(&mut error, &command);
         Refusal::CommandLine(Box::new(error), from)
     };
     let found = fallbacks.as_ref().cloned().unwrap_or_default();
@@ -264,13 +265,7 @@ fn origin(
     variables: &Variables,
     fallbacks: &BTreeMap<String, EnvValue>,
 ) -> Option<String> {
-    let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidArg) else {
-        return None;
-    };
-    let all = command
-        .get_arguments()
-        .chain(command.get_subcommands().flat_map(Command::get_arguments));
-    let arg = all.into_iter().find(|arg| arg.to_string() == *refused)?;
+    let arg = refused(error, command)?;
     let flag = format!("--{}", arg.get_long()?);
     if arguments
         .iter()
@@ -284,6 +279,35 @@ fn origin(
     } else {
         fallbacks.get(&name).map(|value| value.from.clone())
     }
+}
+
+/// Adds what a flag means to an error that says only what is wrong with its value.
+fn say_what_is_expected(error: &mut clap::Error, command: &Command) {
+    if error.kind() != ErrorKind::ValueValidation || error.to_string().contains("expected") {
+        return;
+    }
+    let Some(arg) = refused(error, command) else {
+        return;
+    };
+    let Some(help) = arg.get_help() else { return };
+    let default = match arg.get_default_values() {
+        [default] => format!(" (by default {})", default.display()),
+        _ => String::new(),
+    };
+    let meaning = format!("set it to: {help}{default}");
+    let tips = vec![StyledStr::from(meaning)];
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+}
+
+/// Returns the flag whose value an error refuses.
+fn refused<'a>(error: &clap::Error, command: &'a Command) -> Option<&'a Arg> {
+    let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let mut all = command
+        .get_arguments()
+        .chain(command.get_subcommands().flat_map(Command::get_arguments));
+    all.find(|arg| arg.to_string() == *refused)
 }
 
 impl Configuration {

@@ -25,7 +25,7 @@ use std::time::Duration;
 use cli::{Cli, Program};
 use command_worker::keeper;
 use framework::config::env::Variables;
-use framework::log;
+use framework::log::{self, LogFilter};
 use mimalloc::MiMalloc;
 
 /// Each message causes many small allocations, which often are freed on another thread. `MiMalloc` is fast at this.
@@ -74,5 +74,8 @@ fn set_up_log(cli: &Cli) {
     } else {
         "error"
     };
-    log::set_up(cli.log.as_deref().unwrap_or(level), cli.log_format);
+    log::set_up(
+        cli.log.as_ref().map_or(level, LogFilter::as_str),
+        cli.log_format,
+    );
 }

@@ -67,6 +67,31 @@ impl fmt::Display for LogFormat {
     }
 }
 
+/// What is logged, as a setting says it: for example `info` or `batchwright=debug`.
+#[derive(Debug, Clone)]
+pub struct LogFilter(String);
+
+impl LogFilter {
+    /// Returns the text, for [`set_up`].
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for LogFilter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match EnvFilter::builder().parse(text) {
+            Ok(_) => Ok(Self(text.to_owned())),
+            Err(error) => Err(format!(
+                "{text:?} is not a filter of the log ({error}); expected a level (error, warn, info, debug, trace or off), or levels \
+                 of targets such as batchwright=debug, separated by commas"
+            )),
+        }
+    }
+}
+
 /// Sets up the log of this process, unless the program has set up one. `filter` selects what is logged, for example
 /// `info` or `batchwright=debug`.
 pub fn set_up(filter: &str, format: LogFormat) {

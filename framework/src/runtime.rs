@@ -21,7 +21,7 @@ use crate::handler::BatchHandler;
 use crate::health::{Source, Trouble, Watch};
 use crate::log;
 #[cfg(feature = "amqp")]
-use crate::log::LogFormat;
+use crate::log::{LogFilter, LogFormat};
 use crate::meters::{self, Begun, Counters};
 use crate::pipeline::breaker::CircuitBreaker;
 use crate::pipeline::byte_window::ByteWindow;
@@ -108,7 +108,8 @@ impl Runtime {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         }));
         let format = parsed(&variables, "LOG_FORMAT", LogFormat::default().name())?;
-        log::set_up(&value(&variables, "LOG", "info")?.value, format);
+        let filter: LogFilter = parsed(&variables, "LOG", "info")?;
+        log::set_up(filter.as_str(), format);
         Self::from_variables(&variables)
     }
 

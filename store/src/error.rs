@@ -94,11 +94,14 @@ impl From<&str> for Cause {
 
 impl From<sqlx::Error> for Cause {
     fn from(error: sqlx::Error) -> Self {
+        let of_database = error.as_database_error();
         Self {
-            message: error.to_string(),
-            code: error
-                .as_database_error()
-                .and_then(|error| error.code().map(Into::into)),
+            // Without the line in the source of PostgreSQL that the driver's text ends with.
+            message: of_database.map_or_else(
+                || error.to_string(),
+                |error| format!("error returned from database: {}", error.message()),
+            ),
+            code: of_database.and_then(|error| error.code().map(Into::into)),
             driver_error: Some(Arc::new(error)),
         }
     }

@@ -288,6 +288,12 @@ impl StackOptions {
             .collect()
     }
 
+    /// Returns where the roles of this process write the outputs of jobs, if one does.
+    pub(super) fn written_blobs(&self) -> Option<&Blobs> {
+        let blobs = self.service.outputs.blobs.as_ref();
+        blobs.filter(|_| self.roles.contains(&Role::OutputWorker))
+    }
+
     /// Returns the folder of the embedded broker and database; `None` if both are servers.
     pub fn data_folder(&self) -> Option<PathBuf> {
         (self.broker.is_none() || self.database.is_none()).then(|| self.data.clone())

@@ -73,6 +73,19 @@ async fn unknown_or_invalid_variable_stops_the_start_by_name() {
             "The value comes from the variable BATCHWRIGHT_LISTEN.",
         ),
         (
+            &["up"],
+            "BATCHWRIGHT_LISTEN",
+            "8080",
+            "tip: set it to: Address that the REST API listens on; for a worker role, the address of its health and metrics (by default \
+             127.0.0.1:8080)",
+        ),
+        (
+            &["up"],
+            "BATCHWRIGHT_LOG",
+            "batchwright=loud",
+            "\"batchwright=loud\" is not a filter of the log",
+        ),
+        (
             &["run", "job-service"],
             "CAF_STATUS_CHECK_INTERVAL_SECONDS",
             "5s",

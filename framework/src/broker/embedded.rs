@@ -22,7 +22,7 @@ mod writer;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -431,8 +431,17 @@ impl Settler for WriterSettler {
 /// Locks the folder for this process. The operating system releases the lock when the file is closed, however the process
 /// ends.
 fn lock(folder: &Path) -> Result<File, BrokerError> {
-    let unusable =
-        |error: std::io::Error| BrokerError::unusable(folder.display().to_string(), error);
+    let unusable = |error: std::io::Error| {
+        let location = folder.display().to_string();
+        match error.kind() {
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                let reason =
+                    format!("{error}; let this user write to the folder, or choose another one");
+                BrokerError::unusable(location, reason)
+            }
+            _ => BrokerError::unusable(location, error),
+        }
+    };
     let mut options = OpenOptions::new();
     let mut file = options
         .read(true)

@@ -153,3 +153,18 @@ fn line_that_cannot_be_written_is_lost_without_a_panic() {
     let subscriber = tracing_subscriber::registry().with(lines(LogFormat::Text, floods, || Full));
     tracing::subscriber::with_default(subscriber, || tracing::warn!("no space"));
 }
+
+#[test]
+fn filter_that_means_nothing_is_refused_with_what_is_expected() {
+    for filter in ["", "info", "batchwright=debug,sqlx=off", "batchwright"] {
+        assert_eq!(filter.parse::<LogFilter>().unwrap().as_str(), filter);
+    }
+    for filter in ["batchwright=loud", "a b", "[", "=info=x"] {
+        let error = filter.parse::<LogFilter>().unwrap_err();
+        let begin = format!("{filter:?} is not a filter of the log (");
+        assert!(
+            error.starts_with(&begin) && error.contains("; expected a level"),
+            "{error}"
+        );
+    }
+}
