@@ -255,7 +255,8 @@ impl Found {
         } = &self.payload;
         let text = String::from_utf8_lossy(&data[..data.len().min(DATA_BYTES * 2)]);
         let data = beginning(&text, DATA_BYTES);
-        let label = known.plugin.label(&self.payload);
+        let own = self.payload.label.clone();
+        let label = own.or_else(|| known.plugin.label(&self.payload));
         ExplainedItem {
             label: label.map_or_else(
                 || beginning(&text, LABEL_BYTES),

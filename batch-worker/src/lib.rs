@@ -155,6 +155,16 @@ impl BatchWorker {
         self
     }
 
+    /// Adds all plugins of Batchwright. Those that read files read only below the root.
+    #[must_use]
+    pub fn with_built_in(self, root: Root) -> Self {
+        self.with(Range)
+            .with(List)
+            .with(Lines::new(root.clone()))
+            .with(RecordFiles::new(root.clone()))
+            .with(Glob::new(root))
+    }
+
     /// Returns the counter of the splits that this worker has done, repeated ones included.
     pub fn splits(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.splits)
@@ -264,7 +274,16 @@ impl Worker for BatchWorker {
 }
 
 /// Returns the size of the parts when `count` items are split: a power of `max_parts`, so that the tree is even.
-fn even_size(count: u64, max_parts: u64) -> u64 {
+///
+/// ```
+/// # mod batchwright { pub use batchwright_batch_worker as batch; }
+/// use batchwright::batch::even_size;
+///
+/// assert_eq!(even_size(800, 1000), 1); // items
+/// assert_eq!(even_size(10_000, 1000), 1000); // ten sub-batches
+/// assert_eq!(even_size(2_000_000, 1000), 1_000_000); // two, each of a thousand sub-batches
+/// ```
+pub fn even_size(count: u64, max_parts: u64) -> u64 {
     let mut size = 1_u64;
     while count.div_ceil(size) > max_parts {
         size = size.saturating_mul(max_parts);
@@ -310,6 +329,44 @@ mod tests {
         let parts = run.dispatched::<BatchTask>();
         assert_eq!(parts.len(), 10);
         assert_eq!(parts[0], ("test-in".to_owned(), batch("range", "1-10")));
+    }
+
+    /// Splits a text into its letters, and labels the vowels.
+    struct Letters;
+
+    impl BatchPlugin for Letters {
+        const NAME: &'static str = "letters";
+        async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
+            let letters = batch.definition.chars();
+            let part = |letter| match letter {
+                'a' | 'e' => {
+                    batch.labelled_item("RangeItem", &letter, format!("the vowel {letter}"))
+                }
+                _ => batch.item("RangeItem", &letter),
+            };
+            letters.map(part).collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn label_that_a_plugin_gives_an_item_goes_with_it() {
+        let run = testing::run(
+            &BatchWorker::new(1000).with(Letters),
+            batch("letters", "ab"),
+        )
+        .await;
+        assert_eq!(run.dispatched_labels(), [Some("the vowel a"), None]);
+    }
+
+    #[tokio::test]
+    async fn worker_with_all_that_is_built_in_and_a_plugin_of_its_own_knows_both() {
+        let worker = BatchWorker::new(1000).with_built_in(Root::new("."));
+        let run = testing::run(&worker.with(Letters), batch("words", "a")).await;
+        let reason = run.failure().unwrap();
+        assert!(
+            reason.contains("glob, letters, lines, list, range, records"),
+            "{reason}"
+        );
     }
 
     #[tokio::test]

@@ -81,7 +81,8 @@ pub trait BatchPlugin: Send + Sync + 'static {
         None
     }
 
-    /// Says in a few words what an item of this plugin is, e.g. `number 7`. By default people see the beginning of its data.
+    /// Says in a few words what an item of this plugin is, e.g. `number 7`, when a batch is explained. By default people see its
+    /// [label](Batch::labelled_item), or else the beginning of its data.
     fn label(&self, _item: &Payload) -> Option<String> {
         None
     }
@@ -118,8 +119,8 @@ pub struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Refuses a definition, which is a `what`, of too many items.
-    pub(crate) fn check_items(&self, what: &str, items: u64) -> Result<(), SplitError> {
+    /// Refuses a definition, which is a `what`, e.g. `range`, of more items than a job may have.
+    pub fn check_items(&self, what: &str, items: u64) -> Result<(), SplitError> {
         let limit = self.max_items;
         if items > limit {
             return Err(SplitError::Definition(format!(
@@ -147,8 +148,9 @@ impl Batch<'_> {
         source
     }
 
-    /// Returns a source with nothing in it. A worker with another limit makes other parts, so that people have to know it.
-    pub(crate) fn new_source(&self, name: impl fmt::Display) -> Source {
+    /// Returns a source with nothing in it yet, for a plugin that is split again as long as something else than its parts is the same.
+    /// The name tells people what it is; the limit of parts is added, because another one makes other parts.
+    pub fn new_source(&self, name: impl fmt::Display) -> Source {
         let limit = self.max_parts;
         Source::new(format!("{name}, split into at most {limit} parts"))
     }
@@ -159,13 +161,34 @@ impl Batch<'_> {
         default_type: &str,
         data: &T,
     ) -> Result<Part, SplitError> {
+        self.payload(default_type, data).map(Part::Item)
+    }
+
+    /// Makes an item as [`Self::item`] does, and says in a few words what it is. Failures and outputs of the item show this label, if
+    /// its worker has no other ([`TaskData::label`]). It is cut to 256 bytes.
+    pub fn labelled_item<T: serde::Serialize + ?Sized>(
+        &self,
+        default_type: &str,
+        data: &T,
+        label: impl Into<String>,
+    ) -> Result<Part, SplitError> {
+        let payload = self.payload(default_type, data)?;
+        Ok(Part::Item(payload.labelled(label)))
+    }
+
+    fn payload<T: serde::Serialize + ?Sized>(
+        &self,
+        default_type: &str,
+        data: &T,
+    ) -> Result<Payload, SplitError> {
         let data =
             serde_json::to_vec(data).map_err(|error| SplitError::Definition(error.to_string()))?;
-        Ok(Part::Item(Payload {
+        Ok(Payload {
             classifier: self.item_type.unwrap_or(default_type).to_owned(),
             api_version: 1,
             data,
-        }))
+            label: None,
+        })
     }
 }
 

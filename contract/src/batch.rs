@@ -119,6 +119,25 @@ pub struct ListItem {
     pub params: BTreeMap<String, String>,
 }
 
+impl ListItem {
+    /// Reads the value as a type of Rust.
+    ///
+    /// ```
+    /// use batchwright_contract::ListItem;
+    ///
+    /// let item: ListItem = serde_json::from_str(r#"{"value": ["Ada", 7]}"#).unwrap();
+    /// let (name, number): (String, u32) = item.parse().unwrap();
+    /// assert_eq!((name.as_str(), number), ("Ada", 7));
+    /// assert!(item.parse::<String>().unwrap_err().to_string().contains("expected a string"));
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the value is of another type.
+    pub fn parse<'de, T: Deserialize<'de>>(&'de self) -> Result<T, serde_json::Error> {
+        serde_json::from_str(self.value.get())
+    }
+}
+
 impl TaskData for ListItem {
     const CLASSIFIER: &'static str = "ListItem";
     const API_VERSION: i32 = 1;

@@ -149,6 +149,8 @@ pub struct Payload {
     pub api_version: i32,
     /// The serialized task data, usually JSON.
     pub data: Vec<u8>,
+    /// What the task is about in a few words ([`Context::dispatch_labelled`]); `None` leaves it to the worker that runs it.
+    pub label: Option<String>,
 }
 
 impl Payload {
@@ -159,7 +161,15 @@ impl Payload {
             classifier: T::CLASSIFIER.to_owned(),
             api_version: T::API_VERSION,
             data,
+            label: None,
         })
+    }
+
+    /// Adds a label ([`Context::dispatch_labelled`]).
+    #[must_use]
+    pub fn labelled(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
     }
 }
 
@@ -204,11 +214,6 @@ impl Context {
         self.dispatch_payload(pipe, Payload::of(task)?).await
     }
 
-    /// Dispatches a subtask whose type this worker does not know; see [`Self::dispatch`].
-    pub async fn dispatch_payload(&self, pipe: &str, payload: Payload) -> Result<(), TaskError> {
-        self.dispatch_as(pipe, payload, None).await
-    }
-
     /// Dispatches a subtask, and says in a few words what it is about, e.g. `"page 7 of scan.tif"`. Failures and outputs of the
     /// subtask show this label if its own type has none ([`TaskData::label`]). It is cut to 256 bytes. See [`Self::dispatch`].
     pub async fn dispatch_labelled<T: TaskData>(
@@ -217,16 +222,12 @@ impl Context {
         task: &T,
         label: &str,
     ) -> Result<(), TaskError> {
-        self.dispatch_as(pipe, Payload::of(task)?, Some(label))
-            .await
+        let payload = Payload::of(task)?.labelled(label);
+        self.dispatch_payload(pipe, payload).await
     }
 
-    async fn dispatch_as(
-        &self,
-        pipe: &str,
-        payload: Payload,
-        label: Option<&str>,
-    ) -> Result<(), TaskError> {
+    /// Dispatches a subtask whose type this worker does not know; see [`Self::dispatch`].
+    pub async fn dispatch_payload(&self, pipe: &str, payload: Payload) -> Result<(), TaskError> {
         let Inner {
             input,
             shared,
@@ -269,7 +270,7 @@ impl Context {
             note: None,
             failure: None,
             run: None,
-            label,
+            label: payload.label.as_deref(),
             time_limit: self.0.job_limit,
             ends_tracking: false,
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use batch_worker::{BatchWorker, Glob, Lines, List, Range, RecordFiles, Root};
+use batch_worker::{BatchWorker, Root};
 use command_worker::{CommandWorker, Files};
 use contract::rounds_pipe;
 use example_worker::WordCounter;
@@ -79,11 +79,7 @@ pub fn batch_worker(
         .max_depth(options.batch.max_depth)
         .max_items(options.batch.max_items)
         .results(options.batch.results)
-        .with(Range)
-        .with(List)
-        .with(Lines::new(root.clone()))
-        .with(RecordFiles::new(root.clone()))
-        .with(Glob::new(root));
+        .with_built_in(root);
     let worker = add.fold(worker, |worker, add| add(worker));
     let splits = worker.splits();
     // One split publishes up to `max_parts` messages; two concurrent splits keep the broker busy.
