@@ -33,6 +33,14 @@ const BESIDE: [&str; 4] = [
 /// The table of contents.
 const CONTENTS: &str = "docs/SUMMARY.md";
 
+/// The pages of the first hour, whose commands fit a terminal of 80 columns.
+const FIRST_HOUR: [&str; 4] = [
+    "README.md",
+    "docs/first-job.md",
+    "docs/first-worker.md",
+    "docs/split-a-batch.md",
+];
+
 /// The longest line of a page. Tables and links cannot be broken.
 const WIDEST: usize = 150;
 
@@ -119,6 +127,20 @@ fn every_page_has_one_title_something_to_read_and_lines_of_a_readable_length() {
                     index + 1,
                     &format!("the line has more than {WIDEST} characters"),
                 );
+            }
+        }
+    }
+    wrong.report();
+}
+
+#[test]
+fn commands_of_the_first_hour_fit_a_terminal() {
+    let mut wrong = Broken::default();
+    for page in FIRST_HOUR.map(|path| Page::read(&root(), Path::new(path))) {
+        for example in page.examples.iter().filter(|it| it.language == "sh") {
+            for line in example.code.lines().filter(|it| it.chars().count() > 80) {
+                let problem = format!("the command has more than 80 columns: {line}");
+                wrong.add(&page.path, example.line, &problem);
             }
         }
     }
@@ -220,8 +242,46 @@ fn book_is_built_where_mdbook_is_installed() {
             };
             folder.join(shown).is_file()
         });
+    let broken = broken_links(&folder);
     let _ = std::fs::remove_dir_all(&folder);
     assert!(built.status.success() && has_pages, "{built:?}");
+    assert!(
+        broken.is_empty(),
+        "links of the book that lead nowhere: {broken:#?}"
+    );
+}
+
+/// Returns the links of the pages in the folder of a book that lead to no file of it.
+fn broken_links(book: &Path) -> Vec<String> {
+    let mut broken = Vec::new();
+    for page in files(book) {
+        // The print view has the links of all pages, as if they were in its folder.
+        let is_page = page.extension() == Some(OsStr::new("html"));
+        if !is_page || page.ends_with("print.html") || page.ends_with("404.html") {
+            continue;
+        }
+        let html = std::fs::read_to_string(&page).unwrap();
+        for target in html.split(" href=\"").skip(1) {
+            let target = target.split(['"', '#']).next().unwrap_or_default();
+            let is_of_book = !target.is_empty() && !target.contains(':');
+            if is_of_book && !page.with_file_name(target).exists() {
+                broken.push(format!("{}: {target}", page.display()));
+            }
+        }
+    }
+    broken
+}
+
+/// Returns all files below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap().flatten() {
+        match entry.file_type() {
+            Ok(of) if of.is_dir() => found.extend(files(&entry.path())),
+            _ => found.push(entry.path()),
+        }
+    }
+    found
 }
 
 /// Returns the pages of the book and those beside it.

@@ -39,7 +39,11 @@ fn page_about_messages_shows_one_and_names_every_header() {
 
 #[test]
 fn every_rust_example_is_part_of_a_program_that_is_compiled() {
-    let compiled = ["docs/first-worker/src/main.rs", "tests/system/examples.rs"];
+    let compiled = [
+        "docs/first-plugin/src/main.rs",
+        "docs/first-worker/src/main.rs",
+        "tests/system/examples.rs",
+    ];
     let compiled =
         compiled.map(|path| without_margins(&fs::read_to_string(root().join(path)).unwrap()));
     let mut wrong = Broken::default();

@@ -1,4 +1,5 @@
-//! The Rust of the documentation, so that it compiles. `tests/book` looks for every example here, or in `docs/first-worker`.
+//! The Rust of the documentation, so that it compiles. `tests/book` looks for every example here, or in
+//! `docs/first-plugin` and `docs/first-worker`.
 
 #![expect(dead_code, reason = "a reader runs them")]
 
@@ -138,47 +139,8 @@ mod once {
     }
 }
 
-mod write_a_plugin {
-    use batchwright::batch::{Batch, BatchPlugin, BatchWorker, Part, Range, SplitError};
-    use batchwright::{Runtime, Stack, StackOptions};
-
-    /// Splits `a,b,c` into an item per word.
-    struct Words;
-
-    impl BatchPlugin for Words {
-        const NAME: &'static str = "words";
-
-        async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
-            let words: Vec<&str> = batch.definition.split(',').collect();
-            if words.len() <= batch.max_parts {
-                return words.iter().map(|word| batch.item("Word", word)).collect();
-            }
-            // Too many for one split: make sub-batches, each with a definition of its own.
-            let size = words.len().div_ceil(batch.max_parts);
-            let batches = words.chunks(size).map(|words| words.join(","));
-            Ok(batches.map(Part::Batch).collect())
-        }
-    }
-
-    async fn in_one_process() -> Result<(), Box<dyn std::error::Error>> {
-        let stack = Stack::new(StackOptions::embedded("data")).plugin(Words);
-        stack.start().await?.until_asked_to_stop().await?;
-        Ok(())
-    }
-
-    async fn on_rabbitmq() -> Result<(), Box<dyn std::error::Error>> {
-        let worker = BatchWorker::new(1000).with(Range).with(Words);
-        Runtime::from_env()?.worker(worker).run().await?;
-        Ok(())
-    }
-
-    #[tokio::test]
-    async fn splits_words() {
-        let batch = batchwright::batch::testing::batch("one,two,three").max_parts(2);
-        let items = batch.items(&Words).await.unwrap();
-        assert_eq!(items.len(), 3);
-    }
-}
+#[path = "../../docs/first-plugin/src/main.rs"]
+mod first_plugin;
 
 mod readme {
     use batchwright::{Context, NoOutput, OrFail, Reply, TaskData, TaskError, Worker};

@@ -159,7 +159,7 @@ fn filter_that_means_nothing_is_refused_with_what_is_expected() {
     for filter in ["", "info", "batchwright=debug,sqlx=off", "batchwright"] {
         assert_eq!(filter.parse::<LogFilter>().unwrap().as_str(), filter);
     }
-    for filter in ["batchwright=loud", "a b", "[", "=info=x"] {
+    for filter in ["batchwright=loud", "info,batchwright=loud"] {
         let error = filter.parse::<LogFilter>().unwrap_err();
         let begin = format!("{filter:?} is not a filter of the log (");
         assert!(
