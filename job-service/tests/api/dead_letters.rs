@@ -3,11 +3,11 @@
 use contract::headers::{CAUSE_HEADER, LABEL_HEADER, ORIGIN_HEADER, REASON_HEADER, RUN_HEADER};
 use contract::{ReportFailure, TaskMessage};
 use framework::broker::{Broker, HeaderValue, Outgoing};
-use harness::wait_for;
+use harness::{in_time, wait_for};
 use job_service::LetterOptions;
 use reqwest::Method;
 use serde_json::{Value, json};
-use store::EventKind;
+use store::{EventKind, LetterLimits, Store, StoreOptions};
 
 use crate::page::{page, submit};
 use crate::service::{Answer, Backend, Service, new_job};
@@ -16,13 +16,14 @@ use crate::service::{Answer, Backend, Service, new_job};
 const OWN: (&str, &str) = ("Sec-Fetch-Site", "same-origin");
 
 async fn service() -> Service {
-    Service::start_configured(|options| {
-        options.letters = LetterOptions {
-            pipes: vec!["w-reject".to_owned(), "w-invalid".to_owned()],
-            max_body: 2000,
-        };
-    })
-    .await
+    Service::start_configured(|options| options.letters = collected()).await
+}
+
+fn collected() -> LetterOptions {
+    LetterOptions {
+        pipes: vec!["w-reject".to_owned(), "w-invalid".to_owned()],
+        max_body: 2000,
+    }
 }
 
 /// Puts a copy of a task into the reject pipe, as a worker does that gives it up.
@@ -83,6 +84,43 @@ async fn with_failures(service: &Service, job: &str) {
     for task in [".3", ".4*"] {
         service.report(job, task, EventKind::Complete).await;
     }
+}
+
+#[tokio::test]
+async fn what_is_above_the_bound_of_a_job_goes_to_the_overflow_pipe_and_is_counted() {
+    let letters_of_job = StoreOptions {
+        letters: LetterLimits {
+            letters_of_job: 2,
+            ..LetterLimits::DEFAULT
+        },
+        ..StoreOptions::default()
+    };
+    let store = Store::open_with("memory:", letters_of_job).await.unwrap();
+    let service =
+        Service::start_configured_over(store, |options| options.letters = collected()).await;
+    for number in 1..=5 {
+        give_up(&service, &format!("j.{number}")).await;
+    }
+    give_up(&service, "other.1").await;
+    let mut overflow = service
+        .broker
+        .consume("w-reject.overflow", 10)
+        .await
+        .unwrap();
+    for _ in 0..3 {
+        let delivery = in_time("a letter above the bound", overflow.next());
+        let delivery = delivery.await.unwrap();
+        let cause = delivery.headers.get(CAUSE_HEADER);
+        assert_eq!(cause, Some(&HeaderValue::Text("givenUp".to_owned())));
+        delivery.ack();
+    }
+    let list = letters(&service, 3).await;
+    let numbers = &list["numbers"];
+    assert_eq!(
+        [&numbers["kept"], &numbers["overflowed"], &numbers["full"]],
+        [&json!(3), &json!(3), &json!(false)]
+    );
+    assert_eq!(service.broker.depth("w-reject.overflow").await.unwrap(), 0);
 }
 
 #[tokio::test]

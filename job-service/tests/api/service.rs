@@ -97,9 +97,17 @@ impl Service {
 
     /// Serves on this store.
     pub async fn start_over(store: Store) -> Self {
+        Self::start_configured_over(store, |_| {}).await
+    }
+
+    /// Serves on this store with changed options.
+    pub async fn start_configured_over(
+        store: Store,
+        change: impl FnOnce(&mut ServiceOptions),
+    ) -> Self {
         let broker = Memory::new();
         let database = Database::new(Backend::Memory).await;
-        Self::start_all(database, store, broker.clone(), Arc::new(broker), |_| {}).await
+        Self::start_all(database, store, broker.clone(), Arc::new(broker), change).await
     }
 
     /// Serves on the store in memory, with a broker of another kind.
