@@ -22,6 +22,9 @@ use crate::model::{Headers, Incarnation};
 use crate::transition::{Actor, StatusChange, reopen_job};
 use crate::{Store, StoreError};
 
+/// The number of letters whose bodies are in memory at the same time.
+const PAGE: usize = 100;
+
 /// A message that takes the place of a letter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewMessage {
@@ -77,7 +80,8 @@ type MakeMessage<'f> =
     &'f (dyn Fn(&Letter, Option<&Incarnation>) -> Result<NewMessage, String> + Send + Sync);
 
 impl Store {
-    /// Replays dead letters, which must all be of one job, or all of none. Returns what became of each, in the order of the ids.
+    /// Replays dead letters, which must all be of one job, or all of none, in one transaction, so that at most one round begins. Returns
+    /// what became of each, in the order of the ids.
     pub async fn replay_letters(
         &self,
         ids: &[i64],
@@ -106,28 +110,30 @@ async fn replay(
     make: MakeMessage<'_>,
 ) -> Result<End<Vec<(i64, Replay)>>, DbError> {
     let mut jobs = tx.lock_known_jobs().await?;
-    let found = tx.letters_to_replay(ids).await?;
+    let job = jobs.pop().filter(|_| jobs.is_empty());
     let mut outcomes: BTreeMap<i64, Replay> = ids
         .iter()
         .map(|id| (*id, Replay::Not(NotReplayed::NotFound)))
         .collect();
-    let (free, of_jobs): (Vec<Letter>, Vec<Letter>) = found
-        .into_iter()
-        .partition(|letter| letter.content.task.is_none());
-    let mut sent = Vec::new();
-    for letter in &free {
-        let sending = send(tx, letter, None, make).await?;
-        let outcome = sending.map(|pipe| Replay::Sent {
-            pipe,
-            job: None,
-            begun: false,
-        });
-        note(&mut outcomes, &mut sent, letter, outcome);
+    let (mut sent, mut of_jobs) = (Vec::new(), Vec::new());
+    for page in ids.chunks(PAGE) {
+        for letter in tx.letters_to_replay(page).await? {
+            if letter.content.task.is_some() {
+                of_jobs.push(letter.id);
+                continue;
+            }
+            let sending = send(tx, &letter, None, make).await?;
+            let outcome = sending.map(|pipe| Replay::Sent {
+                pipe,
+                job: None,
+                begun: false,
+            });
+            note(&mut outcomes, &mut sent, letter.id, outcome);
+        }
     }
     if !of_jobs.is_empty() {
-        let job = jobs.pop().filter(|_| jobs.is_empty());
-        for (letter, outcome) in replay_tasks(tx, job, &of_jobs, make).await? {
-            note(&mut outcomes, &mut sent, letter, outcome);
+        for (id, outcome) in replay_tasks(tx, job, &of_jobs, make).await? {
+            note(&mut outcomes, &mut sent, id, outcome);
         }
     }
     let outcomes = outcomes.into_iter().collect();
@@ -142,16 +148,11 @@ async fn replay(
 
 type Outcome = Result<Replay, NotReplayed>;
 
-fn note(
-    outcomes: &mut BTreeMap<i64, Replay>,
-    sent: &mut Vec<i64>,
-    letter: &Letter,
-    outcome: Outcome,
-) {
+fn note(outcomes: &mut BTreeMap<i64, Replay>, sent: &mut Vec<i64>, id: i64, outcome: Outcome) {
     if outcome.is_ok() {
-        sent.push(letter.id);
+        sent.push(id);
     }
-    outcomes.insert(letter.id, outcome.unwrap_or_else(Replay::Not));
+    outcomes.insert(id, outcome.unwrap_or_else(Replay::Not));
 }
 
 /// Puts the message of a letter into the outbox, with the headers that all tasks of its job have, such as their time limit. Returns the
@@ -183,29 +184,26 @@ async fn send(
     Ok(Ok(message.pipe))
 }
 
-/// Replays tasks of one locked job.
-async fn replay_tasks<'l>(
+/// Replays tasks of one locked job: opens all of them at once, and then sends each.
+async fn replay_tasks(
     tx: &mut Tx<'_>,
     job: Option<JobRow>,
-    letters: &'l [Letter],
+    ids: &[i64],
     make: MakeMessage<'_>,
-) -> Result<Vec<(&'l Letter, Outcome)>, DbError> {
+) -> Result<Vec<(i64, Outcome)>, DbError> {
     let Some(mut job) = job else {
-        return Ok(refused(letters, &NotReplayed::JobGone));
+        return Ok(refused(ids, &NotReplayed::JobGone));
     };
-    let mut outcomes = Vec::with_capacity(letters.len());
-    let mut asked = Vec::with_capacity(letters.len());
-    for letter in letters {
-        let incarnation = letter.content.task.as_ref().map(|task| task.incarnation);
-        if !incarnation.is_some_and(|incarnation| job.matches(incarnation)) {
-            outcomes.push((letter, Err(NotReplayed::PastIncarnation)));
-        } else if letter.cut {
-            outcomes.push((letter, Err(NotReplayed::Cut)));
-        } else if let Err(reason) = make(letter, Some(&job.to_incarnation())) {
-            // Before anything is opened that nothing would send.
-            outcomes.push((letter, Err(NotReplayed::Impossible(reason))));
-        } else {
-            asked.push(letter);
+    let mut outcomes = Vec::with_capacity(ids.len());
+    let (mut asked, mut paths) = (Vec::new(), Vec::new());
+    for page in ids.chunks(PAGE) {
+        for letter in &tx.letters_to_replay(page).await? {
+            if let Some(refusal) = refusal(letter, &job, make) {
+                outcomes.push((letter.id, Err(refusal)));
+            } else {
+                asked.push(letter.id);
+                paths.push(path(letter).to_owned());
+            }
         }
     }
     if asked.is_empty() {
@@ -214,46 +212,59 @@ async fn replay_tasks<'l>(
     let was_finished = job.status.is_finished();
     let opened = if was_finished && !job.can_go_on() {
         Err(NotReplayed::Done)
-    } else if asked.iter().any(|letter| path(letter).is_empty()) {
+    } else if paths.iter().any(String::is_empty) {
         reopen_own_task(tx, &mut job).await?
     } else {
-        reopen_tasks(tx, &mut job, &asked).await?
+        reopen_tasks(tx, &mut job, &paths).await?
     };
     let opened = match opened {
         Ok(opened) => opened,
-        Err(refusal) => {
-            outcomes.extend(
-                asked
-                    .into_iter()
-                    .map(|letter| (letter, Err(refusal.clone()))),
-            );
+        Err(reason) => {
+            outcomes.extend(refused(&asked, &reason));
             return Ok(outcomes);
         }
     };
     // A worker that gives up a task copies its message, and not all of its headers. A job of an earlier version has none.
     let definition = tx.definition(job.incarnation).await?;
     let of_job = definition.map(|it| it.headers).unwrap_or_default();
-    for letter in asked {
-        let reopening = opened.get(path(letter)).copied();
-        let outcome = match reopening {
-            Some(Reopening::Done) => Err(NotReplayed::Done),
-            Some(Reopening::Split | Reopening::Unknown) if was_finished => Err(retry_for_split()),
-            _ => send(tx, letter, Some((&job, &of_job)), make)
-                .await?
-                .map(|pipe| Replay::Sent {
-                    pipe,
-                    job: Some(job.to_incarnation()),
-                    begun: was_finished,
-                }),
-        };
-        outcomes.push((letter, outcome));
+    for page in asked.chunks(PAGE) {
+        for letter in &tx.letters_to_replay(page).await? {
+            let reopening = opened.get(path(letter)).copied();
+            let outcome = match reopening {
+                Some(Reopening::Done) => Err(NotReplayed::Done),
+                Some(Reopening::Split | Reopening::Unknown) if was_finished => {
+                    Err(retry_for_split())
+                }
+                _ => send(tx, letter, Some((&job, &of_job)), make)
+                    .await?
+                    .map(|pipe| Replay::Sent {
+                        pipe,
+                        job: Some(job.to_incarnation()),
+                        begun: was_finished,
+                    }),
+            };
+            outcomes.push((letter.id, outcome));
+        }
     }
     Ok(outcomes)
 }
 
-fn refused<'l>(letters: &'l [Letter], refusal: &NotReplayed) -> Vec<(&'l Letter, Outcome)> {
-    let refuse = |letter| (letter, Err(refusal.clone()));
-    letters.iter().map(refuse).collect()
+/// Returns why a letter cannot be replayed, whatever has become of its task. Asked before anything is opened that nothing would send.
+fn refusal(letter: &Letter, job: &JobRow, make: MakeMessage<'_>) -> Option<NotReplayed> {
+    let incarnation = letter.content.task.as_ref().map(|task| task.incarnation);
+    if !incarnation.is_some_and(|incarnation| job.matches(incarnation)) {
+        return Some(NotReplayed::PastIncarnation);
+    }
+    if letter.cut {
+        return Some(NotReplayed::Cut);
+    }
+    let message = make(letter, Some(&job.to_incarnation()));
+    message.err().map(NotReplayed::Impossible)
+}
+
+fn refused(ids: &[i64], reason: &NotReplayed) -> Vec<(i64, Outcome)> {
+    let refuse = |id: &i64| (*id, Err(reason.clone()));
+    ids.iter().map(refuse).collect()
 }
 
 fn path(letter: &Letter) -> &str {
@@ -270,13 +281,13 @@ fn retry_for_split() -> NotReplayed {
     )
 }
 
-type Opened<'l> = BTreeMap<&'l str, Reopening>;
+type Opened<'p> = BTreeMap<&'p str, Reopening>;
 
 /// Begins a round of a job whose own task is sent again and has no subtasks. A job that has not ended needs none.
-async fn reopen_own_task<'l>(
+async fn reopen_own_task<'p>(
     tx: &mut Tx<'_>,
     job: &mut JobRow,
-) -> Result<Result<Opened<'l>, NotReplayed>, DbError> {
+) -> Result<Result<Opened<'p>, NotReplayed>, DbError> {
     if !job.status.is_finished() {
         return Ok(Ok(Opened::new()));
     }
@@ -294,11 +305,11 @@ async fn reopen_own_task<'l>(
 }
 
 /// Opens failed tasks of a job again, and begins a round if the job has ended.
-async fn reopen_tasks<'l>(
+async fn reopen_tasks<'p>(
     tx: &mut Tx<'_>,
     job: &mut JobRow,
-    letters: &[&'l Letter],
-) -> Result<Result<Opened<'l>, NotReplayed>, DbError> {
+    asked: &'p [String],
+) -> Result<Result<Opened<'p>, NotReplayed>, DbError> {
     let was_finished = job.status.is_finished();
     if !job.task_table {
         // A job that runs has counted nothing yet.
@@ -311,19 +322,19 @@ async fn reopen_tasks<'l>(
     if was_finished && !tx.hold_retired_table(job.incarnation).await? {
         return Ok(Err(NotReplayed::Forgotten));
     }
-    let steps: Vec<Vec<Step>> = letters.iter().map(|it| steps_of(path(it))).collect();
+    let steps: Vec<Vec<Step>> = asked.iter().map(|path| steps_of(path)).collect();
     let mut ledger = load(tx, job, &steps).await?;
     if was_finished && !ledger.has_all_ended() {
         let reason = "other tasks of it are neither done nor failed, and nothing would do them";
         return Ok(Err(NotReplayed::RetryInstead(reason.to_owned())));
     }
     let mut opened = Opened::new();
-    for (letter, steps) in letters.iter().zip(&steps) {
-        let reopening = match opened.get(path(letter)) {
+    for (path, steps) in asked.iter().zip(&steps) {
+        let reopening = match opened.get(path.as_str()) {
             Some(Reopening::Open) => Reopening::Open,
             _ => ledger.reopen(steps),
         };
-        opened.insert(path(letter), reopening);
+        opened.insert(path, reopening);
     }
     let is_open = |(_, reopening): &(&&str, &Reopening)| **reopening == Reopening::Open;
     let paths: Vec<String> = opened

@@ -25,7 +25,7 @@ use crate::letters::{message_again, shown};
 use crate::notes::Unknown;
 use crate::state::AppState;
 
-/// The number of letters on a page if the request sets no limit, and that one request replays.
+/// The number of letters on a page if the request sets no limit.
 const PAGE: u32 = 100;
 /// The most letters that one request replays or deletes.
 const MOST: u32 = 1000;
@@ -396,22 +396,21 @@ impl AppState {
         };
         for mut ids in jobs.into_values() {
             ids.sort_unstable();
-            for some in ids.chunks(PAGE as usize) {
-                for (id, replay) in self.replay(some, None).await? {
-                    match replay {
-                        Replay::Sent { .. } => result.replayed += 1,
-                        // Somebody else was faster.
-                        Replay::Not(NotReplayed::NotFound) => {}
-                        Replay::Not(reason) => {
-                            result.refused += 1;
-                            if result.refusals.len() < REFUSALS {
-                                let error = refusal(id, reason);
-                                result.refusals.push(RefusedReplay {
-                                    id,
-                                    code: error.code(),
-                                    message: error.message(),
-                                });
-                            }
+            // At once, because fast tasks end the round before the next ones are sent.
+            for (id, replay) in self.replay(&ids, None).await? {
+                match replay {
+                    Replay::Sent { .. } => result.replayed += 1,
+                    // Somebody else was faster.
+                    Replay::Not(NotReplayed::NotFound) => {}
+                    Replay::Not(reason) => {
+                        result.refused += 1;
+                        if result.refusals.len() < REFUSALS {
+                            let error = refusal(id, reason);
+                            result.refusals.push(RefusedReplay {
+                                id,
+                                code: error.code(),
+                                message: error.message(),
+                            });
                         }
                     }
                 }

@@ -9,7 +9,7 @@ use store::{
     LetterTask, NewLetter, NewMessage, NotReplayed, Replay, StoreOptions,
 };
 
-use crate::fixture::{TestStore, failed, request};
+use crate::fixture::{TestStore, event, failed, request};
 
 suite![
     message_that_is_delivered_twice_is_one_letter,
@@ -19,6 +19,7 @@ suite![
     replayed_letter_of_no_job_is_in_the_outbox_and_no_letter_any_more,
     replayed_task_of_a_finished_job_begins_a_round_of_it_alone,
     replayed_tasks_of_one_job_begin_one_round,
+    many_letters_of_one_job_begin_one_round,
     replayed_first_task_begins_a_round,
     replayed_task_of_a_running_job_is_waited_for,
     letter_that_cannot_be_replayed_stays_and_says_why,
@@ -428,6 +429,37 @@ async fn replayed_tasks_of_one_job_begin_one_round(store: TestStore) {
     let now = store.job(&round).await;
     assert_eq!((now.status, now.failed_tasks), (JobStatus::Completed, 0));
     assert_eq!((now.completed_items, now.percentage_complete), (3, 100.0));
+}
+
+async fn many_letters_of_one_job_begin_one_round(store: TestStore) {
+    let job = store.started("j").await;
+    let paths = || (1..=250).map(|number| number.to_string());
+    let failures: Vec<_> = paths()
+        .map(|path| event(&job, &path, failed("POISON")))
+        .collect();
+    store.record(&failures).await.unwrap();
+    store.complete(&job, &["251*"]).await;
+    let letters: Vec<_> = paths()
+        .zip(1..)
+        .map(|(path, n)| letter(n, &job, &path))
+        .collect();
+    store.keep(&letters).await;
+    let query = LetterQuery {
+        limit: 1000,
+        ..all()
+    };
+    let found = store.letters(&query).await.unwrap();
+    let ids: Vec<i64> = found.iter().map(|letter| letter.id).collect();
+    let before = store.job(&job).await;
+    assert!(before.status.is_finished(), "{before:?}");
+    let replayed = store.replay(&ids).await;
+    let is_sent =
+        |replay: &Replay| matches!(replay, Replay::Sent { job: Some(job), .. } if job.round == 2);
+    assert!(replayed.iter().all(is_sent), "{replayed:?}");
+    assert_eq!(replayed.len(), 250);
+    assert_eq!(store.count_letters().await.unwrap().letters, 0);
+    let now = store.job(&job).await;
+    assert_eq!((now.status, now.failed_tasks), (JobStatus::Active, 0));
 }
 
 async fn replayed_first_task_begins_a_round(store: TestStore) {
