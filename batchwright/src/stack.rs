@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use batch_worker::{BatchPlugin, BatchWorker};
-use blobs::BlobError;
 use framework::broker::amqp::Amqp;
 use framework::broker::embedded::{Embedded, EmbeddedOptions};
 use framework::broker::{Broker, BrokerError};
@@ -76,7 +75,7 @@ pub enum StackError {
     #[error(
         "{0}; let this user write there, or choose another folder (--outputs-folder, BATCHWRIGHT_OUTPUTS_FOLDER)"
     )]
-    OutputsFolder(#[from] BlobError),
+    OutputsFolder(String),
     /// The job service cannot listen, usually because another process uses the port.
     #[error(
         "cannot listen on {address}: {reason}; stop the process that uses the port, or choose another address \
@@ -191,7 +190,8 @@ impl Stack {
         // The embedded broker locks the folder: a second process must not touch anything in it.
         let (broker, embedded) = open_broker(&options).await?;
         if let Some(blobs) = options.written_blobs() {
-            blobs.check().await?;
+            let checked = blobs.check().await;
+            checked.map_err(|error| StackError::OutputsFolder(error.to_string()))?;
         }
         let store = open_store(&options).await?;
         // A worker that is the only role binds the address itself, for its health endpoint; that it can is known from here on.
@@ -575,6 +575,9 @@ mod tests {
         ] {
             let error = Stack::new(options).start().await.unwrap_err();
             assert_eq!(format!("{error:?}"), text);
+            // The program prints the sources as well.
+            let source = std::error::Error::source(&error).map(ToString::to_string);
+            assert!(source.is_none_or(|source| !text.contains(&source)));
         }
     }
 }

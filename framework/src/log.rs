@@ -84,8 +84,8 @@ impl FromStr for LogFilter {
     fn from_str(text: &str) -> Result<Self, String> {
         match EnvFilter::builder().parse(text) {
             Ok(_) => Ok(Self(text.to_owned())),
-            Err(error) => Err(format!(
-                "{text:?} is not a filter of the log ({error}); expected a level (error, warn, info, debug, trace or off), or levels \
+            Err(_) => Err(format!(
+                "{text:?} is not a filter of the log; expected a level (error, warn, info, debug, trace or off), or levels \
                  of targets such as batchwright=debug, separated by commas"
             )),
         }
