@@ -241,7 +241,7 @@ impl Command {
             Self::Pipes(args) => &args.service,
             Self::Workers(args) => &args.service,
             Self::Dead(args) => return args.output().is_json(),
-            Self::Bench(args) => return args.json,
+            Self::Bench(args) => return args.prints_json(),
             Self::Demo(_)
             | Self::Up(_)
             | Self::Run(_)

@@ -83,7 +83,12 @@ const ARROWS: &[(&str, &[&str])] = &[
 const SECRETS: &[(&str, &[&str])] = &[
     (
         "lapin",
-        &["framework/src/broker/amqp.rs", "framework/src/broker/amqp/"],
+        &[
+            "framework/src/broker/amqp.rs",
+            "framework/src/broker/amqp/",
+            // What the broker alone can do.
+            "cli/src/bench/limit/amqp.rs",
+        ],
     ),
     (
         "sqlx",
@@ -92,6 +97,8 @@ const SECRETS: &[(&str, &[&str])] = &[
             "framework/src/broker/embedded",
             // The table of a worker's own, as an author would write it; no data of the system.
             "cli/src/chaos/effects.rs",
+            // What SQLite alone can do; a file that is gone afterwards.
+            "cli/src/bench/limit/sqlite.rs",
         ],
     ),
     ("opentelemetry", &["framework/src/trace/otlp.rs"]),

@@ -100,8 +100,7 @@ pub async fn run(options: &JobOptions, jobs: u64) -> anyhow::Result<ManyJobsResu
 async fn create(client: &Client, options: &JobOptions, jobs: u64) -> anyhow::Result<()> {
     let put = |number: u64| async move {
         let job = number.to_string();
-        let outputs_of = options.with_output.then_some(job.as_str());
-        client.put(&job, &options.load.new_job(outputs_of)).await
+        client.put(&job, &options.new_job(&job)).await
     };
     stream::iter(1..=jobs)
         .map(put)

@@ -13,6 +13,7 @@ use serde::Serialize;
 use store::TaskTableSize;
 
 use super::system::{ItemOutput, JobOptions, RUN, System, peak_memory_bytes};
+use super::usage::{CpuPerItem, Meter};
 use crate::watch;
 
 /// The time between two samples of the task table.
@@ -49,6 +50,8 @@ pub struct OneJobResult {
     pub progress_steps: u64,
     /// Whether the client saw the percentage fall or exceed 100.
     pub progress_fell: bool,
+    /// From the request that creates the job to its end.
+    pub cpu_us_per_item: CpuPerItem,
     pub peak_memory_bytes: u64,
     pub route: String,
     pub broker: String,
@@ -80,11 +83,11 @@ async fn measure(options: &JobOptions, system: &System) -> anyhow::Result<OneJob
     let (load, running) = (&options.load, &system.running);
     let client = Client::new(&running.api_url(), "bench")?;
     let job = uuid::Uuid::new_v4().simple().to_string();
-    let outputs_of = options.with_output.then_some(job.as_str());
     let mut progress = Progress::default();
     let mut highest = TaskTableSize::default();
+    let meter = Meter::begin(options.broker.as_deref(), options.database.as_deref());
     let began = Instant::now();
-    client.put(&job, &load.new_job(outputs_of)).await?;
+    client.put(&job, &options.new_job(&job)).await?;
     let ended = {
         let follow = watch::follow(&client, &job, options.show, |state| progress.see(state));
         tokio::pin!(follow);
@@ -96,6 +99,7 @@ async fn measure(options: &JobOptions, system: &System) -> anyhow::Result<OneJob
         }
     };
     let seconds = began.elapsed().as_secs_f64();
+    let cpu_us_per_item = meter.per_item(load.items);
     let outputs = if options.with_output {
         let output = load.pipes().output;
         count_outputs(&**running.broker(), &output, &job, load.items).await?
@@ -121,6 +125,7 @@ async fn measure(options: &JobOptions, system: &System) -> anyhow::Result<OneJob
         outputs,
         progress_steps: progress.steps,
         progress_fell: progress.fell,
+        cpu_us_per_item,
         peak_memory_bytes: peak_memory_bytes(),
         route: load.route.name().to_owned(),
         broker: running.broker().kind().to_owned(),

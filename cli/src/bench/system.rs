@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use batchwright::{BatchOptions, Running, Stack, StackOptions, WorkerOptions};
@@ -24,6 +26,8 @@ use crate::watch::Show;
 pub const WORKER: &str = "worker-bench";
 /// The item parameter that names the job, so that outputs of an earlier run are not counted.
 pub const RUN: &str = "run";
+/// The item parameter that makes items larger.
+const PAYLOAD: &str = "payload";
 
 /// The items of each job, and how they travel and run.
 #[derive(Debug, Clone, Args)]
@@ -45,6 +49,29 @@ pub struct Load {
     pub prefetch: Option<u32>,
 }
 
+/// What the items are and do.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct Tasks {
+    /// Bytes of a text that each item carries, and its output.
+    #[arg(long, default_value_t = 0, value_name = "BYTES")]
+    pub payload: usize,
+    /// Time that an item takes: `5ms`, at random `1ms..20ms`, or `cpu:2ms` of a processor; nothing by default.
+    #[arg(long, default_value = "0ms", value_name = "TIME")]
+    pub work: Work,
+    /// Maximum number of parts of one split.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(10..=1_000_000), value_name = "PARTS")]
+    pub max_parts: Option<u32>,
+}
+
+/// How long an item takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Work {
+    least: Duration,
+    most: Duration,
+    /// Whether it needs a processor all the while.
+    computes: bool,
+}
+
 /// The pipes of a measurement. Nothing else on the broker uses them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pipes {
@@ -58,6 +85,7 @@ pub struct Pipes {
 #[derive(Debug, Clone)]
 pub struct JobOptions {
     pub load: Load,
+    pub tasks: Tasks,
     /// Whether each item sends an output in addition to its report.
     pub with_output: bool,
     pub database: Option<String>,
@@ -122,12 +150,18 @@ impl Load {
 
     /// Returns a job of items that do nothing. With `outputs_of`, each item sends an output that names this run.
     pub fn new_job(&self, outputs_of: Option<&str>) -> NewJob {
+        self.job_of(outputs_of, 0)
+    }
+
+    fn job_of(&self, outputs_of: Option<&str>, payload: usize) -> NewJob {
         let pipes = self.pipes();
+        let run = outputs_of.map(|run| (RUN.to_owned(), run.to_owned()));
+        let payload = (payload > 0).then(|| (PAYLOAD.to_owned(), "x".repeat(payload)));
+        let params: BTreeMap<String, String> = run.into_iter().chain(payload).collect();
         let batch = BatchTask {
             batch_definition: Some(format!("1-{}", self.items)),
             batch_type: Some("range".to_owned()),
-            task_message_params: outputs_of
-                .map(|run| BTreeMap::from([(RUN.to_owned(), run.to_owned())])),
+            task_message_params: (!params.is_empty()).then_some(params),
             target_pipe: Some(pipes.input),
             ..BatchTask::default()
         };
@@ -146,6 +180,12 @@ impl Load {
 }
 
 impl JobOptions {
+    /// Returns a job of these items. `run` names it in its outputs, if it has any.
+    pub fn new_job(&self, run: &str) -> NewJob {
+        let outputs_of = self.with_output.then_some(run);
+        self.load.job_of(outputs_of, self.tasks.payload)
+    }
+
     /// Starts the system and its worker in this process.
     pub async fn start(&self) -> anyhow::Result<System> {
         self.load.check()?;
@@ -155,12 +195,15 @@ impl JobOptions {
             .clone()
             .unwrap_or_else(|| folder.path().to_owned());
         let concurrency = usize::try_from(self.load.concurrency)?;
-        let options = StackOptions {
+        let mut options = StackOptions {
             database: self.database.clone(),
             broker: self.broker.clone(),
             tls: self.tls.clone(),
             ..self.load.stack(data)
         };
+        if let Some(parts) = self.tasks.max_parts {
+            options.batch.max_parts = usize::try_from(parts)?;
+        }
         let pipes = self.load.pipes();
         let settings = Settings {
             input: pipes.input,
@@ -174,6 +217,7 @@ impl JobOptions {
         let worker = NoOp {
             executed: Arc::default(),
             with_output: self.with_output,
+            work: self.tasks.work,
         };
         let executed = Arc::clone(&worker.executed);
         let running = Stack::new(options).worker(settings, worker).start().await?;
@@ -205,10 +249,67 @@ pub fn memory_bytes(process: &str, field: &str) -> u64 {
         * 1024
 }
 
-/// A worker that counts its items and does nothing else.
+impl Work {
+    /// Takes the time of the item with this number, the same each time.
+    async fn of(self, number: u64) -> Result<(), TaskError> {
+        let time = self.time(number);
+        if time.is_zero() {
+            return Ok(());
+        }
+        if !self.computes {
+            tokio::time::sleep(time).await;
+            return Ok(());
+        }
+        let compute = move || {
+            let began = Instant::now();
+            while began.elapsed() < time {
+                std::hint::spin_loop();
+            }
+        };
+        let computed = tokio::task::spawn_blocking(compute).await;
+        computed.map_err(|error| TaskError::retry(error.to_string()))
+    }
+
+    fn time(self, number: u64) -> Duration {
+        let span = self.most.saturating_sub(self.least);
+        // A multiplicative hash: neighbours get unlike times.
+        let share = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let share = u32::try_from(share).unwrap_or(u32::MAX);
+        self.least + span.mul_f64(f64::from(share) / f64::from(u32::MAX))
+    }
+}
+
+impl FromStr for Work {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not a time; expected e.g. 5ms, 1ms..20ms or cpu:2ms");
+        let (computes, times) = match text.strip_prefix("cpu:") {
+            Some(times) => (true, times),
+            None => (false, text),
+        };
+        let millis = |text: &str| {
+            let millis: f64 = text.strip_suffix("ms")?.parse().ok()?;
+            Duration::try_from_secs_f64(millis / 1000.0).ok()
+        };
+        let (least, most) = times.split_once("..").unwrap_or((times, times));
+        let (least, most) = millis(least).zip(millis(most)).ok_or_else(wrong)?;
+        if least > most {
+            return Err(wrong());
+        }
+        Ok(Self {
+            least,
+            most,
+            computes,
+        })
+    }
+}
+
+/// A worker that counts its items, and does nothing else unless they take time.
 struct NoOp {
     executed: Arc<AtomicU64>,
     with_output: bool,
+    work: Work,
 }
 
 /// The output of an item.
@@ -230,6 +331,7 @@ impl Worker for NoOp {
 
     async fn run(&self, task: RangeItem, _: Context) -> Result<Reply<ItemOutput>, TaskError> {
         self.executed.fetch_add(1, Ordering::Relaxed);
+        self.work.of(task.number).await?;
         Ok(if self.with_output {
             Reply::send(ItemOutput {
                 number: task.number,
@@ -238,5 +340,26 @@ impl Worker for NoOp {
         } else {
             Reply::none()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_of_an_item_is_fixed_random_within_bounds_or_computed() {
+        let ms = Duration::from_millis;
+        let parse = |text: &str| text.parse::<Work>();
+        assert_eq!(parse("5ms").unwrap().time(3), ms(5));
+        let random = parse("1ms..20ms").unwrap();
+        let times: Vec<_> = (0..1000).map(|number| random.time(number)).collect();
+        assert!(times.iter().all(|time| (ms(1)..=ms(20)).contains(time)));
+        let long = times.iter().filter(|time| **time > ms(10)).count();
+        assert!((400..650).contains(&long), "{long}");
+        assert!(parse("cpu:2ms").unwrap().computes);
+        for wrong in ["5", "ms", "3ms..2ms", "cpu:", "-1ms", "5 s"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -1,4 +1,7 @@
 //! `batchwright bench`: measures one job, many jobs, a cancelled job, reads while many jobs are stored, or many watchers.
+//! Its subcommands measure one job beside what the broker alone can do.
+
+mod runs;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,16 +11,21 @@ use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 
+use self::runs::Measurement;
 use super::connect::ServerArgs;
 use crate::bench::{
-    CancelOptions, JobOptions, Load, PacedOptions, ReadsOptions, WatchersOptions, positive_number,
-    run_cancelled_job, run_many_jobs, run_one_job, run_paced_worker, run_reads, run_watchers,
+    CancelOptions, JobOptions, Load, PacedOptions, ReadsOptions, Tasks, WatchersOptions,
+    positive_number, run_cancelled_job, run_many_jobs, run_one_job, run_paced_worker, run_reads,
+    run_watchers,
 };
 use crate::print::say;
 use crate::watch::Show;
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct BenchArgs {
+    #[command(subcommand)]
+    measurement: Option<Measurement>,
     #[command(flatten)]
     load: Load,
     /// Folder of the embedded broker and database; by default a temporary one.
@@ -68,13 +76,16 @@ pub struct BenchArgs {
     seconds: u32,
     /// Print the results as one line of JSON and show no progress.
     #[arg(long)]
-    pub json: bool,
+    json: bool,
     #[command(flatten)]
     servers: ServerArgs,
 }
 
 /// Runs the measurement that the flags select. The exit code is 1 if the counts are not exact.
 pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
+    if let Some(measurement) = args.measurement {
+        return runs::run(measurement).await;
+    }
     if args.reads {
         let options = ReadsOptions {
             stored_jobs: args.stored_jobs,
@@ -100,6 +111,7 @@ pub async fn bench(args: BenchArgs) -> anyhow::Result<ExitCode> {
     let options = JobOptions {
         tls: args.servers.tls.load()?,
         load: args.load,
+        tasks: Tasks::default(),
         with_output: !args.no_output,
         database: args.servers.database,
         broker: args.servers.broker,
@@ -125,6 +137,14 @@ pub async fn bench_worker(options: PacedOptions) -> anyhow::Result<ExitCode> {
 }
 
 impl BenchArgs {
+    /// Returns whether the results are for a program.
+    pub const fn prints_json(&self) -> bool {
+        match &self.measurement {
+            Some(measurement) => measurement.prints_json(),
+            None => self.json,
+        }
+    }
+
     fn cancel_options(self, seconds: f64) -> anyhow::Result<CancelOptions> {
         let (Some(database), Some(broker)) = (self.servers.database, self.servers.broker) else {
             bail!(

@@ -86,6 +86,12 @@ fn commands() -> String {
     let shared = headings(client);
     for command in whole.get_subcommands().filter(|it| !it.is_hide_set()) {
         section(&mut text, command, &shared);
+        let is_shown = |it: &&Command| !it.is_hide_set() && it.get_name() != "help";
+        for below in command.get_subcommands().filter(is_shown) {
+            let name = format!("{} {}", command.get_name(), below.get_name());
+            let below = below.clone().name(name);
+            section(&mut text, &below, &shared);
+        }
     }
     let _ = writeln!(
         text,
@@ -128,7 +134,12 @@ fn section(text: &mut String, command: &Command, shared: &[&str]) {
     let about = about.map(ToString::to_string).unwrap_or_default();
     let _ = writeln!(
         text,
-        "## {}\n\n`{}`\n\n{}.\n",
+        "{} {}\n\n`{}`\n\n{}.\n",
+        if command.get_name().contains(' ') {
+            "###"
+        } else {
+            "##"
+        },
         command.get_name(),
         usage.trim(),
         about.trim_end_matches('.')

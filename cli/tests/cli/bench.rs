@@ -1,7 +1,7 @@
 //! The command `bench`.
 
 use harness::unique;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::binary::run;
 
@@ -119,4 +119,71 @@ async fn job_benchmark_leaves_no_tables_and_no_larger_catalogue() {
             "{result}"
         );
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn comparison_prints_the_limit_the_system_and_their_ratio_for_each_shape() {
+    let (postgres, rabbitmq) = tokio::try_join!(harness::postgres(), harness::rabbitmq()).unwrap();
+    let servers = ["--database", &postgres.url, "--broker", &rabbitmq.url];
+    for (servers, shapes) in [
+        (&[][..], &["direct", "direct-output"][..]),
+        (&servers, &["direct", "direct-output", "reroute-output"]),
+    ] {
+        let name = unique("bench");
+        let compare = [
+            "bench", "compare", "--json", "--rounds", "1", "--items", "500", "--name", &name,
+        ];
+        let ended = run(&[&compare, servers].concat()).await.with(0);
+        let lines: Vec<Value> = ended
+            .out
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let found: Vec<_> = lines
+            .iter()
+            .map(|line| line["shape"].as_str().unwrap())
+            .collect();
+        assert_eq!(found, shapes);
+        for line in lines {
+            let ratio = line["system"].as_f64().unwrap() / line["limit"].as_f64().unwrap();
+            let told = line["ratio"]["median"].as_f64().unwrap();
+            assert!((ratio - told).abs() < 1e-6 && ratio > 0.0, "{line}");
+            assert_eq!(line["is_exact"], true, "{line}");
+            // The servers of the tests are on this machine.
+            let broker = &line["cpu_us_per_item"]["broker"];
+            assert_eq!(broker.is_number(), !servers.is_empty(), "{line}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bench_run_and_limit_print_a_table_for_a_person() {
+    let work = [
+        "bench",
+        "run",
+        "--items",
+        "300",
+        "--payload",
+        "100",
+        "--work",
+        "1ms..2ms",
+    ];
+    let ended = run(&work).await.with(0);
+    let (titles, row) = ended.out.trim().split_once('\n').unwrap();
+    assert!(
+        titles.contains("OUR µs") && row.ends_with("yes"),
+        "{ended:?}"
+    );
+    let many = [
+        "bench",
+        "limit",
+        "--items",
+        "1000",
+        "--items-per-message",
+        "10",
+        "--hops",
+        "1,4",
+    ];
+    let ended = run(&many).await.with(0);
+    assert_eq!(ended.out.lines().count(), 3, "{ended:?}");
 }

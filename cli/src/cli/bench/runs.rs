@@ -1,0 +1,318 @@
+//! The subcommands of `bench`: one job, what the broker alone can do, and both in turn.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::ensure;
+use clap::{Args, Subcommand};
+use framework::config::Route;
+use serde::Serialize;
+
+use super::ServerArgs;
+use crate::bench::{
+    Bytes, CompareOptions, CpuPerItem, JobOptions, LimitOptions, LimitResult, Load, OneJobResult,
+    Shape, ShapeResult, Tasks, memory_text, run_compare, run_limit, run_one_job,
+};
+use crate::print::{say, width_of_output};
+use crate::text::{Column, table};
+use crate::watch::Show;
+
+/// How many deliveries a stage of the chain holds; more was measured to be no faster.
+const PREFETCH: u16 = 1000;
+
+#[derive(Debug, Subcommand)]
+pub enum Measurement {
+    /// Measure what the broker alone can do: messages that pass through a chain of queues, without anything of the product around
+    /// them; without `--broker`, SQLite alone.
+    Limit(LimitArgs),
+    /// Measure one job: how fast its items are, and the processor time of an item in this process, the broker and the database.
+    Run(RunArgs),
+    /// Measure the limit and the system in turn, and print the ratio of both for each shape: `direct` (1 hop), `direct-output` (2 hops)
+    /// and `reroute-output` (4 hops).
+    Compare(CompareArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    /// Number of items.
+    #[arg(long, default_value_t = 100_000)]
+    items: u64,
+    /// Prefix of the names of the queues, which are deleted at the end.
+    #[arg(long, default_value = "bench")]
+    name: String,
+    /// How often each message is published on its way; several numbers are measured one after the other.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4", value_parser = clap::value_parser!(u32).range(1..=16))]
+    hops: Vec<u32>,
+    /// Number of items in a message.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..), value_name = "ITEMS")]
+    items_per_message: u64,
+    /// Bytes of an item; by default as many as the messages of `bench run` have.
+    #[arg(long, value_name = "BYTES")]
+    body_bytes: Option<usize>,
+    /// Maximum number of unacknowledged deliveries of each stage of the chain.
+    #[arg(long, default_value_t = PREFETCH, value_parser = clap::value_parser!(u16).range(1..), value_name = "DELIVERIES")]
+    prefetch: u16,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    job: JobArgs,
+    /// Send no output for an item, only its report.
+    #[arg(long)]
+    no_output: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    #[command(flatten)]
+    job: JobArgs,
+    /// How often the limit and the system are measured for each shape.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// The shapes; by default all, but `reroute-output` only with `--broker`.
+    #[arg(long, value_delimiter = ',')]
+    shapes: Vec<Shape>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+struct JobArgs {
+    #[command(flatten)]
+    load: Load,
+    #[command(flatten)]
+    tasks: Tasks,
+}
+
+#[derive(Debug, Args)]
+struct OutputArgs {
+    /// Folder of the embedded broker and database; by default a temporary one.
+    #[arg(long, value_name = "FOLDER")]
+    data: Option<PathBuf>,
+    /// Print each result as one line of JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    servers: ServerArgs,
+}
+
+impl Measurement {
+    /// Returns whether the results are for a program.
+    pub const fn prints_json(&self) -> bool {
+        match self {
+            Self::Limit(args) => args.output.json,
+            Self::Run(args) => args.output.json,
+            Self::Compare(args) => args.output.json,
+        }
+    }
+}
+
+/// Runs a subcommand. The exit code is 1 if the counts are not exact.
+pub async fn run(measurement: Measurement) -> anyhow::Result<ExitCode> {
+    match measurement {
+        Measurement::Limit(args) => limit(args).await,
+        Measurement::Run(args) => one_job(args).await,
+        Measurement::Compare(args) => compare(args).await,
+    }
+}
+
+async fn limit(args: LimitArgs) -> anyhow::Result<ExitCode> {
+    let mut rows = Vec::new();
+    for hops in args.hops {
+        let options = LimitOptions {
+            name: args.name.clone(),
+            items: args.items,
+            hops,
+            items_per_message: args.items_per_message,
+            bytes: args
+                .body_bytes
+                .map_or_else(|| Bytes::of_system(0), Bytes::all),
+            prefetch: args.prefetch,
+            broker: args.output.servers.broker.clone(),
+            data: args.output.data.clone(),
+        };
+        let result = run_limit(&options).await?;
+        if args.output.json {
+            say_json(&result)?;
+        } else {
+            rows.push(limit_row(&result));
+        }
+    }
+    say_table(&LIMIT, &rows)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn one_job(args: RunArgs) -> anyhow::Result<ExitCode> {
+    let json = args.output.json;
+    let show = if json { Show::Nothing } else { Show::Progress };
+    let options = job_options(args.job, args.output, !args.no_output, show)?;
+    let result = run_one_job(&options).await?;
+    let exact = result.is_exact(options.with_output);
+    if json {
+        say_json(&result)?;
+    } else {
+        say_table(&JOB, &[job_row(&result, exact)])?;
+    }
+    Ok(exit_code(exact))
+}
+
+async fn compare(args: CompareArgs) -> anyhow::Result<ExitCode> {
+    ensure!(
+        args.job.load.route == Route::Direct,
+        "the shapes say how items travel; pass --shapes reroute-output instead of --route reroute"
+    );
+    let json = args.output.json;
+    let shapes = match args.shapes {
+        all if all.is_empty() && args.output.servers.broker.is_some() => Shape::ALL.to_vec(),
+        all if all.is_empty() => Shape::ALL[..2].to_vec(),
+        some => some,
+    };
+    let options = CompareOptions {
+        job: job_options(args.job, args.output, true, Show::Nothing)?,
+        shapes,
+        rounds: args.rounds,
+        prefetch: PREFETCH,
+    };
+    let each = |result: &ShapeResult| if json { say_json(result) } else { Ok(()) };
+    let results = run_compare(&options, each).await?;
+    if !json {
+        let rows: Vec<_> = results.iter().map(shape_row).collect();
+        say_table(&SHAPE, &rows)?;
+    }
+    Ok(exit_code(results.iter().all(|it| it.is_exact)))
+}
+
+fn job_options(
+    job: JobArgs,
+    output: OutputArgs,
+    with_output: bool,
+    show: Show,
+) -> anyhow::Result<JobOptions> {
+    Ok(JobOptions {
+        tls: output.servers.tls.load()?,
+        load: job.load,
+        tasks: job.tasks,
+        with_output,
+        database: output.servers.database,
+        broker: output.servers.broker,
+        data: output.data,
+        show,
+    })
+}
+
+fn exit_code(exact: bool) -> ExitCode {
+    if exact {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn say_json(result: &impl Serialize) -> anyhow::Result<()> {
+    say!("{}", serde_json::to_string(result)?);
+    Ok(())
+}
+
+/// Writes a table, unless it has no rows.
+fn say_table(columns: &[Column], rows: &[Vec<String>]) -> anyhow::Result<()> {
+    if !rows.is_empty() {
+        for line in table(columns, rows, width_of_output()) {
+            say!("{line}");
+        }
+    }
+    Ok(())
+}
+
+/// The columns of the processor time: microseconds for an item.
+const CPU: [Column; 3] = [
+    Column::number("OUR µs"),
+    Column::number("BROKER µs"),
+    Column::number("DATABASE µs"),
+];
+const LIMIT: [Column; 6] = [
+    Column::number("HOPS"),
+    Column::number("ITEMS/MESSAGE"),
+    Column::number("ITEMS/s"),
+    CPU[0],
+    CPU[1],
+    Column::number("PEAK"),
+];
+const JOB: [Column; 8] = [
+    Column::text("BROKER"),
+    Column::number("ITEMS"),
+    Column::number("ITEMS/s"),
+    CPU[0],
+    CPU[1],
+    CPU[2],
+    Column::number("PEAK"),
+    Column::text("EXACT"),
+];
+const SHAPE: [Column; 9] = [
+    Column::text("SHAPE"),
+    Column::number("LIMIT/s"),
+    Column::number("SYSTEM/s"),
+    Column::number("RATIO"),
+    Column::text("(MIN-MAX)"),
+    CPU[0],
+    CPU[1],
+    CPU[2],
+    Column::text("EXACT"),
+];
+
+fn cpu_cells(cpu: &CpuPerItem) -> [String; 3] {
+    [
+        format!("{:.1}", cpu.ours),
+        cpu.broker.text(),
+        cpu.database.text(),
+    ]
+}
+
+fn limit_row(result: &LimitResult) -> Vec<String> {
+    let [ours, broker, _] = cpu_cells(&result.cpu_us_per_item);
+    vec![
+        result.hops.to_string(),
+        result.items_per_message.to_string(),
+        format!("{:.0}", result.items_per_second),
+        ours,
+        broker,
+        memory_text(result.peak_memory_bytes),
+    ]
+}
+
+fn job_row(result: &OneJobResult, exact: bool) -> Vec<String> {
+    let [ours, broker, database] = cpu_cells(&result.cpu_us_per_item);
+    vec![
+        result.broker.clone(),
+        result.items.to_string(),
+        format!("{:.0}", result.items_per_second),
+        ours,
+        broker,
+        database,
+        memory_text(result.peak_memory_bytes),
+        yes_or_no(exact),
+    ]
+}
+
+fn shape_row(result: &ShapeResult) -> Vec<String> {
+    let [ours, broker, database] = cpu_cells(&result.cpu_us_per_item);
+    vec![
+        result.shape.to_owned(),
+        format!("{:.0}", result.limit),
+        format!("{:.0}", result.system),
+        format!("{:.2}", result.ratio.median),
+        format!("{:.2}-{:.2}", result.ratio.min, result.ratio.max),
+        ours,
+        broker,
+        database,
+        yes_or_no(result.is_exact),
+    ]
+}
+
+fn yes_or_no(is: bool) -> String {
+    if is { "yes" } else { "no" }.to_owned()
+}
