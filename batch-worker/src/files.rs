@@ -1,28 +1,74 @@
 //! Files of records, wherever they are: what a definition names becomes bytes here, and nowhere else.
 //!
-//! Hides where a file is. A name says it: a path below the root folder has no scheme. All calls block their thread.
+//! Hides where a file is, and whether it can be read from any place. A name says where: a path below the root folder has no scheme,
+//! `https://…` is a URL, and `store://name/path` a file in a store of the operator. What is packed, or has a server that gives no parts of
+//! it, is copied once to a file without a name, and read there. All calls block their thread.
 //!
 //! What must stay true: what is read is what was pinned. A file that is not as it was is refused, by its name, also if it changes
 //! between two reads; it is never read in part from one state and in part from another.
 
+mod listing;
+mod packed;
+#[cfg(feature = "sources")]
+mod places;
+#[cfg(not(feature = "sources"))]
+#[path = "files/no_places.rs"]
+mod places;
+#[cfg(test)]
+mod tests;
+
 use std::io::{self, Read, Seek as _, SeekFrom};
 
+pub use self::packed::Packing;
+use self::places::Places;
+#[cfg(feature = "sources")]
+pub use self::places::{Sources, Store};
 use crate::SplitError;
-use crate::source::{Kind, Root, Stamp};
+use crate::source::{Kind, Root, Stamp, Wanted};
+
+/// The longest URL, in bytes.
+const LONGEST_NAME: usize = 4096;
 
 /// The files that definitions may name.
 #[derive(Debug, Clone)]
 pub struct Files {
     root: Root,
+    places: Places,
+    wanted: Option<Wanted>,
+}
+
+/// Where a file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place<'a> {
+    BelowRoot,
+    /// At a URL.
+    Web,
+    /// In a store of this name, at this path.
+    Store(&'a str, &'a str),
 }
 
 /// What a file looked like when a batch was made.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pin {
-    /// The size in bytes.
+    /// The size in bytes; 0 if a server does not say it.
     pub size: u64,
     /// The time of the last change, in nanoseconds since 1970, of a file below the root folder.
     pub modified: i64,
+    /// What the server says of this state of the file: its `ETag`, or else when it was last modified.
+    pub tag: Option<String>,
+    /// Whether its server gives it only as a whole.
+    pub whole: bool,
+    /// What was found in it when it was read as a whole.
+    pub copy: Option<CopyPin>,
+}
+
+/// What is in a file that can only be read as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyPin {
+    /// The size in bytes, unpacked.
+    pub size: u64,
+    /// The SHA-256.
+    pub digest: String,
 }
 
 /// The bytes of a range of a file, all of them or an error.
@@ -30,6 +76,7 @@ pub struct Span {
     name: String,
     bytes: Box<dyn Read + Send>,
     left: u64,
+    wanted: Option<Wanted>,
 }
 
 /// An error in a reader that is no trouble of the moment: reading again would find the same.
@@ -40,11 +87,35 @@ struct Refused(String);
 impl Files {
     /// Returns the files below this root.
     pub fn below(root: impl Into<Root>) -> Self {
-        Self { root: root.into() }
+        Self {
+            root: root.into(),
+            places: Places::default(),
+            wanted: None,
+        }
+    }
+
+    /// Adds the files that are elsewhere.
+    #[cfg(feature = "sources")]
+    pub fn and(self, sources: Sources) -> Self {
+        let places = sources.into();
+        Self { places, ..self }
+    }
+
+    /// Returns the same files, whose reading ends when nobody waits for it any more.
+    pub fn while_wanted(&self, wanted: &Wanted) -> Self {
+        let wanted = Some(wanted.clone());
+        Self {
+            wanted,
+            ..self.clone()
+        }
     }
 
     /// Returns what a file looks like now.
     pub fn look(&self, name: &str) -> Result<Pin, SplitError> {
+        let place = Place::of(name)?;
+        if place != Place::BelowRoot {
+            return self.places.look(name, place);
+        }
         let Stamp {
             kind,
             size,
@@ -53,47 +124,163 @@ impl Files {
         if kind != Kind::File {
             return Err(SplitError::Definition(format!("{name:?} is not a file")));
         }
-        Ok(Pin { size, modified })
+        Ok(Pin::of_local(size, modified))
     }
 
-    /// Opens the bytes `from..to` of a file that is as it was pinned.
-    pub fn open(&self, name: &str, pin: &Pin, from: u64, to: u64) -> Result<Span, SplitError> {
-        let (mut file, Stamp { size, modified, .. }) = self.root.open(name)?;
-        pin.check(name, &Pin { size, modified })?;
-        if from > to || to > pin.size {
+    /// Reads a file that can only be read as a whole, unless it is copied already. Returns the pin of what is in it.
+    pub fn settle(&self, name: &str, pin: Pin, packing: Packing) -> Result<Pin, SplitError> {
+        if !pin.is_copied(packing) || pin.copy.is_some() {
+            return Ok(pin);
+        }
+        let copy = Some(self.places.copied(self, name, &pin, packing)?.pin());
+        Ok(Pin { copy, ..pin })
+    }
+
+    /// Opens the bytes `from..to` of what is in a file that is as it was pinned.
+    pub fn open(
+        &self,
+        name: &str,
+        pin: &Pin,
+        packing: Packing,
+        from: u64,
+        to: u64,
+    ) -> Result<Span, SplitError> {
+        let length = pin.length();
+        if from > to || to > length {
             return Err(SplitError::Definition(format!(
-                "the part {from}..{to} does not fit the file {name:?}, which has {size} bytes"
+                "the part {from}..{to} does not fit the file {:?}, which has {length} bytes",
+                shown(name)
             )));
         }
-        file.seek(SeekFrom::Start(from))?;
+        let bytes = if pin.is_copied(packing) {
+            let copy = self.places.copied(self, name, pin, packing)?;
+            if pin
+                .copy
+                .as_ref()
+                .is_some_and(|pinned| *pinned != copy.pin())
+            {
+                return Err(changed(name, "it contains something else"));
+            }
+            copy.read_from(from)
+        } else {
+            self.open_raw(name, pin, from, to)?
+        };
         Ok(Span {
-            name: name.to_owned(),
-            bytes: Box::new(file),
+            name: shown(name),
+            bytes,
             left: to - from,
+            wanted: self.wanted.clone(),
         })
     }
 
-    /// Refuses what was read of a file that has changed meanwhile.
+    /// Opens the bytes of a file as they are where it is: from any place, unless it can only be read as a whole.
+    fn open_raw(
+        &self,
+        name: &str,
+        pin: &Pin,
+        from: u64,
+        to: u64,
+    ) -> Result<Box<dyn Read + Send>, SplitError> {
+        let place = Place::of(name)?;
+        if place != Place::BelowRoot {
+            return self.places.open(name, place, pin, from, to);
+        }
+        let (mut file, Stamp { size, modified, .. }) = self.root.open(name)?;
+        pin.check(name, &Pin::of_local(size, modified))?;
+        file.seek(SeekFrom::Start(from))?;
+        Ok(Box::new(file))
+    }
+
+    /// Refuses what was read of a file that has changed meanwhile. Of a file elsewhere, each response was checked.
     pub fn check_unchanged(&self, name: &str, pin: &Pin) -> Result<(), SplitError> {
-        pin.check(name, &self.look(name)?)
+        match Place::of(name)? {
+            Place::BelowRoot => pin.check(name, &self.look(name)?),
+            Place::Web | Place::Store(..) => Ok(()),
+        }
+    }
+}
+
+impl<'a> Place<'a> {
+    fn of(name: &'a str) -> Result<Self, SplitError> {
+        let Some((scheme, rest)) = name.split_once("://") else {
+            return Ok(Self::BelowRoot);
+        };
+        if name.len() > LONGEST_NAME {
+            let (bytes, name) = (name.len(), &name[..name.floor_char_boundary(40)]);
+            return Err(SplitError::Definition(format!(
+                "the name {name:?}… has {bytes} bytes; the limit is {LONGEST_NAME}"
+            )));
+        }
+        match (scheme, rest.split_once('/')) {
+            ("http" | "https", _) => Ok(Self::Web),
+            ("store", Some((store, path))) if !store.is_empty() => Ok(Self::Store(store, path)),
+            // A store itself is a folder.
+            ("store", None) if !rest.is_empty() => Ok(Self::Store(rest, "")),
+            ("store", _) => Err(SplitError::Definition(format!(
+                "{name:?} names no file of a store; write store://NAME/PATH"
+            ))),
+            _ => Err(SplitError::Definition(format!(
+                "{:?} is not known; name a path below the root folder, a URL (https://…), or a file in a store of the operator \
+                 (store://NAME/PATH)",
+                format!("{scheme}://")
+            ))),
+        }
     }
 }
 
 impl Pin {
+    fn of_local(size: u64, modified: i64) -> Self {
+        Self {
+            size,
+            modified,
+            ..Self::default()
+        }
+    }
+
+    /// Returns whether it can only be read from its beginning.
+    fn is_copied(&self, packing: Packing) -> bool {
+        self.whole || packing != Packing::None
+    }
+
+    /// Returns the number of bytes that can be read.
+    pub fn length(&self) -> u64 {
+        self.copy.as_ref().map_or(self.size, |copy| copy.size)
+    }
+
     /// Refuses a file that is not as it was pinned.
     fn check(&self, name: &str, now: &Self) -> Result<(), SplitError> {
-        if self == now {
+        if (self.size, self.modified, &self.tag) == (now.size, now.modified, &now.tag) {
             return Ok(());
         }
-        Err(SplitError::Definition(format!(
-            "the file {name:?} has changed since the batch was made (it had {} bytes, now it has {})",
-            self.size, now.size
-        )))
+        Err(changed(
+            name,
+            &format!("it had {} bytes, now it has {}", self.size, now.size),
+        ))
+    }
+}
+
+fn changed(name: &str, how: &str) -> SplitError {
+    SplitError::Definition(format!(
+        "the file {:?} has changed since the batch was made ({how})",
+        shown(name)
+    ))
+}
+
+/// Returns the name of a file for people: of a URL without what may be secret in it.
+pub fn shown(name: &str) -> String {
+    match Place::of(name) {
+        Ok(Place::Web) => framework::http::confined::shown(name),
+        _ => name.to_owned(),
     }
 }
 
 impl Read for Span {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Some(wanted) = &self.wanted {
+            wanted
+                .check()
+                .map_err(|_| io::Error::other("nobody waits for it"))?;
+        }
         let most = usize::try_from(self.left).unwrap_or(usize::MAX);
         let most = buffer.len().min(most);
         let read = self.bytes.read(&mut buffer[..most])?;
@@ -116,49 +303,10 @@ pub fn error_of(error: io::Error) -> SplitError {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn range_of_a_file_is_all_its_bytes_or_an_error_with_its_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = folder.path().join("a");
-        std::fs::write(&at, "0123456789").unwrap();
-        let files = Files::below(folder.path());
-        let pin = files.look("a").unwrap();
-        let text = |from, to| {
-            let mut text = String::new();
-            let read = files.open("a", &pin, from, to)?.read_to_string(&mut text);
-            read.map_err(error_of).map(|_| text)
-        };
-        assert_eq!(text(0, 10).unwrap(), "0123456789");
-        assert_eq!(text(3, 5).unwrap(), "34");
-        assert_eq!(text(5, 5).unwrap(), "");
-        for (from, to) in [(5, 3), (3, 11), (u64::MAX, u64::MAX)] {
-            let error = text(from, to).unwrap_err();
-            assert!(
-                matches!(&error, SplitError::Definition(text) if text.contains("does not fit the file \"a\"")),
-                "{error:?}"
-            );
-        }
-        // It becomes shorter while it is read.
-        let mut span = files.open("a", &pin, 0, 10).unwrap();
-        std::fs::File::options()
-            .write(true)
-            .open(&at)
-            .unwrap()
-            .set_len(4)
-            .unwrap();
-        let error = span.read_to_end(&mut Vec::new()).map_err(error_of);
-        assert!(
-            matches!(&error, Err(SplitError::Definition(text)) if text.contains("\"a\" has become shorter")),
-            "{error:?}"
-        );
-        let changed = files.check_unchanged("a", &pin).unwrap_err();
-        assert!(
-            matches!(&changed, SplitError::Definition(text) if text.contains("it had 10 bytes, now it has 4")),
-            "{changed:?}"
-        );
+/// Returns an error of a split as one of a reader. [`error_of`] gives it back.
+fn error_for_reader(error: SplitError) -> io::Error {
+    match error {
+        SplitError::Definition(text) | SplitError::Missing(text) => io::Error::other(Refused(text)),
+        SplitError::Temporary(error) => io::Error::other(error),
     }
 }

@@ -17,7 +17,7 @@ use contract::{FileItem, TaskData};
 use framework::Payload;
 use serde::{Deserialize, Serialize};
 
-use self::pattern::PathPattern;
+pub(crate) use self::pattern::PathPattern;
 use crate::plugin::label_of;
 use crate::source::{Kind, Root, Wanted, check_path};
 use crate::{Batch, BatchPlugin, Part, Source, SplitError, even_size};

@@ -40,6 +40,10 @@ pub use framework::Source;
 use framework::queries::Answerer;
 use framework::{Context, Reply, TaskError, Worker};
 
+#[cfg(feature = "sources")]
+pub use blobs::{Location, S3Options};
+#[cfg(feature = "sources")]
+pub use files::{Sources, Store};
 pub use glob::Glob;
 pub use lines::Lines;
 pub use list::List;

@@ -4,39 +4,41 @@
 //! {"files": ["customers.csv"], "recordsPerItem": 10}
 //! ```
 //!
-//! The first split pins each file's size and time of last change, and makes a part of each file, if there are several. A part is read
+//! The first split pins what each file looks like, and makes a part of each file, if there are several. A part is read
 //! once from its beginning to its end, in bounded memory, to find where its records begin; then it becomes parts of about the same number
 //! of records, or items.
 //! So a quoted line break is never taken for the end of a record, each record has its number, and the total is known after one pass.
+//! Where a file is, and how it is packed, is hidden by [`Files`].
 //!
 //! Anybody can write a part. It must fit its file, and have as many records as it says.
 
 mod format;
+mod places;
 mod reader;
-
-use std::collections::BTreeMap;
-use std::path::Path;
 
 use contract::{RecordItem, TaskData};
 use framework::Payload;
 use serde::{Deserialize, Serialize};
 
 use self::format::Format;
-use self::reader::{Place, Records};
-use crate::files::{Files, Pin};
+use self::places::{LEAF_BYTES, Places, items};
+use self::reader::Records;
+#[cfg(feature = "sources")]
+use crate::files::Sources;
+use crate::files::{CopyPin, Files, Packing, Pin, shown};
+use crate::glob::PathPattern;
 use crate::plugin::label_of;
-use crate::source::Root;
-use crate::{Batch, BatchPlugin, Part, Source, SplitError};
+use crate::source::{Root, Wanted};
+use crate::{Batch, BatchPlugin, Part, Source, SplitError, even_size};
 
-/// A split of at most this many bytes makes items.
-const LEAF_BYTES: u64 = 8 * 1024 * 1024;
-/// The most bytes of an item, and of the items of a split, as JSON.
-const LARGEST_ITEM: usize = 8 * 1024 * 1024;
-const LARGEST_SPLIT: usize = 64 * 1024 * 1024;
 /// The most records of an item.
 const MOST_RECORDS: u64 = 100_000;
+/// The most files of a definition, unless there are more than `max_parts` times as many.
+const LONGEST_LIST: usize = 10_000;
+/// The longest header that each part repeats. A longer one is read again.
+const LONGEST_HEADER: usize = 4096;
 
-/// Splits files below a root folder by records.
+/// Splits files by records: below a root folder, and where else the operator allows.
 #[derive(Debug, Clone)]
 pub struct RecordFiles {
     files: Files,
@@ -48,9 +50,17 @@ struct Definition {
     /// The files that a user names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     files: Vec<String>,
+    /// The folder whose files a user means, and the pattern of their paths below it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    folder: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pattern: Option<String>,
     /// What they contain; by default what their names end with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     format: Option<Format>,
+    /// How they are packed; by default what their names end with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    compression: Option<Packing>,
     /// Whether the first record of CSV and TSV names the fields.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     header: bool,
@@ -59,17 +69,30 @@ struct Definition {
     /// The part of a file that a split has pinned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     part: Option<Pinned>,
+    /// Several files that a split has pinned.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    parts: Vec<Pinned>,
 }
 
 /// The records of a file that begin in `from..to`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Pinned {
     path: String,
-    /// The size of the file in bytes.
+    /// The size of the file in bytes, as it is where it is.
     size: u64,
-    /// The time of the last change of the file, in nanoseconds since 1970.
+    /// The time of the last change of a local file, in nanoseconds since 1970.
+    #[serde(default, skip_serializing_if = "is_nothing")]
     modified: i64,
+    /// What its server says of its state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tag: Option<String>,
+    /// Whether its server gives it only as a whole.
+    #[serde(default, skip_serializing_if = "is_not")]
+    whole: bool,
+    /// The size and the digest of what is in it, if it can only be read as a whole and has been.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    content: Option<(u64, String)>,
     from: u64,
     to: u64,
     /// The number of the first record, from 1.
@@ -77,6 +100,9 @@ pub(super) struct Pinned {
     /// How many there are; unknown for a whole file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     records: Option<u64>,
+    /// The header of the file, if it is a short one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fields: Option<Vec<String>>,
 }
 
 const fn yes() -> bool {
@@ -103,6 +129,22 @@ const fn is_one(value: &u64) -> bool {
     *value == 1
 }
 
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+const fn is_nothing(value: &i64) -> bool {
+    *value == 0
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+const fn is_not(value: &bool) -> bool {
+    !*value
+}
+
 impl RecordFiles {
     /// Returns a plugin for files below `root`. Definitions cannot name others.
     pub fn new(root: impl Into<Root>) -> Self {
@@ -112,9 +154,20 @@ impl RecordFiles {
     }
 }
 
-/// What a part becomes.
+#[cfg(feature = "sources")]
+impl RecordFiles {
+    /// Adds the files that are elsewhere.
+    #[must_use]
+    pub fn and(self, sources: Sources) -> Self {
+        Self {
+            files: self.files.and(sources),
+        }
+    }
+}
+
+/// What a definition becomes.
 enum Found {
-    Parts(Vec<Pinned>),
+    Definitions(Vec<Definition>),
     Items(Vec<RecordItem>),
 }
 
@@ -123,20 +176,13 @@ impl BatchPlugin for RecordFiles {
 
     async fn split(&self, batch: Batch<'_>) -> Result<Vec<Part>, SplitError> {
         let definition = Definition::parse(batch.definition)?;
-        let (files, max_parts, max_items) = (self.files.clone(), batch.max_parts, batch.max_items);
+        let (max_parts, wanted) = (batch.max_parts, Wanted::default());
+        let files = self.files.while_wanted(&wanted);
+        let _waiting = wanted.waiting();
         // Reading files blocks.
-        let split = tokio::task::spawn_blocking(move || {
-            let found = definition.split(&files, max_parts)?;
-            Ok::<_, SplitError>((definition, found))
-        });
-        let (definition, found) = split.await??;
-        if let Found::Parts(parts) = &found {
-            let records = parts.iter().filter_map(|part| part.records).sum::<u64>();
-            let items = records.div_ceil(definition.records_per_item);
-            if items > max_items {
-                batch.check_items("file", items)?;
-            }
-        }
+        let per_item = definition.records_per_item;
+        let split = move || definition.split(&files, max_parts, &wanted);
+        let found = tokio::task::spawn_blocking(split).await??;
         match found {
             Found::Items(items) => items
                 .into_iter()
@@ -148,27 +194,27 @@ impl BatchPlugin for RecordFiles {
                     batch.item(RecordItem::CLASSIFIER, &item)
                 })
                 .collect(),
-            Found::Parts(parts) => parts
-                .into_iter()
-                .map(|part| {
-                    let definition = Definition {
-                        files: Vec::new(),
-                        part: Some(part),
-                        ..definition.clone()
-                    };
-                    Ok(Part::Batch(serde_json::to_string(&definition)?))
-                })
-                .collect(),
+            Found::Definitions(definitions) => {
+                let parts = definitions.iter().filter_map(|it| it.part.as_ref());
+                let records = parts.filter_map(|part| part.records).sum::<u64>();
+                batch.check_items("file", records.div_ceil(per_item))?;
+                definitions
+                    .into_iter()
+                    .map(|definition| Ok(Part::Batch(serde_json::to_string(&definition)?)))
+                    .collect()
+            }
         }
     }
 
     /// Looks at the files, and does not read them.
     async fn check(&self, batch: Batch<'_>) -> Result<(), SplitError> {
         let definition = Definition::parse(batch.definition)?;
-        let (files, max_parts) = (self.files.clone(), batch.max_parts);
-        let look = move || match definition.part {
-            Some(_) => Ok(()),
-            None => definition.pin(&files, max_parts).map(drop),
+        let (max_parts, wanted) = (batch.max_parts, Wanted::default());
+        let files = self.files.while_wanted(&wanted);
+        let _waiting = wanted.waiting();
+        let look = move || match &definition.folder {
+            Some(folder) => files.check_folder(folder),
+            None => definition.pin(&files, max_parts, &wanted).map(drop),
         };
         tokio::task::spawn_blocking(look).await?
     }
@@ -177,11 +223,13 @@ impl BatchPlugin for RecordFiles {
         label_of::<RecordItem>(item)
     }
 
-    /// Returns the parts: a part of a file has its size and time, and an item its records.
+    /// Returns the parts: a part of a file has what the file was, and an item its records.
     fn source(&self, batch: Batch<'_>, parts: &[Part]) -> Option<Source> {
         let definition = Definition::parse(batch.definition).ok()?;
-        let file = definition.part.map(|part| part.path);
+        let pinned = definition.part.or(definition.parts.into_iter().next());
+        let file = pinned.map(|part| part.path).or(definition.folder);
         let file = file.or_else(|| definition.files.first().cloned())?;
+        let file = shown(&file);
         Some(batch.parts_as_source(format_args!("the records of {file:?}"), parts))
     }
 
@@ -202,225 +250,228 @@ impl Definition {
                 "recordsPerItem is {per_item}; it is from 1 to {MOST_RECORDS}"
             )));
         }
-        if definition.files.is_empty() == definition.part.is_none() {
+        let Self {
+            files,
+            folder,
+            part,
+            parts,
+            ..
+        } = &definition;
+        let ways = [
+            !files.is_empty(),
+            folder.is_some(),
+            part.is_some(),
+            !parts.is_empty(),
+        ];
+        let count = ways.into_iter().filter(|is_used| *is_used).count();
+        if count != 1 || definition.pattern.is_some() && folder.is_none() {
             return Err(SplitError::Definition(
-                "name files, e.g. {\"files\": [\"customers.csv\"]}".to_owned(),
+                "name files or a folder, e.g. {\"files\": [\"customers.csv\"]} or {\"folder\": \"in\", \"pattern\": \"**/*.csv\"}"
+                    .to_owned(),
             ));
         }
         Ok(definition)
     }
 
-    fn split(&self, files: &Files, max_parts: usize) -> Result<Found, SplitError> {
-        let part = match &self.part {
-            Some(part) => part.clone(),
-            None => match self.pin(files, max_parts)? {
-                mut whole if whole.len() == 1 => whole.remove(0),
-                whole => return Ok(Found::Parts(whole)),
-            },
-        };
-        let part = &part;
-        let format = self.format_of(&part.path)?;
-        let open = || Records::open(files, part, format, self.header);
-        let places = Places::find(open()?, self.records_per_item, max_parts)?;
-        files.check_unchanged(&part.path, &part.pin())?;
-        if part
-            .records
-            .is_some_and(|records| records != places.records)
-        {
-            let (path, said, found) =
-                (&part.path, part.records.unwrap_or_default(), places.records);
-            return Err(SplitError::Definition(format!(
-                "the part of {path:?} from byte {} has {found} records and not {said}; name the file itself",
-                part.from
-            )));
+    fn split(&self, files: &Files, max_parts: usize, wanted: &Wanted) -> Result<Found, SplitError> {
+        let mut pinned = self.pin(files, max_parts, wanted)?;
+        if pinned.len() == 1 {
+            return self.split_file(files, pinned.remove(0), max_parts);
         }
-        let bytes = part.to.saturating_sub(part.from);
-        // An item is never split, however large it is.
-        if places.stride == self.records_per_item
-            && (bytes <= LEAF_BYTES || places.begins.len() <= 1)
-        {
-            return items(open()?, part, self.records_per_item).map(Found::Items);
-        }
-        Ok(Found::Parts(places.parts(
-            part,
-            self.records_per_item,
-            max_parts,
-        )))
+        Ok(Found::Definitions(self.groups(&pinned, max_parts)?))
     }
 
-    /// Makes a part of each file, as it is now.
-    fn pin(&self, files: &Files, max_parts: usize) -> Result<Vec<Pinned>, SplitError> {
+    /// Divides several files into groups.
+    fn groups(&self, pinned: &[Pinned], max_parts: usize) -> Result<Vec<Self>, SplitError> {
+        let even = usize::try_from(even_size(pinned.len() as u64, max_parts as u64))?;
+        // Rather an uneven tree than a definition that is too large for a message.
+        let size = if even > LONGEST_LIST {
+            pinned.len().div_ceil(max_parts)
+        } else {
+            even
+        };
+        let group = |parts: &[Pinned]| match parts {
+            [part] => self.of(Some(part.clone()), Vec::new()),
+            parts => self.of(None, parts.to_vec()),
+        };
+        Ok(pinned.chunks(size).map(group).collect())
+    }
+
+    /// Returns the same for what a split has pinned.
+    fn of(&self, part: Option<Pinned>, parts: Vec<Pinned>) -> Self {
+        Self {
+            files: Vec::new(),
+            folder: None,
+            pattern: None,
+            part,
+            parts,
+            ..self.clone()
+        }
+    }
+
+    fn split_file(
+        &self,
+        files: &Files,
+        part: Pinned,
+        max_parts: usize,
+    ) -> Result<Found, SplitError> {
+        let (format, packing) = self.format_of(&part.path)?;
+        let part = part.settle(files, packing)?;
+        let open = || Records::open(files, &part, packing, format, self.header);
+        let (per_item, bytes) = (self.records_per_item, part.to.saturating_sub(part.from));
+        let is_leaf = |records: u64| {
+            let items = records.div_ceil(per_item);
+            // An item is never split, however large it is.
+            items <= max_parts as u64 && (bytes <= LEAF_BYTES || items <= 1)
+        };
+        if part.records.is_some_and(is_leaf) {
+            let items = items(open()?, &part, per_item)?;
+            files.check_unchanged(&part.path, &part.pin())?;
+            return Ok(Found::Items(items));
+        }
+        let mut records = open()?;
+        let fields = records.short_header(LONGEST_HEADER);
+        let places = Places::find(&mut records, per_item, max_parts)?;
+        files.check_unchanged(&part.path, &part.pin())?;
+        if part.records.is_some_and(|said| said != places.records) {
+            return Err(part.wrong_count(&places.records.to_string()));
+        }
+        if places.stride == per_item && is_leaf(places.records) {
+            return items(open()?, &part, per_item).map(Found::Items);
+        }
+        let whole = Pinned { fields, ..part };
+        let parts = places.parts(&whole, per_item, max_parts);
+        let parts = parts
+            .into_iter()
+            .map(|part| self.of(Some(part), Vec::new()));
+        Ok(Found::Definitions(parts.collect()))
+    }
+
+    /// Returns the parts of a definition: what a split has pinned, or each file as it is now.
+    fn pin(
+        &self,
+        files: &Files,
+        max_parts: usize,
+        wanted: &Wanted,
+    ) -> Result<Vec<Pinned>, SplitError> {
+        if let Some(part) = &self.part {
+            return Ok(vec![part.clone()]);
+        }
+        if !self.parts.is_empty() {
+            return Ok(self.parts.clone());
+        }
+        if let Some(folder) = &self.folder {
+            let pattern = PathPattern::new(self.pattern.as_deref().unwrap_or("**"))?;
+            let found = files.list(folder, &pattern, wanted)?;
+            let pinned = found.into_iter().map(|(path, pin)| {
+                self.format_of(&path)?;
+                Ok(Pinned::whole(path, pin))
+            });
+            return pinned.collect();
+        }
         let count = self.files.len();
         if count > max_parts {
             return Err(SplitError::Definition(format!(
-                "there are {count} files; at most {max_parts} are possible (--max-parts). Make several jobs of them"
+                "there are {count} files; at most {max_parts} are possible (--max-parts). Make several jobs of them, or name their folder"
             )));
         }
-        let mut parts = Vec::new();
         let mut seen = std::collections::BTreeSet::new();
-        for path in &self.files {
-            let Pin { size, modified } = files.look(path)?;
-            if !seen.insert(Path::new(path)) {
+        let pinned = self.files.iter().map(|path| {
+            self.format_of(path)?;
+            if !seen.insert(std::path::Path::new(path)) {
                 return Err(SplitError::Definition(format!(
-                    "the file {path:?} is named twice"
+                    "the file {:?} is named twice",
+                    shown(path)
                 )));
             }
-            self.format_of(path)?;
-            let path = path.clone();
-            parts.push(Pinned {
-                path,
-                size,
-                modified,
-                from: 0,
-                to: size,
-                first: 1,
-                records: None,
-            });
-        }
-        Ok(parts)
+            Ok(Pinned::whole(path.clone(), files.look(path)?))
+        });
+        pinned.collect()
     }
 
-    fn format_of(&self, path: &str) -> Result<Format, SplitError> {
-        self.format.or_else(|| Format::of(path)).ok_or_else(|| {
+    /// Returns what a file contains, and how it is packed.
+    fn format_of(&self, path: &str) -> Result<(Format, Packing), SplitError> {
+        let (packing, stem) = Packing::of(path);
+        let format = self.format.or_else(|| Format::of(stem)).ok_or_else(|| {
             SplitError::Definition(format!(
-                "the name of {path:?} does not say what it contains; add `format`: lines, csv, tsv, jsonl or json"
+                "the name of {:?} does not say what it contains; add `format`: lines, csv, tsv, jsonl or json",
+                shown(path)
             ))
-        })
+        })?;
+        Ok((format, self.compression.unwrap_or(packing)))
     }
 }
 
 impl Pinned {
+    /// Returns the part that is a whole file.
+    fn whole(path: String, pin: Pin) -> Self {
+        let to = pin.length();
+        let Pin {
+            size,
+            modified,
+            tag,
+            whole,
+            copy,
+        } = pin;
+        Self {
+            path,
+            size,
+            modified,
+            tag,
+            whole,
+            content: copy.map(|CopyPin { size, digest }| (size, digest)),
+            to,
+            first: 1,
+            ..Self::default()
+        }
+    }
+
     /// Returns what its file was.
-    const fn pin(&self) -> Pin {
+    fn pin(&self) -> Pin {
+        let copy = self.content.clone();
         Pin {
             size: self.size,
             modified: self.modified,
+            tag: self.tag.clone(),
+            whole: self.whole,
+            copy: copy.map(|(size, digest)| CopyPin { size, digest }),
         }
+    }
+
+    /// Returns the part with what is in its file, if that can only be read as a whole and has not been yet.
+    fn settle(self, files: &Files, packing: Packing) -> Result<Self, SplitError> {
+        let before = self.pin();
+        let pin = files.settle(&self.path, before.clone(), packing)?;
+        if pin == before {
+            return Ok(self);
+        }
+        Ok(Self::whole(self.path, pin))
     }
 
     /// Refuses a part that does not fit its file.
     fn check_fit(&self) -> Result<(), SplitError> {
-        let Self {
-            path,
-            size,
-            from,
-            to,
-            ..
-        } = self;
+        let Self { path, from, to, .. } = self;
+        let length = self.pin().length();
         // Each record before this part has a byte at least.
-        if from > to || to > size || self.first == 0 || self.first - 1 > *from {
+        if from > to || *to > length || self.first == 0 || self.first - 1 > *from {
             return Err(SplitError::Definition(format!(
-                "the part {from}..{to} does not fit the file {path:?}, which has {size} bytes"
+                "the part {from}..{to} does not fit the file {:?}, which has {length} bytes",
+                shown(path)
             )));
         }
         Ok(())
     }
-}
 
-/// Where groups of records begin.
-struct Places {
-    /// The offset and the number of the first record of each group.
-    begins: Vec<Place>,
-    /// The records of a group.
-    stride: u64,
-    records: u64,
-}
-
-impl Places {
-    /// Reads all records. The groups become larger while there are more than `most`.
-    fn find(mut records: Records, per_item: u64, most: usize) -> Result<Self, SplitError> {
-        let mut places = Self {
-            begins: Vec::new(),
-            stride: per_item,
-            records: 0,
-        };
-        while let Some(place) = records.skip()? {
-            if places.records.is_multiple_of(places.stride) {
-                if places.begins.len() == most {
-                    let mut at = 0_usize;
-                    places.begins.retain(|_| {
-                        at += 1;
-                        at % 2 == 1
-                    });
-                    places.stride *= 2;
-                }
-                if places.records.is_multiple_of(places.stride) {
-                    places.begins.push(place);
-                }
-            }
-            places.records += 1;
-        }
-        Ok(places)
-    }
-
-    /// Returns the groups as parts. Small neighbours become one, if one split can make items of it.
-    fn parts(&self, whole: &Pinned, per_item: u64, most: usize) -> Vec<Pinned> {
-        let mut parts: Vec<Pinned> = Vec::new();
-        for (at, begin) in self.begins.iter().enumerate() {
-            let next = self.begins.get(at + 1);
-            let to = next.map_or(whole.to, |next| next.offset);
-            let end = next.map_or(whole.first + self.records, |next| next.number);
-            if let Some(last) = parts.last_mut()
-                && to - last.from <= LEAF_BYTES
-                && (end - last.first).div_ceil(per_item) <= most as u64
-            {
-                last.to = to;
-                last.records = Some(end - last.first);
-                continue;
-            }
-            parts.push(Pinned {
-                from: begin.offset,
-                to,
-                first: begin.number,
-                records: Some(end - begin.number),
-                ..whole.clone()
-            });
-        }
-        parts
+    fn wrong_count(&self, found: &str) -> SplitError {
+        let (path, said) = (shown(&self.path), self.records.unwrap_or_default());
+        SplitError::Definition(format!(
+            "the part of {path:?} from byte {} has {found} records and not {said}; name the file itself",
+            self.from
+        ))
     }
 }
 
-/// Reads the items of a part.
-fn items(
-    mut records: Records,
-    part: &Pinned,
-    per_item: u64,
-) -> Result<Vec<RecordItem>, SplitError> {
-    let mut items: Vec<RecordItem> = Vec::new();
-    let (mut bytes, mut all_bytes) = (0, 0);
-    let mut next = part.first;
-    while let Some(record) = records.read()? {
-        if (next - part.first).is_multiple_of(per_item) {
-            bytes = 0;
-            items.push(RecordItem {
-                path: part.path.clone(),
-                number: next,
-                record: None,
-                records: Vec::new(),
-                params: BTreeMap::new(),
-            });
-        }
-        next += 1;
-        bytes += record.get().len();
-        all_bytes += record.get().len();
-        if bytes > LARGEST_ITEM || all_bytes > LARGEST_SPLIT {
-            let path = &part.path;
-            return Err(SplitError::Definition(format!(
-                "up to record {} of {path:?}, an item becomes {bytes} bytes of JSON, and its split {all_bytes}; at most {LARGEST_ITEM} and \
-                 {LARGEST_SPLIT} are possible. Lower recordsPerItem",
-                next - 1
-            )));
-        }
-        if let Some(item) = items.last_mut() {
-            if per_item == 1 {
-                item.record = Some(record);
-            } else {
-                item.records.push(record);
-            }
-        }
-    }
-    Ok(items)
-}
-
+#[cfg(test)]
+mod elsewhere;
 #[cfg(test)]
 mod tests;

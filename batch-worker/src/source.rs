@@ -80,7 +80,8 @@ impl Wanted {
         Waiting(Arc::clone(&self.0))
     }
 
-    fn check(&self) -> Result<(), SplitError> {
+    /// Fails if nobody waits any more.
+    pub fn check(&self) -> Result<(), SplitError> {
         if Arc::strong_count(&self.0) > 1 {
             return Ok(());
         }

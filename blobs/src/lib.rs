@@ -14,6 +14,7 @@ mod location;
 mod memory;
 #[cfg(feature = "s3")]
 mod s3;
+mod sources;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ pub use self::location::{Location, LocationError, S3Options};
 use self::memory::Memory;
 #[cfg(feature = "s3")]
 use self::s3::S3;
+pub use self::sources::Bucket;
 
 /// A place for blobs. Clones share it.
 #[derive(Debug, Clone)]
@@ -67,6 +69,24 @@ pub struct Listed {
     pub written: SystemTime,
 }
 
+/// What an object looks like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Object {
+    /// The size in bytes.
+    pub size: u64,
+    /// The tag of its content (`ETag`).
+    pub tag: Option<String>,
+}
+
+/// Objects below a path.
+#[derive(Debug, Clone, Default)]
+pub struct Listing {
+    /// Their paths below the prefix, and what they look like, in no order.
+    pub files: Vec<(String, Object)>,
+    /// Whether there are more than were asked for.
+    pub has_more: bool,
+}
+
 /// Why an operation on a blob failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{place} cannot be {action}: {reason}")]
@@ -74,7 +94,18 @@ pub struct BlobError {
     place: String,
     action: &'static str,
     reason: String,
-    is_missing: bool,
+    cause: Cause,
+}
+
+/// What callers tell apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    Missing,
+    #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "folders do not"))]
+    Denied,
+    #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "folders do not"))]
+    Changed,
+    Other,
 }
 
 impl BlobError {
@@ -83,7 +114,11 @@ impl BlobError {
             place: place.to_string(),
             action,
             reason: error.to_string(),
-            is_missing: error.kind() == std::io::ErrorKind::NotFound,
+            cause: if error.kind() == std::io::ErrorKind::NotFound {
+                Cause::Missing
+            } else {
+                Cause::Other
+            },
         }
     }
 
@@ -94,7 +129,17 @@ impl BlobError {
 
     /// Returns whether there is no such blob.
     pub const fn is_missing(&self) -> bool {
-        self.is_missing
+        matches!(self.cause, Cause::Missing)
+    }
+
+    /// Returns whether the store says that one has no right to do it.
+    pub const fn is_denied(&self) -> bool {
+        matches!(self.cause, Cause::Denied)
+    }
+
+    /// Returns whether what was to be read is another state than the one that was asked for.
+    pub const fn is_changed(&self) -> bool {
+        matches!(self.cause, Cause::Changed)
     }
 }
 

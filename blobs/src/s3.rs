@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::io::{self, Cursor};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,12 +18,12 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::buffered::BufReader;
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, Certificate, ClientOptions, Error, MultipartUpload, ObjectStore,
-    ObjectStoreExt as _, PutMode, PutOptions, RetryConfig,
+    BackoffConfig, Certificate, ClientOptions, Error, GetOptions, GetRange, MultipartUpload,
+    ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, RetryConfig,
 };
 
 use crate::location::{LocationError, S3Options};
-use crate::{BlobError, BlobName, BlobReader, Listed};
+use crate::{BlobError, BlobName, BlobReader, Cause, Listed, Listing, Object};
 
 /// The region where none is set. Stores that are not Amazon's mostly ignore it.
 const REGION: &str = "us-east-1";
@@ -32,6 +33,12 @@ const BUFFER: usize = 1 << 20;
 const PART: usize = 8 << 20;
 /// How many objects are deleted at the same time.
 const DELETIONS: usize = 16;
+/// The codes of what has no right to do something.
+const DENIALS: [&str; 3] = [
+    "AccessDenied",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+];
 /// The longest text of an error.
 const LONGEST: usize = 300;
 
@@ -128,7 +135,14 @@ impl S3 {
             place: place.to_string(),
             action,
             reason: text_of(&error),
-            is_missing: matches!(error, Error::NotFound { .. }),
+            cause: match error {
+                Error::NotFound { .. } => Cause::Missing,
+                Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Cause::Denied,
+                Error::Precondition { .. } => Cause::Changed,
+                // What a list meets has no kind of its own.
+                _ if DENIALS.iter().any(|code| text_of(&error).starts_with(code)) => Cause::Denied,
+                _ => Cause::Other,
+            },
         }
     }
 
@@ -208,6 +222,63 @@ impl S3 {
         self.open_path(&self.path("read", &[path])?).await
     }
 
+    /// Returns what an object looks like, by its path below the prefix.
+    pub async fn look(&self, path: &str) -> Result<Object, BlobError> {
+        let found = self.store.head(&self.path("read", &[path])?).await;
+        found.map(object).map_err(self.error("read"))
+    }
+
+    /// Returns a range of an object that has this tag.
+    pub async fn read(
+        &self,
+        path: &str,
+        tag: Option<&str>,
+        range: Range<u64>,
+    ) -> Result<Bytes, BlobError> {
+        let path = self.path("read", &[path])?;
+        let options = GetOptions {
+            range: Some(GetRange::Bounded(range)),
+            if_match: tag.map(str::to_owned),
+            ..GetOptions::default()
+        };
+        let found = self.store.get_opts(&path, options).await;
+        let found = found.map_err(self.error("read"))?;
+        found.bytes().await.map_err(self.error("read"))
+    }
+
+    /// Returns the objects below a path, at most so many.
+    pub async fn list_files(&self, path: &str, most: usize) -> Result<Listing, BlobError> {
+        let folder = match (path, self.prefix.as_str()) {
+            ("", "") => None,
+            ("", prefix) => {
+                Some(Path::parse(prefix).map_err(|error| self.error("read")(error.into()))?)
+            }
+            (path, _) => Some(self.path("read", &[path])?),
+        };
+        let mut listed = self.store.list(folder.as_ref());
+        let mut listing = Listing::default();
+        let below = if self.prefix.is_empty() {
+            0
+        } else {
+            self.prefix.len() + 1
+        };
+        while let Some(found) = listed.next().await {
+            let found = found.map_err(self.error("read"))?;
+            if listing.files.len() == most {
+                listing.has_more = true;
+                break;
+            }
+            let path = found
+                .location
+                .as_ref()
+                .get(below..)
+                .unwrap_or_default()
+                .to_owned();
+            listing.files.push((path, object(found)));
+        }
+        Ok(listing)
+    }
+
     /// Deletes an object by its path below the prefix.
     pub async fn delete_file(&self, path: &str) -> Result<(), BlobError> {
         self.delete_path(&self.path("changed", &[path])?).await
@@ -243,6 +314,13 @@ impl S3 {
             }
             Err(error) => Err(self.error("written")(error)),
         }
+    }
+}
+
+fn object(meta: ObjectMeta) -> Object {
+    Object {
+        size: meta.size,
+        tag: meta.e_tag,
     }
 }
 

@@ -24,6 +24,7 @@ mod resubmit;
 mod retry;
 pub mod script;
 mod serve;
+mod source_args;
 mod submit;
 mod task;
 mod top;

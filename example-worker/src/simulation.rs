@@ -13,7 +13,7 @@ use contract::JobTaskId;
 use framework::{Context, OrFail, Reply, TaskData, TaskError, Worker};
 use serde::{Deserialize, Serialize};
 
-pub use http::{CallOrigin, Calls};
+pub use http::Calls;
 pub use steps::{Fail, InvalidSimulation, MOST_STEPS, Simulation, Step};
 
 /// How often a task that sleeps or computes looks whether its job has ended.

@@ -8,7 +8,10 @@
 //! - `https` is never spoken in plaintext, and the server's certificate is always checked ([`Tls`]).
 //! - No redirect is followed. A request goes where its URL says.
 //! - The proxies of the usual variables (`HTTPS_PROXY`, `NO_PROXY`, …) are used.
+//!
+//! [`confined`] is for URLs that come from a job: other rules hold there.
 
+pub mod confined;
 mod connect;
 
 use std::error::Error;
@@ -20,8 +23,8 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use http::header::{ACCEPT, AUTHORIZATION, HeaderValue, PROXY_AUTHORIZATION};
-pub use http::{HeaderMap, HeaderName, Method, Request, StatusCode};
+use http::header::{ACCEPT, AUTHORIZATION, PROXY_AUTHORIZATION};
+pub use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use http_body::Body as _;
 use http_body_util::Full;
 use hyper::body::Incoming;

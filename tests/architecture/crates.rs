@@ -16,7 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("framework", &["contract"]),
     ("store", &["contract"]),
     ("instructions", &["contract", "framework", "store"]),
-    ("batch-worker", &["contract", "framework"]),
+    ("batch-worker", &["blobs", "contract", "framework"]),
     ("command-worker", &["contract", "framework"]),
     ("example-worker", &["contract", "framework"]),
     ("tracking-worker", &["contract", "framework", "store"]),

@@ -17,7 +17,7 @@ use self::table::Table;
 use super::Pinned;
 use super::format::Format;
 use crate::SplitError;
-use crate::files::{self, Files, Pin, Span};
+use crate::files::{self, Files, Packing, Pin, Span, shown};
 
 /// The longest record, in bytes.
 const LONGEST_RECORD: u64 = 1024 * 1024;
@@ -36,6 +36,7 @@ pub struct Records {
     files: Files,
     path: String,
     pin: Pin,
+    packing: Packing,
     /// Where the part ends.
     end: u64,
     /// The number of the next record.
@@ -76,19 +77,20 @@ impl Records {
     pub fn open(
         files: &Files,
         part: &Pinned,
+        packing: Packing,
         format: Format,
         has_header: bool,
     ) -> Result<Self, SplitError> {
         part.check_fit()?;
         let pin = part.pin();
         let open = |from: u64, to: u64| -> Result<Span, SplitError> {
-            files.open(&part.path, &pin, from, to)
+            files.open(&part.path, &pin, packing, from, to)
         };
         let (from, at) = (open(part.from, part.to)?, part.from);
         let of = match format {
             Format::Lines => Of::Lines(Lines::new(from, at, false)),
             Format::Jsonl => Of::Lines(Lines::new(from, at, true)),
-            Format::Json => Of::Array(Box::new(Array::new(from, at, part.to == part.size))),
+            Format::Json => Of::Array(Box::new(Array::new(from, at, part.to == pin.length()))),
             Format::Csv | Format::Tsv => {
                 let delimiter = if format == Format::Csv { b',' } else { b'\t' };
                 let mut table = Table::new(from, at, delimiter);
@@ -96,8 +98,10 @@ impl Records {
                     table
                         .take_header()
                         .map_err(|wrong| part.wrong_header(wrong))?;
+                } else if let Some(fields) = part.fields.as_ref().filter(|_| has_header) {
+                    table.use_header(fields.clone());
                 } else if has_header {
-                    let mut whole = Table::new(open(0, part.size)?, 0, delimiter);
+                    let mut whole = Table::new(open(0, pin.length())?, 0, delimiter);
                     whole
                         .take_header()
                         .map_err(|wrong| part.wrong_header(wrong))?;
@@ -110,10 +114,21 @@ impl Records {
             files: files.clone(),
             path: part.path.clone(),
             pin,
+            packing,
             end: part.to,
             next: part.first,
             of,
         })
+    }
+
+    /// Returns the header of a table, if it has at most this many bytes.
+    pub fn short_header(&self, most: usize) -> Option<Vec<String>> {
+        let Of::Table(table) = &self.of else {
+            return None;
+        };
+        let header = table.header()?;
+        let bytes: usize = header.iter().map(|name| name.len() + 3).sum();
+        (bytes <= most).then(|| header.to_vec())
     }
 
     /// Moves past the next record. Returns where it begins; `None` behind the last one.
@@ -153,17 +168,19 @@ impl Records {
         let Of::Table(table) = &self.of else {
             return Ok(());
         };
-        let size = self.pin.size;
+        let size = self.pin.length();
         if self.end < size || table.position() < size {
             return Ok(());
         }
-        let record = self.files.open(&self.path, &self.pin, offset, size)?;
+        let record = self
+            .files
+            .open(&self.path, &self.pin, self.packing, offset, size)?;
         let checked = table.check_closed(record);
         checked.map_err(|wrong| self.wrong(offset, wrong))
     }
 
     fn wrong(&self, offset: u64, wrong: Wrong) -> SplitError {
-        let (number, path) = (self.next, &self.path);
+        let (number, path) = (self.next, shown(&self.path));
         match wrong {
             Wrong::Record(what) => SplitError::Definition(format!(
                 "record {number} of {path:?}, which begins at byte {offset}, {what}"
@@ -175,7 +192,7 @@ impl Records {
 
 impl Pinned {
     fn wrong_header(&self, wrong: Wrong) -> SplitError {
-        let path = &self.path;
+        let path = shown(&self.path);
         match wrong {
             Wrong::Record(what) => {
                 SplitError::Definition(format!("the header of {path:?}, its first line, {what}"))

@@ -1,4 +1,5 @@
 use std::io::Write as _;
+use std::path::Path;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -8,8 +9,16 @@ use crate::testing;
 
 /// Splits a definition down to its items, at most so many at a time.
 async fn items(root: &Path, definition: &Value, most: usize) -> Result<Vec<Value>, String> {
+    items_of(&RecordFiles::new(root), definition, most).await
+}
+
+pub(super) async fn items_of(
+    plugin: &RecordFiles,
+    definition: &Value,
+    most: usize,
+) -> Result<Vec<Value>, String> {
     let batch = testing::batch(definition.to_string()).max_parts(most);
-    let items = batch.items(&RecordFiles::new(root)).await;
+    let items = batch.items(plugin).await;
     let items = items.map_err(|error| match error {
         SplitError::Definition(problem) | SplitError::Missing(problem) => problem,
         SplitError::Temporary(error) => panic!("{error}"),
@@ -184,7 +193,7 @@ async fn large_file_becomes_a_tree_with_each_record_once() {
     // A part whose file has changed fails, and so does one that says what is not so.
     let definition = Definition::parse(r#"{"files": ["a.csv"]}"#).unwrap();
     let part = definition
-        .pin(&Files::below(folder.path()), 10)
+        .pin(&Files::below(folder.path()), 10, &Wanted::default())
         .unwrap()
         .remove(0);
     for (wrong, problem) in [
@@ -222,6 +231,28 @@ async fn large_file_becomes_a_tree_with_each_record_once() {
 }
 
 proptest! {
+    /// In one pass there are as many records, the same ones, or none because of an error that is found either way.
+    #[test]
+    fn any_bytes_become_the_same_records_in_one_pass_and_in_many_parts(
+        bytes in prop::collection::vec(prop::sample::select(b"a1,\t\"\n\r []{}:\\\xff\xc3\xbc".to_vec()), 0..300),
+        format in prop::sample::select(vec!["lines", "csv", "tsv", "jsonl", "json"]),
+        header in any::<bool>(),
+        opens in any::<bool>(),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes = if opens { [b"[", &bytes[..], b"]"].concat() } else { bytes };
+        std::fs::write(folder.path().join("a"), bytes).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let definition = json!({"files": ["a"], "format": format, "header": header});
+        let whole = runtime.block_on(items(folder.path(), &definition, 1000));
+        let cut = runtime.block_on(items(folder.path(), &definition, 10));
+        match (whole, cut) {
+            (Ok(whole), Ok(cut)) => prop_assert_eq!(whole, cut),
+            (Err(_), Err(_)) => {}
+            (whole, cut) => prop_assert!(false, "{:?} and {:?}", whole, cut),
+        }
+    }
+
     #[test]
     fn any_text_becomes_the_same_records_however_it_is_cut(
         fields in prop::collection::vec(prop::collection::vec("[a,\"\n\r ü]{0,4}", 2), 0..60),

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use batch_worker::{BatchWorker, Results as BatchResults};
+use batch_worker::{BatchWorker, Results as BatchResults, Sources};
 use blobs::Blobs;
 use command_worker::{Commands, Keeper};
 use contract::{PipePurpose, ReservedPipes};
@@ -94,6 +94,8 @@ pub struct StackOptions {
     pub roles: Vec<Role>,
     /// The folder below which `lines` and `glob` batches, and the example worker, find their files.
     pub root: PathBuf,
+    /// What batches may read beside files below the root folder.
+    pub sources: Sources,
     /// The input pipe of the example worker.
     pub example_pipe: String,
     /// The input pipe of the simulation worker.
@@ -252,6 +254,7 @@ impl StackOptions {
                 Role::OutputWorker,
             ],
             root: PathBuf::from("."),
+            sources: Sources::default(),
             example_pipe: EXAMPLE_PIPE.to_owned(),
             simulation_pipe: SIMULATION_PIPE.to_owned(),
             simulation_calls: Calls::default(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use batch_worker::{BatchWorker, Root};
+use batch_worker::{BatchWorker, RecordFiles, Root};
 use command_worker::{CommandWorker, Files};
 use contract::rounds_pipe;
 use example_worker::WordCounter;
@@ -75,11 +75,15 @@ pub fn batch_worker(
     stop: CancellationToken,
 ) -> (RunningRole, Arc<AtomicU64>) {
     let root = Root::new(&options.root).hide(options.own_files());
+    let sources = options.sources.clone().hide(&options.own_files());
+    let records = RecordFiles::new(root.clone()).and(sources);
     let worker = BatchWorker::new(options.batch.max_parts)
         .max_depth(options.batch.max_depth)
         .max_items(options.batch.max_items)
         .results(options.batch.results)
-        .with_built_in(root);
+        .with_built_in(root)
+        // With what the operator allows beside the root folder.
+        .with(records);
     let worker = add.fold(worker, |worker, add| add(worker));
     let splits = worker.splits();
     // One split publishes up to `max_parts` messages; two concurrent splits keep the broker busy.

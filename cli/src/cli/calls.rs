@@ -1,7 +1,8 @@
 //! The flags of `up` and `run` that say what simulated tasks may call.
 
 use clap::Args;
-use example_worker::simulation::{CallOrigin, Calls};
+use example_worker::simulation::Calls;
+use framework::http::confined::Origin;
 
 use super::api::Switch;
 
@@ -16,7 +17,7 @@ pub struct CallArgs {
         value_delimiter = ',',
         value_name = "ORIGIN"
     )]
-    simulation_http: Vec<CallOrigin>,
+    simulation_http: Vec<Origin>,
     /// Whether these origins may have addresses of a private network, of the link or of this machine: `on` or `off`.
     #[arg(
         long,

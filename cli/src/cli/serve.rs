@@ -31,6 +31,7 @@ use super::jobs::now;
 use super::letter_args::LetterArgs;
 use super::planned_panics::PanicArgs;
 use super::script;
+use super::source_args::{SourceArgs, named_location};
 use super::worker_args::WorkerArgs;
 use crate::config::Configuration;
 use crate::print;
@@ -136,6 +137,8 @@ struct StackArgs {
     commands: CommandArgs,
     #[command(flatten)]
     calls: CallArgs,
+    #[command(flatten)]
+    sources: SourceArgs,
     #[command(flatten)]
     jobs: JobsArgs,
     #[command(flatten)]
@@ -475,10 +478,12 @@ impl StackArgs {
         service.status_origins = self.workers.status_origins.clone();
         let own = || StackOptions::letter_pipes(&service.paused_pipe);
         service.letters = self.letters.options(is_up, own);
-        let outputs = self.outputs.limits();
-        service.outputs = self.outputs.options(variables, &self.servers.tls.load()?)?;
+        let (outputs, tls) = (self.outputs.limits(), self.servers.tls.load()?);
+        let s3 = self.outputs.s3(variables, &tls);
+        service.outputs = self.outputs.options(&s3)?;
+        let sources = self.sources.sources(&s3, &tls)?;
         Ok(StackOptions {
-            tls: self.servers.tls.load()?,
+            tls,
             database: self.servers.database,
             broker: self.servers.broker,
             queue_type: self.queue_type,
@@ -487,6 +492,7 @@ impl StackArgs {
             listen: self.listen,
             public_url: self.public_url,
             root: self.batch.root,
+            sources,
             simulation_calls: self.calls.calls(),
             workers: self.workers.options()?,
             batch: BatchOptions {
@@ -518,28 +524,30 @@ impl OutputArgs {
         }
     }
 
-    fn options(self, variables: &Variables, tls: &Tls) -> anyhow::Result<OutputOptions> {
+    /// Returns how buckets are reached, also those that batches read.
+    fn s3(&self, variables: &Variables, tls: &Tls) -> S3Options {
         let variable = |name: &str| Some((name.to_owned(), variables.get(name)?.to_owned()));
-        let s3 = S3Options {
-            endpoint: self.s3_endpoint,
-            region: self.s3_region,
+        S3Options {
+            endpoint: self.s3_endpoint.clone(),
+            region: self.s3_region.clone(),
             authorities: tls.authorities_pem().to_vec(),
             variables: S3Options::VARIABLES
                 .iter()
                 .filter_map(|name| variable(name))
                 .collect(),
-        };
+        }
+    }
+
+    fn options(self, s3: &S3Options) -> anyhow::Result<OutputOptions> {
         let reserve = self.disk_reserve << 20;
         let mut export_stores = BTreeMap::new();
         for (name, location) in self.export_store {
-            let store = ExportStore::at(&location, reserve, &s3)?;
+            let store = ExportStore::at(&location, reserve, s3)?;
             if export_stores.insert(name.clone(), store).is_some() {
                 bail!("--export-store names {name:?} twice");
             }
         }
-        let blobs = self
-            .outputs_folder
-            .map(|location| Blobs::at(&location, &s3));
+        let blobs = self.outputs_folder.map(|location| Blobs::at(&location, s3));
         Ok(OutputOptions {
             pipe: self.outputs_pipe,
             // The broker may use the upper half of the reserve for pipes that are being emptied, as this one is: what an output
@@ -592,22 +600,6 @@ impl JobsArgs {
         };
         Ok((service, store))
     }
-}
-
-fn named_location(text: &str) -> Result<(String, Location), String> {
-    let Some((name, location)) = text.split_once('=') else {
-        return Err(format!(
-            "{text:?} is not NAME=PLACE, e.g. archive=/var/archive"
-        ));
-    };
-    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-    let name = name.trim();
-    if name.is_empty() || name.len() > 64 || !name.chars().all(is_allowed) {
-        return Err(format!(
-            "{name:?} is not a name: 1 to 64 letters, digits, - and _"
-        ));
-    }
-    Ok((name.to_owned(), location.trim().parse()?))
 }
 
 /// Checks an expiry.

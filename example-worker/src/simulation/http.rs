@@ -1,174 +1,89 @@
-//! The calls of the step `HTTP_CALL`, which go only where the operator allows it.
+//! The calls of the step `HTTP_CALL`, which go only where the operator allows it ([`confined`](framework::http::confined)).
 //!
-//! What must stay true: a call, and each of its redirects, goes to an allowed origin. The address is one of the public internet, unless the
-//! operator allows others, however the name of the host resolves. A call costs a bounded time and a bounded number of bytes.
+//! What must stay true: a call costs a bounded time and a bounded number of bytes.
 
-#[cfg(feature = "http-calls")]
-mod caller;
-#[cfg(not(feature = "http-calls"))]
-#[path = "http/no_caller.rs"]
-mod caller;
-
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use framework::TaskError;
-use url::Url;
+use framework::http::confined::{AllowedOrigins, ConfinedClient, ConfinedError, Origin, shown};
+use framework::http::{HeaderMap, HttpError};
+use framework::tls::Tls;
 
-use self::caller::Caller;
+/// The most bytes of a response that are read.
+const MOST_BYTES: usize = 10 * 1024 * 1024;
 
 /// Makes the calls of simulated tasks.
 #[derive(Debug, Clone, Default)]
 pub struct Calls {
-    allowed: Arc<Allowed>,
-    caller: Caller,
-}
-
-/// Where calls may go.
-#[derive(Debug, Clone, Default)]
-struct Allowed {
-    origins: Vec<CallOrigin>,
+    origins: Vec<Origin>,
     private: bool,
-}
-
-/// An origin that simulated tasks may call, e.g. `https://example.com`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CallOrigin(String);
-
-/// A call that is not allowed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-struct Refused(String);
-
-impl FromStr for CallOrigin {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let text = text.trim();
-        let refused = || {
-            format!(
-                "{text:?} is not an origin; expected one like https://example.com, without a path"
-            )
-        };
-        let url = Url::parse(text).map_err(|_| refused())?;
-        let is_origin = matches!(url.scheme(), "http" | "https")
-            && url.path() == "/"
-            && url.query().is_none()
-            && url.fragment().is_none()
-            && url.username().is_empty()
-            && url.password().is_none();
-        is_origin
-            .then(|| Self(url.origin().ascii_serialization()))
-            .ok_or_else(refused)
-    }
-}
-
-impl fmt::Display for CallOrigin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+    client: Arc<OnceLock<ConfinedClient>>,
 }
 
 impl Calls {
     /// Allows calls to these origins; also to those whose addresses are private, of the link or of this machine, if `private`.
-    pub fn to(origins: Vec<CallOrigin>, private: bool) -> Self {
+    pub fn to(origins: Vec<Origin>, private: bool) -> Self {
         Self {
-            allowed: Arc::new(Allowed { origins, private }),
-            caller: Caller::default(),
+            origins,
+            private,
+            client: Arc::default(),
         }
     }
 
     /// Calls a URL and reads the response.
     pub(super) async fn call(&self, url: &str, time_limit: Duration) -> Result<(), TaskError> {
-        let call = async {
-            let url = Url::parse(url)
-                .map_err(|error| TaskError::failed(format!("{url:?} is not a URL: {error}")))?;
-            self.allowed.check(&url).map_err(TaskError::failed)?;
-            self.caller.get(&self.allowed, &url).await
-        };
-        let called = tokio::time::timeout(time_limit, call).await;
+        let called = tokio::time::timeout(time_limit, self.get(url, time_limit)).await;
         called.unwrap_or_else(|_| {
-            let limit = time_limit.as_millis();
+            let (url, limit) = (shown(url), time_limit.as_millis());
             Err(TaskError::retry(format!(
                 "{url} does not respond within {limit} ms"
             )))
         })
     }
-}
 
-impl Allowed {
-    /// Checks the origin of a URL, and its host if that is an address.
-    fn check(&self, url: &Url) -> Result<(), Refused> {
-        let origin = url.origin().ascii_serialization();
-        if !self.origins.iter().any(|allowed| allowed.0 == origin) {
-            let allowed = match &self.origins[..] {
-                [] => "none".to_owned(),
-                all => all
-                    .iter()
-                    .map(|it| it.0.as_str())
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            };
-            return Err(Refused(format!(
-                "the step HTTP_CALL may not call {origin}; the operator of the worker allows {allowed} (--simulation-http)"
-            )));
+    async fn get(&self, url: &str, time_limit: Duration) -> Result<(), TaskError> {
+        let got = self.client()?.get(url, &HeaderMap::new(), time_limit).await;
+        let mut response = got.map_err(|error| match error {
+            // What is not allowed never will be, all else may go away.
+            ConfinedError::Refused(refusal) => TaskError::failed(refusal),
+            ConfinedError::Http(error) => TaskError::retry(error),
+        })?;
+        let (status, url) = (response.status(), shown(url));
+        if status.is_client_error() {
+            return Err(TaskError::failed(format!("{url} responds with {status}")));
         }
-        let host = url.host_str().unwrap_or_default();
-        let address = host.trim_start_matches('[').trim_end_matches(']').parse();
-        match address {
-            Ok(address) if !self.private && !is_public(address) => Err(private(host, address)),
-            _ => Ok(()),
+        if !status.is_success() {
+            return Err(TaskError::retry(format!("{url} responds with {status}")));
+        }
+        match response.read(MOST_BYTES).await {
+            Ok(_) => Ok(()),
+            Err(error @ HttpError::TooLarge(_)) => {
+                Err(TaskError::failed(format!("{url}: {error}")))
+            }
+            Err(error) => Err(TaskError::retry(error)),
         }
     }
-}
 
-fn private(host: &str, address: IpAddr) -> Refused {
-    Refused(format!(
-        "the step HTTP_CALL may not call {host}: {address} is not an address of the public internet (--simulation-http-private allows it)"
-    ))
-}
-
-/// Returns whether an address is one of the public internet.
-fn is_public(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => is_public_v4(address),
-        IpAddr::V6(address) => is_public_v6(address),
-    }
-}
-
-fn is_public_v4(address: Ipv4Addr) -> bool {
-    let [a, b, c, _] = address.octets();
-    let is_special = a == 0
-        || a >= 240
-        || (a == 100 && (64..128).contains(&b))
-        || (a == 192 && b == 0 && c == 0)
-        || (a == 192 && b == 88 && c == 99)
-        || (a == 198 && (18..20).contains(&b));
-    !(is_special
-        || address.is_private()
-        || address.is_loopback()
-        || address.is_link_local()
-        || address.is_multicast()
-        || address.is_documentation())
-}
-
-fn is_public_v6(address: Ipv6Addr) -> bool {
-    let parts = address.segments();
-    let [.., high, low] = parts;
-    let low_v4 = Ipv4Addr::from((u32::from(high) << 16) | u32::from(low));
-    match parts {
-        // What leads to an address of IPv4 is as public as that: mapped, translated (NAT64), 6to4.
-        [0, 0, 0, 0, 0, 0xffff, ..] | [0x64, 0xff9b, 0, 0, 0, 0, ..] => is_public_v4(low_v4),
-        [0x2002, high, low, ..] => {
-            is_public_v4(Ipv4Addr::from((u32::from(high) << 16) | u32::from(low)))
+    fn client(&self) -> Result<&ConfinedClient, TaskError> {
+        if let Some(client) = self.client.get() {
+            return Ok(client);
         }
-        // Of the rest, only 2000::/3 is given out, without its special parts: protocols and Teredo, documentation.
-        [0x2001, second, ..] if second < 0x200 || second == 0xdb8 => false,
-        [0x3fff, second, ..] if second < 0x1000 => false,
-        [first, ..] => first & 0xe000 == 0x2000,
+        let origins = self.origins.clone();
+        let (public, private) = if self.private {
+            (Vec::new(), origins)
+        } else {
+            (origins, Vec::new())
+        };
+        let allowed = AllowedOrigins {
+            public,
+            private,
+            who: "the step HTTP_CALL",
+            setting: "--simulation-http",
+            private_setting: "--simulation-http-private",
+        };
+        let client = ConfinedClient::new(allowed, &Tls::default())?;
+        Ok(self.client.get_or_init(|| client))
     }
 }
 
@@ -181,47 +96,6 @@ mod tests {
 
     use super::*;
     use crate::simulation::{Simulated, Simulator};
-
-    #[test]
-    fn only_addresses_of_the_public_internet_are_public() {
-        for address in [
-            "1.1.1.1",
-            "93.184.216.34",
-            "2606:4700::1111",
-            "::ffff:8.8.8.8",
-            "64:ff9b::808:808",
-        ] {
-            assert!(is_public(address.parse().unwrap()), "{address}");
-        }
-        for address in [
-            "127.0.0.1",
-            "10.1.2.3",
-            "172.16.0.1",
-            "192.168.1.1",
-            "169.254.169.254",
-            "0.0.0.0",
-            "100.64.0.1",
-            "198.18.0.1",
-            "224.0.0.1",
-            "255.255.255.255",
-            "240.0.0.1",
-            "::1",
-            "::",
-            "fe80::1",
-            "fc00::1",
-            "fd12::1",
-            "ff02::1",
-            "::ffff:127.0.0.1",
-            "::ffff:169.254.169.254",
-            "64:ff9b::7f00:1",
-            "2002:7f00:1::",
-            "2001:db8::1",
-            "2001::1",
-            "::7f00:1",
-        ] {
-            assert!(!is_public(address.parse().unwrap()), "{address}");
-        }
-    }
 
     async fn called(url: &str, origins: &[&str], private: bool) -> Outcome<'static, Simulated> {
         let origins = origins.iter().map(|origin| origin.parse().unwrap());

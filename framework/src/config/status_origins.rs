@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use url::Url;
+use crate::http::confined::Origin;
 
 /// The origins (`http://host:port`) that status checks may ask. The default is every origin.
 ///
@@ -29,28 +29,12 @@ impl FromStr for StatusOrigins {
         if text.trim() == "none" {
             return Ok(Self::default());
         }
-        let origins: Result<Vec<String>, String> = text.split(',').map(origin).collect();
+        let origins: Result<Vec<String>, String> = text
+            .split(',')
+            .map(|text| Ok(text.parse::<Origin>()?.to_string()))
+            .collect();
         Ok(Self(Some(origins?)))
     }
-}
-
-fn origin(text: &str) -> Result<String, String> {
-    let text = text.trim();
-    let refused = || {
-        format!(
-            "{text:?} is not an origin; expected one like http://job-service:8080, without a path"
-        )
-    };
-    let url = Url::parse(text).map_err(|_| refused())?;
-    let is_origin = matches!(url.scheme(), "http" | "https")
-        && url.path() == "/"
-        && url.query().is_none()
-        && url.fragment().is_none()
-        && url.username().is_empty()
-        && url.password().is_none();
-    is_origin
-        .then(|| url.origin().ascii_serialization())
-        .ok_or_else(refused)
 }
 
 impl fmt::Display for StatusOrigins {

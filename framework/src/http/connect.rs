@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,6 +12,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use http::{HeaderValue, Uri};
 use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
 use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::client::proxy::matcher::Matcher;
@@ -18,6 +20,8 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tower_service::Service;
+
+use super::confined::check_public;
 
 /// How long a connection is silent before TCP asks whether the other side is there.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -27,7 +31,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 /// Opens connections to servers.
 #[derive(Clone)]
 pub(super) struct Way {
-    direct: HttpConnector,
+    direct: HttpConnector<Resolver>,
     proxies: Arc<Matcher>,
     limit: Duration,
 }
@@ -40,7 +44,17 @@ impl Way {
 
     /// Returns the way through these proxies.
     pub fn through(proxies: Matcher, limit: Duration) -> Self {
-        let mut direct = HttpConnector::new();
+        Self::by(Resolver::new(false), proxies, limit)
+    }
+
+    /// Returns the way without a proxy; only to addresses of the public internet if `is_public`. A host that is an address is not
+    /// looked at here.
+    pub fn direct(limit: Duration, is_public: bool) -> Self {
+        Self::by(Resolver::new(is_public), Matcher::builder().build(), limit)
+    }
+
+    fn by(resolver: Resolver, proxies: Matcher, limit: Duration) -> Self {
+        let mut direct = HttpConnector::new_with_resolver(resolver);
         direct.enforce_http(false);
         direct.set_nodelay(true);
         direct.set_keepalive(Some(KEEP_ALIVE));
@@ -107,6 +121,43 @@ impl Service<Uri> for Way {
     }
 }
 
+/// Resolves the names of hosts.
+#[derive(Clone)]
+struct Resolver {
+    system: GaiResolver,
+    is_public: bool,
+}
+
+impl Resolver {
+    fn new(is_public: bool) -> Self {
+        let system = GaiResolver::new();
+        Self { system, is_public }
+    }
+}
+
+impl Service<Name> for Resolver {
+    type Response = std::vec::IntoIter<SocketAddr>;
+    type Error = io::Error;
+    type Future = BoxFuture<'static, io::Result<Self::Response>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.system.poll_ready(cx)
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let (found, is_public) = (self.system.call(name.clone()), self.is_public);
+        async move {
+            let found: Vec<SocketAddr> = found.await?.collect();
+            // One private address refuses all: who controls the name must not choose among them.
+            for address in found.iter().filter(|_| is_public) {
+                check_public(name.as_str(), address.ip()).map_err(io::Error::other)?;
+            }
+            Ok(found.into_iter())
+        }
+        .boxed()
+    }
+}
+
 /// A connection to a server or a proxy.
 pub(super) struct Stream {
     io: TokioIo<TcpStream>,
@@ -116,7 +167,7 @@ pub(super) struct Stream {
 
 impl Stream {
     async fn opened(
-        mut connector: HttpConnector,
+        mut connector: HttpConnector<Resolver>,
         address: Uri,
         by_proxy: bool,
     ) -> Result<Self, Failure> {

@@ -99,6 +99,16 @@ impl Table {
         self.header = other.header;
     }
 
+    /// Takes this header.
+    pub fn use_header(&mut self, names: Vec<String>) {
+        self.header = Some(names);
+    }
+
+    /// Returns the header.
+    pub fn header(&self) -> Option<&[String]> {
+        self.header.as_deref()
+    }
+
     /// Moves to the next record. Returns where it begins.
     pub fn next(&mut self) -> Result<Option<u64>, (u64, Wrong)> {
         self.left.set(LONGEST_RECORD + AHEAD as u64);

@@ -30,10 +30,11 @@ pub struct SourceArgs {
     /// An item for each file below the root folder of the workers that matches, e.g. `scans/**/*.tif`.
     #[arg(long, group = "source", value_name = "PATTERN")]
     glob: Option<String>,
-    /// An item for each record of this CSV file below the root folder of the batch worker, as an object with the names of the header.
+    /// An item for each record of this CSV file, as an object with the names of the header: below the root folder of the batch worker, or a URL,
+    /// or `store://NAME/PATH`; also compressed (`.gz`, `.zst`).
     #[arg(long, group = "source", value_name = "FILE")]
     csv: Option<String>,
-    /// An item for each line of this file of JSON lines below the root folder of the batch worker.
+    /// An item for each line of this file of JSON lines, which is in one of the same places.
     #[arg(long, group = "source", value_name = "FILE")]
     jsonl: Option<String>,
     /// An item for each line of this file, which is read here; `-` reads standard input. Empty lines are left out.

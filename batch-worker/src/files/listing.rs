@@ -1,0 +1,106 @@
+//! The files below a folder, with what they look like.
+
+use super::{Files, Pin, Place};
+use crate::SplitError;
+use crate::glob::PathPattern;
+use crate::source::{Kind, Root, Wanted};
+
+/// The most files that a folder of records has, those included that do not match.
+const MOST_FILES: usize = 1_000_000;
+
+impl Files {
+    /// Returns the names and pins of the files below a folder whose paths match, in order.
+    pub fn list(
+        &self,
+        folder: &str,
+        pattern: &PathPattern,
+        wanted: &Wanted,
+    ) -> Result<Vec<(String, Pin)>, SplitError> {
+        let place = Place::of(folder)?;
+        let (found, base, scheme) = match place {
+            Place::BelowRoot => (
+                below(&self.root, folder, MOST_FILES, wanted)?,
+                folder,
+                String::new(),
+            ),
+            Place::Web => (
+                self.places.list(folder, place, 0, wanted)?,
+                "",
+                String::new(),
+            ),
+            Place::Store(store, path) => (
+                self.places.list(folder, place, MOST_FILES, wanted)?,
+                path,
+                format!("store://{store}/"),
+            ),
+        };
+        let base = base.trim_matches('/');
+        let relative = |path: &'_ str| -> Option<usize> {
+            if base.is_empty() || base == "." {
+                return Some(0);
+            }
+            let rest = path.strip_prefix(base)?.strip_prefix('/')?;
+            Some(path.len() - rest.len())
+        };
+        let matches = |path: &str| relative(path).is_some_and(|at| pattern.matches(&path[at..]));
+        let mut matching: Vec<(String, Pin)> = found
+            .into_iter()
+            .filter(|(path, _)| matches(path))
+            .map(|(path, pin)| (format!("{scheme}{path}"), pin))
+            .collect();
+        // A split must always give the same.
+        matching.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(matching)
+    }
+
+    /// Refuses what is no folder that can be listed.
+    pub fn check_folder(&self, folder: &str) -> Result<(), SplitError> {
+        let place = Place::of(folder)?;
+        if place != Place::BelowRoot {
+            // One is enough to see whether it can be listed; that there are more is no trouble.
+            let listed = self.places.check_folder(folder, place);
+            return listed;
+        }
+        if self.root.stamp(folder)?.kind != Kind::Folder {
+            return Err(SplitError::Definition(format!(
+                "{folder:?} is not a folder"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the files below a folder of a root, by their paths below the root. Does not follow links.
+pub(super) fn below(
+    root: &Root,
+    folder: &str,
+    most: usize,
+    wanted: &Wanted,
+) -> Result<Vec<(String, Pin)>, SplitError> {
+    let (mut files, mut open) = (Vec::new(), vec![folder.trim_end_matches('/').to_owned()]);
+    while let Some(folder) = open.pop() {
+        let (_, entries) = root.list(&folder, wanted)?;
+        for (name, stamp) in entries {
+            let path = if folder == "." {
+                name
+            } else {
+                format!("{folder}/{name}")
+            };
+            match stamp.kind {
+                Kind::Folder => open.push(path),
+                Kind::File => files.push((path, Pin::of_local(stamp.size, stamp.modified))),
+                Kind::Other => {}
+            }
+            if files.len() + open.len() > most {
+                return Err(too_many(&folder, most));
+            }
+        }
+    }
+    Ok(files)
+}
+
+pub(super) fn too_many(folder: &str, most: usize) -> SplitError {
+    SplitError::Definition(format!(
+        "the folder {folder:?} has more than {most} files; name a folder below it"
+    ))
+}

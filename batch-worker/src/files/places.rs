@@ -1,0 +1,184 @@
+//! Files that are not below the root folder, or cannot be read from any place: at URLs, in stores, and packed.
+
+mod copies;
+mod store;
+mod web;
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use framework::http::HttpError;
+use framework::http::confined::{AllowedOrigins, ConfinedClient};
+use framework::tls::Tls;
+
+pub use self::copies::Copied;
+use self::copies::Copies;
+pub use self::store::Store;
+use self::web::Web;
+use super::{Files, Packing, Pin, Place};
+use crate::SplitError;
+use crate::source::Wanted;
+
+/// What definitions may name beside files below the root folder. The default is nothing; packed files below the root folder can be read.
+#[derive(Debug, Clone, Default)]
+pub struct Sources {
+    web: Option<Web>,
+    stores: BTreeMap<String, Store>,
+    copies: Arc<Copies>,
+}
+
+impl Sources {
+    /// The default of the size of all copies together.
+    pub const DEFAULT_COPIES: u64 = 20 << 30;
+
+    /// Allows URLs of these origins, at servers that these authorities vouch for.
+    ///
+    /// # Errors
+    /// If the certificates cannot be used.
+    pub fn urls(self, allowed: AllowedOrigins, tls: &Tls) -> Result<Self, HttpError> {
+        let client = ConfinedClient::new(allowed, tls)?;
+        Ok(Self {
+            web: Some(Web::new(client)),
+            ..self
+        })
+    }
+
+    /// Allows the files in a store, which definitions name `store://name/path`.
+    #[must_use]
+    pub fn store(mut self, name: impl Into<String>, store: Store) -> Self {
+        self.stores.insert(name.into(), store);
+        self
+    }
+
+    /// Hides these files and folders, with everything below them, in all stores that are folders.
+    #[must_use]
+    pub fn hide(mut self, paths: &[PathBuf]) -> Self {
+        for store in self.stores.values_mut() {
+            store.hide(paths);
+        }
+        self
+    }
+
+    /// Makes copies in this folder, of at most so many bytes in all. They have no names, and are gone with the process.
+    #[must_use]
+    pub fn copies(self, folder: PathBuf, most_bytes: u64) -> Self {
+        Self {
+            copies: Arc::new(Copies::new(folder, most_bytes)),
+            ..self
+        }
+    }
+}
+
+/// Files elsewhere.
+#[derive(Debug, Clone, Default)]
+pub struct Places(Arc<Sources>);
+
+impl From<Sources> for Places {
+    fn from(sources: Sources) -> Self {
+        Self(Arc::new(sources))
+    }
+}
+
+impl Places {
+    /// Returns what a file looks like now.
+    pub fn look(&self, name: &str, place: Place<'_>) -> Result<Pin, SplitError> {
+        match place {
+            Place::Store(store, path) => self.store(store)?.look(name, path),
+            Place::Web | Place::BelowRoot => self.web(name)?.look(name),
+        }
+    }
+
+    /// Opens a range of a file, or all of one that can only be read as a whole.
+    pub fn open(
+        &self,
+        name: &str,
+        place: Place<'_>,
+        pin: &Pin,
+        from: u64,
+        to: u64,
+    ) -> Result<Box<dyn Read + Send>, SplitError> {
+        match place {
+            Place::Store(store, path) => self.store(store)?.open(name, path, pin, from, to),
+            Place::Web | Place::BelowRoot if pin.whole => self.web(name)?.open_whole(name, pin),
+            Place::Web | Place::BelowRoot => self.web(name)?.open(name, pin, from, to),
+        }
+    }
+
+    /// Returns the files below a folder, by their paths in its store, at most so many.
+    pub fn list(
+        &self,
+        name: &str,
+        place: Place<'_>,
+        most: usize,
+        wanted: &Wanted,
+    ) -> Result<Vec<(String, Pin)>, SplitError> {
+        match place {
+            Place::Store(store, path) => self.store(store)?.list(name, path, most, wanted),
+            Place::Web | Place::BelowRoot => Err(SplitError::Definition(format!(
+                "{:?} is no folder: the files of a web server cannot be listed; name them",
+                super::shown(name)
+            ))),
+        }
+    }
+
+    /// Refuses what is no folder that can be listed.
+    pub fn check_folder(&self, name: &str, place: Place<'_>) -> Result<(), SplitError> {
+        match place {
+            Place::Store(store, path) => self.store(store)?.check_folder(name, path),
+            Place::Web | Place::BelowRoot => {
+                self.list(name, place, 0, &Wanted::default()).map(drop)
+            }
+        }
+    }
+
+    /// Returns a copy of what is in a file that can only be read as a whole. Makes one if there is none.
+    pub fn copied(
+        &self,
+        files: &Files,
+        name: &str,
+        pin: &Pin,
+        packing: Packing,
+    ) -> Result<Copied, SplitError> {
+        let Pin {
+            size,
+            modified,
+            tag,
+            ..
+        } = pin;
+        let key = format!("{name}\n{size} {modified} {tag:?} {packing:?}");
+        self.0
+            .copies
+            .get(key, name, packing, files.wanted.as_ref(), || {
+                files.open_raw(name, pin, 0, *size)
+            })
+    }
+
+    fn web(&self, name: &str) -> Result<&Web, SplitError> {
+        self.0.web.as_ref().ok_or_else(|| {
+            SplitError::Definition(format!(
+                "{:?} is not read: the operator allows no URLs (--source-origin)",
+                super::shown(name)
+            ))
+        })
+    }
+
+    fn store(&self, name: &str) -> Result<&Store, SplitError> {
+        self.0.stores.get(name).ok_or_else(|| {
+            let names: Vec<&str> = self.0.stores.keys().map(String::as_str).collect();
+            let known = match &names[..] {
+                [] => "the operator has named none".to_owned(),
+                names => format!("there are {}", names.join(", ")),
+            };
+            SplitError::Definition(format!(
+                "there is no store {name:?}; {known} (--source-store NAME=PLACE)"
+            ))
+        })
+    }
+}
+
+/// Fails if nobody waits for it any more.
+fn check_wanted(wanted: Option<&Wanted>) -> Result<(), SplitError> {
+    wanted.map_or(Ok(()), Wanted::check)
+}

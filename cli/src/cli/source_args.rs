@@ -1,0 +1,98 @@
+//! The flags of `up` and `run` that say what batches may read beside files below the root folder.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use batchwright::batch::{Sources, Store};
+use blobs::{Location, S3Options};
+use clap::Args;
+use framework::http::confined::{AllowedOrigins, Origin};
+use framework::tls::Tls;
+
+/// The flags that refusals name.
+const ORIGIN: &str = "--source-origin";
+const PRIVATE: &str = "--source-private-origin";
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Batch worker")]
+#[expect(clippy::struct_field_names, reason = "fields name flags")]
+pub struct SourceArgs {
+    /// Origin of URLs that `records` batches may read, e.g. `https://data.example.com`, at addresses of the public internet; repeat the flag, or
+    /// separate origins with commas. Without origins no URL is read.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_SOURCE_ORIGIN",
+        value_delimiter = ',',
+        value_name = "ORIGIN"
+    )]
+    source_origin: Vec<Origin>,
+    /// The same, at any address: also in a private network, on the link, or on this machine.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_SOURCE_PRIVATE_ORIGIN",
+        value_delimiter = ',',
+        value_name = "ORIGIN"
+    )]
+    source_private_origin: Vec<Origin>,
+    /// Place whose files `records` batches may read as `store://NAME/PATH`: a folder, or `s3://BUCKET/PREFIX`; repeat the flag, or separate
+    /// places with commas.
+    #[arg(
+        long,
+        env = "BATCHWRIGHT_SOURCE_STORE",
+        value_delimiter = ',',
+        value_parser = named_location,
+        value_name = "NAME=PLACE"
+    )]
+    source_store: Vec<(String, Location)>,
+    /// Folder for copies of compressed files, and of files whose server gives no parts of them, while they are read; by default that of the
+    /// system for temporary files.
+    #[arg(long, env = "BATCHWRIGHT_SOURCE_COPIES", value_name = "FOLDER")]
+    source_copies: Option<PathBuf>,
+    /// MiB of these copies; a file of which more would have to be copied is refused.
+    #[arg(long, env = "BATCHWRIGHT_SOURCE_COPIES_SIZE", default_value_t = Sources::DEFAULT_COPIES >> 20, value_parser = clap::value_parser!(u64).range(1..1 << 40), value_name = "MEGABYTES")]
+    source_copies_size: u64,
+}
+
+impl SourceArgs {
+    /// Returns what batches may read.
+    pub fn sources(self, s3: &S3Options, tls: &Tls) -> anyhow::Result<Sources> {
+        let folder = self.source_copies.unwrap_or_else(std::env::temp_dir);
+        let mut sources = Sources::default().copies(folder, self.source_copies_size << 20);
+        if !(self.source_origin.is_empty() && self.source_private_origin.is_empty()) {
+            let allowed = AllowedOrigins {
+                public: self.source_origin,
+                private: self.source_private_origin,
+                who: "a batch",
+                setting: ORIGIN,
+                private_setting: PRIVATE,
+            };
+            sources = sources.urls(allowed, tls)?;
+        }
+        let mut names = Vec::new();
+        for (name, location) in self.source_store {
+            if names.contains(&name) {
+                bail!("--source-store names {name:?} twice");
+            }
+            sources = sources.store(name.clone(), Store::at(&location, s3)?);
+            names.push(name);
+        }
+        Ok(sources)
+    }
+}
+
+/// Parses a name and the place that it stands for.
+pub fn named_location(text: &str) -> Result<(String, Location), String> {
+    let Some((name, location)) = text.split_once('=') else {
+        return Err(format!(
+            "{text:?} is not NAME=PLACE, e.g. archive=/var/archive"
+        ));
+    };
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    let name = name.trim();
+    if name.is_empty() || name.len() > 64 || !name.chars().all(is_allowed) {
+        return Err(format!(
+            "{name:?} is not a name: 1 to 64 letters, digits, - and _"
+        ));
+    }
+    Ok((name.to_owned(), location.trim().parse()?))
+}
