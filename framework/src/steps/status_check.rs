@@ -14,6 +14,7 @@
 mod all_gone;
 mod answer;
 mod job_policy;
+mod latest;
 mod memo;
 mod split_state;
 mod task_url;
@@ -36,6 +37,7 @@ use url::Url;
 use self::all_gone::AllGone;
 use self::answer::read_answer;
 use self::job_policy::{JobPolicies, Said, job_policies};
+use self::latest::LatestChecks;
 pub(crate) use self::memo::MemoError;
 pub(crate) use self::split_state::SplitQueryError;
 use self::unanswered::Unanswered;
@@ -75,6 +77,7 @@ pub(crate) struct StatusChecker {
     client: Arc<OnceCell<HttpClient>>,
     /// The last check of each job, by its URL.
     checks: Cache<Arc<str>, Check>,
+    latest: Arc<LatestChecks>,
     policies: JobPolicies,
     changed: Arc<ChangedJobs>,
     all_gone: Arc<AllGone>,
@@ -95,6 +98,14 @@ struct Check {
     valid_for: Duration,
 }
 
+impl Check {
+    /// Returns whether the check is valid still, and not older than the change of its job.
+    fn holds(&self, changed_at: Option<Instant>) -> bool {
+        changed_at.is_none_or(|changed_at| self.began >= changed_at)
+            && self.ended.elapsed() < self.valid_for
+    }
+}
+
 impl StatusChecker {
     pub fn new(time_limit: Duration, tls: Tls, clock: Clock, tasks: &TaskTracker) -> Self {
         Self {
@@ -108,6 +119,7 @@ impl StatusChecker {
                 .max_capacity(CAPACITY)
                 .expire_after(WhenInvalid)
                 .build(),
+            latest: Arc::default(),
             policies: job_policies(),
             changed: Arc::new(ChangedJobs::new(clock)),
             all_gone: Arc::default(),
@@ -223,15 +235,23 @@ impl StatusChecker {
         changed_at: Option<Instant>,
     ) -> Check {
         let id = tracking.job_task_id.as_deref();
+        let job = id.map_or("", job_of);
+        let latest = self.latest.get(url, job);
+        if let Some(check) = latest.filter(|check| check.holds(changed_at)) {
+            return check;
+        }
         match allowed_url(url, id, &self.origins) {
-            Ok(url) => {
-                let key = Arc::from(url.as_str());
-                self.valid_check(key, self.ask(url, id), changed_at).await
+            Ok(allowed) => {
+                let key = Arc::from(allowed.as_str());
+                let check = self.valid_check(key, self.ask(allowed, id), changed_at);
+                let check = check.await;
+                self.latest.put(url, job, &check);
+                check
             }
             Err(reason) => {
                 self.refused.increment(1);
                 // One line in the log for all messages of a job, for a while. No allowed URL is like this key.
-                let key = format!("not allowed: {}", start_of(id.map_or("", job_of)));
+                let key = format!("not allowed: {}", start_of(job));
                 let refused = async { self.refuse(url, &reason) };
                 self.valid_check(key.into(), refused, changed_at).await
             }
@@ -247,10 +267,7 @@ impl StatusChecker {
         changed_at: Option<Instant>,
     ) -> Check {
         // The cache drops invalid checks by the system's clock. Under a paused clock only this condition does.
-        let is_invalid = |check: &Check| {
-            changed_at.is_some_and(|changed_at| check.began < changed_at)
-                || check.ended.elapsed() >= check.valid_for
-        };
+        let is_invalid = |check: &Check| !check.holds(changed_at);
         self.checks
             .entry(key)
             .or_insert_with_if(check, is_invalid)
