@@ -1,5 +1,6 @@
 //! Starts deliveries as slots become free, keeps track of those that run, and ends them in two steps at shutdown.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,7 +35,9 @@ pub(crate) struct InFlight {
 /// A consumer and the deliveries that it has received and that are not started. They outlive a panic of the loop.
 pub(crate) struct Taken {
     consumer: Consumer,
-    received: Vec<Delivery>,
+    received: VecDeque<Delivery>,
+    /// Where the consumer puts deliveries that arrive together.
+    burst: Vec<Delivery>,
     window: Windows,
 }
 
@@ -62,7 +65,8 @@ impl Taken {
     pub const fn by(consumer: Consumer, window: Windows) -> Self {
         Self {
             consumer,
-            received: Vec::new(),
+            received: VecDeque::new(),
+            burst: Vec::new(),
             window,
         }
     }
@@ -93,6 +97,7 @@ impl InFlight {
         Taken {
             consumer,
             received,
+            burst,
             window,
         }: &mut Taken,
         mut unavailable: watch::Receiver<Option<String>>,
@@ -103,10 +108,11 @@ impl InFlight {
         loop {
             if received.is_empty() {
                 let limit = max_batch.max(BURST);
-                let count = receive(consumer, received, limit, window).await;
+                let count = receive(consumer, burst, limit, window).await;
                 if count == 0 {
                     return;
                 }
+                received.extend(burst.drain(..));
                 pipeline.open.add(count);
             }
             // Take the slot only when there is a delivery for it. A slot held while waiting would block a quarantined
@@ -114,9 +120,9 @@ impl InFlight {
             let Some(slot) = self.slot(&mut unavailable).await else {
                 return;
             };
-            pipeline
-                .open
-                .add(consumer.take_waiting(received, max_batch));
+            let room = max_batch.saturating_sub(received.len());
+            pipeline.open.add(consumer.take_waiting(burst, room));
+            received.extend(burst.drain(..));
             let sizes = received.iter().map(|delivery| delivery.body.len());
             let count = batch_size(sizes, max_batch, max_bytes).min(received.len());
             let next = received.drain(..count);
