@@ -72,7 +72,7 @@ impl PipeMessage {
         let (Ok(message), Ok(mut envelope)) = (TaskMessage::decode(body), envelope) else {
             return Self {
                 headers,
-                body: Some(base64_bytes::encode(body)),
+                body: Some(base64_bytes::shown(body).to_string()),
                 ..Self::default()
             };
         };
@@ -96,7 +96,9 @@ impl PipeMessage {
         let data = self
             .task_data
             .map(|data| bytes(&data, self.task_data_encoding));
-        let data = data.transpose()?.map(|data| base64_bytes::encode(&data));
+        let data = data
+            .transpose()?
+            .map(|data| base64_bytes::shown(&data).to_string());
         envelope.insert("taskData".to_owned(), data.map_or(Value::Null, Value::from));
         if envelope.get("to").is_none_or(Value::is_null) {
             envelope.insert("to".to_owned(), pipe.into());
@@ -118,7 +120,7 @@ fn readable(data: Vec<u8>) -> Readable {
     let (text, encoding) = match String::from_utf8(data) {
         Ok(text) => (text, TaskDataEncoding::Utf8),
         Err(error) => (
-            base64_bytes::encode(error.as_bytes()),
+            base64_bytes::shown(error.as_bytes()).to_string(),
             TaskDataEncoding::Base64,
         ),
     };

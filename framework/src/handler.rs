@@ -159,7 +159,7 @@ impl Received {
             && let Some(status) = self.message.task_status
             && headers.get(JOB_HEADER).is_none()
         {
-            describe(&mut headers, tracking, status, None);
+            describe(&mut headers, tracking.job_task_id.as_deref(), status, None);
         }
         Some(Outgoing {
             headers,

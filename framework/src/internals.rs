@@ -93,5 +93,7 @@ pub fn route(message: &TaskMessage, input: &str, status: JobStatus, to: &str) ->
     if admission != Admission::Execute {
         return None;
     }
-    next_hop(Route::Direct, Some(to), message.tracking.as_ref(), false).pipe
+    let tracked = message.tracking.as_ref().map(Into::into);
+    let hop = next_hop(Route::Direct, Some(to), tracked, false);
+    hop.pipe.map(str::to_owned)
 }

@@ -144,9 +144,16 @@ impl BatchHandler for TrackingWorker {
             .collect();
         // A message that could not be forwarded is redelivered, and counted then.
         reported.retain(|reported| matches!(dispositions[reported.index], Disposition::Done(_)));
-        let mut rejected = Vec::new();
-        for group in groups(&reported) {
-            rejected.extend(self.record(group).await);
+        let (mut messages, mut events) = (Vec::with_capacity(reported.len()), Vec::new());
+        for reported in &mut reported {
+            messages.push((reported.index, reported.events.len()));
+            events.append(&mut reported.events);
+        }
+        let (mut rejected, mut rest) = (Vec::new(), &events[..]);
+        for group in groups(&messages) {
+            let (events, later) = rest.split_at(sum(group));
+            rejected.extend(self.record(group, events).await);
+            rest = later;
         }
         for reported in reported {
             if let Some(problem) = reported.problem {
@@ -185,23 +192,24 @@ impl BatchHandler for TrackingWorker {
 impl TrackingWorker {
     /// Commits the events of these messages. Returns the index of each message that the store rejects, and the reason.
     #[async_recursion]
-    async fn record(&self, reported: &[Reported]) -> Vec<(usize, String)> {
-        let events: Vec<TrackingEvent> = reported
-            .iter()
-            .flat_map(|reported| reported.events.iter().cloned())
-            .collect();
+    async fn record(
+        &self,
+        messages: &[MessageEvents],
+        events: &[TrackingEvent],
+    ) -> Vec<(usize, String)> {
         if events.is_empty() {
             return Vec::new();
         }
-        match self.record_when_available(&events).await {
+        match self.record_when_available(events).await {
             Ok(()) => Vec::new(),
-            Err(error) => match reported {
-                [only] => vec![(only.index, error.to_string())],
+            Err(error) => match messages {
+                [(index, _)] => vec![(*index, error.to_string())],
                 many => {
                     warn!(%error, code = error.code().as_str(), messages = many.len(), "the store rejects a flush; it is split in halves");
                     let (first, second) = many.split_at(many.len() / 2);
-                    let mut rejected = self.record(first).await;
-                    rejected.extend(self.record(second).await);
+                    let (of_first, of_second) = events.split_at(sum(first));
+                    let mut rejected = self.record(first, of_first).await;
+                    rejected.extend(self.record(second, of_second).await);
                     rejected
                 }
             },
@@ -237,17 +245,25 @@ impl TrackingWorker {
     }
 }
 
+/// A message, by its index in its batch, and how many events it has.
+type MessageEvents = (usize, usize);
+
 /// Divides messages into groups of about as many events as belong in one transaction.
-fn groups(reported: &[Reported]) -> Vec<&[Reported]> {
+fn groups(messages: &[MessageEvents]) -> Vec<&[MessageEvents]> {
     let (mut groups, mut start, mut size) = (Vec::new(), 0, 0);
-    for (index, message) in reported.iter().enumerate() {
-        size += message.events.len();
-        if size >= EVENTS || index + 1 == reported.len() {
-            groups.push(&reported[start..=index]);
-            (start, size) = (index + 1, 0);
+    for (at, (_, events)) in messages.iter().enumerate() {
+        size += events;
+        if size >= EVENTS || at + 1 == messages.len() {
+            groups.push(&messages[start..=at]);
+            (start, size) = (at + 1, 0);
         }
     }
     groups
+}
+
+/// Returns how many events these messages have.
+fn sum(messages: &[MessageEvents]) -> usize {
+    messages.iter().map(|(_, events)| events).sum()
 }
 
 /// Reads the events of a message.
@@ -561,20 +577,8 @@ mod tests {
 
     #[test]
     fn messages_are_grouped_by_their_number_of_events() {
-        let event = TrackingEvent {
-            task: JobTaskId::parse("p:j.1").unwrap(),
-            kind: EventKind::Complete,
-        };
-        let reported: Vec<Reported> = [15_000, 6_000, 1, 0]
-            .iter()
-            .enumerate()
-            .map(|(index, n)| Reported {
-                index,
-                events: vec![event.clone(); *n],
-                problem: None,
-            })
-            .collect();
-        let sizes: Vec<usize> = groups(&reported).iter().map(|group| group.len()).collect();
+        let messages = [(0, 15_000), (1, 6_000), (2, 1), (5, 0)];
+        let sizes: Vec<usize> = groups(&messages).iter().map(|group| group.len()).collect();
         assert_eq!(sizes, [2, 2]);
         assert!(groups(&[]).is_empty());
     }

@@ -477,7 +477,11 @@ fn success<T: TaskData>(
 
 fn outputs(dispatched: Dispatched, output: Output) -> Outputs {
     let mut reports = dispatched.reports;
-    reports.extend(output.report);
+    if let Some(report) = output.report {
+        // A vector that grows by itself gets room for four, and a report is large.
+        reports.reserve_exact(1);
+        reports.push(report);
+    }
     Outputs {
         pending: dispatched.pending,
         messages: output.message.into_iter().collect(),

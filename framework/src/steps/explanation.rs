@@ -58,7 +58,12 @@ impl Explanation<'_> {
         };
         let mut headers = Headers::default();
         if let Some(tracking) = &copy.tracking {
-            describe(&mut headers, tracking, TaskStatus::ResultException, label);
+            describe(
+                &mut headers,
+                tracking.job_task_id.as_deref(),
+                TaskStatus::ResultException,
+                label,
+            );
         }
         self.set_on(&mut headers, delivery);
         if let Some(run) = run.and_then(|run| serde_json::to_string(run).ok()) {

@@ -19,7 +19,7 @@ use crate::broker::{HeaderValue, Headers, Outgoing};
 use crate::clock::Clock;
 use crate::config::Route;
 use crate::process_name::ProcessName;
-use crate::steps::routing::next_hop;
+use crate::steps::routing::{Hop, TrackingPipes, next_hop};
 use crate::steps::time_limit;
 
 /// The longest reason in a report and in a header, in bytes. The result in the output pipe has the whole reason.
@@ -103,39 +103,57 @@ impl Output {
 
 impl WorkerIdentity {
     /// Makes the message and the report of one output of the task `input`.
-    pub fn output(&self, input: &TaskMessage, spec: OutputSpec<'_>) -> Output {
-        let tracking = input.tracking.as_ref().map(|tracking| Tracking {
-            job_task_id: tracking
-                .job_task_id
-                .as_deref()
-                .map(|id| part_id(id, spec.part)),
-            track_to: if spec.ends_tracking {
-                spec.to.map(str::to_owned)
+    pub fn output(&self, input: &TaskMessage, mut spec: OutputSpec<'_>) -> Output {
+        let data = std::mem::take(&mut spec.data);
+        let tracked = input.tracking.as_ref().map(|tracking| TrackingPipes {
+            end: if spec.ends_tracking {
+                spec.to
             } else {
-                tracking.track_to.clone()
+                tracking.track_to.as_deref()
             },
-            ..tracking.clone()
+            ..tracking.into()
         });
-        let hop = next_hop(
-            self.route,
-            spec.to,
-            tracking.as_ref(),
-            spec.failure.is_some(),
-        );
-        let mut headers = Headers::default();
-        if let Some(tracking) = &tracking {
-            describe(&mut headers, tracking, spec.status, None);
-        }
-        if let Some(label) = spec.label {
-            set_label(&mut headers, label);
-        }
+        let hop = next_hop(self.route, spec.to, tracked, spec.failure.is_some());
+        let id = input.job_task_id().map(|id| part_id(id, spec.part));
+        let message = hop.pipe.map(|pipe| {
+            let headers = self.headers(input, &spec, hop, id.as_deref());
+            let tracking = input.tracking.as_ref().filter(|_| hop.is_tracked);
+            let message = TaskMessage {
+                version: 3,
+                task_id: part_id(&input.task_id, spec.part),
+                task_classifier: Some(spec.classifier.to_owned()),
+                task_api_version: spec.api_version,
+                context: self.context(input, &spec),
+                task_data: Some(data),
+                task_status: Some(spec.status),
+                to: spec.to.map(str::to_owned),
+                tracking: tracking.zip(tracked).map(|(tracking, tracked)| Tracking {
+                    job_task_id: id.clone(),
+                    last_status_check_time: tracking.last_status_check_time,
+                    status_check_interval_millis: tracking.status_check_interval_millis,
+                    status_check_url: tracking.status_check_url.clone(),
+                    tracking_pipe: tracked.tracking.map(str::to_owned),
+                    track_to: tracked.end.map(str::to_owned),
+                }),
+                source_info: Some(SourceInfo {
+                    name: Some(self.name.clone()),
+                    version: Some(self.version.clone()),
+                }),
+                priority: None,
+                correlation_id: input.correlation_id.clone(),
+            };
+            Outgoing {
+                headers,
+                ..Outgoing::new(pipe, message.encode())
+            }
+        });
         // A rerouted message is its own report.
         let is_direct = self.route == Route::Direct || hop.pipe.is_none();
         let zero = (self.zero_progress && is_direct).then_some(ReportStatus::Progress);
         let report = hop
             .report
             .or(zero)
-            .zip(tracking.and_then(|tracking| tracking.job_task_id))
+            .zip(id)
             .map(|(status, id)| TrackingReport {
                 failure: spec.failure.map(|reason| ReportFailure {
                     item: Some(failed_item(input, spec.label)),
@@ -144,48 +162,41 @@ impl WorkerIdentity {
                 }),
                 ..TrackingReport::new(id, status)
             });
+        Output { message, report }
+    }
+
+    /// Returns the headers of the message of an output with this job task id.
+    fn headers(
+        &self,
+        input: &TaskMessage,
+        spec: &OutputSpec<'_>,
+        hop: Hop<'_>,
+        id: Option<&str>,
+    ) -> Headers {
+        let mut headers = Headers::default();
+        describe(&mut headers, id, spec.status, None);
+        if let Some(label) = spec.label {
+            set_label(&mut headers, label);
+        }
         // A result that leaves the job is no task of it.
-        let stays = spec.status == TaskStatus::NewTask || hop.tracking.is_some();
+        let stays = spec.status == TaskStatus::NewTask || hop.is_tracked;
         if let Some(limit) = spec.time_limit.filter(|_| stays) {
             time_limit::set(&mut headers, limit);
         }
-        let message = hop.pipe.map(|pipe| {
-            let message = TaskMessage {
-                version: 3,
-                task_id: part_id(&input.task_id, spec.part),
-                task_classifier: Some(spec.classifier.to_owned()),
-                task_api_version: spec.api_version,
-                context: self.context(input, &spec),
-                task_data: Some(spec.data),
-                task_status: Some(spec.status),
-                to: spec.to.map(str::to_owned),
-                tracking: hop.tracking,
-                source_info: Some(SourceInfo {
-                    name: Some(self.name.clone()),
-                    version: Some(self.version.clone()),
-                }),
-                priority: None,
-                correlation_id: input.correlation_id.clone(),
-            };
-            // The tracking worker reads a failure that passes through it from the message.
-            if spec.failure.is_some() && self.route == Route::Reroute {
-                let run = spec.run.as_ref();
-                let run = run.and_then(|run| serde_json::to_string(run).ok());
-                for (name, text) in [
-                    (INPUT_HEADER, failed_item(input, None).input),
-                    (RUN_HEADER, run),
-                ] {
-                    if let Some(text) = text {
-                        headers.set(name, HeaderValue::Text(text));
-                    }
+        // The tracking worker reads a failure that passes through it from the message.
+        if spec.failure.is_some() && self.route == Route::Reroute {
+            let run = spec.run.as_ref();
+            let run = run.and_then(|run| serde_json::to_string(run).ok());
+            for (name, text) in [
+                (INPUT_HEADER, failed_item(input, None).input),
+                (RUN_HEADER, run),
+            ] {
+                if let Some(text) = text {
+                    headers.set(name, HeaderValue::Text(text));
                 }
             }
-            Outgoing {
-                headers,
-                ..Outgoing::new(pipe, message.encode())
-            }
-        });
-        Output { message, report }
+        }
+        headers
     }
 
     /// Returns the report that the task has this many subtasks, which is progress 0 of its last part; `None` if the task
@@ -233,12 +244,14 @@ impl WorkerIdentity {
 /// is told.
 pub(crate) fn describe(
     headers: &mut Headers,
-    tracking: &Tracking,
+    job_task_id: Option<&str>,
     status: TaskStatus,
     label: Option<&str>,
 ) {
-    let id = tracking.job_task_id.as_deref().and_then(job_and_path);
-    let Some(((job, path), outcome)) = id.zip(Outcome::of(status)) else {
+    let Some(outcome) = Outcome::of(status) else {
+        return;
+    };
+    let Some((job, path)) = job_task_id.and_then(job_and_path) else {
         return;
     };
     headers.set(JOB_HEADER, HeaderValue::Text(job.into_owned()));

@@ -87,47 +87,65 @@ pub fn failure_pipe<'a>(
 }
 
 /// Where an output goes next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hop {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hop<'a> {
     /// The pipe to publish to; `None` if there is only a report and no message.
-    pub pipe: Option<String>,
-    /// The tracking that the message carries.
-    pub tracking: Option<Tracking>,
+    pub pipe: Option<&'a str>,
+    /// Whether the message carries tracking.
+    pub is_tracked: bool,
     /// The status to report to the tracking pipe, if any.
     pub report: Option<ReportStatus>,
 }
 
+/// The pipes of a message that is tracked.
+#[derive(Debug, Clone, Copy)]
+pub struct TrackingPipes<'a> {
+    /// The pipe of the tracking worker.
+    pub tracking: Option<&'a str>,
+    /// The pipe at which tracking ends.
+    pub end: Option<&'a str>,
+}
+
+impl<'a> From<&'a Tracking> for TrackingPipes<'a> {
+    fn from(tracking: &'a Tracking) -> Self {
+        Self {
+            tracking: tracking.tracking_pipe.as_deref(),
+            end: tracking.track_to.as_deref(),
+        }
+    }
+}
+
 /// Decides where an output for the pipe `to` goes. With `None` there is no message, only a report.
-pub fn next_hop(
+pub fn next_hop<'a>(
     route: Route,
-    to: Option<&str>,
-    tracking: Option<&Tracking>,
+    to: Option<&'a str>,
+    tracked: Option<TrackingPipes<'a>>,
     is_failure: bool,
-) -> Hop {
-    let Some(tracking) = tracking else {
+) -> Hop<'a> {
+    let Some(tracked) = tracked else {
         return Hop {
-            pipe: to.map(str::to_owned),
-            tracking: None,
+            pipe: to,
+            is_tracked: false,
             report: None,
         };
     };
-    let ends = tracking_ends(to, tracking);
+    let ends = ends_in(to, tracked.end);
     let report = if is_failure {
         ReportStatus::Failed
     } else {
         ReportStatus::Complete
     };
     let report = (is_failure || ends).then_some(report);
-    match (route, to, &tracking.tracking_pipe) {
+    match (route, to, tracked.tracking) {
         // The message itself is the report.
         (Route::Reroute, Some(_), Some(tracking_pipe)) => Hop {
-            pipe: Some(tracking_pipe.clone()),
-            tracking: Some(tracking.clone()),
+            pipe: Some(tracking_pipe),
+            is_tracked: true,
             report: None,
         },
         _ => Hop {
-            pipe: to.map(str::to_owned),
-            tracking: (!ends).then(|| tracking.clone()),
+            pipe: to,
+            is_tracked: !ends,
             report,
         },
     }
@@ -135,7 +153,11 @@ pub fn next_hop(
 
 /// Returns whether the tracking of a message ends in the pipe `to`.
 pub fn tracking_ends(to: Option<&str>, tracking: &Tracking) -> bool {
-    match (to, tracking.track_to.as_deref()) {
+    ends_in(to, tracking.track_to.as_deref())
+}
+
+fn ends_in(to: Option<&str>, track_to: Option<&str>) -> bool {
+    match (to, track_to) {
         (None, None) => true,
         (Some(to), Some(track_to)) => same_pipe(to, track_to),
         _ => false,
@@ -379,19 +401,19 @@ mod tests {
         ] {
             let tracking = tracked(track_to);
             let expected = Hop {
-                pipe: pipe.map(str::to_owned),
-                tracking: kept.then(|| tracking.clone()),
+                pipe,
+                is_tracked: kept,
                 report,
             };
             assert_eq!(
-                next_hop(route, to, Some(&tracking), is_failure),
+                next_hop(route, to, Some((&tracking).into()), is_failure),
                 expected,
                 "{route:?} {to:?} {track_to:?} {is_failure}"
             );
         }
         let untracked = Hop {
-            pipe: Some("next".into()),
-            tracking: None,
+            pipe: Some("next"),
+            is_tracked: false,
             report: None,
         };
         assert_eq!(
@@ -407,9 +429,13 @@ mod tests {
             ..Tracking::default()
         };
         assert_eq!(
-            next_hop(Route::Reroute, Some("next"), Some(&tracking), false)
-                .pipe
-                .as_deref(),
+            next_hop(
+                Route::Reroute,
+                Some("next"),
+                Some((&tracking).into()),
+                false
+            )
+            .pipe,
             Some("next")
         );
     }
