@@ -20,6 +20,7 @@ mod outputs;
 mod pipe_list;
 mod pipes;
 mod planned_panics;
+mod queue_args;
 mod resubmit;
 mod retry;
 pub mod script;

@@ -11,11 +11,11 @@ use std::process::ExitCode;
 
 use batchwright::client::{Client, ClientError};
 use clap::Args;
-use framework::broker::amqp::QueueType;
 
 use self::finding::{Finding, State, print};
 use self::jobs::Uses;
 use super::connect::ServiceArgs;
+use super::queue_args::QueueArgs;
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
@@ -38,22 +38,8 @@ pub struct DoctorArgs {
         value_name = "URL"
     )]
     management: Option<String>,
-    /// Type that the RabbitMQ queues should have: `quorum` or `classic`.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_QUEUE_TYPE",
-        default_value = "quorum",
-        value_name = "TYPE"
-    )]
-    queue_type: QueueType,
-    /// `x-max-priority` that classic queues should have; 0 for none.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_MAX_PRIORITY",
-        default_value_t = 0,
-        value_name = "PRIORITY"
-    )]
-    max_priority: u8,
+    #[command(flatten)]
+    queues: QueueArgs,
     /// URL of the database, to look at it itself; needs the rights of a reader.
     #[arg(
         long,

@@ -15,7 +15,6 @@ use blobs::{Blobs, ExportStore, Location, S3Options};
 use clap::Args;
 use contract::rest::{Expiry, ExpiryPolicy, Policer};
 use contract::{OUTPUTS_PIPE, PAUSED_PIPE};
-use framework::broker::amqp::QueueType;
 use framework::broker::embedded::{EmbeddedOptions, UnreadBounds};
 use framework::config::env::Variables;
 use framework::tls::Tls;
@@ -30,6 +29,7 @@ use super::connect::ServerArgs;
 use super::jobs::now;
 use super::letter_args::LetterArgs;
 use super::planned_panics::PanicArgs;
+use super::queue_args::QueueArgs;
 use super::script;
 use super::source_args::{SourceArgs, named_location};
 use super::worker_args::WorkerArgs;
@@ -97,22 +97,8 @@ struct StackArgs {
     public_url: Option<String>,
     #[command(flatten)]
     servers: ServerArgs,
-    /// Type of the RabbitMQ queues: `quorum` or `classic`; all programs on one broker must use the same.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_QUEUE_TYPE",
-        default_value = "quorum",
-        value_name = "TYPE"
-    )]
-    queue_type: QueueType,
-    /// `x-max-priority` of classic queues, if other programs declare them with it; 0 for none.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_MAX_PRIORITY",
-        default_value_t = 0,
-        value_name = "PRIORITY"
-    )]
-    max_priority: u8,
+    #[command(flatten)]
+    queues: QueueArgs,
     /// Collector that receives traces by OTLP over HTTP, e.g. `http://localhost:4318`; without one, no spans are exported.
     #[arg(
         long,
@@ -486,8 +472,8 @@ impl StackArgs {
             tls,
             database: self.servers.database,
             broker: self.servers.broker,
-            queue_type: self.queue_type,
-            max_priority: self.max_priority,
+            queue_type: self.queues.queue_type,
+            max_priority: self.queues.max_priority,
             wait_for_database: true,
             listen: self.listen,
             public_url: self.public_url,

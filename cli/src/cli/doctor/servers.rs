@@ -33,8 +33,8 @@ pub async fn broker(
         return Ok(Vec::new());
     };
     let amqp = Amqp::connect(AmqpOptions {
-        queue_type: args.queue_type,
-        max_priority: args.max_priority,
+        queue_type: args.queues.queue_type,
+        max_priority: args.queues.max_priority,
         tls: args.service.tls()?,
         name: "batchwright doctor".to_owned(),
         declare: false,
@@ -64,7 +64,7 @@ pub async fn broker(
                 let tls = args.service.tls()?;
                 found.extend(management::queues(management, url, &tls, seen).await);
             }
-            None => found.push(policies(args.queue_type)),
+            None => found.push(policies(args.queues.queue_type)),
         }
     }
     amqp.close().await;

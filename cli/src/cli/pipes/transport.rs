@@ -7,13 +7,14 @@ use batchwright::StackOptions;
 use batchwright::client::Client;
 use clap::Args;
 use contract::{MAX_PIPE_MESSAGES, PipeMessage, PipePurpose, ReservedPipes, TakeRequest};
-use framework::broker::amqp::{Amqp, AmqpOptions, QueueType};
+use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::{Broker, BrokerError, Consumer, Delivery, Outgoing};
 use framework::pipe_message::{of_delivery, outgoing};
 use futures_util::future::try_join_all;
 use tokio::time::timeout;
 
 use crate::cli::connect::DEFAULT_URL;
+use crate::cli::queue_args::QueueArgs;
 use crate::tls_args::TlsArgs;
 
 /// How long the broker may take to do what it is asked.
@@ -35,22 +36,8 @@ pub struct PipeServerArgs {
         value_name = "URL"
     )]
     broker: Option<String>,
-    /// Type of the RabbitMQ queues: `quorum` or `classic`.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_QUEUE_TYPE",
-        default_value = "quorum",
-        value_name = "TYPE"
-    )]
-    queue_type: QueueType,
-    /// `x-max-priority` of classic queues, if other programs declare them with it; 0 for none.
-    #[arg(
-        long,
-        env = "BATCHWRIGHT_MAX_PRIORITY",
-        default_value_t = 0,
-        value_name = "PRIORITY"
-    )]
-    max_priority: u8,
+    #[command(flatten)]
+    queues: QueueArgs,
     /// URL of the job service's REST API.
     #[arg(long, env = "BATCHWRIGHT_URL", default_value = DEFAULT_URL)]
     url: String,
@@ -133,8 +120,8 @@ impl PipeServerArgs {
 
     fn amqp(&self, url: &str, name: &str) -> anyhow::Result<Amqp> {
         let amqp = Amqp::connect(AmqpOptions {
-            queue_type: self.queue_type,
-            max_priority: self.max_priority,
+            queue_type: self.queues.queue_type,
+            max_priority: self.queues.max_priority,
             tls: self.tls.load()?,
             name: name.to_owned(),
             ..AmqpOptions::new(url)
