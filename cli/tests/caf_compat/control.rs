@@ -250,16 +250,15 @@ fn task_of(service: &Service, job: &str, steps: &str) -> Value {
 /// Sends these tasks to the paused pipe, then one of an active job. Once that one is back, the service has processed
 /// all of them.
 async fn hand_over(service: &Service, work: &mut Pipe, tasks: &[&Value]) {
-    let paused = service.pipe("paused");
     for task in tasks {
-        service.publish(&paused, task).await;
+        service.publish(&service.paused_pipe, task).await;
     }
     let active = harness::unique("active");
     service
         .create(&active, &service.new_job("not-consumed"))
         .await;
     service
-        .publish(&paused, &task_of(service, &active, ".1"))
+        .publish(&service.paused_pipe, &task_of(service, &active, ".1"))
         .await;
     // If the process was killed meanwhile, an active task of an earlier call may return a second time.
     while let [back] = &*work.next_jobs(1).await
@@ -291,7 +290,7 @@ async fn tasks_of_a_paused_job_return_unchanged_on_resume(store: Store) {
 }
 
 async fn tasks_of_a_paused_job_survive_a_restart(store: Store) {
-    let mut service = Service::start(store).await;
+    let service = Service::start_own(store).await;
     let mut work = service.consume("work").await;
     service.create_as("j", "Paused").await;
     let task = task_of(&service, "j", ".1");

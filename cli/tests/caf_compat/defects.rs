@@ -186,7 +186,7 @@ async fn very_deep_task_ids_break_no_other_request(store: Store) {
 
 // Defect 12
 async fn request_identity_survives_a_restart_and_hash_collisions(store: Store) {
-    let mut service = Service::start(store).await;
+    let service = Service::start_own(store).await;
     let named = |name: &str| {
         let mut job = service.new_job("in");
         job["name"] = json!(name);

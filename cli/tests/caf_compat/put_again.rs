@@ -53,7 +53,7 @@ fn tally(responses: &[Answer]) -> BTreeMap<u16, usize> {
 }
 
 async fn repeated_request_in_any_spelling_changes_nothing(store: Store) {
-    let mut service = Service::start(store).await;
+    let service = Service::start_own(store).await;
     let mut workers = service.consume("in").await;
     let job = full_job(&service);
     service.create("j", &job).await;
@@ -102,7 +102,7 @@ async fn repeated_request_in_any_spelling_changes_nothing(store: Store) {
 }
 
 async fn repeated_request_starts_nothing_in_any_status(store: Store) {
-    let mut service = Service::start(store).await;
+    let service = Service::start_own(store).await;
     service.create_in_every_status().await;
     let before = jobs_without_rates(&service).await;
     for status in STATUSES {
@@ -145,7 +145,7 @@ async fn jobs_without_rates(service: &Service) -> Value {
 }
 
 async fn request_that_differs_in_any_field_is_refused(store: Store) {
-    let mut service = Service::start(store).await;
+    let service = Service::start_own(store).await;
     let job = full_job(&service);
     service.create("j", &job).await;
     let before = service.job("j").await;

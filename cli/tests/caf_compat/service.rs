@@ -1,19 +1,19 @@
-//! A Batchwright process that a test owns and uses like a CAF Job Service, with helpers for clients and workers.
+//! A Batchwright process that a test uses like a CAF Job Service, with helpers for clients and workers.
+//!
+//! Starting a process, its database and its queues costs more than most tests. So one process for each store serves all tests that need
+//! no more than a partition of their own.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use framework::broker::amqp::{Amqp, AmqpOptions};
 use framework::broker::{Broker as _, Consumer, Delivery, HeaderValue, Outgoing};
-use harness::{free_port, in_time, unique, wait_for};
+use harness::{Keeper, Process, ProcessOptions, free_port, in_time, unique, wait_for};
 use reqwest::Method;
 use serde_json::{Value, json};
-use tempfile::TempDir;
+use tokio::sync::OnceCell;
 
 /// Every status of a job that CAF knows.
 pub const STATUSES: [&str; 6] = [
@@ -32,26 +32,29 @@ pub enum Store {
     Sqlite,
 }
 
-/// The running service: job service, tracking worker and batch worker in one process.
+/// A client of a service, in a partition of its own.
 pub struct Service {
-    /// The test's own partition.
     pub partition: String,
     /// The URL of the server.
     pub root: String,
     /// The pipe of the tracking worker.
     pub tracking_pipe: String,
+    /// The pipe for the tasks of paused jobs.
+    pub paused_pipe: String,
     http: reqwest::Client,
     amqp: Amqp,
-    process: Process,
-    _folder: TempDir,
-    _database: Option<harness::Postgres>,
+    server: Arc<Server>,
 }
 
-/// A process of the binary with exactly these variables. Its log is a file in the folder.
-struct Process {
+/// A running service: job service, tracking worker and batch worker in one process, which ends with the process of the tests.
+struct Server {
+    root: String,
+    tracking_pipe: String,
+    paused_pipe: String,
     variables: Vec<(String, String)>,
-    log: PathBuf,
-    child: Child,
+    process: Process,
+    /// Removes the folder of the process.
+    _keeper: Keeper,
 }
 
 /// A response.
@@ -71,75 +74,56 @@ pub struct Pipe {
 }
 
 impl Service {
+    /// Uses the service that the tests share.
     pub async fn start(store: Store) -> Self {
+        static SHARED: [OnceCell<Arc<Server>>; 2] = [const { OnceCell::const_new() }; 2];
+        let start = async || Arc::new(Server::start(store, &[]).await);
+        let server = SHARED[store as usize].get_or_init(start).await;
+        Self::of(Arc::clone(server)).await
+    }
+
+    /// Starts a service that the test alone uses: it may restart it, or read its log.
+    pub async fn start_own(store: Store) -> Self {
         Self::start_with(store, &[]).await
     }
 
-    /// Starts the service with additional CAF variables.
+    /// Starts such a service with additional CAF variables.
     pub async fn start_with(store: Store, variables: &[(&str, &str)]) -> Self {
+        Self::of(Arc::new(Server::start(store, variables).await)).await
+    }
+
+    async fn of(server: Arc<Server>) -> Self {
         let broker = harness::rabbitmq().await.unwrap().url;
-        let folder = tempfile::tempdir().unwrap();
-        let port = free_port();
-        let (root, id) = (format!("http://127.0.0.1:{port}"), unique("caf-compat"));
-        let tracking_pipe = format!("{id}-tracking");
-        let mut all = vec![
-            ("BATCHWRIGHT_LISTEN".to_owned(), format!("127.0.0.1:{port}")),
-            (
-                "BATCHWRIGHT_DATA".to_owned(),
-                folder.path().join("data").display().to_string(),
-            ),
-            (
-                "CAF_WEBSERVICE_URL".to_owned(),
-                format!("{root}/job-service/v1"),
-            ),
-            ("CAF_TRACKING_PIPE".to_owned(), tracking_pipe.clone()),
-            ("CAF_WORKER_PAUSED_QUEUE".to_owned(), format!("{id}-paused")),
-        ];
-        all.extend(caf_broker(&broker));
-        let database = match store {
-            Store::Postgres => {
-                let database = harness::postgres().await.unwrap();
-                all.extend(caf_database(&database.url));
-                Some(database)
-            }
-            Store::Sqlite => None,
-        };
-        all.extend(
-            variables
-                .iter()
-                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
-        );
-        let amqp = Amqp::connect(AmqpOptions::new(broker)).unwrap();
-        let process = Process::start(all, folder.path().join("log"));
         let service = Self {
-            partition: id,
-            root,
-            tracking_pipe,
+            partition: unique("caf-compat"),
+            root: server.root.clone(),
+            tracking_pipe: server.tracking_pipe.clone(),
+            paused_pipe: server.paused_pipe.clone(),
             http: http_client(),
-            amqp,
-            process,
-            _folder: folder,
-            _database: database,
+            amqp: Amqp::connect(AmqpOptions::new(broker)).unwrap(),
+            server,
         };
         service.is_up().await;
         service
     }
 
     /// Kills the process, as `kill -9` does, and starts it again.
-    pub async fn restart(&mut self) {
-        self.process.kill();
-        self.process.child = launch(&self.process.variables, &self.process.log);
+    pub async fn restart(&self) {
+        let is_own = Arc::strong_count(&self.server) == 1;
+        assert!(is_own, "other tests use this process: use `start_own`");
+        self.server.process.kill().unwrap();
+        self.server.process.start().unwrap();
         self.is_up().await;
     }
 
     /// Returns the log of the process.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(&self.process.log).unwrap()
+        self.server.process.log()
     }
 
     /// Returns the passwords of the servers that the process uses.
     pub fn passwords(&self) -> impl Iterator<Item = &str> {
-        self.process
+        self.server
             .variables
             .iter()
             .filter(|(name, _)| name.ends_with("PASSWORD"))
@@ -535,40 +519,55 @@ impl Answer {
     }
 }
 
-impl Process {
-    fn start(variables: Vec<(String, String)>, log: PathBuf) -> Self {
-        let child = launch(&variables, &log);
+impl Server {
+    /// Starts a service with additional CAF variables.
+    async fn start(store: Store, variables: &[(&str, &str)]) -> Self {
+        let broker = harness::rabbitmq().await.unwrap().url;
+        let folder = tempfile::tempdir().unwrap().keep();
+        let port = free_port();
+        let (root, id) = (format!("http://127.0.0.1:{port}"), unique("caf-compat"));
+        let [tracking_pipe, paused_pipe] =
+            ["tracking", "paused"].map(|name| format!("{id}-{name}"));
+        let mut all = vec![
+            ("BATCHWRIGHT_LISTEN".to_owned(), format!("127.0.0.1:{port}")),
+            (
+                "BATCHWRIGHT_DATA".to_owned(),
+                folder.join("data").display().to_string(),
+            ),
+            (
+                "CAF_WEBSERVICE_URL".to_owned(),
+                format!("{root}/job-service/v1"),
+            ),
+            ("CAF_TRACKING_PIPE".to_owned(), tracking_pipe.clone()),
+            ("CAF_WORKER_PAUSED_QUEUE".to_owned(), paused_pipe.clone()),
+        ];
+        all.extend(caf_broker(&broker));
+        if matches!(store, Store::Postgres) {
+            all.extend(caf_database(&harness::postgres().await.unwrap().url));
+        }
+        let further = variables.iter();
+        all.extend(further.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        let keeper = Keeper::new(Some(&folder)).unwrap();
+        let process = Process::new(ProcessOptions {
+            variables: all.clone(),
+            group: keeper.group(),
+            // What comes to the invalid pipes is looked at there.
+            ..ProcessOptions::new(
+                env!("CARGO_BIN_EXE_batchwright"),
+                ["up", "--dead-letter-pipes", "none"],
+                folder.join("log"),
+            )
+        });
+        process.start().unwrap();
         Self {
-            variables,
-            log,
-            child,
+            root,
+            tracking_pipe,
+            paused_pipe,
+            variables: all,
+            process,
+            _keeper: keeper,
         }
     }
-
-    fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-fn launch(variables: &[(String, String)], log: &Path) -> Child {
-    let log = File::options().create(true).append(true).open(log).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_batchwright"));
-    command
-        // What comes to the invalid pipes is looked at there.
-        .args(["up", "--dead-letter-pipes", "none"])
-        .env_clear()
-        .envs(variables.iter().cloned())
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log);
-    command.spawn().unwrap()
 }
 
 fn http_client() -> reqwest::Client {

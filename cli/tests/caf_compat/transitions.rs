@@ -226,7 +226,7 @@ async fn reports_do_not_change_the_outcome_of_an_ended_job(store: Store) {
 }
 
 async fn reports_of_unknown_or_deleted_jobs_are_ignored(store: Store) {
-    let service = Service::start(store).await;
+    let service = Service::start_own(store).await;
     service.create_as("deleted", "Active").await;
     service.delete("deleted").await.is(204);
     service.create("known", &service.new_job("in")).await;
