@@ -486,8 +486,15 @@ impl Model {
                 .map(|n| n.parse().unwrap())
                 .collect()
         };
-        let is_open =
-            |path: &[u32]| (0..=path.len()).all(|depth| self.truth(&path[..depth]) != Truth::Done);
+        // Found once, because the truth of a split is found by looking at each of its subtasks.
+        let is_done = |split: &&Vec<u32>| self.truth(split) == Truth::Done;
+        let done: BTreeSet<&[u32]> = self.splits.iter().filter(is_done).map(|it| &**it).collect();
+        let is_open = |path: &[u32]| {
+            (0..=path.len()).all(|depth| match &path[..depth] {
+                split if self.splits.contains(split) => !done.contains(split),
+                task => self.truth(task) != Truth::Done,
+            })
+        };
         for (path, chunk) in job.rows.keys() {
             let path = numbers(path);
             assert!(is_open(&path), "a row of {path:?}, which is done");

@@ -96,11 +96,12 @@ impl Rounds {
         let (was_open, is_one) = (self.job.decision.is_none(), batch.len() == 1);
         self.count(batch);
         self.job.flush(&events);
+        let model = self.model();
         if was_open && is_one {
-            let outcome = self.model().outcome(self.job.totals.on_failure);
+            let outcome = model.outcome(self.job.totals.on_failure);
             assert_eq!(self.job.decision, outcome);
         }
-        self.check();
+        self.check(&model);
         self.under_way[..self.round as usize]
             .iter()
             .any(|events| !events.is_empty())
@@ -116,7 +117,9 @@ impl Rounds {
     /// Completed job, tasks that have failed can be done after all.
     fn count(&mut self, batch: Vec<(u32, Event)>) {
         let is_completed = self.job.decision == Some(JobStatus::Completed);
-        let done = self.model().done;
+        let counted = self.counted.iter().map(|(_, event)| event);
+        let done = counted.filter(|(_, kind)| matches!(kind, EventKind::Complete));
+        let done: BTreeSet<Vec<u32>> = done.map(|(steps, _)| path(steps)).collect();
         for (round, (steps, kind)) in batch {
             let counts = match kind {
                 EventKind::Complete => true,
@@ -144,7 +147,7 @@ impl Rounds {
                 before.percentage
             );
         }
-        self.check();
+        self.check(&self.model());
     }
 
     /// Returns the model of what was counted: what is done in all rounds, and what has failed in this one.
@@ -172,8 +175,8 @@ impl Rounds {
         model
     }
 
-    fn check(&self) {
-        let (model, totals) = (self.model(), &self.job.totals);
+    fn check(&self, model: &Model) {
+        let totals = &self.job.totals;
         assert_eq!(totals.completed_items, model.items(), "items");
         let failed = i64::try_from(model.failed.len()).unwrap();
         match self.job.decision {
