@@ -52,14 +52,18 @@ async fn newcomer_finds_the_failed_job_of_the_demo_sees_why_and_retries_it() {
         (seen == all).then_some(()).ok_or(format!("{seen:?}"))
     })
     .await;
-    // Of a tree, the batches below the first one.
-    let tree = client.get("crawl-site-1").await.unwrap();
-    if !tree.status.is_finished() {
-        let tasks = client.tasks("crawl-site-1", &[]).await.unwrap().tasks;
-        let is_split =
-            |entry: &TaskEntry| matches!(entry, TaskEntry::Task(task) if task.subtasks.is_some());
-        assert!(tasks.iter().any(is_split), "{tasks:?}");
-    }
+    // Of a tree, the batches below the first one, until they are done.
+    let is_split =
+        |entry: &TaskEntry| matches!(entry, TaskEntry::Task(task) if task.subtasks.is_some());
+    wait_for("a batch below the first one", async || {
+        let tasks = client.tasks("crawl-site-1", &[]).await;
+        let tasks = tasks.map_err(|it| it.to_string())?.tasks;
+        let tree = client.get("crawl-site-1").await;
+        let has_ended = tree.map_err(|it| it.to_string())?.status.is_finished();
+        let is_shown = has_ended || tasks.iter().any(is_split);
+        is_shown.then_some(()).ok_or(format!("{tasks:?}"))
+    })
+    .await;
 
     let url = home.url();
     let of_demo = ["-p", "demo", "--url", &url];
