@@ -1,4 +1,4 @@
-//! A `RabbitMQ` of one's own.
+//! Starts, stops and kills a private node of `RabbitMQ`.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_stopped_or_killed_node_restarts() -> anyhow::Result<()> {
+    async fn a_stopped_node_restarts_and_a_killed_one_is_gone() -> anyhow::Result<()> {
         let server = RabbitServer::start().await?;
         server.stop().await?;
         assert!(
@@ -196,12 +196,13 @@ mod tests {
             "it accepts connections after a stop"
         );
         server.start_again().await?;
+        greet(server.port)?;
+        // That it starts again after a kill is shown by the stories of chaos; each start takes ten seconds.
         server.kill().await?;
         assert!(
             greet(server.port).is_err(),
             "it accepts connections after a kill"
         );
-        server.start_again().await?;
-        greet(server.port)
+        Ok(())
     }
 }

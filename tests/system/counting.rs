@@ -24,9 +24,9 @@ stories![
 
 async fn a_job_of_many_items_is_counted_exactly(fixture: Fixture) {
     let system = fixture.run(echo()).await;
-    assert!(system.client.put("j", &fixture.range(2000)).await.unwrap());
-    system.completed("j", 2000).await;
-    system.has_outputs(&fixture.pipe("output"), 1..=2000).await;
+    assert!(system.client.put("j", &fixture.range(1200)).await.unwrap());
+    system.completed("j", 1200).await;
+    system.has_outputs(&fixture.pipe("output"), 1..=1200).await;
     let expected = [
         (JobStatus::Waiting, "client"),
         (JobStatus::Active, "tracking"),
@@ -60,7 +60,7 @@ async fn a_job_of_many_items_is_counted_exactly(fixture: Fixture) {
 async fn progress_never_falls_and_is_100_only_when_completed(fixture: Fixture) {
     let gate = Gate::closed();
     let system = fixture.run(gated(&gate)).await;
-    system.client.put("j", &fixture.range(2000)).await.unwrap();
+    system.client.put("j", &fixture.range(600)).await.unwrap();
     let mut known_before_the_end = false;
     let seen = |state: &Job| {
         gate.admit(10);
@@ -69,9 +69,9 @@ async fn progress_never_falls_and_is_100_only_when_completed(fixture: Fixture) {
             total_is_final,
             ..
         } = state.items;
-        assert!(total <= Some(2000), "{state:?}");
+        assert!(total <= Some(600), "{state:?}");
         if total_is_final {
-            assert_eq!(total, Some(2000), "{state:?}");
+            assert_eq!(total, Some(600), "{state:?}");
             known_before_the_end |= !state.status.is_finished() && state.progress.is_some();
         }
     };
@@ -83,7 +83,7 @@ async fn progress_never_falls_and_is_100_only_when_completed(fixture: Fixture) {
     assert!(steps >= 10, "only {steps} different percentages were seen");
     assert_eq!(
         (state.status, state.completed_items),
-        (JobStatus::Completed, 2000)
+        (JobStatus::Completed, 600)
     );
     system.stop().await;
 }

@@ -158,7 +158,7 @@ async fn an_item_that_crashes_its_worker_is_rejected_and_the_others_complete() {
 stories![a_long_item_does_not_stall_the_others];
 
 async fn a_long_item_does_not_stall_the_others(fixture: Fixture) {
-    let items: u64 = sized(1_000, 10_000);
+    let items: u64 = sized(500, 10_000);
     let gate = Gate::closed();
     let worker = Each(
         gate.clone(),

@@ -62,7 +62,7 @@ async fn a_cancelled_job_stops_within_one_status_interval(fixture: Fixture) {
 async fn stops_in_the_middle(fixture: &Fixture, end: impl AsyncFnOnce(&System)) -> System {
     let (starts, gate) = (Began::default(), Gate::closed());
     let system = fixture.run(recorded(&starts, vec![gate.clone()])).await;
-    system.client.put("j", &fixture.range(2000)).await.unwrap();
+    system.client.put("j", &fixture.range(1300)).await.unwrap();
     gate.admit(200);
     wait_for("the middle of the job", async || {
         match system.job("j").await.completed_items {
@@ -80,7 +80,7 @@ async fn stops_in_the_middle(fixture: &Fixture, end: impl AsyncFnOnce(&System)) 
             .await
             .unwrap()
         {
-            1000.. => Ok(()),
+            500.. => Ok(()),
             depth => Err(format!("{depth} items")),
         }
     })

@@ -64,7 +64,7 @@ async fn a_paused_job_survives_restarts_and_completes_when_resumed(fixture: Fixt
     use JobStatus::{Active, Completed, Paused, Waiting};
 
     let starts = Began::default();
-    let mut system = paused_in_the_middle(&fixture, 1500, 100, &starts).await;
+    let mut system = paused_in_the_middle(&fixture, 1000, 100, &starts).await;
     let paused = Instant::now();
     parked(&fixture, &system).await;
     let open = Gate::closed();
@@ -85,8 +85,8 @@ async fn a_paused_job_survives_restarts_and_completes_when_resumed(fixture: Fixt
         last - paused
     );
     system.client.resume("j").await.unwrap();
-    system.completed("j", 1500).await;
-    system.has_outputs(&fixture.pipe("output"), 1..=1500).await;
+    system.completed("j", 1000).await;
+    system.has_outputs(&fixture.pipe("output"), 1..=1000).await;
     system
         .drained(&["batch", "items", "paused", "tracking"].map(|pipe| fixture.pipe(pipe)))
         .await;

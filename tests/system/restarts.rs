@@ -22,7 +22,7 @@ stories![
 
 async fn a_stopped_system_continues_after_a_restart(fixture: Fixture) {
     let mut system = fixture.run(echo()).await;
-    system.client.put("j", &fixture.range(1500)).await.unwrap();
+    system.client.put("j", &fixture.range(900)).await.unwrap();
     let mut before = -1;
     for _ in 0..3 {
         before = wait_for("more items than before", async || {
@@ -36,8 +36,8 @@ async fn a_stopped_system_continues_after_a_restart(fixture: Fixture) {
         system = fixture.run(echo()).await;
         assert!(system.job("j").await.completed_items >= before);
     }
-    system.completed("j", 1500).await;
-    system.has_outputs(&fixture.pipe("output"), 1..=1500).await;
+    system.completed("j", 900).await;
+    system.has_outputs(&fixture.pipe("output"), 1..=900).await;
     system
         .drained(&["batch", "items", "tracking"].map(|pipe| fixture.pipe(pipe)))
         .await;

@@ -19,7 +19,7 @@ async fn benchmark_prints_exact_counts_on_one_line_for_both_routes() {
             let name = unique("bench");
             let result = run(&[
                 &[
-                    "bench", "--json", "--name", &name, "--items", "1200", "--route", route,
+                    "bench", "--json", "--name", &name, "--items", "300", "--route", route,
                 ],
                 servers,
                 output,
@@ -29,8 +29,8 @@ async fn benchmark_prints_exact_counts_on_one_line_for_both_routes() {
             .with(0)
             .json();
             for (field, expected) in [
-                ("items", json!(1200)),
-                ("completed_items", json!(1200)),
+                ("items", json!(300)),
+                ("completed_items", json!(300)),
                 ("job_status", json!("Completed")),
             ] {
                 assert_eq!(result[field], expected, "{result}");
@@ -62,7 +62,7 @@ async fn read_benchmark_prints_times_without_and_under_load() {
             "--json",
             "--reads",
             "--stored-jobs",
-            "300",
+            "100",
             "--requests",
             "5",
         ];
