@@ -1,4 +1,4 @@
-//! Answers what job services ask about a batch before there is a job: whether it can be split, and what it would be split into.
+//! Answers questions of job services about a batch whose job does not exist yet: whether it can be split, and into what.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Gives every plugin arbitrary definitions, as its users write them and as it writes its own, under limits of memory and of
-//! time.
+//! Properties of every plugin: an arbitrary definition, of a user or of a sub-batch, is split or refused within limits of memory
+//! and time.
 //!
 //! The allocator of this test binary aborts the process beyond [`MEMORY`]. `PROPTEST_CASES` sets half the number of cases.
 

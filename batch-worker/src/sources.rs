@@ -1,4 +1,4 @@
-//! What each plugin takes for its source, and what may change without making it another one.
+//! Tests which changes of a definition or of its files make it another source, for each plugin.
 
 use std::collections::BTreeMap;
 use std::path::Path;

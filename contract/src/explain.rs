@@ -1,4 +1,4 @@
-//! What job services ask batch workers about a batch before there is a job, and what they answer.
+//! The questions of job services to batch workers about a batch whose job does not exist yet, and the answers.
 //!
 //! Both sides may be of another version: a field that is not known is ignored, and a question that is not known has no answer.
 

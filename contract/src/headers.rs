@@ -1,4 +1,4 @@
-//! The names and values of the headers that say of a message what its envelope, which is CAF's, has no place for.
+//! The names and values of the headers of messages. They carry what has no field in the envelope, whose format is CAF's.
 //!
 //! Readers must do without them: CAF's workers set none, and drop those of the messages that they receive.
 

@@ -1,4 +1,4 @@
-//! What workers tell of themselves, and what the API shows of workers and pipes.
+//! Signs of life, by which workers describe themselves, and the bodies by which the API shows workers and pipes.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What fails on demand: a `PostgreSQL` and a `RabbitMQ` of one's own, processes, and a network between them.
+//! Private servers, processes and networks that fail on demand.
 //!
 //! - [`PostgresServer`] and [`RabbitServer`] are the servers of Debian's packages (or of the search path) as child processes: in a
 //!   temporary folder, on free ports of 127.0.0.1, without systemd and without root. They can be stopped, killed and started again.

@@ -1,4 +1,4 @@
-//! A `PostgreSQL` of one's own, and databases on it or on another.
+//! Starts, stops and kills a private `PostgreSQL` server, and creates databases on it or on another one.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};

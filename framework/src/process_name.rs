@@ -1,4 +1,4 @@
-//! How a process names itself to people: by its host and its number there.
+//! The name of this process in texts for people: its host and its process id.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Answers questions of job services about tasks that are not there yet, such as what a batch would be split into.
+//! Answers questions of job services about tasks that do not exist yet, such as what a batch would be split into.
 //!
 //! What must stay true: a question costs a worker little of what it does besides. Few are answered at the same time, one whose asker has
 //! gone is dropped, and a panic of the author's code ends the answer and nothing else.

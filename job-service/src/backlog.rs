@@ -1,4 +1,4 @@
-//! What waits in the store: how much, since when, and whether somebody should look.
+//! Measures what waits in the store: how much, and since when. A backlog that grows or is old is a degradation.
 //!
 //! It is read when somebody asks for the metrics or the health, and not more often than it should.
 

@@ -1,4 +1,4 @@
-//! What an error response says of the request that it answers.
+//! The request that the current task handles, as far as an error response names it.
 //!
 //! Errors arise far from the request, so it is kept beside the task that handles it.
 

@@ -1,4 +1,4 @@
-//! What the service remembers about pipes between two looks at them.
+//! A cache of what the service knows about pipes, so that it rarely asks the broker.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! What a message in a reject or invalid pipe says of itself, and the message that takes its place when it is sent again. Pure.
+//! Reads from a message in a reject or invalid pipe why it is there, and builds the message that replaces it when it is sent again. Pure.
 //!
 //! What must stay true:
 //! - Every message can be a letter, whatever its bytes: text that a database cannot store is left out.

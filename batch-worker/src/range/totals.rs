@@ -1,4 +1,4 @@
-//! Calculates what a range becomes in the end, however long it is.
+//! Calculates what a range is split into (items, splits, levels and bytes) without splitting it.
 
 use std::ops::RangeInclusive;
 

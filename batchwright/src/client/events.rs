@@ -1,4 +1,4 @@
-//! What happens to all jobs: the event streams of partitions.
+//! Reads the event streams of partitions, which say what happens to all jobs.
 
 use contract::rest::{EventReset, JobEvent};
 use framework::http::{HttpResponse, Method};

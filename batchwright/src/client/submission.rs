@@ -1,4 +1,4 @@
-//! The requests about jobs that are not there yet.
+//! The requests that create jobs, or say what would happen if a job were created.
 
 use contract::Explanation;
 use contract::rest::NewJob;

@@ -1,4 +1,4 @@
-//! Sends the client's requests, and tells what went wrong.
+//! Sends the requests of the client over HTTP, and returns what went wrong as a [`ClientError`].
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a run has survived, and what it cost.
+//! The result of a run: the faults that happened, and what they cost.
 
 use std::path::PathBuf;
 

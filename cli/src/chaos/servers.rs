@@ -1,4 +1,4 @@
-//! The ground that a system stands on: servers of its own, given ones, or none.
+//! The servers of a system under faults: servers of its own, given ones, or none because it is embedded.
 
 use anyhow::{Context as _, ensure};
 use faults::{Postgres, PostgresServer, Proxy, RabbitServer, create_database, drop_database};

@@ -1,4 +1,4 @@
-//! `batchwright history`: lists what has become of a job, change by change.
+//! `batchwright history`: lists the changes of the status of a job.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The command `retry`: takes jobs up again of which something is not done, through the REST API.
+//! The command `retry`: begins the next round of jobs that have ended before everything was done, through the REST API.
 
 use std::process::ExitCode;
 

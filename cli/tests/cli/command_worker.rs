@@ -1,4 +1,4 @@
-//! The command worker: what becomes of commands that fail, hang, flood, leave children, or are refused.
+//! The command worker: commands that fail, hang, print too much, leave children behind or are refused.
 
 use std::path::Path;
 

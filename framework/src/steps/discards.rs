@@ -1,4 +1,4 @@
-//! Counts the messages that a worker discards, by reason, and logs of which jobs they are.
+//! Counts the messages that a worker discards, by reason, and logs the jobs that they belong to.
 //!
 //! A discarded message leaves no other trace. The log has a line for the first one of a job, and then for the 10th, the
 //! 100th, and so on.

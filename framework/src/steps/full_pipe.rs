@@ -1,4 +1,4 @@
-//! The pipes for which the broker refuses messages at the moment, because they are full. The health checks tell them.
+//! Remembers for which pipes the broker refuses messages at the moment, because they are full. The health checks name them.
 //!
 //! Whoever has a message that was refused keeps a [`FullPipe`] until the broker has taken it, or until it is given up.
 

@@ -1,4 +1,4 @@
-//! What a reader of an output pipe gets, and what becomes of messages that it cannot understand.
+//! What a reader of an output pipe gets, and where messages go that it cannot understand.
 
 use std::sync::Arc;
 

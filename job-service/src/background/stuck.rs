@@ -1,4 +1,4 @@
-//! Tells of jobs of which nothing has been reported for long: by name in the log, and their number as a metric.
+//! Finds jobs about which no worker has reported anything for long: the log names them, and a metric counts them.
 //!
 //! What must stay true: no job is named twice while it does not move, and what is read is bounded by the jobs that have not ended, once in
 //! minutes.

@@ -1,4 +1,4 @@
-//! From what a split is made, as its splitter states it by a digest. A later round passes over the subtasks that are done only if
+//! The digest of the source of a split, as its splitter states it. A later round passes over the subtasks that are done only if
 //! the split is made from the same: otherwise the same numbers name other subtasks.
 //!
 //! What must stay true:

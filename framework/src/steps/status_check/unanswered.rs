@@ -1,4 +1,4 @@
-//! How long to wait before a job service is asked again that has not answered.
+//! Decides how long to wait before asking a job service again that did not answer.
 //!
 //! The messages of a job whose URL leads nowhere come again until a person acts. So each time that they have asked in vain, they wait
 //! twice as long, up to a limit. The waits are those of one job in one process: others, and other jobs, are asked at once.
