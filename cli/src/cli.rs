@@ -242,7 +242,7 @@ impl Command {
             Self::Resubmit(args) => &args.service,
             Self::Pipes(args) => &args.service,
             Self::Workers(args) => &args.service,
-            Self::Dead(args) => return args.output().is_json(),
+            Self::Dead(args) => args.service(),
             Self::Bench(args) => return args.prints_json(),
             Self::Demo(_)
             | Self::Up(_)

@@ -187,34 +187,34 @@ fn context(
     matches: &ArgMatches,
     variables: &Variables,
 ) -> Result<Option<contexts::Settings>, String> {
-    let name = matches.subcommand().map(|(_, below)| below);
+    let mut of_command = matches;
+    while let Some((_, below)) = of_command.subcommand() {
+        of_command = below;
+    }
     // A command that calls no job service has no such flag.
-    let name = name.map(|below| below.try_get_one::<String>(CONTEXT));
-    match name {
-        Some(Ok(name)) => contexts::settings(name.map(String::as_str), variables),
-        _ => Ok(None),
+    match of_command.try_get_one::<String>(CONTEXT) {
+        Ok(name) => contexts::settings(name.map(String::as_str), variables),
+        Err(_) => Ok(None),
     }
 }
 
 /// Returns `command` with the settings of a context: before variables if the command line names it, otherwise after them.
 fn with_context(command: Command, matches: &ArgMatches, context: &contexts::Settings) -> Command {
-    let Some((name, below)) = matches.subcommand() else {
-        return command;
-    };
-    let is_named = below.value_source(CONTEXT) == Some(ValueSource::CommandLine);
-    command.mut_subcommand(name, |sub| {
-        sub.mut_args(|arg| {
-            let name = own_name(&arg);
-            let Some(setting) = name.and_then(|name| context.get(name.as_str())) else {
-                return arg;
-            };
-            let arg = if is_named {
-                arg.env(Resettable::Reset)
-            } else {
-                arg
-            };
-            arg.default_value(setting.value.clone())
-        })
+    if let Some((name, below)) = matches.subcommand() {
+        return command.mut_subcommand(name, |sub| with_context(sub, below, context));
+    }
+    let is_named = matches.value_source(CONTEXT) == Some(ValueSource::CommandLine);
+    command.mut_args(|arg| {
+        let name = own_name(&arg);
+        let Some(setting) = name.and_then(|name| context.get(name.as_str())) else {
+            return arg;
+        };
+        let arg = if is_named {
+            arg.env(Resettable::Reset)
+        } else {
+            arg
+        };
+        arg.default_value(setting.value.clone())
     })
 }
 
@@ -225,11 +225,16 @@ pub(crate) fn own_name(arg: &Arg) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// Returns the arguments of a command and of all its subcommands.
+fn all_arguments(command: &Command) -> Vec<&Arg> {
+    let below = command.get_subcommands().flat_map(all_arguments);
+    command.get_arguments().chain(below).collect()
+}
+
 /// Returns the names of our variables that the program or a worker reads.
 pub(crate) fn known(command: &Command) -> Vec<String> {
-    let subcommands = command.get_subcommands().flat_map(Command::get_arguments);
-    let arguments = command.get_arguments().chain(subcommands);
-    let mut known: Vec<String> = arguments.filter_map(own_name).collect();
+    let arguments = all_arguments(command);
+    let mut known: Vec<String> = arguments.into_iter().filter_map(own_name).collect();
     known.extend(SECRET.map(|name| format!("{name}_FILE")));
     known.push(contexts::FILE.to_owned());
     known.extend(
@@ -244,12 +249,8 @@ pub(crate) fn known(command: &Command) -> Vec<String> {
 
 /// Returns the variables that are set and that only a worker program reads.
 fn unused(command: &Command, variables: &Variables) -> Vec<String> {
-    let subcommands = command.get_subcommands().flat_map(Command::get_arguments);
-    let own: Vec<String> = command
-        .get_arguments()
-        .chain(subcommands)
-        .filter_map(own_name)
-        .collect();
+    let arguments = all_arguments(command);
+    let own: Vec<String> = arguments.into_iter().filter_map(own_name).collect();
     VARIABLES
         .iter()
         .map(|variable| format!("{PREFIX}{}", variable.name))
@@ -304,9 +305,7 @@ fn refused<'a>(error: &clap::Error, command: &'a Command) -> Option<&'a Arg> {
     let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };
-    let mut all = command
-        .get_arguments()
-        .chain(command.get_subcommands().flat_map(Command::get_arguments));
+    let mut all = all_arguments(command).into_iter();
     all.find(|arg| arg.to_string() == *refused)
 }
 

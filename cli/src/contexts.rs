@@ -139,18 +139,27 @@ mod tests {
     use crate::cli::{Cli, Command, Program};
     use crate::config;
 
-    /// Returns the URL and the partition with which `list` calls the job service.
+    /// Returns the URL and the partition with which `list` calls the job service; `dead list` must do the same.
     fn called(file: &Path, arguments: &[&str]) -> Result<[String; 2], String> {
+        let [list, dead] =
+            [&["list"][..], &["dead", "list"]].map(|command| called_by(command, file, arguments));
+        assert_eq!(list, dead, "{arguments:?}");
+        list
+    }
+
+    fn called_by(command: &[&str], file: &Path, arguments: &[&str]) -> Result<[String; 2], String> {
         let path = file.to_str().unwrap().to_owned();
         let variables = Variables::new([(FILE.to_owned(), path)]);
-        let arguments = ["batchwright", "list"].iter().chain(arguments);
+        let arguments = ["batchwright"].iter().chain(command).chain(arguments);
         match config::read::<Cli>(arguments.map(Into::into), &variables) {
-            Ok((cli, _)) => match cli.program {
-                Program::Command(Command::List(args)) => {
-                    Ok([args.service.url, args.service.partition])
-                }
-                other => panic!("{other:?}"),
-            },
+            Ok((cli, _)) => {
+                let service = match &cli.program {
+                    Program::Command(Command::List(args)) => &args.service,
+                    Program::Command(Command::Dead(args)) => args.service(),
+                    other => panic!("{other:?}"),
+                };
+                Ok([&service.url, &service.partition].map(Clone::clone))
+            }
             Err(config::Refusal::Context(problem)) => Err(problem),
             Err(other) => panic!("{other:?}"),
         }

@@ -133,13 +133,13 @@ struct DeleteArgs {
 }
 
 impl DeadArgs {
-    /// Returns the form of what the command prints.
-    pub const fn output(&self) -> Output {
+    /// Returns which job service the command calls, and how it prints.
+    pub const fn service(&self) -> &ServiceArgs {
         match &self.action {
-            Action::List(args) => args.service.output,
-            Action::Show(args) => args.service.output,
-            Action::Replay(args) => args.target.service.output,
-            Action::Delete(args) => args.target.service.output,
+            Action::List(args) => &args.service,
+            Action::Show(args) => &args.service,
+            Action::Replay(args) => &args.target.service,
+            Action::Delete(args) => &args.target.service,
         }
     }
 }

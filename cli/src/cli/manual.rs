@@ -43,13 +43,7 @@ pub fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
     };
     fs::create_dir_all(folder)
         .with_context(|| format!("cannot create the folder {}", folder.display()))?;
-    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        let [page, typed] =
-            ["-", " "].map(|between| format!("{}{between}{}", command.get_name(), sub.get_name()));
-        let sub = sub.clone().display_name(&page).bin_name(typed);
-        write(folder, &page, sub)?;
-    }
-    write(folder, "batchwright", command)?;
+    write(folder, command.get_name(), &command)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -63,8 +57,14 @@ fn without_hidden(whole: &Command) -> Command {
         .subcommands(subcommands.cloned())
 }
 
-fn write(folder: &Path, name: &str, command: Command) -> anyhow::Result<()> {
+/// Writes the page of a command and those of its subcommands. `typed` is what a person types for the command.
+fn write(folder: &Path, typed: &str, command: &Command) -> anyhow::Result<()> {
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+        write(folder, &format!("{typed} {}", sub.get_name()), sub)?;
+    }
+    let name = typed.replace(' ', "-");
     let file = folder.join(format!("{name}.1"));
+    let command = command.clone().display_name(name).bin_name(typed);
     fs::write(&file, page(command)?).with_context(|| format!("cannot write {}", file.display()))
 }
 

@@ -58,6 +58,7 @@ async fn completions_and_manual_pages_know_every_command_that_is_not_hidden() {
         "delete",
         "completions",
         "man",
+        "dead",
     ];
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = run(&["completions", shell]).await.with(0).out;
@@ -77,8 +78,9 @@ async fn completions_and_manual_pages_know_every_command_that_is_not_hidden() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("new/man1");
     run(&["man", "--out", out.to_str().unwrap()]).await.with(0);
-    for command in commands {
-        let page = std::fs::read_to_string(out.join(format!("batchwright-{command}.1"))).unwrap();
+    for command in commands.into_iter().chain(["dead list"]) {
+        let page = format!("batchwright-{}.1", command.replace(' ', "-"));
+        let page = std::fs::read_to_string(out.join(page)).unwrap();
         assert!(
             page.contains(&format!("\\fBbatchwright {command}\\fR")),
             "{page}"
