@@ -22,13 +22,11 @@ const PREFETCH: u16 = 1000;
 
 #[derive(Debug, Subcommand)]
 pub enum Measurement {
-    /// Measure what the broker alone can do: messages that pass through a chain of queues, without anything of the product around
-    /// them; without `--broker`, SQLite alone.
+    /// Measure what RabbitMQ alone can do with messages in a chain of queues; without `--broker`, what SQLite alone can do.
     Limit(LimitArgs),
     /// Measure one job: how fast its items are, and the processor time of an item in this process, the broker and the database.
     Run(RunArgs),
-    /// Measure the limit and the system in turn, and print the ratio of both for each shape: `direct` (1 hop), `direct-output` (2 hops)
-    /// and `reroute-output` (4 hops).
+    /// Measure the limit and the system in turn, and print their ratio: `direct` (1 hop), `direct-output` (2), `reroute-output` (4).
     Compare(CompareArgs),
 }
 
